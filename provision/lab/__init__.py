@@ -1,0 +1,1 @@
+"""A fleet of simulated GPU nodes on this machine: real Linux, real SSH, simulated silicon."""
