@@ -1,0 +1,88 @@
+"""The contract of a check: command → parse → judge. Adding a check: docs in CONTRIBUTING.md.
+
+A check is a module with this file's `Check` shape, registered in provision/checks/__init__.py. It is pure: only
+playbooks/validate.yml touches a node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+
+@dataclass(frozen=True)
+class CheckNode:
+    """What a check may know of the node it runs on: its name, `gpuprov_node`, and its resolved variables."""
+
+    name: str
+    gpuprov_node: Mapping[str, Any]
+    variables: Mapping[str, Any]
+
+    @property
+    def gpu_count(self) -> int:
+        return int(self.gpuprov_node["gpu"]["count"])
+
+    @property
+    def sku(self) -> str | None:
+        sku = self.gpuprov_node["gpu"]["sku"]
+        return None if sku is None else str(sku)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One program to run on the node as root. `deadline` in seconds: then it is killed and the check is `error`."""
+
+    name: str
+    argv: tuple[str, ...]
+    deadline: float
+    cwd: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Output:
+    """What came back for one Command. `rc` is None when it was killed at its deadline (`timed_out`) or did not start
+    (`not_started` says why)."""
+
+    name: str
+    argv: tuple[str, ...]
+    rc: int | None
+    stdout: str
+    stderr: str
+    seconds: float
+    timed_out: bool = False
+    truncated: bool = False
+    not_started: str = ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One value with unit and device. `device`: `node`, `gpu3`, or a directed pair `gpu0->gpu5`."""
+
+    metric: str
+    value: float | int | str | bool
+    unit: str
+    device: str = "node"
+
+
+class Check(Protocol):
+    """The shape of a check module."""
+
+    SUMMARY: str  # one sentence for a user
+    SCOPE: str  # node, pair or group
+    STAGE: str  # quick, standard or burnin: the earliest stage that runs it
+    NEEDS: tuple[str, ...]  # programs that must be on the node
+
+    def commands(self, node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
+        """What to run, in order."""
+
+    def parse(self, node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+        """Text → measurements. Raises ParseError on anything not recognised or incomplete."""
+        ...
+
+    def judge(
+        self, node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Any]
+    ) -> list[Any]:
+        """Measurements + thresholds (metric → Threshold) → provision.judge.Finding list. Pure."""
+        ...
