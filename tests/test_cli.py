@@ -1,0 +1,131 @@
+"""The command line: verbs, exit codes, one clear line for a user's mistake, and a start that imports little."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from provision import cli
+from provision.errors import ExitCode, GpuprovError, InventoryError
+
+ROOT = Path(cli.__file__).resolve().parent.parent
+
+
+def gpuprov(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "provision.cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+    )
+
+
+def fake_command(monkeypatch: pytest.MonkeyPatch, outcome: BaseException | int) -> None:
+    def run(_options: object) -> int:
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    module = SimpleNamespace(add_arguments=lambda _parser: None, run=run)
+    monkeypatch.setattr(cli, "_command_module", lambda _verb: module)
+
+
+def test_every_verb_has_a_module_and_help() -> None:
+    for verb, summary in cli.COMMANDS.items():
+        shown = gpuprov(verb, "--help")
+        assert shown.returncode == 0, shown.stderr
+        assert summary[1:].split(";")[0] in shown.stdout.replace("\n", " ")
+
+
+def test_help_lists_every_verb_and_every_exit_code() -> None:
+    shown = gpuprov("--help").stdout
+    for verb in cli.COMMANDS:
+        assert f"\n    {verb} " in shown or f"\n  {verb} " in shown
+    for code in ExitCode:
+        assert f"{int(code)} " in shown
+
+
+def test_without_a_verb_it_prints_help_and_is_a_usage_error() -> None:
+    shown = gpuprov()
+    assert shown.returncode == ExitCode.USAGE
+    assert "gpuprov init" in shown.stdout
+
+
+@pytest.mark.parametrize("arguments", [["frobnicate"], ["up", "--nonsense"], ["--nonsense"]])
+def test_a_wrong_command_line_is_exit_2_without_a_traceback(arguments: list[str]) -> None:
+    shown = gpuprov(*arguments)
+    assert shown.returncode == ExitCode.USAGE
+    assert "Traceback" not in shown.stderr
+
+
+def test_completion_scripts_name_the_verbs() -> None:
+    shown = gpuprov("--print-completion", "bash")
+    assert shown.returncode == 0
+    assert all(verb in shown.stdout for verb in cli.COMMANDS)
+
+
+def test_a_named_error_is_one_line_what_and_one_line_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_command(monkeypatch, InventoryError("inventory.yml:3: bad indentation", "fix line 3"))
+    assert cli.main(["up"]) == ExitCode.ERROR
+    assert capsys.readouterr().err == "gpuprov: inventory.yml:3: bad indentation\n  → fix line 3\n"
+
+
+def test_a_nodes_escape_codes_do_not_reach_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_command(monkeypatch, GpuprovError("gpu-01 said \x1b[2J\x07hello"))
+    cli.main(["up"])
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_ctrl_c_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_command(monkeypatch, KeyboardInterrupt())
+    assert cli.main(["up"]) == ExitCode.INTERRUPTED
+
+
+def test_a_bug_is_70_and_keeps_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_command(monkeypatch, ZeroDivisionError("oops"))
+    assert cli.main(["up"]) == ExitCode.BUG
+    message = capsys.readouterr().err
+    kept = Path(message.split("report it with ")[1].strip())
+    assert "ZeroDivisionError: oops" in kept.read_text()
+    assert "Traceback" not in message
+    kept.unlink()
+
+
+def test_the_commands_own_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_command(monkeypatch, int(ExitCode.DRIFT))
+    assert cli.main(["drift"]) == ExitCode.DRIFT
+
+
+def best_of(command: list[str], repeats: int = 7) -> float:
+    """The fastest of several runs: what the program needs, without what the machine was doing meanwhile."""
+    times = []
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for _ in range(repeats):
+        started = time.perf_counter()
+        subprocess.run(command, stdout=subprocess.DEVNULL, check=True, env=environment, timeout=60)
+        times.append(time.perf_counter() - started)
+    return min(times)
+
+
+def test_help_starts_within_a_small_multiple_of_python_itself() -> None:
+    # Goal 3x (benchmarks/); this guards against importing a heavy package, which is 5x and more for each.
+    ratios = []
+    for _ in range(3):
+        floor = best_of([sys.executable, "-c", "pass"])
+        ratios.append(best_of([sys.executable, "-m", "provision.cli", "--help"]) / floor)
+    assert statistics.median(ratios) < 4.5

@@ -1,0 +1,39 @@
+"""Progress: plain lines when not a terminal, hostile text made harmless."""
+
+from __future__ import annotations
+
+import io
+
+from provision.terminal import Progress, printable
+
+
+def test_printable_keeps_text_and_drops_control_characters() -> None:
+    assert printable("plain ü text\n\tnext") == "plain ü text\n\tnext"
+    assert "\x1b" not in printable("\x1b]0;owned\x07\x1b[2Jred")
+    assert "\r" not in printable("ok\rFAKE")
+
+
+def test_printable_cuts_what_is_too_long() -> None:
+    assert printable("x" * 5000, limit=100) == "x" * 99 + "…"
+
+
+def test_off_a_terminal_every_change_is_one_line_with_the_count() -> None:
+    stream = io.StringIO()
+    with Progress("validate", total=2, stream=stream) as progress:
+        progress.step("gpu-01: gpu_burn")
+        progress.done("gpu-01: pass")
+        progress.done()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 2
+    assert lines[0].startswith("[validate 0/2")
+    assert lines[0].endswith("gpu-01: gpu_burn")
+    assert lines[1].startswith("[validate 1/2")
+    assert progress.finished == 2
+
+
+def test_a_nodes_text_cannot_forge_a_line_ending_or_colour() -> None:
+    stream = io.StringIO()
+    with Progress("up", total=1, stream=stream) as progress:
+        progress.say("\x1b[32mall fine\x1b[0m\r")
+    assert "\x1b" not in stream.getvalue()
+    assert "\r" not in stream.getvalue()
