@@ -1,0 +1,87 @@
+"""The documents are true: every command they show parses, every role, check, stack and fault they name exists, and no
+shipped one is missing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from provision import cli
+from provision.checks import CHECKS
+from provision.errors import ExitCode
+
+ROOT = Path(__file__).resolve().parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def shown_commands() -> list[str]:
+    """Every `gpuprov …` line of the fenced blocks of all documents."""
+    commands = []
+    for document in DOCUMENTS:
+        for block in re.findall(r"```[a-z]*\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL):
+            for line in block.splitlines():
+                line = line.split("  #")[0].strip().removeprefix("sudo ")
+                if line.startswith("gpuprov "):
+                    commands.append(line)
+    return commands
+
+
+def table_column(first_header: str) -> set[str]:
+    """The code-formatted names in the first column of the README table with this header."""
+    names: set[str] = set()
+    inside = False
+    for line in README.splitlines():
+        if line.startswith(f"| {first_header} |"):
+            inside = True
+        elif inside and not line.startswith("|"):
+            inside = False
+        elif inside and (match := re.match(r"\| \[?`([^`]+)`", line)):
+            names.add(match.group(1))
+    return names
+
+
+def test_the_documents_show_commands() -> None:
+    assert len(shown_commands()) >= 10
+
+
+@pytest.mark.parametrize("command", sorted(set(shown_commands())))
+def test_every_shown_command_parses(command: str) -> None:
+    words = shlex.split(command)[1:]
+    options = cli.build_parser().parse_args(words)
+    assert options.verb in cli.COMMANDS
+
+
+def test_the_readme_names_every_check_and_no_other() -> None:
+    assert table_column("check") == set(CHECKS)
+
+
+def test_the_readme_names_every_role_and_no_other() -> None:
+    assert table_column("role") == {path.parent.name for path in (ROOT / "roles").glob("*/expect.yml")}
+
+
+def test_the_readme_states_each_stack_as_it_is() -> None:
+    stacks = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "provision/data/stacks").glob("*.yml")}
+    assert table_column("stack") == set(stacks)
+    for name, stack in stacks.items():
+        row = next(line for line in README.splitlines() if line.startswith(f"| `{name}`"))
+        variables = stack["variables"]
+        assert f"| {variables['nvidia_driver_version']} |" in row
+        assert f"| {variables['cuda_toolkit_version']} |" in row
+        nccl, _, build = variables["nccl_version"].partition("+cuda")
+        assert f"{nccl.split('-')[0]} (CUDA {build} build)" in row
+
+
+def test_the_readme_states_every_exit_code() -> None:
+    stated = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
+    assert stated == {int(code) for code in ExitCode}
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for document in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
