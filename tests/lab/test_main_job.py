@@ -1,0 +1,185 @@
+"""The main job on real nodes, end to end through the command line: bare → provisioned → validated → broken → repaired.
+
+The tests run in the order written: each stands on the state the one before left, as an operator's day does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.errors import ExitCode
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def gpuprov(lab: Any, runs: Path) -> Any:
+    """Runs one gpuprov command against the lab's inventory and returns the finished process."""
+
+    def call(verb: str, *arguments: str, timeout: int = 600) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs)},
+        )
+
+    return call
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    return f"exit {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
+
+
+def newest(runs: Path, verb: str) -> Path:
+    return max(runs.glob(f"*-{verb}*"), key=lambda folder: folder.name)
+
+
+def named(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], str]:
+    """(node, device) → verdict of every finding of `validate --json` that is neither pass nor skip."""
+    report = json.loads(done.stdout)
+    return {
+        (node["node"], finding["device"]): finding["verdict"]
+        for node in report["nodes"]
+        for check in node["checks"]
+        for finding in check["findings"]
+        if finding["verdict"] not in {"pass", "skip"}
+    }
+
+
+def verdicts(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    return {node["node"]: node["verdict"] for node in json.loads(done.stdout)["nodes"]}
+
+
+def drifted(done: subprocess.CompletedProcess[str]) -> set[tuple[str, str, str]]:
+    """(node, role, fact) of `drift --json`."""
+    return {(d["node"], d["role"], d["fact"]) for d in json.loads(done.stdout)["drifts"]}
+
+
+def test_a_bare_fleet_drifts_and_its_plan_says_why(gpuprov: Any) -> None:
+    assert gpuprov("drift").returncode == ExitCode.DRIFT
+    planned = gpuprov("plan")
+    assert planned.returncode == ExitCode.OK, said(planned)
+    assert "nvidia_driver" in planned.stdout
+    assert "validation_tools" in planned.stdout
+
+
+def test_up_brings_bare_nodes_to_what_was_declared(gpuprov: Any) -> None:
+    done = gpuprov("up", timeout=900)
+    assert done.returncode == ExitCode.OK, said(done)
+    again = gpuprov("drift")
+    assert again.returncode == ExitCode.OK, said(again)
+
+
+def test_up_on_a_converged_fleet_runs_no_playbook(gpuprov: Any, runs: Path) -> None:
+    done = gpuprov("up")
+    assert done.returncode == ExitCode.OK, said(done)
+    assert "already as declared" in done.stdout + done.stderr
+    events = newest(runs, "up") / "events.jsonl"
+    assert not events.exists() or events.read_text() == ""
+
+
+def test_a_healthy_fleet_passes_every_check(gpuprov: Any, lab: Any) -> None:
+    done = gpuprov("validate", "--json")
+    assert done.returncode == ExitCode.OK, said(done)
+    assert named(done) == {}
+    assert set(verdicts(done).values()) == {"pass"}
+
+
+def test_both_faults_of_one_node_are_named_and_nothing_else(gpuprov: Any, lab: Any) -> None:
+    node = lab.node("gpu-03")
+    node.fault("burn_errors", gpu=5)
+    node.fault("slow_pair", a=2, b=6, factor=0.6)
+    try:
+        done = gpuprov("validate", "--json")
+    finally:
+        node.heal()
+    assert done.returncode == ExitCode.UNHEALTHY, said(done)
+    devices = {where: verdict for where, verdict in named(done).items() if where[1] != "node"}
+    assert devices == {("gpu-03", "gpu5"): "fail", ("gpu-03", "gpu2-gpu6"): "fail"}, said(done)
+    assert {name for name, verdict in verdicts(done).items() if verdict != "pass"} == {"gpu-03"}
+
+
+BREAKAGES = {
+    # what an administrator does on a node by hand -> the (node, role, fact) that must be named
+    ("gpu-01", "apt-mark unhold nvidia-driver-cuda"): ("nvidia_driver", "package.nvidia-driver-cuda.held"),
+    ("gpu-01", "systemctl stop nvidia-persistenced"): ("nvidia_driver", "service.nvidia-persistenced.active"),
+    ("gpu-03", "sed -i '1i # edited' /etc/modprobe.d/*nouveau*.conf"): ("nvidia_driver", "modprobe.d"),
+    ("gpu-03", "sed -i 's/unlimited/64/' /etc/security/limits.d/*gpuprov*"): ("rdma", "limits.d"),
+    ("gpu-03", "rm /usr/share/keyrings/*cuda*"): ("nvidia_repository", "pgp_key"),
+}
+
+
+def test_five_things_broken_by_hand_are_named_and_repaired(gpuprov: Any, lab: Any, runs: Path) -> None:
+    for (name, command), _ in BREAKAGES.items():
+        lab.node(name).run(f"sudo sh -c {json.dumps(command)}")
+    found = gpuprov("drift", "--json")
+    assert found.returncode == ExitCode.DRIFT, said(found)
+    seen = drifted(found)
+    for (name, command), (role, fact) in BREAKAGES.items():
+        assert any(n == name and r == role and fact in f for n, r, f in seen), (command, seen)
+    assert {node for node, _, _ in seen} == {"gpu-01", "gpu-03"}
+
+    repaired = gpuprov("up")
+    assert repaired.returncode == ExitCode.OK, said(repaired)
+    events = [json.loads(line) for line in (newest(runs, "up") / "events.jsonl").read_text().splitlines()]
+    assert {event["node"] for event in events if event["node"]} == {"gpu-01", "gpu-03"}
+    ran = {(event["node"], event["role"]) for event in events if event["role"]}
+    assert ("gpu-01", "rdma") not in ran, "up repairs what drifted, and nothing else"
+    assert gpuprov("drift").returncode == ExitCode.OK
+
+
+@pytest.mark.parametrize("verb", ["up", "validate", "drift"])
+def test_a_node_that_is_off_is_named_and_the_others_are_finished(
+    gpuprov: Any, lab: Any, runs: Path, verb: str
+) -> None:
+    lab.node("gpu-02").power_off()
+    try:
+        done = gpuprov(verb, *(["--checks", "gpu_inventory"] if verb == "validate" else []))
+    finally:
+        lab.node("gpu-02").power_on()
+    assert done.returncode == ExitCode.INCOMPLETE, said(done)
+    assert "gpu-02" in done.stdout + done.stderr
+    if verb == "validate":
+        report = json.loads((newest(runs, verb) / "report.json").read_text())
+        assert {n["node"]: n["verdict"] for n in report["nodes"]} == {
+            "gpu-01": "pass",
+            "gpu-02": "error",
+            "gpu-03": "pass",
+        }
+
+
+@pytest.mark.parametrize(
+    ("fault", "parameters", "check", "verdict"),
+    [
+        ("tool_garbage", {"tool": "nvbandwidth"}, "p2p_bandwidth", "error"),
+        ("tool_hang", {"tool": "nvbandwidth"}, "p2p_bandwidth", "error"),
+        ("burn_errors", {"gpu": 3}, "gpu_burn", "fail"),
+    ],
+)
+def test_garbage_and_hangs_are_error_and_a_faulty_gpu_is_fail(
+    gpuprov: Any, lab: Any, fault: str, parameters: dict[str, Any], check: str, verdict: str
+) -> None:
+    node = lab.node("gpu-01")
+    node.fault(fault, **parameters)
+    try:
+        done = gpuprov("validate", "--nodes", "gpu-01", "--checks", check, "--timeout", "20", "--json")
+    finally:
+        node.heal()
+    assert done.returncode == (ExitCode.UNHEALTHY if verdict == "fail" else ExitCode.INCOMPLETE), said(done)
+    assert verdicts(done) == {"gpu-01": verdict}
