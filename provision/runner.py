@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+import contextlib
+import os
+import re
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
+from provision import ansible_handover as handover
+from provision.ansible_events import Event as Event
+from provision.ansible_events import Outcome as Outcome
+from provision.ansible_events import Tally, secrets_of
+from provision.errors import GpuprovError
 
-@dataclass(frozen=True)
-class Event:
-    """One thing that happened to one node. `kind`: ok, changed, failed, unreachable, skipped, started.
+GRACE = 10.0  # seconds Ansible has to end its workers when it is asked to stop; then it is killed
+POLL = 0.5  # seconds between looks at the clock while nothing is printed
 
-    `result` holds named fields only (msg, stdout tail, rc, and what a module of ours returned under `gpuprov`), never
-    task arguments."""
-
-    kind: str
-    node: str
-    role: str
-    task: str
-    result: Mapping[str, Any] = field(default_factory=dict)
-    ignored: bool = False
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the playbook went for one node: `ok`, `failed` or `unreachable`; `message` is the failing task's words."""
-
-    node: str
-    status: str
-    changed: int = 0
-    role: str = ""
-    task: str = ""
-    message: str = ""
+_RUNNERS_OWN = (
+    "ANSIBLE_CALLBACK_PLUGINS",
+    "ANSIBLE_STDOUT_CALLBACK",
+    "ANSIBLE_RETRY_FILES_ENABLED",
+    "AWX_ISOLATED_DATA_DIR",
+    "RUNNER_OMIT_EVENTS",
+    "RUNNER_ONLY_FAILED_EVENTS",
+)
 
 
 def run_playbook(
@@ -46,7 +44,173 @@ def run_playbook(
     check_mode: bool = False,
     vault_password_files: Sequence[Path] = (),
 ) -> dict[str, Outcome]:
-    """Run `playbook` on `hosts` (name → variables; secrets among them never reach the disk outside a 0700 folder that
-    is removed). One Outcome per host, from events; a host without any is `failed` ("nothing was run on it").
+    """Run `playbook` on `hosts` (name → variables; secrets among them never reach the disk outside a 0700
+    folder that is removed). One Outcome per host, from events; a host without any is `failed` ("nothing was
+    run on it").
+
+    `on_event` is called in this thread. After `timeout` seconds Ansible is stopped, and hosts that had not
+    finished are failed. Raises GpuprovError when the playbook could not be run at all, and KeyboardInterrupt
+    after Ansible was stopped on SIGINT, SIGTERM or SIGHUP.
     """
-    raise NotImplementedError
+    if not hosts:
+        return {}
+    tally = Tally({name: secrets_of(variables, extra_vars or {}) for name, variables in hosts.items()})
+    stop = _Stop(time.monotonic() + timeout if timeout is not None else None)
+
+    def handle(raw: Mapping[str, Any]) -> bool:
+        stop.pid = stop.pid or raw.get("pid")
+        try:
+            event = tally.take(raw)
+            if event is not None and on_event is not None and stop.error is None:
+                on_event(event)
+        except BaseException as error:
+            # Raised through ansible-runner it would leave Ansible running.
+            stop.error = stop.error or error
+        return False  # no event file
+
+    with handover.private_folder() as folder:
+        arguments = ["--check"] * check_mode
+        for file in vault_password_files:
+            arguments += ["--vault-password-file", str(Path(file).absolute())]
+        inventory = handover.write_inventory(folder, hosts)
+        if extra_vars:
+            handover.write_extra_vars(folder, extra_vars)
+        with stop.on_signals():
+            status = _run(folder, playbook, inventory, shlex.join(arguments), forks, handle, stop.cancel)
+        stop.end_strays()
+    if stop.error is not None:
+        raise stop.error
+    if stop.interrupted:
+        raise KeyboardInterrupt
+    if stop.timed_out:
+        return tally.outcomes(f"did not finish in {timeout:.0f} s")
+    if not tally.play_started:
+        said = tally.last_words or f"ansible-playbook ended with status {status}"
+        raise GpuprovError(
+            f"Ansible could not run {playbook}: {said}",
+            "correct what Ansible names; variables in the inventory are the usual cause",
+        )
+    return tally.outcomes(f"Ansible ended early (status {status}): {tally.last_words or 'it said nothing'}")
+
+
+def _run(
+    folder: Path,
+    playbook: Path,
+    inventory: Path,
+    arguments: str,
+    forks: int,
+    handle: Callable[[Mapping[str, Any]], bool],
+    cancel: Callable[[], bool],
+) -> Any:
+    """Ansible's exit status, which means little."""
+    from ansible_runner.config.runner import RunnerConfig
+    from ansible_runner.runner import Runner
+
+    wanted = handover.environment(folder, forks)
+    config = RunnerConfig(
+        private_data_dir=str(folder),
+        project_dir=str(
+            Path.cwd()
+        ),  # relative key files in an inventory are relative to where gpuprov was started
+        playbook=str(Path(playbook).absolute()),
+        inventory=str(inventory),
+        cmdline=arguments or None,
+        envvars={
+            **wanted,
+            "ANSIBLE_CALLBACK_PLUGINS": "",
+            "ANSIBLE_STDOUT_CALLBACK": "",
+            "AWX_LIB_DIRECTORY": "",
+        },
+        fact_cache_type="memory",
+        forks=forks,
+        quiet=True,
+    )
+    config.prepare()
+    # ansible-runner starts from all of os.environ and writes it into a file: keep what we chose and what it
+    # added.
+    config.env = {name: value for name, value in config.env.items() if name in wanted or name in _RUNNERS_OWN}
+    config.suppress_output_file = True
+    config.pexpect_timeout = POLL
+    # A pattern that always matches: without it ansible-runner keeps all that was ever printed, and looks at
+    # `cancel` only when nothing is printed for a while.
+    config.expect_passwords[re.compile(r"(?s).+")] = None
+    runner = Runner(config, event_handler=handle, cancel_callback=cancel)
+    runner.run()
+    return runner.rc
+
+
+class _Stop:
+    """When and how Ansible is stopped: first asked, so that it ends its workers, then killed."""
+
+    def __init__(self, deadline: float | None) -> None:
+        self.pid: int | None = None
+        self.error: BaseException | None = None
+        self.interrupted = False
+        self.timed_out = False
+        self._deadline = deadline
+        self._kill_at: float | None = None
+        self._seen: set[tuple[int, str]] = set()
+
+    def cancel(self) -> bool:
+        """Called by ansible-runner all the time; True makes it kill Ansible."""
+        now = time.monotonic()
+        if self._deadline is not None and now > self._deadline:
+            self.timed_out = True
+        if not (self.timed_out or self.interrupted or self.error is not None):
+            return False
+        if self._kill_at is None:
+            if self.pid is None:
+                return True
+            self._seen = set(_descendants(self.pid))
+            self._kill_at = now + GRACE
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGINT)
+        return now > self._kill_at
+
+    @contextlib.contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Ansible is in a session of its own, so a Ctrl-C reaches us alone. A second one does not wait."""
+
+        def note(_number: int, _frame: FrameType | None) -> None:
+            if self.interrupted and self._kill_at is not None:
+                self._kill_at = 0.0
+            self.interrupted = True
+
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {
+            number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def end_strays(self) -> None:
+        """Kill what Ansible had started and did not end: its workers have sessions of their own."""
+        for pid, started in self._seen:
+            with contextlib.suppress(OSError):
+                if _stat(pid)[1] == started:
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _stat(pid: int) -> tuple[int, str]:
+    """(parent, start time) of a process; the start time tells it from a later one with the same number."""
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return int(fields[1]), fields[19]
+
+
+def _descendants(root: int) -> Iterator[tuple[int, str]]:
+    processes: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                processes[int(entry.name)] = _stat(int(entry.name))
+    family = {root}
+    # Parents are not always older by number: go round until nothing is added.
+    while grown := {pid for pid, (parent, _) in processes.items() if parent in family} - family:
+        family |= grown
+    for pid in family - {root}:
+        yield pid, processes[pid][1]

@@ -1,19 +1,62 @@
-"""The run folder and the history index: plain files, append-only JSON lines, flushed per record."""
+"""The run folder and the history index: plain files, append-only JSON lines, flushed per record.
+
+A kill -9 costs at most the record being written. Nothing but JSON and text is ever read back.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import datetime
+import fcntl
+import json
+import os
+import platform
+import re
+import tempfile
+import time
+import urllib.parse
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from provision import __version__, paths
+from provision.errors import RunFolderError
+
 FORMAT = 1  # written into run.json; a newer one is refused politely
+
+HISTORY = "history.jsonl"
+_HISTORY_FIELDS = ("verb", "started", "finished", "exit_code", "inventory", "counts")
+_HIDDEN = "********"
+_SECRET_KEY = re.compile(r"passw(or)?d|passphrase|_pass$|secret|token", re.IGNORECASE)
+
+
+def runs_home() -> Path:
+    """Where run folders are: GPUPROV_RUNS, else `runs` in the state folder."""
+    chosen = os.environ.get("GPUPROV_RUNS")
+    return Path(chosen) if chosen else paths.state_home() / "runs"
+
+
+def file_name(name: str) -> str:
+    """A node's name as a file name: unchanged when harmless, else percent-quoted; never a path.
+
+    >>> file_name("gpu-01"), file_name("rack1/gpu"), file_name("..")
+    ('gpu-01', 'rack1%2Fgpu', '%2E%2E')
+    """
+    quoted = urllib.parse.quote(name, safe="")
+    if quoted.startswith("."):
+        quoted = quoted.replace(".", "%2E")
+    if len(quoted) > 200:  # file names end at 255 bytes; the digest keeps two long names apart
+        import hashlib
+
+        quoted = f"{quoted[:180]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return quoted or "%"
 
 
 class RunFolder:
     """One invocation's folder: `<runs>/<UTC time>-<verb>/`.
 
-    run.json (format, verb, arguments, started, finished, exit code) · plan.json · events.jsonl · facts.jsonl ·
-    drifts.jsonl · raw/<node>/<check>.json · measurements.jsonl · findings.jsonl · report.json/html/md/xml
+    run.json (format, verb, arguments, started, finished, exit code) · plan.json · events.jsonl · facts.jsonl
+    · drifts.jsonl · raw/<node>/<check>.json · measurements.jsonl · findings.jsonl · report.json/html/md/xml
     """
 
     def __init__(self, path: Path) -> None:
@@ -22,30 +65,216 @@ class RunFolder:
     @classmethod
     def create(cls, verb: str, arguments: Mapping[str, Any], runs: Path | None = None) -> RunFolder:
         """A new folder below `runs` (default: GPUPROV_RUNS, else the state folder), mode 0700."""
-        raise NotImplementedError
+        home = runs or runs_home()
+        try:
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder = cls(_new_folder(home, verb))
+            folder._write_meta(
+                {
+                    "format": FORMAT,
+                    "gpuprov": __version__,
+                    "verb": verb,
+                    "arguments": dict(arguments),
+                    "controller": platform.node(),
+                    "started": _now(),
+                    "finished": None,
+                    "exit_code": None,
+                }
+            )
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot make a run folder in {home}: {error.strerror}",
+                "point GPUPROV_RUNS to a folder you may write",
+            ) from error
+        return folder
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
         """An existing one. Raises RunFolderError when unreadable or of a newer format."""
-        raise NotImplementedError
+        folder = cls(Path(path))
+        written = folder.meta().get("format")
+        if not isinstance(written, int):
+            raise RunFolderError(f"{path}/run.json has no format number", "is this a gpuprov run folder?")
+        if written > FORMAT:
+            raise RunFolderError(
+                f"{path} was written by a newer gpuprov (format {written}, this one reads up to {FORMAT})",
+                "upgrade gpuprov: pip install --upgrade gpuprov",
+            )
+        return folder
+
+    def meta(self) -> dict[str, Any]:
+        """What run.json says: format, verb, arguments, started, finished, exit_code, and what was noted."""
+        try:
+            document = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunFolderError(f"{self.path} is not a run folder: it has no run.json") from None
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{self.path}/run.json cannot be read: {error}") from error
+        if not isinstance(document, dict):
+            raise RunFolderError(f"{self.path}/run.json is not an object", "is this a gpuprov run folder?")
+        return document
+
+    def note(self, **fields: Any) -> None:
+        """Add fields to run.json (the inventory, the nodes, where it stopped)."""
+        self._write_meta({**self.meta(), **fields})
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """One line to `<name>.jsonl`, flushed to the kernel before returning."""
-        raise NotImplementedError
+        path = self._inside(f"{name}.jsonl")
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _append_line(path, _without_secrets(record))
 
     def read(self, name: str) -> Iterator[dict[str, Any]]:
-        """The records of `<name>.jsonl`; a last line cut by a kill is passed over."""
-        raise NotImplementedError
+        """The records of `<name>.jsonl`; a last line cut by a kill is passed over. Nothing when there is no
+        file."""
+        path = self._inside(f"{name}.jsonl")
+        try:
+            with path.open(encoding="utf-8", errors="replace") as lines:
+                yield from _records(path, lines)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be read: {error.strerror}") from error
 
     def write(self, name: str, text: str) -> Path:
         """A whole file at once (written beside, then renamed). `name` may hold a subfolder."""
-        raise NotImplementedError
+        path = self._inside(name)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _replace(path, text)
+        return path
+
+    def write_json(self, name: str, document: Mapping[str, Any]) -> Path:
+        """A whole JSON file at once; values of keys named like secrets are left out."""
+        return self.write(name, json.dumps(_without_secrets(document), indent=1, default=str) + "\n")
+
+    def keep_traceback(self, text: str) -> Path:
+        """Keep the traceback of a bug beside what led to it."""
+        return self.write("traceback.txt", text)
 
     def finish(self, exit_code: int) -> None:
         """Note the end in run.json and one row in the history index."""
-        raise NotImplementedError
+        meta = {**self.meta(), "finished": _now(), "exit_code": int(exit_code)}
+        self._write_meta(meta)
+        row = {key: meta.get(key) for key in _HISTORY_FIELDS}
+        _append_line(self.path.parent / HISTORY, {"run": self.path.name, **row})
+
+    def _write_meta(self, meta: Mapping[str, Any]) -> None:
+        self.write_json("run.json", meta)
+
+    def _inside(self, name: str) -> Path:
+        """`name` below this folder. A name with `..` in it is a bug of the caller: node names go through
+        file_name."""
+        parts = Path(name).parts
+        if not parts or Path(name).is_absolute() or ".." in parts:
+            raise ValueError(f"not a name inside a run folder: {name!r}")
+        return self.path.joinpath(*parts)
 
 
 def latest(verb: str | None = None, runs: Path | None = None) -> RunFolder:
     """The newest run (of `verb`). Raises RunFolderError when there is none."""
-    raise NotImplementedError
+    home = runs or runs_home()
+    found = sorted((path for path in home.glob("*Z-*") if (path / "run.json").is_file()), reverse=True)
+    for path in found:
+        if verb is None or path.name.partition("Z-")[2] == verb:
+            return RunFolder.open(path)
+    raise RunFolderError(
+        f"there is no {verb + ' ' if verb else ''}run in {home}",
+        "GPUPROV_RUNS says where runs are, if not there",
+    )
+
+
+def history(runs: Path | None = None) -> list[dict[str, Any]]:
+    """One row per finished run, oldest first: run, verb, started, finished, exit_code, inventory, counts."""
+    path = (runs or runs_home()) / HISTORY
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        return list(_records(path, lines))
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _new_folder(home: Path, verb: str) -> Path:
+    while True:
+        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3]
+        path = home / f"{stamp}Z-{verb}"
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            time.sleep(0.001)  # the name has milliseconds; names sort by time
+            continue
+        return path
+
+
+def _append_line(path: Path, record: Mapping[str, Any]) -> None:
+    """One whole line, also when several processes append to the same file."""
+    line = json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n"
+    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        _drop_torn_tail(file)
+        while line:
+            line = line[os.write(file, line) :]
+    finally:
+        os.close(file)
+
+
+def _drop_torn_tail(file: int) -> None:
+    """Cut off a last line that a kill left unfinished, so that the next one does not become part of it."""
+    end = os.fstat(file).st_size
+    if end == 0 or os.pread(file, 1, end - 1) == b"\n":
+        return
+    position, keep = end, 0
+    while position > 0:
+        start = max(0, position - 65536)
+        newline = os.pread(file, position - start, start).rfind(b"\n")
+        if newline >= 0:
+            keep = start + newline + 1
+            break
+        position = start
+    os.ftruncate(file, keep)
+
+
+def _records(path: Path, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    torn: int | None = None
+    for number, line in enumerate(lines, 1):
+        if torn is not None:
+            raise RunFolderError(f"{path}:{torn} is not JSON", "something else than gpuprov changed the file")
+        try:
+            record = json.loads(line)
+        except ValueError:
+            torn = number  # the last line may be cut; one in the middle may not
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def _replace(path: Path, text: str) -> None:
+    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)  # mkstemp: mode 0600
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(beside).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(beside).unlink()
+        raise
+
+
+def _without_secrets(value: Any) -> Any:
+    """`value` with the values of keys named like secrets replaced: the last line of defence, not the
+    first."""
+    if isinstance(value, Mapping):
+        return {
+            str(key): _HIDDEN
+            if isinstance(inner, str) and inner and _SECRET_KEY.search(str(key))
+            else _without_secrets(inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [_without_secrets(inner) for inner in value]
+    return value

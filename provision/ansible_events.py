@@ -1,0 +1,279 @@
+"""What Ansible says while a playbook runs → typed events and one outcome per host (pure).
+
+Raw events carry task arguments and whole results; only the fields named here leave this file, secrets masked.
+A raw event: `{"event": "runner_on_failed", "pid": 7, "event_data": {"host": "gpu-01", "role":
+"nvidia_driver", "task": "Install", "ignore_errors": null, "res": {"msg": "…", "rc": 100, "stderr": "…",
+"invocation": {…}}}}`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+STDOUT_LIMIT = 256 * 1024  # characters kept of a task's stdout; the end is kept
+STDERR_LIMIT = 64 * 1024
+MESSAGE_LIMIT = 600
+HIDDEN = "********"
+
+_KINDS = {
+    "runner_on_start": "started",
+    "runner_on_ok": "ok",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "unreachable",
+    "runner_on_skipped": "skipped",
+    "runner_item_on_ok": "ok",
+    "runner_item_on_failed": "failed",
+    "runner_item_on_skipped": "skipped",
+}
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to one node. `kind`: ok, changed, failed, unreachable, skipped, started.
+
+    `result` holds named fields only: `msg`, `rc`, `stdout` and `stderr` (their ends; `truncated` says when
+    cut), `item` (the label, for one turn of a loop), and what a module of ours returned under `gpuprov`;
+    never task arguments."""
+
+    kind: str
+    node: str
+    role: str
+    task: str
+    result: Mapping[str, Any] = field(default_factory=dict)
+    ignored: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the playbook went for one node. `status`: ok, failed, unreachable; `message`: the failing task's
+    words."""
+
+    node: str
+    status: str
+    changed: int = 0
+    role: str = ""
+    task: str = ""
+    message: str = ""
+
+
+_SECRET_NAME = re.compile(
+    r"passw(or)?d|passphrase|_pass$|_pass_|key_pass|secret|token|^vault_", re.IGNORECASE
+)
+_REFERENCE = re.compile(r"^\s*\{\{\s*(\w+)\s*\}\}\s*$")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret, as people name them."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def secrets_of(*sources: Mapping[str, Any]) -> tuple[str, ...]:
+    """The values that must never be shown: of variables named like secrets, also through `{{ another }}`."""
+    found: set[str] = set()
+
+    def collect(value: Any, secret: bool) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                collect(inner, secret or is_secret_name(str(key)))
+        elif isinstance(value, list | tuple):
+            for inner in value:
+                collect(inner, secret)
+        elif secret and isinstance(value, str | int) and not isinstance(value, bool):
+            text = str(value)
+            reference = _REFERENCE.match(text)
+            if reference:
+                for source in sources:
+                    collect(
+                        {"value": source.get(reference[1])},
+                        not _REFERENCE.match(str(source.get(reference[1]))),
+                    )
+            elif len(text) >= 3 and "{{" not in text:
+                found.update((text, json.dumps(text)[1:-1]))
+
+    for source in sources:
+        collect(source, False)
+    # The longest first, so that a secret inside another one does not leave its rest behind.
+    return tuple(sorted(found, key=lambda text: (-len(text), text)))
+
+
+def masked(value: Any, secrets: Collection[str]) -> Any:
+    """`value` with every secret in its texts replaced."""
+    if not secrets:
+        return value
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, HIDDEN)
+        return value
+    if isinstance(value, Mapping):
+        return {masked(str(key), secrets): masked(inner, secrets) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(inner, secrets) for inner in value]
+    return value
+
+
+def named_fields(result: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
+    """The part of a task's result that may leave this file."""
+    kept: dict[str, Any] = {}
+    if result.get("censored"):
+        kept["msg"] = "the task hides its output (no_log)"
+    for name, limit in (("msg", STDERR_LIMIT), ("stdout", STDOUT_LIMIT), ("stderr", STDERR_LIMIT)):
+        text = result.get(name)
+        if isinstance(text, list):  # `debug: msg=[…]`
+            text = "\n".join(str(line) for line in text)
+        if isinstance(text, str) and text:
+            text = masked(text, secrets)
+            if len(text) > limit:
+                kept["truncated"] = True
+            kept[name] = text[-limit:]
+    if isinstance(result.get("rc"), int):
+        kept["rc"] = result["rc"]
+    if "gpuprov" in result:
+        kept["gpuprov"] = masked(result["gpuprov"], secrets)
+    label = result.get("_ansible_item_label", result.get("item"))
+    if isinstance(label, str | int):
+        kept["item"] = masked(str(label), secrets)[:200]
+    return kept
+
+
+_NOISE = (
+    re.compile(r"^(Task failed: |Module failed: |Action failed: )+"),
+    re.compile(
+        r'^Data could not be sent to remote host "[^"]*"\. Make sure this host can be reached over ssh: '
+    ),
+    re.compile(r"^Failed to connect to the host via ssh: "),
+    # The whole command line of apt-get, in front of what apt-get said.
+    re.compile(r"^'?/usr/bin/apt-get .*?' failed: ", re.DOTALL),
+)
+
+
+def _last_lines(text: Any, count: int = 3) -> list[str]:
+    lines = [line.strip() for line in str(text or "").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("E: ", "Error: ", "error: ", "fatal: "))]
+    return (errors or lines)[-count:]
+
+
+def message_of(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
+    """One line a person can act on: what the module said, and the last lines of what the program said."""
+    if result.get("censored"):
+        return "it failed, and the task hides its output (no_log)"
+    said = result.get("msg") or result.get("reason") or ""
+    text = "\n".join(map(str, said)) if isinstance(said, list) else str(said)
+    for noise in _NOISE:
+        text = noise.sub("", text)
+    if text in ("", "non-zero return code") and isinstance(result.get("rc"), int):
+        text = f"the command ended with status {result['rc']}"
+    parts = _last_lines(text, 4) or ["it failed without a message"]
+    details = _last_lines(result.get("stderr") or result.get("module_stderr"))
+    details = details or _last_lines(result.get("stdout") or result.get("module_stdout"), 2)
+    joined = " · ".join(parts)
+    parts += [line for line in details if line not in joined]
+    line = str(masked(" · ".join(parts), secrets))
+    return line if len(line) <= MESSAGE_LIMIT else line[: MESSAGE_LIMIT - 1] + "…"
+
+
+@dataclass
+class _Host:
+    """What is known of one host so far."""
+
+    started: bool = False
+    changed: int = 0
+    role: str = ""
+    task: str = ""
+    item: str = ""  # the first failed turn of the loop that is running
+    failure: Outcome | None = None
+    unreachable: Outcome | None = None
+
+
+class Tally:
+    """Takes raw events one by one; gives typed ones, and in the end one Outcome per host."""
+
+    def __init__(self, secrets: Mapping[str, tuple[str, ...]]) -> None:
+        self._hosts = {name: _Host() for name in secrets}
+        self._secrets = secrets
+        self._stats: Mapping[str, Mapping[str, int]] | None = None
+        self._said: deque[str] = deque(maxlen=40)
+        self.play_started = False
+
+    @property
+    def finished(self) -> bool:
+        """Ansible reached the end of the playbook (its exit status does not tell)."""
+        return self._stats is not None
+
+    @property
+    def last_words(self) -> str:
+        """The last lines Ansible printed outside of any task: why a playbook could not be run."""
+        lines = [re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line).strip() for line in self._said]
+        errors = [number for number, line in enumerate(lines) if "ERROR" in line]
+        lines = lines[errors[-1] :][:8] if errors else lines[-8:]
+        everything = {secret for secrets in self._secrets.values() for secret in secrets}
+        return str(masked("\n".join(line for line in lines if line), everything))[-2000:]
+
+    def take(self, raw: Mapping[str, Any]) -> Event | None:
+        """One raw event; a typed one comes back when it is about a host."""
+        name = str(raw.get("event", ""))
+        data = raw.get("event_data") or {}
+        if name == "playbook_on_stats":
+            self._stats = data
+        elif name == "playbook_on_play_start":
+            self.play_started = True
+        elif name in ("verbose", "error", "warning", "") and raw.get("stdout"):
+            self._said.append(str(raw["stdout"])[:1000])
+        node = data.get("host")
+        if name not in _KINDS or node not in self._hosts:
+            return None
+        return self._host_event(name, node, data)
+
+    def _host_event(self, name: str, node: str, data: Mapping[str, Any]) -> Event:
+        host, secrets = self._hosts[node], self._secrets[node]
+        result = data.get("res") or {}
+        kind = _KINDS[name]
+        if kind == "ok" and result.get("changed"):
+            kind = "changed"
+        host.role, host.task = str(data.get("role") or ""), str(masked(str(data.get("task") or ""), secrets))
+        ignored = bool(data.get("ignore_errors"))
+        if name.startswith("runner_item"):
+            if kind == "failed" and not host.item:
+                label = named_fields(result, secrets).get("item", "")
+                host.item = (
+                    f"{label}: {message_of(result, secrets)}" if label else message_of(result, secrets)
+                )
+            return Event(kind, node, host.role, host.task, named_fields(result, secrets))
+        self._note(host, node, kind, result, ignored)
+        return Event(kind, node, host.role, host.task, named_fields(result, secrets), ignored)
+
+    def _note(self, host: _Host, node: str, kind: str, result: Mapping[str, Any], ignored: bool) -> None:
+        host.started = True
+        if kind == "started":
+            host.item = ""
+        elif kind == "changed":
+            host.changed += 1
+        elif kind in ("failed", "unreachable") and not ignored:
+            message = host.item or message_of(result, self._secrets[node])
+            outcome = Outcome(node, kind, host.changed, host.role, host.task, message)
+            if kind == "failed":
+                host.failure = outcome
+            else:
+                host.unreachable = outcome
+
+    def outcomes(self, unfinished: str) -> dict[str, Outcome]:
+        """One per host. `unfinished` is said of hosts that had not come to the end when Ansible stopped."""
+        return {node: self._outcome(node, host, unfinished) for node, host in self._hosts.items()}
+
+    def _outcome(self, node: str, host: _Host, unfinished: str) -> Outcome:
+        if self._stats is None:
+            known = host.unreachable or host.failure
+            return known or Outcome(node, "failed", host.changed, host.role, host.task, unfinished)
+        if node in self._stats.get("dark", {}):
+            return host.unreachable or Outcome(node, "unreachable", message="Ansible could not reach it")
+        if node in self._stats.get("failures", {}):
+            return host.failure or Outcome(
+                node, "failed", message="Ansible says that it failed, without a message"
+            )
+        if node in self._stats.get("processed", {}) and host.started:
+            return Outcome(node, "ok", host.changed)
+        return Outcome(node, "failed", message="nothing was run on it")

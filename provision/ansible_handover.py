@@ -1,0 +1,143 @@
+"""What a run of Ansible is given: a private folder in memory, an inventory of its hosts, a clean environment.
+
+The folder holds passwords, so it is 0700, on a memory file system where there is one, and removed whatever
+happens; one that a killed controller left behind is removed by the next run. A user's ansible.cfg counts only
+when ANSIBLE_CONFIG names it, and no other ANSIBLE_* variable of the user's does: what stands in the inventory
+is what happens, from whatever folder and shell gpuprov is started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from provision import paths
+
+_PREFIX = "gpuprov-"
+_LOCK = "lock"
+_ORPHAN_AGE = 3600.0  # seconds after which a folder without a lock file is nobody's
+
+# All that Ansible sees of our environment. LD_LIBRARY_PATH: a Python from environment modules needs it to
+# start.
+_KEPT = ("HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK", "KRB5CCNAME", "LD_LIBRARY_PATH", "TZ")
+
+# ssh asks a silent node for a sign of life: else a node that dies in the middle is noticed after 15 minutes.
+_SSH_ARGS = (
+    "-C -o ControlMaster=auto -o ControlPersist=60s -o ServerAliveInterval=15 -o ServerAliveCountMax=4"
+)
+
+
+@contextlib.contextmanager
+def private_folder() -> Iterator[Path]:
+    """A 0700 folder, gone afterwards. Its path is short: ssh's control sockets must fit into 108 bytes."""
+    base = _memory_folder()
+    _remove_orphans(base)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
+    try:
+        with (folder / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _memory_folder() -> Path:
+    for candidate in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108 (mkdtemp below makes it private)
+        if candidate.is_dir() and os.access(candidate, os.W_OK | os.X_OK):
+            return candidate
+    return Path(tempfile.gettempdir())
+
+
+def _remove_orphans(base: Path) -> None:
+    """Remove folders of ours whose owner was killed: nobody holds their lock any more."""
+    for folder in base.glob(_PREFIX + "*"):
+        with contextlib.suppress(OSError):
+            status = folder.lstat()
+            if folder.is_symlink() or not folder.is_dir() or status.st_uid != os.getuid():
+                continue
+            if not (folder / _LOCK).exists():
+                if time.time() - status.st_mtime > _ORPHAN_AGE:
+                    shutil.rmtree(folder, ignore_errors=True)
+                continue
+            with (folder / _LOCK).open("r+") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _inert(value: Any) -> Any:
+    """`value` with texts that look like templates marked as data: facts come from nodes, which are not
+    trusted."""
+    if isinstance(value, str):
+        return {"__ansible_unsafe": value} if "{{" in value or "{%" in value or "{#" in value else value
+    if isinstance(value, Mapping):
+        return {str(key): _inert(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_inert(inner) for inner in value]
+    return value
+
+
+def write_inventory(folder: Path, hosts: Mapping[str, Mapping[str, Any]]) -> Path:
+    """The hosts as an inventory. Variables named `gpuprov_…` are ours: never templates."""
+    entries = {
+        name: {
+            key: _inert(value) if key.startswith("gpuprov_") else value for key, value in variables.items()
+        }
+        for name, variables in hosts.items()
+    }
+    return _write(folder / "inventory" / "hosts.json", {"all": {"hosts": entries}})
+
+
+def write_extra_vars(folder: Path, extra_vars: Mapping[str, Any]) -> None:
+    """As a file, where ansible-runner finds it: an argument list can be read by everybody on this machine."""
+    _write(folder / "env" / "extravars", extra_vars)
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> Path:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        json.dump(document, file)
+    return path
+
+
+def environment(folder: Path, forks: int) -> dict[str, str]:
+    """Everything Ansible gets to see; ansible-runner writes it into a file, so nothing else may be in it."""
+    config = folder / "ansible.cfg"
+    config.touch(mode=0o600)
+    scripts = str(Path(sys.executable).parent)  # ansible-playbook is there, activated or not
+    chosen = os.environ.get("ANSIBLE_CONFIG")
+    wanted = {
+        "PATH": os.pathsep.join([scripts, os.environ.get("PATH", os.defpath)]),
+        "LC_ALL": "C.UTF-8",
+        "TERM": "dumb",
+        "ANSIBLE_CONFIG": str(Path(chosen).absolute()) if chosen else str(config),
+        "ANSIBLE_HOME": str(folder / "home"),
+        "ANSIBLE_LOCAL_TEMP": str(folder / "tmp"),
+        "ANSIBLE_SSH_CONTROL_PATH_DIR": str(folder / "cp"),
+        "ANSIBLE_ROLES_PATH": str(paths.ROLES),
+        "ANSIBLE_LIBRARY": str(paths.MODULES),
+        "ANSIBLE_FORKS": str(forks),
+        "ANSIBLE_HOST_KEY_CHECKING": "True",
+        "ANSIBLE_PIPELINING": "True",
+        "ANSIBLE_PYTHON_INTERPRETER": "auto_silent",
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_DEPRECATION_WARNINGS": "False",
+        "ANSIBLE_DEVEL_WARNING": "False",
+        "ANSIBLE_LOCALHOST_WARNING": "False",
+        "ANSIBLE_DISPLAY_ARGS_TO_STDOUT": "False",
+        "ANSIBLE_DISPLAY_OK_HOSTS": "False",
+        "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "False",
+        # ansible-runner drops whole results above this size without a word; ours are capped on the node.
+        "MAX_EVENT_RES": "64000000",
+    }
+    if not chosen:
+        wanted["ANSIBLE_SSH_ARGS"] = _SSH_ARGS
+    return {name: os.environ[name] for name in _KEPT if name in os.environ} | wanted
