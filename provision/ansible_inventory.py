@@ -1,0 +1,142 @@
+"""Runs `ansible-inventory`, the door to every inventory format, and turns its warnings into errors.
+
+It exits 0 with an empty answer when it understood nothing, and 0 with a partial one when it understood half.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from provision import yamlfile
+from provision.errors import InventoryError
+
+TIMEOUT = 600.0  # seconds; 10,000 hosts in YAML take about 45
+
+_UNPARSED = re.compile(r"Unable to parse (?P<source>.+?) as an inventory source")
+_PLACE = re.compile(r"^Origin: (?P<place>/[^\n]+?:\d+(?::\d+)?)$", re.MULTILINE)
+_CAUSE = re.compile(r"Failed to parse inventory with '(?P<plugin>\w+)' plugin: (?P<cause>[^\n]+)")
+
+
+def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, Any]:
+    """What `ansible-inventory --list` says of `source`, as parsed JSON. Raises InventoryError."""
+    _check_yaml(source)
+    command = [_program(), "-i", str(source), "--list"]
+    for file in vault_password_files:
+        command += ["--vault-password-file", str(file)]
+    try:
+        done = subprocess.run(
+            command,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=TIMEOUT,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise InventoryError(
+            f"{source}: ansible-inventory did not answer within {TIMEOUT:.0f} s",
+            "does an inventory script hang?",
+        ) from None
+    except OSError as trouble:
+        raise InventoryError(
+            f"ansible-inventory cannot be started: {trouble}", "install ansible-core"
+        ) from None
+    if done.returncode != 0 or _UNPARSED.search(done.stderr):
+        raise _refused(source, done.stderr)
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        raise InventoryError(
+            f"{source}: ansible-inventory did not print JSON", f"run it: {' '.join(command)}"
+        ) from None
+    if not isinstance(answer, dict):
+        raise InventoryError(
+            f"{source}: ansible-inventory printed no mapping", f"run it: {' '.join(command)}"
+        )
+    return answer
+
+
+def _program() -> str:
+    """Beside our own interpreter first: that is the version we were installed with, activated or not."""
+    beside = Path(sys.executable).parent / "ansible-inventory"
+    if beside.is_file():
+        return str(beside)
+    found = shutil.which("ansible-inventory")
+    if found is None:
+        raise InventoryError("ansible-inventory was not found", "pip install ansible-core")
+    return found
+
+
+def _environment() -> dict[str, str]:
+    """Ours without what changes the answer's form.
+
+    The rest stays: inventory plugins and scripts find their credentials in it, and nothing here records it.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "ANSIBLE_INVENTORY_"))
+    }
+    for name in ("ANSIBLE_INVENTORY_ENABLED", "ANSIBLE_INVENTORY_PLUGINS", "PYTHONWARNINGS"):
+        if name in os.environ:
+            kept[name] = os.environ[name]
+    return {
+        **kept,
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_FORCE_COLOR": "0",
+        "ANSIBLE_VERBOSITY": "0",
+        "ANSIBLE_DEBUG": "0",
+        "ANSIBLE_DEPRECATION_WARNINGS": "0",
+        "ANSIBLE_TRANSFORM_INVALID_GROUP_CHARS": "ignore",
+        "LC_ALL": "C.UTF-8",
+    }
+
+
+def _check_yaml(source: Path) -> None:
+    """Ansible tries five formats and reports five failures; for a YAML file we know which one was meant."""
+    if source.is_file() and source.suffix in (".yml", ".yaml") and not os.access(source, os.X_OK):
+        text = yamlfile.read_text(source, InventoryError)
+        if not text.startswith("$ANSIBLE_VAULT"):
+            yamlfile.check_syntax(text, str(source), InventoryError)
+
+
+def _refused(source: Path, stderr: str) -> InventoryError:
+    text = re.sub(r"[ \t]+", " ", stderr).strip()
+    if "Decryption failed" in text or "no vault secrets" in text.lower() or "vault password" in text.lower():
+        return InventoryError(
+            f"{source}: holds vaulted values that could not be decrypted", "give --vault-password-file FILE"
+        )
+    unparsed = _UNPARSED.search(text)
+    wanted = unparsed["source"] if unparsed else str(source)
+    place = next((match["place"] for match in _PLACE.finditer(text)), wanted)
+    causes = {match["plugin"]: match["cause"] for match in _CAUSE.finditer(text)}
+    errors = re.findall(r"^(?:\[?ERROR\]?|ERROR!)[: ]+(.+)$", text, re.MULTILINE)
+    cause = next(iter(errors), "") or _likeliest(Path(wanted), causes) or _last_line(text)
+    return InventoryError(
+        f"{place}: not an inventory Ansible understands: {cause}", "gpuprov init writes one to compare with"
+    )
+
+
+def _likeliest(source: Path, causes: dict[str, str]) -> str:
+    """Of the complaints of all formats, the one of the format that was meant."""
+    order = (
+        ("yaml", "auto", "ini")
+        if source.suffix in (".yml", ".yaml", ".json")
+        else ("script", "ini", "yaml", "toml")
+    )
+    return next((causes[plugin] for plugin in order if plugin in causes), next(iter(causes.values()), ""))
+
+
+def _last_line(text: str) -> str:
+    lines = text.splitlines()
+    return lines[-1] if lines else "it printed nothing"

@@ -1,0 +1,16 @@
+"""Did you mean …: the names nearest to one that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection
+
+
+def did_you_mean(wrong: str, known: Collection[str], otherwise: str = "", limit: int = 3) -> str:
+    """A sentence with the near misses, or `otherwise` when nothing is near.
+
+    >>> did_you_mean("nccl_verison", ["nccl_version", "rdma_hosts"])
+    'did you mean nccl_version?'
+    """
+    near = difflib.get_close_matches(wrong, known, n=limit, cutoff=0.6)
+    return f"did you mean {' or '.join(near)}?" if near else otherwise
