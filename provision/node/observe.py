@@ -1,11 +1,12 @@
 """Reads facts of this machine (docs/facts.md) and prints them as one framed line of JSON.
 
-The controller sends this text, followed by a call of `main`, to `python3 -I -S -`. It never writes, installs or leaves
-anything, and always answers: whatever may hang (a tool, a file) runs in a child process that is abandoned when its time
-is up, and never waited for, because a child stuck in the kernel does not die when it is killed.
+The controller sends this text, followed by a call of `main`, to `python3 -I -S -`. It never writes, installs or
+leaves anything, and always answers: whatever may hang (a tool, a file) runs in a child process that is abandoned
+when its time is up, and never waited for, because a child stuck in the kernel does not die when it is killed.
 
-Standard library only, Python 3.6 syntax. Imports are few and late: json, re and subprocess would each cost as much as
-starting Python does. Paths are bytes, so that the locale of the login does not matter.
+Standard library only, Python 3.6 syntax, one file because it travels as one. Imports are few and late: json, re
+and subprocess would each cost as much as starting Python does. Paths are bytes, so that the locale of the login
+does not matter.
 """
 
 import os
@@ -31,10 +32,10 @@ LIBRARY_FOLDERS = (
 NVIDIA = "0x10de"
 ROOT = b""  # put before every path; not empty only in tests
 
-ESCAPES = {code: "\\u%04x" % code for code in list(range(32)) + [34, 92, 127]}
+ESCAPES = {code: "\\u%04x" % code for code in [*range(32), 34, 92, 127]}
 
 
-class Unreadable(Exception):
+class ReadError(Exception):
     """A fact that exists but could not be read; the text says why."""
 
 
@@ -62,10 +63,10 @@ def read_bytes(path, limit=FILE_LIMIT):
     except OSError as error:
         if is_absent(error):
             return None
-        raise Unreadable(because(error))
+        raise ReadError(because(error)) from None
     try:
         if os.fstat(handle).st_mode & 0o170000 != 0o100000:
-            raise Unreadable("not a regular file")
+            raise ReadError("not a regular file")
         parts = []
         left = limit + 1
         while left > 0:
@@ -75,11 +76,11 @@ def read_bytes(path, limit=FILE_LIMIT):
             parts.append(part)
             left -= len(part)
     except OSError as error:
-        raise Unreadable(because(error))
+        raise ReadError(because(error)) from None
     finally:
         os.close(handle)
     if left <= 0:
-        raise Unreadable("larger than %d KiB" % (limit // 1024))
+        raise ReadError("larger than %d KiB" % (limit // 1024))
     return b"".join(parts)
 
 
@@ -99,7 +100,7 @@ def names_in(path):
     except OSError as error:
         if is_absent(error):
             return []
-        raise Unreadable(because(error))
+        raise ReadError(because(error)) from None
 
 
 def link_target(path):
@@ -108,7 +109,7 @@ def link_target(path):
     except OSError as error:
         if is_absent(error) or error.errno == 22:  # EINVAL: there is something, but not a link
             return None
-        raise Unreadable(because(error))
+        raise ReadError(because(error)) from None
 
 
 # Base facts
@@ -127,7 +128,7 @@ def os_release():
 
 
 def os_family(release):
-    kin = [release.get("ID", "")] + release.get("ID_LIKE", "").split()
+    kin = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]
     if "debian" in kin or "ubuntu" in kin:
         return "debian"
     if "rhel" in kin or "fedora" in kin or "centos" in kin:
@@ -152,8 +153,8 @@ def probe_boot():
     required = os.path.exists(at("/run/reboot-required"))
     reason = None
     if required:
-        lines = (read_text("/run/reboot-required.pkgs") or read_text("/run/reboot-required") or "").splitlines()
-        reason = ", ".join(sorted({line.strip() for line in lines if line.strip()})) or None
+        text = read_text("/run/reboot-required.pkgs") or read_text("/run/reboot-required") or ""
+        reason = ", ".join(sorted({line.strip() for line in text.splitlines() if line.strip()})) or None
     return {
         "boot.id": read_line("/proc/sys/kernel/random/boot_id"),
         "boot.required": required,
@@ -166,7 +167,8 @@ def as_number(text):
 
 
 def pci_id(folder, prefix):
-    ids = [(read_line(folder + prefix + part) or "").replace("0x", "").lower() for part in ("vendor", "device")]
+    texts = [read_line(folder + prefix + part) or "" for part in ("vendor", "device")]
+    ids = [text.lower().replace("0x", "") for text in texts]
     return ":".join(ids) if all(ids) else None
 
 
@@ -200,10 +202,10 @@ WITHOUT_VERSION = ("not-installed", "config-files")
 
 
 def dpkg_paragraphs():
-    """Every paragraph of dpkg's database. What an interrupted dpkg left in updates/ comes last, and overrides."""
+    """Every paragraph of dpkg's database. What an interrupted dpkg left in updates/ comes last: it overrides."""
     data = read_bytes("/var/lib/dpkg/status", 64 * 1024 * 1024)
     if data is None:
-        raise Unreadable("there is no dpkg database on this machine")
+        raise ReadError("there is no dpkg database on this machine")
     for paragraph in data.split(b"\n\n"):
         yield paragraph
     for name in names_in("/var/lib/dpkg/updates"):
@@ -256,7 +258,7 @@ def package_facts(names, found):
 
 
 def rpm_held(names):
-    """Which packages dnf's versionlock holds (dnf 4: a list of NEVRA patterns; dnf 5: TOML with name = "…")."""
+    """Which packages dnf's versionlock holds (dnf 4: a list of NEVRA patterns; dnf 5: TOML, name = "...")."""
     lines = (read_text("/etc/dnf/plugins/versionlock.list") or "").splitlines()
     held = set()
     for line in lines:
@@ -279,7 +281,7 @@ def parse_rpm(names, output):
         if bar:
             found[name] = {"status": "installed", "version": version.strip(), "held": name in held}
     if not found and "is not installed" not in output:
-        raise Unreadable("rpm answered: " + (output.strip()[:200] or "nothing"))
+        raise ReadError("rpm answered: " + (output.strip()[:200] or "nothing"))
     return package_facts(names, found)
 
 
@@ -301,7 +303,7 @@ def file_status(path):
     except OSError as error:
         if is_absent(error):
             return None
-        raise Unreadable(because(error))
+        raise ReadError(because(error)) from None
 
 
 def file_attribute(path, attribute):
@@ -345,7 +347,7 @@ def dearmour(text):
 
 
 def packets_of(data):
-    """(tag, body) of each OpenPGP packet. Raises Unreadable on anything else."""
+    """(tag, body) of each OpenPGP packet. Raises ReadError on anything else."""
     at_byte = 0
     while at_byte < len(data):
         head = data[at_byte]
@@ -362,7 +364,7 @@ def packets_of(data):
             tag, extra = (head >> 2) & 0x0F, (1, 2, 4, -1)[head & 3]
             length = int.from_bytes(data[at_byte : at_byte + max(extra, 0)], "big")
         if not head & 0x80 or extra < 0 or at_byte + extra + length > len(data):
-            raise Unreadable("not an OpenPGP keyring")
+            raise ReadError("not an OpenPGP keyring")
         at_byte += extra
         yield tag, data[at_byte : at_byte + length]
         at_byte += length
@@ -373,11 +375,13 @@ def fingerprint(body):
 
     version = body[0] if body else 0
     if version == 4:
-        return hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()
+        data = b"\x99" + len(body).to_bytes(2, "big") + body
+        # The format's own name for a key (RFC 4880, 12.2), not a choice of ours.
+        return hashlib.sha1(data).hexdigest().upper()  # noqa: S324
     if version in (5, 6):
         prefix = b"\x9a" if version == 5 else b"\x9b"
         return hashlib.sha256(prefix + len(body).to_bytes(4, "big") + body).hexdigest().upper()
-    raise Unreadable("an OpenPGP key of version %d" % version)
+    raise ReadError("an OpenPGP key of version %d" % version)
 
 
 def key_fingerprints(path):
@@ -385,13 +389,13 @@ def key_fingerprints(path):
     if data is None:
         return None
     if data[8:12] == b"KBXf":
-        raise Unreadable("a GnuPG keybox, not a keyring")
+        raise ReadError("a GnuPG keybox, not a keyring")
     try:
         if b"-----BEGIN PGP" in data:
             data = dearmour(data)
         return [fingerprint(body) for tag, body in packets_of(data) if tag == 6]
     except (IndexError, ValueError):
-        raise Unreadable("not an OpenPGP keyring")
+        raise ReadError("not an OpenPGP keyring") from None
 
 
 def sysctl_value(key):
@@ -403,9 +407,8 @@ def sysctl_value(key):
 
 
 def module_loaded(name):
-    wanted = name.replace("-", "_").encode("utf-8", "replace")
-    lines = (read_bytes("/proc/modules", TOTAL_LIMIT) or b"").splitlines()
-    return any(line.split(b" ", 1)[0] == wanted for line in lines)
+    # A module built into the kernel has a folder too, but no initstate.
+    return os.path.exists(at("/sys/module/%s/initstate" % name.replace("-", "_")))
 
 
 def looks_like_version(word):
@@ -417,16 +420,16 @@ def driver_loaded(attribute):
     if text is None:
         return None
     line = text.partition("\n")[0]
-    # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.09  Release Build …
+    # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.09  Release Build
     # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023
     if "Kernel Module" not in line:
-        raise Unreadable("/proc/driver/nvidia/version was not understood")
+        raise ReadError("/proc/driver/nvidia/version was not understood")
     if attribute == "flavour":
         return "open" if "Open Kernel Module" in line else "proprietary"
     for word in line.partition("Kernel Module")[2].split():
         if looks_like_version(word):
             return word
-    raise Unreadable("/proc/driver/nvidia/version was not understood")
+    raise ReadError("/proc/driver/nvidia/version was not understood")
 
 
 def driver_userspace():
@@ -452,7 +455,7 @@ def parse_modinfo(names, output):
             return dict.fromkeys(names, line.strip())
     if "not found" in output:
         return dict.fromkeys(names)
-    raise Unreadable("modinfo answered: " + (output.strip()[:200] or "nothing"))
+    raise ReadError("modinfo answered: " + (output.strip()[:200] or "nothing"))
 
 
 def parse_systemctl(names, output):
@@ -463,7 +466,7 @@ def parse_systemctl(names, output):
         pairs = (line.partition("=") for line in text.splitlines())
         blocks.append({key: value for key, equals, value in pairs if equals})
     if len(blocks) != len(units) or any("LoadState" not in block for block in blocks):
-        raise Unreadable("systemctl answered: " + (output.strip()[:200] or "nothing"))
+        raise ReadError("systemctl answered: " + (output.strip()[:200] or "nothing"))
     facts = {}
     for fact in names:
         item, attribute = fact[len("service.") :].rsplit(".", 1)
@@ -482,15 +485,15 @@ def find_tool(name):
         path = at(folder + "/" + name)
         if os.access(path, os.X_OK):
             return path
-    raise Unreadable("%s is not installed" % name)
+    raise ReadError("%s is not installed" % name)
 
 
 # What to do for the facts asked: probes
 
 
-class Probe(object):
-    """One thing that may hang: the facts it reads, and either `read` (run in the reader child) or a tool's `command`
-    with the `parse` of its output."""
+class Probe:
+    """One thing that may hang: the facts it reads, and either `read` (run in the reader child) or a tool's
+    `command` with the `parse` of its output."""
 
     def __init__(self, facts, read=None, command=None, parse=None):
         self.facts = facts
@@ -540,7 +543,7 @@ def package_probe(names):
     if not os.path.exists(at("/var/lib/dpkg/status")):
         packages = sorted({name[len("package.") :].rsplit(".", 1)[0] for name in names})
         form = "%{NAME}|%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\n"
-        return Probe(names, command=["rpm", "-q", "--qf", form, "--"] + packages, parse=parse_rpm)
+        return Probe(names, command=["rpm", "-q", "--qf", form, "--", *packages], parse=parse_rpm)
     items = [name[len("package.") :].rsplit(".", 1)[0] for name in names]
     return Probe(names, read=lambda: package_facts(names, dpkg_packages(items)))
 
@@ -598,7 +601,7 @@ def members(mapping):
     return ",".join([to_json(key) + ":" + to_json(mapping[key]) for key in mapping])
 
 
-class Child(object):
+class Child:
     """A process of our own whose output we collect, and which we may leave behind."""
 
     def __init__(self, function):
@@ -627,11 +630,11 @@ class Child(object):
 
 def execute(path, command):
     environment = {"LC_ALL": "C", "PATH": ":".join(TOOL_FOLDERS)}
-    os.execve(path, command, environment)
+    os.execve(path, command, environment)  # noqa: S606
 
 
 def read_all(probes, first):
-    """In the reader child: one line when a probe starts, one when it is done, so that the parent knows which hangs."""
+    """In the reader child: a line when a probe starts, a line when it is done: the parent knows which hangs."""
     for number in range(first, len(probes)):
         os.write(1, b"?%d\n" % number)
         probe = probes[number]
@@ -646,18 +649,19 @@ def attempt(probe, function, *arguments):
     """The facts and the problems of one probe."""
     try:
         return function(*arguments), {}
-    except Unreadable as reason:
+    except ReadError as reason:
         return {}, dict.fromkeys(probe.facts, str(reason))
     except Exception as error:  # one misreading must not cost the other facts
         return {}, dict.fromkeys(probe.facts, "the probe failed: %s: %s" % (type(error).__name__, error))
 
 
-class Observer(object):
+class Observer:
     """Runs the probes and gathers the answer as JSON fragments, within the time given."""
 
     def __init__(self, request):
         self.probe_seconds = request.get("probe_seconds", 8)
         self.end = time.monotonic() + request.get("seconds", 40)
+        self.limit = request.get("bytes", TOTAL_LIMIT)
         self.facts = []
         self.problems = []
         self.size = 0
@@ -667,9 +671,10 @@ class Observer(object):
 
     def add(self, probe_facts, facts, problems=""):
         self.size += len(facts) + len(problems)
-        if self.size > TOTAL_LIMIT:
+        if self.size > self.limit:
             self.size -= len(facts) + len(problems)
-            facts, problems = "", members(dict.fromkeys(probe_facts, "left out: the whole answer passed 1 MiB"))
+            reason = "left out: the whole answer passed %d KiB" % (self.limit // 1024)
+            facts, problems = "", members(dict.fromkeys(probe_facts, reason))
         if facts:
             self.facts.append(facts)
         if problems:
@@ -689,7 +694,7 @@ class Observer(object):
     def start_tool(self, probe):
         try:
             path = find_tool(probe.command[0])
-        except Unreadable as reason:
+        except ReadError as reason:
             self.complain(probe, str(reason))
         else:
             self.start(lambda: execute(path, probe.command), probe)
@@ -716,7 +721,7 @@ class Observer(object):
                     self.time_is_up(handle)
 
     def receive(self, handle):
-        child, probe, limit = self.children[handle]
+        child, probe, _ = self.children[handle]
         data = os.read(handle, 1 << 16)
         child.output += data
         if probe is None and data:
@@ -766,7 +771,8 @@ class Observer(object):
 
 
 def main(request):
-    """Answer one request: {"facts": names, "probe_seconds", "seconds": limits, "root": put before every path}."""
+    """Answer one request: `facts` (names), `probe_seconds` and `seconds` (time for one probe, for all), `bytes`
+    (size of all values), `root` (put before every path; tests only)."""
     global ROOT
     ROOT = request.get("root", "").encode("utf-8")
     probes, unknown = plan(request.get("facts", ()))
@@ -774,7 +780,7 @@ def main(request):
     observer.run(probes)
     problems = observer.problems
     if unknown:
-        problems = problems + [members(dict.fromkeys(unknown, "no such fact"))]
+        problems = [*problems, members(dict.fromkeys(unknown, "no such fact"))]
     uid = os.geteuid()
     body = '{"uid":%d,"facts":{%s},"problems":{%s}}' % (uid, ",".join(observer.facts), ",".join(problems))
     body = body.encode("utf-8", "replace")
