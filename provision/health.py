@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from provision.checks.check import Measurement
-from provision.judge import Finding, Verdict
+from provision.errors import RunFolderError
+from provision.judge import Finding, Verdict, worst
+
+FORMAT = 1  # of report.json; a newer one is refused politely
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """One check on one node. `verdict` is the worst of its findings; `raw` the raw output's path in the run folder."""
+    """One check on one node. `verdict` is the worst of its findings; `raw` the raw output's path in the run
+    folder.
+    """
 
     check: str
     verdict: Verdict
@@ -35,8 +40,9 @@ class GpuIdentity:
 
 @dataclass(frozen=True)
 class NodeHealth:
-    """One node. `verdict`: worst of its checks; `error` when it could not be reached (`error` says why) or a check
-    that was asked for is missing. `facts`: os, kernel, driver version, sku, for the header."""
+    """One node. `verdict`: worst of its checks; `error` when it could not be reached (`error` says why) or a
+    check that was asked for is missing. `facts`: os, kernel, driver version, sku, for the header.
+    """
 
     node: str
     verdict: Verdict
@@ -67,15 +73,88 @@ class FleetHealth:
 
 
 def to_json(fleet: FleetHealth) -> dict[str, Any]:
-    """The document of data/schemas/report.schema.json."""
-    raise NotImplementedError
+    """The document of data/schemas/report.schema.json: the fields of these classes by name, verdicts as their
+    words.
+    """
+    document = asdict(fleet)
+    document["format"] = FORMAT
+    plain: dict[str, Any] = _plain(document)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    """Only what JSON has: enums as their values, tuples as lists, anything foreign (from a node's facts) as
+    text.
+    """
+    if isinstance(value, Verdict):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
 def from_json(document: Mapping[str, Any]) -> FleetHealth:
     """The inverse of `to_json`. Raises RunFolderError on a document that does not fit the schema."""
-    raise NotImplementedError
+    try:
+        if document.get("format", FORMAT) > FORMAT:
+            raise RunFolderError(
+                f"the report has format {document['format']}, this gpuprov reads up to {FORMAT}",
+                "read it with the newer gpuprov that wrote it",
+            )
+        return FleetHealth(
+            **_fields(
+                document, "run_id", "gpuprov_version", "inventory", "started", "finished", "interrupted"
+            ),
+            asked=tuple(str(check) for check in document["asked"]),
+            nodes=tuple(_node(node) for node in document["nodes"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise RunFolderError(
+            f"not a health report: {problem}", "give the report.json of a validate run"
+        ) from error
+
+
+def _fields(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: document[name] for name in names}
+
+
+def _node(document: Mapping[str, Any]) -> NodeHealth:
+    return NodeHealth(
+        **_fields(document, "node", "error", "unreachable"),
+        verdict=Verdict(document["verdict"]),
+        checks=tuple(_check(check) for check in document["checks"]),
+        gpus=tuple(
+            GpuIdentity(**_fields(gpu, "index", "name", "serial", "uuid", "pci_address"))
+            for gpu in document["gpus"]
+        ),
+        facts=dict(document["facts"]),
+    )
+
+
+def _check(document: Mapping[str, Any]) -> CheckResult:
+    return CheckResult(
+        **_fields(document, "check", "seconds", "raw"),
+        verdict=Verdict(document["verdict"]),
+        findings=tuple(_finding(finding) for finding in document["findings"]),
+        measurements=tuple(
+            Measurement(**_fields(row, "metric", "value", "unit", "device"))
+            for row in document["measurements"]
+        ),
+    )
+
+
+def _finding(document: Mapping[str, Any]) -> Finding:
+    names = ("check", "device", "message", "metric", "value", "unit", "limit", "source", "action")
+    return Finding(
+        **_fields(document, *names),
+        verdict=Verdict(document["verdict"]),
+        evidence=tuple(str(line) for line in document["evidence"]),
+    )
 
 
 def roll_up(checks: Sequence[CheckResult]) -> Verdict:
     """The worst verdict; `error` when there is none at all."""
-    raise NotImplementedError
+    return worst(check.verdict for check in checks)

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import enum
+import statistics
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from provision.checks.check import Measurement
+from provision.thresholds import Threshold
 
 
 class Verdict(enum.StrEnum):
@@ -24,9 +29,9 @@ class Verdict(enum.StrEnum):
 class Finding:
     """A judged measurement, with the action to take.
 
-    `device`: node, gpu3, gpu0->gpu5. `value`/`unit` what was measured (None when nothing was), `limit` the human text
-    of the limit ("≥ 238 GB/s"), `source` where that limit comes from. `message` one sentence for a person; `action` one
-    of ACTIONS; `evidence` lines of raw output that show it.
+    `device`: node, gpu3, gpu0->gpu5, gpu0-gpu5 (both directions). `value`/`unit` what was measured (None when
+    nothing was), `limit` the human text of the limit ("≥ 238 GB/s"), `source` where that limit comes from.
+    `message` one sentence for a person; `action` one of ACTIONS; `evidence` lines of raw output that show it.
     """
 
     check: str
@@ -55,3 +60,100 @@ ACTIONS = (
     "investigate",
     "run again",
 )
+
+
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
+    """The worst verdict; `error` when there is none at all, for nothing was measured."""
+    return max(verdicts, key=lambda verdict: verdict.badness, default=Verdict.ERROR)
+
+
+def number(value: float | int | str | bool) -> float | None:
+    """A measured value as a number; None for text and truth values."""
+    return None if isinstance(value, str | bool) else float(value)
+
+
+def meets(value: float, threshold: Threshold) -> bool:
+    """Whether a value keeps to a limit."""
+    if threshold.direction == "at_least":
+        return value >= threshold.limit
+    if threshold.direction == "at_most":
+        return value <= threshold.limit
+    return value == threshold.limit
+
+
+def limit_text(threshold: Threshold) -> str:
+    """The limit as a person reads it: `≥ 238 GB/s`."""
+    sign = {"at_least": "≥", "at_most": "≤", "equal": "="}[threshold.direction]
+    return f"{sign} {threshold.limit:g} {threshold.unit}".rstrip()
+
+
+def by_threshold(
+    check: str, what: str, measurement: Measurement, threshold: Threshold | None, *, action: str
+) -> Finding:
+    """Judge one number against its limit; `warn` when nobody has stated a limit. `what` names the quantity."""
+    shown = f"{measurement.value:g}" if isinstance(measurement.value, float) else str(measurement.value)
+    said = f"{what} is {shown} {measurement.unit}".rstrip()
+    value = number(measurement.value)
+    if value is None:
+        return unmeasured(check, f"{what} is not a number: {shown}", device=measurement.device)
+    if threshold is None:
+        return Finding(
+            check,
+            Verdict.WARN,
+            measurement.device,
+            f"{said}, but no limit is known for this GPU; give one with --thresholds FILE",
+            metric=measurement.metric,
+            value=measurement.value,
+            unit=measurement.unit,
+            action="fix configuration",
+        )
+    good = meets(value, threshold)
+    return Finding(
+        check,
+        Verdict.PASS if good else Verdict.FAIL,
+        measurement.device,
+        f"{said} (limit {limit_text(threshold)})",
+        metric=measurement.metric,
+        value=measurement.value,
+        unit=measurement.unit,
+        limit=limit_text(threshold),
+        source=threshold.source,
+        action="none" if good else action,
+    )
+
+
+def unmeasured(
+    check: str, message: str, *, device: str = "node", action: str = "run again", evidence: Iterable[str] = ()
+) -> Finding:
+    """The verdict for what could not be measured."""
+    return Finding(check, Verdict.ERROR, device, message, action=action, evidence=tuple(evidence))
+
+
+def spread(values: Iterable[float]) -> tuple[float, float]:
+    """Median, and median absolute deviation scaled to a standard deviation (× 1.4826)."""
+    values = list(values)
+    middle = statistics.median(values)
+    return middle, 1.4826 * statistics.median(abs(value - middle) for value in values)
+
+
+def below_peers(
+    values: Mapping[str, float], tolerance: float, peers: int = 3
+) -> dict[str, tuple[float, float]]:
+    """Who falls behind the median of the others: device → (median of its peers, shortfall as a fraction).
+
+    A device is named when it is more than `tolerance` (a fraction) below that median and more than three
+    robust deviations below it, so that a group that differs much anyway names nobody. Fewer than `peers`
+    others: nobody.
+    """
+    behind: dict[str, tuple[float, float]] = {}
+    for device, value in values.items():
+        others = [other for name, other in values.items() if name != device]
+        if len(others) < peers:
+            continue
+        middle, deviation = spread(others)
+        if middle <= 0:
+            continue
+        shortfall = (middle - value) / middle
+        if shortfall > tolerance and middle - value > 3 * deviation:
+            behind[device] = (middle, shortfall)
+    return behind

@@ -1,14 +1,18 @@
 """The contract of a check: command → parse → judge. Adding a check: docs in CONTRIBUTING.md.
 
-A check is a module with this file's `Check` shape, registered in provision/checks/__init__.py. It is pure: only
-playbooks/validate.yml touches a node.
+A check is a module with this file's `Check` shape, registered in provision/checks/__init__.py. It is pure:
+only playbooks/validate.yml touches a node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:  # this contract is the lowest layer: what judges builds on it
+    from provision.judge import Finding
+    from provision.thresholds import Threshold
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,9 @@ class CheckNode:
 
 @dataclass(frozen=True)
 class Command:
-    """One program to run on the node as root. `deadline` in seconds: then it is killed and the check is `error`."""
+    """One program to run on the node as root. `deadline` in seconds: then it is killed and the check is
+    `error`.
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -42,8 +48,9 @@ class Command:
 
 @dataclass(frozen=True)
 class Output:
-    """What came back for one Command. `rc` is None when it was killed at its deadline (`timed_out`) or did not start
-    (`not_started` says why)."""
+    """What came back for one Command. `rc` is None when it was killed at its deadline (`timed_out`) or did
+    not start (`not_started` says why).
+    """
 
     name: str
     argv: tuple[str, ...]
@@ -58,7 +65,11 @@ class Output:
 
 @dataclass(frozen=True)
 class Measurement:
-    """One value with unit and device. `device`: `node`, `gpu3`, or a directed pair `gpu0->gpu5`."""
+    """One value with unit and device. `device`: `node`, `gpu3`, or a directed pair `gpu0->gpu5`.
+
+    `metric` is the check's own word for it (`h2d`); with the check's id before it, it is the threshold's
+    name.
+    """
 
     metric: str
     value: float | int | str | bool
@@ -76,13 +87,42 @@ class Check(Protocol):
 
     def commands(self, node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
         """What to run, in order."""
+        ...
 
     def parse(self, node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         """Text → measurements. Raises ParseError on anything not recognised or incomplete."""
         ...
 
     def judge(
-        self, node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Any]
-    ) -> list[Any]:
-        """Measurements + thresholds (metric → Threshold) → provision.judge.Finding list. Pure."""
+        self, node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
+    ) -> list[Finding]:
+        """Measurements + thresholds (by "<check>.<metric>") → findings, at least one. Pure."""
         ...
+
+
+def completed(outputs: Mapping[str, Output], name: str) -> Output:
+    """The output called `name`, if its program ran to its end. Raises ParseError with what happened
+    otherwise.
+    """
+    from provision.errors import ParseError
+
+    output = outputs.get(name)
+    if output is None:
+        raise ParseError(f"the output of {name} is missing", "run the check again")
+    program = output.argv[0].rsplit("/", 1)[-1]
+    if output.not_started:
+        raise ParseError(
+            f"{program} did not start: {output.not_started}", "gpuprov up installs what checks need"
+        )
+    if output.timed_out:
+        raise ParseError(
+            f"{program} did not end within {output.seconds:.0f} s and was killed",
+            "the driver may be stuck: look at the kernel log, drain the node and reboot it",
+        )
+    return output
+
+
+def last_words(output: Output) -> str:
+    """The last line a program wrote, to say why it failed: of stderr, else of stdout."""
+    lines = (output.stderr.strip() or output.stdout.strip()).splitlines()
+    return lines[-1].strip()[:200] if lines else f"nothing printed, exit status {output.rc}"

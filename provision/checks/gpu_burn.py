@@ -1,0 +1,250 @@
+"""All GPUs multiply matrices for a while: wrong results, dead workers, and a GPU slower than its peers.
+
+gpu_burn's exit status is 0 with a FAULTY GPU, and an option it does not know makes it burn for 0 seconds and print OK.
+Its text is believed only when it says how long it burned, that every GPU worked, and how every GPU ended.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
+from provision.errors import ParseError
+from provision.judge import Finding, Verdict, below_peers, by_threshold, unmeasured
+from provision.thresholds import Threshold
+
+SUMMARY = "every GPU multiplies matrices under full load; wrong results and slow GPUs are named"
+SCOPE = "node"
+STAGE = "standard"
+NEEDS = ("gpu_burn",)
+
+ID = "gpu_burn"
+
+DEFAULT_SECONDS = 60
+# Allocation, the first results and the teardown of 8 GPUs take 30 to 60 s beyond the burn.
+_OVERHEAD = 90.0
+
+# Healthy GPUs of one node under one power limit stay within a few percent of each other. A synchronous job runs at
+# the speed of its slowest GPU: the 0.5 % of machines that were 10 % slow cost MegaScale real throughput, so 10 %
+# deserves a look. A fifth is no longer variation: a part is broken, or a limit is set.
+PEER_WARN = 0.10
+PEER_FAIL = 0.20
+
+
+def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
+    seconds = int(options.get("burn_seconds") or DEFAULT_SECONDS)
+    program = str(node.variables.get("validation_tools_gpu_burn_path", "/usr/bin/gpu_burn"))
+    # The compare kernel is looked up in the working directory. TIME comes last, or it is taken for 0.
+    folder = str(node.variables.get("validation_tools_gpu_burn_dir", "/usr/share/gpu-burn"))
+    return [
+        Command(
+            "gpu_burn",
+            (program, "-tc", str(seconds)),
+            seconds + _OVERHEAD,
+            cwd=folder,
+            # CUDA numbers GPUs by speed unless told otherwise; gpu3 must be nvidia-smi's GPU 3 in every check.
+            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        )
+    ]
+
+
+_PERCENT = re.compile(r"(\d+(?:\.\d+)?)%\s+proc'd: ")
+_DONE = re.compile(r"(-?\d+) \((\d+) Gflop/s\)")
+_ERRORS = re.compile(r"errors: ((?:-?\d+(?: \([A-Z!]+\))?(?: - )?)+)")
+_ONE_ERROR = re.compile(r"(-?\d+)( \(DIED!\))?")
+_TEMPS = re.compile(r"temps: ((?:(?:\d+ C|--)(?: - )?)+)")
+_VERDICT = re.compile(r"^\s*GPU (\d+): (OK|FAULTY)\s*$", re.MULTILINE)
+_TESTED = re.compile(r"^Tested (\d+) GPUs?:\s*$", re.MULTILINE)
+_BURNING = re.compile(r"Burning for (\d+) seconds")
+
+
+@dataclass
+class _Gpu:
+    """One GPU over the whole burn. Error counters start again at each "Summary at": errors are summed by segment."""
+
+    done: int = 0
+    rates: list[tuple[float, int]] = field(default_factory=list)  # (percent of the burn, Gflop/s) at each report
+    errors: int = 0
+    segment_errors: int = 0
+    died: bool = False
+    hottest: int | None = None
+
+    def end_segment(self) -> None:
+        self.errors += self.segment_errors
+        self.segment_errors = 0
+
+    def steady_rate(self) -> float | None:
+        """The median of the burn's second half, when clocks and heat have settled; None when it was too short.
+
+        A GPU's first report is never steady: allocation and warm-up are in it, and it shows a third of the truth.
+        """
+        warm = self.rates[1:]
+        late = [rate for percent, rate in warm if percent >= 50] or [rate for _, rate in warm]
+        return float(statistics.median(late)) if late else None
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+    """gpu_burn's text → per GPU: `state` OK or FAULTY, `rate`, `errors`, `temperature`; and what was really burned."""
+    output = completed(outputs, "gpu_burn")
+    text = output.stdout.replace("\r", "\n")
+    if "No clients are alive" in text:
+        raise ParseError("gpu_burn: every worker died before the end", "look for Xids in the kernel log")
+    tested = list(_TESTED.finditer(text))
+    if len(tested) != 1:
+        raise ParseError(f"gpu_burn printed no result: {last_words(output)}", "run the check again")
+    verdicts = _verdicts(text[tested[0].end() :], int(tested[0][1]))
+    gpus, percent = _progress(text[: tested[0].start()], len(verdicts))
+    burned = _BURNING.search(text)
+    seconds = float(burned[1]) if burned else output.seconds
+    if percent < 100:
+        raise ParseError(f"gpu_burn stopped at {percent:g} % of its time", "run the check again")
+    found = [
+        Measurement("seconds", seconds, "s"),
+        Measurement("asked", int(output.argv[-1]), "s"),
+        Measurement("gpus", len(verdicts), "GPUs"),
+    ]
+    for index, (gpu, state) in enumerate(zip(gpus, verdicts, strict=True)):
+        found += _measured(f"gpu{index}", gpu, state)
+    return found
+
+
+def _verdicts(text: str, count: int) -> list[str]:
+    verdicts = _VERDICT.findall(text)
+    if [int(index) for index, _ in verdicts] != list(range(count)):
+        raise ParseError(f"gpu_burn tested {count} GPUs and tells the result of {len(verdicts)}", "run the check again")
+    return [state for _, state in verdicts]
+
+
+def _measured(device: str, gpu: _Gpu, state: str) -> list[Measurement]:
+    found = [
+        Measurement("state", state, "", device),
+        Measurement("worked", bool(gpu.rates), "", device),
+        Measurement("errors", gpu.errors, "errors", device),
+        Measurement("died", gpu.died, "", device),
+    ]
+    rate = gpu.steady_rate()
+    if rate is not None:
+        found.append(Measurement("rate", rate, "Gflop/s", device))
+    if gpu.hottest is not None:
+        found.append(Measurement("temperature", gpu.hottest, "C", device))
+    return found
+
+
+def _progress(text: str, count: int) -> tuple[list[_Gpu], float]:
+    """Replay the progress lines: what each GPU did, and how far the burn came (percent)."""
+    gpus = [_Gpu() for _ in range(count)]
+    percent = 0.0
+    for line in text.split("\n"):
+        if "Summary at:" in line:
+            for gpu in gpus:
+                gpu.end_segment()
+            continue
+        start = _PERCENT.search(line)
+        if start is None:
+            continue
+        percent = max(percent, float(start[1]))
+        _replay(line[start.end() :], gpus, percent)
+    for gpu in gpus:
+        gpu.end_segment()
+    return gpus, percent
+
+
+def _replay(line: str, gpus: Sequence[_Gpu], percent: float) -> None:
+    """One progress line."""
+    rates, errors = _DONE.findall(line.split("errors:")[0]), _ERRORS.search(line)
+    counts = _ONE_ERROR.findall(errors[1]) if errors else []
+    if len(rates) != len(gpus) or len(counts) != len(gpus):
+        # Several processes write here and a line may be broken by another's: the counters are cumulative, and the
+        # result list at the end does not depend on any single line. A line for other GPUs is another matter.
+        if len(rates) > len(gpus):
+            raise ParseError(f"gpu_burn shows progress of {len(rates)} GPUs and results of {len(gpus)}", "investigate")
+        return
+    temps = _TEMPS.search(line)
+    heat = temps[1].rstrip(" -").split(" - ") if temps else []
+    for index, gpu in enumerate(gpus):
+        done, rate, (bad, died) = int(rates[index][0]), int(rates[index][1]), counts[index]
+        gpu.died = gpu.died or bool(died) or done < 0
+        gpu.segment_errors = max(gpu.segment_errors, int(bad))
+        if rate > 0 and done > gpu.done:
+            gpu.rates.append((percent, rate))
+        gpu.done = max(gpu.done, done)
+        if index < len(heat) and heat[index].endswith(" C"):
+            gpu.hottest = max(gpu.hottest or 0, int(heat[index][:-2]))
+
+
+def judge(
+    node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
+) -> list[Finding]:
+    node_values = {m.metric: m.value for m in measurements if m.device == "node"}
+    by_gpu: dict[str, dict[str, Any]] = {}
+    for m in measurements:
+        if m.device != "node":
+            by_gpu.setdefault(m.device, {})[m.metric] = m.value
+    seconds, asked = float(node_values["seconds"]), float(node_values["asked"])
+    findings = [
+        finding for device, values in by_gpu.items() if (finding := _judge_gpu(device, values, seconds)) is not None
+    ]
+    if seconds < asked:
+        said = f"gpu_burn burned for {seconds:g} s instead of {asked:g} s: its OK means nothing"
+        findings.append(unmeasured(ID, said, action="investigate"))
+    if int(node_values["gpus"]) != node.gpu_count:
+        said = f"gpu_burn tested {node_values['gpus']} GPUs, the node has {node.gpu_count}"
+        findings.append(unmeasured(ID, said, action="investigate"))
+    suspicious = {finding.device for finding in findings}
+    rates = {d: float(v["rate"]) for d, v in by_gpu.items() if d not in suspicious and "rate" in v}
+    if len(rates) < len(by_gpu.keys() - suspicious):
+        said = f"{seconds:g} s of burn are too short for a steady rate: slow GPUs go unseen; burn for a minute"
+        findings.append(Finding(ID, Verdict.WARN, "node", said, "rate", action="run again"))
+    findings += _judge_rates(rates, thresholds.get(f"{ID}.rate"))
+    return findings or [_passed(rates, seconds)]
+
+
+def _judge_gpu(device: str, values: Mapping[str, Any], seconds: float) -> Finding | None:
+    errors = int(values["errors"])
+    if values["died"] and errors <= 0:
+        return unmeasured(
+            ID, "its gpu_burn worker died: look for Xids and for other programs on it", device=device,
+            action="investigate", evidence=(f"{device}: (DIED!)",),
+        )
+    if values["state"] == "FAULTY" or errors > 0:
+        message = f"computed wrong results in {seconds:g} s of gpu_burn ({values['state']}, {errors} errors counted)"
+        return Finding(
+            ID, Verdict.FAIL, device, message, "errors", errors, "errors", "= 0 errors",
+            "gpu_burn compares every result", "replace part", (f"GPU {device[3:]}: {values['state']}",),
+        )
+    if not values["worked"]:
+        return unmeasured(ID, "did no work during the burn", device=device, action="investigate")
+    return None
+
+
+def _judge_rates(rates: Mapping[str, float], threshold: Threshold | None) -> list[Finding]:
+    findings = []
+    behind = below_peers(rates, PEER_WARN)
+    for device, rate in rates.items():
+        measured = Measurement("rate", rate, "Gflop/s", device)
+        if threshold is not None:
+            finding = by_threshold(ID, "burn rate", measured, threshold, action="investigate")
+            if finding.verdict is Verdict.FAIL:
+                findings.append(finding)
+                continue
+        if device in behind:
+            middle, shortfall = behind[device]
+            findings.append(
+                Finding(
+                    ID, Verdict.FAIL if shortfall > PEER_FAIL else Verdict.WARN, device,
+                    f"burns at {rate:g} Gflop/s, {shortfall:.0%} below the {middle:g} of its peers", "rate", rate,
+                    "Gflop/s", f"≥ {(1 - PEER_WARN) * middle:.0f} Gflop/s", "median of the other GPUs of the node",
+                    "investigate",
+                )
+            )
+    return findings
+
+
+def _passed(rates: Mapping[str, float], seconds: float) -> Finding:
+    middle = statistics.median(rates.values())
+    message = f"{len(rates)} GPUs computed correctly for {seconds:g} s at {middle:g} Gflop/s (median)"
+    return Finding(ID, Verdict.PASS, "node", message, "rate", middle, "Gflop/s")

@@ -1,0 +1,78 @@
+"""The rules of gpu_inventory for what joins GPUs: PCIe, NVLink and the NVSwitch fabric (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from provision.checks.check import CheckNode
+from provision.checks.inventory_rules import Values, all_good, limited, shared
+from provision.judge import Finding, Verdict, unmeasured
+from provision.thresholds import Threshold
+
+
+def judge_links(check: str, values: Values, thresholds: Mapping[str, Threshold]) -> list[Finding]:
+    """PCIe width (the generation is low at idle and says nothing) and NVLinks."""
+    findings: list[Finding] = []
+    width = thresholds.get(f"{check}.pcie_width")
+    if width is not None and "pcie_width" in values:
+        findings += limited(
+            check, "PCIe width", "pcie_width", values["pcie_width"], width, "reseat or check cable"
+        )
+    else:
+        findings += [
+            Finding(
+                check,
+                Verdict.WARN,
+                device,
+                f"PCIe runs x{lanes} of x{values['pcie_width_max'][device]}",
+                "pcie_width",
+                lanes,
+                "lanes",
+                action="reseat or check cable",
+            )
+            for device, lanes in values.get("pcie_width", {}).items()
+            if lanes < values.get("pcie_width_max", {}).get(device, 0)
+        ]
+    for metric, what in (("nvlink_links", "active NVLinks"), ("nvlink_speed", "NVLink speed")):
+        threshold = thresholds.get(f"{check}.{metric}")
+        if threshold is None or "unreadable.nvlink" in values:
+            continue
+        measured = values.get(metric, {})
+        missing = [device for device in values["name"] if device not in measured and metric == "nvlink_links"]
+        findings += [
+            unmeasured(
+                check, "nvidia-smi nvlink -s does not mention this GPU", device=d, action="investigate"
+            )
+            for d in missing
+        ]
+        if measured:
+            findings += limited(check, what, metric, measured, threshold, "reset GPU")
+    return findings
+
+
+def judge_fabric(check: str, node: CheckNode, values: Values) -> list[Finding]:
+    """GPUs behind NVSwitches must have joined the fabric, else cuInit fails with 802 while nvidia-smi looks
+    fine.
+    """
+    if node.gpuprov_node["gpu"].get("fabric", "none") == "none":
+        return []
+    if node.gpuprov_node["gpu"].get("architecture") == "ampere":
+        return []  # these drivers report no fabric state before Hopper
+    states, statuses = values.get("fabric_state", {}), values.get("fabric_status", {})
+    findings = []
+    for device in values["name"]:
+        state, status = states.get(device), statuses.get(device)
+        if (state, status) == ("Completed", "Success"):
+            continue
+        if state is None:
+            findings.append(
+                unmeasured(check, "the driver reports no fabric state", device=device, action="investigate")
+            )
+            continue
+        words = f"has not joined the NVLink fabric: state {state}, status {status or 'N/A'}; look at fabric manager"
+        findings.append(
+            Finding(check, Verdict.FAIL, device, words, "fabric_state", state, action="fix configuration")
+        )
+    return shared(findings, len(values["name"])) or [
+        all_good(check, "fabric_state", "every GPU has joined the NVLink fabric")
+    ]

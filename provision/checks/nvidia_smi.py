@@ -1,0 +1,220 @@
+"""What nvidia-smi prints → measurements: `-q -x` in the XML schemas v11 to v13, and `nvlink -s`.
+
+Lessons from real samples: a container may be the plain text N/A, values carry units, retired features read
+"Requested functionality has been deprecated", the throttle reasons were renamed at 535, and the XML says
+nothing of NVLink. A value that is not there is left out; one that is there and makes no sense is a
+ParseError.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from provision.checks.check import Measurement, Output, completed, last_words
+from provision.checks.kernel_log import bus_address
+from provision.errors import ParseError
+
+_NO_VALUE = {"", "N/A", "[N/A]", "None", "Unknown Error", "Requested functionality has been deprecated"}
+
+# nvidia-smi's exit statuses, and its words where they tell more: what to do about it.
+_RC_INFOROM = 14  # the infoROM is corrupted; what was printed is still valid
+_ADVICE = (
+    ("version mismatch", "user space and the loaded module differ: reboot the node"),
+    (
+        "couldn't communicate with the NVIDIA driver",
+        "the driver module is not loaded: gpuprov up, then reboot",
+    ),
+    ("GPU is lost", "power-cycle the node, and if it comes back replace the GPU"),
+    ("No devices were found", "the driver took none of the GPUs: look for NVRM lines in the kernel log"),
+)
+
+# Alarms among the clock event reasons (0x8, 0x20, 0x40, 0x80); idle, application clocks and the software
+# power cap are normal life.
+THROTTLE_ALARMS = {
+    "hw_slowdown": "hardware slowdown",
+    "hw_thermal_slowdown": "hardware thermal slowdown",
+    "hw_power_brake_slowdown": "power brake",
+    "sw_thermal_slowdown": "software thermal slowdown",
+}
+
+# metric → (path in a <gpu>, unit, kind of value)
+_FIELDS = {
+    "name": ("product_name", "", "text"),
+    "serial": ("serial", "", "text"),
+    "uuid": ("uuid", "", "text"),
+    "memory_total": ("fb_memory_usage/total", "MiB", "number"),
+    "mig_mode": ("mig_mode/current_mig", "", "text"),
+    "pcie_width": ("pci/pci_gpu_link_info/link_widths/current_link_width", "lanes", "number"),
+    "pcie_width_max": ("pci/pci_gpu_link_info/link_widths/max_link_width", "lanes", "number"),
+    "pcie_gen": ("pci/pci_gpu_link_info/pcie_gen/current_link_gen", "", "number"),
+    "pcie_gen_max": ("pci/pci_gpu_link_info/pcie_gen/max_link_gen", "", "number"),
+    "ecc_mode": ("ecc_mode/current_ecc", "", "text"),
+    "sram_threshold_exceeded": ("ecc_errors/aggregate/sram_threshold_exceeded", "", "text"),
+    "channel_repair_pending": ("ecc_errors/channel_repair_pending", "", "text"),
+    "tpc_repair_pending": ("ecc_errors/tpc_repair_pending", "", "text"),
+    "unrepairable_memory": ("ecc_errors/unrepairable_memory", "", "text"),
+    "remapped_correctable": ("remapped_rows/remapped_row_corr", "rows", "number"),
+    "remapped_uncorrectable": ("remapped_rows/remapped_row_unc", "rows", "number"),
+    "remap_pending": ("remapped_rows/remapped_row_pending", "", "text"),
+    "remap_failure": ("remapped_rows/remapped_row_failure", "", "text"),
+    "retirement_pending": ("retired_pages/pending_retirement", "", "text"),
+    "fabric_state": ("fabric/state", "", "text"),
+    "fabric_status": ("fabric/status", "", "text"),
+}
+_MUST_HAVE = ("name", "uuid", "memory_total")
+
+
+def refusal(output: Output) -> ParseError | None:
+    """Why nvidia-smi's answer is not one; None when it is."""
+    try:
+        completed({output.name: output}, output.name)
+    except ParseError as error:
+        return error
+    if output.rc in (0, _RC_INFOROM):
+        return None
+    words = last_words(output)
+    said = f"{output.stdout}\n{output.stderr}"
+    fix = next((advice for sign, advice in _ADVICE if sign in said), "look at the kernel log for NVRM lines")
+    return ParseError(f"nvidia-smi failed with status {output.rc}: {words}", fix)
+
+
+def parse_xml(output: Output) -> list[Measurement]:
+    """All that `nvidia-smi -q -x` says of the node and of each GPU, `gpu<n>` in nvidia-smi's own order."""
+    root = _root(output)
+    gpus = root.findall("gpu")
+    attached = _text(root, "attached_gpus")
+    if attached is None or not attached.isdigit() or int(attached) != len(gpus):
+        raise ParseError(
+            f"nvidia-smi announces {attached} GPUs and describes {len(gpus)}", "run the check again"
+        )
+    found = [Measurement("driver_gpus", len(gpus), "GPUs")]
+    driver = _text(root, "driver_version")
+    if driver is None:
+        raise ParseError("nvidia-smi's answer has no driver version", "run the check again")
+    found.append(Measurement("driver_version", driver, ""))
+    if output.rc == _RC_INFOROM:
+        found.append(Measurement("inforom_corrupted", True, ""))
+    for index, gpu in enumerate(gpus):
+        found += _gpu(gpu, f"gpu{index}")
+    return found
+
+
+def _root(output: Output) -> ElementTree.Element:
+    text = output.stdout
+    # Warnings (a corrupted infoROM) may stand before and after the document.
+    begin, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
+    if begin < 0 or end < 0:
+        raise ParseError(
+            f"nvidia-smi -q -x did not print its document: {last_words(output)}", "run the check again"
+        )
+    if "<!ENTITY" in text:
+        raise ParseError(
+            "nvidia-smi -q -x: the document defines entities, which nvidia-smi never does", "investigate"
+        )
+    try:
+        # Entities are refused above, and expat fetches nothing.
+        return ElementTree.fromstring(text[begin : end + len("</nvidia_smi_log>")])  # noqa: S314
+    except ElementTree.ParseError as error:
+        raise ParseError(f"nvidia-smi -q -x: {error}", "run the check again") from error
+
+
+def _text(element: ElementTree.Element, path: str) -> str | None:
+    """The text at `path`; None when it is missing or one of nvidia-smi's words for "nothing"."""
+    text = (element.findtext(path) or "").strip()
+    return None if text in _NO_VALUE else text
+
+
+def _number(text: str, where: str) -> int:
+    match = re.fullmatch(r"(\d+)\s*(?:MiB|x|W|C)?", text)
+    if match is None:
+        raise ParseError(
+            f"nvidia-smi: {where} is {text[:60]!r}, which is not a number", "report the new format"
+        )
+    return int(match[1])
+
+
+def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
+    found = []
+    for metric, (path, unit, kind) in _FIELDS.items():
+        text = _text(gpu, path)
+        if text is None and metric in _MUST_HAVE:
+            raise ParseError(f"nvidia-smi: {device} has no {path}", "run the check again")
+        if text is not None:
+            value = _number(text, f"{device} {path}") if kind == "number" else text
+            found.append(Measurement(metric, value, unit, device))
+    address = gpu.get("id") or _text(gpu, "pci/pci_bus_id")
+    if address is None:
+        raise ParseError(f"nvidia-smi: {device} has no PCI address", "run the check again")
+    found.append(Measurement("pci_address", bus_address(address), "", device))
+    found += _ecc(gpu, device)
+    found.append(Measurement("throttle", _throttle(gpu), "", device))
+    found.append(Measurement("recovery", _recovery(gpu), "", device))
+    return found
+
+
+def _ecc(gpu: ElementTree.Element, device: str) -> list[Measurement]:
+    """Uncorrectable errors since the driver was loaded; one SRAM counter until v12, two since 550."""
+    counters = gpu.find("ecc_errors/volatile")
+    if counters is None:
+        return []
+    counts = [
+        _number(text, f"{device} {counter.tag}")
+        for counter in counters
+        if "uncorrectable" in counter.tag and (text := (counter.text or "").strip()) not in _NO_VALUE
+    ]
+    return [Measurement("ecc_uncorrectable", sum(counts), "errors", device)] if counts else []
+
+
+def _throttle(gpu: ElementTree.Element) -> str:
+    """The alarming reasons that are active, joined; `none`, or `unknown` where nothing is reported."""
+    reasons = gpu.find("clocks_event_reasons")
+    if reasons is None:
+        reasons = gpu.find("clocks_throttle_reasons")
+    if reasons is None or len(reasons) == 0:
+        return "unknown"
+    active = {
+        re.sub(r"^clocks_(event|throttle)_reason_", "", reason.tag)
+        for reason in reasons
+        if (reason.text or "").strip() == "Active"
+    }
+    return ", ".join(name for name in THROTTLE_ALARMS if name in active) or "none"
+
+
+def _recovery(gpu: ElementTree.Element) -> str:
+    """What the driver itself asks for: `None`, `GPU Reset`, `Node Reboot`, `Drain P2P`, `Drain and Reset`."""
+    if action := _text(gpu, "gpu_recovery_action"):
+        return action
+    if _text(gpu, "gpu_reset_status/reset_required") == "Yes":
+        return "GPU Reset"
+    if _text(gpu, "gpu_reset_status/drain_and_reset_recommended") == "Yes":
+        return "Drain and Reset"
+    return "None"
+
+
+_GPU_LINE = re.compile(r"^GPU (\d+): ")
+_LINK_LINE = re.compile(r"^\s+Link (\d+): (?:([\d.]+) GB/s|<?inactive>?)$")
+
+
+def parse_nvlink(output: Output) -> list[Measurement]:
+    """Active links and the speed of the slowest, for each GPU of `nvidia-smi nvlink -s`. No output: no
+    NVLink.
+    """
+    found: dict[int, list[float]] = {}
+    speeds: list[float] = []
+    for line in output.stdout.splitlines():
+        if match := _GPU_LINE.match(line):
+            speeds = found.setdefault(int(match[1]), [])
+        elif match := _LINK_LINE.match(line):
+            if match[2]:
+                speeds.append(float(match[2]))
+        elif line.strip() and "all links are inactive" not in line:
+            raise ParseError(
+                f"nvidia-smi nvlink -s: not understood: {line.strip()[:120]!r}", "report the new format"
+            )
+    measured = []
+    for gpu, active in sorted(found.items()):
+        measured.append(Measurement("nvlink_links", len(active), "links", f"gpu{gpu}"))
+        if active:
+            measured.append(Measurement("nvlink_speed", min(active), "GB/s", f"gpu{gpu}"))
+    return measured

@@ -1,0 +1,243 @@
+#!/usr/bin/python
+"""Installs the one OpenPGP key a package repository is trusted by, after checking its fingerprint."""
+
+from __future__ import absolute_import, division, print_function
+
+DOCUMENTATION = r"""
+module: gpuprov_pgp_key
+short_description: Install a package repository's OpenPGP key, checked against its fingerprint
+description:
+  - Downloads a public key, computes the fingerprint of its primary key on the node, and installs it as a
+    binary keyring for apt's C(Signed-By) only when it is the expected one.
+  - Needs no gpg on the node. A keyring that already holds exactly the expected key is left alone, without a
+    download.
+options:
+  url:
+    description: Where the key is, armoured or binary.
+    type: str
+    required: true
+  path:
+    description: The keyring file to write.
+    type: path
+    required: true
+  fingerprint:
+    description: Fingerprint of the primary key, 40 (version 4) or 64 (version 6) hexadecimal digits.
+    type: str
+    required: true
+  timeout:
+    description: Seconds to wait for the download.
+    type: int
+    default: 60
+extends_documentation_fragment: [ansible.builtin.files]
+author: gpuprov
+"""
+
+EXAMPLES = r"""
+- name: Install NVIDIA's key
+  gpuprov_pgp_key:
+    url: https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub
+    path: /usr/share/keyrings/nvidia-cuda.gpg
+    fingerprint: EB693B3035CD5710E231E123A4B469963BF863CC
+"""
+
+RETURN = r"""
+fingerprint:
+  description: The fingerprint of the key now in the keyring.
+  returned: success
+  type: str
+"""
+
+import base64  # noqa: E402
+import binascii  # noqa: E402
+import hashlib  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import tempfile  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+from ansible.module_utils.urls import fetch_url  # noqa: E402
+
+LARGEST_KEY = 1024 * 1024
+PUBLIC_KEY = 6
+SECRET_KEYS = (5, 7)
+_ARMOUR = re.compile(
+    rb"-----BEGIN PGP PUBLIC KEY BLOCK-----\s*?\n(.*?)-----END PGP PUBLIC KEY BLOCK-----", re.DOTALL
+)
+
+
+class NotAKeyError(Exception):
+    """The data is not an OpenPGP public key; the message says what is wrong with it."""
+
+
+def dearmour(data):
+    """The binary packets of `data`, which may be armoured (one or several blocks) or binary already."""
+    if b"-----BEGIN PGP" not in data:
+        return data
+    blocks = _ARMOUR.findall(data.replace(b"\r\n", b"\n"))
+    if not blocks:
+        raise NotAKeyError("it has no complete armoured public key block")
+    return b"".join(_armoured_body(block) for block in blocks)
+
+
+def _armoured_body(block):
+    """One armour block, decoded, without its header lines; a checksum must be right if there is one."""
+    # Headers ("Version: ...") end at the first empty line; without headers the block starts with that line.
+    stripped = [line.strip() for line in block.decode("latin-1").splitlines()]
+    if "" not in stripped or any(": " not in line for line in stripped[: stripped.index("")]):
+        raise NotAKeyError("its armour has no empty line after the headers")
+    lines = [line for line in stripped[stripped.index("") :] if line]
+    checksum = lines.pop()[1:] if lines and lines[-1].startswith("=") and len(lines[-1]) == 5 else ""
+    try:
+        packets = base64.b64decode("".join(lines).encode("ascii"), validate=True)
+        expected = base64.b64decode(checksum.encode("ascii"), validate=True)
+    except (binascii.Error, ValueError):
+        raise NotAKeyError("its armour is not base64") from None
+    if checksum and int.from_bytes(expected, "big") != _crc24(packets):
+        raise NotAKeyError("its checksum is wrong: it was damaged on the way")
+    return packets
+
+
+def _crc24(data):
+    crc = 0xB704CE
+    for byte in data:
+        crc ^= byte << 16
+        for _ in range(8):
+            crc <<= 1
+            if crc & 0x1000000:
+                crc ^= 0x1864CFB
+    return crc & 0xFFFFFF
+
+
+def read_packets(data):
+    """Yield (tag, body) for each OpenPGP packet in `data` (RFC 9580, section 4.2). Raises NotAKeyError."""
+    position = 0
+    while position < len(data):
+        first = data[position]
+        if not first & 0x80:
+            raise NotAKeyError("it is not OpenPGP data")
+        if first & 0x40:
+            tag = first & 0x3F
+            start, length = _new_length(data, position + 1)
+        else:
+            tag = (first >> 2) & 0x0F
+            start, length = _old_length(data, position + 1, first & 3)
+        if start + length > len(data):
+            raise NotAKeyError("it is cut off in the middle of a packet")
+        yield tag, data[start : start + length]
+        position = start + length
+
+
+def _new_length(data, at):
+    first = data[at] if at < len(data) else 255
+    if first < 192:
+        return at + 1, first
+    if first < 224 and at + 1 < len(data):
+        return at + 2, ((first - 192) << 8) + data[at + 1] + 192
+    if first == 255 and at + 4 < len(data):
+        return at + 5, int.from_bytes(data[at + 1 : at + 5], "big")
+    raise NotAKeyError("it has a packet of unknown length")
+
+
+def _old_length(data, at, kind):
+    size = (1, 2, 4, 0)[kind]
+    if not size or at + size > len(data):
+        raise NotAKeyError("it has a packet of unknown length")
+    return at + size, int.from_bytes(data[at : at + size], "big")
+
+
+def fingerprints(data):
+    """Fingerprints of all primary keys in `data`, armoured or binary, upper case. Raises NotAKeyError."""
+    found = []
+    for tag, body in read_packets(dearmour(data)):
+        if tag in SECRET_KEYS:
+            raise NotAKeyError("it holds a secret key")
+        if tag != PUBLIC_KEY:
+            continue
+        if body[:1] == b"\x04":
+            digest = hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body)  # noqa: S324 - what OpenPGP says
+        elif body[:1] == b"\x06":
+            digest = hashlib.sha256(b"\x9b" + len(body).to_bytes(4, "big") + body)
+        else:
+            raise NotAKeyError("it is a key of a version that is no longer safe to use")
+        found.append(digest.hexdigest().upper())
+    if not found:
+        raise NotAKeyError("there is no public key in it")
+    return found
+
+
+def installed(path):
+    """Fingerprints in the keyring at `path`; none when it is absent, unreadable or armoured."""
+    try:
+        with open(path, "rb") as keyring:
+            data = keyring.read(LARGEST_KEY)
+        return [] if data.startswith(b"-") else fingerprints(data)
+    except (EnvironmentError, NotAKeyError):
+        return []
+
+
+def download(module, url):
+    """The bytes at `url`. Ends the module with a sentence when there are none."""
+    response, info = fetch_url(module, url, timeout=module.params["timeout"])
+    if response is None or info["status"] not in (200, -1, None):
+        module.fail_json(
+            msg="The repository key at {0} could not be downloaded: {1}. Check the URL, and that the node "
+            "reaches it (proxy, firewall).".format(url, info.get("msg", "no answer"))
+        )
+    return response.read(LARGEST_KEY + 1)
+
+
+def checked_key(module, url, expected):
+    """The binary key at `url` whose fingerprint is `expected`; ends the module when it is another."""
+    data = download(module, url)
+    try:
+        if len(data) > LARGEST_KEY:
+            raise NotAKeyError("it is larger than any key")
+        found = fingerprints(data)
+    except NotAKeyError as problem:
+        module.fail_json(msg="What {0} serves is not a repository key: {1}.".format(url, problem))
+    if found != [expected]:
+        module.fail_json(
+            msg="The key at {0} is not the expected one and was not installed. Expected fingerprint {1}, "
+            "found {2}. Either the vendor changed its key (confirm the new one from a second source, then "
+            "set it), or somebody is in the way.".format(url, expected, " and ".join(found))
+        )
+    return dearmour(data)
+
+
+def write(module, path, data):
+    """Write `data` to `path`, whole or not at all."""
+    handle, temporary = tempfile.mkstemp(dir=module.tmpdir)
+    with os.fdopen(handle, "wb") as keyring:
+        keyring.write(data)
+    module.atomic_move(temporary, path)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "url": {"type": "str", "required": True},
+            "path": {"type": "path", "required": True},
+            "fingerprint": {"type": "str", "required": True, "no_log": False},
+            "timeout": {"type": "int", "default": 60},
+        },
+        add_file_common_args=True,
+        supports_check_mode=True,
+    )
+    path = module.params["path"]
+    expected = module.params["fingerprint"].replace(" ", "").upper()
+    if not re.match(r"^([0-9A-F]{40}|[0-9A-F]{64})$", expected):
+        module.fail_json(msg="'{0}' is not a fingerprint: 40 or 64 hexadecimal digits.".format(expected))
+
+    changed = installed(path) != [expected]
+    if changed:
+        data = checked_key(module, module.params["url"], expected)
+        if module.check_mode:
+            module.exit_json(changed=True, fingerprint=expected)
+        write(module, path, data)
+    attributes = module.load_file_common_arguments(module.params)
+    changed = module.set_fs_attributes_if_different(attributes, changed)
+    module.exit_json(changed=changed, fingerprint=expected)
+
+
+if __name__ == "__main__":
+    main()
