@@ -1,12 +1,13 @@
 """Reads facts of this machine (docs/facts.md) and prints them as one framed line of JSON.
 
-The controller sends this text, followed by a call of `main`, to `python3 -I -S -`. It never writes, installs or
-leaves anything, and always answers: whatever may hang (a tool, a file) runs in a child process that is abandoned
-when its time is up, and never waited for, because a child stuck in the kernel does not die when it is killed.
+The controller sends this text, followed by a call of `main`, to `python3 -I -S -`. It never writes, installs
+or leaves anything, and always answers: whatever may hang (a tool, a file) runs in a child process that is
+abandoned when its time is up, and never waited for, because a child stuck in the kernel does not die when it
+is killed.
 
-Standard library only, Python 3.6 syntax, one file because it travels as one. Imports are few and late: json, re
-and subprocess would each cost as much as starting Python does. Paths are bytes, so that the locale of the login
-does not matter.
+Standard library only, Python 3.6 syntax, one file because it travels as one. Imports are few and late: json,
+re and subprocess would each cost as much as starting Python does. Paths are bytes, so that the locale of the
+login does not matter.
 """
 
 import os
@@ -202,7 +203,7 @@ WITHOUT_VERSION = ("not-installed", "config-files")
 
 
 def dpkg_paragraphs():
-    """Every paragraph of dpkg's database. What an interrupted dpkg left in updates/ comes last: it overrides."""
+    """Every paragraph of dpkg's database. What an interrupted dpkg left comes last: it overrides."""
     data = read_bytes("/var/lib/dpkg/status", 64 * 1024 * 1024)
     if data is None:
         raise ReadError("there is no dpkg database on this machine")
@@ -634,12 +635,14 @@ def execute(path, command):
 
 
 def read_all(probes, first):
-    """In the reader child: a line when a probe starts, a line when it is done: the parent knows which hangs."""
+    """In the reader child: a line when a probe starts and one when it ends tell the parent which one hangs."""
     for number in range(first, len(probes)):
         os.write(1, b"?%d\n" % number)
         probe = probes[number]
         facts, problems = attempt(probe, probe.read)
-        line = members(facts) + "\t" + members(problems) + "\n"  # tabs and newlines in values are escaped
+        line = (
+            "=" + members(facts) + "\t" + members(problems) + "\n"
+        )  # tabs and newlines in values are escaped
         data = line.encode("utf-8", "replace")
         while data:
             data = data[os.write(1, data) :]
@@ -741,10 +744,10 @@ class Observer:
         for line in lines:
             if line[:1] == b"?":
                 self.at = int(line[1:])
-                continue
-            facts, _, problems = line.decode("utf-8").partition("\t")
-            self.add(self.read_probes[self.at].facts, facts, problems)
-            self.at += 1
+            elif line[:1] == b"=":  # anything else is a warning of Python's
+                facts, _, problems = line[1:].decode("utf-8").partition("\t")
+                self.add(self.read_probes[self.at].facts, facts, problems)
+                self.at += 1
 
     def finish_tool(self, probe, output):
         facts, problems = attempt(probe, probe.parse, probe.facts, output.decode("utf-8", "replace"))
@@ -771,8 +774,8 @@ class Observer:
 
 
 def main(request):
-    """Answer one request: `facts` (names), `probe_seconds` and `seconds` (time for one probe, for all), `bytes`
-    (size of all values), `root` (put before every path; tests only)."""
+    """Answer one request: `facts` (names), `probe_seconds` and `seconds` (time for one probe, for all),
+    `bytes` (size of all values), `root` (put before every path; tests only)."""
     global ROOT
     ROOT = request.get("root", "").encode("utf-8")
     probes, unknown = plan(request.get("facts", ()))

@@ -1,0 +1,156 @@
+"""Which host keys are known: OpenSSH's known_hosts files, read as sshd(8) describes them (pure but for reading).
+
+Understands hashed names, `[host]:port`, wildcards and negation, and the markers @revoked and @cert-authority.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import enum
+import fnmatch
+import hashlib
+import hmac
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+SSH_PORT = 22
+
+
+def fingerprint(blob: bytes) -> str:
+    """A public key's fingerprint as ssh prints it: `SHA256:…`."""
+    return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One key of one line. `marker` is empty, `@revoked` or `@cert-authority`."""
+
+    file: str
+    line: int
+    marker: str
+    key_type: str
+    blob: bytes
+
+    @property
+    def place(self) -> str:
+        return f"{self.file} line {self.line}"
+
+
+class Standing(enum.Enum):
+    """What known_hosts says of a key a node presents."""
+
+    KNOWN = "known"
+    UNKNOWN = "unknown"
+    CHANGED = "changed"
+    REVOKED = "revoked"
+
+
+@dataclass
+class _File:
+    """A parsed file, indexed so that a fleet of 10,000 is not 10,000 × 10,000 comparisons."""
+
+    exact: dict[str, list[Entry]] = field(default_factory=dict)
+    patterns: list[tuple[list[str], Entry]] = field(default_factory=list)
+    hashed: list[tuple[bytes, bytes, Entry]] = field(default_factory=list)
+
+    def add(self, names: str, entry: Entry) -> None:
+        parts = names.lower().split(",") if not names.startswith("|") else [names]
+        if names.startswith("|1|"):
+            salt, _, digest = names[3:].partition("|")
+            self.hashed.append((base64.b64decode(salt), base64.b64decode(digest), entry))
+        elif any(set(part) & set("*?!") for part in parts):
+            self.patterns.append((parts, entry))
+        else:
+            for part in parts:
+                self.exact.setdefault(part, []).append(entry)
+
+    def of(self, name: str) -> list[Entry]:
+        found = list(self.exact.get(name, ()))
+        found += [entry for patterns, entry in self.patterns if _matches(patterns, name)]
+        encoded = name.encode()
+        found += [
+            entry for salt, digest, entry in self.hashed if hmac.digest(salt, encoded, "sha1") == digest
+        ]
+        return sorted(found, key=lambda entry: entry.line)
+
+
+def _matches(patterns: Iterable[str], name: str) -> bool:
+    hit = False
+    for pattern in patterns:
+        # fnmatch gives [ ] a meaning OpenSSH does not: [host]:port is literal.
+        literal = pattern.lstrip("!").replace("[", "[[]")
+        if fnmatch.fnmatchcase(name, literal):
+            if pattern.startswith("!"):
+                return False
+            hit = True
+    return hit
+
+
+def _parse(path: str) -> _File:
+    parsed = _File()
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return parsed  # as ssh does: a file that cannot be read knows nobody
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        marker = words.pop(0) if words and words[0].startswith("@") else ""
+        if len(words) < 3 or words[0].startswith("#"):
+            continue
+        try:
+            blob = base64.b64decode(words[2], validate=True)
+            parsed.add(words[0], Entry(path, number, marker, words[1], blob))
+        except (binascii.Error, ValueError):
+            continue
+    return parsed
+
+
+class KnownHosts:
+    """The known_hosts files of one invocation; each is read once. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _File] = {}
+        self._lock = threading.Lock()
+
+    def entries(self, files: Sequence[str], name: str) -> list[Entry]:
+        """Every line of `files` that is about `name` (`host`, or `[host]:port`)."""
+        return [entry for path in files for entry in self._file(path).of(name.lower())]
+
+    def _file(self, path: str) -> _File:
+        with self._lock:
+            if path not in self._files:
+                self._files[path] = _parse(path)
+            return self._files[path]
+
+    def learn(self, path: str, name: str, key_type: str, blob: bytes) -> None:
+        """Add a line, as `StrictHostKeyChecking accept-new` asks. Raises OSError."""
+        line = f"{name} {key_type} {base64.b64encode(blob).decode()}\n"
+        known = self._file(path)
+        with self._lock:
+            Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with Path(path).open("a", encoding="utf-8") as file:
+                file.write(line)
+            known.add(name, Entry(path, 0, "", key_type, blob))
+
+
+def host_name(host: str, port: int) -> str:
+    """How known_hosts names a host: `host`, or `[host]:port` when the port is not 22."""
+    return host.lower() if port == SSH_PORT else f"[{host.lower()}]:{port}"
+
+
+def judge(entries: Sequence[Entry], key_type: str, blob: bytes) -> tuple[Standing, Entry | None]:
+    """What `entries` say of a key, and the line that says it (of the same type, where there is one)."""
+    plain = [entry for entry in entries if not entry.marker]
+    for entry in entries:
+        if entry.marker == "@revoked" and entry.blob == blob:
+            return Standing.REVOKED, entry
+    for entry in plain:
+        if entry.blob == blob:
+            return Standing.KNOWN, entry
+    for entry in sorted(plain, key=lambda entry: entry.key_type != key_type):
+        # Known under another type of key only: a machine in the middle would offer just that.
+        return Standing.CHANGED, entry
+    return Standing.UNKNOWN, None

@@ -1,0 +1,179 @@
+"""OpenSSH client options: from ssh_config files and from arguments such as ansible_ssh_common_args.
+
+Only reads; what the options mean is connection.py. The first value of an option wins, as in ssh_config(5).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import getpass
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SYSTEM_CONFIG = "/etc/ssh/ssh_config"
+USER_CONFIG = "~/.ssh/config"
+ACCUMULATE = ("identityfile", "certificatefile")
+_FLAGS = {"4": ("addressfamily", "inet"), "6": ("addressfamily", "inet6")}
+_FLAGS_WITHOUT_EFFECT_HERE = set("aACfgKkNnqsTtvXxYy")
+_FLAGS_WITH_VALUE = {"p": "port", "l": "user", "i": "identityfile", "J": "proxyjump", "F": "configfile"}
+_MAX_INCLUDES = 16
+
+
+class NotUnderstoodError(Exception):
+    """Options only ssh itself can be trusted with; the text says which."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """One option and the Host and Match lines it stands under: all must hold."""
+
+    keyword: str
+    value: str
+    conditions: tuple[tuple[str, tuple[str, ...]], ...]
+
+
+Options = dict[str, list[str]]
+
+
+def take(options: Options, keyword: str, value: str) -> None:
+    """Note an option unless it is already set; identity files add up."""
+    if keyword in ACCUMULATE:
+        options.setdefault(keyword, []).append(value)
+    else:
+        options.setdefault(keyword, [value])
+
+
+def from_arguments(text: str, options: Options) -> None:
+    """The options in an ssh argument string (`-o A=b -J jump`), noted in `options`."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise NotUnderstoodError(f"ssh arguments {text!r}: {error}") from None
+    while words:
+        word = words.pop(0)
+        if not word.startswith("-") or len(word) < 2:
+            raise NotUnderstoodError(f"ssh argument {word!r}")
+        letters = word[1:]
+        while letters:
+            letter, letters = letters[0], letters[1:]
+            if letter in _FLAGS:
+                take(options, *_FLAGS[letter])
+            elif letter == "o" or letter in _FLAGS_WITH_VALUE:
+                if not letters and not words:
+                    raise NotUnderstoodError(f"ssh argument -{letter} without a value")
+                value, letters = letters or words.pop(0), ""
+                take(options, *(_pair(value) if letter == "o" else (_FLAGS_WITH_VALUE[letter], value)))
+            elif letter not in _FLAGS_WITHOUT_EFFECT_HERE:
+                raise NotUnderstoodError(f"ssh argument -{letter}")
+
+
+def _pair(line: str) -> tuple[str, str]:
+    """`Keyword value`, `Keyword=value`, `Keyword = "value"` → (keyword in lower case, value)."""
+    stripped = line.strip()
+    end = next((i for i, c in enumerate(stripped) if c in " \t="), len(stripped))
+    value = stripped[end:].strip()
+    if value.startswith("="):
+        value = value[1:].strip()
+    if not value:
+        raise NotUnderstoodError(f"ssh option {line.strip()!r}")
+    if len(value) > 1 and value[0] == value[-1] == '"' and value.count('"') == 2:
+        value = value[1:-1]
+    return stripped[:end].lower(), value
+
+
+def _lines(path: Path, conditions: tuple[tuple[str, tuple[str, ...]], ...], depth: int) -> Iterator[_Line]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    except (OSError, ValueError) as error:
+        raise NotUnderstoodError(f"{path}: {error}") from None
+    if depth > _MAX_INCLUDES:
+        raise NotUnderstoodError(f"{path}: included too deeply")
+    here = conditions
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip() or line.strip().startswith("#"):
+            continue
+        try:
+            keyword, value = _pair(line)
+            words = tuple(shlex.split(value)) if keyword in ("host", "match", "include") else ()
+        except (NotUnderstoodError, ValueError) as error:
+            raise NotUnderstoodError(f"{path} line {number}: {error}") from None
+        if keyword in ("host", "match"):
+            here = (*conditions, (keyword, words))
+        elif keyword == "include":
+            for included in _included(path, words):
+                yield from _lines(included, here, depth + 1)
+        else:
+            yield _Line(keyword, value, here)
+
+
+def _included(path: Path, patterns: Sequence[str]) -> Iterator[Path]:
+    base = Path("/etc/ssh") if str(path).startswith("/etc/ssh") else Path("~/.ssh").expanduser()
+    for pattern in patterns:
+        full = Path(pattern).expanduser()
+        full = full if full.is_absolute() else base / full
+        yield from sorted(Path(full.anchor).glob(str(full.relative_to(full.anchor))))
+
+
+class ConfigFiles:
+    """The ssh_config files of one invocation, read once: the user's and the system's, or the one of `-F`."""
+
+    def __init__(self) -> None:
+        self._read: dict[str, list[_Line] | NotUnderstoodError] = {}
+
+    def add(self, options: Options, name: str) -> None:
+        """Add to `options` what the files say of `name`. Raises NotUnderstoodError."""
+        chosen = options.pop("configfile", None)
+        files = chosen if chosen else [USER_CONFIG, SYSTEM_CONFIG]
+        if files == ["none"]:
+            return
+        for file in files:
+            for line in self._of(file):
+                if all(_holds(kind, words, name, options) for kind, words in line.conditions):
+                    take(options, line.keyword, line.value)
+
+    def _of(self, file: str) -> list[_Line]:
+        if file not in self._read:
+            try:
+                self._read[file] = list(_lines(Path(file).expanduser(), (), 0))
+            except NotUnderstoodError as error:
+                self._read[file] = error
+        found = self._read[file]
+        if isinstance(found, NotUnderstoodError):
+            raise found
+        return found
+
+
+def _holds(kind: str, words: tuple[str, ...], name: str, options: Options) -> bool:
+    if kind == "host":
+        return _matches(words, name)
+    left = list(words)
+    while left:
+        criterion = left.pop(0).lower()
+        if criterion == "all":
+            continue
+        subjects = {
+            "host": options.get("hostname", [name])[0].replace("%h", name),
+            "originalhost": name,
+            "user": options.get("user", [getpass.getuser()])[0],
+            "localuser": getpass.getuser(),
+        }
+        if criterion.lstrip("!") not in subjects or not left:
+            raise NotUnderstoodError(f"`Match {' '.join(words)}` in an ssh_config file")
+        hit = _matches(left.pop(0).split(","), subjects[criterion.lstrip("!")])
+        if hit == criterion.startswith("!"):
+            return False
+    return True
+
+
+def _matches(patterns: Sequence[str], name: str) -> bool:
+    hit = False
+    for pattern in patterns:
+        if fnmatch.fnmatchcase(name.lower(), pattern.lstrip("!").lower().replace("[", "[[]")):
+            if pattern.startswith("!"):
+                return False
+            hit = True
+    return hit
