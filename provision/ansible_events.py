@@ -123,8 +123,8 @@ def named_fields(result: Mapping[str, Any], secrets: Collection[str] = ()) -> di
         kept["msg"] = "the task hides its output (no_log)"
     for name, limit in (("msg", STDERR_LIMIT), ("stdout", STDOUT_LIMIT), ("stderr", STDERR_LIMIT)):
         text = result.get(name)
-        if isinstance(text, list):  # `debug: msg=[…]`
-            text = "\n".join(str(line) for line in text)
+        if text is not None and not isinstance(text, str):  # `debug: msg=[…]`
+            text = json.dumps(text)
         if isinstance(text, str) and text:
             text = masked(text, secrets)
             if len(text) > limit:

@@ -20,7 +20,7 @@ from provision.ansible_events import Outcome as Outcome
 from provision.ansible_events import Tally, secrets_of
 from provision.errors import GpuprovError
 
-GRACE = 10.0  # seconds Ansible has to end its workers when it is asked to stop; then it is killed
+GRACE = 4.0  # seconds Ansible has to end its workers when it is asked to stop; then it is killed
 POLL = 0.5  # seconds between looks at the clock while nothing is printed
 
 _RUNNERS_OWN = (
@@ -161,10 +161,11 @@ class _Stop:
         if self._kill_at is None:
             if self.pid is None:
                 return True
-            self._seen = set(_descendants(self.pid))
             self._kill_at = now + GRACE
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGINT)
+        if self.pid is not None:
+            self._seen.update(_descendants(self.pid))
         return now > self._kill_at
 
     @contextlib.contextmanager

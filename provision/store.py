@@ -67,7 +67,7 @@ class RunFolder:
         """A new folder below `runs` (default: GPUPROV_RUNS, else the state folder), mode 0700."""
         home = runs or runs_home()
         try:
-            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make_folder(home)
             folder = cls(_new_folder(home, verb))
             folder._write_meta(
                 {
@@ -121,7 +121,7 @@ class RunFolder:
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """One line to `<name>.jsonl`, flushed to the kernel before returning."""
         path = self._inside(f"{name}.jsonl")
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(path.parent)
         _append_line(path, _without_secrets(record))
 
     def read(self, name: str) -> Iterator[dict[str, Any]]:
@@ -139,7 +139,7 @@ class RunFolder:
     def write(self, name: str, text: str) -> Path:
         """A whole file at once (written beside, then renamed). `name` may hold a subfolder."""
         path = self._inside(name)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_folder(path.parent)
         _replace(path, text)
         return path
 
@@ -206,6 +206,13 @@ def _new_folder(home: Path, verb: str) -> Path:
             time.sleep(0.001)  # the name has milliseconds; names sort by time
             continue
         return path
+
+
+def _make_folder(path: Path) -> None:
+    """As `mkdir -p`, but what is made is closed to others at every level."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _append_line(path: Path, record: Mapping[str, Any]) -> None:
