@@ -1,1 +1,72 @@
-"""One file per report format."""
+"""One file per report format. `write_all` makes the files; `terminal.summary` is what a person sees at once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provision.errors import RunFolderError, UsageError
+
+if TYPE_CHECKING:
+    from provision.health import FleetHealth
+    from provision.store import RunFolder
+
+# format → (module below, file name). Each module has `render(fleet) -> Iterable[str]`.
+FORMATS = {
+    "json": ("json", "report.json"),
+    "html": ("html", "report.html"),
+    "md": ("markdown", "report.md"),
+    "junit": ("junit", "report.junit.xml"),
+}
+
+
+def write_all(fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[str]) -> dict[str, Path]:
+    """Write the report in each of `formats` (names of FORMATS) below `folder`; format → the file written.
+
+    Each file appears whole or not at all: a reader, or a kill in the middle, never sees half a report. Raises
+    UsageError for an unknown format (before anything is written) and RunFolderError when a file cannot be written.
+    """
+    path = folder if isinstance(folder, Path) else folder.path
+    for name in formats:
+        if name not in FORMATS:
+            raise UsageError(f"unknown report format: {name}", f"known formats: {', '.join(FORMATS)}")
+    written = {}
+    for name in dict.fromkeys(formats):
+        module, file_name = FORMATS[name]
+        render: Callable[[FleetHealth], Iterable[str]] = importlib.import_module(f"{__name__}.{module}").render
+        written[name] = _write(path / file_name, render(fleet))
+    return written
+
+
+def _write(path: Path, chunks: Iterable[str]) -> Path:
+    """Write beside, then rename."""
+    beside: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", errors="replace", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as out:
+            beside = Path(out.name)
+            out.writelines(chunks)
+            out.flush()
+            os.fsync(out.fileno())
+        beside.chmod(0o666 & ~_umask())  # a report is for passing on; the run folder's own mode protects it meanwhile
+        return beside.replace(path)
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot write {path}: {error.strerror or error}", "give a writable folder with --output"
+        ) from error
+    finally:
+        if beside is not None:
+            beside.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    """The process's umask; reading it is only possible by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

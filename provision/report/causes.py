@@ -1,0 +1,179 @@
+"""What is wrong with a fleet, worst first, the same cause on many nodes told once (pure).
+
+What could not be measured is a cause like any other: a node that was not reached and a check that never ran get a
+finding of their own here, so that every report shows them as loudly as a failure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from provision.health import FleetHealth, GpuIdentity, NodeHealth
+from provision.judge import Finding, Verdict
+from provision.report.names import natural
+from provision.report.text import many, one_line
+
+# In words and in symbols: a verdict is never told by colour alone.
+SYMBOLS = {Verdict.PASS: "✓", Verdict.SKIP: "–", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.FAIL: "✗"}
+HEADINGS = {
+    Verdict.FAIL: "Failed",
+    Verdict.ERROR: "Not measured",
+    Verdict.WARN: "Warnings",
+    Verdict.SKIP: "Skipped: declared not applicable",
+}
+_VARYING = re.compile(r"GPU-[0-9a-fA-F-]{36}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d|\d+(?:\.\d+)*")
+_GPU = re.compile(r"\bgpu(\d{1,4})\b")
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """One finding on one node, with the GPUs its device names."""
+
+    node: NodeHealth
+    finding: Finding
+
+    @property
+    def gpus(self) -> tuple[GpuIdentity, ...]:
+        wanted = {int(index) for index in _GPU.findall(self.finding.device)}
+        return tuple(gpu for gpu in self.node.gpus if gpu.index in wanted) if wanted else ()
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Findings that are the same trouble: same verdict, check, metric and action."""
+
+    verdict: Verdict
+    check: str
+    metric: str
+    action: str
+    culprits: tuple[Culprit, ...]
+
+    @cached_property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes it is on, in natural order."""
+        return tuple(dict.fromkeys(culprit.node.node for culprit in self.culprits))
+
+    @cached_property
+    def same_words(self) -> bool:
+        """Whether every culprit has the same message, so that saying it once says it all."""
+        return len({culprit.finding.message for culprit in self.culprits}) == 1
+
+    @cached_property
+    def title(self) -> str:
+        """`gpu_burn: gpu5 computed 128 wrong results`, or the metric and its limit when the words differ."""
+        first = self.culprits[0].finding
+        if self.same_words:
+            return f"{self.check}: {one_line(first.message)}" if self.check else one_line(first.message)
+        what = self.metric or one_line(_VARYING.sub("…", first.message), 160)
+        limits = {culprit.finding.limit for culprit in self.culprits}
+        limit = f" (limit {one_line(first.limit)})" if len(limits) == 1 and first.limit else ""
+        return f"{self.check}: {what}{limit}" if self.check else what
+
+
+def causes(fleet: FleetHealth) -> list[Cause]:
+    """Everything that is not a pass, worst verdict first, then the cause that most nodes share."""
+    groups: dict[tuple[Verdict, str, str, str, str], list[Culprit]] = {}
+    for culprit in _culprits(fleet):
+        finding = culprit.finding
+        words = finding.metric or _VARYING.sub("#", finding.message.replace(culprit.node.node, "#"))
+        key = (finding.verdict, finding.check, finding.metric, finding.action, words)
+        groups.setdefault(key, []).append(culprit)
+    found = [
+        Cause(
+            verdict,
+            check,
+            metric,
+            action,
+            tuple(sorted(culprits, key=lambda c: (natural(c.node.node), natural(c.finding.device)))),
+        )
+        for (verdict, check, metric, action, _), culprits in groups.items()
+    ]
+    return sorted(found, key=lambda cause: (-cause.verdict.badness, -len(cause.nodes), cause.check, cause.metric))
+
+
+def _culprits(fleet: FleetHealth) -> Iterator[Culprit]:
+    asked = fleet.asked
+    for node in fleet.nodes:
+        silent = node.unreachable or bool(node.error)
+        if silent:
+            yield Culprit(node, Finding("", Verdict.ERROR, "node", silence(node), action="investigate"))
+        for check in node.checks:
+            for finding in check.findings:
+                if finding.verdict is not Verdict.PASS:
+                    yield Culprit(node, finding)
+            if not check.findings and check.verdict is not Verdict.PASS:
+                yield Culprit(node, Finding(check.check, check.verdict, "node", "no reason was given", action="run again"))
+        if not silent and len(node.checks) < len(asked) + 1:
+            for name in missing(fleet, node):
+                yield Culprit(node, Finding(name, Verdict.ERROR, "node", "did not run", action="run again"))
+
+
+def silence(node: NodeHealth) -> str:
+    """Why a node has no answer: one sentence."""
+    why = one_line(node.error) or "no reason was given"
+    return f"unreachable: {why}" if node.unreachable else why
+
+
+def missing(fleet: FleetHealth, node: NodeHealth) -> tuple[str, ...]:
+    """The checks that were asked for and have no result on this node."""
+    have = {check.check for check in node.checks}
+    return tuple(name for name in fleet.asked if name not in have)
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How much of what was asked was measured, counted in checks on nodes."""
+
+    asked: int
+    measured: int
+    nodes_silent: int
+
+    @property
+    def unmeasured(self) -> int:
+        return self.asked - self.measured
+
+
+def coverage(fleet: FleetHealth) -> Coverage:
+    """A check is measured on a node when it has a result there that is neither `error` nor `skip`."""
+    asked = measured = silent = 0
+    unmeasured = (Verdict.ERROR, Verdict.SKIP)
+    for node in fleet.nodes:
+        names = dict.fromkeys((*fleet.asked, *(check.check for check in node.checks)))
+        asked += len(names)
+        measured += sum(check.verdict not in unmeasured for check in node.checks)
+        silent += node.unreachable
+    return Coverage(asked, measured, silent)
+
+
+_HEADLINE: tuple[tuple[Verdict, Callable[[int], str]], ...] = (
+    (Verdict.FAIL, lambda count: f"{count:,} unhealthy"),
+    (Verdict.ERROR, lambda count: f"{count:,} not proven (could not be measured)"),
+    (Verdict.WARN, lambda count: f"{count:,} with warnings"),
+    (Verdict.SKIP, lambda count: f"{count:,} not fully checked"),
+    (Verdict.PASS, lambda count: f"{count:,} healthy"),
+)
+
+
+def headline(fleet: FleetHealth) -> str:
+    """The fleet in one line: `1 of 3 nodes unhealthy, 2 healthy`."""
+    total, counts = len(fleet.nodes), fleet.counts
+    if not total:
+        return "nothing was measured: the run has no nodes"
+    if counts[Verdict.PASS] == total:
+        said = f"all {total:,} nodes healthy" if total > 1 else "the node is healthy"
+    else:
+        first, *rest = [(counts[verdict], words) for verdict, words in _HEADLINE if counts[verdict]]
+        said = f"{first[0]:,} of {many(total, 'node')} {first[1](first[0]).partition(' ')[2]}"
+        said += "".join(f", {words(count)}" for count, words in rest)
+    return f"{said}; the run was interrupted" if fleet.interrupted else said
+
+
+def overall(fleet: FleetHealth) -> Verdict:
+    """The worst verdict of any node; `error` when there is none or the run was interrupted before a failure."""
+    verdicts = [node.verdict for node in fleet.nodes]
+    if fleet.interrupted or not verdicts:
+        verdicts.append(Verdict.ERROR)
+    return max(verdicts, key=lambda verdict: verdict.badness)

@@ -1,0 +1,125 @@
+"""report.md: the report for a ticket, short enough to paste; everything else is in the other formats."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from provision.health import FleetHealth
+from provision.judge import Verdict
+from provision.report.causes import HEADINGS, SYMBOLS, Cause, causes, coverage, headline
+from provision.report.names import fold
+from provision.report.terminal import next_commands
+from provision.report.text import clean, duration, many, moment, one_line, quantity
+
+_CAUSES = 40  # per verdict; with _ROWS, keeps the text below what ticket systems take (65,536 characters)
+_ROWS = 20
+_EVIDENCE = 12  # lines of raw output under a cause
+# What Markdown acts on inside a line; an underscore within a word (gpu_burn) is harmless, and readable as it is.
+_SPECIAL = re.compile(r"([\\`*{}\[\]|~>]|(?<!\w)_|_(?!\w))")
+# A zero-width space keeps ticket systems from turning @name into a mention, #1 and addresses into links.
+_LINKED = re.compile(r"(@|#|:(?=//)|www\.)(?=[\w/])")
+
+
+def render(fleet: FleetHealth) -> Iterator[str]:
+    """The document in pieces, kept below what one ticket takes."""
+    budget = 60_000
+    for piece in _pieces(fleet):
+        budget -= len(piece)
+        if budget < 0:
+            yield "\n… cut here to fit a ticket: report.html and report.json have the rest.\n"
+            return
+        yield piece
+
+
+def _pieces(fleet: FleetHealth) -> Iterator[str]:
+    found = causes(fleet)
+    yield f"# GPU fleet health: {escape(headline(fleet))}\n\n"
+    yield from _header(fleet)
+    for verdict in sorted(HEADINGS, key=lambda verdict: -verdict.badness):
+        group = [cause for cause in found if cause.verdict is verdict]
+        if group:
+            yield f"\n## {SYMBOLS[verdict]} {HEADINGS[verdict]}\n"
+        for cause in group[:_CAUSES]:
+            yield _cause(cause)
+        if left := group[_CAUSES:]:
+            yield f"\n… and {many(len(left), 'more cause')}: see report.html.\n"
+    healthy = [node.node for node in fleet.nodes if node.verdict is Verdict.PASS]
+    if healthy:
+        yield f"\n## ✓ Healthy\n\n{many(len(healthy), 'node')}: {escape(fold(healthy, 2000))}\n"
+    yield "\n## Next\n\n"
+    for command, why in next_commands(fleet, found):
+        yield f"- {_code(command)}: {escape(why)}\n"
+
+
+def _header(fleet: FleetHealth) -> Iterator[str]:
+    seen = coverage(fleet)
+    taken = duration(fleet.started, fleet.finished)
+    when = moment(fleet.started) + (f", {taken}" if taken else "")
+    yield _table(["verdict", "nodes"], ([f"{SYMBOLS[v]} {v.value}", f"{n:,}"] for v, n in fleet.counts.items()))
+    yield (
+        f"\nMeasured {seen.measured:,} of {many(seen.asked, 'check')} "
+        f"({escape(', '.join(fleet.asked)) or 'none asked for'}), started {escape(when)}, "
+        f"inventory {_code(fleet.inventory)}, run {_code(fleet.run_id)}, gpuprov {escape(fleet.gpuprov_version)}.\n"
+    )
+
+
+def _cause(cause: Cause) -> str:
+    where = f"{many(len(cause.nodes), 'node')}: " if len(cause.nodes) > 1 else ""
+    parts = [f"\n### {escape(where + cause.title)}\n\n", f"Action: **{escape(cause.action)}**\n\n"]
+    if len(cause.nodes) > 1:
+        parts.append(f"Nodes: {escape(fold(cause.nodes))}\n\n")
+    parts.append(
+        _table(
+            ["node", "device", "GPU serial", "PCI address", "measured", "limit", "what"],
+            (
+                [
+                    escape(culprit.node.node),
+                    escape(culprit.finding.device),
+                    escape(", ".join(gpu.serial for gpu in culprit.gpus)),
+                    escape(", ".join(gpu.pci_address for gpu in culprit.gpus)),
+                    escape(quantity(culprit.finding.value, culprit.finding.unit)),
+                    escape(culprit.finding.limit),
+                    escape(culprit.finding.message, 300),
+                ]
+                for culprit in cause.culprits[:_ROWS]
+            ),
+        )
+    )
+    if len(cause.culprits) > _ROWS:
+        parts.append(f"\n… and {len(cause.culprits) - _ROWS:,} more: see report.html.\n")
+    sources = dict.fromkeys(culprit.finding.source for culprit in cause.culprits if culprit.finding.source)
+    if sources:
+        parts.append(f"\nLimit from: {escape('; '.join(list(sources)[:3]), 900)}\n")
+    parts.append(_evidence(cause))
+    return "".join(parts)
+
+
+def _evidence(cause: Cause) -> str:
+    """Raw output of the first culprit that has any, as an indented block: nothing in it can end the block."""
+    for culprit in cause.culprits:
+        lines = [one_line(line, 200) for line in culprit.finding.evidence[:_EVIDENCE]]
+        if lines:
+            block = "\n".join(f"    {line}" for line in lines)
+            return f"\nEvidence on {escape(culprit.node.node)}:\n\n{block}\n"
+    return ""
+
+
+def escape(text: str, limit: int = 400) -> str:
+    """Text that Markdown shows as it is: no markup, no HTML, no table cell or line ended, nobody mentioned."""
+    line = one_line(text, limit).replace("&", "&amp;").replace("<", "&lt;")
+    return _LINKED.sub("\\1\u200b", _SPECIAL.sub(r"\\\1", line))
+
+
+def _code(text: str) -> str:
+    """A code span; longer fences than any run of backticks inside, as CommonMark asks."""
+    line = one_line(text, 400)
+    fence = "`" * (max((len(run) for run in re.findall("`+", line)), default=0) + 1)
+    pad = " " if "`" in line else ""
+    return f"{fence}{pad}{clean(line)}{pad}{fence}" if line else "—"
+
+
+def _table(heads: list[str], rows: Iterable[list[str]]) -> str:
+    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
+    lines += [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,94 @@
+"""Many node names in few characters: `gpu-[01-03,07]`."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import pairwise
+
+from provision.report.text import one_line
+
+_LAST_NUMBER = re.compile(r"^(.*?)(\d+)(\D*)$", re.DOTALL)
+_ADDRESS = re.compile(r"^[\d.]+$|:")
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A sort key that puts gpu-9 before gpu-10.
+
+    >>> sorted(["gpu-10", "gpu-9"], key=natural)
+    ['gpu-9', 'gpu-10']
+    """
+    # isdecimal() also holds for digits of other scripts, which int() reads; huge runs of digits are no numbers.
+    return [
+        (0, int(part), part) if part.isdecimal() and len(part) < 20 else (1, 0, part)
+        for part in re.split(r"(\d+)", name)
+    ]
+
+
+def fold(names: Iterable[str], limit: int = 400) -> str:
+    """Node names as ranges, cut at about `limit` characters (then it says how many more).
+
+    >>> fold(["gpu-01", "gpu-02", "gpu-03", "gpu-07", "login.example"])
+    'gpu-[01-03,07], login.example'
+    """
+    unique = sorted(set(names), key=natural)
+    pieces: list[str] = []
+    length = shown = 0
+    for text, count in _folded(unique):
+        if pieces and length + len(text) > limit:
+            return f"{', '.join(pieces)} … and {len(unique) - shown:,} more"
+        pieces.append(text if len(text) <= limit else text[: limit - 1] + "…")
+        length += len(text) + 2
+        shown += count
+    return ", ".join(pieces)
+
+
+def _folded(names: list[str]) -> Iterable[tuple[str, int]]:
+    """Ranges and single names, in the order of their first member, with how many names each stands for."""
+    groups: dict[tuple[str, str, int], list[tuple[int, str]]] = defaultdict(list)
+    for name in names:
+        before, digits, after = _split(name)
+        if len(digits) > 18:
+            before, digits, after = name, "", ""
+        width = len(digits) if digits.startswith("0") else 0
+        groups[before, after, width].append((int(digits or 0), digits))
+    for (before, after, width), numbers in _with_padded_joined(groups).items():
+        before, after = one_line(before, 80), one_line(after, 80)
+        if len(numbers) == 1:
+            yield f"{before}{numbers[0][1]}{after}", 1
+        else:
+            yield f"{before}[{_ranges([number for number, _ in numbers], width)}]{after}", len(numbers)
+
+
+def _with_padded_joined(
+    groups: dict[tuple[str, str, int], list[tuple[int, str]]],
+) -> dict[tuple[str, str, int], list[tuple[int, str]]]:
+    """`09` is padded and `10` looks unpadded: numbers as long as the padded ones belong to them."""
+    for before, after, width in [key for key in groups if key[2]]:
+        rest = groups.get((before, after, 0), [])
+        same = [item for item in rest if len(item[1]) == width]
+        if same:
+            groups[before, after, width] = sorted(groups[before, after, width] + same)
+            groups[before, after, 0] = [item for item in rest if item not in same]
+    return {key: numbers for key, numbers in groups.items() if numbers}
+
+
+def _split(name: str) -> tuple[str, str, str]:
+    """The number that counts nodes: the last one of the first label, so that gpu-01.pod3 folds over gpu-02.pod3."""
+    if _ADDRESS.search(name):
+        match = _LAST_NUMBER.match(name)
+        return (match[1], match[2], match[3]) if match and ":" not in name else (name, "", "")
+    label, dot, domain = name.partition(".")
+    match = _LAST_NUMBER.match(label)
+    return (match[1], match[2], match[3] + dot + domain) if match else (name, "", "")
+
+
+def _ranges(numbers: list[int], width: int) -> str:
+    """Sorted numbers as `01-03,07`."""
+    starts = [numbers[0]] + [b for a, b in pairwise(numbers) if b != a + 1]
+    ends = [a for a, b in pairwise(numbers) if b != a + 1] + [numbers[-1]]
+    return ",".join(
+        f"{start:0{width}d}" if start == end else f"{start:0{width}d}-{end:0{width}d}"
+        for start, end in zip(starts, ends, strict=True)
+    )

@@ -1,0 +1,163 @@
+"""The health of a fleet for a person at a terminal at 3 a.m.: who is to blame, why, and what to type next."""
+
+from __future__ import annotations
+
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from provision.health import FleetHealth
+from provision.judge import Verdict
+from provision.report.causes import HEADINGS, SYMBOLS, Cause, Culprit, causes, coverage, headline, overall
+from provision.report.names import fold
+from provision.report.text import duration, many, one_line, quantity
+
+_CAUSES = 12  # shown of each verdict; the report files have all
+_CULPRITS = 6  # told one by one; more are folded into ranges
+_EXAMPLES = 3  # told one by one of a folded cause
+_NAMED = 8  # nodes named in a command; more nodes and the command is for all
+_COLOURS = {Verdict.PASS: "32", Verdict.SKIP: "2", Verdict.WARN: "33", Verdict.ERROR: "35", Verdict.FAIL: "31"}
+
+
+def summary(fleet: FleetHealth, width: int = 100, color: bool = False) -> str:
+    """The whole summary, ending in a newline: the headline, then every cause worst first with its culprits, what was
+    not measured as loud as what failed, and the next command.
+
+    `width` in columns (at least 40 are used); `color` adds ANSI colours, and never anything else.
+    """
+    ink = _Ink(max(width, 40), color)
+    found = causes(fleet)
+    lines = [ink.paint(overall(fleet), headline(fleet), bold=True), *_context(fleet, ink)]
+    for verdict in sorted(HEADINGS, key=lambda verdict: -verdict.badness):
+        group = [cause for cause in found if cause.verdict is verdict]
+        if group:
+            lines += ["", ink.paint(verdict, HEADINGS[verdict], bold=True), *_section(group, ink)]
+    lines += ["", *_next(fleet, found, ink)]
+    return "\n".join(lines) + "\n"
+
+
+class _Ink:
+    """Wraps lines to a width and paints verdicts, if asked."""
+
+    def __init__(self, width: int, color: bool) -> None:
+        self.width, self.color = width, color
+
+    def paint(self, verdict: Verdict, text: str, bold: bool = False) -> str:
+        if not self.color:
+            return text
+        return f"\x1b[{'1;' if bold else ''}{_COLOURS[verdict]}m{text}\x1b[0m"
+
+    def wrap(self, text: str, indent: str, hang: str = "    ") -> list[str]:
+        return textwrap.wrap(
+            text,
+            self.width,
+            initial_indent=indent,
+            subsequent_indent=indent + hang,
+            break_on_hyphens=False,
+        ) or [indent]
+
+
+def _context(fleet: FleetHealth, ink: _Ink) -> Iterator[str]:
+    """How much was measured, and how long it took."""
+    seen = coverage(fleet)
+    told = [f"{seen.measured:,} of {many(seen.asked, 'check')} measured"]
+    if seen.nodes_silent:
+        told.append(f"{many(seen.nodes_silent, 'node')} unreachable")
+    told.append(duration(fleet.started, fleet.finished))
+    if fleet.asked:
+        told.append(", ".join(one_line(name, 40) for name in fleet.asked))
+    yield from ink.wrap(" · ".join(filter(None, told)), "", "")
+
+
+def _section(group: Sequence[Cause], ink: _Ink) -> Iterator[str]:
+    for cause in group[:_CAUSES]:
+        yield from _cause(cause, ink)
+    if left := group[_CAUSES:]:
+        nodes = {name for cause in left for name in cause.nodes}
+        yield from ink.wrap(
+            f"… and {many(len(left), 'more cause')} on {many(len(nodes), 'node')} in the report: {fold(nodes, 120)}", "  "
+        )
+
+
+def _cause(cause: Cause, ink: _Ink) -> Iterator[str]:
+    mark = f"{SYMBOLS[cause.verdict]} {cause.verdict.value.upper()}"
+    where = f"{many(len(cause.nodes), 'node')}: " if len(cause.nodes) > 1 else ""
+    action = f" → {one_line(cause.action, 80)}" if cause.action not in {"", "none"} else ""
+    first, *rest = ink.wrap(f"{mark}  {where}{cause.title}{action}", "  ")
+    yield first.replace(mark, ink.paint(cause.verdict, mark), 1)
+    yield from rest
+    one_by_one = len(cause.culprits) <= _CULPRITS
+    if not one_by_one or all(culprit.finding.device == "node" for culprit in cause.culprits) and cause.same_words:
+        yield from ink.wrap(fold(cause.nodes), "      ", "")
+        if cause.same_words:
+            return
+    for culprit in cause.culprits[: _CULPRITS if one_by_one else _EXAMPLES]:
+        said = _culprit(culprit, told=cause.same_words)
+        yield from ink.wrap(said if one_by_one else f"for example {said}", "      ")
+
+
+def _culprit(culprit: Culprit, told: bool) -> str:
+    """`gpu-03 gpu5 (serial 165…, 0000:bb:00.0): …`; the message is left out where it was `told` already."""
+    finding = culprit.finding
+    name = one_line(culprit.node.node, 80)
+    if finding.device != "node":
+        name += f" {one_line(finding.device, 40)}"
+    if culprit.gpus:
+        name += f" ({'; '.join(identity(gpu.index, gpu.serial, gpu.pci_address, culprit) for gpu in culprit.gpus)})"
+    message = "" if told else one_line(finding.message, 300)
+    measured = quantity(finding.value, finding.unit)
+    facts = [message] if message else []
+    if measured and str(measured).split(" ")[0] not in finding.message:
+        facts.append(f"measured {measured}")
+    if finding.limit and finding.limit not in finding.message:
+        facts.append(f"limit {one_line(finding.limit, 80)}")
+    return f"{name}: {', '.join(facts)}" if facts else name
+
+
+def identity(index: int, serial: str, pci_address: str, culprit: Culprit) -> str:
+    """Which physical GPU it is: the serial is on its label, the PCI address leads to its slot."""
+    which = f"gpu{index} " if len(culprit.gpus) > 1 else ""
+    known = [f"serial {one_line(serial, 40)}" if serial else "serial unknown", one_line(pci_address, 40)]
+    return which + ", ".join(filter(None, known))
+
+
+def _next(fleet: FleetHealth, found: Sequence[Cause], ink: _Ink) -> Iterator[str]:
+    """The command to type now."""
+    for number, (command, why) in enumerate(next_commands(fleet, found)):
+        label = "next: " if number == 0 else "then: "
+        text = f"{label}{command}"
+        yield ink.paint(Verdict.PASS, text, bold=True) if ink.color else text
+        yield from ink.wrap(why, "      ", "")
+
+
+def next_commands(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[tuple[str, str]]:
+    """Commands to type next, with the reason; at least one."""
+    failed = _on(found, Verdict.FAIL)
+    configuration = [n for c in found if c.verdict is Verdict.FAIL and c.action == "fix configuration" for n in c.nodes]
+    silent = [node.node for node in fleet.nodes if node.unreachable]
+    again = [name for name in _on(found, Verdict.ERROR) if name not in set(silent)]
+    if fleet.interrupted:
+        yield f"gpuprov validate --resume {shlex.quote(one_line(fleet.run_id, 120))}", "goes on where it was interrupted"
+    if configuration:
+        yield f"gpuprov plan{_nodes(configuration)}", "shows what `gpuprov up` would put right on these nodes"
+    if failed:
+        yield f"gpuprov validate{_nodes(failed)}", "after the actions above: proves the repair"
+    elif again and not fleet.interrupted:
+        yield f"gpuprov validate{_nodes(again)}", "measures again what could not be measured"
+    if silent:
+        yield f"gpuprov drift{_nodes(silent)}", "once they are back: says whether they answer, and still match the stack"
+    if not found and not fleet.interrupted:
+        yield "gpuprov drift", "any time later: has anything moved since?"
+    elif not failed and not again and not silent and not fleet.interrupted:
+        yield f"gpuprov validate{_nodes(_on(found, *HEADINGS))}", "after looking at the warnings above"
+
+
+def _on(found: Sequence[Cause], *verdicts: Verdict) -> list[str]:
+    return list(dict.fromkeys(name for cause in found if cause.verdict in verdicts for name in cause.nodes))
+
+
+def _nodes(names: Sequence[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    if len(unique) > _NAMED or any(one_line(name) != name for name in unique):
+        return " --nodes all"
+    return f" --nodes {shlex.quote(','.join(unique))}"
