@@ -63,8 +63,13 @@ ACTIONS = (
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
-    """The worst verdict; `error` when there is none at all, for nothing was measured."""
-    return max(verdicts, key=lambda verdict: verdict.badness, default=Verdict.ERROR)
+    """The worst verdict; `error` when there is none at all, for nothing was measured.
+
+    What does not apply says nothing about what does: `skip` is the answer only when nothing else was judged.
+    """
+    given = list(verdicts)
+    judged = [verdict for verdict in given if verdict is not Verdict.SKIP] or given
+    return max(judged, key=lambda verdict: verdict.badness, default=Verdict.ERROR)
 
 
 def number(value: float | int | str | bool) -> float | None:
@@ -90,7 +95,7 @@ def limit_text(threshold: Threshold) -> str:
 def by_threshold(
     check: str, what: str, measurement: Measurement, threshold: Threshold | None, *, action: str
 ) -> Finding:
-    """Judge one number against its limit; `warn` when nobody has stated a limit. `what` names the quantity."""
+    """Judge one number (`what` names it) against its limit; `warn` when nobody has stated a limit."""
     shown = f"{measurement.value:g}" if isinstance(measurement.value, float) else str(measurement.value)
     said = f"{what} is {shown} {measurement.unit}".rstrip()
     value = number(measurement.value)
@@ -130,7 +135,7 @@ def unmeasured(
 
 
 def spread(values: Iterable[float]) -> tuple[float, float]:
-    """Median, and median absolute deviation scaled to a standard deviation (× 1.4826)."""
+    """Median, and median absolute deviation scaled to a standard deviation (times 1.4826)."""
     values = list(values)
     middle = statistics.median(values)
     return middle, 1.4826 * statistics.median(abs(value - middle) for value in values)

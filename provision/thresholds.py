@@ -58,6 +58,11 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yml") if path.stem != "metrics"))
 
 
+def _known_skus() -> list[str]:
+    """Every SKU that may be named: also those for which there is no limit of our own yet."""
+    return sorted({*available(), *(path.stem for path in (DATA / "skus").glob("*.yml"))})
+
+
 def for_sku(sku: str | None, override: Path | None = None) -> Mapping[str, Threshold]:
     """Thresholds by metric name for a SKU; empty when there is none (a judge then says `warn`, never `pass`).
 
@@ -126,10 +131,11 @@ def _check_document(path: Path, document: Mapping[str, Any]) -> None:
         _refuse(path, f"key {sorted(map(str, unknown))[0]!r}", "is not known here (sku, links, thresholds)")
     if not isinstance(document.get("sku"), str):
         _refuse(path, "key 'sku'", "must name a GPU SKU such as h100-sxm, or any")
-    if document["sku"] != _EVERY_SKU and document["sku"] not in available():
-        near = difflib.get_close_matches(document["sku"], available(), n=1)
+    known = _known_skus()
+    if document["sku"] != _EVERY_SKU and document["sku"] not in known:
+        near = difflib.get_close_matches(document["sku"], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        _refuse(path, f"sku {document['sku']!r}", f"is not one of {', '.join(available())}{hint}")
+        _refuse(path, f"sku {document['sku']!r}", f"is not one of {', '.join(known)}{hint}")
     if not isinstance(document.get("thresholds"), dict):
         _refuse(path, "key 'thresholds'", "must map metric names to limits")
 

@@ -1,7 +1,8 @@
 """All GPUs multiply matrices for a while: wrong results, dead workers, and a GPU slower than its peers.
 
-gpu_burn's exit status is 0 with a FAULTY GPU, and an option it does not know makes it burn for 0 seconds and print OK.
-Its text is believed only when it says how long it burned, that every GPU worked, and how every GPU ended.
+gpu_burn's exit status is 0 with a FAULTY GPU, and an option it does not know makes it burn for 0 seconds and
+print OK. Its text is believed only when it says how long it burned, that every GPU worked, and how every GPU
+ended.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from provision.thresholds import Threshold
 SUMMARY = "every GPU multiplies matrices under full load; wrong results and slow GPUs are named"
 SCOPE = "node"
 STAGE = "standard"
-NEEDS = ("gpu_burn",)
+NEEDS: tuple[str, ...] = ("gpu_burn",)
 
 ID = "gpu_burn"
 
@@ -28,9 +29,9 @@ DEFAULT_SECONDS = 60
 # Allocation, the first results and the teardown of 8 GPUs take 30 to 60 s beyond the burn.
 _OVERHEAD = 90.0
 
-# Healthy GPUs of one node under one power limit stay within a few percent of each other. A synchronous job runs at
-# the speed of its slowest GPU: the 0.5 % of machines that were 10 % slow cost MegaScale real throughput, so 10 %
-# deserves a look. A fifth is no longer variation: a part is broken, or a limit is set.
+# Healthy GPUs of one node under one power limit stay within a few percent of each other. A synchronous job
+# runs at the speed of its slowest GPU: the 0.5 % of machines that were 10 % slow cost MegaScale real
+# throughput, so 10 % deserves a look. A fifth is no longer variation: a part is broken, or a limit is set.
 PEER_WARN = 0.10
 PEER_FAIL = 0.20
 
@@ -46,7 +47,8 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
             (program, "-tc", str(seconds)),
             seconds + _OVERHEAD,
             cwd=folder,
-            # CUDA numbers GPUs by speed unless told otherwise; gpu3 must be nvidia-smi's GPU 3 in every check.
+            # CUDA numbers GPUs by speed unless told otherwise; gpu3 must be nvidia-smi's GPU 3 in every
+            # check.
             env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         )
     ]
@@ -64,10 +66,14 @@ _BURNING = re.compile(r"Burning for (\d+) seconds")
 
 @dataclass
 class _Gpu:
-    """One GPU over the whole burn. Error counters start again at each "Summary at": errors are summed by segment."""
+    """One GPU over the whole burn. Error counters start again at each "Summary at": errors are summed by
+    segment.
+    """
 
     done: int = 0
-    rates: list[tuple[float, int]] = field(default_factory=list)  # (percent of the burn, Gflop/s) at each report
+    rates: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # (percent of the burn, Gflop/s) at each report
     errors: int = 0
     segment_errors: int = 0
     died: bool = False
@@ -78,17 +84,21 @@ class _Gpu:
         self.segment_errors = 0
 
     def steady_rate(self) -> float | None:
-        """The median of the burn's second half, when clocks and heat have settled; None when it was too short.
+        """The median of the burn's second half, when clocks and heat have settled; None when it was too
+        short.
 
-        A GPU's first report is never steady: allocation and warm-up are in it, and it shows a third of the truth.
+        A GPU's first report is never steady: allocation and warm-up are in it, and it shows a third of the
+        truth.
         """
         warm = self.rates[1:]
         late = [rate for percent, rate in warm if percent >= 50] or [rate for _, rate in warm]
         return float(statistics.median(late)) if late else None
 
 
-def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """gpu_burn's text → per GPU: `state` OK or FAULTY, `rate`, `errors`, `temperature`; and what was really burned."""
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:  # noqa: ARG001 - the contract
+    """gpu_burn's text → per GPU: `state` OK or FAULTY, `rate`, `errors`, `temperature`; and what was really
+    burned.
+    """
     output = completed(outputs, "gpu_burn")
     text = output.stdout.replace("\r", "\n")
     if "No clients are alive" in text:
@@ -115,7 +125,9 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 def _verdicts(text: str, count: int) -> list[str]:
     verdicts = _VERDICT.findall(text)
     if [int(index) for index, _ in verdicts] != list(range(count)):
-        raise ParseError(f"gpu_burn tested {count} GPUs and tells the result of {len(verdicts)}", "run the check again")
+        raise ParseError(
+            f"gpu_burn tested {count} GPUs and tells the result of {len(verdicts)}", "run the check again"
+        )
     return [state for _, state in verdicts]
 
 
@@ -158,10 +170,13 @@ def _replay(line: str, gpus: Sequence[_Gpu], percent: float) -> None:
     rates, errors = _DONE.findall(line.split("errors:")[0]), _ERRORS.search(line)
     counts = _ONE_ERROR.findall(errors[1]) if errors else []
     if len(rates) != len(gpus) or len(counts) != len(gpus):
-        # Several processes write here and a line may be broken by another's: the counters are cumulative, and the
-        # result list at the end does not depend on any single line. A line for other GPUs is another matter.
+        # Several processes write here and a line may be broken by another's: the counters are cumulative, and
+        # the result list at the end does not depend on any single line. A line for other GPUs is another
+        # matter.
         if len(rates) > len(gpus):
-            raise ParseError(f"gpu_burn shows progress of {len(rates)} GPUs and results of {len(gpus)}", "investigate")
+            raise ParseError(
+                f"gpu_burn shows progress of {len(rates)} GPUs and results of {len(gpus)}", "investigate"
+            )
         return
     temps = _TEMPS.search(line)
     heat = temps[1].rstrip(" -").split(" - ") if temps else []
@@ -186,7 +201,9 @@ def judge(
             by_gpu.setdefault(m.device, {})[m.metric] = m.value
     seconds, asked = float(node_values["seconds"]), float(node_values["asked"])
     findings = [
-        finding for device, values in by_gpu.items() if (finding := _judge_gpu(device, values, seconds)) is not None
+        finding
+        for device, values in by_gpu.items()
+        if (finding := _judge_gpu(device, values, seconds)) is not None
     ]
     if seconds < asked:
         said = f"gpu_burn burned for {seconds:g} s instead of {asked:g} s: its OK means nothing"
@@ -197,7 +214,9 @@ def judge(
     suspicious = {finding.device for finding in findings}
     rates = {d: float(v["rate"]) for d, v in by_gpu.items() if d not in suspicious and "rate" in v}
     if len(rates) < len(by_gpu.keys() - suspicious):
-        said = f"{seconds:g} s of burn are too short for a steady rate: slow GPUs go unseen; burn for a minute"
+        said = (
+            f"{seconds:g} s of burn are too short for a steady rate: slow GPUs go unseen; burn for a minute"
+        )
         findings.append(Finding(ID, Verdict.WARN, "node", said, "rate", action="run again"))
     findings += _judge_rates(rates, thresholds.get(f"{ID}.rate"))
     return findings or [_passed(rates, seconds)]
@@ -207,14 +226,27 @@ def _judge_gpu(device: str, values: Mapping[str, Any], seconds: float) -> Findin
     errors = int(values["errors"])
     if values["died"] and errors <= 0:
         return unmeasured(
-            ID, "its gpu_burn worker died: look for Xids and for other programs on it", device=device,
-            action="investigate", evidence=(f"{device}: (DIED!)",),
+            ID,
+            "its gpu_burn worker died: look for Xids and for other programs on it",
+            device=device,
+            action="investigate",
+            evidence=(f"{device}: (DIED!)",),
         )
     if values["state"] == "FAULTY" or errors > 0:
-        message = f"computed wrong results in {seconds:g} s of gpu_burn ({values['state']}, {errors} errors counted)"
+        counted = f"{values['state']}, {errors} errors counted"
+        message = f"computed wrong results in {seconds:g} s of gpu_burn ({counted})"
         return Finding(
-            ID, Verdict.FAIL, device, message, "errors", errors, "errors", "= 0 errors",
-            "gpu_burn compares every result", "replace part", (f"GPU {device[3:]}: {values['state']}",),
+            ID,
+            Verdict.FAIL,
+            device,
+            message,
+            "errors",
+            errors,
+            "errors",
+            "= 0 errors",
+            "gpu_burn compares every result",
+            "replace part",
+            (f"GPU {device[3:]}: {values['state']}",),
         )
     if not values["worked"]:
         return unmeasured(ID, "did no work during the burn", device=device, action="investigate")
@@ -235,9 +267,15 @@ def _judge_rates(rates: Mapping[str, float], threshold: Threshold | None) -> lis
             middle, shortfall = behind[device]
             findings.append(
                 Finding(
-                    ID, Verdict.FAIL if shortfall > PEER_FAIL else Verdict.WARN, device,
-                    f"burns at {rate:g} Gflop/s, {shortfall:.0%} below the {middle:g} of its peers", "rate", rate,
-                    "Gflop/s", f"≥ {(1 - PEER_WARN) * middle:.0f} Gflop/s", "median of the other GPUs of the node",
+                    ID,
+                    Verdict.FAIL if shortfall > PEER_FAIL else Verdict.WARN,
+                    device,
+                    f"burns at {rate:g} Gflop/s, {shortfall:.0%} below the {middle:g} of its peers",
+                    "rate",
+                    rate,
+                    "Gflop/s",
+                    f"≥ {(1 - PEER_WARN) * middle:.0f} Gflop/s",
+                    "median of the other GPUs of the node",
                     "investigate",
                 )
             )

@@ -15,6 +15,7 @@ from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.inventory_links import judge_fabric, judge_links
 from provision.checks.inventory_rules import judge_counts, judge_flags, judge_models, judge_readability
 from provision.errors import ParseError
+from provision.health import GpuIdentity
 from provision.judge import Finding, Verdict
 from provision.thresholds import Threshold
 
@@ -23,7 +24,7 @@ SUMMARY = (
 )
 SCOPE = "node"
 STAGE = "quick"
-NEEDS = ("nvidia-smi",)
+NEEDS: tuple[str, ...] = ("nvidia-smi",)
 
 ID = "gpu_inventory"
 
@@ -137,3 +138,17 @@ def judge_events(by_metric: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
             Finding(ID, Verdict.PASS, "node", "no GPU error in the kernel log since boot", metric="xid")
         )
     return findings
+
+
+def identities(measurements: Sequence[Measurement]) -> list[GpuIdentity]:
+    """Which physical GPU each gpu<n> is, for the person who must pull it."""
+    by_gpu: dict[str, dict[str, str]] = defaultdict(dict)
+    for m in measurements:
+        if m.metric in ("name", "serial", "uuid", "pci_address"):
+            by_gpu[m.device][m.metric] = str(m.value)
+    return [
+        GpuIdentity(
+            int(device[3:]), gpu["name"], gpu.get("serial", ""), gpu["uuid"], gpu.get("pci_address", "")
+        )
+        for device, gpu in by_gpu.items()
+    ]

@@ -69,7 +69,7 @@ def judge_fabric(check: str, node: CheckNode, values: Values) -> list[Finding]:
                 unmeasured(check, "the driver reports no fabric state", device=device, action="investigate")
             )
             continue
-        words = f"has not joined the NVLink fabric: state {state}, status {status or 'N/A'}; look at fabric manager"
+        words = f"has not joined the NVLink fabric: state {state}, status {status or 'N/A'} (fabric manager)"
         findings.append(
             Finding(check, Verdict.FAIL, device, words, "fabric_state", state, action="fix configuration")
         )

@@ -199,9 +199,7 @@ def judge_flags(check: str, node: CheckNode, values: Values) -> list[Finding]:
         if metric == "ecc_mode" and node.sku is None:
             continue  # workstation GPUs come with ECC off
         hit = [device for device, value in values.get(metric, {}).items() if value == bad]
-        findings += shared(
-            [Finding(check, verdict, d, words, metric, bad, action=action) for d in hit], gpus
-        )
+        findings += shared([Finding(check, verdict, d, words, metric, bad, action=action) for d in hit], gpus)
     for device, count in values.get("ecc_uncorrectable", {}).items():
         if count > 0:
             words = f"{count} uncorrectable ECC error{'s' * (count != 1)} since the driver was loaded"

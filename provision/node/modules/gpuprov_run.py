@@ -1,9 +1,9 @@
 #!/usr/bin/python
 """Ansible module: run programs on a node, each with a deadline, and bring back what they printed.
 
-Standard library and Ansible's own module_utils only, Python 3.6 syntax: it runs on the node. A program gets its
-own session, so that a deadline ends everything it started; a child that cannot be killed (D state after an Xid 119)
-is left behind rather than waited for. No shell is involved.
+Standard library and Ansible's own module_utils only, Python 3.6 syntax: it runs on the node. A program gets
+its own session, so that a deadline ends everything it started; a child that cannot be killed (D state after
+an Xid 119) is left behind rather than waited for. No shell is involved.
 """
 
 import errno

@@ -1,0 +1,285 @@
+"""Which checks run where, in which order, with what was already done; and what was measured → health.
+
+The order is that of `provision.checks.CHECKS`: quick before long, heat last (bandwidth measured right after a
+burn is low because the GPUs are hot). All that a judgement needs is in the run folder, so that `rejudge`
+gives the same health again, or another under other thresholds, without touching a node.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from provision import __version__, thresholds
+from provision.checks import CHECKS, gpu_inventory
+from provision.checks.check import CheckNode, Command, Measurement, Output
+from provision.checks.nccl_tests import without_environment
+from provision.errors import ParseError, RunFolderError, UsageError
+from provision.health import CheckResult, FleetHealth, NodeHealth, roll_up
+from provision.judge import Finding, Verdict, unmeasured, worst
+from provision.store import RunFolder, file_name
+from provision.suspects import point_at_cause
+
+STAGES = ("quick", "standard")
+
+_NO_GPU = "no NVIDIA GPU on its PCI bus: not a GPU node, or its GPUs are not seated or have no power"
+
+# What a check may know of a node's variables. Never all of them: there are passwords among them.
+_VARIABLES = ("gpuprov_expected_gpus", "gpuprov_pci_addresses")
+_VARIABLE_PREFIX = "validation_tools_"
+
+
+def select(stage: str, names: Sequence[str] = ()) -> tuple[str, ...]:
+    """The checks to run, in the order they run. `names` wins over `stage`; raises UsageError on an unknown
+    one.
+    """
+    unknown = [name for name in names if name not in CHECKS]
+    if unknown:
+        raise UsageError(f"unknown check {unknown[0]!r}", f"the checks are {', '.join(CHECKS)}")
+    stages = STAGES[: STAGES.index(stage) + 1]
+    return tuple(
+        name for name, check in CHECKS.items() if (name in names if names else check.STAGE in stages)
+    )
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What is known of one node before any check: an entry of facts.jsonl.
+
+    `error` says why no check can run on it; `missing_gpus` that it has none of the GPUs it was declared to
+    have.
+    """
+
+    node: str
+    facts: Mapping[str, Any]
+    gpuprov_node: Mapping[str, Any]
+    variables: Mapping[str, Any]
+    error: str = ""
+    unreachable: bool = False
+    missing_gpus: bool = False
+
+    @property
+    def check_node(self) -> CheckNode:
+        return CheckNode(self.node, self.gpuprov_node, self.variables)
+
+
+def seen(
+    name: str, facts: Mapping[str, Any], gpuprov_node: Mapping[str, Any], declared: Mapping[str, Any]
+) -> Seen:
+    """A node that answered: whether checks can run on it, and what they may know."""
+    addresses = [str(gpu["address"]) for gpu in facts.get("gpu.pci") or ()]
+    variables = {
+        key: value
+        for key, value in {**declared, "gpuprov_pci_addresses": addresses}.items()
+        if key in _VARIABLES or key.startswith(_VARIABLE_PREFIX)
+    }
+    error = "" if gpuprov_node["gpu"]["count"] else _NO_GPU
+    missing = bool(error and int(variables.get("gpuprov_expected_gpus") or 0))
+    return Seen(name, facts, gpuprov_node, variables, error, missing_gpus=missing)
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What came back for one check on one node: raw/<node>/<check>.json. `error`: nothing did, and why."""
+
+    node: str
+    check: str
+    outputs: tuple[Output, ...] = ()
+    seconds: float = 0.0
+    boot_id: str = ""
+    boot_id_before: str = ""
+    error: str = ""
+    unreachable: bool = False
+
+    @property
+    def path(self) -> str:
+        return raw_path(self.node, self.check)
+
+
+def raw_path(node: str, check: str) -> str:
+    """Where the raw output of a check lies in the run folder."""
+    return f"raw/{file_name(node)}/{check}.json"
+
+
+def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> list[Command]:
+    """The check's programs, none with more than the user's `timeout` seconds."""
+    cap = options.get("timeout")
+    found = CHECKS[check].commands(node, options)
+    return [
+        replace(command, deadline=min(command.deadline, float(cap or command.deadline))) for command in found
+    ]
+
+
+def raw_from_answer(node: str, check: str, answer: Mapping[str, Any], boot_id_before: str) -> Raw:
+    """The answer of playbooks/validate.yml (untrusted) → Raw. What does not have its shape is an `error`."""
+    try:
+        outputs = tuple(_output(output) for output in answer["outputs"])
+        boot_id = str(answer.get("boot_id", ""))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return Raw(
+            node, check, error=f"the node's answer was not understood: {type(error).__name__}: {error}"
+        )
+    return Raw(node, check, outputs, sum(output.seconds for output in outputs), boot_id, boot_id_before)
+
+
+def _output(answer: Mapping[str, Any]) -> Output:
+    rc = answer["rc"]
+    return Output(
+        name=str(answer["name"]),
+        argv=tuple(str(word) for word in answer["argv"]),
+        rc=None if rc is None else int(rc),
+        stdout=without_environment(str(answer["stdout"])),
+        stderr=str(answer["stderr"]),
+        seconds=float(answer["seconds"]),
+        timed_out=bool(answer["timed_out"]),
+        truncated=bool(answer["truncated"]),
+        not_started=str(answer["not_started"]),
+    )
+
+
+def keep_raw(folder: RunFolder, raw: Raw) -> None:
+    """Store what came back, before anybody judges it."""
+    folder.write_json(raw.path, {"format": 1, **asdict(raw)})
+
+
+def read_raw(folder: RunFolder, node: str, check: str) -> Raw | None:
+    """What an earlier run stored; None when it did not come that far. Raises RunFolderError."""
+    path = folder.path / raw_path(node, check)
+    if not path.exists():
+        return None
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        if document.pop("format") > 1:
+            raise RunFolderError(f"{path} was written by a newer gpuprov", "upgrade gpuprov")
+        outputs = tuple(
+            Output(**{**output, "argv": tuple(output["argv"])}) for output in document.pop("outputs")
+        )
+        return Raw(outputs=outputs, **document)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read: {error}", "remove it and --resume to measure again"
+        ) from error
+
+
+def judge_check(node: Seen, raw: Raw, limits: Mapping[str, thresholds.Threshold]) -> CheckResult:
+    """One check on one node: parse and judge what came back. Never raises for what a node said."""
+    check = CHECKS[raw.check]
+    measurements: list[Measurement] = []
+    try:
+        if raw.error:
+            raise ParseError(raw.error)
+        measurements = check.parse(node.check_node, {output.name: output for output in raw.outputs})
+        findings = check.judge(node.check_node, measurements, limits)
+    except ParseError as error:
+        what = "; ".join(part for part in (error.what, error.fix) if part)
+        findings = [unmeasured(raw.check, what, evidence=_evidence(raw))]
+    except Exception as error:  # one node's strange answer must not cost the others their report
+        bug = f"{type(error).__name__}: {error}"
+        what = f"gpuprov failed on this output ({bug}): please report it with {raw.path}"
+        findings = [unmeasured(raw.check, what, action="investigate")]
+    if raw.boot_id and raw.boot_id_before and raw.boot_id != raw.boot_id_before:
+        findings.append(unmeasured(raw.check, "the node rebooted during the run", action="investigate"))
+    return _result(raw.check, findings, measurements, raw)
+
+
+def _evidence(raw: Raw) -> list[str]:
+    """The last lines of what was printed, for the reader who wonders what was not understood."""
+    lines = [line for output in raw.outputs for line in f"{output.stdout}\n{output.stderr}".splitlines()]
+    return [line.strip()[:200] for line in lines if line.strip()][-3:]
+
+
+def _result(
+    check: str, findings: Sequence[Finding], measurements: Sequence[Measurement], raw: Raw | None
+) -> CheckResult:
+    verdict = worst(finding.verdict for finding in findings)
+    path = raw.path if raw and raw.outputs else ""
+    return CheckResult(
+        check, verdict, tuple(findings), tuple(measurements), raw.seconds if raw else 0.0, path
+    )
+
+
+def judge_node(
+    node: Seen, results: Mapping[str, CheckResult], asked: Sequence[str], *, lost: bool = False
+) -> NodeHealth:
+    """All checks of one node → its health. `lost`: it stopped answering on the way."""
+    if node.missing_gpus:
+        message = f"0 of {node.variables['gpuprov_expected_gpus']} GPUs: {node.error}"
+        action = "reseat or check cable"
+        gone = Finding(gpu_inventory.ID, Verdict.FAIL, "node", message, "driver_gpus", 0, action=action)
+        checks = [_result(gpu_inventory.ID, [gone], [], None)]
+        return NodeHealth(node.node, Verdict.FAIL, tuple(checks), (), _header(node, ()), node.error)
+    if node.error:
+        return NodeHealth(node.node, Verdict.ERROR, (), (), _header(node, ()), node.error, node.unreachable)
+    checks = _reconciled([results[name] for name in asked if name in results])
+    whole = not lost and len(checks) == len(asked)
+    verdict = worst([roll_up(checks), *([] if whole else [Verdict.ERROR])])
+    measurements = [m for check in checks if check.check == gpu_inventory.ID for m in check.measurements]
+    gpus = tuple(gpu_inventory.identities(measurements))
+    error = "stopped answering during the run" if lost else ""
+    return NodeHealth(node.node, verdict, tuple(checks), gpus, _header(node, measurements), error, lost)
+
+
+def _reconciled(checks: Sequence[CheckResult]) -> list[CheckResult]:
+    """One culprit for each cause: see `provision.suspects.point_at_cause`."""
+    findings = iter(point_at_cause([finding for check in checks for finding in check.findings]))
+    told = [replace(check, findings=tuple(next(findings) for _ in check.findings)) for check in checks]
+    return [replace(check, verdict=worst(f.verdict for f in check.findings)) for check in told]
+
+
+def _header(node: Seen, measurements: Iterable[Measurement]) -> dict[str, Any]:
+    """The facts at the head of a node's report."""
+    facts = node.facts
+    driver = next(
+        (m.value for m in measurements if m.metric == "driver_version"), facts.get("driver.loaded_version")
+    )
+    if not node.gpuprov_node:
+        return {}
+    return {
+        "os": f"{facts.get('os.id', '')} {facts.get('os.version_id', '')}".strip(),
+        "kernel": facts.get("kernel.release", ""),
+        "driver": driver or "",
+        "sku": node.gpuprov_node["gpu"]["sku"] or "",
+        "gpus": node.gpuprov_node["gpu"]["count"],
+    }
+
+
+def fleet_health(folder: RunFolder, nodes: Iterable[NodeHealth], *, interrupted: bool = False) -> FleetHealth:
+    """The whole report, with what run.json says of the run."""
+    meta = folder.meta()
+    return FleetHealth(
+        run_id=folder.path.name,
+        gpuprov_version=str(meta.get("gpuprov", __version__)),
+        inventory=str(meta.get("inventory", "")),
+        started=str(meta.get("started") or ""),
+        finished=str(meta.get("measured_until") or meta.get("finished") or meta.get("started") or ""),
+        asked=tuple(meta.get("asked", ())),
+        nodes=tuple(nodes),
+        interrupted=interrupted,
+    )
+
+
+def read_seen(folder: RunFolder) -> dict[str, Seen]:
+    """The nodes of a stored run; the last word on each counts."""
+    try:
+        return {record["node"]: Seen(**record) for record in folder.read("facts")}
+    except (KeyError, TypeError) as error:
+        raise RunFolderError(f"{folder.path}/facts.jsonl is not of a validate run: {error}") from error
+
+
+def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> FleetHealth:
+    """Judge a stored run again, under the shipped thresholds or a user's file; no node is touched."""
+    folder = run_folder if isinstance(run_folder, RunFolder) else RunFolder.open(run_folder)
+    meta = folder.meta()
+    asked = [name for name in meta.get("asked", ()) if name in CHECKS]
+    if meta.get("verb") != "validate" or not asked:
+        raise RunFolderError(f"{folder.path} is not a validate run", "give the folder of a gpuprov validate")
+    nodes = []
+    for node in read_seen(folder).values():
+        limits = thresholds.for_sku(node.check_node.sku, override) if node.gpuprov_node else {}
+        raws = [raw for name in asked if (raw := read_raw(folder, node.node, name)) is not None]
+        results = {raw.check: judge_check(node, raw, limits) for raw in raws}
+        nodes.append(judge_node(node, results, asked, lost=any(raw.unreachable for raw in raws)))
+    return fleet_health(folder, nodes, interrupted=bool(meta.get("interrupted")))

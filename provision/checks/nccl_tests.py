@@ -1,0 +1,148 @@
+"""What the nccl-tests programs print → rows by column name: their table, and the JSON document of `-J`.
+
+Columns differ between versions (`error` became `#wrong`, `root` was added, `-I 1` adds more): rows are read
+by their header. NCCL writes warnings into the same stream, in the middle of the table.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+from provision.errors import ParseError
+
+
+@dataclass(frozen=True)
+class Row:
+    """One message size: bytes, bus bandwidth in GB/s (the worse of out-of-place and in-place), wrong
+    elements.
+
+    `wrong` is None when results were not checked (`-c 0`).
+    """
+
+    size: int
+    busbw: float
+    wrong: int | None
+
+
+@dataclass(frozen=True)
+class Result:
+    """A whole run: its rows, how many ranks took part, and the NCCL version where it is printed."""
+
+    rows: tuple[Row, ...]
+    ranks: int
+    version: str
+
+
+_FAILURE = re.compile(r"Test (?:NCCL|CUDA) failure.*|.*Test failure.*|.*NCCL failure.*")
+_RANK = re.compile(r"^#\s+Rank\s+\d+\s", re.MULTILINE)
+_VERSION = re.compile(r"nccl-library=(\d+)|NCCL version (\d+\.\d+\.\d+)")
+_OUT_OF_BOUNDS = re.compile(r"^# Out of bounds values : (\d+) (?:OK|FAILED)\s*$", re.MULTILINE)
+_AVERAGE = re.compile(r"^# Avg bus bandwidth\s+: [\d.]+", re.MULTILINE)
+_DATA = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s")
+
+
+def parse(text: str) -> Result:
+    """A run of one nccl-tests program. Raises ParseError when it failed, was cut, or is not understood."""
+    if failure := _FAILURE.search(text):
+        raise ParseError(
+            f"nccl-tests: {failure[0].strip()[:200]}", "look at the kernel log and at fabric manager"
+        )
+    if text.lstrip().startswith("{"):
+        return _from_json(text)
+    return _from_table(text)
+
+
+def without_environment(text: str) -> str:
+    """The text with the `env` of a `-J` document emptied: it is the whole environment of the process, secrets
+    too.
+    """
+    begin = text.find("{")
+    if '"env"' not in text or begin < 0:
+        return text
+    try:
+        document, end = json.JSONDecoder().raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return re.sub(
+            r'"env"\s*:\s*\[.*', '"env": [] (cut here: the rest was not JSON)', text, flags=re.DOTALL
+        )
+    if isinstance(document, dict) and "env" in document:
+        document["env"] = []
+        return text[:begin] + json.dumps(document) + text[end:]
+    return text
+
+
+def _from_table(text: str) -> Result:
+    columns: list[str] = []
+    rows = []
+    for line in text.splitlines():
+        if line.startswith("#"):
+            words = line[1:].split()
+            if words[:2] == ["size", "count"]:
+                columns = words
+        elif _DATA.match(line):
+            cells = line.split()
+            if len(cells) != len(columns):
+                raise ParseError(
+                    f"nccl-tests: {len(cells)} cells in {len(columns)} columns", "report the new format"
+                )
+            rows.append(_table_row(columns, cells))
+    bounds, average = _OUT_OF_BOUNDS.search(text), _AVERAGE.search(text)
+    if bounds is None or average is None:
+        last = text.strip().splitlines()[-1][:120] if text.strip() else "nothing printed"
+        raise ParseError(f"nccl-tests: the output stops before its end: {last}", "run the check again")
+    if not rows:
+        raise ParseError("nccl-tests: the table has no rows", "run the check again")
+    if int(bounds[1]) and not any(row.wrong for row in rows):
+        rows[-1] = replace(rows[-1], wrong=int(bounds[1]))
+    version = _VERSION.search(text)
+    return Result(
+        tuple(rows), len(_RANK.findall(text)), next((v for v in version.groups() if v), "") if version else ""
+    )
+
+
+def _table_row(columns: list[str], cells: list[str]) -> Row:
+    """The out-of-place and the in-place run have the same column names, one after the other."""
+
+    def values(*names: str) -> list[str]:
+        return [cell for column, cell in zip(columns, cells, strict=True) if column in names]
+
+    wrongs = values("#wrong", "error")
+    busbws = values("busbw")
+    if not busbws:
+        raise ParseError("nccl-tests: the table has no busbw column", "report the new format")
+    checked = [word for word in wrongs if word != "N/A"]
+    try:
+        # Old versions print the largest error as a float in this column; a count is what we judge.
+        wrong = sum(int(float(word)) for word in checked) if checked else None
+        return Row(int(values("size")[0]), min(float(word) for word in busbws), wrong)
+    except (ValueError, OverflowError) as error:
+        raise ParseError(
+            f"nccl-tests: row not understood: {' '.join(cells)[:120]}", "run the check again"
+        ) from error
+
+
+def _from_json(text: str) -> Result:
+    try:
+        document: dict[str, Any] = json.loads(text)
+        if document.get("errors"):
+            raise ParseError(f"nccl-tests: {str(document['errors'][0])[:200]}", "look at the kernel log")
+        rows = tuple(_json_row(row) for row in document["results"])
+        config = document["config"]
+        ranks = int(config["ngpus"]) * int(config["nthreads"])
+        if not rows:
+            raise ParseError("nccl-tests: the document has no results", "run the check again")
+        return Result(rows, ranks, str(document.get("nccl_version", "")))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {error}"[:200]
+        raise ParseError(
+            f"nccl-tests: its JSON was not understood: {problem}", "run the check again"
+        ) from error
+
+
+def _json_row(row: dict[str, Any]) -> Row:
+    runs = [row["out_of_place"], row["in_place"]]
+    checked = [int(run["nwrong"]) for run in runs if run.get("nwrong") not in (None, "N/A", -1)]
+    return Row(int(row["size"]), min(float(run["bus_bw"]) for run in runs), sum(checked) if checked else None)

@@ -1,0 +1,136 @@
+"""gpuprov validate: run the hardware checks on many nodes at once, judge them, write one health report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from provision.commands import fleet_options
+from provision.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from provision.health import FleetHealth
+
+FORMATS = ("html", "md", "junit", "json")
+
+EPILOG = """\
+exit codes: 3 when a node failed a check; else 5 when something could not be measured or reached; else 0.
+A warning alone is 0: it asks for a look, not for a repair.
+
+examples:
+  gpuprov validate --nodes all
+  gpuprov validate --nodes 'rack1:!gpu-07' --stage quick
+  gpuprov validate --checks gpu_burn --burn-seconds 600
+  gpuprov validate --resume 20261121T101500.000Z-validate
+"""
+
+
+def _checks(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _formats(text: str) -> list[str]:
+    names = _checks(text)
+    unknown = [name for name in names if name not in FORMATS]
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"choose among {','.join(FORMATS)}")
+    return names
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be a whole number above 0")
+    return int(text)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    fleet_options.add_arguments(parser)
+    parser.add_argument(
+        "--checks", type=_checks, default=[], metavar="A,B", help="only these checks (see --list)"
+    )
+    parser.add_argument(
+        "--stage",
+        choices=["quick", "standard"],
+        default="standard",
+        help="quick: only look, seconds; standard: also load, minutes (default)",
+    )
+    parser.add_argument(
+        "--burn-seconds", type=_positive, default=60, metavar="N", help="how long gpu_burn runs (default 60)"
+    )
+    parser.add_argument(
+        "--thresholds", metavar="FILE", help="limits that win over the shipped ones, or add to them"
+    )
+    parser.add_argument(
+        "--timeout", type=_positive, metavar="S", help="no program of a check runs longer than S seconds"
+    )
+    parser.add_argument(
+        "--forks", type=_positive, default=50, metavar="N", help="nodes at the same time (default 50)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of the summary")
+    parser.add_argument(
+        "--format",
+        type=_formats,
+        default=list(FORMATS),
+        metavar="A,B",
+        help=f"reports to write into the run folder (default {','.join(FORMATS)})",
+    )
+    parser.add_argument("--resume", metavar="RUN", help="go on with a run: skip what it has measured already")
+    parser.add_argument("--list", action="store_true", help="list the checks and exit")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    if options.list:
+        return _list_checks()
+    from pathlib import Path
+
+    from provision import campaign, thresholds, validation
+
+    asked = campaign.select(options.stage, options.checks)
+    override = Path(options.thresholds) if options.thresholds else None
+    thresholds.for_sku(None, override)  # a file that cannot be used is refused before any node is touched
+    fleet, overrides = fleet_options.load(options)
+    if not fleet.nodes:
+        raise UsageError("no node to validate", "widen --nodes, or add nodes to the inventory")
+    settings = validation.Settings(
+        burn_seconds=options.burn_seconds,
+        timeout=options.timeout,
+        forks=options.forks,
+        override=override,
+        vault_password_files=fleet_options.vault_password_files(options),
+    )
+    folder = validation.open_folder(options.resume, fleet, asked, settings)
+    health, code = validation.validate(folder, fleet, overrides, asked, settings)
+    _publish(health, folder.path, options)
+    folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
+    folder.finish(code)
+    return code
+
+
+def _publish(health: FleetHealth, path: Path, options: argparse.Namespace) -> None:
+    """The report's files, and on stdout the summary (or the JSON) with where they are."""
+    from provision import health as health_module
+    from provision import report
+    from provision.report import terminal
+
+    files = report.write_all(health, path, options.format)
+    if options.json:
+        import json
+
+        sys.stdout.write(json.dumps(health_module.to_json(health), indent=1) + "\n")
+        return
+    sys.stdout.write(terminal.summary(health))
+    sys.stdout.write(f"\nrun folder  {path}\n")
+    for name, file in files.items():
+        sys.stdout.write(f"{name:<11} {file}\n")
+
+
+def _list_checks() -> ExitCode:
+    from provision.checks import CHECKS
+
+    for name, check in CHECKS.items():
+        sys.stdout.write(f"{name:<17} {check.STAGE:<9} {check.SCOPE:<6} {check.SUMMARY}\n")
+    return ExitCode.OK

@@ -1,0 +1,222 @@
+"""One validate run: observe the nodes, run check after check on all of them, keep and judge what comes back.
+
+What comes back is stored before it is judged, node by node as it arrives: an interrupted run keeps all but
+the programs that were running, and `--resume` goes on after it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from provision import campaign, paths, runner, stack, thresholds
+from provision.campaign import Raw, Seen
+from provision.errors import ExitCode, GpuprovError, RunFolderError
+from provision.health import CheckResult, FleetHealth
+from provision.inventory import Fleet
+from provision.judge import Verdict
+from provision.observe import Observation, observe
+from provision.store import RunFolder, runs_home
+from provision.terminal import Progress
+
+# The task's own limit, over all deadlines of its programs: a killed program has two graces of 5 s, and the
+# module is copied over first. A node that is silent longer is given up.
+_GRACE_PER_PROGRAM = 15.0
+_GRACE = 30.0
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run the checks. `timeout`: seconds no program may pass; `override`: the user's thresholds."""
+
+    burn_seconds: int = 60
+    timeout: int | None = None
+    forks: int = 50
+    override: Path | None = None
+    vault_password_files: tuple[Path, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What checks may know of it."""
+        return {"burn_seconds": self.burn_seconds, "timeout": self.timeout}
+
+
+def open_folder(resume: str | None, fleet: Fleet, asked: Sequence[str], settings: Settings) -> RunFolder:
+    """A new run folder, or the one to go on with: a path, or a name below the runs."""
+    if resume is None:
+        folder = RunFolder.create("validate", {**settings.options, "nodes": list(fleet.nodes)})
+    else:
+        path = Path(resume) if Path(resume).is_dir() else runs_home() / resume
+        folder = RunFolder.open(path)
+        if folder.meta().get("verb") != "validate":
+            raise RunFolderError(f"{path} is not a validate run", "give the folder of a gpuprov validate")
+    folder.note(inventory=str(fleet.source), asked=list(asked), interrupted=False)
+    return folder
+
+
+@dataclass
+class _Run:
+    """What is known so far, node by node."""
+
+    folder: RunFolder
+    asked: Sequence[str]
+    settings: Settings
+    variables: Mapping[str, Mapping[str, Any]]
+    seen: dict[str, Seen] = field(default_factory=dict)
+    results: dict[str, dict[str, CheckResult]] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+
+    def take(self, raw: Raw, *, store: bool = True) -> CheckResult:
+        """Keep and judge what came back for one check on one node."""
+        if store:
+            campaign.keep_raw(self.folder, raw)
+        node = self.seen[raw.node]
+        limits = thresholds.for_sku(node.check_node.sku, self.settings.override)
+        result = campaign.judge_check(node, raw, limits)
+        self.results.setdefault(raw.node, {})[raw.check] = result
+        if raw.unreachable:
+            self.lost.add(raw.node)
+        if store:
+            for measurement in result.measurements:
+                row = {"node": raw.node, "check": raw.check, **asdict(measurement)}
+                self.folder.append("measurements", row)
+        return result
+
+    def health(self, *, interrupted: bool) -> FleetHealth:
+        self.folder.note(interrupted=interrupted, measured_until=_now())
+        nodes = [
+            campaign.judge_node(node, self.results.get(name, {}), self.asked, lost=name in self.lost)
+            for name, node in self.seen.items()
+        ]
+        rows = [
+            {"node": node.node, **asdict(finding)}
+            for node in nodes
+            for check in node.checks
+            for finding in check.findings
+        ]
+        self.folder.write("findings.jsonl", "".join(json.dumps(row, default=str) + "\n" for row in rows))
+        return campaign.fleet_health(self.folder, nodes, interrupted=interrupted)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def validate(
+    folder: RunFolder, fleet: Fleet, overrides: Mapping[str, Any], asked: Sequence[str], settings: Settings
+) -> tuple[FleetHealth, ExitCode]:
+    """Measure what is not measured yet, and judge it all. An interrupt ends the measuring, not the report."""
+    variables = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
+    run = _Run(folder, asked, settings, variables)
+    interrupted = False
+    with Progress("validate", total=len(fleet.nodes) * len(asked)) as progress:
+        try:
+            _look(run, fleet, progress)
+            for check in asked:
+                _measure(run, check, progress)
+        except KeyboardInterrupt:
+            interrupted = True
+            for name in fleet.nodes:
+                run.seen.setdefault(name, Seen(name, {}, {}, {}, "interrupted before it was looked at"))
+    health = run.health(interrupted=interrupted)
+    return health, exit_code(health)
+
+
+def exit_code(health: FleetHealth) -> ExitCode:
+    """3 when a node failed, else 5 when something was not measured, else 0: a warning asks for a look only."""
+    verdicts = {node.verdict for node in health.nodes}
+    if health.interrupted:
+        return ExitCode.INTERRUPTED
+    if Verdict.FAIL in verdicts:
+        return ExitCode.UNHEALTHY
+    return ExitCode.INCOMPLETE if Verdict.ERROR in verdicts else ExitCode.OK
+
+
+def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
+    """Observe every node; who does not answer, or has no GPU, takes part in no check."""
+    progress.step(f"looking at {len(fleet.nodes)} nodes")
+
+    found = observe(fleet.nodes.values(), dict.fromkeys(fleet.nodes, ()))
+    for name in fleet.nodes:
+        node = _seen(found[name], run.variables[name])
+        run.seen[name] = node
+        run.folder.append("facts", asdict(node))
+        if node.error:
+            progress.done(f"{name}: {node.error}", count=len(run.asked))
+
+
+def _seen(observation: Observation, variables: Mapping[str, Any]) -> Seen:
+    name, facts = observation.node, observation.facts
+    if observation.error:
+        return Seen(name, {}, {}, {}, observation.error, observation.unreachable)
+    if not isinstance(facts.get("gpu.count"), int):
+        why = observation.problems.get("gpu") or observation.problems.get("gpu.count") or "no answer"
+        return Seen(name, dict(facts), {}, {}, f"its PCI devices could not be read: {why}")
+    return campaign.seen(name, dict(facts), stack.describe_node(facts), variables)
+
+
+def _measure(run: _Run, check: str, progress: Progress) -> None:
+    """One check on all nodes that can take it and have not yet."""
+    todo: dict[str, dict[str, Any]] = {}
+    for name, node in run.seen.items():
+        if node.error:
+            continue
+        if name in run.lost:
+            progress.done(f"{name}: {check}: not run, the node stopped answering")
+            continue
+        known = campaign.read_raw(run.folder, name, check)
+        if known is not None and not known.error:
+            progress.done(f"{name}: {check}: {run.take(known, store=False).verdict} (measured before)")
+            continue
+        todo[name] = _play_variables(run, check, node)
+    if not todo:
+        return
+    progress.step(f"{check} on {len(todo)} node{'s' * (len(todo) != 1)}")
+    answered: set[str] = set()
+
+    def on_event(event: runner.Event) -> None:
+        answer = event.result.get("gpuprov")
+        if event.kind in ("ok", "changed") and isinstance(answer, Mapping):
+            answered.add(event.node)
+            boot_id = str(run.seen[event.node].facts.get("boot.id") or "")
+            result = run.take(campaign.raw_from_answer(event.node, check, answer, boot_id))
+            progress.done(f"{event.node}: {check}: {result.verdict}")
+
+    limit = max(variables["gpuprov_task_timeout"] for variables in todo.values())
+    rounds = math.ceil(len(todo) / run.settings.forks)
+    try:
+        outcomes = runner.run_playbook(
+            paths.PLAYBOOKS / "validate.yml",
+            todo,
+            on_event=on_event,
+            forks=run.settings.forks,
+            timeout=rounds * (limit + 60) + 60,
+            vault_password_files=run.settings.vault_password_files,
+        )
+    except GpuprovError as error:
+        outcomes = {name: runner.Outcome(name, "failed", message=error.what) for name in todo}
+    for name in todo:
+        if name not in answered:
+            outcome = outcomes.get(name) or runner.Outcome(name, "failed", message="nothing was run on it")
+            raw = Raw(name, check, error=outcome.message, unreachable=outcome.status == "unreachable")
+            progress.done(f"{name}: {check}: {run.take(raw).verdict} ({outcome.message})")
+
+
+def _play_variables(run: _Run, check: str, node: Seen) -> dict[str, Any]:
+    """The node's variables for Ansible, with the programs to run and the time the task may take."""
+    commands = campaign.commands_for(check, node.check_node, run.settings.options)
+    timeout = _GRACE + sum(command.deadline + _GRACE_PER_PROGRAM for command in commands)
+    return {
+        **run.variables[node.node],
+        "gpuprov_commands": [_plain(asdict(command)) for command in commands],
+        "gpuprov_task_timeout": math.ceil(timeout),
+    }
+
+
+def _plain(command: dict[str, Any]) -> dict[str, Any]:
+    return {**command, "argv": list(command["argv"]), "env": dict(command["env"])}
