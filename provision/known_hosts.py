@@ -1,4 +1,4 @@
-"""Which host keys are known: OpenSSH's known_hosts files, read as sshd(8) describes them (pure but for reading).
+"""Which host keys are known: OpenSSH's known_hosts files, as sshd(8) describes them (pure but for reading).
 
 Understands hashed names, `[host]:port`, wildcards and negation, and the markers @revoked and @cert-authority.
 """
@@ -50,7 +50,7 @@ class Standing(enum.Enum):
 
 @dataclass
 class _File:
-    """A parsed file, indexed so that a fleet of 10,000 is not 10,000 × 10,000 comparisons."""
+    """A parsed file, indexed so that a fleet of 10,000 is not 10,000 times 10,000 comparisons."""
 
     exact: dict[str, list[Entry]] = field(default_factory=dict)
     patterns: list[tuple[list[str], Entry]] = field(default_factory=list)

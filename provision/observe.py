@@ -1,21 +1,35 @@
-"""Asks many nodes at once, one round trip each; facts come back. The program that runs there is node/observe.py."""
+"""Asks many nodes at once, one round trip each; facts come back. The program there is node/observe.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from provision import paths
+from provision.answer import AnswerError, facts_of, one_line, unframed
+from provision.connection import Route, ansible_defaults, route_of
+from provision.crew import Crew
 from provision.inventory import Node
+from provision.node_error import NodeError
+from provision.ssh_config import ConfigFiles, NotUnderstoodError
+
+PROBE_SECONDS = 8.0
+RESERVE = 0.3  # part of a node's time kept for the connection: the program answers within the rest
+ANSIBLE_BYTES = 180 * 1024  # of all values: Ansible's events keep 256 KiB of what a task printed
+ANSIBLE_FORKS = 25
 
 
 @dataclass(frozen=True)
 class Observation:
     """What one node answered.
 
-    `facts`: dotted name → value, for all that could be read. `problems`: dotted name (or probe) → why it could not.
-    `error`: the node as a whole could not be asked (unreachable, wrong key, sudo refused, cut answer): one line with
-    cause and next step; then `facts` is empty. `unreachable` tells a silent node from one that answered badly.
+    `facts`: dotted name → value, for all that could be read. `problems`: dotted name → why it could not.
+    `error`: the node as a whole could not be asked (unreachable, wrong key, sudo refused, cut answer): one
+    line with cause and next step; then `facts` is empty. `unreachable` tells a silent node from one that
+    answered badly.
     """
 
     node: str
@@ -33,10 +47,182 @@ def observe(
     timeout: float = 60.0,
     connections: int = 64,
     on_done: Callable[[Observation], None] | None = None,
+    vault_password_files: Sequence[Path] = (),
 ) -> dict[str, Observation]:
     """Observe `nodes` concurrently; `ask` maps node name → fact names (base facts are always returned too).
 
-    Never raises for a node: its trouble is in its Observation. Always returns one per node, within `timeout` seconds
-    for each.
+    Never raises for a node: its trouble is in its Observation. Always returns one per node, within `timeout`
+    seconds for each. `on_done` is called in this thread. Nodes that only Ansible can reach go through
+    playbooks/observe.yml.
     """
-    raise NotImplementedError
+    routes, for_ansible = _divide(nodes)
+    answers = _Answers(ask, timeout, on_done)
+    if routes:
+        with _Direct(routes, answers, timeout, connections) as direct:
+            if for_ansible:
+                _through_ansible(for_ansible, answers, timeout, direct.gather, vault_password_files)
+            direct.finish()
+    elif for_ansible:
+        _through_ansible(for_ansible, answers, timeout, lambda: None, vault_password_files)
+    return {node.name: answers.found[node.name] for node in nodes}
+
+
+def _divide(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, Node]]:
+    """Which nodes we reach ourselves, and which only Ansible can."""
+    configs, defaults = ConfigFiles(), ansible_defaults()
+    routes: dict[str, Route] = {}
+    for_ansible: dict[str, Node] = {}
+    for node in nodes:
+        try:
+            routes[node.name] = route_of(node, configs, defaults)
+        except NotUnderstoodError:
+            for_ansible[node.name] = node
+    return routes, for_ansible
+
+
+class _Answers:
+    """What nodes are asked, and what became of it."""
+
+    def __init__(
+        self,
+        ask: Mapping[str, Collection[str]],
+        timeout: float,
+        on_done: Callable[[Observation], None] | None,
+    ) -> None:
+        self.found: dict[str, Observation] = {}
+        self._ask = ask
+        self._seconds = timeout * (1 - RESERVE)
+        self._on_done = on_done
+        self._text = (paths.NODE / "observe.py").read_text(encoding="utf-8")
+        self._programs: dict[tuple[frozenset[str], int | None], str] = {}
+        self._texts: dict[str, str] = {}
+
+    def program(self, node: str, limit: int | None = None) -> str:
+        """The text to run on a node: the program and a call of it, in ASCII; one for all asked the same."""
+        key = (frozenset(self._ask.get(node, ())), limit)
+        if key not in self._programs:
+            request: dict[str, Any] = {
+                "facts": sorted(key[0]),
+                "probe_seconds": min(PROBE_SECONDS, self._seconds / 2),
+                "seconds": self._seconds,
+            }
+            if limit:
+                request["bytes"] = limit
+            # A literal of plain values: ascii() escapes whatever the name of a fact may hold.
+            self._programs[key] = f"{self._text}\n\nmain({request!a})\n"
+        return self._programs[key]
+
+    def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:
+        """A node's output, or why there is none, becomes its Observation."""
+        if node in self.found:
+            return
+        observation = self._failed(node, output, seconds) if isinstance(output, NodeError) else None
+        if observation is None:
+            observation = self._understood(node, output, seconds)  # type: ignore[arg-type]
+        self.found[node] = observation
+        if self._on_done is not None:
+            self._on_done(observation)
+
+    def _understood(self, node: str, output: bytes | bytearray, seconds: float) -> Observation:
+        try:
+            facts, problems = facts_of(unframed(output), self._ask.get(node, ()))
+        except AnswerError as error:
+            fix = "log in by hand; is python3 there what it should be?"
+            return self._failed(node, NodeError("garbage", str(error), fix), seconds)
+        return Observation(node, self._shared(facts), problems, seconds=seconds)
+
+    def _shared(self, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """The same facts, one copy of each text: a fleet answers the same thing many times."""
+        share = self._texts.setdefault
+        return {
+            sys.intern(name): share(value, value) if isinstance(value, str) else value
+            for name, value in facts.items()
+        }
+
+    def _failed(self, node: str, error: NodeError, seconds: float) -> Observation:
+        text = f"{error.what} → {error.fix}" if error.fix else error.what
+        return Observation(node, error=text, unreachable=error.unreachable, seconds=seconds)
+
+
+class _Direct:
+    """The nodes we reach over SSH ourselves: asked in the background, gathered here."""
+
+    def __init__(
+        self, routes: Mapping[str, Route], answers: _Answers, timeout: float, connections: int
+    ) -> None:
+        from provision.ssh import Ssh
+
+        self._answers = answers
+        self._ssh = ssh = Ssh()
+        programs = {name: answers.program(name) for name in routes}
+        self._crew: Crew[bytes] = Crew(
+            routes,
+            lambda name: ssh.ask(routes[name], programs[name].encode("ascii"), timeout),
+            seconds=timeout,
+            threads=connections,
+        )
+
+    def __enter__(self) -> _Direct:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._crew.stop()
+        self._ssh.close()
+
+    def gather(self, wait: float = 0.0) -> None:
+        for done in self._crew.gather(wait):
+            self._answers.take(done.name, done.result, done.seconds)
+        self._ssh.expire()
+
+    def finish(self) -> None:
+        while self._crew.unfinished:
+            self.gather(wait=1.0)
+
+
+def _through_ansible(
+    nodes: Mapping[str, Node],
+    answers: _Answers,
+    timeout: float,
+    meanwhile: Callable[[], None],
+    vault_password_files: Sequence[Path],
+) -> None:
+    """Ask nodes through playbooks/observe.yml, which runs the program it finds in a host variable."""
+    from provision.errors import GpuprovError
+    from provision.runner import Event, run_playbook
+
+    hosts = {
+        name: {**node.variables, "gpuprov_observe_program": answers.program(name, ANSIBLE_BYTES)}
+        for name, node in nodes.items()
+    }
+    outputs: dict[str, bytes] = {}
+
+    def note(event: Event) -> None:
+        stdout = event.result.get("stdout")
+        if isinstance(stdout, str) and stdout:
+            outputs[event.node] = stdout.encode("utf-8", "replace")
+            if event.kind in ("ok", "changed"):
+                answers.take(event.node, outputs[event.node], 0.0)
+        meanwhile()
+
+    fix = "correct what Ansible names; the node's connection variables are in the inventory"
+    rounds = -(-len(nodes) // ANSIBLE_FORKS)
+    try:
+        outcomes = run_playbook(
+            paths.PLAYBOOKS / "observe.yml",
+            hosts,
+            on_event=note,
+            forks=ANSIBLE_FORKS,
+            timeout=timeout * rounds + 30,
+            vault_password_files=vault_password_files,
+        )
+    except GpuprovError as error:
+        for name in nodes:
+            answers.take(name, NodeError("ansible", one_line(error.what), error.fix), 0.0)
+        return
+    for name in nodes:
+        outcome = outcomes.get(name)
+        if outcome is None or outcome.status == "ok":
+            answers.take(name, outputs.get(name, b""), 0.0)
+        else:
+            kind = "unreachable" if outcome.status == "unreachable" else "ansible"
+            answers.take(name, NodeError(kind, one_line(outcome.message) or outcome.status, fix), 0.0)

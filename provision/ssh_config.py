@@ -40,7 +40,8 @@ Options = dict[str, list[str]]
 def take(options: Options, keyword: str, value: str) -> None:
     """Note an option unless it is already set; identity files add up."""
     if keyword in ACCUMULATE:
-        options.setdefault(keyword, []).append(value)
+        if value not in options.setdefault(keyword, []):
+            options[keyword].append(value)
     else:
         options.setdefault(keyword, [value])
 
@@ -130,9 +131,9 @@ class ConfigFiles:
         files = chosen if chosen else [USER_CONFIG, SYSTEM_CONFIG]
         if files == ["none"]:
             return
-        for file in files:
-            for line in self._of(file):
-                if all(_holds(kind, words, name, options) for kind, words in line.conditions):
+        for final in (False, True):  # ssh reads its files twice; `Match final` holds the second time
+            for line in [line for file in files for line in self._of(file)]:
+                if all(_holds(kind, words, name, options, final) for kind, words in line.conditions):
                     take(options, line.keyword, line.value)
 
     def _of(self, file: str) -> list[_Line]:
@@ -147,13 +148,17 @@ class ConfigFiles:
         return found
 
 
-def _holds(kind: str, words: tuple[str, ...], name: str, options: Options) -> bool:
+def _holds(kind: str, words: tuple[str, ...], name: str, options: Options, final: bool) -> bool:
     if kind == "host":
         return _matches(words, name)
     left = list(words)
     while left:
         criterion = left.pop(0).lower()
         if criterion == "all":
+            continue
+        if criterion == "final":
+            if not final:
+                return False
             continue
         subjects = {
             "host": options.get("hostname", [name])[0].replace("%h", name),

@@ -635,7 +635,7 @@ def execute(path, command):
 
 
 def read_all(probes, first):
-    """In the reader child: a line when a probe starts and one when it ends tell the parent which one hangs."""
+    """In the reader child: a line at each probe's start and end tells the parent which one hangs."""
     for number in range(first, len(probes)):
         os.write(1, b"?%d\n" % number)
         probe = probes[number]

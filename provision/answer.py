@@ -1,0 +1,130 @@
+"""What a node answered → facts, or why it is no answer (pure). Its words are hostile until they pass here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from typing import Any
+
+BEGIN = b"@gpuprov-facts 1 "  # as provision/node/observe.py prints them
+END = b"@gpuprov-end"
+ANSWER_LIMIT = 4 * 1024 * 1024  # bytes of all a node may print
+TEXT_LIMIT = 300 * 1024  # characters of one value
+PROBLEM_LIMIT = 400
+BASE_FACTS = frozenset(
+    {
+        *("os.id", "os.version_id", "os.codename", "os.family", "os.arch", "kernel.release"),
+        *("boot.id", "boot.required", "boot.reason", "gpu.count", "gpu.pci", "gpu.nvswitch_count"),
+    }
+)
+Scalar = str | int | bool | None
+
+
+class AnswerError(Exception):
+    """The node's output is not a whole, well-formed answer; the text says in what way."""
+
+
+class CutError(AnswerError):
+    """The answer began and did not end."""
+
+
+def is_whole(output: bytes | bytearray) -> bool:
+    """Whether `output` holds a complete answer already; what follows it does not matter."""
+    return _frame(output) is not None
+
+
+def unframed(output: bytes | bytearray) -> bytes:
+    """The JSON between the markers, whatever a login banner put around it. Raises AnswerError."""
+    body = _frame(output)
+    if body is not None:
+        return body
+    if BEGIN in output:
+        raise CutError(f"the answer was cut after {len(output)} bytes")
+    said = bytes(output[-4096:]).decode("utf-8", "replace").strip().splitlines()
+    raise AnswerError(
+        f"it answered something else: {one_line(said[-1])!r}" if said else "it answered nothing"
+    )
+
+
+def _frame(output: bytes | bytearray) -> bytes | None:
+    start = output.find(BEGIN)
+    while start >= 0:
+        line_end = output.find(b"\n", start, start + 64)
+        length = bytes(output[start + len(BEGIN) : max(line_end, 0)]).strip()
+        if length.isdigit() and len(length) < 9:
+            body_end = line_end + 1 + int(length)
+            # The marker stands on the next line, with or without a carriage return.
+            if output[body_end : body_end + 2 + len(END)].lstrip(b"\r\n").startswith(END):
+                return bytes(output[line_end + 1 : body_end])
+        start = output.find(BEGIN, start + 1)
+    return None
+
+
+def facts_of(body: bytes, asked: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The facts and problems in an answer's JSON. Raises AnswerError on anything a node should not say.
+
+    Only facts that were asked, or are always given, may be in it; one that is in neither part is a problem.
+    """
+    document = _decoded(body)
+    if not isinstance(document, dict) or set(document) != {"uid", "facts", "problems"}:
+        raise AnswerError("its answer is not of the form expected")
+    allowed = BASE_FACTS | set(asked)
+    facts, problems = document["facts"], document["problems"]
+    if not isinstance(facts, dict) or not isinstance(problems, dict) or not isinstance(document["uid"], int):
+        raise AnswerError("its answer is not of the form expected")
+    foreign = sorted((set(facts) | set(problems)) - allowed)
+    if foreign:
+        raise AnswerError(f"it answered what was not asked: {one_line(foreign[0])!r}")
+    for name, value in facts.items():
+        if not _is_fact(value):
+            raise AnswerError(f"its answer for {name} is not a fact")
+    if not all(isinstance(reason, str) for reason in problems.values()):
+        raise AnswerError("its answer is not of the form expected")
+    reasons = {name: _reason(reason, document["uid"]) for name, reason in problems.items()}
+    silent = dict.fromkeys(allowed - set(facts) - set(problems), "the node did not answer it")
+    return facts, reasons | silent
+
+
+def _reason(reason: str, uid: int) -> str:
+    if "permission denied" in reason and uid != 0:
+        reason += f" (as uid {uid}; does the inventory lack ansible_become: true?)"
+    return one_line(reason)
+
+
+def _decoded(body: bytes) -> Any:
+    def refuse(text: str) -> Any:
+        raise ValueError(text)
+
+    try:
+        text = body.decode("utf-8")
+        document = json.loads(text, parse_constant=refuse, parse_float=refuse)
+        # An escaped half of a surrogate pair would be an error wherever the fact is written.
+        json.dumps(document, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError):
+        raise AnswerError("its answer is not JSON as expected") from None
+    return document
+
+
+def _is_scalar(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value) <= TEXT_LIMIT
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return value is None
+
+
+def _is_fact(value: Any) -> bool:
+    """A scalar, a list of scalars or of flat dictionaries, or a flat dictionary."""
+    if isinstance(value, list):
+        return all(_is_scalar(item) or (isinstance(item, dict) and _is_flat(item)) for item in value)
+    return _is_flat(value) if isinstance(value, dict) else _is_scalar(value)
+
+
+def _is_flat(value: Mapping[Any, Any]) -> bool:
+    return all(_is_scalar(item) for item in value.values())
+
+
+def one_line(text: str, limit: int = PROBLEM_LIMIT) -> str:
+    """A node's words as one printable line."""
+    words = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    return words if len(words) <= limit else words[: limit - 1] + "…"

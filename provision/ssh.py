@@ -1,0 +1,286 @@
+"""Connections to nodes outside Ansible: the only file that knows paramiko.
+
+A host's key is checked before anything is said to it, on every hop. Every wait has an end. What goes wrong
+is a NodeError: cause and next step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from provision import streams
+from provision.answer import one_line
+from provision.connection import Route
+from provision.hops import Hop
+from provision.host_keys import HostKeys
+from provision.known_hosts import fingerprint
+from provision.node_error import Clock, NodeError, hung, unreachable
+from provision.question import Question
+
+if TYPE_CHECKING:
+    import paramiko
+
+HANDSHAKE_TIMEOUT = 20.0  # seconds, for the banner and for the key exchange
+AUTH_TIMEOUT = 20.0
+
+
+class Ssh:
+    """Asks nodes over SSH; keys, known hosts and jump hosts are shared. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        import paramiko
+
+        logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # its threads print tracebacks otherwise
+        self._paramiko = paramiko
+        self._host_keys = HostKeys()
+        self._keys: dict[tuple[str, str | None], paramiko.PKey | str] = {}
+        self._jumps: dict[tuple[Hop, ...], tuple[threading.Lock, list[Any]]] = {}
+        self._open: dict[int, tuple[Clock, paramiko.Transport]] = {}
+        self._shared = contextlib.ExitStack()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """End the shared connections to jump hosts."""
+        self._shared.close()
+
+    def expire(self) -> None:
+        """Cut connections whose time is up: paramiko has waits without an end. Call it now and then."""
+        for clock, transport in list(self._open.values()):
+            if clock.overdue > 0:
+                transport.close()
+
+    def ask(self, route: Route, program: bytes, seconds: float) -> bytes:
+        """Run `program` with the node's Python; all it printed, up to a whole answer. Raises NodeError."""
+        clock = Clock(seconds)
+        with contextlib.ExitStack() as stack:
+            try:
+                transport = self._connect(route.target, route.jumps, clock, stack)
+                channel = transport.open_session(timeout=clock.left(AUTH_TIMEOUT))
+                return Question(channel, route, program, clock).answer()
+            except (self._paramiko.SSHException, OSError, EOFError) as error:
+                clock.left()
+                cause = one_line(str(error)) or type(error).__name__
+                raise unreachable(
+                    f"the connection to {route.target.address} broke: {cause}", "run again"
+                ) from None
+
+    def _connect(
+        self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock, stack: contextlib.ExitStack
+    ) -> paramiko.Transport:
+        if jumps:
+            stream = self._through(hop, jumps, clock)
+        elif hop.proxy_command:
+            stream = streams.proxy(hop, stack)
+        else:
+            stream = streams.tcp(hop, clock)
+        stack.callback(stream.close)
+        disabled = _disabled(self._paramiko.Transport, hop)
+        transport = self._paramiko.Transport(stream, disabled_algorithms=disabled)
+        self._open[id(transport)] = (clock, transport)
+        stack.callback(self._open.pop, id(transport), None)
+        stack.callback(transport.close)
+        self._shake_hands(transport, hop, clock, direct=not jumps and not hop.proxy_command)
+        _Login(self._paramiko, self._keys, transport, hop, clock).run()
+        return transport
+
+    def _shake_hands(self, transport: paramiko.Transport, hop: Hop, clock: Clock, *, direct: bool) -> None:
+        """Agree on keys with a host whose own key we know. Nothing else has been said to it."""
+        entries = self._host_keys.entries(hop)
+        known = {entry.key_type for entry in entries if not entry.marker}
+        options = transport.get_security_options()
+        # Ask for a type we know, or a host with several keys would look changed.
+        kinds = sorted(options.key_types, key=lambda kind: _type_of_key(kind) not in known)
+        options.key_types = tuple(kinds)
+        transport.banner_timeout = transport.handshake_timeout = clock.left(HANDSHAKE_TIMEOUT)
+        try:
+            transport.start_client(timeout=clock.left(HANDSHAKE_TIMEOUT))
+            key = transport.get_remote_server_key()
+        except (self._paramiko.SSHException, OSError, EOFError) as error:
+            clock.left()
+            raise _handshake_error(hop, str(error)) from None
+        self._host_keys.check(hop, entries, key.get_name(), key.asbytes(), direct=direct)
+
+    def _through(self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock) -> Any:
+        """A channel to `hop` over the last jump host, whose connection all nodes behind it share."""
+        last = jumps[-1]
+        with self._lock:
+            lock, held = self._jumps.setdefault(jumps, (threading.Lock(), []))
+        with lock:
+            if not held or not (isinstance(held[0], NodeError) or held[0].is_active()):
+                held[:] = [self._jump_host(last, jumps[:-1], clock)]
+        if isinstance(held[0], NodeError):
+            raise held[0]
+        try:
+            limit = clock.left(hop.connect_timeout)
+            there, here = (hop.host, hop.port), ("127.0.0.1", 0)
+            return held[0].open_channel("direct-tcpip", there, here, timeout=limit)
+        except self._paramiko.ChannelException as error:
+            raise unreachable(f"jump host {last.address} cannot reach {hop.address}: {error.text}") from None
+        except (self._paramiko.SSHException, OSError, EOFError):
+            clock.left()
+            raise unreachable(f"jump host {last.address} opened no connection to {hop.address}") from None
+
+    def _jump_host(self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock) -> paramiko.Transport | NodeError:
+        """A connection that stays, or why there is none: a dead jump host is waited for once."""
+        with contextlib.ExitStack() as stack:
+            try:
+                transport = self._connect(hop, jumps, clock, stack)
+            except NodeError as error:
+                return NodeError(error.kind, f"jump host {hop.address}: {error.what}", error.fix)
+            self._open.pop(id(transport), None)  # it outlives the node that needed it first
+            with self._lock:
+                self._shared.push(stack.pop_all())
+            return transport
+
+
+def _type_of_key(algorithm: str) -> str:
+    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
+
+
+def _disabled(transport: type[paramiko.Transport], hop: Hop) -> dict[str, list[str]]:
+    """What the ssh options of `hop` leave out, in paramiko's terms. Only plain lists restrict."""
+    disabled = {}
+    for kind, text in hop.algorithms:
+        if text[:1] in "+^":
+            continue
+        ours = getattr(transport, f"_preferred_{kind}")
+        named = set(text.lstrip("-").split(","))
+        # ssh knows one algorithm under two names.
+        named |= {f"{name}@libssh.org" for name in named if name == "curve25519-sha256"}
+        disabled[kind] = [name for name in ours if (name in named) == text.startswith("-")]
+    return disabled
+
+
+def _handshake_error(hop: Hop, said: str) -> NodeError:
+    if "timed out" in said or "timeout" in said.lower() or not said or "No existing session" in said:
+        return hung(f"{hop.address} accepted the connection and then said nothing")
+    if "Indecipherable" in said or "Invalid SSH banner" in said or "codec" in said:
+        return unreachable(f"what listens on {hop.address} is not an SSH server", "correct ansible_port")
+    if "banner" in said or "EOF" in said or "reset" in said:
+        return unreachable(
+            f"{hop.address} closed the connection at once",
+            "look at sshd's log there (MaxStartups, access rules, a full disk); then run again",
+        )
+    return unreachable(
+        f"no SSH session with {hop.address}: {one_line(said)}", "compare sshd's settings there"
+    )
+
+
+class _Login:
+    """Proves to one host who we are: key files, the agent's keys, a password, in ssh's order."""
+
+    def __init__(
+        self,
+        paramiko: Any,
+        keys: dict[tuple[str, str | None], paramiko.PKey | str],
+        transport: paramiko.Transport,
+        hop: Hop,
+        clock: Clock,
+    ) -> None:
+        self._paramiko = paramiko
+        self._keys = keys
+        self._transport = transport
+        self._hop = hop
+        self._clock = clock
+        self._tried: list[str] = []
+
+    def run(self) -> None:
+        hop = self._hop
+        self._transport.auth_timeout = self._clock.left(AUTH_TIMEOUT)
+        partial = False
+        for label, key in self._candidates() if hop.use_keys else ():
+            self._tried.append(label)
+            try:
+                partial = bool(self._transport.auth_publickey(hop.user, key))
+                if not partial:
+                    return
+                break
+            except self._paramiko.BadAuthenticationType:
+                self._tried[-1] += " (the node takes no keys)"
+                break
+            except self._paramiko.SSHException as error:
+                self._look(str(error))
+        if hop.password is not None:
+            self._tried.append("the password")
+            try:
+                if not self._transport.auth_password(hop.user, hop.password):
+                    return
+            except self._paramiko.SSHException as error:
+                self._look(str(error))
+        raise self._refused("the node wants more than that" if partial else "")
+
+    def _look(self, said: str) -> None:
+        """After a refusal: may we go on?"""
+        self._clock.left()
+        if "imeout" in said:
+            raise hung(f"{self._hop.address} did not answer the login within {AUTH_TIMEOUT:g} s")
+        if not self._transport.is_active():
+            raise self._refused("the node then closed the connection")
+
+    def _refused(self, more: str) -> NodeError:
+        tried = ", ".join(self._tried) or "nothing: no key file and no agent key was found"
+        fix = "authorize a key there, or name the right one: ansible_user, ansible_ssh_private_key_file"
+        what = f"{self._hop.address} refused user {self._hop.user}; tried {tried}"
+        return NodeError("auth", f"{what}; {more}" if more else what, fix)
+
+    def _candidates(self) -> Iterator[tuple[str, paramiko.PKey]]:
+        hop = self._hop
+        if hop.default_keys:
+            yield from self._agent_keys()
+        locked = set()
+        for path in hop.key_files:
+            key = self._load(path)
+            if isinstance(key, str):
+                if Path(path + ".pub").is_file() and "passphrase" in key:
+                    locked.add(_public_blob(path + ".pub"))
+                if not hop.default_keys or "does not exist" not in key:
+                    self._tried.append(f"{path} ({key})")
+            else:
+                yield f"{path} ({fingerprint(key.asbytes())})", key
+        if not hop.default_keys:
+            yield from self._agent_keys(only=locked if hop.identities_only else None)
+
+    def _agent_keys(self, only: set[str] | None = None) -> Iterator[tuple[str, paramiko.PKey]]:
+        if not self._hop.agent or only == set():
+            return
+        agent = self._paramiko.Agent()
+        try:
+            for key in agent.get_keys():
+                if only is None or key.get_base64() in only:
+                    yield f"the agent's {key.comment or key.get_name()} ({fingerprint(key.asbytes())})", key
+        finally:
+            agent.close()
+
+    def _load(self, path: str) -> paramiko.PKey | str:
+        """The private key in a file, or why it cannot be used; read once for all nodes."""
+        passphrase = self._hop.key_passphrase
+        if (path, passphrase) not in self._keys:
+            self._keys[path, passphrase] = self._read_key(path, passphrase)
+        return self._keys[path, passphrase]
+
+    def _read_key(self, path: str, passphrase: str | None) -> paramiko.PKey | str:
+        # It is called `password` in paramiko 5 and `passphrase` before: by position.
+        secret: Any = passphrase.encode() if passphrase else None
+        try:
+            key: paramiko.PKey = self._paramiko.PKey.from_path(path, secret)
+        except FileNotFoundError:
+            return "does not exist"
+        except OSError as error:
+            return (error.strerror or "unreadable").lower()
+        except self._paramiko.UnknownKeyType:
+            return "a kind of key that only ssh can use"
+        except (self._paramiko.SSHException, ValueError, TypeError) as error:
+            words = str(error).lower()
+            locked = "password" in words or "encrypted" in words or "passphrase" in words
+            return "needs its passphrase: ssh-add it" if locked else "not a private key"
+        return key
+
+
+def _public_blob(path: str) -> str:
+    words = Path(path).read_text(encoding="utf-8", errors="replace").split()
+    return words[1] if len(words) > 1 else ""
