@@ -1,4 +1,4 @@
-"""One file per report format. `write_all` makes the files; `terminal.summary` is what a person sees at once."""
+"""One file per report format. `write_all` makes the files; `terminal.summary` is what a person sees."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ FORMATS = {
 def write_all(fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[str]) -> dict[str, Path]:
     """Write the report in each of `formats` (names of FORMATS) below `folder`; format → the file written.
 
-    Each file appears whole or not at all: a reader, or a kill in the middle, never sees half a report. Raises
-    UsageError for an unknown format (before anything is written) and RunFolderError when a file cannot be written.
+    Each file appears whole or not at all: a reader, or a kill in the middle, never sees half a report.
+    Raises UsageError for an unknown format, before anything is written, and RunFolderError when a file cannot
+    be written.
     """
     path = folder if isinstance(folder, Path) else folder.path
     for name in formats:
@@ -37,7 +38,9 @@ def write_all(fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[st
     written = {}
     for name in dict.fromkeys(formats):
         module, file_name = FORMATS[name]
-        render: Callable[[FleetHealth], Iterable[str]] = importlib.import_module(f"{__name__}.{module}").render
+        render: Callable[[FleetHealth], Iterable[str]] = importlib.import_module(
+            f"{__name__}.{module}"
+        ).render
         written[name] = _write(path / file_name, render(fleet))
     return written
 
@@ -54,7 +57,9 @@ def _write(path: Path, chunks: Iterable[str]) -> Path:
             out.writelines(chunks)
             out.flush()
             os.fsync(out.fileno())
-        beside.chmod(0o666 & ~_umask())  # a report is for passing on; the run folder's own mode protects it meanwhile
+        beside.chmod(
+            0o666 & ~_umask()
+        )  # a report is for passing on; the run folder's own mode protects it meanwhile
         return beside.replace(path)
     except OSError as error:
         raise RunFolderError(

@@ -1,7 +1,7 @@
 """What is wrong with a fleet, worst first, the same cause on many nodes told once (pure).
 
-What could not be measured is a cause like any other: a node that was not reached and a check that never ran get a
-finding of their own here, so that every report shows them as loudly as a failure.
+What could not be measured is a cause like any other: a node that was not reached and a check that never ran get
+a finding of their own here, so that every report shows them as loudly as a failure.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from provision.report.names import natural
 from provision.report.text import many, one_line
 
 # In words and in symbols: a verdict is never told by colour alone.
-SYMBOLS = {Verdict.PASS: "✓", Verdict.SKIP: "–", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.FAIL: "✗"}
+SYMBOLS = {Verdict.PASS: "✓", Verdict.SKIP: "-", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.FAIL: "✗"}
 HEADINGS = {
     Verdict.FAIL: "Failed",
     Verdict.ERROR: "Not measured",
     Verdict.WARN: "Warnings",
     Verdict.SKIP: "Skipped: declared not applicable",
 }
-_VARYING = re.compile(r"GPU-[0-9a-fA-F-]{36}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d|\d+(?:\.\d+)*")
+_VARYING = re.compile(
+    r"GPU-[0-9a-fA-F-]{36}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d|\d+(?:\.\d+)*"
+)
 _GPU = re.compile(r"\bgpu(\d{1,4})\b")
 
 
@@ -62,12 +64,18 @@ class Cause:
         return len({culprit.finding.message for culprit in self.culprits}) == 1
 
     @cached_property
+    def uniform(self) -> bool:
+        """Whether only the node differs from culprit to culprit, so that a list of nodes says it all."""
+        first = self.culprits[0].finding
+        return not first.evidence and all(culprit.finding == first for culprit in self.culprits)
+
+    @cached_property
     def title(self) -> str:
         """`gpu_burn: gpu5 computed 128 wrong results`, or the metric and its limit when the words differ."""
         first = self.culprits[0].finding
         if self.same_words:
             return f"{self.check}: {one_line(first.message)}" if self.check else one_line(first.message)
-        what = self.metric or one_line(_VARYING.sub("…", first.message), 160)
+        what = one_line(self.metric, 80) or one_line(_VARYING.sub("…", first.message), 160)
         limits = {culprit.finding.limit for culprit in self.culprits}
         limit = f" (limit {one_line(first.limit)})" if len(limits) == 1 and first.limit else ""
         return f"{self.check}: {what}{limit}" if self.check else what
@@ -91,24 +99,28 @@ def causes(fleet: FleetHealth) -> list[Cause]:
         )
         for (verdict, check, metric, action, _), culprits in groups.items()
     ]
-    return sorted(found, key=lambda cause: (-cause.verdict.badness, -len(cause.nodes), cause.check, cause.metric))
+    return sorted(
+        found, key=lambda cause: (-cause.verdict.badness, -len(cause.nodes), cause.check, cause.metric)
+    )
 
 
 def _culprits(fleet: FleetHealth) -> Iterator[Culprit]:
-    asked = fleet.asked
     for node in fleet.nodes:
-        silent = node.unreachable or bool(node.error)
-        if silent:
-            yield Culprit(node, Finding("", Verdict.ERROR, "node", silence(node), action="investigate"))
+        if node.unreachable or node.error:
+            action = "investigate" if node.unreachable else "run again"
+            yield Culprit(node, Finding("", Verdict.ERROR, "node", silence(node), action=action))
+        elif absent := missing(fleet, node):
+            message = f"did not run: {', '.join(absent)}"
+            yield Culprit(node, Finding("", Verdict.ERROR, "node", message, action="run again"))
         for check in node.checks:
             for finding in check.findings:
                 if finding.verdict is not Verdict.PASS:
                     yield Culprit(node, finding)
             if not check.findings and check.verdict is not Verdict.PASS:
-                yield Culprit(node, Finding(check.check, check.verdict, "node", "no reason was given", action="run again"))
-        if not silent and len(node.checks) < len(asked) + 1:
-            for name in missing(fleet, node):
-                yield Culprit(node, Finding(name, Verdict.ERROR, "node", "did not run", action="run again"))
+                finding = Finding(
+                    check.check, check.verdict, "node", "no reason was given", action="run again"
+                )
+                yield Culprit(node, finding)
 
 
 def silence(node: NodeHealth) -> str:
@@ -152,7 +164,7 @@ _HEADLINE: tuple[tuple[Verdict, Callable[[int], str]], ...] = (
     (Verdict.FAIL, lambda count: f"{count:,} unhealthy"),
     (Verdict.ERROR, lambda count: f"{count:,} not proven (could not be measured)"),
     (Verdict.WARN, lambda count: f"{count:,} with warnings"),
-    (Verdict.SKIP, lambda count: f"{count:,} not fully checked"),
+    (Verdict.SKIP, lambda count: f"{count:,} skipped (no check applies)"),
     (Verdict.PASS, lambda count: f"{count:,} healthy"),
 )
 
@@ -172,7 +184,7 @@ def headline(fleet: FleetHealth) -> str:
 
 
 def overall(fleet: FleetHealth) -> Verdict:
-    """The worst verdict of any node; `error` when there is none or the run was interrupted before a failure."""
+    """The worst verdict of any node; `error` when there is none, or nothing worse and an interrupt."""
     verdicts = [node.verdict for node in fleet.nodes]
     if fleet.interrupted or not verdicts:
         verdicts.append(Verdict.ERROR)

@@ -1,7 +1,7 @@
 """report.html: one file that needs no network, for reading, filtering, printing and forwarding.
 
-Every text from a node passes `_shown` (control characters) and Jinja2's autoescape (markup); a content security policy
-in the page allows its own script and style and nothing else, should both ever fail.
+Every text from a node passes `_shown` (control characters) and Jinja2's autoescape (markup); a content security
+policy in the page allows its own script and style and nothing else, should both ever fail.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from provision.report.causes import HEADINGS, SYMBOLS, causes, coverage, headlin
 from provision.report.names import fold, natural
 from provision.report.tables import tables
 from provision.report.terminal import next_commands
-from provision.report.text import clean, duration, many, moment, one_line, quantity
+from provision.report.text import clean, columns, duration, many, moment, one_line, quantity
 
 _TEMPLATES = Path(__file__).parent / "templates"
-# A browser must stay quick with the whole page. Every node has its row in the table; the full measurements come worst
-# node first until this many bytes are spent, and the page says which nodes were left to report.json.
+# A browser must stay quick with the whole page. Every node has its row in the table; the full measurements come
+# worst node first until this many bytes are spent, and the page says that the rest is in report.json.
 _DETAILS = 7_000_000
 _CULPRITS = 60  # rows of one cause; the rest are named, and have their own row and details
 _CAUSES = 150  # of one verdict
@@ -34,7 +34,7 @@ _TILES = (
     (Verdict.FAIL, "unhealthy"),
     (Verdict.ERROR, "not measured"),
     (Verdict.WARN, "with warnings"),
-    (Verdict.SKIP, "not fully checked"),
+    (Verdict.SKIP, "skipped: no check applies"),
     (Verdict.PASS, "healthy"),
 )
 _LONG = 4000  # characters of one text: whatever is longer has its place in the raw output
@@ -55,7 +55,9 @@ def render(fleet: FleetHealth) -> Iterator[str]:
         detailed=detailed,
         details=details,
         checks=checks,
-        sections=[(v, [c for c in found if c.verdict is v]) for v in sorted(HEADINGS, key=lambda v: -v.badness)],
+        sections=[
+            (v, [c for c in found if c.verdict is v]) for v in sorted(HEADINGS, key=lambda v: -v.badness)
+        ],
         headline=headline(fleet),
         overall=overall(fleet),
         coverage=coverage(fleet),
@@ -75,10 +77,11 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.globals.update(
-        headings=HEADINGS, symbols=SYMBOLS, duration=duration, fold=fold, many=many, moment=moment, silence=silence,
-        quantity=quantity, tables=tables, verdicts=sorted(Verdict, key=lambda v: -v.badness), missing=missing,
-        one_line=one_line, facts=facts, culprits_shown=_CULPRITS, causes_shown=_CAUSES, evidence=_evidence,
-        row_words=_row_words, id_of=id, badge_cell=_cell, check_cells=_check_cells, passing=Verdict.PASS, tiles=_TILES,
+        headings=HEADINGS, symbols=SYMBOLS, tiles=_TILES, culprits_shown=_CULPRITS, causes_shown=_CAUSES,
+        verdicts=sorted(Verdict, key=lambda v: -v.badness), passing=Verdict.PASS, id_of=id,
+        duration=duration, moment=moment, many=many, one_line=one_line, quantity=quantity, fold=fold,
+        silence=silence, missing=missing, tables=tables, facts=facts, evidence=_evidence, row_words=_row_words,
+        badge_cell=_cell, check_cells=_check_cells,
     )  # fmt: skip
     return environment
 
@@ -109,7 +112,9 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _details(environment: Environment, fleet: FleetHealth, nodes: Sequence[NodeHealth]) -> tuple[list[Markup], int]:
+def _details(
+    environment: Environment, fleet: FleetHealth, nodes: Sequence[NodeHealth]
+) -> tuple[list[Markup], int]:
     """The full section of each node, worst first, as far as the budget goes; and how many that are."""
     template = environment.get_template("node.html.j2")
     spent, sections = 0, []
@@ -124,12 +129,19 @@ def _details(environment: Environment, fleet: FleetHealth, nodes: Sequence[NodeH
 
 def facts(node: NodeHealth) -> str:
     """A node's facts in one line, for the table: `h100-sxm · driver 580.126.09`."""
-    names = [str(node.facts[key]) for key in ("sku", "driver", "driver_version", "driver version") if node.facts.get(key)]
+    names = [
+        str(node.facts[key])
+        for key in ("sku", "driver", "driver_version", "driver version")
+        if node.facts.get(key)
+    ]
     return " · ".join(one_line(name, 60) for name in names)
 
 
 # A fleet's table has tens of thousands of these few cells: made once. Our own words, no node's text.
-_CELLS = {v: Markup(f'<td class="v-{v.value}" data-s="{v.badness}">{SYMBOLS[v]} {v.value}</td>') for v in Verdict}
+_CELLS = {
+    v: Markup('<td class="v-{0}" data-s="{1}">{2} {0}</td>').format(v.value, v.badness, SYMBOLS[v])
+    for v in Verdict
+}
 _DID_NOT_RUN = Markup('<td class="v-error" data-s="3.5">? did not run</td>')
 
 
@@ -144,12 +156,12 @@ def _check_cells(node: NodeHealth, checks: Sequence[str]) -> Markup:
 
 
 def _evidence(lines: Sequence[str]) -> str:
-    shown = "\n".join(one_line(line, 500) for line in lines[:_EVIDENCE])
+    shown = "\n".join(columns(line) for line in lines[:_EVIDENCE])
     return f"{shown}\n… {len(lines) - _EVIDENCE:,} more lines" if len(lines) > _EVIDENCE else shown
 
 
 def _row_words(node: NodeHealth) -> str:
-    """What a node is found by besides what its row shows: serial numbers, and the messages of what is wrong."""
+    """What a node is found by besides what its row shows: serial numbers, and what is wrong with it."""
     words = [gpu.serial for gpu in node.gpus]
     wrong = [f for check in node.checks for f in check.findings if f.verdict is not Verdict.PASS]
     words += [f"{one_line(f.device, 40)} {one_line(f.message, 120)}" for f in wrong[:8]]

@@ -11,7 +11,7 @@ from provision.health import FleetHealth, to_json
 
 
 def render(fleet: FleetHealth) -> Iterator[str]:
-    """The document in pieces. Pure ASCII, so that no text of a node (lone surrogates too) can make it invalid."""
+    """The document in pieces; pure ASCII, so that no text of a node (a lone surrogate) makes it invalid."""
     document = to_json(fleet)
     # One piece per node: encoding 10,000 nodes in one string would cost their size in memory twice over.
     nodes = document.pop("nodes")
@@ -25,7 +25,9 @@ def render(fleet: FleetHealth) -> Iterator[str]:
 def _encode(value: Any) -> str:
     try:
         return json.dumps(value, allow_nan=False)
-    except ValueError:  # NaN and Infinity are not JSON: a reader in another language would refuse the whole report
+    except (
+        ValueError
+    ):  # NaN and Infinity are not JSON: a reader in another language would refuse the whole report
         return json.dumps(_finite(value), allow_nan=False)
 
 

@@ -9,7 +9,7 @@ from html import escape
 from provision.health import CheckResult, FleetHealth, NodeHealth
 from provision.judge import Finding, Verdict
 from provision.report.causes import missing, silence
-from provision.report.text import clean, one_line, quantity
+from provision.report.text import clean, columns, one_line, quantity
 
 # What CI knows: `warn` passes, and is told in the case's output. `error` and `skip` never pass.
 _OUTCOMES = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.SKIP: "skipped"}
@@ -48,11 +48,15 @@ def _suite(fleet: FleetHealth, node: NodeHealth) -> Iterator[str]:
     when = _attribute(fleet.started)
     yield f'<testsuite name={_attribute(node.node)}{counts} time="{seconds:.3f}" timestamp={when}>\n'
     if node.gpus:
-        identities = ((f"gpu{gpu.index}", f"{gpu.name} serial {gpu.serial} {gpu.pci_address}") for gpu in node.gpus)
-        rows = (f"<property name={_attribute(name)} value={_attribute(value)}/>" for name, value in identities)
+        identities = (
+            (f"gpu{gpu.index}", f"{gpu.name} serial {gpu.serial} {gpu.pci_address}") for gpu in node.gpus
+        )
+        rows = (
+            f"<property name={_attribute(name)} value={_attribute(value)}/>" for name, value in identities
+        )
         yield f"<properties>{''.join(rows)}</properties>\n"
     if node.error or node.unreachable:
-        yield _unrun(node, "reached", silence(node))
+        yield _unrun(node, "node", silence(node))
     for check in node.checks:
         yield _case(node, check)
     for name in missing(fleet, node):
@@ -66,7 +70,8 @@ def _unrun(node: NodeHealth, name: str, why: str) -> str:
 
 
 def _case(node: NodeHealth, check: CheckResult) -> str:
-    case = f'<testcase classname={_attribute(node.node)} name={_attribute(check.check)} time="{check.seconds:.3f}"'
+    names = f"classname={_attribute(node.node)} name={_attribute(check.check)}"
+    case = f'<testcase {names} time="{check.seconds:.3f}"'
     notable = sorted(
         (finding for finding in check.findings if finding.verdict is not Verdict.PASS),
         key=lambda finding: -finding.verdict.badness,
@@ -87,8 +92,8 @@ def _text(findings: Iterable[Finding]) -> str:
             limit = f" (limit {finding.limit}; {finding.source})" if finding.limit else ""
             lines.append(f"  measured {quantity(finding.value, finding.unit)}{limit}")
         lines.append(f"  action: {finding.action}")
-        lines += [f"  | {line}" for line in finding.evidence[:40]]
-    return escape("\n".join(clean(line) for line in lines), quote=False)
+        lines += [f"  | {columns(line)}" for line in finding.evidence[:40]]
+    return escape("\n".join(clean(line[:4000]) for line in lines), quote=False)
 
 
 def _attribute(value: str) -> str:

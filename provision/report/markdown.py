@@ -10,12 +10,12 @@ from provision.judge import Verdict
 from provision.report.causes import HEADINGS, SYMBOLS, Cause, causes, coverage, headline
 from provision.report.names import fold
 from provision.report.terminal import next_commands
-from provision.report.text import clean, duration, many, moment, one_line, quantity
+from provision.report.text import clean, columns, duration, many, moment, one_line, quantity
 
 _CAUSES = 40  # per verdict; with _ROWS, keeps the text below what ticket systems take (65,536 characters)
 _ROWS = 20
 _EVIDENCE = 12  # lines of raw output under a cause
-# What Markdown acts on inside a line; an underscore within a word (gpu_burn) is harmless, and readable as it is.
+# What Markdown acts on inside a line. An underscore within a word (gpu_burn) is harmless, and better left alone.
 _SPECIAL = re.compile(r"([\\`*{}\[\]|~>]|(?<!\w)_|_(?!\w))")
 # A zero-width space keeps ticket systems from turning @name into a mention, #1 and addresses into links.
 _LINKED = re.compile(r"(@|#|:(?=//)|www\.)(?=[\w/])")
@@ -56,11 +56,14 @@ def _header(fleet: FleetHealth) -> Iterator[str]:
     seen = coverage(fleet)
     taken = duration(fleet.started, fleet.finished)
     when = moment(fleet.started) + (f", {taken}" if taken else "")
-    yield _table(["verdict", "nodes"], ([f"{SYMBOLS[v]} {v.value}", f"{n:,}"] for v, n in fleet.counts.items()))
+    yield _table(
+        ["verdict", "nodes"], ([f"{SYMBOLS[v]} {v.value}", f"{n:,}"] for v, n in fleet.counts.items())
+    )
     yield (
         f"\nMeasured {seen.measured:,} of {many(seen.asked, 'check')} "
         f"({escape(', '.join(fleet.asked)) or 'none asked for'}), started {escape(when)}, "
-        f"inventory {_code(fleet.inventory)}, run {_code(fleet.run_id)}, gpuprov {escape(fleet.gpuprov_version)}.\n"
+        f"inventory {_code(fleet.inventory)}, run {_code(fleet.run_id)}, "
+        f"gpuprov {escape(fleet.gpuprov_version)}.\n"
     )
 
 
@@ -98,7 +101,7 @@ def _cause(cause: Cause) -> str:
 def _evidence(cause: Cause) -> str:
     """Raw output of the first culprit that has any, as an indented block: nothing in it can end the block."""
     for culprit in cause.culprits:
-        lines = [one_line(line, 200) for line in culprit.finding.evidence[:_EVIDENCE]]
+        lines = [columns(line, 200) for line in culprit.finding.evidence[:_EVIDENCE]]
         if lines:
             block = "\n".join(f"    {line}" for line in lines)
             return f"\nEvidence on {escape(culprit.node.node)}:\n\n{block}\n"
@@ -106,7 +109,7 @@ def _evidence(cause: Cause) -> str:
 
 
 def escape(text: str, limit: int = 400) -> str:
-    """Text that Markdown shows as it is: no markup, no HTML, no table cell or line ended, nobody mentioned."""
+    """Text that Markdown shows as it is: no markup, no HTML, no cell or line ended, nobody mentioned."""
     line = one_line(text, limit).replace("&", "&amp;").replace("<", "&lt;")
     return _LINKED.sub("\\1\u200b", _SPECIAL.sub(r"\\\1", line))
 

@@ -19,7 +19,7 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     >>> sorted(["gpu-10", "gpu-9"], key=natural)
     ['gpu-9', 'gpu-10']
     """
-    # isdecimal() also holds for digits of other scripts, which int() reads; huge runs of digits are no numbers.
+    # isdecimal() holds for digits of every script, as int() reads them; huge runs of digits are no numbers.
     return [
         (0, int(part), part) if part.isdecimal() and len(part) < 20 else (1, 0, part)
         for part in re.split(r"(\d+)", name)
@@ -75,7 +75,7 @@ def _with_padded_joined(
 
 
 def _split(name: str) -> tuple[str, str, str]:
-    """The number that counts nodes: the last one of the first label, so that gpu-01.pod3 folds over gpu-02.pod3."""
+    """The number that counts nodes: the last of the first label, so that gpu-01.pod3 and gpu-02.pod3 fold."""
     if _ADDRESS.search(name):
         match = _LAST_NUMBER.match(name)
         return (match[1], match[2], match[3]) if match and ":" not in name else (name, "", "")

@@ -1,4 +1,4 @@
-"""Measurements arranged for reading: metrics × devices, and a matrix for what was measured between pairs (pure)."""
+"""Measurements arranged for reading: metrics by devices, and a matrix for what joins two devices (pure)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """`heads` are the columns after the first; a row is its name and one cell per head (None: not measured)."""
+    """`heads` are the columns after the first; a row is its name and a cell per head (None: not measured)."""
 
     title: str
     unit: str
@@ -93,7 +93,9 @@ def _matrix(
         return Cell(quantity(row.value), shade, blamed.get((metric, row.device)))
 
     cells = tuple((one_line(a, 40), tuple(cell(a, b) for b in names)) for a in names)
-    return Table(one_line(metric, 80), one_line(unit, 40), tuple(one_line(name, 40) for name in names), cells, True)
+    return Table(
+        one_line(metric, 80), one_line(unit, 40), tuple(one_line(name, 40) for name in names), cells, True
+    )
 
 
 def _number(row: Measurement) -> float | None:
@@ -122,7 +124,10 @@ def _plain(rows: Sequence[Measurement], blamed: dict[tuple[str, str], Verdict]) 
         "",
         tuple(one_line(device, 40) for device in devices),
         tuple(
-            (f"{one_line(metric, 80)} {one_line(unit, 40)}".strip(), tuple(cell(metric, unit, d) for d in devices))
+            (
+                f"{one_line(metric, 80)} {one_line(unit, 40)}".strip(),
+                tuple(cell(metric, unit, d) for d in devices),
+            )
             for metric, unit in metrics
         ),
     )

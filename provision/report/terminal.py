@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from provision.health import FleetHealth
+from provision.health import FleetHealth, GpuIdentity
 from provision.judge import Verdict
 from provision.report.causes import HEADINGS, SYMBOLS, Cause, Culprit, causes, coverage, headline, overall
 from provision.report.names import fold
@@ -16,11 +17,17 @@ _CAUSES = 12  # shown of each verdict; the report files have all
 _CULPRITS = 6  # told one by one; more are folded into ranges
 _EXAMPLES = 3  # told one by one of a folded cause
 _NAMED = 8  # nodes named in a command; more nodes and the command is for all
-_COLOURS = {Verdict.PASS: "32", Verdict.SKIP: "2", Verdict.WARN: "33", Verdict.ERROR: "35", Verdict.FAIL: "31"}
+_COLOURS = {
+    Verdict.PASS: "32",
+    Verdict.SKIP: "2",
+    Verdict.WARN: "33",
+    Verdict.ERROR: "35",
+    Verdict.FAIL: "31",
+}
 
 
 def summary(fleet: FleetHealth, width: int = 100, color: bool = False) -> str:
-    """The whole summary, ending in a newline: the headline, then every cause worst first with its culprits, what was
+    """The whole summary, ending in a newline: the headline, every cause worst first with its culprits, what was
     not measured as loud as what failed, and the next command.
 
     `width` in columns (at least 40 are used); `color` adds ANSI colours, and never anything else.
@@ -38,6 +45,15 @@ def summary(fleet: FleetHealth, width: int = 100, color: bool = False) -> str:
 
 class _Ink:
     """Wraps lines to a width and paints verdicts, if asked."""
+
+    def pack(self, ranges: str, indent: str) -> list[str]:
+        """Like `wrap`, breaking after commas: ranges have no spaces."""
+        lines = [indent]
+        for piece in re.findall(r"[^,]*,?", ranges):
+            if len(lines[-1]) + len(piece) > self.width and lines[-1].strip():
+                lines.append(indent)
+            lines[-1] += piece if lines[-1].strip() else piece.lstrip()
+        return [line.rstrip() for line in lines]
 
     def __init__(self, width: int, color: bool) -> None:
         self.width, self.color = width, color
@@ -75,7 +91,8 @@ def _section(group: Sequence[Cause], ink: _Ink) -> Iterator[str]:
     if left := group[_CAUSES:]:
         nodes = {name for cause in left for name in cause.nodes}
         yield from ink.wrap(
-            f"… and {many(len(left), 'more cause')} on {many(len(nodes), 'node')} in the report: {fold(nodes, 120)}", "  "
+            f"… and {many(len(left), 'more cause')} in the report, on {many(len(nodes), 'node')}: {fold(nodes, 120)}",
+            "  ",
         )
 
 
@@ -83,14 +100,19 @@ def _cause(cause: Cause, ink: _Ink) -> Iterator[str]:
     mark = f"{SYMBOLS[cause.verdict]} {cause.verdict.value.upper()}"
     where = f"{many(len(cause.nodes), 'node')}: " if len(cause.nodes) > 1 else ""
     action = f" → {one_line(cause.action, 80)}" if cause.action not in {"", "none"} else ""
-    first, *rest = ink.wrap(f"{mark}  {where}{cause.title}{action}", "  ")
+    told = f"{mark}  {where}{one_line(cause.title, 240)}"
+    on_one_line = len(told) + len(action) + 2 <= ink.width
+    first, *rest = ink.wrap(told + action if on_one_line else told, "  ")
     yield first.replace(mark, ink.paint(cause.verdict, mark), 1)
     yield from rest
+    if action and not on_one_line:
+        yield f"     {action}"
     one_by_one = len(cause.culprits) <= _CULPRITS
-    if not one_by_one or all(culprit.finding.device == "node" for culprit in cause.culprits) and cause.same_words:
-        yield from ink.wrap(fold(cause.nodes), "      ", "")
-        if cause.same_words:
-            return
+    nodes_only = all(culprit.finding.device == "node" for culprit in cause.culprits)
+    if not one_by_one or (nodes_only and cause.uniform):
+        yield from ink.pack(fold(cause.nodes), "      ")
+    if nodes_only and cause.uniform:
+        return
     for culprit in cause.culprits[: _CULPRITS if one_by_one else _EXAMPLES]:
         said = _culprit(culprit, told=cause.same_words)
         yield from ink.wrap(said if one_by_one else f"for example {said}", "      ")
@@ -103,21 +125,19 @@ def _culprit(culprit: Culprit, told: bool) -> str:
     if finding.device != "node":
         name += f" {one_line(finding.device, 40)}"
     if culprit.gpus:
-        name += f" ({'; '.join(identity(gpu.index, gpu.serial, gpu.pci_address, culprit) for gpu in culprit.gpus)})"
-    message = "" if told else one_line(finding.message, 300)
-    measured = quantity(finding.value, finding.unit)
-    facts = [message] if message else []
-    if measured and str(measured).split(" ")[0] not in finding.message:
-        facts.append(f"measured {measured}")
-    if finding.limit and finding.limit not in finding.message:
-        facts.append(f"limit {one_line(finding.limit, 80)}")
-    return f"{name}: {', '.join(facts)}" if facts else name
+        name += f" ({'; '.join(_identity(gpu, len(culprit.gpus) > 1) for gpu in culprit.gpus)})"
+    facts = [] if told else [one_line(finding.message, 300)]
+    measured, limit = quantity(finding.value, finding.unit), one_line(finding.limit, 80)
+    # A message that states both numbers is not followed by them again.
+    if measured and (measured not in finding.message or limit not in finding.message):
+        facts.append(f"measured {measured}" + (f", limit {limit}" if limit else ""))
+    return f"{name}: {'; '.join(facts)}" if facts else name
 
 
-def identity(index: int, serial: str, pci_address: str, culprit: Culprit) -> str:
+def _identity(gpu: GpuIdentity, of_many: bool) -> str:
     """Which physical GPU it is: the serial is on its label, the PCI address leads to its slot."""
-    which = f"gpu{index} " if len(culprit.gpus) > 1 else ""
-    known = [f"serial {one_line(serial, 40)}" if serial else "serial unknown", one_line(pci_address, 40)]
+    which = f"gpu{gpu.index} " if of_many else ""
+    known = [f"serial {one_line(gpu.serial, 40) or 'unknown'}", one_line(gpu.pci_address, 40)]
     return which + ", ".join(filter(None, known))
 
 
@@ -133,20 +153,30 @@ def _next(fleet: FleetHealth, found: Sequence[Cause], ink: _Ink) -> Iterator[str
 def next_commands(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[tuple[str, str]]:
     """Commands to type next, with the reason; at least one."""
     failed = _on(found, Verdict.FAIL)
-    configuration = [n for c in found if c.verdict is Verdict.FAIL and c.action == "fix configuration" for n in c.nodes]
+    configuration = [
+        n for c in found if c.verdict is Verdict.FAIL and c.action == "fix configuration" for n in c.nodes
+    ]
     silent = [node.node for node in fleet.nodes if node.unreachable]
     again = [name for name in _on(found, Verdict.ERROR) if name not in set(silent)]
     if fleet.interrupted:
-        yield f"gpuprov validate --resume {shlex.quote(one_line(fleet.run_id, 120))}", "goes on where it was interrupted"
+        yield (
+            f"gpuprov validate --resume {shlex.quote(one_line(fleet.run_id, 120))}",
+            "goes on where it was interrupted",
+        )
     if configuration:
         yield f"gpuprov plan{_nodes(configuration)}", "shows what `gpuprov up` would put right on these nodes"
     if failed:
-        yield f"gpuprov validate{_nodes(failed)}", "after the actions above: proves the repair"
+        yield f"gpuprov validate{_nodes(failed)}", "after the repair: proves it"
     elif again and not fleet.interrupted:
         yield f"gpuprov validate{_nodes(again)}", "measures again what could not be measured"
     if silent:
-        yield f"gpuprov drift{_nodes(silent)}", "once they are back: says whether they answer, and still match the stack"
-    if not found and not fleet.interrupted:
+        yield (
+            f"gpuprov drift{_nodes(silent)}",
+            "once they are back: says whether they answer, and still match the stack",
+        )
+    if not fleet.nodes:
+        yield "gpuprov validate --nodes all", "measures every node of the inventory"
+    elif not found and not fleet.interrupted:
         yield "gpuprov drift", "any time later: has anything moved since?"
     elif not failed and not again and not silent and not fleet.interrupted:
         yield f"gpuprov validate{_nodes(_on(found, *HEADINGS))}", "after looking at the warnings above"
@@ -161,3 +191,15 @@ def _nodes(names: Sequence[str]) -> str:
     if len(unique) > _NAMED or any(one_line(name) != name for name in unique):
         return " --nodes all"
     return f" --nodes {shlex.quote(','.join(unique))}"
+
+
+def changes(before: FleetHealth, after: FleetHealth) -> list[str]:
+    """Which nodes have another verdict than before: `gpu-[03,07]: pass → fail`; nothing when none has."""
+    old = {node.node: node.verdict.value for node in before.nodes}
+    new = {node.node: node.verdict.value for node in after.nodes}
+    moved: dict[tuple[str, str], list[str]] = {}
+    for name in old | new:
+        one, other = old.get(name, "not in the report"), new.get(name, "not in the report")
+        if one != other:
+            moved.setdefault((one, other), []).append(name)
+    return [f"{fold(names)}: {one} → {other}" for (one, other), names in moved.items()]

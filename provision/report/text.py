@@ -8,8 +8,8 @@ import re
 
 LONGEST = 600  # characters of one message in a table or a line; the run folder keeps the whole
 
-# C0 and C1 controls, lone surrogates, zero-width and bidirectional controls, and what XML 1.0 forbids. A node must
-# not move our cursor, reverse our lines, or make a document invalid.
+# C0 and C1 controls, lone surrogates, zero-width and bidirectional controls, and what XML 1.0 forbids. A node
+# must not move our cursor, reverse our lines, or make a document invalid.
 _UNSHOWABLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]"
 )
@@ -28,6 +28,12 @@ def clean(text: str) -> str:
 def one_line(text: str, limit: int = LONGEST) -> str:
     """`clean`, on one line, cut to `limit` characters."""
     line = _SPACES.sub(" ", clean(text[: 4 * limit])).strip()
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def columns(text: str, limit: int = 500) -> str:
+    """A line of raw output: spaces kept, for a table's columns must stay columns."""
+    line = clean(text[: limit + 1]).replace("\n", " ").expandtabs()
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
@@ -51,7 +57,9 @@ def quantity(value: float | int | str | bool | None, unit: str = "") -> str:
 def duration(started: str, finished: str) -> str:
     """The time between two ISO 8601 moments: `4 min 12 s`; nothing when one cannot be read."""
     try:
-        seconds = (datetime.datetime.fromisoformat(finished) - datetime.datetime.fromisoformat(started)).total_seconds()
+        seconds = (
+            datetime.datetime.fromisoformat(finished) - datetime.datetime.fromisoformat(started)
+        ).total_seconds()
     except (ValueError, TypeError):
         return ""
     return _spelled(int(seconds)) if seconds >= 0 else ""

@@ -50,7 +50,7 @@ HOSTILE = (
     "\u202ertl override\u202c עברית العربية",
     "nul\x00 bell\x07 \ud800 \ufffe ]]> &amp; \" '",
     "line one\nline two\r\n\t- item\n# head\n```\nfence",
-    "\"><img src=x onerror=\"document.title='pwned'\">",
+    '"><img src=x onerror="document.title=\'pwned\'">',
 )
 
 
@@ -68,28 +68,50 @@ def gpus(node: int, count: int = 8) -> tuple[GpuIdentity, ...]:
 
 
 def passed(check: str, device: str, what: str, value: float, unit: str, limit: str) -> Finding:
-    return Finding(check, Verdict.PASS, device, f"{what} is {value:g} {unit} (limit {limit})", what, value, unit, limit, SOURCE)
+    return Finding(
+        check,
+        Verdict.PASS,
+        device,
+        f"{what} is {value:g} {unit} (limit {limit})",
+        what,
+        value,
+        unit,
+        limit,
+        SOURCE,
+    )
 
 
-def checks(seed: int, slow: tuple[int, int] | None = None, burn: int | None = None) -> tuple[CheckResult, ...]:
-    """The four checks of an 8-GPU node, with realistic noise; optionally a slow pair and a GPU that fails its burn."""
-    noise = random.Random(seed)
+def checks(
+    seed: int, slow: tuple[int, int] | None = None, burn: int | None = None
+) -> tuple[CheckResult, ...]:
+    """The four checks of an 8-GPU node with realistic noise, optionally a slow pair and a GPU failing its burn."""
+    noise = random.Random(seed)  # noqa: S311 - the same noise every time
     pairs = [(a, b) for a in range(8) for b in range(8) if a != b]
 
     def speed(a: int, b: int) -> float:
         return 61.3 if slow and {a, b} == set(slow) else round(noise.gauss(371, 1.2), 2)
 
     matrix = [
-        Measurement(metric, speed(a, b), "GB/s", f"gpu{a}->gpu{b}") for metric in ("p2p_read", "p2p_write") for a, b in pairs
+        Measurement(metric, speed(a, b), "GB/s", f"gpu{a}->gpu{b}")
+        for metric in ("p2p_read", "p2p_write")
+        for a, b in pairs
     ]
-    copies = [Measurement(m, round(noise.gauss(55.4, 0.2), 2), "GB/s", f"gpu{g}") for m in ("h2d", "d2h") for g in range(8)]
+    copies = [
+        Measurement(m, round(noise.gauss(55.4, 0.2), 2), "GB/s", f"gpu{g}")
+        for m in ("h2d", "d2h")
+        for g in range(8)
+    ]
     rates = [Measurement("rate", round(noise.gauss(51900, 300)), "Gflop/s", f"gpu{g}") for g in range(8)]
     errors = [Measurement("errors", 12843 if g == burn else 0, "", f"gpu{g}") for g in range(8)]
     inventory = [Measurement(m, v, u, f"gpu{g}") for g in range(8) for m, v, u in INVENTORY]
-    burn_findings = [passed("gpu_burn", f"gpu{g}", "rate", rates[g].value, "Gflop/s", "≥ 45000 Gflop/s") for g in range(8)]
+    burn_findings = [
+        passed("gpu_burn", f"gpu{g}", "rate", rates[g].value, "Gflop/s", "≥ 45000 Gflop/s") for g in range(8)
+    ]
     slow_findings = [passed("p2p_bandwidth", f"gpu{g}", "h2d", 55.4, "GB/s", "≥ 48 GB/s") for g in range(8)]
     return (
-        result("gpu_inventory", [passed("gpu_inventory", "node", "count", 8, "GPUs", "= 8 GPUs")], inventory, 2.1),
+        result(
+            "gpu_inventory", [passed("gpu_inventory", "node", "count", 8, "GPUs", "= 8 GPUs")], inventory, 2.1
+        ),
         result("gpu_burn", [*burn_findings, *([BURN] if burn is not None else [])], rates + errors, 64.0),
         result("p2p_bandwidth", [*slow_findings, *([SLOW] if slow else [])], matrix + copies, 21.7),
         result(
@@ -101,12 +123,21 @@ def checks(seed: int, slow: tuple[int, int] | None = None, burn: int | None = No
     )
 
 
-INVENTORY = (("memory_total", 81559, "MiB"), ("pcie_width", 16, "lanes"), ("ecc", True, ""), ("throttle", "none", ""))
+INVENTORY = (
+    ("memory_total", 81559, "MiB"),
+    ("pcie_width", 16, "lanes"),
+    ("ecc", True, ""),
+    ("throttle", "none", ""),
+)
 
 
-def result(check: str, findings: list[Finding], measurements: list[Measurement], seconds: float) -> CheckResult:
+def result(
+    check: str, findings: list[Finding], measurements: list[Measurement], seconds: float
+) -> CheckResult:
     verdict = worst(finding.verdict for finding in findings)
-    return CheckResult(check, verdict, tuple(findings), tuple(measurements), seconds, f"raw/node/{check}.json")
+    return CheckResult(
+        check, verdict, tuple(findings), tuple(measurements), seconds, f"raw/node/{check}.json"
+    )
 
 
 def node(name: str, results: tuple[CheckResult, ...], number: int = 1) -> NodeHealth:
@@ -142,17 +173,18 @@ def silent(name: str, why: str = "ssh: connect to 10.0.3.44 port 22: timed out a
 
 
 def unmeasured() -> FleetHealth:
-    """Every way of not knowing: unreachable, a hung tool, garbage, a check that never ran, one not applicable, no limit."""
+    """Every way of not knowing: unreachable, hung, garbage, never ran, not applicable, no limit known."""
     hung = Finding(
         "gpu_burn", Verdict.ERROR, "node", "gpu_burn did not end within 180 s and was killed", action="reboot"
     )
     garbage = Finding(
-        "p2p_bandwidth", Verdict.ERROR, "node", "nvbandwidth printed a table that ends in row 3", action="run again",
-        evidence=("memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)", " 0 \x1b[31m55.4"),
+        "p2p_bandwidth", Verdict.ERROR, "node", "nvbandwidth printed a table that ends in row 3",
+        action="run again", evidence=("memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)", " 0 \x1b[31m55.4"),
     )  # fmt: skip
     absent = Finding("nccl_all_reduce", Verdict.SKIP, "node", "one GPU: there is nobody to reduce with")
     nolimit = Finding(
-        "nccl_all_reduce", Verdict.WARN, "node", "busbw_8gpu is 480.1 GB/s, but no limit is known for this GPU",
+        "nccl_all_reduce", Verdict.WARN, "node",
+        "busbw_8gpu is 480.1 GB/s, but no limit is known for this GPU",
         metric="busbw_8gpu", value=480.1, unit="GB/s", action="fix configuration",
     )  # fmt: skip
     good = checks(1)
@@ -180,12 +212,17 @@ def hostile() -> FleetHealth:
     """Every text a node can choose, hostile; the names of checks and verdicts are ours."""
     found = [
         Finding(
-            "gpu_burn", Verdict.FAIL, f"gpu{i} {text[:200]}", text, metric=text[:50], value=text[:200], unit=text[:50],
-            limit=text[:200], source=text[:200], action=text[:200], evidence=(text, *text.splitlines()),
+            "gpu_burn", Verdict.FAIL, f"gpu{i} {text[:200]}", text,
+            metric=text[:50], value=text[:200], unit=text[:50],
+            limit=text[:200], source=text[:200], action="replace part", evidence=(text, *text.splitlines()),
         )
         for i, text in enumerate(HOSTILE)
     ]  # fmt: skip
-    rows = [Measurement(text[:50], text[:50], text[:50], f"{text[:50]}{a}->{text[:50]}{b}") for text in HOSTILE for a, b in ((0, 1), (1, 0))]
+    rows = [
+        Measurement(text[:50], text[:50], text[:50], f"{text[:50]}{a}->{text[:50]}{b}")
+        for text in HOSTILE
+        for a, b in ((0, 1), (1, 0))
+    ]
     rows.append(Measurement("rate", float("nan"), "GB/s", "gpu0->gpu1"))
     nodes = []
     for number, text in enumerate(HOSTILE):
@@ -201,7 +238,8 @@ def large(count: int = 1000, red: int = 40) -> FleetHealth:
     """Many nodes, few of them red: most for one shared cause, some with their own."""
     fabric = Finding(
         "gpu_inventory", Verdict.FAIL, "node", "fabric manager is not running", metric="fabric_state",
-        value="In Progress", limit="= Completed", source="NVIDIA Fabric Manager user guide", action="fix configuration",
+        value="In Progress", limit="= Completed", source="NVIDIA Fabric Manager user guide",
+        action="fix configuration",
     )  # fmt: skip
     nodes = []
     width = len(str(count))
@@ -219,12 +257,15 @@ def large(count: int = 1000, red: int = 40) -> FleetHealth:
 
 
 def wide(count: int, findings: int) -> FleetHealth:
-    """`count` nodes × `findings` findings each over four checks, one node in 25 with a failure: for measuring cost."""
+    """`count` nodes with `findings` findings each, one node in 25 with a failure: for measuring cost."""
     nodes = []
     for number in range(count):
         results = []
         for check in CHECKS:
-            rows = [passed(check, f"gpu{g % 8}", f"metric{g}", 371.0 + g, "GB/s", "≥ 335 GB/s") for g in range(findings // 4)]
+            rows = [
+                passed(check, f"gpu{g % 8}", f"metric{g}", 371.0 + g, "GB/s", "≥ 335 GB/s")
+                for g in range(findings // 4)
+            ]
             if number % 25 == 0 and check == "gpu_burn":
                 rows[0] = dataclasses.replace(BURN, device=f"gpu{number % 8}")
             results.append(result(check, rows, [], 10.0))

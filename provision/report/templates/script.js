@@ -8,7 +8,7 @@
   const boxes = all("input[name=verdict]");
   const shown = document.getElementById("shown");
   const details = new Map(all("details[data-d]").map(element => [element.dataset.d, element]));
-  const rows = all("tr[data-v]").map(element => ({
+  const rows = all("tr[data-v], li[data-v]").map(element => ({
     element, verdict: element.dataset.v, number: element.dataset.n, text: null,
   }));
   const total = rows.filter(row => row.number !== undefined).length;
@@ -19,7 +19,9 @@
     let count = 0;
     for (const row of rows) {
       if (words.length && row.text === null) {
-        row.text = row.element.textContent.toLowerCase() + " " + (row.element.dataset.q || "");
+        const card = row.element.closest(".cause");
+        const title = card ? card.querySelector("h3").textContent + " " + card.querySelector(".act").textContent : "";
+        row.text = `${row.element.textContent} ${title} ${row.element.dataset.q || ""}`.toLowerCase();
       }
       const fits = verdicts.has(row.verdict) && words.every(word => row.text.includes(word));
       row.element.hidden = !fits;
@@ -28,7 +30,7 @@
       const section = details.get(row.number);
       if (section) section.hidden = !fits;
     }
-    for (const card of all(".cause")) card.hidden = !card.querySelector("tbody tr:not([hidden])");
+    for (const card of all(".cause")) card.hidden = !card.querySelector("[data-v]:not([hidden])");
     const format = number => number.toLocaleString("en");
     shown.textContent = count === total ? `${format(total)} nodes` : `${format(count)} of ${format(total)} nodes`;
   }

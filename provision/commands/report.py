@@ -1,0 +1,164 @@
+"""gpuprov report: write a stored run's report again, in other formats or judged under other thresholds."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from provision.errors import ExitCode, RunFolderError, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from provision.health import FleetHealth
+    from provision.store import RunFolder
+
+FORMATS = ("json", "html", "md", "junit")
+
+EPILOG = """\
+No node is touched. --rejudge judges the raw output that the run kept: under new thresholds, or when a run was
+cut off before its report. What it writes goes to the run's folder `rejudged`, beside the report of the day.
+
+exit codes: as validate's: 3 when a node is unhealthy; else 5 when something was not measured; else 0.
+
+examples:
+  gpuprov report
+  gpuprov report 20261121T101500.000Z-validate --format md --output .
+  gpuprov report --rejudge --thresholds our-limits.yml
+"""
+
+
+def _formats(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names or any(name not in FORMATS for name in names):
+        raise argparse.ArgumentTypeError(f"choose among {','.join(FORMATS)}")
+    return names
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="a run's folder, or its name; default: the newest validate run"
+    )
+    parser.add_argument(
+        "--runs", metavar="DIR", help="where runs are (default: GPUPROV_RUNS, else the state folder)"
+    )
+    parser.add_argument(
+        "--format",
+        type=_formats,
+        default=list(FORMATS),
+        metavar="A,B",
+        help=f"reports to write (default {','.join(FORMATS)})",
+    )
+    parser.add_argument("--output", metavar="DIR", help="write them here instead of into the run's folder")
+    parser.add_argument("--rejudge", action="store_true", help="judge the kept raw output again")
+    parser.add_argument(
+        "--thresholds",
+        metavar="FILE",
+        help="with --rejudge: limits that win over the shipped ones, or add to them",
+    )
+    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of the summary")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    if options.thresholds and not options.rejudge:
+        raise UsageError("--thresholds only matters when judging again", "add --rejudge")
+    from pathlib import Path
+
+    from provision import report
+    from provision.judge import Verdict
+    from provision.report.causes import overall
+
+    folder = find_run(options.run, Path(options.runs) if options.runs else None)
+    health, changed = _judged(folder, options) if options.rejudge else (stored(folder), [])
+    target = Path(options.output) if options.output else folder.path / ("rejudged" if options.rejudge else "")
+    files = report.write_all(health, target, options.format)
+    _print(health, changed, files, options)
+    codes = {Verdict.FAIL: ExitCode.UNHEALTHY, Verdict.ERROR: ExitCode.INCOMPLETE}
+    return codes.get(overall(health), ExitCode.OK)
+
+
+def find_run(name: str | None, runs: Path | None) -> RunFolder:
+    """The run a user means: a folder, a name below `runs`, or the newest validate run.
+
+    Raises RunFolderError when there is none, or it is not a validate run.
+    """
+    from pathlib import Path
+
+    from provision import store
+    from provision.nearest import did_you_mean
+
+    if name is None:
+        return store.latest("validate", runs)
+    home = runs or store.runs_home()
+    path = Path(name) if Path(name).exists() else home / name
+    if path.is_file() and path.name == "report.json":
+        path = path.parent
+    if not path.is_dir():
+        known = sorted(folder.name for folder in home.glob("*Z-validate")) if home.is_dir() else []
+        raise RunFolderError(
+            f"there is no run {name}: not a folder, and not in {home}", did_you_mean(name, known)
+        )
+    folder = store.RunFolder.open(path)
+    verb = folder.meta().get("verb")
+    if verb != "validate":
+        raise RunFolderError(
+            f"{path} is a run of `{verb}`, which measures no health", "name a run of validate"
+        )
+    return folder
+
+
+def stored(folder: RunFolder) -> FleetHealth:
+    """The report a run wrote. Raises RunFolderError when it has none, or none that can be read."""
+    import json
+
+    from provision import health
+
+    path = folder.path / "report.json"
+    try:
+        return health.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"{folder.path} has no report.json: the run was cut off before it, or wrote other formats only",
+            "add --rejudge: it judges the raw output the run kept",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}", "add --rejudge to make it anew") from error
+    except RunFolderError as error:
+        raise RunFolderError(f"{path}: {error.what}", error.fix) from error
+
+
+def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth, list[str]]:
+    """The run judged again, and a line for each node whose verdict is another one now."""
+    from pathlib import Path
+
+    from provision import campaign
+    from provision.report import terminal
+
+    health = campaign.rejudge(folder, Path(options.thresholds) if options.thresholds else None)
+    try:
+        before = stored(folder)
+    except RunFolderError:
+        return health, ["there is no report from before to compare with"]
+    return health, terminal.changes(before, health)
+
+
+def _print(
+    health: FleetHealth, changed: list[str], files: dict[str, Path], options: argparse.Namespace
+) -> None:
+    import shutil
+
+    from provision.report import json, terminal
+
+    if options.json:
+        sys.stdout.writelines(json.render(health))
+        sys.stderr.writelines(f"{line}\n" for line in changed)
+        return
+    color = sys.stdout.isatty()
+    sys.stdout.write(terminal.summary(health, width=shutil.get_terminal_size((100, 24)).columns, color=color))
+    if options.rejudge:
+        sys.stdout.write(
+            "\njudged again:\n" + "".join(f"  {line}\n" for line in changed or ["no verdict changed"])
+        )
+    sys.stdout.write("\n" + "".join(f"{name:<6} {path}\n" for name, path in files.items()))
