@@ -64,7 +64,8 @@ def route_of(node: Node, configs: ConfigFiles, defaults: Mapping[str, str] | Non
         password=values.text("ansible_password", "ansible_ssh_password", "ansible_ssh_pass"),
         key_passphrase=values.text("ansible_private_key_passphrase", "ansible_ssh_private_key_passphrase"),
     )
-    become = values.flag("ansible_become") and target.user != "root"
+    # As in our playbooks: with become, unless the inventory says no.
+    become = values.flag("ansible_become", default=True) and target.user != "root"
     return Route(
         target=target,
         jumps=jumps(options, configs, chosen),
@@ -136,8 +137,8 @@ class _Variables:
             return str(value)
         return None
 
-    def flag(self, name: str) -> bool:
-        text = (self.text(name) or "no").lower()
+    def flag(self, name: str, *, default: bool) -> bool:
+        text = (self.text(name) or str(default)).lower()
         if text not in _TRUE + _FALSE:
             raise NotUnderstoodError(f"{name} is {text}")
         return text in _TRUE

@@ -108,8 +108,11 @@ class _Answers:
             }
             if limit:
                 request["bytes"] = limit
-            # A literal of plain values: ascii() escapes whatever the name of a fact may hold.
-            self._programs[key] = f"{self._text}\n\nmain({request!a})\n"
+            # Literals of plain values: whatever a fact is called is escaped, and no brace is left for
+            # Ansible to find a template in.
+            values = ", ".join(f"{name}={value!a}" for name, value in request.items())
+            literals = values.replace("{", "\\x7b")
+            self._programs[key] = f"{self._text}\n\nmain(dict({literals}))\n"
         return self._programs[key]
 
     def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:

@@ -7,7 +7,7 @@ is killed.
 
 Standard library only, Python 3.6 syntax, one file because it travels as one. Imports are few and late: json,
 re and subprocess would each cost as much as starting Python does. Paths are bytes, so that the locale of the
-login does not matter.
+login does not matter. Ansible templates the text on its way: no two characters in it may open a template.
 """
 
 import os
@@ -278,9 +278,11 @@ def parse_rpm(names, output):
     held = rpm_held({fact[len("package.") :].rsplit(".", 1)[0] for fact in names})
     found = {}
     for line in output.splitlines():
-        name, bar, version = line.partition("|")
-        if bar:
-            found[name] = {"status": "installed", "version": version.strip(), "held": name in held}
+        fields = line.split("|")
+        if len(fields) == 3:
+            epoch = "" if fields[1] in ("(none)", "0") else fields[1] + ":"
+            version = epoch + fields[2].strip()
+            found[fields[0]] = {"status": "installed", "version": version, "held": fields[0] in held}
     if not found and "is not installed" not in output:
         raise ReadError("rpm answered: " + (output.strip()[:200] or "nothing"))
     return package_facts(names, found)
@@ -543,7 +545,7 @@ def probe_for(fact):
 def package_probe(names):
     if not os.path.exists(at("/var/lib/dpkg/status")):
         packages = sorted({name[len("package.") :].rsplit(".", 1)[0] for name in names})
-        form = "%{NAME}|%|EPOCH?{%{EPOCH}:}|%{VERSION}-%{RELEASE}\n"
+        form = "%{NAME}|%{EPOCH}|%{VERSION}-%{RELEASE}\n"
         return Probe(names, command=["rpm", "-q", "--qf", form, "--", *packages], parse=parse_rpm)
     items = [name[len("package.") :].rsplit(".", 1)[0] for name in names]
     return Probe(names, read=lambda: package_facts(names, dpkg_packages(items)))
@@ -785,8 +787,15 @@ def main(request):
     if unknown:
         problems = [*problems, members(dict.fromkeys(unknown, "no such fact"))]
     uid = os.geteuid()
-    body = '{"uid":%d,"facts":{%s},"problems":{%s}}' % (uid, ",".join(observer.facts), ",".join(problems))
-    body = body.encode("utf-8", "replace")
+    parts = (
+        '{"uid":',
+        str(uid),
+        ',"facts":{',
+        ",".join(observer.facts),
+        '},"problems":{',
+        ",".join(problems),
+    )
+    body = ("".join(parts) + "}}").encode("utf-8", "replace")
     answer = ("\n%s %d\n" % (BEGIN, len(body))).encode("ascii") + body + ("\n%s\n" % END).encode("ascii")
     sys.stdout.flush()
     while answer:
