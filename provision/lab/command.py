@@ -1,0 +1,89 @@
+"""Runs one of the host's own programs; a failure becomes a LabError that quotes what it said."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from provision.errors import LabError
+
+# An administrator's PATH: on Debian an ordinary shell lacks the two sbin folders.
+PATH = os.pathsep.join([os.environ.get("PATH", "/usr/bin:/bin"), "/usr/local/sbin", "/usr/sbin", "/sbin"])
+
+
+def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for the host's programs: English output, sbin on PATH."""
+    return {**os.environ, "PATH": PATH, "LC_ALL": "C.UTF-8", **(extra or {})}
+
+
+def attempt(
+    *argv: str | Path,
+    timeout: float = 60,
+    stdin: str | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `argv` and return the finished process whatever its exit status; `timeout` in seconds."""
+    words = [str(word) for word in argv]
+    try:
+        return subprocess.run(
+            words,
+            input=stdin,
+            stdin=subprocess.DEVNULL if stdin is None else None,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+            env=environment(extra),
+        )
+    except subprocess.TimeoutExpired as late:
+        raise LabError(
+            f"`{' '.join(words)}` did not end within {timeout:.0f} s", "is the host overloaded?"
+        ) from late
+    except FileNotFoundError as missing:
+        raise LabError(
+            f"this host has no {words[0]}", "run `gpuprov lab up` as root: it installs it"
+        ) from missing
+
+
+def call(
+    *argv: str | Path,
+    timeout: float = 60,
+    stdin: str | None = None,
+    extra: Mapping[str, str] | None = None,
+    fix: str = "",
+) -> str:
+    """Run `argv` and return its standard output; raises LabError with the end of its complaint otherwise."""
+    done = attempt(*argv, timeout=timeout, stdin=stdin, extra=extra)
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip())[-1500:]
+        raise LabError(f"`{' '.join(done.args)}` failed with status {done.returncode}: {said}", fix)
+    return done.stdout
+
+
+@contextmanager
+def locked(path: Path, what: str) -> Iterator[None]:
+    """Hold `path` against another gpuprov; the kernel lets go of it even when we are killed.
+
+    Raises LabError at once when somebody else holds it: two builders of one lab would tear it apart.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as busy:
+            raise LabError(f"another gpuprov is working on {what}", "wait for it, or stop it") from busy
+        yield
+
+
+@contextmanager
+def waiting_lock(path: Path) -> Iterator[None]:
+    """Hold `path`, waiting for whoever has it (used where the other one's result is what we want, too)."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,121 @@
+"""What the lab needs of the machine it runs on: root, a few programs, a few kernel limits."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from provision.errors import LabError
+from provision.lab.command import PATH, call
+from provision.lab.places import STATE, make_root_only
+
+# What must be there -> the Debian (and Ubuntu) package that brings it.
+PROGRAMS = {
+    "mmdebstrap": "mmdebstrap",
+    "systemd-nspawn": "systemd-container",
+    "apt-cacher-ng": "apt-cacher-ng",
+    "gpg": "gnupg",
+    "gpgconf": "gnupg",
+    "ip": "iproute2",
+    "ssh": "openssh-client",
+    "ssh-keygen": "openssh-client",
+    "mount": "mount",
+    "unshare": "util-linux",
+}
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+POLICY = Path("/usr/sbin/policy-rc.d")
+
+# With the kernel's default of 128 about 19 systemd nodes boot, and the others die without a word.
+LIMITS = {"fs.inotify.max_user_instances": 8192}
+_LIMITS_BEFORE = STATE / "limits-before.json"
+
+
+def require_root() -> None:
+    """Raise LabError with the command to type unless we are root: namespaces, mounts and bridges need it."""
+    if os.geteuid() != 0:
+        words = " ".join(["sudo", shutil.which(sys.argv[0]) or sys.argv[0], *sys.argv[1:]])
+        raise LabError("the lab boots real nodes, which needs root", words)
+    os.umask(0o022)  # what we write for nodes must be readable there, whatever the caller's habit
+
+
+def missing_packages() -> list[str]:
+    """Debian packages that this host lacks for a lab, sorted."""
+    missing = {package for program, package in PROGRAMS.items() if shutil.which(program, path=PATH) is None}
+    if not KEYRING.exists():
+        missing.add("debian-archive-keyring")
+    return sorted(missing)
+
+
+def install_missing(say: Callable[[str], None]) -> None:
+    """Install what is missing with apt-get; raises LabError that names the packages where that is not possible."""
+    missing = missing_packages()
+    if not missing:
+        return
+    names = " ".join(missing)
+    if shutil.which("apt-get", path=PATH) is None:
+        raise LabError(
+            f"the lab needs, under Debian's names: {names}", "install them, or use a Debian or Ubuntu host"
+        )
+    say(f"installing {names}")
+    extra = {"DEBIAN_FRONTEND": "noninteractive"}
+    fix = f"see what apt-get says: apt-get update && apt-get install {names}"
+    call("apt-get", "update", "-qq", timeout=300, extra=extra, fix=fix)
+    with _services_stay_down():
+        call(
+            *("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing),
+            timeout=600,
+            extra=extra,
+            fix=fix,
+        )
+    if "apt-cacher-ng" in missing and Path("/run/systemd/system").is_dir():
+        # Its package enables a cache open to the whole network; the lab starts its own, on the loopback address.
+        call("systemctl", "disable", "--now", "apt-cacher-ng.service")
+    if missing_packages():
+        raise LabError(f"still missing after the installation: {' '.join(missing_packages())}", fix)
+
+
+@contextlib.contextmanager
+def _services_stay_down() -> Iterator[None]:
+    """Keep package scripts from starting services, by Debian's own mechanism; an administrator's policy is kept."""
+    if POLICY.exists():
+        yield
+        return
+    POLICY.write_text("#!/bin/sh\n# gpuprov lab: removed again when its installation has ended\nexit 101\n")
+    POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        POLICY.unlink(missing_ok=True)
+
+
+def raise_limits() -> None:
+    """Raise the kernel limits that are too low, and remember what they were."""
+    before: dict[str, int] = {}
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        before = json.loads(_LIMITS_BEFORE.read_text())
+    for key, wanted in LIMITS.items():
+        now = int(_limit(key).read_text())
+        if now < wanted:
+            before.setdefault(key, now)
+    if before:
+        make_root_only(STATE)
+        _LIMITS_BEFORE.write_text(json.dumps(before))  # first: a kill after the change must still find it
+    for key in before:
+        _limit(key).write_text(str(LIMITS[key]))
+
+
+def _limit(key: str) -> Path:
+    return Path("/proc/sys") / key.replace(".", "/")
+
+
+def restore_limits() -> None:
+    """Put back the kernel limits `raise_limits` changed; called when the last lab has gone."""
+    with contextlib.suppress(FileNotFoundError, ValueError):
+        for key, value in json.loads(_LIMITS_BEFORE.read_text()).items():
+            _limit(key).write_text(str(value))
+    _LIMITS_BEFORE.unlink(missing_ok=True)

@@ -1,0 +1,159 @@
+"""The lab's layer over a base tree: everything on a node that is the lab's doing and that dpkg does not own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+
+from provision.lab.places import LabPlace
+from provision.lab.spec import RELEASES
+from provision.lab.trees import COMPONENTS, USER, USER_ID
+
+CACHE_PORT = 3142
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+
+# Not one of these does anything for a node, and each costs boot time or wakes up in the middle of a test.
+MASKED = (
+    *("getty.target", "console-getty.service", "getty@tty1.service", "systemd-networkd-wait-online.service"),
+    *(
+        "apt-daily.timer",
+        "apt-daily-upgrade.timer",
+        "dpkg-db-backup.timer",
+        "fstrim.timer",
+        "e2scrub_all.timer",
+    ),
+    *(
+        "e2scrub_reap.service",
+        "systemd-firstboot.service",
+        "systemd-resolved.service",
+        "systemd-timesyncd.service",
+    ),
+)
+
+# A container cannot mount over /proc from outside (nspawn mounts it last), so the node does it itself, first thing.
+SURFACES_UNIT = """\
+[Unit]
+Description=Kernel surfaces of the simulated GPUs
+DefaultDependencies=no
+Conflicts=shutdown.target
+Before=sysinit.target shutdown.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/mount --bind /var/lib/silicon/proc_driver /proc/driver
+ExecStart=/bin/sh -c '[ ! -e /proc/modules ] || mount --bind /var/lib/silicon/proc_modules /proc/modules'
+
+[Install]
+WantedBy=sysinit.target
+"""
+
+BOOT_UNIT = """\
+[Unit]
+Description=What kernel and udev do at boot, for the simulated GPUs
+DefaultDependencies=no
+Conflicts=shutdown.target
+After=silicon-surfaces.service local-fs.target systemd-tmpfiles-setup.service
+Before=basic.target shutdown.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/bin/python3 -I -S /usr/lib/silicon/run.py boot
+
+[Install]
+WantedBy=basic.target
+"""
+
+SSHD = """\
+PermitRootLogin no
+PasswordAuthentication no
+UseDNS no
+"""
+
+LSMOD = """\
+#!/bin/sh
+# The kernel's own list where it has one (then it is ours, mounted over it).
+[ -e /proc/modules ] && exec /usr/bin/kmod list
+exec awk 'BEGIN { printf "%-23s %7s  %s\\n", "Module", "Size", "Used by" }
+    { sub(/,$/, "", $4); printf "%-23s %7d  %d %s\\n", $1, $2, $3, $4 == "-" ? "" : $4 }' /var/lib/silicon/proc_modules
+"""
+
+
+def launcher(tool: str) -> str:
+    """A shell script that runs one simulated tool, whatever the caller's environment."""
+    return f'#!/bin/sh\nexec /usr/bin/python3 -I -S /usr/lib/silicon/run.py {tool} "$@"\n'
+
+
+def layer_files(release: str, bridge_address: str, public_key: str) -> dict[str, tuple[str, int]]:
+    """Path on the node -> (content, mode) of every file of the layer."""
+    modules = f"usr/lib/modules/{os.uname().release}"
+    source = f"deb [signed-by={KEYRING}] http://{bridge_address}:{CACHE_PORT}/debian {RELEASES[release]} {COMPONENTS}\n"
+    units = "etc/systemd/system"
+    return {
+        "usr/sbin/modprobe": (launcher("modprobe"), 0o755),
+        "usr/sbin/rmmod": (launcher("rmmod"), 0o755),
+        "usr/sbin/lsmod": (LSMOD, 0o755),
+        "usr/bin/lsmod": (LSMOD, 0o755),
+        "usr/bin/dmesg": (launcher("dmesg"), 0o755),
+        f"{units}/silicon-surfaces.service": (SURFACES_UNIT, 0o644),
+        f"{units}/silicon-boot.service": (BOOT_UNIT, 0o644),
+        "etc/apt/sources.list": (source, 0o644),
+        "etc/ssh/sshd_config.d/10-lab.conf": (SSHD, 0o644),
+        f"etc/sudoers.d/{USER}": (f"{USER} ALL=(ALL) NOPASSWD: ALL\n", 0o440),
+        f"home/{USER}/.ssh/authorized_keys": (public_key, 0o600),
+        # depmod and modinfo expect these beside the modules; the host's own folder is not the node's.
+        f"{modules}/modules.order": ("", 0o644),
+        f"{modules}/modules.builtin": ("", 0o644),
+        f"{modules}/modules.builtin.modinfo": ("", 0o644),
+    }
+
+
+def layer_links() -> dict[str, str]:
+    """Path on the node -> what the symbolic link there points to."""
+    units = "etc/systemd/system"
+    links = {f"{units}/{name}": "/dev/null" for name in MASKED}
+    links[f"{units}/sysinit.target.wants/silicon-surfaces.service"] = "../silicon-surfaces.service"
+    links[f"{units}/basic.target.wants/silicon-boot.service"] = "../silicon-boot.service"
+    return links
+
+
+def ensure_layer(place: LabPlace, release: str, bridge_address: str, public_key: str) -> Path:
+    """Write the layer unless this very one is there. A layer in use is never changed: other content, other folder."""
+    files, links = layer_files(release, bridge_address, public_key), layer_links()
+    digest = hashlib.sha256(repr((files, links)).encode()).hexdigest()[:8]
+    layer = place.folder / f"layer-{release}-{digest}"
+    if layer.is_dir():
+        return layer
+    building = place.folder / f"building-layer-{release}"
+    shutil.rmtree(building, ignore_errors=True)
+    for name, (content, mode) in files.items():
+        write_file(building, name, content, mode)
+    for name, target in links.items():
+        make_folders(building, Path(name).parent)
+        (building / name).symlink_to(target)
+    home = building / "home" / USER
+    for path in (home, home / ".ssh", home / ".ssh/authorized_keys"):
+        os.chown(path, USER_ID, USER_ID)
+    (home / ".ssh").chmod(0o700)
+    building.rename(layer)
+    return layer
+
+
+def write_file(root: Path, name: str, content: str, mode: int = 0o644) -> None:
+    """Write `root`/`name` with exactly `mode`, whatever the umask."""
+    make_folders(root, Path(name).parent)
+    (root / name).write_text(content)
+    (root / name).chmod(mode)
+
+
+def make_folders(root: Path, name: Path) -> None:
+    """Make `root`/`name` and what is above it, 0755: the top folder of an overlay hides the modes below it."""
+    root.mkdir(parents=True, exist_ok=True)
+    root.chmod(0o755)
+    for part in [*reversed(name.parents), name]:
+        if part != Path():
+            (root / part).mkdir(exist_ok=True)
+            (root / part).chmod(0o755)

@@ -1,0 +1,116 @@
+"""What a lab has on this host, found by looking at the host: its own records may be lost or wrong.
+
+Names carry the lab (namespaces, bridges' aliases), processes carry its folder in their arguments, and everything
+that runs on a node is in the node's network namespace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from provision.errors import LabError
+from provision.lab import network, process
+from provision.lab.command import attempt
+from provision.lab.places import PREFIX, STATE, LabPlace
+
+_PROPAGATE = [Path("/run/systemd/nspawn/propagate"), Path("/run/systemd/nspawn/unix-export")]
+_OURS = ("supervisor.py", "server.py")
+
+
+def lab_process_kind(arguments: list[str], lab_folder: Path) -> str | None:
+    """Whether a command line is one of the lab's own: `supervisor`, `server`, `nspawn` or, when it is not, None.
+
+    A shell, an editor or an ssh that merely mentions the folder is nobody's leftover.
+    """
+    inside = f"{lab_folder}/"
+    if any(word.startswith(f"--directory={inside}") for word in arguments):
+        return "nspawn"
+    for name in _OURS:
+        if any(word.endswith(f"/lab/{name}") for word in arguments) and any(
+            w.startswith(inside) for w in arguments
+        ):
+            return name.removesuffix(".py")
+    return None
+
+
+def processes(lab: str) -> dict[int, str]:
+    """pid -> kind of the lab's processes on the host; what runs on nodes is not listed."""
+    found = {}
+    for pid, arguments in process.command_lines():
+        kind = lab_process_kind(arguments, LabPlace(lab).folder)
+        if kind:
+            found[pid] = kind
+    return found
+
+
+def mounts(folder: Path, mountinfo: str | None = None) -> list[str]:
+    """Mount points below `folder` in this mount namespace, innermost first."""
+    text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
+    points = [line.split()[4].replace("\\040", " ") for line in text.splitlines()]
+    return sorted((p for p in points if p.startswith(f"{folder}/")), key=len, reverse=True)
+
+
+def find(lab: str) -> list[str]:
+    """Everything of `lab` that is on this host now, one line each; empty after `lab down`."""
+    place = LabPlace(lab)
+    spaces = network.namespaces(place.namespace_prefix)
+    found = [f"process {pid} ({kind})" for pid, kind in sorted(processes(lab).items())]
+    found += [f"process {pid} in {space}" for space in spaces for pid in network.namespace_pids(space)]
+    found += [f"namespace {space}" for space in spaces]
+    found += [f"bridge {name}" for name in network.bridges(lab)]
+    found += [f"mount {point}" for point in mounts(place.folder)]
+    found += [f"folder {path}" for path in _machine_folders(lab)]
+    return found + ([f"folder {place.folder}"] if place.folder.exists() else [])
+
+
+def labs_seen() -> list[str]:
+    """Names of labs that have anything on this host, whether or not they have a folder."""
+    names = {path.name for path in STATE.iterdir() if path.is_dir()} if STATE.is_dir() else set()
+    names |= {space.split(".")[1] for space in network.namespaces(f"{PREFIX}.") if space.count(".") == 2}
+    names |= set(network.bridge_labs())
+    return sorted(names)
+
+
+def remove(lab: str) -> None:
+    """Remove everything of `lab` from this host: nodes shut down in order, then what is left by force.
+
+    Works from any state, also after a controller that was killed, and when there is nothing to remove. Raises
+    LabError, with what is left, when something cannot be removed.
+    """
+    place = LabPlace(lab)
+    ours = processes(lab)
+    process.stop_pids([pid for pid, kind in ours.items() if kind == "supervisor"], grace=25)
+    # Only nodes whose supervisor was killed still have theirs; TERM lets the node shut down.
+    process.stop_pids([pid for pid, kind in processes(lab).items() if kind == "nspawn"], grace=15)
+    spaces = network.namespaces(place.namespace_prefix)
+    process.stop_pids([pid for space in spaces for pid in network.namespace_pids(space)], grace=1)
+    process.stop_pids(list(processes(lab)), grace=5)
+    for space in spaces:
+        network.remove_namespace(space)
+    for bridge in network.bridges(lab):
+        network.remove_bridge(bridge)
+    for point in mounts(place.folder):
+        attempt("umount", point)
+    still_mounted = mounts(place.folder)
+    if still_mounted:  # deleting through a mount would delete what is mounted
+        raise LabError(f"{still_mounted[0]} is busy and stays mounted", f"fuser -vm {still_mounted[0]}")
+    _remove_folders([*_machine_folders(lab), place.folder])
+    left = find(lab)
+    if left:
+        raise LabError(
+            f"lab {lab!r} is not wholly gone: {', '.join(left)}", f"gpuprov lab down --lab {lab}, again"
+        )
+
+
+def _machine_folders(lab: str) -> list[Path]:
+    """What systemd-nspawn leaves under /run for each machine it ran."""
+    return [path for folder in _PROPAGATE if folder.is_dir() for path in folder.glob(f"{lab}.*")]
+
+
+def _remove_folders(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(folder)

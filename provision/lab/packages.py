@@ -1,0 +1,175 @@
+"""Reads packages.yml: which fixture packages there are, in which versions, with which files.
+
+- name: nvidia-utils                 # placeholders are usable in every text: {version} 1:580.95.05-1,
+  versions: ["580.95.05-1"]          # {upstream} 580.95.05, {kernel_release} (uname -r), {name}
+  repository: cuda                   # cuda, toolkit or tools
+  architecture: amd64                # or all
+  depends: ["libnvidia-ml1 (= {version})"]      # also recommends, conflicts, provides, replaces, breaks, pre-depends
+  description: NVIDIA utilities
+  files:
+    /usr/bin/nvidia-smi: {launcher: nvidia-smi}             # runs the simulated tool of that name
+    /etc/x.conf: {content: "text", mode: "0644"}
+    /usr/lib/libx.so.1: {link: libx.so.{upstream}}
+    /usr/lib/libx.so.{upstream}: {elf: true, soname: libx.so.1}
+    /lib/modules/{kernel_release}/updates/dkms/nvidia.ko: {kernel_module: nvidia, flavour: open, depends: []}
+  conffiles: [/etc/x.conf]
+  scripts: {postinst: "#!/bin/sh\\nexit 0\\n"}   # also preinst, prerm, postrm
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from provision.errors import LabError
+from provision.lab.debfile import Deb, PackedFile
+from provision.lab.elf import LICENSES, kernel_module, shared_library
+
+REPOSITORIES = ("cuda", "toolkit", "tools")
+_RELATIONS = (
+    "pre-depends",
+    "depends",
+    "recommends",
+    "suggests",
+    "conflicts",
+    "breaks",
+    "provides",
+    "replaces",
+)
+_PLAIN = (
+    "name",
+    "versions",
+    "repository",
+    "architecture",
+    "section",
+    "description",
+    "files",
+    "conffiles",
+    "scripts",
+)
+_SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
+_PLACEHOLDER = re.compile(r"\{(version|upstream|kernel_release|name)\}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+\Z")
+_VERSION = re.compile(r"(\d+:)?[0-9][A-Za-z0-9.+~-]*\Z")
+
+
+def upstream(version: str) -> str:
+    """A Debian version without epoch and revision: `1:580.95.05-1~deb13` → `580.95.05`."""
+    without_epoch = version.partition(":")[2] or version
+    return without_epoch.rpartition("-")[0] or without_epoch
+
+
+def read_packages(path: Path, kernel: str) -> dict[str, list[Deb]]:
+    """The packages of `path` by repository; `kernel` is the release their modules are for.
+
+    Raises LabError that names the file, the entry and the key.
+    """
+    import yaml
+
+    try:
+        entries = yaml.safe_load(path.read_text())
+    except FileNotFoundError as missing:
+        raise LabError(
+            f"{path} is missing: the lab has no packages to offer", "reinstall gpuprov"
+        ) from missing
+    except yaml.YAMLError as error:
+        raise LabError(f"{path} is not YAML: {error}", "correct it") from error
+    if not isinstance(entries, list):
+        raise LabError(f"{path}: expected a list of packages", "see provision/lab/packages.py for the format")
+    repositories: dict[str, list[Deb]] = {name: [] for name in REPOSITORIES}
+    seen: set[tuple[str, str, str]] = set()
+    for number, entry in enumerate(entries, start=1):
+        where = f"{path.name}, package {number}"
+        if isinstance(entry, dict):
+            where += f" ({entry.get('name', 'no name')})"
+        _check_entry(entry, where)
+        for version in entry["versions"]:
+            deb = _package(entry, version, kernel, where)
+            key = (entry["repository"], deb.control["Package"], version)
+            if key in seen:
+                raise LabError(f"{where}: version {version} is there twice", "remove one")
+            seen.add(key)
+            repositories[entry["repository"]].append(deb)
+    return repositories
+
+
+def _check_entry(entry: Any, where: str) -> None:
+    fix = "see provision/lab/packages.py for the format"
+    if not isinstance(entry, dict):
+        raise LabError(f"{where}: expected a mapping", fix)
+    for key in ("name", "versions", "repository"):
+        if not entry.get(key):
+            raise LabError(f"{where}: {key!r} is missing", fix)
+    unknown = sorted(set(entry) - {*_PLAIN, *_RELATIONS})
+    if unknown:
+        raise LabError(f"{where}: unknown key {unknown[0]!r}", fix)
+    if entry["repository"] not in REPOSITORIES:
+        raise LabError(
+            f"{where}: repository {entry['repository']!r} is none of {', '.join(REPOSITORIES)}", fix
+        )
+    for key in ("versions", "conffiles", *_RELATIONS):
+        texts = entry.get(key, [])
+        if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+            raise LabError(f"{where}: {key!r} must be a list of texts (quote versions)", fix)
+    for version in entry["versions"]:
+        if not _VERSION.match(version):
+            raise LabError(f"{where}: {version!r} is not a Debian version", fix)
+    if set(entry.get("scripts") or {}) - set(_SCRIPTS):
+        raise LabError(f"{where}: scripts are {', '.join(_SCRIPTS)}", fix)
+
+
+def _package(entry: Mapping[str, Any], version: str, kernel: str, where: str) -> Deb:
+    words = {"version": version, "upstream": upstream(version), "kernel_release": kernel}
+
+    def fill(text: str) -> str:
+        return _PLACEHOLDER.sub(lambda match: words[match[1]], text)
+
+    words["name"] = name = fill(str(entry["name"]))
+    if not _NAME.match(name):
+        raise LabError(f"{where}: {name!r} is not a Debian package name", "lower case letters, digits, + . -")
+    control = {
+        "Package": name,
+        "Version": version,
+        "Architecture": str(entry.get("architecture", "amd64")),
+        "Maintainer": "gpuprov lab <lab@localhost>",
+        "Section": str(entry.get("section", "non-free/libs")),
+        "Priority": "optional",
+        **{key.title(): ", ".join(map(fill, entry.get(key, []))) for key in _RELATIONS},
+        "Description": fill(str(entry.get("description", name))),
+    }
+    files = {}
+    for path, spec in (entry.get("files") or {}).items():
+        place = fill(str(path))
+        if not place.startswith("/") or ".." in place.split("/"):
+            raise LabError(f"{where}: {place!r} is not an absolute path", "start it with /")
+        files[place] = _file(spec, place, words, f"{where}, {place}")
+    scripts = {key: fill(str(text)) for key, text in (entry.get("scripts") or {}).items()}
+    return Deb(control, files, tuple(map(fill, entry.get("conffiles", []))), scripts)
+
+
+def _file(spec: Any, path: str, words: Mapping[str, str], where: str) -> PackedFile:
+    def fill(text: object) -> str:
+        return _PLACEHOLDER.sub(lambda match: words[match[1]], str(text))
+
+    kinds = [kind for kind in ("launcher", "content", "link", "kernel_module", "elf") if kind in (spec or {})]
+    if not isinstance(spec, dict) or len(kinds) != 1:
+        raise LabError(
+            f"{where}: needs exactly one of launcher, content, link, kernel_module, elf", "correct it"
+        )
+    if kinds == ["link"]:
+        return PackedFile(link=fill(spec["link"]))
+    if kinds == ["content"]:
+        return PackedFile(fill(spec["content"]).encode(), int(str(spec.get("mode", "0644")), 8))
+    if kinds == ["elf"]:
+        return PackedFile(shared_library(fill(spec.get("soname", path.rpartition("/")[2]))))
+    if kinds == ["launcher"]:
+        run = "exec /usr/bin/python3 -I -S /usr/lib/silicon/run.py"
+        text = f'#!/bin/sh\nSILICON_VERSION={words["upstream"]} {run} {fill(spec["launcher"])} "$@"\n'
+        return PackedFile(text.encode(), 0o755)
+    module, flavour = fill(spec["kernel_module"]), spec.get("flavour", "open")
+    if flavour not in LICENSES:
+        raise LabError(f"{where}: flavour {flavour!r} is neither open nor proprietary", "correct it")
+    depends = spec.get("depends", [] if module == "nvidia" else ["nvidia"])
+    return PackedFile(kernel_module(module, words["upstream"], flavour, words["kernel_release"], depends))

@@ -1,0 +1,74 @@
+"""The keys the fixture repositories are signed with: one per repository, made on this host, never leaving it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from provision.errors import LabError
+from provision.lab.command import attempt, call
+from provision.lab.places import CACHE, make_root_only
+
+# Where gpg keeps its keys. The path is short because its agent's socket lives in it (at most 107 characters).
+HOME = CACHE / "gnupg"
+
+
+@contextmanager
+def keyring(home: Path = HOME) -> Iterator[Path]:
+    """The keyring folder, and no gpg process left behind."""
+    make_root_only(home)
+    try:
+        yield home
+    finally:
+        attempt("gpgconf", "--homedir", home, "--kill", "all")
+
+
+def fingerprint(home: Path, repository: str) -> str:
+    """The fingerprint of `repository`'s signing key, upper case; the key is made when there is none."""
+    user = f"gpuprov lab, {repository} <{repository}@localhost>"
+    found = _find(home, user)
+    if found is None:
+        gpg(home, "--quick-generate-key", user, "ed25519", "sign", "never")
+        found = _find(home, user)
+    if found is None:
+        raise LabError(f"gpg made no key for {user}", f"see gpg --homedir {home} --list-keys")
+    return found
+
+
+def public_key(home: Path, key: str) -> str:
+    """The armoured public key, as vendors publish it."""
+    return gpg(home, "--armor", "--export", key)
+
+
+def sign(home: Path, key: str, release: Path) -> None:
+    """Sign an apt Release file both ways apt knows: InRelease (clear-signed) and Release.gpg (detached)."""
+    for option, target in (("--clear-sign", "InRelease"), ("--detach-sign", "Release.gpg")):
+        output = release.with_name(target)
+        output.unlink(missing_ok=True)
+        gpg(
+            home,
+            "--local-user",
+            key,
+            "--digest-algo",
+            "SHA512",
+            "--armor",
+            "--output",
+            str(output),
+            option,
+            release,
+        )
+
+
+def gpg(home: Path, *words: str | Path) -> str:
+    """Run gpg on the keyring in `home`, asking nobody anything."""
+    quiet = ("--batch", "--yes", "--quiet", "--no-tty", "--pinentry-mode", "loopback", "--passphrase", "")
+    return call("gpg", "--homedir", home, *quiet, *words)
+
+
+def _find(home: Path, user: str) -> str | None:
+    done = attempt("gpg", "--homedir", home, "--batch", "--with-colons", "--list-secret-keys", f"={user}")
+    for line in done.stdout.splitlines():
+        if line.startswith("fpr:"):
+            return line.split(":")[9]
+    return None

@@ -1,0 +1,98 @@
+"""What a lab is made of, in words: which SKU and which Debian each node has, and what a name may look like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from provision.errors import UsageError
+
+SKUS = ("h100-sxm", "h200-sxm", "a100-sxm-80", "a100-pcie-80", "l40s", "b200")
+RELEASES = {"debian13": "trixie", "debian12": "bookworm"}
+DEFAULT_RELEASE = "debian13"
+DEFAULT_LAB = "lab"
+MOST_NODES = 250
+
+# Both end up in interface aliases, namespace names, host names and paths; the dot separates them there.
+_NODE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?\Z")
+_LAB_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}\Z")
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """One node as asked for: `name`, `sku` (one of SKUS), `release` (a key of RELEASES)."""
+
+    name: str
+    sku: str
+    release: str = DEFAULT_RELEASE
+
+    def __str__(self) -> str:
+        return f"{self.name}={self.sku}:{self.release}"
+
+
+DEFAULT_NODES = (
+    NodeSpec("gpu-01", "h100-sxm"),
+    NodeSpec("gpu-02", "l40s", "debian12"),
+    NodeSpec("gpu-03", "h100-sxm"),
+)
+
+
+def parse_node(text: str) -> NodeSpec:
+    """The node written as `NAME=SKU` or `NAME=SKU:RELEASE`.
+
+    >>> parse_node("gpu-02=l40s:debian12")
+    NodeSpec(name='gpu-02', sku='l40s', release='debian12')
+
+    Raises UsageError that quotes the text and says which part is wrong.
+    """
+    where = f"--node {text!r}"
+    name, equals, rest = text.partition("=")
+    sku, _, release = rest.partition(":")
+    if not equals or not name or not sku:
+        raise UsageError(f"{where} is not NAME=SKU[:RELEASE]", "for example --node gpu-01=h100-sxm:debian12")
+    if not _NODE_NAME.match(name):
+        raise UsageError(
+            f"{where}: {name!r} cannot be a host name",
+            "a lower-case letter, then letters, digits and dashes, at most 32",
+        )
+    if sku not in SKUS:
+        raise UsageError(f"{where}: there is no SKU {sku!r} in the lab", f"known: {', '.join(SKUS)}")
+    if ":" in rest and release not in RELEASES:
+        raise UsageError(
+            f"{where}: there is no release {release!r} in the lab", f"known: {', '.join(RELEASES)}"
+        )
+    return NodeSpec(name, sku, release or DEFAULT_RELEASE)
+
+
+def wanted_nodes(count: int | None, texts: Sequence[str] | None) -> tuple[NodeSpec, ...]:
+    """The nodes a command line asks for: `--node` ones, or the first `--nodes N` of a repeating default set."""
+    if texts and count is not None:
+        raise UsageError("--nodes and --node contradict each other", "give one of them")
+    if texts:
+        nodes = tuple(parse_node(text) for text in texts)
+        twice = sorted({node.name for node in nodes if sum(n.name == node.name for n in nodes) > 1})
+        if twice:
+            raise UsageError(f"--node names {', '.join(twice)} twice", "each node needs its own name")
+    elif count is None:
+        nodes = DEFAULT_NODES
+    elif 1 <= count <= MOST_NODES:
+        pattern = [DEFAULT_NODES[i % len(DEFAULT_NODES)] for i in range(count)]
+        nodes = tuple(
+            NodeSpec(f"gpu-{i:02d}", node.sku, node.release) for i, node in enumerate(pattern, start=1)
+        )
+    else:
+        raise UsageError(f"--nodes {count}: a lab has between 1 and {MOST_NODES} nodes", "")
+    if len(nodes) > MOST_NODES:
+        raise UsageError(f"{len(nodes)} nodes: a lab has at most {MOST_NODES}", "")
+    return nodes
+
+
+def lab_name(text: str) -> str:
+    """`text` if it can name a lab; raises UsageError otherwise."""
+    if not _LAB_NAME.match(text):
+        raise UsageError(
+            f"--lab {text!r} cannot name a lab",
+            "a lower-case letter, then letters, digits and dashes, at most 20",
+        )
+    return text
