@@ -123,7 +123,12 @@ def named_fields(result: Mapping[str, Any], secrets: Collection[str] = ()) -> di
         kept["msg"] = "the task hides its output (no_log)"
     for name, limit in (("msg", STDERR_LIMIT), ("stdout", STDOUT_LIMIT), ("stderr", STDERR_LIMIT)):
         text = result.get(name)
-        if text is not None and not isinstance(text, str):  # `debug: msg=[…]`
+        if isinstance(text, Mapping) and name == "msg":
+            kept[name] = (
+                text  # `debug: msg={…}` answers a question of ours (playbooks/resolve.yml): not masked
+            )
+            continue
+        if text is not None and not isinstance(text, str):
             text = json.dumps(text)
         if isinstance(text, str) and text:
             text = masked(text, secrets)

@@ -9,7 +9,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -43,18 +43,23 @@ def run_playbook(
     timeout: float | None = None,
     check_mode: bool = False,
     vault_password_files: Sequence[Path] = (),
+    secrets: Collection[str] = (),
 ) -> dict[str, Outcome]:
     """Run `playbook` on `hosts` (name → variables; secrets among them never reach the disk outside a 0700
     folder that is removed). One Outcome per host, from events; a host without any is `failed` ("nothing was
     run on it").
 
     `on_event` is called in this thread. After `timeout` seconds Ansible is stopped, and hosts that had not
-    finished are failed. Raises GpuprovError when the playbook could not be run at all, and KeyboardInterrupt
-    after Ansible was stopped on SIGINT, SIGTERM or SIGHUP.
+    finished are failed. `secrets` are texts to mask in what comes back, beside the values of variables named
+    like secrets.
+
+    Raises GpuprovError when the playbook could not be run at all, and KeyboardInterrupt after Ansible was
+    stopped on SIGINT, SIGTERM or SIGHUP.
     """
     if not hosts:
         return {}
-    tally = Tally({name: secrets_of(variables, extra_vars or {}) for name, variables in hosts.items()})
+    known = {"secret": list(secrets)}
+    tally = Tally({name: secrets_of(variables, extra_vars or {}, known) for name, variables in hosts.items()})
     stop = _Stop(time.monotonic() + timeout if timeout is not None else None)
 
     def handle(raw: Mapping[str, Any]) -> bool:

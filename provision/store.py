@@ -26,7 +26,7 @@ FORMAT = 1  # written into run.json; a newer one is refused politely
 
 HISTORY = "history.jsonl"
 _HISTORY_FIELDS = ("verb", "started", "finished", "exit_code", "inventory", "counts")
-_HIDDEN = "********"
+HIDDEN = "********"  # stands for a value that was not written
 _SECRET_KEY = re.compile(r"passw(or)?d|passphrase|_pass$|secret|token", re.IGNORECASE)
 
 
@@ -277,7 +277,7 @@ def _without_secrets(value: Any) -> Any:
     first."""
     if isinstance(value, Mapping):
         return {
-            str(key): _HIDDEN
+            str(key): HIDDEN
             if isinstance(inner, str) and inner and _SECRET_KEY.search(str(key))
             else _without_secrets(inner)
             for key, inner in value.items()

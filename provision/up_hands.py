@@ -1,0 +1,154 @@
+"""What `up` touches nodes with: Ansible to change them, one observation to look at them. All of it is written
+down."""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from provision import assess, paths, runner
+from provision.ansible_events import Event, Outcome, masked
+from provision.assess import Assessment
+from provision.plan import Plan
+from provision.store import RunFolder
+from provision.up import Look
+from provision.up_summary import drift_record
+
+_BASE_MINUTES = 60.0  # for one playbook on one node, beyond what its roles are expected to need
+_KEPT_OUTPUT = 4000  # characters of a failed task's output in events.jsonl
+
+
+@dataclass
+class Journal:
+    """Writes what happens into the run folder, without secrets."""
+
+    folder: RunFolder
+    secrets: tuple[str, ...] = ()
+
+    def write(self, name: str, record: Mapping[str, Any]) -> None:
+        self.folder.append(name, {"time": _now(), **masked(record, self.secrets)})
+
+    def looked(self, found: Assessment, when: str) -> None:
+        """What was observed, and what differed then."""
+        for node, said in found.observations.items():
+            facts = {"facts": said.facts, "problems": said.problems, "error": said.error}
+            self.write("facts", {"node": node, "when": when, **facts, "unreachable": said.unreachable})
+            for drift in found.drifts.get(node, ()):
+                self.write("drifts", {"when": when, **drift_record(drift)})
+
+    def event(self, event: Event) -> None:
+        """What a task did. Starts and skips are not worth a line; output is kept where something failed."""
+        if event.kind in ("started", "skipped"):
+            return
+        record: dict[str, Any] = {
+            "node": event.node,
+            "role": event.role,
+            "task": event.task,
+            "kind": event.kind,
+        }
+        if "item" in event.result:
+            record["item"] = event.result["item"]
+        if event.kind in ("failed", "unreachable"):
+            record["ignored"] = event.ignored
+            for name in ("msg", "rc", "stdout", "stderr"):
+                value = event.result.get(name)
+                if isinstance(value, str):
+                    record[name] = value[-_KEPT_OUTPUT:]
+                elif isinstance(value, int):
+                    record[name] = value
+        self.write("events", record)
+
+
+def looks(found: Assessment) -> dict[str, Look]:
+    """One assessment as what `up` decides upon."""
+    answers = {}
+    for node, said in found.observations.items():
+        refused = found.refused.get(node)
+        if said.error is not None:
+            answers[node] = Look(node, error=said.error, unreachable=said.unreachable)
+        elif refused:
+            answers[node] = Look(node, error="\n".join(refusal.what for refusal in refused))
+        else:
+            reason = _boot_reason(said.facts)
+            answers[node] = Look(node, tuple(found.drifts.get(node, ())), boot_required=reason)
+    return answers
+
+
+def _boot_reason(facts: Mapping[str, Any]) -> str:
+    """Why the node asks for a reboot; empty when it does not."""
+    if facts.get("boot.required") is not True:
+        return ""
+    reason = facts.get("boot.reason")
+    words = [str(word) for word in reason] if isinstance(reason, list) else str(reason or "").split()
+    return " ".join(words) or "it does not say why"
+
+
+@dataclass
+class AnsibleHands:
+    """The real hands of `up`. `on_event` hears every event; `on_look` every node that was looked at again."""
+
+    known: Assessment
+    plan: Plan
+    journal: Journal
+    forks: int = 50
+    connections: int = 64
+    observe_timeout: float = 60.0
+    minutes: float | None = None
+    check_mode: bool = False
+    on_event: Callable[[Event], None] = lambda _event: None
+    _described: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _looked: int = 0
+
+    def look(self, nodes: Sequence[str]) -> Mapping[str, Look]:
+        """Observe nodes again, and compare with what is declared."""
+        found = assess.look(self.known, nodes, timeout=self.observe_timeout, connections=self.connections)
+        self._described.update(found.described)
+        self._looked += 1
+        self.journal.looked(found, f"look {self._looked}")
+        return looks(found)
+
+    def apply(self, roles: Mapping[str, tuple[str, ...]]) -> Mapping[str, Outcome]:
+        """Run each node's roles, and only those."""
+        hosts = {
+            node: {**variables, "gpuprov_roles": list(roles[node])}
+            for node, variables in self._hosts(list(roles)).items()
+        }
+        longest = max((self.plan.nodes[node].minutes for node in roles), default=0.0)
+        return self._run("up.yml", hosts, _BASE_MINUTES + 4 * longest)
+
+    def reboot(self, nodes: Sequence[str]) -> Mapping[str, Outcome]:
+        """Reboot nodes and wait for them; a node that does not come back has failed."""
+        hosts = self._hosts(nodes)
+        chosen = [variables.get("gpuprov_reboot_timeout") for variables in hosts.values()]
+        waits = [seconds for seconds in chosen if isinstance(seconds, int)]
+        return self._run("reboot.yml", hosts, max(waits, default=1800) / 60 * 2 + 10)
+
+    def _hosts(self, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
+        described = {**self.known.described, **self._described}
+        return {node: {**self.known.declared[node], "gpuprov_node": described[node]} for node in nodes}
+
+    def _run(
+        self, playbook: str, hosts: Mapping[str, Mapping[str, Any]], minutes: float
+    ) -> Mapping[str, Outcome]:
+        rounds = max(1, math.ceil(len(hosts) / self.forks))
+        return runner.run_playbook(
+            paths.PLAYBOOKS / playbook,
+            hosts,
+            on_event=self._heard,
+            forks=min(self.forks, max(1, len(hosts))),
+            timeout=(self.minutes or minutes) * 60 * rounds,
+            check_mode=self.check_mode,
+            vault_password_files=self.known.fleet.vault_password_files,
+            secrets=self.known.secrets,
+        )
+
+    def _heard(self, event: Event) -> None:
+        self.journal.event(event)
+        self.on_event(event)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
