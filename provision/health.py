@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from provision.checks.check import GpuIdentity as GpuIdentity  # named here too: it is part of the report
 from provision.checks.check import Measurement
 from provision.errors import RunFolderError
 from provision.judge import Finding, Verdict, worst
@@ -25,17 +26,6 @@ class CheckResult:
     measurements: tuple[Measurement, ...]
     seconds: float
     raw: str = ""
-
-
-@dataclass(frozen=True)
-class GpuIdentity:
-    """Which physical GPU `gpu<index>` was, for the person who must pull it."""
-
-    index: int
-    name: str
-    serial: str
-    uuid: str
-    pci_address: str
 
 
 @dataclass(frozen=True)

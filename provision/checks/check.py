@@ -77,6 +77,17 @@ class Measurement:
     device: str = "node"
 
 
+@dataclass(frozen=True)
+class GpuIdentity:
+    """Which physical GPU `gpu<index>` was, for the person who must pull it."""
+
+    index: int
+    name: str
+    serial: str
+    uuid: str
+    pci_address: str
+
+
 class Check(Protocol):
     """The shape of a check module."""
 

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provision.checks import kernel_log, nvidia_smi
-from provision.checks.check import CheckNode, Command, Measurement, Output
+from provision.checks.check import CheckNode, Command, GpuIdentity, Measurement, Output
 from provision.checks.inventory_links import judge_fabric, judge_links
 from provision.checks.inventory_rules import judge_counts, judge_flags, judge_models, judge_readability
 from provision.errors import ParseError
-from provision.health import GpuIdentity
 from provision.judge import Finding, Verdict
 from provision.thresholds import Threshold
 
