@@ -1,0 +1,210 @@
+"""What the roles promise, on every kind of machine: known facts, reasons, nothing from a role that is off."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from typing import Any
+
+import pytest
+
+from provision import expectations, paths, stack
+from provision.role import all_roles
+
+ROLES = sorted(all_roles())
+STACKS = sorted(file.stem for file in (paths.DATA / "stacks").glob("*.yml"))
+
+
+def machine(
+    version: str = "13", architecture: str = "hopper", fabric: str = "nvswitch", count: int = 8
+) -> dict[str, Any]:
+    return {
+        "os": {"id": "debian", "version_id": version, "codename": "", "family": "debian", "arch": "x86_64"},
+        "kernel": {"release": "6.12.107+deb13-amd64"},
+        "gpu": {"sku": None, "count": count, "architecture": architecture, "fabric": fabric, "pci_ids": []},
+    }
+
+
+def promised(
+    gpuprov_node: dict[str, Any] | None = None, **declared: Any
+) -> dict[str, expectations.Expectation]:
+    """fact → expectation of a node with the default stack and these variables."""
+    variables = {**stack.load(stack.DEFAULT).variables, **declared}
+    found = expectations.of_node(variables, gpuprov_node or machine())
+    assert len({(each.role, each.fact) for each in found}) == len(found), "two promises about one fact"
+    return {each.fact: each for each in found}
+
+
+def known_facts() -> dict[str, tuple[str, ...]]:
+    spec = importlib.util.spec_from_file_location("node_observe", paths.NODE / "observe.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return dict(module.ATTRIBUTES)
+
+
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("version", ["12", "13"])
+@pytest.mark.parametrize("fabric", ["none", "nvswitch", "nvlink5"])
+def test_every_promise_is_about_a_fact_that_is_observed(name: str, version: str, fabric: str) -> None:
+    known = known_facts()
+    found = expectations.of_node(dict(stack.load(name).variables), machine(version, fabric=fabric))
+    assert {each.role for each in found} == set(ROLES) - ({"nvlink"} if fabric == "none" else set())
+    for each in found:
+        probe, _, rest = each.fact.partition(".")
+        attribute = rest.rpartition(".")[2]
+        assert attribute in known[probe], each.fact
+        assert len(each.why) > 15, each.fact
+        assert "{{" not in each.fact + str(each.value)
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("fabric", ["none", "nvlink5"])
+def test_a_role_that_is_off_promises_nothing(role: str, fabric: str) -> None:
+    found = promised(machine(fabric=fabric), **{f"{role}_enabled": False})
+    assert not [each.fact for each in found.values() if each.role == role]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_every_file_is_promised_with_content_owner_and_mode(role: str) -> None:
+    """Anything a role writes can be broken in three ways; each has to be seen."""
+    facts = promised(machine(fabric="nvlink5"), nvidia_repository_tools_url="http://mirror.example/tools")
+    written = [f for f, each in facts.items() if each.role == role and f.endswith(".content") and each.value]
+    for fact in written:
+        if facts[fact].operator == "template":
+            stem = fact.removesuffix(".content")
+            assert facts[f"{stem}.mode"].value == "0644", fact
+            assert facts[f"{stem}.owner"].value == "root:root", fact
+
+
+def test_three_versions_of_the_driver_are_promised_and_only_those_in_memory_need_a_reboot() -> None:
+    facts = promised(nvidia_driver_version="580.95.05")
+    for name in ("loaded", "installed", "userspace"):
+        assert facts[f"driver.{name}_version"].value == "580.95.05"
+    reboots = {fact for fact, each in facts.items() if each.reboot}
+    assert reboots == {"driver.loaded_version", "driver.flavour", "module.nouveau.loaded"}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "flavour", "package"),
+    [
+        ("volta", "proprietary", "nvidia-kernel-dkms"),
+        ("hopper", "open", "nvidia-kernel-open-dkms"),
+        ("blackwell-ultra", "open", "nvidia-kernel-open-dkms"),
+        (None, "open", "nvidia-kernel-open-dkms"),
+    ],
+)
+def test_the_kernel_module_follows_the_architecture(architecture: Any, flavour: str, package: str) -> None:
+    facts = promised(machine(architecture=architecture))
+    assert facts["driver.flavour"].value == flavour
+    assert facts[f"package.{package}.version"].value == "580.126.09"
+    assert (
+        len([fact for fact in facts if re.match(r"package\.nvidia-kernel-(open-)?dkms\.version", fact)]) == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "package"),
+    [
+        ("570.124.06", "nvidia-fabricmanager-570"),
+        ("580.126.09", "nvidia-fabricmanager-580"),
+        ("590.48.01", "nvidia-fabricmanager"),
+        ("595.71.05", "nvidia-fabricmanager"),
+    ],
+)
+def test_fabric_manager_has_the_drivers_version_under_the_branchs_name(version: str, package: str) -> None:
+    facts = promised(nvidia_driver_version=version)
+    assert facts[f"package.{package}.version"].value == version
+    assert facts["service.nvidia-fabricmanager.active"].value == "active"
+
+
+def test_fabric_manager_is_promised_only_where_there_is_a_fabric() -> None:
+    assert not [fact for fact in promised(machine(fabric="none")) if "fabricmanager" in fact]
+    assert "package.nvlsm.status" not in promised(machine(fabric="nvswitch"))
+    assert "package.nvlsm.status" in promised(machine(fabric="nvlink5"))
+
+
+def test_each_debian_has_its_own_key() -> None:
+    fact = "pgp_key./usr/share/keyrings/nvidia-cuda.gpg.fingerprints"
+    twelve, thirteen = promised(machine("12"))[fact].value, promised(machine("13"))[fact].value
+    assert twelve == ["EB693B3035CD5710E231E123A4B469963BF863CC"]
+    assert thirteen == ["02182E60104FCDC26EAE1B8597A5D4CB8793F200"]
+
+
+def test_the_tools_repository_exists_only_when_declared() -> None:
+    file = "file./etc/apt/sources.list.d/gpuprov-tools.sources.content"
+    assert promised()[file].value is None
+    declared = promised(
+        nvidia_repository_tools_url="http://mirror.example/tools/",
+        nvidia_repository_tools_key_fingerprint="AB" * 20,
+    )
+    assert "URIs: http://mirror.example/tools/\n" in declared[file].value
+    assert declared["package.gpu-burn.version"].value == "1.1"
+    assert "package.gpu-burn.version" not in promised()
+
+
+def test_priorities_name_the_host_alone() -> None:
+    facts = promised(nvidia_repository_cuda_url="http://user:secret@mirror.example:8080/cuda")
+    text = facts["file./etc/apt/preferences.d/nvidia-repository.content"].value
+    assert 'Pin: origin "mirror.example"\n' in text
+    assert "secret" not in text
+
+
+def test_settings_reach_their_files() -> None:
+    facts = promised(
+        nccl_settings={"NCCL_IB_HCA": "=mlx5_0", "NCCL_DEBUG": "WARN"},
+        nvidia_driver_module_options={"NVreg_RestrictProfilingToAdminUsers": 0},
+        rdma_memlock="1048576",
+    )
+    assert facts["file./etc/nccl.conf.content"].value.endswith("NCCL_DEBUG=WARN\nNCCL_IB_HCA==mlx5_0\n")
+    options = facts["file./etc/modprobe.d/gpuprov-nvidia.conf.content"].value
+    assert options.endswith("\noptions nvidia NVreg_RestrictProfilingToAdminUsers=0\n")
+    limit = facts["file./etc/systemd/system.conf.d/90-gpuprov-rdma.conf.content"].value
+    assert limit.endswith("[Manager]\nDefaultLimitMEMLOCK=1048576K\n")
+
+
+@pytest.mark.parametrize("hold", [True, False])
+def test_holding_is_promised_both_ways(hold: bool) -> None:
+    facts = promised(nvidia_driver_hold=hold, cuda_toolkit_hold=hold, nccl_hold=hold)
+    for package in ("libnvidia-ml1", "cuda-nvcc-12-9", "libnccl2"):
+        assert facts[f"package.{package}.held"].value is hold
+
+
+def test_without_persistence_the_override_is_gone_and_the_daemon_off() -> None:
+    facts = promised(nvidia_driver_persistence=False)
+    assert facts["file./etc/systemd/system/nvidia-persistenced.service.d/gpuprov.conf.content"].value is None
+    assert facts["service.nvidia-persistenced.enabled"].value == "disabled"
+
+
+def test_the_docker_promise_accepts_what_the_role_and_the_vendor_write() -> None:
+    promise = promised(container_toolkit_runtimes=["docker"])["file./etc/docker/daemon.json.content"]
+    ours = (
+        '{"runtimes": {\n    "nvidia": {\n        "args": [],\n        "path": "nvidia-container-runtime"\n'
+    )
+    assert promise.holds(ours)
+    assert not promise.holds('{"runtimes": {"other": {"path": "nvidia-container-runtime"}}}')
+    assert not promise.holds(None)
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_pins_everything_and_says_where_its_numbers_come_from(name: str) -> None:
+    import yaml
+
+    data = yaml.safe_load((paths.DATA / "stacks" / f"{name}.yml").read_text())
+    assert data["name"] == name
+    assert data["sources"]
+    assert set(data["variables"]) == {
+        "nvidia_driver_version",
+        "cuda_toolkit_version",
+        "cuda_toolkit_release",
+        "nccl_version",
+        "container_toolkit_version",
+    }
+    chosen = data["variables"]
+    assert chosen["cuda_toolkit_release"].startswith(chosen["cuda_toolkit_version"] + ".")
+    major = chosen["cuda_toolkit_version"].split(".")[0]
+    assert f"+cuda{major}." in chosen["nccl_version"]
+    branch, cuda = re.fullmatch(r"r(\d+)-cuda([\d.]+)", name).groups()  # type: ignore[union-attr]
+    assert chosen["nvidia_driver_version"].startswith(branch + ".")
+    assert chosen["cuda_toolkit_version"] == cuda

@@ -1,0 +1,79 @@
+"""The lab's packages can serve every shipped stack, and another version to come from or go to."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from provision import expectations, paths, stack
+from provision.lab.packages import read_packages
+from provision.lab.places import PACKAGES
+
+KERNEL = "6.12.107+deb13-amd64"
+STACKS = sorted(file.stem for file in (paths.DATA / "stacks").glob("*.yml"))
+
+
+@pytest.fixture(scope="module")
+def offered() -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for debs in read_packages(PACKAGES, KERNEL).values():
+        for deb in debs:
+            found.setdefault(deb.control["Package"], set()).add(deb.control["Version"])
+    return found
+
+
+def upstream(version: str) -> str:
+    return version.split(":")[-1].rsplit("-", 1)[0]
+
+
+@pytest.mark.parametrize("name", STACKS)
+@pytest.mark.parametrize("architecture", ["hopper", "volta"])
+def test_every_promised_package_version_is_offered(
+    offered: dict[str, set[str]], name: str, architecture: str
+) -> None:
+    node = {
+        "os": {
+            "id": "debian",
+            "version_id": "13",
+            "codename": "trixie",
+            "family": "debian",
+            "arch": "x86_64",
+        },
+        "kernel": {"release": KERNEL},
+        "gpu": {"sku": None, "count": 8, "architecture": architecture, "fabric": "nvlink5", "pci_ids": []},
+    }
+    declared = {**stack.load(name).variables, "nvidia_repository_tools_url": "http://mirror.example/tools"}
+    from_debian = {"libibumad3", "infiniband-diags", "rdma-core", "ibverbs-utils", "perftest", "cuda-keyring"}
+    seen = 0
+    for each in expectations.of_node(declared, node):
+        match = re.fullmatch(r"package\.(.+)\.(version|status)", each.fact)
+        if match is None or match[1] in from_debian:
+            continue
+        seen += 1
+        versions = offered[match[1]]
+        if match[2] == "version":
+            assert each.value in versions | {upstream(version) for version in versions}, each.fact
+    assert seen > 20
+
+
+def test_each_driver_branch_has_its_fabric_manager(offered: dict[str, set[str]]) -> None:
+    managers = {
+        v for name, found in offered.items() if name.startswith("nvidia-fabricmanager") for v in found
+    }
+    assert managers == offered["nvidia-driver-cuda"]
+    assert len({upstream(version).split(".")[0] for version in managers}) >= 4
+
+
+def test_dependencies_inside_the_repositories_can_be_met() -> None:
+    debs = [deb for found in read_packages(PACKAGES, KERNEL).values() for deb in found]
+    names = {deb.control["Package"] for deb in debs}
+    exact = {(deb.control["Package"], deb.control["Version"]) for deb in debs}
+    for deb in debs:
+        for wish in filter(None, (part.strip() for part in deb.control["Depends"].split(","))):
+            name, version = re.fullmatch(r"(\S+)(?: \(\S+ (\S+)\))?", wish).groups()  # type: ignore[union-attr]
+            if name == "libibumad3":
+                continue
+            assert name in names, f"{deb.control['Package']}: {wish}"
+            if "(= " in wish:
+                assert (name, version) in exact, f"{deb.control['Package']}: {wish}"

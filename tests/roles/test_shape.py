@@ -1,0 +1,216 @@
+"""Every role has one shape, what it says of itself agrees, and Ansible and the linters accept it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from provision import expectations, paths
+from provision.role import all_roles
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLES = sorted(path.name for path in paths.ROLES.iterdir() if path.is_dir())
+OUR_MODULES = {file.stem for file in paths.MODULES.glob("gpuprov_*.py")}
+PLAYBOOKS = sorted(paths.PLAYBOOKS.glob("*.yml"))
+ORDER = [
+    "nvidia_repository",
+    "nvidia_driver",
+    "nvlink",
+    "cuda_toolkit",
+    "nccl",
+    "container_toolkit",
+    "rdma",
+    "validation_tools",
+]
+
+
+def load(path: Path) -> Any:
+    return yaml.safe_load(path.read_text())
+
+
+def tool(name: str, *arguments: str, timeout: int = 300) -> subprocess.CompletedProcess[str]:
+    """One of the programs installed beside this Python, with our modules and roles where Ansible looks."""
+    environment = {
+        **os.environ,
+        "ANSIBLE_LIBRARY": str(paths.MODULES),
+        "ANSIBLE_ROLES_PATH": str(paths.ROLES),
+        "ANSIBLE_LOCALHOST_WARNING": "False",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
+    return subprocess.run(
+        [str(Path(sys.executable).parent / name), *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout,
+    )
+
+
+def tasks_of(role: str) -> list[tuple[str, dict[str, Any]]]:
+    """Every task and handler of a role, those in blocks too, with the file it is in."""
+
+    def flat(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        found = []
+        for task in tasks:
+            found.append(task)
+            for part in ("block", "rescue", "always"):
+                found.extend(flat(task.get(part, [])))
+        return found
+
+    files = [*(paths.ROLES / role / "tasks").glob("*.yml"), *(paths.ROLES / role / "handlers").glob("*.yml")]
+    return [(file.name, task) for file in files for task in flat(load(file) or [])]
+
+
+KEYWORDS = frozenset(
+    (
+        *("name", "when", "vars", "register", "loop", "loop_control", "notify", "until", "retries", "delay"),
+        *("block", "rescue", "always", "changed_when", "failed_when", "check_mode", "environment", "tags"),
+    )
+)
+
+
+def action(task: dict[str, Any]) -> str | None:
+    names = set(task) - KEYWORDS
+    assert len(names) <= 1, f"not one action but {names} in {task.get('name')}"
+    return names.pop() if names else None
+
+
+def test_the_order_of_roles_is_the_playbooks() -> None:
+    assert list(expectations.roles_in_order()) == ORDER
+    assert sorted(ORDER) == ROLES
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_has_all_its_parts(role: str) -> None:
+    folder = paths.ROLES / role
+    for part in (
+        "README.md",
+        "defaults/main.yml",
+        "meta/main.yml",
+        "meta/argument_specs.yml",
+        "tasks/main.yml",
+        "tasks/preflight.yml",
+        "expect.yml",
+        "vars/debian.yml",
+        "vars/ubuntu.yml",
+        "vars/redhat.yml",
+    ):
+        assert (folder / part).is_file(), part
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_defaults_and_argument_spec_are_one_interface(role: str) -> None:
+    defaults = load(paths.ROLES / role / "defaults/main.yml")
+    options = load(paths.ROLES / role / "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
+    assert set(defaults) == set(options)
+    for name, value in defaults.items():
+        option = options[name]
+        assert name.startswith(f"{role}_")
+        assert option["description"]
+        if isinstance(value, str) and "{{" in value:
+            assert "default" not in option, f"{name} is computed; the spec cannot state its default"
+        else:
+            assert option["default"] == value, name
+    assert defaults[f"{role}_enabled"] is True
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_readme_explains_every_variable(role: str) -> None:
+    text = (paths.ROLES / role / "README.md").read_text()
+    for name in load(paths.ROLES / role / "defaults/main.yml"):
+        # Rows may share a stem: `x_url`, `_sha256`.
+        words = name.split("_")
+        tails = {"_" + "_".join(words[cut:]) for cut in range(1, len(words))}
+        named = name in text or any(f"`{tail}`" in text for tail in tails)
+        shared = re.sub(r"_(all_gather|reduce_scatter|alltoall)_perf_path$", "_all_reduce_perf_path", name)
+        assert named or shared in text, name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_tasks_use_builtin_modules_or_ours_by_full_name(role: str) -> None:
+    tasks = tasks_of(role)
+    assert tasks
+    for file, task in tasks:
+        name = action(task)
+        if name is None:
+            continue
+        assert name.startswith("ansible.builtin.") or name in OUR_MODULES, f"{role}/{file}: {name}"
+        assert "ignore_errors" not in task
+        if name in ("ansible.builtin.command", "ansible.builtin.shell"):
+            assert "changed_when" in task, f"{role}/{file}: {task['name']}"
+            assert "argv" in task[name], f"{role}/{file}: {task['name']} is text, not an argument list"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_main_is_a_table_of_contents_that_respects_enabled(role: str) -> None:
+    for entry in load(paths.ROLES / role / "tasks/main.yml"):
+        assert action(entry) in ("ansible.builtin.import_tasks", "ansible.builtin.include_tasks")
+        assert f"{role}_enabled" in entry["when"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_preflight_changes_nothing(role: str) -> None:
+    looking = {"assert", "include_vars", "command", "stat", "slurp"}
+    for file, task in tasks_of(role):
+        if file != "preflight.yml":
+            continue
+        name = action(task)
+        assert name == "gpuprov_offered" or name in {f"ansible.builtin.{each}" for each in looking}, name
+        if name == "ansible.builtin.command":
+            assert task["changed_when"] is False
+        if name == "ansible.builtin.assert":
+            message = task[name]["fail_msg"]
+            assert len(message) > 40, f"{role}: a refusal says what to do: {message}"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_files_are_written_by_templates_the_controller_can_render(role: str) -> None:
+    templates = {path.name for path in (paths.ROLES / role / "templates").glob("*")}
+    used = {
+        task["ansible.builtin.template"]["src"]
+        for _, task in tasks_of(role)
+        if "ansible.builtin.template" in task
+    }
+    promised = {item["template"] for item in load(paths.ROLES / role / "expect.yml") if "template" in item}
+    assert templates == used == promised
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_template_tasks_set_owner_and_mode(role: str) -> None:
+    for file, task in tasks_of(role):
+        arguments = task.get("ansible.builtin.template")
+        if arguments:
+            assert (arguments["owner"], arguments["group"]) == ("root", "root"), f"{role}/{file}"
+            assert arguments["mode"] in ("0644", "0755")
+
+
+@pytest.mark.parametrize("playbook", PLAYBOOKS, ids=lambda path: path.stem)
+def test_playbooks_parse(playbook: Path) -> None:
+    done = tool("ansible-playbook", "--syntax-check", "-i", "localhost,", str(playbook))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_yamllint_passes() -> None:
+    done = tool(
+        "yamllint", "--strict", "roles", "playbooks", "provision/lab/packages.yml", "provision/data/stacks"
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_ansible_lint_passes_at_production() -> None:
+    done = tool("ansible-lint", "--offline", "--nocolor")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "'production' was required, and it passed" in done.stdout + done.stderr
+
+
+def test_all_roles_are_read() -> None:
+    assert list(all_roles()) == ORDER
