@@ -80,7 +80,6 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     folder = RunFolder.create("up", _remembered(options, overrides))
     folder.note(inventory=str(fleet.source.absolute()), nodes=list(fleet.nodes))
-    terminal = sys.stdin.isatty() and sys.stderr.isatty()
     request = Request(
         wave_size=options.wave_size,
         full=options.full,
@@ -91,12 +90,16 @@ def run(options: argparse.Namespace) -> ExitCode:
         connections=options.connections,
         observe_timeout=options.timeout,
         minutes=options.wave_timeout,
-        ask=terminal and not (options.yes or options.check),
+        ask=_at_a_terminal() and not (options.yes or options.check),
         json=options.json,
         done_before=_done(before) if before is not None else (),
         base=(str(fleet.source),),
     )
     return Session(fleet, overrides, request, folder).run()
+
+
+def _at_a_terminal() -> bool:
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 # What a resumed run takes over from the one it goes on with, where the command line says nothing else.
