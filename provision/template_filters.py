@@ -1,6 +1,6 @@
 """The filters and tests of Ansible that gpuprov renders itself: those that mean exactly one thing.
 
-Anything they cannot say exactly raises LeftToAnsibleError, and Ansible is asked. A test compares each with Ansible's.
+Anything they cannot say exactly raises LeftToAnsibleError, and Ansible is asked. A test compares each.
 """
 
 from __future__ import annotations

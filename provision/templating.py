@@ -1,8 +1,8 @@
 """Renders variables as Ansible would, where plain Jinja2 can: the only file that imports jinja2.
 
 Native types (`"{{ 8 }}"` is a number, two joined parts are text), strict about what is undefined, sandboxed,
-lazy: a variable is rendered when something mentions it. What needs Ansible itself (a lookup, a filter not known
-here, a vaulted value) raises NotPlainError, and is then asked of Ansible. A test compares both.
+lazy: a variable is rendered when something mentions it. What needs Ansible itself (a lookup, a filter not
+known here, a vaulted value) raises NotPlainError, and is then asked of Ansible. A test compares both.
 """
 
 from __future__ import annotations

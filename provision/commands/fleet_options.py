@@ -1,0 +1,117 @@
+"""What every command that works on a fleet takes: the inventory, which of its nodes, and overrides."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING, Any
+
+from provision.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from provision.inventory import Fleet
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    # A verb may give one of these a meaning of its own by defining it again afterwards.
+    parser.conflict_handler = "resolve"
+    parser.add_argument(
+        "inventory",
+        nargs="?",
+        metavar="INVENTORY",
+        help="any Ansible inventory (default: GPUPROV_INVENTORY, ./inventory.yml, the one last used here)",
+    )
+    parser.add_argument("--inventory", dest="inventory_option", metavar="FILE", help="the same, as an option")
+    parser.add_argument(
+        "--nodes", default="all", metavar="PATTERN", help="Ansible host pattern: all, gpu-01, rack1:!gpu-07 …"
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a variable on all nodes; the value is YAML (repeatable)",
+    )
+    parser.add_argument(
+        "--vault-password-file",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="password of vaulted variables (repeatable; default: ANSIBLE_VAULT_PASSWORD_FILE)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        default=60.0,
+        metavar="S",
+        help="seconds a node has to answer (default 60)",
+    )
+    parser.add_argument(
+        "--connections",
+        type=count,
+        default=64,
+        metavar="N",
+        help="nodes asked at the same time (default 64)",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+
+
+def seconds(text: str) -> float:
+    """A number of seconds above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e6:
+        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number above 0, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be a whole number above 0")
+    return int(text)
+
+
+def vault_password_files(options: argparse.Namespace) -> tuple[Path, ...]:
+    """The vault password files given, or the one Ansible's own environment variable names."""
+    from pathlib import Path
+
+    named = options.vault_password_file or [os.environ.get("ANSIBLE_VAULT_PASSWORD_FILE")]
+    return tuple(Path(name).expanduser() for name in named if name)
+
+
+def overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """`--set KEY=VALUE` as a mapping; values are YAML, except that text variables take the text as it stands.
+
+    (`--set cuda_toolkit_version=12.9` means the version, not a number.) Raises UsageError for anything else.
+    """
+    from provision import variables, yamlfile
+
+    found: dict[str, Any] = {}
+    for text in options.set:
+        key, sign, value = text.partition("=")
+        if not sign or not key.isidentifier():
+            raise UsageError(f"--set {text}: must be KEY=VALUE with a variable's name before the =", "")
+        if not value:
+            raise UsageError(
+                f"--set {text}: no value", f"for empty text: --set {key}='\"\"', for nothing: {key}=null"
+            )
+        found[key] = yamlfile.parse(value, f"--set {key}", UsageError)
+        if variables.is_text(key) and found[key] is not None and not isinstance(found[key], str):
+            found[key] = value
+    return found
+
+
+def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
+    """The chosen nodes, with their connection variables rendered, and the overrides."""
+    from provision import inventory, resolve
+
+    chosen = overrides(options)
+    source = inventory.find(options.inventory, options.inventory_option)
+    fleet = inventory.load(source, vault_password_files(options))
+    inventory.remember(source)
+    return resolve.reachable(inventory.select(fleet, options.nodes), chosen), chosen

@@ -1,0 +1,46 @@
+"""Answers computed once for all nodes whose variables agree where it matters.
+
+Ten thousand nodes with the same variables are one question, though each has its own address. What matters
+is found by watching: a computation that read these names and got these values would read the same again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any, Generic, TypeVar
+
+Answer = TypeVar("Answer")
+_ABSENT = "\0absent"
+
+
+class Memo(Generic[Answer]):
+    """`get(variables, extra, compute)`: `compute` is given a set to which it adds each name it looks at."""
+
+    def __init__(self) -> None:
+        self._by_names: dict[tuple[str, ...], dict[Hashable, Answer]] = {}
+
+    def get(
+        self, variables: Mapping[str, Any], extra: Hashable, compute: Callable[[set[str]], Answer]
+    ) -> Answer:
+        """The remembered answer for equal values of the names that mattered, else a new one."""
+        for names, answers in self._by_names.items():
+            key = self._key(variables, names, extra)
+            if key in answers:
+                return answers[key]
+        looked_at: set[str] = set()
+        answer = compute(looked_at)
+        names = tuple(sorted(looked_at))
+        self._by_names.setdefault(names, {})[self._key(variables, names, extra)] = answer
+        return answer
+
+    @staticmethod
+    def _key(variables: Mapping[str, Any], names: tuple[str, ...], extra: Hashable) -> Hashable:
+        return (extra, *(frozen(variables.get(name, _ABSENT)) for name in names))
+
+
+def frozen(value: Any) -> Hashable:
+    """A hashable stand-in that is equal for equal values of equal types (1, true and 1.0 are three)."""
+    if isinstance(value, str):
+        return value
+    return (type(value).__name__, json.dumps(value, sort_keys=True, default=repr))

@@ -1,0 +1,159 @@
+"""What plain Jinja2 cannot render is asked of Ansible: once for all nodes that need it, touching none."""
+
+from __future__ import annotations
+
+from collections import ChainMap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from provision import ask_ansible, variables
+from provision.errors import StackError
+from provision.expectations import hypothetical_machines
+from provision.inventory import Fleet
+from provision.memo import Memo
+from provision.role import all_defaults, all_roles
+from provision.templating import BadTemplateError, NotPlainError, Renderer
+
+View = ChainMap[str, Any]
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """`secrets`: those texts among the values that were vaulted; they are never to be shown or kept."""
+
+    views: Mapping[str, View]
+    secrets: frozenset[str]
+
+
+def views_of(fleet: Fleet, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, View]:
+    """Each node's variables as templates see them: resolved, declared, then what Ansible adds."""
+    folder = fleet.source if fleet.source.is_dir() else fleet.source.parent
+    shared = {
+        "groups": {name: list(members) for name, members in fleet.groups.items()},
+        "inventory_dir": str(folder.resolve()),
+        "inventory_file": str(fleet.source.resolve()),
+    }
+    return {
+        name: ChainMap({}, dict(declared[name]), _magic(name, node.groups), shared)
+        for name, node in fleet.nodes.items()
+    }
+
+
+def _magic(name: str, groups: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "inventory_hostname": name,
+        "inventory_hostname_short": name.split(".")[0],
+        "group_names": sorted(groups),
+    }
+
+
+def resolve(
+    fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], run: ask_ansible.Run | None = None
+) -> Resolved:
+    """Every node's view, with the options of roles that only Ansible can render asked of it.
+
+    Raises StackError when Ansible cannot say either, or a value is vaulted and no password was given.
+    """
+    views = views_of(fleet, declared)
+    options = variables.known() - variables.OWN.keys()
+    asked: Memo[tuple[str, ...]] = Memo()
+    wanted: dict[str, list[str]] = {}
+    for node, view in views.items():
+        names = asked.get(view, 0, lambda mentioned, view=view: _unrenderable(view, options, mentioned))  # type: ignore[misc]
+        if names:
+            wanted[node] = list(names)
+    return Resolved(views, _fill(fleet, views, wanted, run))
+
+
+def reachable(fleet: Fleet, overrides: Mapping[str, Any], run: ask_ansible.Run | None = None) -> Fleet:
+    """The fleet with its connection variables (`ansible_*`) rendered, and those of `--set` among them.
+
+    Connections outside Ansible need `ansible_host: "{{ inventory_hostname }}.cluster"` and vaulted passwords
+    as plain values. Raises StackError as `resolve` does.
+    """
+    views = views_of(fleet, {name: {**node.variables, **overrides} for name, node in fleet.nodes.items()})
+    wanted: dict[str, list[str]] = {}
+    for node, view in views.items():
+        rendered, asked = _connection(view)
+        view.maps[0].update(rendered)
+        if asked:
+            wanted[node] = asked
+    _fill(fleet, views, wanted, run)
+    chosen = {name: value for name, value in overrides.items() if name.startswith("ansible_")}
+    nodes = {
+        name: replace(node, variables={**node.variables, **chosen, **views[name].maps[0]})
+        if chosen or views[name].maps[0]
+        else node
+        for name, node in fleet.nodes.items()
+    }
+    return replace(fleet, nodes=nodes)
+
+
+def _connection(view: View) -> tuple[dict[str, Any], list[str]]:
+    """The `ansible_*` variables that are templates, rendered; and the names of those left to Ansible."""
+    rendered: dict[str, Any] = {}
+    asked: list[str] = []
+    renderer: Renderer | None = None
+    for name, value in view.maps[1].items():
+        if name.startswith("ansible_") and _is_dynamic(value):
+            renderer = renderer or Renderer([view])
+            try:
+                rendered[name] = renderer.value(value)
+            except NotPlainError:
+                asked.append(name)
+            except BadTemplateError as trouble:
+                who = view["inventory_hostname"]
+                raise StackError(f"{who}: {name}: {trouble}", "correct it in the inventory") from None
+    return rendered, asked
+
+
+def _unrenderable(view: Mapping[str, Any], options: frozenset[str], mentioned: set[str]) -> tuple[str, ...]:
+    """The options of roles that only Ansible can render."""
+    machine = next((each for role in all_roles().values() for each in hypothetical_machines(role)), {})
+    renderer = Renderer([{"gpuprov_node": machine}, view, all_defaults()], mentioned)
+    found = []
+    mentioned.update(options)
+    for name in sorted(options & view.keys()):
+        if _is_dynamic(view[name]):
+            try:
+                renderer.value(view[name])
+            except NotPlainError:
+                found.append(name)
+            except BadTemplateError:
+                continue  # said better where it is used, by the role that needs it
+    return tuple(found)
+
+
+def _is_dynamic(value: Any) -> bool:
+    if isinstance(value, str):
+        return "{{" in value or "{%" in value
+    return isinstance(value, dict | list) and any(mark in str(value) for mark in ("{{", "{%", "__ansible_"))
+
+
+def _fill(
+    fleet: Fleet, views: Mapping[str, View], wanted: Mapping[str, list[str]], run: ask_ansible.Run | None
+) -> frozenset[str]:
+    """Put Ansible's answers into the views; returns the texts that were vaulted."""
+    if not wanted:
+        return frozenset()
+    vaulted = {
+        node: [n for n in names if "__ansible_vault" in str(views[node][n])] for node, names in wanted.items()
+    }
+    for node, names in vaulted.items():
+        if names and not fleet.vault_password_files:
+            raise StackError(f"{node}: {', '.join(names)} is vaulted", "give --vault-password-file FILE")
+    hosts = {node: {**all_defaults(), **views[node].maps[1]} for node in wanted}
+    for node, answer in ask_ansible.values(hosts, wanted, fleet.vault_password_files, run).items():
+        views[node].maps[0].update(answer)
+    return frozenset(
+        text for node, names in vaulted.items() for n in names for text in _texts(views[node][n])
+    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield from (line for line in {value, *value.splitlines()} if len(line) > 3)
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)

@@ -1,0 +1,148 @@
+"""Reads what a role says of itself: defaults, options, names per OS, and what is true once it has run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision import paths, yamlfile
+from provision.errors import StackError
+
+OPERATORS = frozenset({"equals", "version", "at_least", "one_of", "contains", "matches", "template"})
+_KEYS = OPERATORS | {"fact", "why", "when", "loop", "reboot"}
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One item of expect.yml, not yet rendered. `where` names it in messages."""
+
+    fact: str
+    operator: str
+    value: Any
+    why: str
+    when: Any
+    loop: Any
+    reboot: bool
+    where: str
+
+
+@dataclass(frozen=True, eq=False)
+class Role:
+    """One shipped role. `options` are the variables of its argument spec; `vars` are by OS id or family."""
+
+    name: str
+    path: Path
+    defaults: Mapping[str, Any]
+    options: Mapping[str, Mapping[str, Any]]
+    vars: Mapping[str, Mapping[str, Any]]
+    promises: tuple[Promise, ...]
+
+    def own_vars(self, os: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What it keeps for an OS: `vars/<os.id>.yml` if there is one, else `vars/<os.family>.yml`."""
+        return self.vars.get(os["id"]) or self.vars.get(os["family"]) or {}
+
+    def releases(self) -> Iterator[tuple[str, str, str]]:
+        """The releases it is whole on, as (id, family, version): `__<role>_releases` of its vars files."""
+        for name, variables in self.vars.items():
+            for release in variables.get(f"__{self.name}_releases", ()):
+                os_id, _, version = str(release).partition(" ")
+                yield os_id, name if name in ("debian", "redhat") else _family(os_id), version
+
+
+def all_defaults() -> Mapping[str, Any]:
+    """The defaults of all roles together: a play has them all, and their names are distinct."""
+    return _merged_defaults(tuple(all_roles().values()))
+
+
+@functools.lru_cache(maxsize=8)
+def _merged_defaults(roles: tuple[Role, ...]) -> Mapping[str, Any]:
+    return {name: value for role in roles for name, value in role.defaults.items()}
+
+
+def _family(os_id: str) -> str:
+    return "debian" if os_id in ("debian", "ubuntu") else "redhat"
+
+
+def all_roles() -> Mapping[str, Role]:
+    """Every shipped role with an expect.yml, by name, in the order playbooks/up.yml applies them."""
+    return _read_all(paths.ROLES, paths.PLAYBOOKS / "up.yml")
+
+
+@functools.lru_cache(maxsize=8)
+def _read_all(folder: Path, playbook: Path) -> Mapping[str, Role]:
+    roles = {file.parent.name: _read(file.parent) for file in sorted(folder.glob("*/expect.yml"))}
+    order = [name for name in _mentioned(yamlfile.load(playbook, StackError)) if name in roles]
+    forgotten = sorted(roles.keys() - set(order))
+    if forgotten:
+        raise StackError(
+            f"{playbook}: applies no role called {', '.join(forgotten)}", "add it in the right place"
+        )
+    return {name: roles[name] for name in dict.fromkeys(order)}
+
+
+def _mentioned(playbook: Any) -> Iterator[str]:
+    """Every text of a playbook in order: role names are among them, however the play includes them."""
+    if isinstance(playbook, str):
+        yield playbook
+    elif isinstance(playbook, Mapping):
+        for value in playbook.values():
+            yield from _mentioned(value)
+    elif isinstance(playbook, list):
+        for value in playbook:
+            yield from _mentioned(value)
+
+
+def _read(path: Path) -> Role:
+    vars_files = sorted(path.glob("vars/*.yml"))
+    return Role(
+        name=path.name,
+        path=path,
+        defaults=_mapping(path / "defaults" / "main.yml"),
+        options=_options(path / "meta" / "argument_specs.yml"),
+        vars={file.stem: _mapping(file) for file in vars_files},
+        promises=tuple(_promises(path / "expect.yml")),
+    )
+
+
+def _mapping(file: Path) -> dict[str, Any]:
+    return yamlfile.load_mapping(file, StackError) if file.exists() else {}
+
+
+def _options(file: Path) -> dict[str, Any]:
+    specs = _mapping(file).get("argument_specs", {})
+    return {name: option for spec in specs.values() for name, option in (spec.get("options") or {}).items()}
+
+
+def _promises(file: Path) -> Iterator[Promise]:
+    items = yamlfile.load(file, StackError) or []
+    if not isinstance(items, list):
+        raise StackError(f"{file}: must be a list", "see docs/facts.md")
+    for number, item in enumerate(items, start=1):
+        where = f"{file}: item {number}"
+        if not isinstance(item, dict):
+            raise StackError(
+                f"{where}: must be a mapping with `fact`, one operator and `why`", "see docs/facts.md"
+            )
+        operators = sorted(OPERATORS & item.keys())
+        unknown = sorted(str(key) for key in item.keys() - _KEYS)
+        if len(operators) != 1:
+            raise StackError(
+                f"{where}: must have one operator, has {operators or 'none'}", "see docs/facts.md"
+            )
+        if unknown:
+            raise StackError(f"{where}: unknown key {', '.join(unknown)}", "see docs/facts.md")
+        if not isinstance(item.get("fact"), str) or not isinstance(item.get("why"), str):
+            raise StackError(f"{where}: needs `fact` and `why` as text", "see docs/facts.md")
+        yield Promise(
+            fact=item["fact"],
+            operator=operators[0],
+            value=item[operators[0]],
+            why=item["why"],
+            when=item.get("when"),
+            loop=item.get("loop"),
+            reboot=bool(item.get("reboot", False)),
+            where=f"{where} ({item['fact']})",
+        )

@@ -1,0 +1,134 @@
+"""Which variables are gpuprov's own, so that a mistyped one is refused and not silently ignored."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from provision import skus
+from provision.errors import StackError
+from provision.inventory import Fleet
+from provision.nearest import did_you_mean
+from provision.report.names import fold
+from provision.role import all_roles
+
+# What an inventory may say to gpuprov itself; the rest are options of the roles' argument specs.
+OWN = {
+    "gpuprov_stack": "the set of versions: a shipped stack's name, or a path to a file like it",
+    "gpuprov_roles": "the roles this node takes part in; all when absent",
+    "gpuprov_sku": "the GPU product this node must have",
+    "gpuprov_expected_gpus": "how many GPUs this node must have",
+    "gpuprov_wave": "a number; nodes of a lower one are done first",
+    "gpuprov_reboot_timeout": "seconds a node has to come back after a reboot",
+}
+# Observed, never declared.
+RESERVED = frozenset({"gpuprov_node"})
+_SURE = 0.9  # similarity from which a name without our prefix is taken for one of ours mistyped
+
+
+def known() -> frozenset[str]:
+    """The name of every variable that means something to gpuprov or its roles."""
+    return frozenset(OWN).union(*(role.options for role in all_roles().values()))
+
+
+def is_text(name: str) -> bool:
+    """Whether a role's argument spec says that the variable is text."""
+    return any(role.options.get(name, {}).get("type") == "str" for role in all_roles().values())
+
+
+def check(fleet: Fleet, overrides: Mapping[str, Any]) -> None:
+    """Refuse a variable that looks like ours but is not, and values of our own that cannot be meant.
+
+    Raises StackError naming the variable, the nodes, the line (when the inventory's files spell it) and the
+    near misses.
+    """
+    ours = known()
+    wrong: dict[str, list[str]] = {}
+    for name in overrides:
+        if _suspect(name, ours):
+            wrong.setdefault(name, []).append("--set")
+    judged: dict[str, bool] = {}
+    for node in fleet.nodes.values():
+        for name in node.variables:
+            if name not in judged:
+                judged[name] = _suspect(name, ours)
+            if judged[name]:
+                wrong.setdefault(name, []).append(node.name)
+    for name, where in wrong.items():
+        raise _unknown(name, where, fleet.source, ours)
+    seen: set[tuple[str, str]] = set()
+    for node in fleet.nodes.values():
+        for name in OWN:
+            value = overrides.get(name, node.variables.get(name))
+            if value is not None and (name, repr(value)) not in seen:
+                seen.add((name, repr(value)))
+                _check_own(name, value, node.name)
+
+
+def _suspect(name: str, ours: Collection[str]) -> bool:
+    if name in ours:
+        return False
+    if name.startswith(("gpuprov_", *(f"{role}_" for role in all_roles()))):
+        return True
+    return not name.startswith("ansible_") and bool(difflib.get_close_matches(name, ours, n=1, cutoff=_SURE))
+
+
+def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -> StackError:
+    place = _written(name, source)
+    at = f"{place}: " if place and "--set" not in where else ""
+    who = "--set" if "--set" in where else fold(where)
+    if name in RESERVED:
+        return StackError(
+            f"{at}{name} ({who}) is what gpuprov observes of a machine", "remove it; use gpuprov_sku"
+        )
+    hint = did_you_mean(name, ours, "roles/*/README.md list what there is")
+    return StackError(f"{at}unknown variable {name} ({who})", hint)
+
+
+def _written(name: str, source: Path) -> str:
+    """`file:line` where a variable stands in the inventory's files, if its spelling can be found there."""
+    pattern = re.compile(rf"""^\s*["']?{re.escape(name)}["']?\s*[:=]""")
+    for file in _files(source):
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            continue
+        for number, line in enumerate(lines, start=1):
+            if pattern.match(line):
+                return f"{file}:{number}"
+    return ""
+
+
+def _files(source: Path) -> Iterator[Path]:
+    if source.is_file():
+        yield source
+    base = source if source.is_dir() else source.parent
+    for part in ("group_vars", "host_vars") if source.is_file() else ("",):
+        folder = base / part
+        if folder.is_dir():
+            yield from sorted(
+                path for path in folder.rglob("*") if path.is_file() and path.stat().st_size < 1 << 20
+            )
+
+
+def _check_own(name: str, value: Any, node: str) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if name in ("gpuprov_expected_gpus", "gpuprov_wave", "gpuprov_reboot_timeout") and not whole:
+        raise StackError(f"{node}: {name} must be a whole number, not {value!r}", "write it without quotes")
+    if name == "gpuprov_sku" and value not in skus.all_skus():
+        raise StackError(
+            f"{node}: gpuprov_sku: no SKU called {value!r}",
+            did_you_mean(str(value), skus.all_skus(), "known: " + ", ".join(skus.all_skus())),
+        )
+    if name == "gpuprov_roles":
+        if not isinstance(value, list):
+            raise StackError(
+                f"{node}: gpuprov_roles must be a list, not {value!r}", "write it as [nvidia_driver, …]"
+            )
+        for role in value:
+            if role not in all_roles():
+                hint = did_you_mean(str(role), all_roles(), "roles: " + ", ".join(all_roles()))
+                raise StackError(f"{node}: gpuprov_roles: no role called {role!r}", hint)
