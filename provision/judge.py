@@ -6,9 +6,12 @@ import enum
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from provision.checks.check import Measurement
 from provision.thresholds import Threshold
+
+if TYPE_CHECKING:  # the checks build on this module
+    from provision.checks.check import Measurement
 
 
 class Verdict(enum.StrEnum):

@@ -1,7 +1,7 @@
 """What is wrong with a fleet, worst first, the same cause on many nodes told once (pure).
 
-What could not be measured is a cause like any other: a node that was not reached and a check that never ran get
-a finding of their own here, so that every report shows them as loudly as a failure.
+What could not be measured is a cause like any other: a node that was not reached and a check that never ran
+get a finding of their own here, so that every report shows them as loudly as a failure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """report.html: one file that needs no network, for reading, filtering, printing and forwarding.
 
-Every text from a node passes `_shown` (control characters) and Jinja2's autoescape (markup); a content security
-policy in the page allows its own script and style and nothing else, should both ever fail.
+Every text from a node passes `_shown` (control characters) and Jinja2's autoescape (markup); a content
+security policy in the page allows its own script and style and nothing else, should both ever fail.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from provision.report.terminal import next_commands
 from provision.report.text import clean, columns, duration, many, moment, one_line, quantity
 
 _TEMPLATES = Path(__file__).parent / "templates"
-# A browser must stay quick with the whole page. Every node has its row in the table; the full measurements come
-# worst node first until this many bytes are spent, and the page says that the rest is in report.json.
+# A browser must stay quick with the whole page. Every node has its row in the table; the full measurements
+# come worst node first until this many bytes are spent, and the page says that the rest is in report.json.
 _DETAILS = 7_000_000
 _CULPRITS = 60  # rows of one cause; the rest are named, and have their own row and details
 _CAUSES = 150  # of one verdict
@@ -80,8 +80,8 @@ def _environment() -> Environment:
         headings=HEADINGS, symbols=SYMBOLS, tiles=_TILES, culprits_shown=_CULPRITS, causes_shown=_CAUSES,
         verdicts=sorted(Verdict, key=lambda v: -v.badness), passing=Verdict.PASS, id_of=id,
         duration=duration, moment=moment, many=many, one_line=one_line, quantity=quantity, fold=fold,
-        silence=silence, missing=missing, tables=tables, facts=facts, evidence=_evidence, row_words=_row_words,
-        badge_cell=_cell, check_cells=_check_cells,
+        silence=silence, missing=missing, tables=tables, facts=facts, evidence=_evidence,
+        row_words=_row_words, badge_cell=_cell, check_cells=_check_cells,
     )  # fmt: skip
     return environment
 

@@ -27,8 +27,8 @@ _COLOURS = {
 
 
 def summary(fleet: FleetHealth, width: int = 100, color: bool = False) -> str:
-    """The whole summary, ending in a newline: the headline, every cause worst first with its culprits, what was
-    not measured as loud as what failed, and the next command.
+    """The whole summary, ending in a newline: the headline, every cause worst first with its culprits, what
+    was not measured as loud as what failed, and the next command.
 
     `width` in columns (at least 40 are used); `color` adds ANSI colours, and never anything else.
     """
@@ -91,7 +91,8 @@ def _section(group: Sequence[Cause], ink: _Ink) -> Iterator[str]:
     if left := group[_CAUSES:]:
         nodes = {name for cause in left for name in cause.nodes}
         yield from ink.wrap(
-            f"… and {many(len(left), 'more cause')} in the report, on {many(len(nodes), 'node')}: {fold(nodes, 120)}",
+            f"… and {many(len(left), 'more cause')} in the report, on {many(len(nodes), 'node')}: "
+            f"{fold(nodes, 120)}",
             "  ",
         )
 

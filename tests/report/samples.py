@@ -84,7 +84,7 @@ def passed(check: str, device: str, what: str, value: float, unit: str, limit: s
 def checks(
     seed: int, slow: tuple[int, int] | None = None, burn: int | None = None
 ) -> tuple[CheckResult, ...]:
-    """The four checks of an 8-GPU node with realistic noise, optionally a slow pair and a GPU failing its burn."""
+    """The four checks of an 8-GPU node, with realistic noise; maybe a slow pair, maybe a GPU failing its burn."""
     noise = random.Random(seed)  # noqa: S311 - the same noise every time
     pairs = [(a, b) for a in range(8) for b in range(8) if a != b]
 
@@ -179,7 +179,8 @@ def unmeasured() -> FleetHealth:
     )
     garbage = Finding(
         "p2p_bandwidth", Verdict.ERROR, "node", "nvbandwidth printed a table that ends in row 3",
-        action="run again", evidence=("memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)", " 0 \x1b[31m55.4"),
+        action="run again",
+        evidence=("memcpy CE CPU(row) <- GPU(column) bandwidth (GB/s)", " 0 \x1b[31m55.4"),
     )  # fmt: skip
     absent = Finding("nccl_all_reduce", Verdict.SKIP, "node", "one GPU: there is nobody to reduce with")
     nolimit = Finding(
