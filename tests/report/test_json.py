@@ -60,7 +60,9 @@ def test_the_schema_and_the_classes_have_the_same_fields_words_and_version() -> 
         "measurement": health.Measurement,
     }.items():
         assert set(definitions[name]["properties"]) == {field.name for field in dataclasses.fields(kind)}
-    assert set(SCHEMA["properties"]) == {field.name for field in dataclasses.fields(health.FleetHealth)} | {"format"}
+    assert set(SCHEMA["properties"]) == {field.name for field in dataclasses.fields(health.FleetHealth)} | {
+        "format"
+    }
     assert definitions["verdict"]["enum"] == [verdict.value for verdict in judge.Verdict]
     assert definitions["finding"]["properties"]["action"]["enum"] == list(judge.ACTIONS)
     assert SCHEMA["properties"]["format"]["const"] == health.FORMAT
@@ -68,7 +70,9 @@ def test_the_schema_and_the_classes_have_the_same_fields_words_and_version() -> 
 
 @pytest.mark.parametrize("name", FLEETS)
 def test_every_report_fits_the_schema(samples: ModuleType, name: str) -> None:
-    problems = [problem.message[:200] for problem in VALIDATOR.iter_errors(document(getattr(samples, name)()))]
+    problems = [
+        problem.message[:200] for problem in VALIDATOR.iter_errors(document(getattr(samples, name)()))
+    ]
     assert problems == []
 
 

@@ -1,0 +1,151 @@
+"""The summary at 3 a.m.: the culprit, the number, the limit, the action, the unknown, the next command."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from types import ModuleType
+
+import pytest
+
+from provision.judge import Finding, Verdict
+from provision.report.causes import causes
+from provision.report.terminal import changes, summary
+
+ANSI = re.compile(r"\x1b\[[\d;]*m")
+
+
+def flat(text: str) -> str:
+    """The text without its line breaks, for wrapping is not what is tested."""
+    return re.sub(r"\s+", " ", text)
+
+
+def test_the_demos_two_faults_are_named_with_serial_number_limit_and_action(samples: ModuleType) -> None:
+    told = summary(samples.demo())
+    assert told.splitlines()[0] == "1 of 3 nodes unhealthy, 2 healthy"
+    assert (
+        "✗ FAIL gpu_burn: gpu5 computed 12843 wrong results in 60 s → replace part "
+        f"gpu-03 gpu5 (serial {samples.BAD_GPU_SERIAL}, 00000000:68:00.0): measured 12843, limit = 0"
+    ) in flat(told)
+    assert (
+        "between gpu2 and gpu6 is 61.3 GB/s (limit ≥ 335 GB/s) → investigate "
+        "gpu-03 gpu2-gpu6 (gpu2 serial 1652823055002, 00000000:38:00.0; gpu6 serial 1652823055006,"
+    ) in flat(told)
+    assert "12 of 12 checks measured" in told
+    assert "next: gpuprov validate --nodes gpu-03\n" in told
+    assert "gpu-01" not in told
+    assert "\x1b" not in told
+
+
+def test_a_healthy_fleet_is_told_in_a_few_lines(samples: ModuleType) -> None:
+    told = summary(samples.healthy())
+    assert told.startswith("all 3 nodes healthy\n")
+    assert "next: gpuprov drift\n" in told
+    assert len(told.splitlines()) < 8
+    assert not any(word in told for word in ("FAIL", "ERROR", "WARN", "SKIP"))
+
+
+def test_forty_nodes_with_one_cause_are_one_line_and_one_range(samples: ModuleType) -> None:
+    fabric = Finding(
+        "gpu_inventory", Verdict.FAIL, "node", "fabric manager is not running", action="fix configuration"
+    )
+    nodes = [
+        samples.node(f"gpu-{i:02d}", (samples.result("gpu_inventory", [fabric], [], 1.0),))
+        for i in range(1, 41)
+    ]
+    told = summary(samples.fleet(*nodes, asked=("gpu_inventory",)))
+    assert "40 nodes: gpu_inventory: fabric manager is not running → fix configuration" in told
+    assert "      gpu-[01-40]\n" in told
+    assert "next: gpuprov plan --nodes all" in told
+    assert len(told.splitlines()) < 14
+
+
+def test_many_culprits_with_their_own_numbers_are_folded_with_examples(samples: ModuleType) -> None:
+    nodes = [
+        samples.node(
+            f"gpu-{i:02d}",
+            (
+                samples.result(
+                    "gpu_burn",
+                    [dataclasses.replace(samples.BURN, message=f"gpu5 computed {i} wrong results", value=i)],
+                    [],
+                    1.0,
+                ),
+            ),
+            i,
+        )
+        for i in range(1, 10)
+    ]
+    told = flat(summary(samples.fleet(*nodes, asked=("gpu_burn",))))
+    assert "9 nodes: gpu_burn: errors (limit = 0) → replace part gpu-[01-09]" in told
+    assert told.count("for example") == 3
+    assert "for example gpu-01 gpu5 (serial " in told
+    assert "gpu5 computed 1 wrong results" in told
+
+
+def test_what_was_not_measured_is_as_loud_as_a_failure(samples: ModuleType) -> None:
+    told = summary(samples.unmeasured())
+    assert told.startswith("5 of 7 nodes not proven (could not be measured), 1 with warnings, 1 healthy\n")
+    assert "16 of 28 checks measured · 2 nodes unreachable" in told
+    assert "\nNot measured\n" in told
+    assert "? ERROR 2 nodes: unreachable: ssh: connect to 10.0.3.44 port 22: timed out" in flat(told)
+    assert "? ERROR gpu_burn: gpu_burn did not end within 180 s and was killed → reboot gpu-01" in flat(told)
+    assert "? ERROR did not run: nccl_all_reduce → run again gpu-03" in flat(told)
+    assert "- SKIP nccl_all_reduce: one GPU: there is nobody to reduce with gpu-04" in flat(told)
+    assert "then: gpuprov drift --nodes gpu-07,gpu-08" in told
+
+
+def test_worst_comes_first(samples: ModuleType) -> None:
+    fleet = samples.fleet(*samples.unmeasured().nodes, *samples.demo().nodes[2:])
+    told = summary(fleet)
+    places = [told.index(f"\n{heading}") for heading in ("Failed", "Not measured", "Warnings", "Skipped")]
+    assert places == sorted(places)
+    badness = [cause.verdict.badness for cause in causes(fleet)]
+    assert badness == sorted(badness, reverse=True)
+
+
+def test_an_interrupted_run_says_so_and_how_to_go_on(samples: ModuleType) -> None:
+    told = summary(samples.interrupted())
+    assert told.splitlines()[0].endswith("the run was interrupted")
+    assert "next: gpuprov validate --resume 20260504T100000Z-validate\n" in told
+
+
+def test_an_empty_report_is_not_healthy(samples: ModuleType) -> None:
+    told = summary(samples.nothing())
+    assert told.startswith("nothing was measured")
+    assert "healthy" not in told
+
+
+def test_colour_changes_nothing_but_colour(samples: ModuleType) -> None:
+    for name in ("demo", "unmeasured", "interrupted"):
+        fleet = getattr(samples, name)()
+        coloured = summary(fleet, color=True)
+        assert "\x1b[" in coloured
+        assert ANSI.sub("", coloured) == summary(fleet)
+
+
+@pytest.mark.parametrize("width", [60, 100, 160])
+def test_lines_keep_to_the_width(samples: ModuleType, width: int) -> None:
+    for name in ("demo", "unmeasured", "large"):
+        # The headline stays one line, so that it can be grepped; a command stays one line, to be copied.
+        for line in summary(getattr(samples, name)(), width=width).splitlines()[1:]:
+            assert len(line) <= width or line.startswith(("next: ", "then: ")), line
+
+
+def test_a_nodes_text_cannot_reach_the_terminal(samples: ModuleType) -> None:
+    told = summary(samples.hostile())
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", told)
+    assert len(told) < 20_000
+    assert "next: gpuprov validate --nodes all" in told
+
+
+def test_a_command_to_type_is_quoted(samples: ModuleType) -> None:
+    bad = dataclasses.replace(samples.demo().nodes[2], node="gpu 3;reboot")
+    assert "next: gpuprov validate --nodes 'gpu 3;reboot'\n" in summary(samples.fleet(bad))
+
+
+def test_changes_names_nodes_whose_verdict_moved(samples: ModuleType) -> None:
+    before, after = samples.healthy(), samples.demo()
+    assert changes(before, after) == ["gpu-03: pass → fail"]
+    assert changes(after, after) == []
+    assert changes(samples.nothing(), before) == ["gpu-[01-03]: not in the report → pass"]
