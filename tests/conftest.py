@@ -29,7 +29,7 @@ KbdInteractiveAuthentication no
 MaxStartups 200
 PrintMotd no
 AllowTcpForwarding yes
-SetEnv PATH={folder}/bin:/usr/bin:/bin:/usr/sbin:/sbin
+SetEnv PATH={folder}/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME={folder}
 """
 
 
