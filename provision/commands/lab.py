@@ -72,13 +72,10 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="(default: %(default)s)",
     )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="of the measurements' noise (default: 1)"
-    )
+    parser.add_argument("--seed", type=int, metavar="N", help="of the measurements' noise (default: 1)")
     parser.add_argument(
         "--speed",
         type=float,
-        default=1.0,
         metavar="X",
         help="simulated tools run X times faster (default: 1)",
     )
@@ -110,8 +107,10 @@ def _up(options: argparse.Namespace) -> ExitCode:
     from provision.lab.spec import wanted_nodes
     from provision.terminal import Progress
 
+    if options.seed is not None and options.seed < 1:
+        raise UsageError(f"--seed {options.seed} is not a positive number", "")
     wanted = wanted_nodes(options.nodes, options.node)
-    if not 0.01 <= options.speed <= 10000:
+    if options.speed is not None and not 0.01 <= options.speed <= 10000:
         raise UsageError(f"--speed {options.speed:g} is not between 0.01 and 10000", "1 is real time")
     with Progress("lab up", total=len(wanted)) as progress:
         lab = fleet.up(
@@ -136,10 +135,19 @@ def _status(options: argparse.Namespace) -> ExitCode:
         print(json.dumps({"lab": lab.name, "inventory": lab.inventory, "nodes": nodes}, indent=2))  # noqa: T201
         return ExitCode.OK
     for node in nodes:
-        faults = "?" if node["faults"] is None else json.dumps(node["faults"]) if node["faults"] else "-"
-        columns = (node["node"], node["address"], node["sku"], node["release"], node["state"], faults)
-        print("{:<12} {:<14} {:<13} {:<9} {:<8} faults: {}".format(*columns))  # noqa: T201
+        columns = (node["node"], node["address"], node["sku"], node["release"], node["state"])
+        print("{:<12} {:<14} {:<13} {:<9} {:<8}".format(*columns), _fault_text(node["faults"]))  # noqa: T201
     return ExitCode.OK
+
+
+def _fault_text(faults: Any) -> str:
+    if not isinstance(faults, list):
+        return "its state file is unreadable"
+    texts = []
+    for fault in faults:
+        parameters = " ".join(f"{key}={value}" for key, value in fault.items() if key != "id")
+        texts.append(f"{fault.get('id')} {parameters}".strip())
+    return f"broken: {', '.join(texts)}" if texts else ""
 
 
 def _ssh(options: argparse.Namespace) -> ExitCode:

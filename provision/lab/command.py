@@ -29,17 +29,21 @@ def attempt(
     """Run `argv` and return the finished process whatever its exit status; `timeout` in seconds."""
     words = [str(word) for word in argv]
     try:
-        return subprocess.run(
+        with subprocess.Popen(
             words,
-            input=stdin,
-            stdin=subprocess.DEVNULL if stdin is None else None,
-            capture_output=True,
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=timeout,
-            check=False,
             env=environment(extra),
-        )
+        ) as child:
+            try:
+                output, complaint = child.communicate(stdin, timeout=timeout)
+            except BaseException:
+                _end(child)
+                raise
+        return subprocess.CompletedProcess(words, child.returncode, output, complaint)
     except subprocess.TimeoutExpired as late:
         raise LabError(
             f"`{' '.join(words)}` did not end within {timeout:.0f} s", "is the host overloaded?"
@@ -48,6 +52,15 @@ def attempt(
         raise LabError(
             f"this host has no {words[0]}", "run `gpuprov lab up` as root: it installs it"
         ) from missing
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """TERM before KILL: mmdebstrap and apt-get must get to undo their mounts and locks."""
+    child.terminate()
+    try:
+        child.communicate(timeout=15)
+    except subprocess.TimeoutExpired:
+        child.kill()
 
 
 def call(

@@ -1,4 +1,4 @@
-"""Writes Debian packages without dpkg: an ar archive of two tar archives (deb(5)), the same bytes for the same content."""
+"""Writes Debian packages without dpkg (deb(5)): the same bytes for the same content."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PackedFile:
 
 @dataclass(frozen=True)
 class Deb:
-    """One package: `control` fields in order, `files` by absolute path, `conffiles`, maintainer `scripts` by name."""
+    """One package: `control` fields in order, `files` by absolute path, maintainer `scripts` by name."""
 
     control: Mapping[str, str]
     files: Mapping[str, PackedFile] = field(default_factory=dict)

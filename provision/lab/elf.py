@@ -1,7 +1,7 @@
-"""Tiny, valid ELF64 files for fixture packages: kernel modules that the real `modinfo` reads, and shared libraries.
+"""Tiny, valid ELF64 files for fixture packages: kernel modules that the real `modinfo` reads, and libraries.
 
-Layouts: the ELF-64 object file format (Tool Interface Standard); `.modinfo` is `key=value` texts, each ended by NUL
-(Linux, include/linux/moduleparam.h).
+Layouts: the ELF-64 object file format (Tool Interface Standard); `.modinfo` is `key=value` texts, each
+ended by NUL (Linux, include/linux/moduleparam.h).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def kernel_module(name: str, version: str, flavour: str, kernel: str, depends: S
 
 
 def _object(sections: Sequence[tuple[str, int, int, bytes, int, int, int]]) -> bytes:
-    """A relocatable ELF file; a section is (name, type, flags, content, alignment, entry size, linked section)."""
+    """A relocatable ELF file; a section is (name, type, flags, content, alignment, entry size, link)."""
     names = b"\0" + b"".join(section[0].encode() + b"\0" for section in sections) + b".shstrtab\0"
     everything = [*sections, (".shstrtab", _STRTAB, 0, names, 1, 0, 0)]
     body, headers = b"", b"\0" * 64

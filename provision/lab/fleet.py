@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -23,11 +23,13 @@ from provision.lab import (
     process,
     record,
     repository,
+    signing,
     silicon_state,
     trees,
 )
 from provision.lab.command import call, locked, waiting_lock
-from provision.lab.places import CACHE, STATE, LabPlace, make_root_only
+from provision.lab.folders import remove_tree
+from provision.lab.places import CACHE, LOCKS, STATE, LabPlace, make_root_only
 from provision.lab.record import LabRecord, NodeRecord
 from provision.lab.spec import NodeSpec
 from provision.terminal import Progress
@@ -41,18 +43,19 @@ def up(
     inventory: Path,
     progress: Progress,
     *,
-    seed: int = 1,
-    speed: float = 1.0,
+    seed: int | None = None,
+    speed: float | None = None,
     fresh: bool = False,
 ) -> LabRecord:
-    """Bring lab `name` up with at least the nodes `wanted`, and write its inventory; what already runs is kept.
+    """Bring lab `name` up with at least the nodes `wanted`, and write its inventory; what runs is kept.
 
-    `speed` is how many times faster than real the simulated tools run. A new lab that cannot be finished (an error,
-    Ctrl-C) is removed again; an existing one is left as it is. Raises LabError.
+    `speed` is how many times faster than real the simulated tools run; None means 1, or what an existing lab
+    has (`seed` likewise). A new lab that cannot be finished (an error, Ctrl-C) is removed again; one that was
+    there is left as it is. Raises LabError.
     """
     host.require_root()
     make_root_only(STATE)
-    with locked(STATE / f".{name}.lock", f"the lab {name!r}"):
+    with locked(LOCKS / f"{name}.lock", f"the lab {name!r}"):
         if fresh:
             leftovers.remove(name)
         known = record.load(name)
@@ -72,8 +75,8 @@ def _up(
     wanted: tuple[NodeSpec, ...],
     inventory: Path,
     progress: Progress,
-    seed: int,
-    speed: float,
+    seed: int | None,
+    speed: float | None,
 ) -> LabRecord:
     say = progress.step
     host.install_missing(say)
@@ -99,11 +102,21 @@ def _up(
 
 
 def _reserve(
-    name: str, known: LabRecord | None, wanted: tuple[NodeSpec, ...], inventory: Path, seed: int, speed: float
+    name: str,
+    known: LabRecord | None,
+    wanted: tuple[NodeSpec, ...],
+    inventory: Path,
+    seed: int | None,
+    speed: float | None,
 ) -> LabRecord:
-    """Write down what will be made, before anything is: a controller killed now leaves a lab that `down` finds."""
-    with waiting_lock(STATE / ".network.lock"):
-        lab = known or LabRecord(name, network.free_octet(record.octets()), seed, speed)
+    """Write down what will be made, before anything is: killed now, we leave a lab that `down` finds."""
+    with waiting_lock(LOCKS / ".shared"):
+        lab = known or LabRecord(name, network.free_octet(record.octets()), seed or 1, speed or 1.0)
+        if (seed or lab.seed, speed or lab.speed) != (lab.seed, lab.speed):
+            raise LabError(
+                f"lab {name!r} was made with --seed {lab.seed} --speed {lab.speed:g}",
+                "lab up --fresh makes it again",
+            )
         lab = replace(lab.with_nodes(wanted), inventory=str(inventory.absolute()))
         lab.save()
     return lab
@@ -156,8 +169,9 @@ def _lab_key(place: LabPlace) -> str:
 
 
 def _wait_all(lab: LabRecord, progress: Progress) -> None:
+    give_up = threading.Event()
     with ThreadPoolExecutor(max_workers=16) as pool:
-        waits = {pool.submit(node.wait_ready, lab, member): member for member in lab.nodes}
+        waits = {pool.submit(node.wait_ready, lab, member, give_up): member for member in lab.nodes}
         try:
             for wait in as_completed(waits):
                 member = waits[wait]
@@ -165,8 +179,8 @@ def _wait_all(lab: LabRecord, progress: Progress) -> None:
                 how = "" if state == "running" else f", systemd says {state}"
                 progress.done(f"{member.name}  {lab.address(member)}  {member.sku}  {member.release}{how}")
         except BaseException:
-            for wait in waits:
-                wait.cancel()
+            give_up.set()
+            pool.shutdown(wait=False, cancel_futures=True)
             raise
 
 
@@ -174,13 +188,12 @@ def down(name: str, say: Callable[[str], None]) -> bool:
     """Remove lab `name` and everything it made on this host; True when there was anything. Safe to repeat."""
     host.require_root()
     make_root_only(STATE)
-    with locked(STATE / f".{name}.lock", f"the lab {name!r}"):
+    with locked(LOCKS / f"{name}.lock", f"the lab {name!r}"):
         there = bool(leftovers.find(name))
         if there:
             say(f"shutting down the lab {name!r}")
         leftovers.remove(name)
         _after_last_lab()
-    (STATE / f".{name}.lock").unlink(missing_ok=True)
     return there
 
 
@@ -191,28 +204,30 @@ def down_all(say: Callable[[str], None]) -> list[str]:
 
 
 def purge() -> None:
-    """Remove the caches (base trees, packages, repositories and their keys); raises LabError while a lab exists."""
+    """Remove the caches (trees, packages, repositories, keys); raises LabError while a lab exists."""
     host.require_root()
     labs = leftovers.labs_seen()
     if labs:
         raise LabError(f"the caches are in use by {', '.join(labs)}", "gpuprov lab down --all --purge")
     mirror.stop_cache()
-    shutil.rmtree(CACHE, ignore_errors=True)
-    shutil.rmtree(STATE, ignore_errors=True)
+    remove_tree(CACHE)
+    remove_tree(STATE)
 
 
 def _after_last_lab() -> None:
     """What labs share goes with the last of them."""
-    with waiting_lock(STATE / ".network.lock"):
+    with waiting_lock(LOCKS / ".shared"):
         if not leftovers.labs_seen():
             mirror.stop_cache()
+            trees.abandon_builds()
+            signing.stop_agent()
             host.restore_limits()
 
 
 def power(name: str, member: str, on: bool) -> None:
     """Switch one node on (and wait until it has booted) or off (its disk stays)."""
     host.require_root()
-    with locked(STATE / f".{name}.lock", f"the lab {name!r}"):
+    with locked(LOCKS / f"{name}.lock", f"the lab {name!r}"):
         lab = record.existing(name)
         target = lab.node(member)
         if not on:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -38,9 +39,18 @@ _LIMITS_BEFORE = STATE / "limits-before.json"
 def require_root() -> None:
     """Raise LabError with the command to type unless we are root: namespaces, mounts and bridges need it."""
     if os.geteuid() != 0:
-        words = " ".join(["sudo", shutil.which(sys.argv[0]) or sys.argv[0], *sys.argv[1:]])
-        raise LabError("the lab boots real nodes, which needs root", words)
+        ours = (
+            [sys.executable, "-m", "provision.cli"] if sys.argv[0].endswith(".py") else [_full(sys.argv[0])]
+        )
+        raise LabError(
+            "the lab boots real nodes, which needs root", shlex.join(["sudo", *ours, *sys.argv[1:]])
+        )
     os.umask(0o022)  # what we write for nodes must be readable there, whatever the caller's habit
+
+
+def _full(program: str) -> str:
+    """The program's full path: sudo's own PATH lacks virtual environments."""
+    return shutil.which(program) or program
 
 
 def missing_packages() -> list[str]:
@@ -52,7 +62,7 @@ def missing_packages() -> list[str]:
 
 
 def install_missing(say: Callable[[str], None]) -> None:
-    """Install what is missing with apt-get; raises LabError that names the packages where that is not possible."""
+    """Install what is missing with apt-get; raises LabError that names the packages where that cannot be."""
     missing = missing_packages()
     if not missing:
         return
@@ -73,7 +83,7 @@ def install_missing(say: Callable[[str], None]) -> None:
             fix=fix,
         )
     if "apt-cacher-ng" in missing and Path("/run/systemd/system").is_dir():
-        # Its package enables a cache open to the whole network; the lab starts its own, on the loopback address.
+        # Its package enables a cache open to the network; the lab starts its own, on the loopback address.
         call("systemctl", "disable", "--now", "apt-cacher-ng.service")
     if missing_packages():
         raise LabError(f"still missing after the installation: {' '.join(missing_packages())}", fix)
@@ -81,7 +91,7 @@ def install_missing(say: Callable[[str], None]) -> None:
 
 @contextlib.contextmanager
 def _services_stay_down() -> Iterator[None]:
-    """Keep package scripts from starting services, by Debian's own mechanism; an administrator's policy is kept."""
+    """Keep package scripts from starting services, by Debian's mechanism; a policy that is there stays."""
     if POLICY.exists():
         yield
         return

@@ -1,4 +1,4 @@
-"""Writes the inventory of a lab: an ordinary Ansible inventory, with nothing in it that only a lab could have."""
+"""Writes the inventory of a lab: an ordinary one, with nothing in it that only a lab could have."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST_LINE = "# Written by `gpuprov lab up`"
 
 
 def render(lab: LabRecord, repository: Repository) -> str:
-    """The inventory as YAML: group `gpu_nodes`, one host per node, the lab's repositories in place of NVIDIA's."""
+    """The inventory as YAML: group `gpu_nodes`, the lab's repositories in place of NVIDIA's."""
     import yaml
 
     options = {
@@ -41,8 +41,8 @@ def render(lab: LabRecord, repository: Repository) -> str:
     )
     return (
         f"{_FIRST_LINE} for the lab {lab.name!r}; written again by the next one.\n"
-        "# Any Ansible inventory works with gpuprov. The nvidia_repository_* variables are what a site with its own\n"
-        "# mirror of NVIDIA's packages sets, too; without them the roles use NVIDIA's public repositories.\n"
+        "# Any Ansible inventory works with gpuprov. The nvidia_repository_* variables are what a site with\n"
+        "# its own mirror of NVIDIA's packages sets, too; without them the roles use NVIDIA's public ones.\n"
         "---\n" + text
     )
 

@@ -1,4 +1,4 @@
-"""The lab's layer over a base tree: everything on a node that is the lab's doing and that dpkg does not own."""
+"""The lab's layer over a base tree: what on a node is the lab's doing and belongs to no package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MASKED = (
     ),
 )
 
-# A container cannot mount over /proc from outside (nspawn mounts it last), so the node does it itself, first thing.
+# nspawn mounts /proc last, so nothing can be mounted over it from outside: the node does it, first thing.
 SURFACES_UNIT = """\
 [Unit]
 Description=Kernel surfaces of the simulated GPUs
@@ -78,7 +78,8 @@ LSMOD = """\
 # The kernel's own list where it has one (then it is ours, mounted over it).
 [ -e /proc/modules ] && exec /usr/bin/kmod list
 exec awk 'BEGIN { printf "%-23s %7s  %s\\n", "Module", "Size", "Used by" }
-    { sub(/,$/, "", $4); printf "%-23s %7d  %d %s\\n", $1, $2, $3, $4 == "-" ? "" : $4 }' /var/lib/silicon/proc_modules
+    { sub(/,$/, "", $4); printf "%-23s %7d  %d %s\\n", $1, $2, $3, $4 == "-" ? "" : $4 }' \\
+    /var/lib/silicon/proc_modules
 """
 
 
@@ -90,7 +91,8 @@ def launcher(tool: str) -> str:
 def layer_files(release: str, bridge_address: str, public_key: str) -> dict[str, tuple[str, int]]:
     """Path on the node -> (content, mode) of every file of the layer."""
     modules = f"usr/lib/modules/{os.uname().release}"
-    source = f"deb [signed-by={KEYRING}] http://{bridge_address}:{CACHE_PORT}/debian {RELEASES[release]} {COMPONENTS}\n"
+    mirror = f"http://{bridge_address}:{CACHE_PORT}/debian"
+    source = f"deb [signed-by={KEYRING}] {mirror} {RELEASES[release]} {COMPONENTS}\n"
     units = "etc/systemd/system"
     return {
         "usr/sbin/modprobe": (launcher("modprobe"), 0o755),
@@ -121,7 +123,7 @@ def layer_links() -> dict[str, str]:
 
 
 def ensure_layer(place: LabPlace, release: str, bridge_address: str, public_key: str) -> Path:
-    """Write the layer unless this very one is there. A layer in use is never changed: other content, other folder."""
+    """Write the layer unless it is there; one in use is never changed: other content, other folder."""
     files, links = layer_files(release, bridge_address, public_key), layer_links()
     digest = hashlib.sha256(repr((files, links)).encode()).hexdigest()[:8]
     layer = place.folder / f"layer-{release}-{digest}"
@@ -150,7 +152,7 @@ def write_file(root: Path, name: str, content: str, mode: int = 0o644) -> None:
 
 
 def make_folders(root: Path, name: Path) -> None:
-    """Make `root`/`name` and what is above it, 0755: the top folder of an overlay hides the modes below it."""
+    """Make `root`/`name` and what is above it, 0755: an overlay's top folder hides the modes below it."""
     root.mkdir(parents=True, exist_ok=True)
     root.chmod(0o755)
     for part in [*reversed(name.parents), name]:

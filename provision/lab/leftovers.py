@@ -1,19 +1,16 @@
 """What a lab has on this host, found by looking at the host: its own records may be lost or wrong.
 
-Names carry the lab (namespaces, bridges' aliases), processes carry its folder in their arguments, and everything
-that runs on a node is in the node's network namespace.
+Names carry the lab (namespaces, bridges' aliases), processes carry its folder in their arguments, and what
+runs on a node is in the node's network namespace.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 from provision.errors import LabError
 from provision.lab import network, process
-from provision.lab.command import attempt
+from provision.lab.folders import mounts, remove_tree
 from provision.lab.places import PREFIX, STATE, LabPlace
 
 _PROPAGATE = [Path("/run/systemd/nspawn/propagate"), Path("/run/systemd/nspawn/unix-export")]
@@ -21,7 +18,7 @@ _OURS = ("supervisor.py", "server.py")
 
 
 def lab_process_kind(arguments: list[str], lab_folder: Path) -> str | None:
-    """Whether a command line is one of the lab's own: `supervisor`, `server`, `nspawn` or, when it is not, None.
+    """Which of the lab's own programs a command line is: `supervisor`, `server`, `nspawn`, or None.
 
     A shell, an editor or an ssh that merely mentions the folder is nobody's leftover.
     """
@@ -44,13 +41,6 @@ def processes(lab: str) -> dict[int, str]:
         if kind:
             found[pid] = kind
     return found
-
-
-def mounts(folder: Path, mountinfo: str | None = None) -> list[str]:
-    """Mount points below `folder` in this mount namespace, innermost first."""
-    text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
-    points = [line.split()[4].replace("\\040", " ") for line in text.splitlines()]
-    return sorted((p for p in points if p.startswith(f"{folder}/")), key=len, reverse=True)
 
 
 def find(lab: str) -> list[str]:
@@ -92,12 +82,8 @@ def remove(lab: str) -> None:
         network.remove_namespace(space)
     for bridge in network.bridges(lab):
         network.remove_bridge(bridge)
-    for point in mounts(place.folder):
-        attempt("umount", point)
-    still_mounted = mounts(place.folder)
-    if still_mounted:  # deleting through a mount would delete what is mounted
-        raise LabError(f"{still_mounted[0]} is busy and stays mounted", f"fuser -vm {still_mounted[0]}")
-    _remove_folders([*_machine_folders(lab), place.folder])
+    for folder in [*_machine_folders(lab), place.folder]:
+        remove_tree(folder)
     left = find(lab)
     if left:
         raise LabError(
@@ -107,10 +93,9 @@ def remove(lab: str) -> None:
 
 def _machine_folders(lab: str) -> list[Path]:
     """What systemd-nspawn leaves under /run for each machine it ran."""
-    return [path for folder in _PROPAGATE if folder.is_dir() for path in folder.glob(f"{lab}.*")]
-
-
-def _remove_folders(folders: Iterable[Path]) -> None:
-    for folder in folders:
-        with contextlib.suppress(FileNotFoundError):
-            shutil.rmtree(folder)
+    return [
+        path
+        for folder in _PROPAGATE
+        if folder.is_dir()
+        for path in folder.glob(f"{LabPlace(lab).namespace_prefix}*")
+    ]

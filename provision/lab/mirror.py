@@ -1,7 +1,7 @@
-"""Where nodes get Debian's own packages: one caching proxy for all labs, fed from the mirror this host itself uses.
+"""Where nodes get Debian's own packages: one caching proxy for all labs, fed from the mirror this host uses.
 
-The cache listens on the loopback address; each lab's server (server.py) hands connections of its nodes on to it. So
-nodes need no route, no name service and no knowledge of the mirror, and a package is downloaded once per host.
+The cache listens on the loopback address; each lab's server (server.py) hands connections of its nodes on to
+it. So nodes need no route, no name service and no knowledge of the mirror; each package is downloaded once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ONE_LINE = re.compile(r"^deb\s+(?:\[[^\]]*\]\s+)?(\S+)\s+(\S+)\s+(.+)$", re.MUL
 
 
 def debian_mirror() -> str | None:
-    """The Debian mirror to use: $GPUPROV_LAB_MIRROR, else the one in this host's own apt sources, else None."""
+    """The Debian mirror to use: $GPUPROV_LAB_MIRROR, else the one in this host's apt sources, else None."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         if urlsplit(chosen).scheme not in {"http", "https"} or not urlsplit(chosen).hostname:
@@ -118,7 +118,7 @@ def _configuration(mirror: str, port: int) -> str:
 
 
 def _free_port() -> int:
-    """A free loopback port. The cache takes none above 32767, which is where the kernel's own choice begins."""
+    """A free loopback port; apt-cacher-ng takes none above 32767, where the kernel's own choice begins."""
     for port in range(23142, 23342):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

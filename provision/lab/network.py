@@ -1,4 +1,4 @@
-"""The lab's network: one bridge per lab with 10.N.0.0/16, one network namespace per node. No way out of it."""
+"""The lab's network: a bridge with 10.N.0.0/16 per lab, a network namespace per node, no way out."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def _overlaps(ours: ipaddress.IPv4Network, route: str) -> bool:
         there = ipaddress.ip_network(route, strict=False)
     except ValueError:  # "default"
         return False
-    # A default route or a whole 10.0.0.0/8 behind a gateway is shadowed by our longer prefix, and does no harm.
+    # Our longer prefix wins over a default route, or a route for all of 10.0.0.0/8.
     return isinstance(there, ipaddress.IPv4Network) and there.prefixlen > 8 and ours.overlaps(there)
 
 
 def ensure_bridge(octet: int, lab: str) -> None:
-    """The lab's bridge with its address, up. The alias names the lab, for whoever finds the bridge without its lab."""
+    """The lab's bridge with its address, up; its alias names the lab, should the lab's record be lost."""
     name = bridge_name(octet)
     if not (Path("/sys/class/net") / name).exists():
         call("ip", "link", "add", name, "type", "bridge")

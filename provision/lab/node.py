@@ -7,6 +7,7 @@ import shlex
 import shutil
 import socket
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ def power_on(lab: LabRecord, node: NodeRecord, layer: Path, tree: Path) -> bool:
     place.boot_plan.write_text(json.dumps({"mounts": mounts, "nspawn": nspawn(lab, node, root)}, indent=2))
     with place.boot_log.open("a") as log:
         log.write(f"--- power on {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
-    # The node's mounts exist in this namespace alone; "slave" lets namespaces we delete later disappear here, too.
+    # The node's mounts exist in here alone; "slave": network namespaces deleted later disappear here, too.
     apart = ["unshare", "--mount", "--propagation", "slave"]
     process.start(
         [*apart, sys.executable, "-I", str(SUPERVISOR), str(place.folder)], place.pidfile, place.boot_log
@@ -69,7 +70,7 @@ def power_off(lab: LabRecord, node: NodeRecord) -> None:
 
 
 def nspawn(lab: LabRecord, node: NodeRecord, root: Path) -> list[str]:
-    """The command that boots the node in its network namespace, with the simulated silicon where tools look for it."""
+    """The command that boots the node in its namespace, the simulated silicon where tools look for it."""
     place = lab.node_place(node)
     # nspawn reads cgroup v1 hosts' layout for the node as well unless told; Debian 13's systemd needs v2.
     unified = ["env", "UNIFIED_CGROUP_HIERARCHY=1", "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1"]
@@ -77,7 +78,7 @@ def nspawn(lab: LabRecord, node: NodeRecord, root: Path) -> list[str]:
         *unified,
         *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--console=pipe"),
         *("--kill-signal=SIGRTMIN+3", "--link-journal=no", "--resolv-conf=off", "--timezone=off"),
-        *(f"--directory={root}", f"--machine={machine_name(lab.name, node.name)}", f"--hostname={node.name}"),
+        *(f"--directory={root}", f"--machine={place.namespace}", f"--hostname={node.name}"),
         f"--network-namespace-path={network.NAMESPACES / place.namespace}",
         f"--bind-ro={SILICON}:/usr/lib/silicon",
         f"--bind={place.silicon}:/var/lib/silicon",
@@ -86,19 +87,14 @@ def nspawn(lab: LabRecord, node: NodeRecord, root: Path) -> list[str]:
     ]
 
 
-def machine_name(lab: str, node: str) -> str:
-    """What systemd-nspawn calls the node: two labs may have nodes of one name."""
-    return f"{lab}.{node}"
-
-
 def host_key_line(lab: LabRecord, node: NodeRecord) -> str:
-    """The node's line for known_hosts, read from its own disk: no key is ever believed because it came first."""
+    """The node's line for known_hosts, from its own disk: no key is believed because it came first."""
     key = (lab.node_place(node).disk / f"{HOST_KEY}.pub").read_text().split()
     return f"{lab.address(node)},{node.name} {key[0]} {key[1]}\n"
 
 
 def ssh(lab: LabRecord, node: NodeRecord, command: Sequence[str] = (), quiet: bool = True) -> list[str]:
-    """The ssh command line that runs `command` (one shell text, or words) on the node; a login shell without one."""
+    """The ssh command line that runs `command` on the node; a login shell without one."""
     options = {
         "UserKnownHostsFile": str(lab.place.known_hosts),
         "StrictHostKeyChecking": "yes",
@@ -125,7 +121,9 @@ def answers(address: str, seconds: float = 0.3) -> bool:
         return False
 
 
-def wait_ready(lab: LabRecord, node: NodeRecord, seconds: float = BOOT_SECONDS) -> str:
+def wait_ready(
+    lab: LabRecord, node: NodeRecord, give_up: threading.Event | None = None, seconds: float = BOOT_SECONDS
+) -> str:
     """Wait until the node has booted and lets us in; returns what its systemd says (`running`, `degraded`).
 
     Raises LabError naming the boot log when that takes longer than `seconds`, or when the node died.
@@ -133,7 +131,7 @@ def wait_ready(lab: LabRecord, node: NodeRecord, seconds: float = BOOT_SECONDS) 
     place, address = lab.node_place(node), lab.address(node)
     deadline = time.monotonic() + seconds
     said = "no SSH server answered"
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and not (give_up and give_up.is_set()):
         if not process.running(place.pidfile):
             raise LabError(f"{node.name} died while booting: {boot_log_tail(place)}", f"see {place.boot_log}")
         if not answers(address):
@@ -158,7 +156,7 @@ def boot_log_tail(place: NodePlace) -> str:
 
 
 def remote_text(words: Sequence[str]) -> str:
-    """`words` of our command line as one text for the node's shell: one word is taken as shell, several are quoted."""
+    """`words` as one text for the node's shell: one word is taken as shell, several are quoted."""
     return words[0] if len(words) == 1 else shlex.join(words)
 
 

@@ -4,7 +4,7 @@
   versions: ["580.95.05-1"]          # {upstream} 580.95.05, {kernel_release} (uname -r), {name}
   repository: cuda                   # cuda, toolkit or tools
   architecture: amd64                # or all
-  depends: ["libnvidia-ml1 (= {version})"]      # also recommends, conflicts, provides, replaces, breaks, pre-depends
+  depends: ["libnvidia-ml1 (= {version})"]      # and the other relations: recommends, conflicts, provides…
   description: NVIDIA utilities
   files:
     /usr/bin/nvidia-smi: {launcher: nvidia-smi}             # runs the simulated tool of that name

@@ -10,10 +10,11 @@ from provision.paths import PACKAGE
 
 STATE = Path("/var/lib/gpuprov-lab")
 CACHE = Path("/var/cache/gpuprov-lab")
+LOCKS = Path("/run/gpuprov-lab")
 SILICON = PACKAGE / "lab" / "silicon"
 PACKAGES = PACKAGE / "lab" / "packages.yml"
 
-# Every network namespace of every lab is called PREFIX.<lab>.<node>: how leftovers of a lost lab are recognised.
+# Every network namespace of every lab is called PREFIX.<lab>.<node>: so leftovers are recognised.
 PREFIX = "gpuprov"
 
 
@@ -59,6 +60,7 @@ class NodePlace:
 
     @property
     def namespace(self) -> str:
+        """The node's network namespace; systemd-nspawn's name for it is the same."""
         return f"{PREFIX}.{self.lab}.{self.name}"
 
 

@@ -1,4 +1,4 @@
-"""Processes that outlive `lab up`: started detached, found again by pid *and* start time, stopped politely first."""
+"""Processes that outlive `lab up`: started detached, found by pid *and* start time, asked before killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from provision.lab.command import environment
 
 
 def started_at(pid: int) -> int | None:
-    """When `pid` started, in clock ticks since boot; None when there is no such process (or only its zombie)."""
+    """When `pid` started, in clock ticks since boot; None when it is gone, or only a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -27,7 +27,7 @@ def started_at(pid: int) -> int | None:
 def start(
     argv: Sequence[str | Path], pidfile: Path, log: Path, user: str | None = None, group: str | None = None
 ) -> int:
-    """Start `argv` in its own session, its output appended to `log`; remember it in `pidfile`. Returns the pid."""
+    """Start `argv` in its own session, output appended to `log`, pid kept in `pidfile` and returned."""
     with log.open("ab") as output:
         child = subprocess.Popen(
             [str(word) for word in argv],
@@ -52,7 +52,7 @@ _children: list[subprocess.Popen[bytes]] = []
 
 
 def running(pidfile: Path) -> int | None:
-    """The pid in `pidfile` if that very process still lives: a number used again by another one does not count."""
+    """The pid in `pidfile` if that very process still lives; a number that another one got does not count."""
     for child in _children:
         child.poll()
     try:
@@ -74,7 +74,7 @@ def stop(pidfile: Path, grace: float = 20) -> bool:
 
 
 def stop_pids(pids: Sequence[int], grace: float) -> bool:
-    """TERM all of `pids`, wait up to `grace` seconds for them together, KILL the rest; True when none was left."""
+    """TERM all of `pids`, wait up to `grace` seconds together, KILL the rest; True when none was left."""
     known = {pid: started_at(pid) for pid in pids}
 
     def alive() -> list[int]:

@@ -32,7 +32,7 @@ class NodeRecord:
 
 @dataclass(frozen=True)
 class LabRecord:
-    """One lab: `octet` is the N of its network 10.N.0.0/16, `speed` how much faster than real its tools run."""
+    """One lab: `octet` is the N of its network 10.N.0.0/16, `speed` how much faster its tools run."""
 
     name: str
     octet: int
@@ -64,7 +64,7 @@ class LabRecord:
         raise LabError(f"lab {self.name!r} has no node {name!r}", f"its nodes: {known}")
 
     def with_nodes(self, wanted: tuple[NodeSpec, ...]) -> LabRecord:
-        """This lab with the nodes of `wanted` it does not have yet; raises LabError when one is there, but different."""
+        """This lab with the nodes of `wanted` it lacks; raises LabError when one is there, but different."""
         nodes = list(self.nodes)
         have = {node.name: node.spec for node in nodes}
         for spec in wanted:
@@ -73,7 +73,7 @@ class LabRecord:
             elif have[spec.name] != spec:
                 raise LabError(
                     f"lab {self.name!r} already has {have[spec.name]}, asked for is {spec}",
-                    "gpuprov lab up --fresh builds its nodes again from nothing; another --lab leaves this one alone",
+                    "lab up --fresh builds its nodes from nothing; another --lab NAME leaves this one alone",
                 )
         return replace(self, nodes=tuple(nodes))
 

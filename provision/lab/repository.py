@@ -1,4 +1,4 @@
-"""The fixture repositories: NVIDIA's package names and layout, built from packages.yml, indexed, signed, cached.
+"""The fixture repositories: NVIDIA's names and layout, built from packages.yml, indexed, signed, cached.
 
 Laid out as the originals, so that a role's production path is taken with only URL and key changed:
 
@@ -64,7 +64,7 @@ class Repository:
 def ensure_repository(
     say: Callable[[str], None], source: Path = PACKAGES, cache: Path = _CACHE
 ) -> Repository:
-    """The repositories built from `source`; from the cache unless it, the builder or the kernel release changed."""
+    """The repositories built from `source`; from the cache unless it, the builder or the kernel changed."""
     kernel = os.uname().release
     key = content_key(source, kernel)
     done = cache / key
@@ -84,7 +84,7 @@ def ensure_repository(
 
 
 def content_key(source: Path, kernel: str) -> str:
-    """A name for what would be built: it changes with packages.yml, the builder's own code and the kernel release."""
+    """A name for what would be built: it changes with packages.yml, our code and the kernel."""
     digest = hashlib.sha256(kernel.encode())
     for module in (debfile, elf, packages, signing):
         digest.update(Path(str(module.__file__)).read_bytes())

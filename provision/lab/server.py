@@ -1,7 +1,7 @@
 """The one process a lab serves its nodes with: the fixture repository, and the way to the package cache.
 
-Runs detached as `python3 -I server.py --folder WWW --address IP --http-port N --cache-port N --cache-port-file FILE`,
-bound to the bridge address alone. Standard library only.
+Runs detached as `python3 -I server.py --folder WWW --address IP …`, bound to the bridge address alone.
+Standard library only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The keys the fixture repositories are signed with: one per repository, made on this host, never leaving it."""
+"""The keys that sign the fixture repositories: one each, made on this host, never leaving it."""
 
 from __future__ import annotations
 
@@ -21,6 +21,12 @@ def keyring(home: Path = HOME) -> Iterator[Path]:
     try:
         yield home
     finally:
+        stop_agent(home)
+
+
+def stop_agent(home: Path = HOME) -> None:
+    """End the agent of the keyring, should one run."""
+    if home.is_dir():
         attempt("gpgconf", "--homedir", home, "--kill", "all")
 
 

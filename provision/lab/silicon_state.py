@@ -1,4 +1,4 @@
-"""The simulated silicon of a node, from the host's side: made, broken and healed through the silicon's own program."""
+"""The simulated silicon of a node, from the host's side: made, broken and healed by its own program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def fault_list() -> str:
 
 
 def set_fault(place: NodePlace, fault: str, parameters: list[str]) -> None:
-    """Break something; `parameters` are `key=value` texts. Raises LabError that repeats what is wrong with them."""
+    """Break something; `parameters` are `key=value` texts. Raises LabError when they are refused."""
     _fault(place, "set", fault, *parameters)
 
 

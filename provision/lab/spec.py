@@ -1,4 +1,4 @@
-"""What a lab is made of, in words: which SKU and which Debian each node has, and what a name may look like."""
+"""What a lab is made of: the SKU and the Debian of each node, and what a name may look like."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def parse_node(text: str) -> NodeSpec:
 
 
 def wanted_nodes(count: int | None, texts: Sequence[str] | None) -> tuple[NodeSpec, ...]:
-    """The nodes a command line asks for: `--node` ones, or the first `--nodes N` of a repeating default set."""
+    """The nodes a command line asks for: `--node` ones, or `--nodes N` of a repeating default set."""
     if texts and count is not None:
         raise UsageError("--nodes and --node contradict each other", "give one of them")
     if texts:

@@ -1,7 +1,7 @@
 """Keeps one lab node alive: mounts its disk, boots it, boots it again when it asks to reboot.
 
-Runs detached as `python3 -I supervisor.py <node folder>`, in a mount namespace of its own (so that the node's mounts
-go with it, however it dies). Standard library only. <node folder>/boot.json says what to do:
+Runs detached as `python3 -I supervisor.py <node folder>`, in a mount namespace of its own, so that the node's
+mounts go with it, however it dies. Standard library only. <node folder>/boot.json says what to do:
 
     {"mounts": [["lower", "upper", "work", "root"]], "nspawn": ["systemd-nspawn", "--boot", ...]}
 
@@ -70,7 +70,7 @@ class Supervisor:
             self.node.terminate()  # nspawn turns this into the node's own orderly shutdown
 
     def _pull_the_plug(self, nspawn: int) -> None:
-        """KILL the node's own init; the kernel takes everything in its pid namespace along, then nspawn ends."""
+        """KILL the node's own init; the kernel takes its whole pid namespace along, then nspawn ends."""
         self._say(f"no orderly shutdown within {POWER_OFF_SECONDS} s, killing the node's init")
         for child in Path(f"/proc/{nspawn}/task/{nspawn}/children").read_text().split():
             with contextlib.suppress(ProcessLookupError):

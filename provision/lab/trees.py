@@ -1,15 +1,16 @@
-"""Base trees: a minimal Debian per release, made once per host with mmdebstrap and shared read-only by all nodes."""
+"""Base trees: a minimal Debian per release, made once per host with mmdebstrap, shared by all nodes."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 from provision.errors import LabError
-from provision.lab.command import attempt, call, waiting_lock
+from provision.lab import process
+from provision.lab.command import attempt, call, locked, waiting_lock
+from provision.lab.folders import remove_tree
 from provision.lab.host import KEYRING
 from provision.lab.mirror import VARIABLE
 from provision.lab.places import CACHE
@@ -18,7 +19,7 @@ from provision.lab.spec import RELEASES
 USER = "ops"
 USER_ID = 1000
 COMPONENTS = "main contrib non-free non-free-firmware"
-# python3-apt is what Ansible's apt module needs; procps and pciutils are on every server an administrator meets.
+# python3-apt is what Ansible's apt module needs; procps and pciutils are on every real server.
 PACKAGES = (
     *("systemd", "systemd-sysv", "dbus", "openssh-server", "sudo", "python3", "python3-apt", "apt", "gpgv"),
     *(
@@ -44,9 +45,9 @@ def tree_path(release: str) -> Path:
 
 
 def ensure_tree(release: str, mirror: str | None, say: Callable[[str], None]) -> Path:
-    """The base tree of `release`, built when it is not there: seconds when cached, about half a minute when not.
+    """The base tree of `release`, built when it is not there, which takes about half a minute.
 
-    `mirror` is the URL to build from; None lets mmdebstrap use its own default. Two builders wait for each other.
+    `mirror` is the URL to build from; None: mmdebstrap's own default. Two builders wait for each other.
     """
     tree = tree_path(release)
     if tree.is_dir():
@@ -55,17 +56,30 @@ def ensure_tree(release: str, mirror: str | None, say: Callable[[str], None]) ->
     with waiting_lock(_TREES / f"{release}.lock"):
         if tree.is_dir():
             return tree
-        for abandoned in _TREES.glob(f"building-{release}-*"):
-            shutil.rmtree(abandoned)
+        _abandon(release)
         say(f"building the {release} base tree (once per machine)")
-        building = _TREES / f"building-{release}-{os.getpid()}"
         try:
-            _bootstrap(building, release, mirror)
-            _finish(building)
-            building.rename(tree)
+            _bootstrap(_TREES / f"building-{release}", release, mirror)
+            _finish(_TREES / f"building-{release}")
+            (_TREES / f"building-{release}").rename(tree)
         finally:
-            shutil.rmtree(building, ignore_errors=True)
+            _abandon(release)
     return tree
+
+
+def abandon_builds() -> None:
+    """Remove what a killed builder left; a living one is left alone."""
+    for release in RELEASES:
+        with contextlib.suppress(LabError), locked(_TREES / f"{release}.lock", release):
+            _abandon(release)
+
+
+def _abandon(release: str) -> None:
+    """Stop what still works on a half-built tree (mmdebstrap leaves a gpg agent, too) and remove it."""
+    for folder in (_TREES / f"building-{release}", _TREES / f"tmp-{release}"):
+        strays = [pid for pid, words in process.command_lines() if any(str(folder) in word for word in words)]
+        process.stop_pids(strays, grace=15)
+        remove_tree(folder)
 
 
 def mirror_of(tree: Path) -> str:
@@ -78,7 +92,7 @@ def mirror_of(tree: Path) -> str:
 
 
 def trust_options() -> list[str]:
-    """apt options of this host about dates: a host behind a frozen mirror has switched the checks off, and why."""
+    """This host's apt options about dates: behind a frozen mirror the checks are off."""
     done = attempt("apt-config", "dump", "Acquire::Check-Date", "Acquire::Check-Valid-Until")
     return [line.strip() for line in done.stdout.splitlines() if line.startswith("Acquire::Check-")]
 
@@ -90,16 +104,19 @@ def _bootstrap(folder: Path, release: str, mirror: str | None) -> None:
     fix = (
         f"set {VARIABLE} to a Debian mirror this host reaches, and see that debian-archive-keyring is recent"
     )
+    temporary = _TREES / f"tmp-{release}"
+    temporary.mkdir()
+    what = (f"--components={COMPONENTS.replace(' ', ',')}", f"--include={','.join(PACKAGES)}")
     call(
-        *("mmdebstrap", "--mode=root", "--variant=minbase", f"--components={COMPONENTS.replace(' ', ',')}"),
-        *(f"--include={','.join(PACKAGES)}", *options, suite, str(folder), *source),
+        *("mmdebstrap", "--mode=root", "--variant=minbase", *what, *options, suite, str(folder), *source),
         timeout=1200,
+        extra={"TMPDIR": str(temporary)},
         fix=fix,
     )
 
 
 def _finish(tree: Path) -> None:
-    """What all nodes of all labs have in common; what is particular is in the lab's layer and on the node's disk."""
+    """What all nodes of all labs have in common."""
     call("chroot", tree, "useradd", "--create-home", "--shell", "/bin/bash", "--uid", str(USER_ID), USER)
     call("chroot", tree, "passwd", "--lock", "root")
     for secret in (tree / "etc/ssh").glob("ssh_host_*"):
