@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, A
             f"ansible-inventory cannot be started: {trouble}", "install ansible-core"
         ) from None
     if done.returncode != 0 or _UNPARSED.search(done.stderr):
+        _check_yaml_of_folders(source)
         raise _refused(source, done.stderr)
     try:
         answer = json.loads(done.stdout)
@@ -108,6 +109,23 @@ def _check_yaml(source: Path) -> None:
         text = yamlfile.read_text(source, InventoryError)
         if not text.startswith("$ANSIBLE_VAULT"):
             yamlfile.check_syntax(text, str(source), InventoryError)
+
+
+def _check_yaml_of_folders(source: Path) -> None:
+    """Ansible does not say which file of group_vars or host_vars it could not read."""
+    for file in files(source):
+        if file.suffix in (".yml", ".yaml"):
+            _check_yaml(file)
+
+
+def files(source: Path) -> Iterator[Path]:
+    """The files an inventory is written in, as far as they are files: its own, group_vars and host_vars."""
+    if source.is_file():
+        yield source
+    folders = [source] if source.is_dir() else [source.parent / "group_vars", source.parent / "host_vars"]
+    for folder in folders:
+        if folder.is_dir():
+            yield from sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _refused(source: Path, stderr: str) -> InventoryError:

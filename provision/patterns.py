@@ -75,7 +75,9 @@ def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], w
     if not named and not found:
         raise InventoryError(
             f"--nodes {whole}: nothing in the inventory is called {term!r}",
-            did_you_mean(term, [*groups, *hosts], _what_there_is(hosts, groups)),
+            f"[…] at the end picks by position; for names, write {term}*"
+            if subscript
+            else did_you_mean(term, [*groups, *hosts], _what_there_is(hosts, groups)),
         )
     return dict.fromkeys(_picked(list(dict.fromkeys(found)), subscript, term))
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from provision import skus
+from provision import ansible_inventory, skus
 from provision.errors import StackError
 from provision.inventory import Fleet
 from provision.nearest import did_you_mean
@@ -91,7 +91,7 @@ def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -
 def _written(name: str, source: Path) -> str:
     """`file:line` where a variable stands in the inventory's files, if its spelling can be found there."""
     pattern = re.compile(rf"""^\s*["']?{re.escape(name)}["']?\s*[:=]""")
-    for file in _files(source):
+    for file in ansible_inventory.files(source):
         try:
             lines = file.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError):
@@ -100,18 +100,6 @@ def _written(name: str, source: Path) -> str:
             if pattern.match(line):
                 return f"{file}:{number}"
     return ""
-
-
-def _files(source: Path) -> Iterator[Path]:
-    if source.is_file():
-        yield source
-    base = source if source.is_dir() else source.parent
-    for part in ("group_vars", "host_vars") if source.is_file() else ("",):
-        folder = base / part
-        if folder.is_dir():
-            yield from sorted(
-                path for path in folder.rglob("*") if path.is_file() and path.stat().st_size < 1 << 20
-            )
 
 
 def _check_own(name: str, value: Any, node: str) -> None:
