@@ -40,7 +40,7 @@ def free_port() -> int:
 
 
 class Sshd:
-    """One sshd with its own keys and known_hosts. Programs in `bin` come first on the PATH of its sessions."""
+    """One sshd with its own keys and known_hosts. Programs in `bin` come first on its sessions' PATH."""
 
     def __init__(self, folder: Path, program: str) -> None:
         self.folder = folder
