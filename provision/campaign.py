@@ -17,7 +17,7 @@ from provision import __version__, thresholds
 from provision.checks import CHECKS, gpu_inventory
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.nccl_tests import without_environment
-from provision.errors import ParseError, RunFolderError, UsageError
+from provision.errors import InventoryError, ParseError, RunFolderError, UsageError
 from provision.health import CheckResult, FleetHealth, NodeHealth, roll_up
 from provision.judge import Finding, Verdict, unmeasured, worst
 from provision.store import RunFolder, file_name
@@ -76,8 +76,13 @@ def seen(
         for key, value in {**declared, "gpuprov_pci_addresses": addresses}.items()
         if key in _VARIABLES or key.startswith(_VARIABLE_PREFIX)
     }
+    expected = variables.get("gpuprov_expected_gpus", 0)
+    if not isinstance(expected, int) or isinstance(expected, bool) or expected < 0:
+        raise InventoryError(
+            f"gpuprov_expected_gpus of {name} is {expected!r}", "give the number of GPUs, without quotes"
+        )
     error = "" if gpuprov_node["gpu"]["count"] else _NO_GPU
-    missing = bool(error and int(variables.get("gpuprov_expected_gpus") or 0))
+    missing = bool(error and expected)
     return Seen(name, facts, gpuprov_node, variables, error, missing_gpus=missing)
 
 
@@ -105,11 +110,13 @@ def raw_path(node: str, check: str) -> str:
 
 
 def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> list[Command]:
-    """The check's programs, none with more than the user's `timeout` seconds."""
-    cap = options.get("timeout")
+    """The check's programs; beyond the load it makes none has more than the user's `timeout` seconds."""
     found = CHECKS[check].commands(node, options)
+    timeout = options.get("timeout")
+    if timeout is None:
+        return list(found)
     return [
-        replace(command, deadline=min(command.deadline, float(cap or command.deadline))) for command in found
+        replace(command, deadline=min(command.deadline, command.load + float(timeout))) for command in found
     ]
 
 

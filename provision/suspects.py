@@ -92,10 +92,9 @@ _CAUSES = {
 
 
 def point_at_cause(findings: Sequence[Finding]) -> list[Finding]:
-    """Let a slow group point at the slow part already found on this node, instead of accusing the node as
-    well.
+    """Let a slow group point at the slow part already found on this node, instead of accusing the node too.
 
-    The group's own number is kept: the finding becomes a `warn` on the culprit's device that says what it is
+    The group's own number is kept: the finding becomes a `warn` whose message names the culprit it is
     consistent with. Without a culprit it stays a `fail` of the node. Wrong results are never explained away.
     """
     causes = [
@@ -111,7 +110,6 @@ def point_at_cause(findings: Sequence[Finding]) -> list[Finding]:
         replace(
             finding,
             verdict=Verdict.WARN,
-            device=devices[0] if len(devices) == 1 else "node",
             message=f"{finding.message}; consistent with {', '.join(devices)}, found slow by {checks}: "
             "repair that first, then measure again",
             action="run again",

@@ -70,13 +70,25 @@ def for_sku(sku: str | None, override: Path | None = None) -> Mapping[str, Thres
     `thresholds:`. Raises ThresholdError with file, key and what to do.
     """
     limits = dict(_shipped(sku)) if sku in available() else {}
-    if override is None:
-        return limits
-    for document in _documents(override):
-        _check_document(override, document)
-        if document["sku"] in (sku, _EVERY_SKU):
-            limits.update(_read(override, document, _links(sku)))
+    if override is not None:
+        try:
+            stamp = override.stat().st_mtime_ns
+        except OSError as error:
+            raise ThresholdError(f"{override}: {error.strerror}", "give an existing file") from error
+        for named, given in _user_file(override, stamp):
+            if named in (sku, _EVERY_SKU):
+                limits.update(given)
     return limits
+
+
+@cache
+def _user_file(path: Path, _stamp: int) -> list[tuple[str, dict[str, Threshold]]]:
+    """Every document of a user's file, all checked: a mistake in one SKU's limits is not for later."""
+    found = []
+    for document in _documents(path):
+        _check_document(path, document)
+        found.append((document["sku"], _read(path, document, _links(document["sku"]))))
+    return found
 
 
 @cache
@@ -88,8 +100,14 @@ def _shipped(sku: str | None) -> Mapping[str, Threshold]:
 
 
 @cache
-def _links(sku: str | None) -> Mapping[str, float]:
-    """One-way link speeds of a SKU in GB/s, against which a user's limits are checked; empty when unknown."""
+def _links(sku: str) -> Mapping[str, float]:
+    """One-way link speeds of a SKU in GB/s, against which a user's limits are checked; empty when unknown.
+
+    Limits for any SKU must be possible on one at least.
+    """
+    if sku == _EVERY_SKU:
+        every = [_links(name) for name in available()]
+        return {name: max(links[name] for links in every) for name in ("pcie", "peer")}
     if sku not in available():
         return {}
     return dict(_documents(_FOLDER / f"{sku}.yml")[0].get("links", {}))

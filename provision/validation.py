@@ -16,6 +16,7 @@ from typing import Any
 
 from provision import campaign, paths, runner, stack, thresholds
 from provision.campaign import Raw, Seen
+from provision.checks.check import Command
 from provision.errors import ExitCode, GpuprovError, RunFolderError
 from provision.health import CheckResult, FleetHealth
 from provision.inventory import Fleet
@@ -32,11 +33,13 @@ _GRACE = 30.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run the checks. `timeout`: seconds no program may pass; `override`: the user's thresholds."""
+    """How to run the checks. `override`: the user's thresholds. `timeout`: seconds a node, or a program beyond
+    its load, has to answer; None leaves each check its own."""
 
     burn_seconds: int = 60
-    timeout: int | None = None
+    timeout: float | None = None
     forks: int = 50
+    connections: int = 64
     override: Path | None = None
     vault_password_files: tuple[Path, ...] = ()
 
@@ -128,7 +131,7 @@ def validate(
 
 
 def exit_code(health: FleetHealth) -> ExitCode:
-    """3 when a node failed, else 5 when something was not measured, else 0: a warning asks for a look only."""
+    """3 when a node failed, else 5 when something was not measured, else 0: a warning asks for a look."""
     verdicts = {node.verdict for node in health.nodes}
     if health.interrupted:
         return ExitCode.INTERRUPTED
@@ -141,7 +144,12 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
     """Observe every node; who does not answer, or has no GPU, takes part in no check."""
     progress.step(f"looking at {len(fleet.nodes)} nodes")
 
-    found = observe(fleet.nodes.values(), dict.fromkeys(fleet.nodes, ()))
+    found = observe(
+        fleet.nodes.values(),
+        dict.fromkeys(fleet.nodes, ()),
+        timeout=run.settings.timeout or 60.0,
+        connections=run.settings.connections,
+    )
     for name in fleet.nodes:
         node = _seen(found[name], run.variables[name])
         run.seen[name] = node
@@ -213,10 +221,17 @@ def _play_variables(run: _Run, check: str, node: Seen) -> dict[str, Any]:
     timeout = _GRACE + sum(command.deadline + _GRACE_PER_PROGRAM for command in commands)
     return {
         **run.variables[node.node],
-        "gpuprov_commands": [_plain(asdict(command)) for command in commands],
+        "gpuprov_commands": [_plain(command) for command in commands],
         "gpuprov_task_timeout": math.ceil(timeout),
     }
 
 
-def _plain(command: dict[str, Any]) -> dict[str, Any]:
-    return {**command, "argv": list(command["argv"]), "env": dict(command["env"])}
+def _plain(command: Command) -> dict[str, Any]:
+    """A command in the words of the module gpuprov_run."""
+    return {
+        "name": command.name,
+        "argv": list(command.argv),
+        "deadline": command.deadline,
+        "cwd": command.cwd,
+        "env": dict(command.env),
+    }

@@ -36,7 +36,7 @@ class CheckNode:
 @dataclass(frozen=True)
 class Command:
     """One program to run on the node as root. `deadline` in seconds: then it is killed and the check is
-    `error`.
+    `error`. `load`: the seconds of it that the program was asked to run.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Command:
     deadline: float
     cwd: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
+    load: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
             # CUDA numbers GPUs by speed unless told otherwise; gpu3 must be nvidia-smi's GPU 3 in every
             # check.
             env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+            load=seconds,
         )
     ]
 

@@ -56,12 +56,12 @@ def judge_readability(check: str, values: Values) -> list[Finding]:
         if not metric.startswith("unreadable."):
             continue
         message = str(devices["node"])
+        if metric == "unreadable.nvlink" and "unreadable.nvidia_smi" in values:
+            continue  # the same program, the same reason: once is enough
         if "GPU is lost" in message:
             findings.append(
                 Finding(check, Verdict.FAIL, "node", message, metric=metric, action="power-cycle")
             )
-        elif metric == "unreadable.nvlink" and "unreadable.nvidia_smi" in values:
-            continue  # the same program, the same reason: once is enough
         else:
             findings.append(unmeasured(check, message, action="investigate"))
     if "inforom_corrupted" in values:

@@ -20,6 +20,9 @@ EPILOG = """\
 exit codes: 3 when a node failed a check; else 5 when something could not be measured or reached; else 0.
 A warning alone is 0: it asks for a look, not for a repair.
 
+--timeout also limits every program of a check, beyond the time of the load it makes; what does not end in
+time is killed, and its check is not measured.
+
 examples:
   gpuprov validate --nodes all
   gpuprov validate --nodes 'rack1:!gpu-07' --stage quick
@@ -40,15 +43,12 @@ def _formats(text: str) -> list[str]:
     return names
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError("must be a whole number above 0")
-    return int(text)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     fleet_options.add_arguments(parser)
+    parser.set_defaults(
+        timeout=None
+    )  # checks have limits of their own; one that was typed holds for them too
     parser.add_argument(
         "--checks", type=_checks, default=[], metavar="A,B", help="only these checks (see --list)"
     )
@@ -59,18 +59,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="quick: only look, seconds; standard: also load, minutes (default)",
     )
     parser.add_argument(
-        "--burn-seconds", type=_positive, default=60, metavar="N", help="how long gpu_burn runs (default 60)"
+        "--burn-seconds",
+        type=fleet_options.count,
+        default=60,
+        metavar="N",
+        help="how long gpu_burn runs (default 60)",
     )
     parser.add_argument(
         "--thresholds", metavar="FILE", help="limits that win over the shipped ones, or add to them"
     )
     parser.add_argument(
-        "--timeout", type=_positive, metavar="S", help="no program of a check runs longer than S seconds"
+        "--forks",
+        type=fleet_options.count,
+        default=50,
+        metavar="N",
+        help="nodes at the same time (default 50)",
     )
-    parser.add_argument(
-        "--forks", type=_positive, default=50, metavar="N", help="nodes at the same time (default 50)"
-    )
-    parser.add_argument("--json", action="store_true", help="print the report as JSON instead of the summary")
     parser.add_argument(
         "--format",
         type=_formats,
@@ -87,7 +91,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         return _list_checks()
     from pathlib import Path
 
-    from provision import campaign, thresholds, validation
+    from provision import campaign, stack, thresholds, validation
 
     asked = campaign.select(options.stage, options.checks)
     override = Path(options.thresholds) if options.thresholds else None
@@ -99,9 +103,11 @@ def run(options: argparse.Namespace) -> ExitCode:
         burn_seconds=options.burn_seconds,
         timeout=options.timeout,
         forks=options.forks,
+        connections=options.connections,
         override=override,
         vault_password_files=fleet_options.vault_password_files(options),
     )
+    stack.check_names(fleet, overrides)
     folder = validation.open_folder(options.resume, fleet, asked, settings)
     health, code = validation.validate(folder, fleet, overrides, asked, settings)
     _publish(health, folder.path, options)

@@ -1,4 +1,4 @@
-"""Nodes and outputs for the tests of checks, and the samples of what tools print (tests/fixtures/<check>/)."""
+"""Nodes and outputs for the tests of checks, and the samples of what tools print."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ def sample() -> Callable[[str], str]:
 @pytest.fixture
 def make_node() -> Callable[..., CheckNode]:
     def node(
-        count: int = 8, sku: str | None = "h100-sxm", fabric: str = "nvswitch", arch: str = "hopper", **variables: Any
+        count: int = 8,
+        sku: str | None = "h100-sxm",
+        fabric: str = "nvswitch",
+        arch: str = "hopper",
+        **variables: Any,
     ) -> CheckNode:
         gpu = {"count": count, "sku": sku, "fabric": fabric, "architecture": arch, "pci_ids": ["10de:2330"]}
         return CheckNode("gpu-01", {"gpu": gpu}, variables)
@@ -40,8 +44,12 @@ def make_node() -> Callable[..., CheckNode]:
 
 @pytest.fixture
 def make_output() -> Callable[..., Output]:
-    def output(name: str, stdout: str = "", *, argv: tuple[str, ...] = (), rc: int | None = 0, **more: Any) -> Output:
-        return Output(name, argv or (name,), rc, stdout, more.pop("stderr", ""), more.pop("seconds", 1.0), **more)
+    def output(
+        name: str, stdout: str = "", *, argv: tuple[str, ...] = (), rc: int | None = 0, **more: Any
+    ) -> Output:
+        return Output(
+            name, argv or (name,), rc, stdout, more.pop("stderr", ""), more.pop("seconds", 1.0), **more
+        )
 
     return output
 
@@ -63,5 +71,7 @@ def captures() -> Path:
     """The folder of real captures; the test is skipped, with this reason, where there is none."""
     folder = os.environ.get("GPUPROV_CAPTURES")
     if not folder or not Path(folder).is_dir():
-        pytest.skip("GPUPROV_CAPTURES names no folder of real captures: parsers were tried on our own samples only")
+        pytest.skip(
+            "GPUPROV_CAPTURES names no folder of real captures: parsers were tried on our own samples only"
+        )
     return Path(folder)

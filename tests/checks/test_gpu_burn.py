@@ -41,7 +41,9 @@ def test_paths_come_from_the_role_that_installs_it(make_node: MakeNode) -> None:
 
 
 @pytest.mark.parametrize("name", ["healthy.txt", "healthy-power.txt"])
-def test_healthy_gpus_pass_with_their_rate(name: str, sample: Sample, make_output: MakeOutput, judged: Judged) -> None:
+def test_healthy_gpus_pass_with_their_rate(
+    name: str, sample: Sample, make_output: MakeOutput, judged: Judged
+) -> None:
     findings = judged("gpu_burn", make_output("gpu_burn", sample(f"gpu_burn/{name}"), argv=ARGV))
     assert [f.verdict for f in findings] == [Verdict.PASS]
     assert isinstance(findings[0].value, float)
@@ -63,7 +65,9 @@ def test_measurements(sample: Sample, make_output: MakeOutput, make_node: MakeNo
 def test_exit_status_0_with_a_faulty_gpu_fails_that_gpu(
     sample: Sample, make_output: MakeOutput, judged: Judged
 ) -> None:
-    findings = judged("gpu_burn", make_output("gpu_burn", sample("gpu_burn/faulty-gpu3.txt"), argv=ARGV, rc=0))
+    findings = judged(
+        "gpu_burn", make_output("gpu_burn", sample("gpu_burn/faulty-gpu3.txt"), argv=ARGV, rc=0)
+    )
     assert bad(findings) == [(Verdict.FAIL, "gpu3")]
     assert findings[0].action == "replace part"
 
@@ -136,11 +140,15 @@ def test_an_unfinished_burn_is_refused(
     name: str, sample: Sample, make_output: MakeOutput, make_node: MakeNode
 ) -> None:
     with pytest.raises(ParseError):
-        gpu_burn.parse(make_node(), {"gpu_burn": make_output("gpu_burn", sample(f"gpu_burn/{name}"), argv=ARGV)})
+        gpu_burn.parse(
+            make_node(), {"gpu_burn": make_output("gpu_burn", sample(f"gpu_burn/{name}"), argv=ARGV)}
+        )
 
 
 def test_a_hang_says_so(make_output: MakeOutput, make_node: MakeNode) -> None:
-    hung = make_output("gpu_burn", "Burning for 60 seconds.\n", argv=ARGV, rc=None, timed_out=True, seconds=150.0)
+    hung = make_output(
+        "gpu_burn", "Burning for 60 seconds.\n", argv=ARGV, rc=None, timed_out=True, seconds=150.0
+    )
     with pytest.raises(ParseError, match="did not end within 150 s"):
         gpu_burn.parse(make_node(), {"gpu_burn": hung})
 
@@ -160,7 +168,9 @@ def test_cut_anywhere_it_never_passes(end: int) -> None:
     assert any(f.verdict is Verdict.FAIL and f.device == "gpu3" for f in gpu_burn.judge(NODE, found, {}))
 
 
-def test_the_real_capture(captures: Path, make_node: MakeNode, make_output: MakeOutput, judged: Judged) -> None:
+def test_the_real_capture(
+    captures: Path, make_node: MakeNode, make_output: MakeOutput, judged: Judged
+) -> None:
     text = (captures / "gpu-burn.8gpu.log").read_bytes().decode()
     node = make_node(sku="a100-sxm-80")
     output = make_output("gpu_burn", text, argv=("gpu_burn", "-tc", "20"), seconds=21.0)

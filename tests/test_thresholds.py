@@ -1,0 +1,145 @@
+"""Limits: shipped ones hold together, a user's are checked before they count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from provision.paths import DATA
+from provision.thresholds import ThresholdError, available, for_sku
+
+SKUS = ("a100-pcie-80", "a100-sxm-80", "b200", "h100-sxm", "h200-sxm", "l40s")
+
+GOOD = {
+    "limit": 300,
+    "unit": "GB/s",
+    "direction": "at_least",
+    "source": "our own fleet, May",
+    "kind": "measured",
+}
+
+
+def write(path: Path, *documents: object) -> Path:
+    path.write_text(yaml.safe_dump_all(documents))
+    return path
+
+
+def test_the_shipped_skus() -> None:
+    assert available() == SKUS
+
+
+@pytest.mark.parametrize("sku", SKUS)
+def test_every_shipped_limit_has_a_source_and_its_sku_exists(sku: str) -> None:
+    limits = for_sku(sku)
+    assert limits
+    for name, limit in limits.items():
+        assert limit.metric == name
+        assert len(limit.source) > 20
+    assert (DATA / "skus" / f"{sku}.yml").is_file()
+
+
+@pytest.mark.parametrize(
+    ("sku", "metric", "limit"),
+    [
+        ("h100-sxm", "p2p_bandwidth.p2p_read", 335),
+        ("h100-sxm", "nccl_all_reduce.busbw_8gpu", 460),
+        ("h200-sxm", "nccl_all_reduce.busbw_8gpu", 431),
+        ("a100-sxm-80", "p2p_bandwidth.p2p_read", 238),
+        ("a100-sxm-80", "nccl_all_reduce.busbw_8gpu", 228),
+        ("a100-sxm-80", "gpu_inventory.nvlink_links", 12),
+        ("a100-pcie-80", "nccl_all_reduce.busbw_4gpu", 25),
+        ("l40s", "p2p_bandwidth.h2d", 21),
+        ("b200", "gpu_inventory.nvlink_speed", 50),
+    ],
+)
+def test_limits_that_operators_published(sku: str, metric: str, limit: float) -> None:
+    assert for_sku(sku)[metric].limit == limit
+
+
+@pytest.mark.parametrize("sku", SKUS)
+def test_no_limit_is_so_low_that_half_a_link_would_pass(sku: str) -> None:
+    """A slot at half its width must fail, and behind NVSwitches a pair with half its NVLinks."""
+    limits = for_sku(sku)
+    links = yaml.safe_load((DATA / "thresholds" / f"{sku}.yml").read_text())["links"]
+    assert limits["p2p_bandwidth.h2d"].limit > links["pcie"] / 2
+    if sku in ("a100-sxm-80", "b200", "h100-sxm", "h200-sxm"):
+        assert limits["p2p_bandwidth.p2p_read"].limit > links["peer"] / 2
+
+
+def test_an_unknown_sku_has_no_limits() -> None:
+    assert for_sku(None) == {}
+    assert for_sku("t4") == {}
+
+
+def test_a_users_limit_wins_and_the_others_stay(tmp_path: Path) -> None:
+    file = write(tmp_path / "t.yml", {"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.p2p_read": GOOD}})
+    limits = for_sku("h100-sxm", file)
+    assert limits["p2p_bandwidth.p2p_read"].limit == 300
+    assert limits["p2p_bandwidth.p2p_write"].limit == 335
+    assert for_sku("h200-sxm", file)["p2p_bandwidth.p2p_read"].limit == 335
+    assert for_sku("h100-sxm")["p2p_bandwidth.p2p_read"].limit == 335
+
+
+def test_one_file_for_several_skus_and_for_any(tmp_path: Path) -> None:
+    rate = {**GOOD, "unit": "Gflop/s"}
+    file = write(
+        tmp_path / "t.yml",
+        {"sku": "any", "thresholds": {"gpu_burn.rate": rate}},
+        {"sku": "t4", "thresholds": {"gpu_burn.rate": {**rate, "limit": 7}}},
+    )
+    assert for_sku("b200", file)["gpu_burn.rate"].limit == 300
+    assert for_sku(None, file)["gpu_burn.rate"].limit == 300
+    assert for_sku("t4", file)["gpu_burn.rate"].limit == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"limit": "300"}, "must be a number above 0"),
+        ({"limit": True}, "must be a number above 0"),
+        ({"limit": -1}, "must be a number above 0"),
+        ({"limit": float("nan")}, "must be a number above 0"),
+        ({"limit": 900}, "above what the link can carry"),
+        ({"unit": "Gb/s"}, "must be GB/s"),
+        ({"direction": "at_most"}, "must be at_least"),
+        ({"kind": "guessed"}, "must be one of measured, vendor, derived"),
+        ({"source": ""}, "must say where"),
+        ({"extra": 1}, "must have exactly"),
+    ],
+)
+def test_a_bad_limit_is_refused(change: dict[str, object], said: str, tmp_path: Path) -> None:
+    row = {**GOOD, **change}
+    file = write(tmp_path / "t.yml", {"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.p2p_read": row}})
+    with pytest.raises(ThresholdError, match=said):
+        for_sku("h100-sxm", file)
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (
+            {"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.p2p_raed": GOOD}},
+            "did you mean p2p_bandwidth.p2p_read",
+        ),
+        ({"sku": "h100", "thresholds": {}}, "is not one of"),
+        ({"sku": "h100-sxm"}, "must map metric names"),
+        ({"thresholds": {}}, "must name a GPU SKU"),
+        ({"sku": "h100-sxm", "threshold": {}}, "is not known here"),
+        ([1, 2], "must hold a mapping"),
+    ],
+)
+def test_a_bad_file_is_refused(document: object, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ThresholdError, match=said):
+        for_sku("h100-sxm", write(tmp_path / "t.yml", document))
+
+
+@pytest.mark.parametrize("text", ["", "a: [", "\x00"])
+def test_an_unreadable_file_is_named(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "t.yml"
+    file.write_text(text)
+    with pytest.raises(ThresholdError, match=r"t\.yml"):
+        for_sku("h100-sxm", file)
+    with pytest.raises(ThresholdError, match=r"none\.yml"):
+        for_sku("h100-sxm", tmp_path / "none.yml")

@@ -1,0 +1,404 @@
+"""gpuprov validate from the command line to the report, with the nodes replaced at the two doors to them:
+`observe` and `run_playbook`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import campaign, cli, validation
+from provision.errors import ExitCode, InventoryError, UsageError
+from provision.health import from_json
+from provision.judge import Verdict
+from provision.observe import Observation
+from provision.runner import Event, Outcome
+from provision.store import RunFolder
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+HEALTHY = {
+    "journal": "gpu_inventory/journal-clean.txt",
+    "dmesg": "gpu_inventory/dmesg-clean.txt",
+    "nvidia_smi": "gpu_inventory/h100-v13.xml",
+    "nvlink": "gpu_inventory/nvlink-h100.txt",
+    "nvbandwidth": "p2p_bandwidth/healthy.json",
+    "all_reduce_perf": "nccl_all_reduce/healthy.txt",
+    "gpu_burn": "gpu_burn/healthy.txt",
+}
+BROKEN = {
+    **HEALTHY,
+    "nvbandwidth": "p2p_bandwidth/slow-pair-2-6.json",
+    "all_reduce_perf": "nccl_all_reduce/slow.txt",
+    "gpu_burn": "gpu_burn/faulty-gpu3.txt",
+}
+FACTS = {
+    "os.id": "debian",
+    "os.version_id": "13",
+    "os.codename": "trixie",
+    "os.family": "debian",
+    "os.arch": "x86_64",
+    "kernel.release": "6.12.107+deb13-amd64",
+    "boot.id": "boot-1",
+    "boot.required": False,
+    "gpu.count": 8,
+    "gpu.nvswitch_count": 4,
+    "gpu.pci": [
+        {"address": f"0000:{0x1A + i:02x}:00.0", "device_id": "10de:2330", "subsystem_id": "10de:1658"}
+        for i in range(8)
+    ],
+}
+
+
+class Machines:
+    """The nodes: what they are (facts), what their tools print, and what went wrong with them."""
+
+    def __init__(self) -> None:
+        self.tools: dict[str, dict[str, str]] = {}
+        self.facts: dict[str, dict[str, Any]] = {}
+        self.errors: dict[str, str] = {}
+        self.outcomes: dict[tuple[str, str], Outcome] = {}
+        self.boot_id = "boot-1"
+        self.interrupt_at = ""
+        self.played: list[tuple[str, str]] = []
+        self.hosts: list[Mapping[str, Mapping[str, Any]]] = []
+
+    def add(self, name: str, tools: dict[str, str] = HEALTHY, **facts: Any) -> None:
+        self.tools[name] = tools
+        self.facts[name] = {**FACTS, **facts}
+
+    def observe(self, nodes: Any, ask: Any, **_: Any) -> dict[str, Observation]:
+        assert set(ask) == {node.name for node in nodes}
+        return {
+            node.name: Observation(node.name, error=self.errors[node.name], unreachable=True)
+            if node.name in self.errors
+            else Observation(node.name, self.facts[node.name])
+            for node in nodes
+        }
+
+    def run_playbook(
+        self,
+        playbook: Path,
+        hosts: Mapping[str, Mapping[str, Any]],
+        *,
+        on_event: Callable[[Event], None],
+        **_: Any,
+    ) -> dict[str, Outcome]:
+        assert playbook.name == "validate.yml"
+        self.hosts.append(hosts)
+        outcomes = {}
+        for name, variables in hosts.items():
+            first = variables["gpuprov_commands"][0]["name"]
+            if first == self.interrupt_at:
+                raise KeyboardInterrupt
+            self.played.append((name, first))
+            outcomes[name] = self.outcomes.get((name, first), Outcome(name, "ok"))
+            if outcomes[name].status == "ok":
+                on_event(Event("started", name, "", "Run the check's programs"))
+                on_event(
+                    Event(
+                        "ok", name, "", "Run the check's programs", {"gpuprov": self._answer(name, variables)}
+                    )
+                )
+        return outcomes
+
+    def _answer(self, name: str, variables: Mapping[str, Any]) -> dict[str, Any]:
+        outputs = [
+            {
+                "name": command["name"],
+                "argv": command["argv"],
+                "rc": 0,
+                "stdout": (FIXTURES / self.tools[name][command["name"]]).read_bytes().decode(),
+                "stderr": "",
+                "seconds": 1.5,
+                "timed_out": False,
+                "truncated": False,
+                "not_started": "",
+            }
+            for command in variables["gpuprov_commands"]
+        ]
+        return {"outputs": outputs, "boot_id": self.boot_id}
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machines:
+    found = Machines()
+    monkeypatch.setattr(validation, "observe", found.observe)
+    monkeypatch.setattr(validation.runner, "run_playbook", found.run_playbook)
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+@pytest.fixture
+def validate(machines: Machines, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Run the command on the machines; gives exit code, report document and run folder."""
+
+    def run(*arguments: str, variables: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any], Path]:
+        inventory = tmp_path / "inventory.json"
+        hosts = {name: dict(variables or {}) for name in {**machines.tools, **machines.errors}}
+        inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
+        code = cli.main(["validate", str(inventory), "--json", *arguments])
+        text = capsys.readouterr().out
+        folder = max((tmp_path / "runs").glob("*-validate"))
+        return code, json.loads(text) if text.strip() else {}, folder
+
+    return run
+
+
+def named(report: Mapping[str, Any]) -> set[tuple[str, str, str, str]]:
+    return {
+        (node["node"], check["check"], finding["device"], finding["verdict"])
+        for node in report["nodes"]
+        for check in node["checks"]
+        for finding in check["findings"]
+        if finding["verdict"] != "pass"
+    }
+
+
+def verdicts(report: Mapping[str, Any]) -> dict[str, str]:
+    return {node["node"]: node["verdict"] for node in report["nodes"]}
+
+
+def test_healthy_nodes_pass_and_exit_is_0(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    machines.add("gpu-02")
+    code, report, folder = validate()
+    assert code == ExitCode.OK
+    assert verdicts(report) == {"gpu-01": "pass", "gpu-02": "pass"}
+    assert named(report) == set()
+    for name in (
+        "report.json",
+        "report.html",
+        "report.md",
+        "report.junit.xml",
+        "findings.jsonl",
+        "facts.jsonl",
+    ):
+        assert (folder / name).stat().st_size > 0, name
+    assert len(report["nodes"][0]["gpus"]) == 8
+    assert report["nodes"][0]["facts"]["driver"] == "580.126.09"
+
+
+def test_the_order_is_quick_pairs_group_heat(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    validate()
+    assert [first for _, first in machines.played] == [
+        "journal",
+        "nvbandwidth",
+        "all_reduce_perf",
+        "gpu_burn",
+    ]
+
+
+def test_each_cause_is_named_once(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    machines.add("gpu-02", BROKEN)
+    code, report, _ = validate()
+    assert code == ExitCode.UNHEALTHY
+    assert verdicts(report) == {"gpu-01": "pass", "gpu-02": "fail"}
+    assert named(report) == {
+        ("gpu-02", "p2p_bandwidth", "gpu2-gpu6", "fail"),
+        ("gpu-02", "gpu_burn", "gpu3", "fail"),
+        ("gpu-02", "nccl_all_reduce", "node", "warn"),  # points at gpu2-gpu6
+    }
+    group = next(c for c in report["nodes"][1]["checks"] if c["check"] == "nccl_all_reduce")
+    assert group["verdict"] == "warn"
+    assert "gpu2-gpu6" in group["findings"][0]["message"]
+
+
+def test_a_limit_that_is_broken_shows(machines: Machines, validate: Any, tmp_path: Path) -> None:
+    """The judge uses the limits it is given: a stricter file turns a healthy node red."""
+    machines.add("gpu-01")
+    strict = tmp_path / "strict.yml"
+    strict.write_text(
+        "sku: h100-sxm\nthresholds:\n  nccl_all_reduce.busbw_8gpu:\n"
+        "    {limit: 490, unit: GB/s, direction: at_least, source: our own fleet, kind: measured}\n"
+    )
+    code, report, folder = validate("--thresholds", str(strict))
+    assert code == ExitCode.UNHEALTHY
+    assert named(report) == {("gpu-01", "nccl_all_reduce", "node", "fail")}
+    # The same output under the shipped limits, without a node.
+    assert campaign.rejudge(folder).nodes[0].verdict is Verdict.PASS
+    assert campaign.rejudge(folder, strict).nodes[0].verdict is Verdict.FAIL
+
+
+def test_judging_again_gives_the_same_report(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01", BROKEN)
+    machines.errors["gpu-02"] = "no route to host: is it switched on?"
+    _, report, folder = validate()
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_an_unreachable_node_is_named_and_the_others_go_on(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    machines.errors["gpu-02"] = "no route to host: is it switched on?"
+    code, report, _ = validate("--stage", "quick")
+    assert code == ExitCode.INCOMPLETE
+    assert verdicts(report) == {"gpu-01": "pass", "gpu-02": "error"}
+    off = report["nodes"][1]
+    assert off["unreachable"]
+    assert "switched on" in off["error"]
+
+
+def test_a_node_lost_on_the_way_runs_nothing_more(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    machines.add("gpu-02")
+    machines.outcomes["gpu-02", "nvbandwidth"] = Outcome("gpu-02", "unreachable", message="connection reset")
+    code, report, _ = validate()
+    assert code == ExitCode.INCOMPLETE
+    assert [first for name, first in machines.played if name == "gpu-02"] == ["journal", "nvbandwidth"]
+    assert report["nodes"][1]["unreachable"]
+    assert verdicts(report) == {"gpu-01": "pass", "gpu-02": "error"}
+
+
+def test_a_failed_task_is_an_error_of_that_check(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    machines.outcomes["gpu-01", "gpu_burn"] = Outcome(
+        "gpu-01", "failed", message="Timed out after 195 second(s)."
+    )
+    code, report, _ = validate()
+    assert code == ExitCode.INCOMPLETE
+    assert named(report) == {("gpu-01", "gpu_burn", "node", "error")}
+    assert "Timed out" in report["nodes"][0]["checks"][-1]["findings"][0]["message"]
+
+
+def test_a_node_without_gpus_is_explained(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01", **{"gpu.count": 0, "gpu.pci": []})
+    code, report, _ = validate()
+    assert code == ExitCode.INCOMPLETE
+    assert "no NVIDIA GPU" in report["nodes"][0]["error"]
+    assert machines.played == []
+
+
+def test_a_node_without_its_declared_gpus_is_broken(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01", **{"gpu.count": 0, "gpu.pci": []})
+    code, report, folder = validate(variables={"gpuprov_expected_gpus": 8})
+    assert code == ExitCode.UNHEALTHY
+    assert named(report) == {("gpu-01", "gpu_inventory", "node", "fail")}
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_a_reboot_during_the_run_is_not_a_pass(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    machines.boot_id = "boot-2"
+    code, report, _ = validate("--stage", "quick")
+    assert code == ExitCode.INCOMPLETE
+    assert "rebooted" in report["nodes"][0]["checks"][0]["findings"][-1]["message"]
+
+
+@pytest.mark.parametrize(
+    "answer", [{}, {"outputs": 3}, {"outputs": [{"name": "journal"}]}, {"outputs": [None]}]
+)
+def test_an_answer_of_another_shape_is_an_error(answer: dict[str, Any]) -> None:
+    raw = campaign.raw_from_answer("gpu-01", "gpu_inventory", answer, "")
+    assert "not understood" in raw.error
+
+
+def test_an_interrupt_leaves_a_report_and_resume_goes_on(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    machines.interrupt_at = "all_reduce_perf"
+    code, report, folder = validate()
+    assert code == ExitCode.INTERRUPTED
+    assert report["interrupted"]
+    assert [check["check"] for check in report["nodes"][0]["checks"]] == ["gpu_inventory", "p2p_bandwidth"]
+    assert verdicts(report) == {"gpu-01": "error"}
+    assert RunFolder.open(folder).meta()["exit_code"] == ExitCode.INTERRUPTED
+    assert campaign.rejudge(folder) == from_json(report)
+
+    machines.interrupt_at, machines.played = "", []
+    code, report, again = validate("--resume", folder.name)
+    assert again == folder
+    assert [first for _, first in machines.played] == ["all_reduce_perf", "gpu_burn"]
+    assert code == ExitCode.OK
+    assert not report["interrupted"]
+    assert verdicts(report) == {"gpu-01": "pass"}
+
+
+def test_resume_measures_again_what_was_not_measured(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    machines.outcomes["gpu-01", "nvbandwidth"] = Outcome("gpu-01", "failed", message="Timed out")
+    _, _, folder = validate()
+    machines.outcomes.clear()
+    machines.played = []
+    code, _, _ = validate("--resume", str(folder))
+    assert [first for _, first in machines.played] == ["nvbandwidth"]
+    assert code == ExitCode.OK
+
+
+def test_secrets_stay_out_of_the_run_folder(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01", {**HEALTHY, "all_reduce_perf": "nccl_all_reduce/healthy.json"})
+    secrets = {"ansible_password": "s3cr3t-login", "my_api_token": "s3cr3t-api", "plain": "s3cr3t-plain"}
+    code, _, folder = validate(variables=secrets)
+    assert code == ExitCode.OK
+    assert machines.hosts[0]["gpu-01"]["ansible_password"] == "s3cr3t-login"  # Ansible needs it
+    written = "".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+    assert "s3cr3t" not in written
+    assert "hunter2" not in written
+
+
+def test_what_the_module_is_given(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    validate("--checks", "gpu_burn", "--burn-seconds", "300", "--timeout", "20")
+    variables = machines.hosts[0]["gpu-01"]
+    (command,) = variables["gpuprov_commands"]
+    assert set(command) == {"name", "argv", "deadline", "cwd", "env"}
+    assert command["argv"][-1] == "300"
+    assert command["deadline"] == 320  # the timeout is for what comes beyond the load
+    assert variables["gpuprov_task_timeout"] > command["deadline"]
+
+
+def test_raw_output_is_kept_for_each_node_and_check(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    _, report, folder = validate()
+    for check in report["nodes"][0]["checks"]:
+        raw = json.loads((folder / check["raw"]).read_text())
+        assert raw["outputs"][0]["stdout"]
+    rows = [json.loads(line) for line in (folder / "measurements.jsonl").read_text().splitlines()]
+    assert {row["check"] for row in rows} == set(report["asked"])
+
+
+def test_selection() -> None:
+    assert campaign.select("quick") == ("gpu_inventory",)
+    assert campaign.select("standard") == ("gpu_inventory", "p2p_bandwidth", "nccl_all_reduce", "gpu_burn")
+    assert campaign.select("quick", ["gpu_burn", "gpu_inventory"]) == ("gpu_inventory", "gpu_burn")
+    with pytest.raises(UsageError, match="unknown check 'gpu_brun'"):
+        campaign.select("standard", ["gpu_brun"])
+
+
+def test_a_bad_thresholds_file_stops_before_any_node(
+    machines: Machines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "t.yml").write_text("sku: h100-sxm\nthresholds: {p2p_bandwidth.h2d: 12}\n")
+    assert cli.main(["validate", "--thresholds", str(tmp_path / "t.yml")]) == ExitCode.ERROR
+    assert "p2p_bandwidth.h2d" in capsys.readouterr().err
+    assert machines.played == []
+
+
+@pytest.mark.parametrize("value", ["eight", -1, True])
+def test_a_number_of_gpus_that_is_none_is_refused(value: Any) -> None:
+    described = {"gpu": {"count": 8, "sku": "h100-sxm"}}
+    with pytest.raises(InventoryError, match="gpuprov_expected_gpus of gpu-01"):
+        campaign.seen("gpu-01", FACTS, described, {"gpuprov_expected_gpus": value})
+
+
+def test_the_list_of_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["validate", "--list"]) == ExitCode.OK
+    assert capsys.readouterr().out.split()[0] == "gpu_inventory"
+
+
+def test_the_summary_says_where_the_report_is(
+    machines: Machines, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machines.add("gpu-01", BROKEN)
+    (tmp_path / "i.json").write_text(json.dumps({"all": {"hosts": {"gpu-01": {}}}}))
+    assert cli.main(["validate", str(tmp_path / "i.json"), "--format", "html"]) == ExitCode.UNHEALTHY
+    out = capsys.readouterr().out
+    assert "gpu2-gpu6" in out
+    assert "report.html" in out
+    assert "report.md" not in out
