@@ -33,8 +33,8 @@ _GRACE = 30.0
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run the checks. `override`: the user's thresholds. `timeout`: seconds a node, or a program beyond
-    its load, has to answer; None leaves each check its own."""
+    """How to run the checks. `override`: the user's thresholds. `timeout`: seconds a node has to answer, and
+    a program beyond its load; None leaves each check its own."""
 
     burn_seconds: int = 60
     timeout: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -143,3 +144,29 @@ def test_an_unreadable_file_is_named(text: str, tmp_path: Path) -> None:
         for_sku("h100-sxm", file)
     with pytest.raises(ThresholdError, match=r"none\.yml"):
         for_sku("h100-sxm", tmp_path / "none.yml")
+
+
+def test_a_mistake_in_another_skus_limits_is_not_for_later(tmp_path: Path) -> None:
+    bad = {"sku": "b200", "thresholds": {"p2p_bandwidth.p2p_read": {**GOOD, "limit": 2000}}}
+    file = write(tmp_path / "t.yml", {"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.p2p_read": GOOD}}, bad)
+    with pytest.raises(ThresholdError, match="2000 is above what the link can carry"):
+        for_sku("h100-sxm", file)
+
+
+def test_a_limit_for_any_sku_must_be_possible_on_one(tmp_path: Path) -> None:
+    def limit(value: float) -> Path:
+        row = {**GOOD, "limit": value}
+        return write(tmp_path / f"{value}.yml", {"sku": "any", "thresholds": {"p2p_bandwidth.h2d": row}})
+
+    assert for_sku(None, limit(60))["p2p_bandwidth.h2d"].limit == 60
+    with pytest.raises(ThresholdError, match="above what the link can carry"):
+        for_sku(None, limit(64))
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    row = {**GOOD, "limit": 50}
+    file = write(tmp_path / "t.yml", {"sku": "any", "thresholds": {"p2p_bandwidth.h2d": row}})
+    assert for_sku(None, file)["p2p_bandwidth.h2d"].limit == 50
+    write(file, {"sku": "any", "thresholds": {"p2p_bandwidth.h2d": {**row, "limit": 51}}})
+    os.utime(file, ns=(1, 1))
+    assert for_sku(None, file)["p2p_bandwidth.h2d"].limit == 51

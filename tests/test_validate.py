@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from provision import campaign, cli, validation
+from provision.commands import fleet_options
 from provision.errors import ExitCode, InventoryError, UsageError
 from provision.health import from_json
+from provision.inventory import Fleet, Node
 from provision.judge import Verdict
 from provision.observe import Observation
 from provision.runner import Event, Outcome
@@ -136,14 +138,19 @@ def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machines:
 
 
 @pytest.fixture
-def validate(machines: Machines, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+def validate(
+    machines: Machines, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
     """Run the command on the machines; gives exit code, report document and run folder."""
 
     def run(*arguments: str, variables: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any], Path]:
-        inventory = tmp_path / "inventory.json"
-        hosts = {name: dict(variables or {}) for name in {**machines.tools, **machines.errors}}
-        inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
-        code = cli.main(["validate", str(inventory), "--json", *arguments])
+        nodes = {
+            name: Node(name, (), dict(variables or {})) for name in {**machines.tools, **machines.errors}
+        }
+        fleet = Fleet(tmp_path / "inventory.yml", nodes, {})
+        # Reading an inventory takes Ansible a second; two tests below read a real one.
+        monkeypatch.setattr(fleet_options, "load", lambda _options: (fleet, {}))
+        code = cli.main(["validate", "--json", *arguments])
         text = capsys.readouterr().out
         folder = max((tmp_path / "runs").glob("*-validate"))
         return code, json.loads(text) if text.strip() else {}, folder
