@@ -1,0 +1,124 @@
+"""Real nodes for tests: one lab for the whole session, removed at its end whatever happened.
+
+Without root nothing here runs, and the summary says so: LAB TESTS DID NOT RUN.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from provision.errors import LabError
+from provision.lab import fleet, node, silicon_state
+from provision.lab.command import attempt, locked
+from provision.lab.places import LOCKS
+from provision.lab.record import LabRecord, NodeRecord
+from provision.lab.spec import DEFAULT_NODES, NodeSpec
+from provision.terminal import Progress
+
+SPEED = 100.0  # simulated seconds per real second
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All lab tests share one lab, hence one worker; a boot and an apt-get take longer than a unit test."""
+    ours = [item for item in items if HERE in item.path.parents]
+    for item in ours:
+        item.add_marker(pytest.mark.lab)
+        item.add_marker(pytest.mark.xdist_group("lab"))
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+        if os.geteuid() != 0:
+            item.add_marker(
+                pytest.mark.skip(reason="LAB TESTS DID NOT RUN: they need root (sudo scripts/test)")
+            )
+
+
+class LabNode:
+    """One running node, and what a test may do to it."""
+
+    def __init__(self, record: LabRecord, member: NodeRecord) -> None:
+        self._record = record
+        self._member = member
+        self.name = member.name
+        self.sku = member.sku
+        self.release = member.release
+        self.address = record.address(member)
+        self.place = record.node_place(member)
+
+    def run(self, command: str, check: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run a shell command on the node as `ops` over ssh (sudo needs no password)."""
+        done = attempt(*node.ssh(self._record, self._member, [command]), timeout=timeout)
+        if check and done.returncode != 0:
+            pytest.fail(f"{self.name}: {command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done
+
+    def fault(self, fault: str, **parameters: object) -> None:
+        silicon_state.set_fault(self.place, fault, [f"{key}={value}" for key, value in parameters.items()])
+
+    def heal(self, fault: str | None = None) -> None:
+        silicon_state.clear_fault(self.place, fault)
+
+    def power_off(self) -> None:
+        fleet.power(self._record.name, self.name, on=False)
+
+    def power_on(self) -> None:
+        fleet.power(self._record.name, self.name, on=True)
+
+    def reboot(self) -> None:
+        """Reboot and wait until the node is back."""
+        before = self.boot_id()
+        self.run("sudo systemctl reboot", check=False)
+        for _ in range(60):
+            node.wait_ready(self._record, self._member)
+            with contextlib.suppress(LabError):
+                if self.boot_id() != before:
+                    return
+        pytest.fail(f"{self.name} is still in the boot {before}")
+
+    def boot_id(self) -> str:
+        return self.run("cat /proc/sys/kernel/random/boot_id", check=False).stdout.strip()
+
+
+class Lab:
+    """A running lab."""
+
+    def __init__(self, record: LabRecord, inventory: Path) -> None:
+        self.record = record
+        self.name = record.name
+        self.inventory = inventory
+
+    @property
+    def nodes(self) -> list[LabNode]:
+        return [LabNode(self.record, member) for member in self.record.nodes]
+
+    def node(self, name: str) -> LabNode:
+        return LabNode(self.record, self.record.node(name))
+
+
+@contextlib.contextmanager
+def running_lab(prefix: str, wanted: tuple[NodeSpec, ...], inventory: Path) -> Iterator[Lab]:
+    """A fresh lab that no other test session has; what a killed session left under its name is removed first."""
+    with contextlib.ExitStack() as stack:
+        for number in range(1, 20):
+            name = f"{prefix}{number}"
+            with contextlib.suppress(LabError):
+                stack.enter_context(locked(LOCKS / f"session-{name}.lock", name))
+                break
+        stack.callback(fleet.down, name, lambda _: None)
+        with Progress("lab", total=len(wanted), stream=io.StringIO()) as progress:
+            record = fleet.up(name, wanted, inventory, progress, speed=SPEED, fresh=True)
+        yield Lab(record, inventory)
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The session's three nodes: two H100 SXM on Debian 13, one L40S on Debian 12."""
+    with running_lab("test", DEFAULT_NODES, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+        yield running
