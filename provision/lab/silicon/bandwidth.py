@@ -1,0 +1,61 @@
+"""What copies between devices reach, as wiring and faults leave it."""
+
+import noise
+
+
+def host(node, gpu, direction: str, spread: float = 0.004) -> float:
+    """GB/s between host memory and a GPU; `direction` is h2d or d2h."""
+    rate = node.sku[direction] * noise.jitter(node, direction, gpu["slot"], spread)
+    slow = node.fault("h2d_slow", gpu=gpu["slot"])
+    return rate * pcie_factor(node, gpu) * (slow["factor"] if slow else 1.0)
+
+
+def pcie_factor(node, gpu) -> float:
+    """What remains of a GPU's PCIe link: lanes, and half for each generation it is behind."""
+    width, slow = node.fault("pcie_width", gpu=gpu["slot"]), node.fault("pcie_gen", gpu=gpu["slot"])
+    behind = max(0, node.sku["pcie"] - slow["gen"]) if slow else 0
+    return (width["width"] / 16.0 if width else 1.0) * 0.5**behind
+
+
+def peer(node, one, other, kind: str):
+    """GB/s between two GPUs, or None where one cannot reach the other; `kind` is read, write or bidirectional."""
+    a, b = sorted([one["slot"], other["slot"]])
+    if node.fault("pair_disabled", a=a, b=b):
+        return None
+    links = node.linked(a, b)
+    healthy = node.sku["links"]
+    rate = node.sku["d2d_bidirectional" if kind == "bidirectional" else "d2d"]
+    if links:
+        rate *= links / healthy
+    else:
+        far = one["numa"] != other["numa"] or healthy
+        rate = node.sku.get("d2d_far", rate) if far else rate
+        rate *= min(pcie_factor(node, one), pcie_factor(node, other))
+    slow = node.fault("slow_pair", a=a, b=b)
+    label = f"{one['slot']}-{other['slot']}"
+    return rate * (slow["factor"] if slow else 1.0) * noise.jitter(node, kind, label, 0.004)
+
+
+def local(node, gpu) -> float:
+    """GB/s of a copy within one GPU's memory."""
+    return node.sku["local"] * noise.jitter(node, "local", gpu["slot"], 0.003)
+
+
+def collective(node, gpus: list, name: str, nvls: bool) -> float:
+    """The bus bandwidth in GB/s that a collective over these GPUs reaches for very large messages."""
+    sku, slots = node.sku, [gpu["slot"] for gpu in gpus]
+    if name == "all_reduce" and nvls:
+        rate = sku["busbw"].get(len(gpus), sku["ring"]["all_reduce"])
+    else:
+        rate = sku["ring"][name]
+    slow = node.fault("collective_slow")
+    rate *= slow["factor"] if slow else 1.0
+    if sku["links"]:
+        rate *= min(node.active_links(slot) for slot in slots) / float(sku["links"])
+    if not sku["links"] or (sku.get("pairs") and len(gpus) > 2):
+        rate *= min(pcie_factor(node, gpu) for gpu in gpus)
+    for fault in node.faults:
+        if fault["id"] in ("slow_pair", "pair_disabled") and fault["a"] in slots and fault["b"] in slots:
+            # The ring has other ways to go, but not as many.
+            rate *= (1.0 + fault.get("factor", 0.2)) / 2.0
+    return rate

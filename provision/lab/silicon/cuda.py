@@ -1,0 +1,70 @@
+"""What the CUDA library tells a program that starts: an error, or the GPUs it may use."""
+
+import os
+import sys
+
+NAMES = {
+    100: ("CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"),
+    802: ("CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"),
+    803: ("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"),
+}
+_PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64")
+
+
+def library_version(node, name: str) -> str:
+    """The version a library's link points to (`libnccl.so.2` → `2.27.7`); empty when it is not installed."""
+    for place in _PLACES:
+        link = node.root / place / name
+        if link.is_symlink():
+            return os.readlink(str(link)).partition(".so.")[2]
+    return ""
+
+
+def cannot_start(node, program: str, *libraries: str) -> bool:
+    """Say what the dynamic linker says when a library is missing; True when one is. The status is 127."""
+    for name in ("libcuda.so.1", *libraries):
+        if not library_version(node, name):
+            print(
+                f"{program}: error while loading shared libraries: {name}: cannot open shared object file: "
+                "No such file or directory",
+                file=sys.stderr,
+            )
+            return True
+    return False
+
+
+def error(node) -> int:
+    """What cuInit returns: 0, or a key of NAMES."""
+    driver = node.driver()
+    if driver is None or not devices(node):
+        return 100
+    if library_version(node, "libcuda.so.1") != driver[0]:
+        return 803
+    return 0 if node.fabric_ready() else 802
+
+
+def devices(node) -> list:
+    """The GPUs in CUDA's order, as CUDA_VISIBLE_DEVICES leaves them: the first unknown entry ends the list."""
+    usable = node.usable()
+    wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if wanted is None:
+        return usable
+    chosen = []
+    for word in wanted.split(","):
+        name = word.strip()
+        if name.isdigit() and int(name) < len(usable):
+            gpu = usable[int(name)]
+        else:
+            gpu = next((one for one in usable if name.startswith("GPU-") and one["uuid"].startswith(name)), None)
+        if gpu is None or gpu in chosen:
+            break
+        chosen.append(gpu)
+    return chosen
+
+
+def runtime_version(node) -> int:
+    """The driver's CUDA version as the API gives it: 12.9 is 12090."""
+    import telemetry
+
+    major, minor = telemetry.cuda_version(node.driver()[0]).split(".")
+    return int(major) * 1000 + int(minor) * 10

@@ -1,0 +1,42 @@
+"""dmesg: prints the simulated kernel log, with the options people use."""
+
+import time
+
+import kernel_log
+
+_WITH_VALUE = ("-l", "--level", "-f", "--facility", "-s", "--buffer-size", "-n", "--console-level", "--since", "--until")
+
+
+def dmesg(node, arguments: list) -> int:
+    """-T, -t, --time-format, -x and -r change the output; filters by level pass everything; -C is not obeyed."""
+    style, prefix = "seconds", ""
+    words = iter(arguments)
+    for word in words:
+        if word in ("-T", "--ctime"):
+            style = "ctime"
+        elif word in ("-t", "--notime"):
+            style = "notime"
+        elif word.startswith("--time-format"):
+            style = word.partition("=")[2] or next(words, "")
+        elif word in ("-x", "--decode"):
+            prefix = "kern  :warn  : "
+        elif word in ("-r", "--raw"):
+            prefix = "<4>"
+        elif word in _WITH_VALUE:
+            next(words, None)
+    began = kernel_log.boot_time(node.folder)
+    for seconds, text in kernel_log.read(node.folder):
+        print(prefix + _stamp(style, seconds, began + seconds) + text)
+    return 0
+
+
+def _stamp(style: str, seconds: float, moment: float) -> str:
+    if style in ("ctime", "reltime"):
+        return time.strftime("[%a %b %e %H:%M:%S %Y] ", time.localtime(moment))
+    if style == "iso":
+        zone = time.strftime("%z", time.localtime(moment))
+        micros = int(moment % 1 * 1000000)
+        return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment)) + f",{micros:06d}{zone[:3]}:{zone[3:]} "
+    if style == "notime":
+        return ""
+    return f"[{seconds:12.6f}] "

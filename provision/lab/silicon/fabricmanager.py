@@ -1,0 +1,98 @@
+"""nv-fabricmanager: refuses a driver of another version, has nothing to do without NVSwitches, else initialises them."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import daemon
+from load import wait
+
+READY = "fabricmanager.ready"
+
+
+def fabricmanager(node, arguments: list) -> int:
+    """The whole program: a daemon unless its settings say otherwise."""
+    mine = os.environ.get("SILICON_VERSION") or node.library()
+    if "-v" in arguments or "--version" in arguments:
+        print(f"Fabric Manager version is : {mine}")
+        return 0
+    settings = _settings(arguments)
+    log = _Log(settings.get("LOG_FILE_NAME", "/var/log/fabricmanager.log"), node)
+    driver = node.driver()
+    if driver is None:
+        return log.failure("request to query NVSwitch device information from NVSwitch driver failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]")
+    log.write("INFO", f"Fabric Manager version {mine} started")
+    if driver[0] != mine:
+        return log.failure(
+            f"fabric manager NVIDIA GPU driver interface version {mine} don't match with driver version {driver[0]}. "
+            "Please update with matching NVIDIA driver package."
+        )
+    if not node.sku["fabric"]:
+        log.failure("request to query NVSwitch device information from NVSwitch driver failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]")
+        return 0
+    if node.sku["fabric"] == "nvlink5":
+        missing = _switch_manager(node)
+        if missing:
+            return log.failure(missing)
+    present = {gpu["slot"] for gpu in node.usable()}
+    wait(node, 4.0)
+    log.write("INFO", f"number of GPUs detected: {len(present)}")
+    log.say("Connected to 1 node.")
+    log.say(
+        "Successfully configured all the available NVSwitches to route GPU NVLink traffic. NVLink Peer-to-Peer support "
+        "will be enabled once the GPUs are successfully registered with the NVLink fabric."
+    )
+    marker = node.folder / "run" / READY
+    sys.stdout.flush()
+    if settings.get("DAEMONIZE", "1") == "1":
+        return daemon.run_in_background(marker)
+    daemon.hold(marker, lambda: None)
+    return 0
+
+
+def _switch_manager(node) -> str:
+    program = "/opt/nvidia/nvlsm/sbin/nvlsm"
+    if not (node.root / program.lstrip("/")).exists():
+        return f'"{program}" does not exist'
+    if not node.loaded("ib_umad"):
+        return "Kernel module ib_umad has not been loaded, fabric manager startup failed"
+    return ""
+
+
+def _settings(arguments: list) -> dict:
+    path = arguments[arguments.index("-c") + 1] if "-c" in arguments[:-1] else ""
+    try:
+        lines = Path(path).read_text().splitlines() if path else []
+    except OSError:
+        print(f"unable to open provided configuration file {path}", file=sys.stderr)
+        lines = []
+    return dict(line.strip().partition("=")[::2] for line in lines if "=" in line and not line.startswith("#"))
+
+
+class _Log:
+    """The log file; important lines go to the journal as well."""
+
+    def __init__(self, name: str, node) -> None:
+        self.path = node.root / name.lstrip("/")
+
+    def write(self, level: str, text: str) -> None:
+        """One line of the file."""
+        stamp = time.strftime("[%b %d %Y %H:%M:%S]")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a") as stream:
+                stream.write(f"{stamp} [{level}] [tid {os.getpid()}] {text}\n")
+        except OSError as error:
+            print(f"could not open log file {self.path}: {error}", file=sys.stderr)
+
+    def say(self, text: str) -> None:
+        """A line for file and journal."""
+        self.write("INFO", text)
+        print(text)
+
+    def failure(self, text: str) -> int:
+        """An error for file and journal; the exit status that goes with it."""
+        self.write("ERROR", text)
+        print(text, file=sys.stderr)
+        return 1

@@ -1,0 +1,224 @@
+"""nvidia-smi: reads its arguments, fails as the real one does, and hands over to one file per kind of output."""
+
+import sys
+import time
+
+import kernel_log
+import nvidia_smi_links as links
+import nvidia_smi_plain as plain
+import nvidia_smi_query as query
+import nvidia_smi_tree as tree
+import telemetry
+
+BAD_ARGUMENT, NOT_PERMITTED, NOTHING_FOUND, NO_DRIVER, NO_LIBRARY, MISMATCH, LOST = 2, 4, 6, 9, 12, 18, 15
+NO_DRIVER_TEXT = (
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
+    "driver is installed and running.\n"
+)
+INVALID = "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n"
+QUERIES = {
+    "--query-gpu": query.gpu_rows,
+    "--query-remapped-rows": query.remapped_rows,
+    "--query-compute-apps": query.compute_apps,
+}
+
+
+class Failure(Exception):
+    """Ends the program with this text on stdout and this exit status."""
+
+    def __init__(self, text: str, status: int) -> None:
+        Exception.__init__(self, text)
+        self.text, self.status = text, status
+
+
+def nvidia_smi(node, arguments: list) -> int:
+    """The whole program; returns its exit status."""
+    try:
+        options = _options(arguments)
+        if options["action"] == "help":
+            print(f"NVIDIA System Management Interface -- v{node.library()}\n\nnvidia-smi [OPTION1 [ARG1]] [OPTION2 [ARG2]] ...")
+            return 0
+        driver = _talk_to_driver(node)
+        if options["action"] == "version":
+            return _version(node, driver)
+        while True:
+            status = _once(node, options, driver)
+            sys.stdout.flush()
+            if not options["loop"]:
+                return status
+            time.sleep(options["loop"] / node.speed)
+            node.count_run()
+    except Failure as failure:
+        print(failure.text, end="")
+        return failure.status
+
+
+def _talk_to_driver(node) -> str:
+    loaded, library = node.driver(), node.library()
+    if not library:
+        raise Failure(
+            "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display "
+            "Driver is properly installed and present in your system.\nPlease also try adding directory that contains "
+            "libnvidia-ml.so to your system PATH.\n",
+            NO_LIBRARY,
+        )
+    if loaded is None:
+        raise Failure(NO_DRIVER_TEXT + "\n", NO_DRIVER)
+    if loaded[0] != library:
+        lines = [
+            f"NVRM: API mismatch: the client has the version {library}, but",
+            f"NVRM: this kernel module has the version {loaded[0]}.  Please",
+            "NVRM: make sure that this kernel module and all NVIDIA driver",
+            "NVRM: components have the same version.",
+        ]
+        try:
+            kernel_log.append(node.folder, lines)
+        except OSError:
+            pass  # not root: the log is not ours to write
+        short = ".".join(library.split(".")[:2])
+        raise Failure(f"Failed to initialize NVML: Driver/library version mismatch\nNVML library version: {short}\n", MISMATCH)
+    return loaded[0]
+
+
+def _options(arguments: list) -> dict:
+    """What to print, for which GPUs. Raises Failure for what the real one refuses."""
+    options = {"action": "plain", "gpus": None, "format": "", "fields": "", "sections": "", "loop": 0, "mode": ""}
+    words = list(arguments)
+    if words[:1] in (["topo"], ["nvlink"]):
+        options.update(action=words[0], words=words[1:])
+        return options
+    while words:
+        word = words.pop(0)
+        name, equals, value = word.partition("=")
+        if name in QUERIES or name == "--format":
+            value = value if equals else _value(words)
+            options.update({"format": value} if name == "--format" else {"action": name, "fields": value})
+        elif name in ("-i", "--id", "-d", "--display", "-l", "--loop", "-lms", "-pm", "--persistence-mode", "-f", "--filename"):
+            value = value if equals else _value(words)
+            _set(options, name, value)
+        elif word in ("-q", "--query", "-x", "--xml-format", "-L", "--list-gpus", "-r", "--gpu-reset", "-h", "--help", "--version"):
+            _set(options, word, "")
+        elif word in ("-u", "--unit", "--dtd"):
+            continue
+        else:
+            raise Failure(f"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n", BAD_ARGUMENT)
+    if options["action"] in QUERIES and "csv" not in options["format"].split(","):
+        raise Failure("\"--format=\" switch is missing. Please run 'nvidia-smi -h' for help.\n\n", BAD_ARGUMENT)
+    return options
+
+
+def _value(words: list) -> str:
+    if not words:
+        raise Failure(INVALID, BAD_ARGUMENT)
+    return words.pop(0)
+
+
+def _set(options: dict, name: str, value: str) -> None:
+    if name in ("-i", "--id"):
+        options["gpus"] = value
+    elif name in ("-d", "--display"):
+        options["sections"] = value.upper()
+    elif name in ("-l", "--loop", "-lms"):
+        try:
+            options["loop"] = float(value) / (1000 if name == "-lms" else 1)
+        except ValueError:
+            raise Failure(INVALID, BAD_ARGUMENT) from None
+    elif name in ("-pm", "--persistence-mode"):
+        if value.upper() not in ("0", "1", "DISABLED", "ENABLED"):
+            raise Failure(INVALID, BAD_ARGUMENT)
+        options.update(action="persistence", mode="1" if value.upper() in ("1", "ENABLED") else "0")
+    elif name in ("-x", "--xml-format"):
+        options["mode"] = "xml"
+    elif name in ("-q", "--query", "-L", "--list-gpus", "-r", "--gpu-reset", "-h", "--help", "--version"):
+        short = {"-q": "full", "-L": "list", "-r": "reset", "-h": "help", "--version": "version"}
+        long = {"--query": "full", "--list-gpus": "list", "--gpu-reset": "reset", "--help": "help"}
+        options["action"] = short.get(name) or long[name]
+
+
+def _once(node, options: dict, driver: str) -> int:
+    if options["action"] == "topo" or options["action"] == "nvlink":
+        return links.run(node, options["action"], options["words"])
+    gpus, lost = _chosen(node, options["gpus"])
+    status = LOST if lost else 0
+    for index, gpu in lost:
+        print(f"Unable to determine the device handle for GPU{index}: {gpu['address'].upper()}: GPU is lost.  Reboot the system to recover this GPU")
+    if not gpus:
+        if not lost:
+            print("No devices were found")
+        return status or NOTHING_FOUND
+    action = options["action"]
+    if action in ("persistence", "reset"):
+        return _change(node, action, options["mode"], gpus)
+    readings = [telemetry.read(node, gpu, index) for index, gpu in gpus]
+    if action == "list":
+        for one in readings:
+            print(f"GPU {one['index']}: {node.sku['name']} (UUID: {one['gpu']['uuid']})")
+    elif action in QUERIES:
+        return QUERIES[action](node, driver, readings, options["fields"], options["format"]) or status
+    elif action == "full" and options["mode"] == "xml":
+        print(tree.as_xml(node, driver, readings), end="")
+    elif action == "full":
+        print(tree.as_text(node, driver, readings, options["sections"]), end="")
+    else:
+        print(plain.table(node, driver, readings), end="")
+    return status
+
+
+def _chosen(node, wanted):
+    """([(index, gpu)] that answer, [(index, gpu)] that are lost), as -i asks for them."""
+    everything = list(enumerate(node.present()))
+    if wanted is not None:
+        chosen = []
+        for name in wanted.split(","):
+            key = name.strip().lower()
+            match = [
+                (i, gpu)
+                for i, gpu in everything
+                if key in (str(i), gpu["uuid"].lower(), gpu["serial"], gpu["address"], "0000" + gpu["address"])
+            ]
+            if not match:
+                raise Failure(f"No devices were found\n", NOTHING_FOUND)
+            chosen += match
+        everything = chosen
+    return (
+        [(i, gpu) for i, gpu in everything if not node.lost(gpu)],
+        [(i, gpu) for i, gpu in everything if node.lost(gpu)],
+    )
+
+
+def _change(node, action: str, mode: str, gpus) -> int:
+    marker = node.folder / "run/persistence_mode"
+    for _, gpu in gpus:
+        bus = "0000" + gpu["address"].upper()
+        if action == "reset":
+            if node.loads():
+                print(f"GPU {bus} is currently in use by another process.\n\n1 device is currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, graphics application such as an X server, or a monitoring application such as another instance of nvidia-smi). Please first kill all processes using this device and all compute applications running in the system.")
+                return 1
+            print(f"GPU {bus} was successfully reset.")
+            continue
+        was, now = marker.exists() or node.running("persistenced"), mode == "1"
+        already = "is already" if was == now else "Enabled" if now else "Disabled"
+        if was == now:
+            print(f"Persistence mode {already} {'Enabled' if now else 'Disabled'} for GPU {bus}.")
+        else:
+            print(f"{already} persistence mode for GPU {bus}.")
+    if action == "persistence":
+        try:
+            if mode == "1":
+                marker.touch()
+            elif marker.exists():
+                marker.unlink()
+        except OSError:
+            print("Unable to set persistence mode: Insufficient Permissions")
+            return NOT_PERMITTED
+    print("All done.")
+    return 0
+
+
+def _version(node, driver: str) -> int:
+    rows = [("NVIDIA-SMI", node.library()), ("NVML", ".".join(node.library().split(".")[:2]))]
+    rows += [("DRIVER", driver)]
+    for name, value in rows:
+        print(f"{name + ' version':<20}: {value}")
+    print(f"{'CUDA Version':<20}: {telemetry.cuda_version(driver)}")
+    return 0

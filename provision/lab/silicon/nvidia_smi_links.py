@@ -1,0 +1,130 @@
+"""nvidia-smi topo and nvidia-smi nvlink. Tabs, escape codes and trailing blanks as 550 prints them."""
+
+BAD_ARGUMENT = 2
+_LEGEND = """\
+
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node
+  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)
+  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)
+  PIX  = Connection traversing at most a single PCIe bridge
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+_P2P_LEGEND = """\
+
+Legend:
+
+  X    = Self
+  OK   = Status Ok
+  CNS  = Chipset not supported
+  GNS  = GPU not supported
+  TNS  = Topology not supported
+  NS   = Not supported
+  U    = Unknown
+"""
+
+
+def run(node, action: str, words: list) -> int:
+    """`topo …` or `nvlink …`; returns the exit status."""
+    gpus = [(i, gpu) for i, gpu in enumerate(node.present()) if not node.lost(gpu)]
+    if action == "topo":
+        if words in (["-m"], ["--matrix"]):
+            return _matrix(node, gpus)
+        if words[:1] in (["-p2p"], ["--p2p_status"]) and len(words) == 2 and words[1] in ("r", "w", "n", "a", "p", "rw"):
+            return _p2p(node, gpus, words[1])
+    else:
+        if "-i" in words[:-1]:
+            at = words.index("-i")
+            gpus = [(i, gpu) for i, gpu in gpus if words[at + 1] in (str(i), gpu["uuid"])]
+            words = words[:at] + words[at + 2 :]
+        if words in (["-s"], ["--status"]):
+            return _status(node, gpus)
+        if words in (["-e"], ["--errorcounters"]):
+            return _errors(node, gpus)
+    print(f"Invalid combination of input arguments. Please run 'nvidia-smi {action} -h' for help.\n")
+    return BAD_ARGUMENT
+
+
+def relation(node, one, other) -> str:
+    """How two GPUs are joined, as topo -m writes it."""
+    links = node.linked(one["slot"], other["slot"])
+    if links:
+        return f"NV{links}"
+    if one["numa"] != other["numa"]:
+        return "SYS"
+    return "PIX" if one["slot"] // 2 == other["slot"] // 2 and not node.sku["links"] else "NODE"
+
+
+def _matrix(node, gpus) -> int:
+    names = "\t".join(f"GPU{i}" for i, _ in gpus)
+    print(f"\t\x1b[4m{names}\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m")
+    for i, gpu in gpus:
+        cells = [" X " if gpu is other else relation(node, gpu, other) for _, other in gpus]
+        print("\t".join([f"GPU{i}", *cells, gpu["cpus"], str(gpu["numa"])]) + "\t\tN/A")
+    print(_LEGEND, end="")
+    return 0
+
+
+def _p2p(node, gpus, kind: str) -> int:
+    names = "\t".join(f"GPU{i}" for i, _ in gpus)
+    print(f" \t\x1b[4m{names}\t\x1b[0m")
+    for i, gpu in gpus:
+        cells = ["X" if gpu is other else _capability(node, gpu, other, kind) for _, other in gpus]
+        print("\t".join([f" GPU{i}", *cells]) + "\t")
+    print(_P2P_LEGEND, end="")
+    return 0
+
+
+def reachable(node, one, other) -> bool:
+    """Whether one GPU can read the other's memory."""
+    a, b = sorted([one["slot"], other["slot"]])
+    return not node.fault("pair_disabled", a=a, b=b)
+
+
+def _capability(node, one, other, kind: str) -> str:
+    if not reachable(node, one, other):
+        return "NS"
+    if kind in ("n", "a") and not node.linked(one["slot"], other["slot"]):
+        return "NS"
+    return "OK"
+
+
+def _head(node, i: int, gpu) -> None:
+    print(f"GPU {i}: {node.sku['name']} (UUID: {gpu['uuid']})")
+
+
+def _status(node, gpus) -> int:
+    for i, gpu in gpus:
+        if not node.sku["links"]:
+            continue
+        _head(node, i, gpu)
+        down = _down(node, gpu)
+        if len(down) == node.sku["links"]:
+            print("NVML: Unable to retrieve NVLink information as all links are inActive")
+            continue
+        for link in range(node.sku["links"]):
+            print(f"\t Link {link}: " + ("<inactive>" if link in down else f"{node.sku['link_speed']} GB/s"))
+    return 0
+
+
+def _errors(node, gpus) -> int:
+    for i, gpu in gpus:
+        if not node.sku["links"]:
+            continue
+        _head(node, i, gpu)
+        for link in range(node.sku["links"]):
+            if link in _down(node, gpu):
+                continue
+            fault = node.fault("nvlink_errors", gpu=gpu["slot"], link=link)
+            count = fault["count"] if fault else 0
+            for kind in ("Replay", "Recovery", "CRC"):
+                print(f"\t Link {link}: {kind} Errors: {count if kind != 'Recovery' else count // 100}")
+            print()
+    return 0
+
+
+def _down(node, gpu) -> set:
+    return {one["link"] for one in node.faults if one["id"] == "nvlink_down" and one["gpu"] == gpu["slot"]}

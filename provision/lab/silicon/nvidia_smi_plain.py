@@ -1,0 +1,55 @@
+"""nvidia-smi without arguments: the table people know. Layout as 550 prints it."""
+
+import time
+
+import telemetry
+
+_LINE = "+-----------------------------------------+------------------------+----------------------+"
+_WIDE = "+-----------------------------------------------------------------------------------------+"
+
+
+def table(node, driver: str, readings: list) -> str:
+    """The whole table, with its date line."""
+    cuda = telemetry.cuda_version(driver)
+    rows = [
+        time.strftime("%a %b %e %H:%M:%S %Y") + "       ",
+        _WIDE,
+        f"| NVIDIA-SMI {driver:<22} Driver Version: {driver:<14} CUDA Version: {cuda:<8} |",
+        "|" + _LINE[1:],
+        "| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |",
+        "| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |",
+        "|                                         |                        |               MIG M. |",
+        "|=========================================+========================+======================|",
+    ]
+    for one in readings:
+        rows += _gpu(node, one) + [_LINE]
+    rows += [" " * 89, _WIDE, *_processes(node, readings), _WIDE]
+    return "\n".join(rows) + "\n"
+
+
+def _gpu(node, one: dict) -> list:
+    bus = "0000" + one["gpu"]["address"].upper()
+    keep = "On" if one["persistence"] else "Off"
+    power = f"{one['power']:.0f}W / {node.sku['power']:>4}W"
+    memory = f"{one['used']}MiB / {one['memory']:>6}MiB"
+    busy = 100 if one["load"] else 0
+    mig = "Disabled" if node.sku["architecture"] != "Ada Lovelace" else "N/A"
+    return [
+        f"| {one['index']:>3}  {node.sku['name'][:27]:<31}{keep:<3} | {bus:>18} Off | {one['uncorrectable']:>20} |",
+        f"| N/A {one['temperature']:>4}C    {one['state']:<3} {power:>22} | {memory:>22} | {busy:>6}%      Default |",
+        f"| {'':39} | {'':22} | {mig:>20} |",
+    ]
+
+
+def _processes(node, readings: list) -> list:
+    rows = [
+        "| Processes:                                                                              |",
+        "|  GPU   GI   CI        PID   Type   Process name                              GPU Memory |",
+        "|        ID   ID                                                               Usage      |",
+        "|=========================================================================================|",
+    ]
+    busy = [one for one in readings if one["load"]]
+    for one in busy:
+        name, memory = one["load"]["tool"], f"{one['used']}MiB"
+        rows.append(f"|  {one['index']:>3}   N/A  N/A {one['load']['pid']:>10}      C   {name:<38} {memory:>11} |")
+    return rows if busy else [*rows, "|  No running processes found                                                             |"]

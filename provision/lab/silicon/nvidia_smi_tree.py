@@ -1,0 +1,247 @@
+"""nvidia-smi -q and -q -x: one tree, printed as XML or as text.
+
+Three generations of it, from samples of the real tool: before 545 (535), before 580 (550), and 580 on (schema v13). In
+which release between 550 and 590 the schema changed is not known; 580 is a choice.
+An entry is (XML name, text label, value or list of entries); a name or label that is None is absent in that form, and a
+value that differs between the two is a pair.
+"""
+
+import time
+from xml.sax.saxutils import escape
+
+import nvidia_smi_tree_state as state
+import telemetry
+
+NA = "N/A"
+OLD = "Requested functionality has been deprecated"
+
+
+def generation(driver: str) -> int:
+    """535, 550 or 590: the sample whose form this driver's output has."""
+    branch = int(driver.split(".")[0])
+    return 535 if branch < 545 else 550 if branch < 580 else 590
+
+
+def as_xml(node, driver: str, readings: list) -> str:
+    """The whole document of `-q -x`."""
+    schema = "v13" if generation(driver) == 590 else "v12"
+    lines = ['<?xml version="1.0" ?>', f'<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_{schema}.dtd">', "<nvidia_smi_log>"]
+    for name, value in (
+        ("timestamp", _now()),
+        ("driver_version", driver),
+        ("cuda_version", telemetry.cuda_version(driver)),
+        ("attached_gpus", str(len(node.present()))),
+    ):
+        lines.append(f"\t<{name}>{value}</{name}>")
+    for one in readings:
+        lines.append(f'\t<gpu id="{_bus(one)}">')
+        for entry in _entries(node, driver, one):
+            lines += _xml(entry, 2)
+        lines += ["\t</gpu>", ""]
+    return "\n".join([*lines, "</nvidia_smi_log>"]) + "\n"
+
+
+def as_text(node, driver: str, readings: list, sections: str) -> str:
+    """The text of `-q`, or of the sections asked for with -d (MEMORY,TEMPERATURE,…)."""
+    lines = ["", "==============NVSMI LOG==============", ""]
+    lines += [
+        _row(0, "Timestamp", _now()),
+        _row(0, "Driver Version", driver),
+        _row(0, "CUDA Version", telemetry.cuda_version(driver)),
+        "",
+        _row(0, "Attached GPUs", str(len(node.present()))),
+    ]
+    for one in readings:
+        lines.append(f"GPU {_bus(one)}")
+        for entry in _entries(node, driver, one):
+            if entry[1] and (not sections or _in_sections(entry[1], sections)):
+                lines += _text(entry, 1)
+        lines.append("")
+    return "\n".join(lines) + "\n"
+
+
+def _in_sections(label: str, sections: str) -> bool:
+    named = {
+        "MEMORY": ("FB Memory", "BAR1 Memory", "Conf Compute"),
+        "UTILIZATION": ("Utilization", "GPU Utilization"),
+        "ECC": ("ECC",),
+        "TEMPERATURE": ("Temperature",),
+        "POWER": ("GPU Power", "GPU Memory Power", "Module Power"),
+        "CLOCK": ("Clocks", "Applications Clocks", "Default Applications", "Max Clocks", "Max Customer"),
+        "COMPUTE": ("Compute Mode",),
+        "PERFORMANCE": ("Performance", "Clocks Event", "Sparse"),
+        "ROW_REMAPPER": ("Remapped",),
+        "PAGE_RETIREMENT": ("Retired",),
+    }
+    return any(label.startswith(named.get(one.strip(), ("\0",))) for one in sections.split(","))
+
+
+def _bus(one: dict) -> str:
+    return "0000" + one["gpu"]["address"].upper()
+
+
+def _now() -> str:
+    return time.strftime("%a %b %e %H:%M:%S %Y")
+
+
+def _row(depth: int, label: str, value: str) -> str:
+    return f"{'    ' * depth + label:<42}: {value}"
+
+
+def _xml(entry, depth: int) -> list:
+    name, _, value = entry
+    if name is None:
+        return []
+    tab = "\t" * depth
+    if isinstance(value, list):
+        inner = [line for one in value for line in _xml(one, depth + 1)]
+        return [f"{tab}<{name}>", *inner, f"{tab}</{name}>"]
+    text = value[0] if isinstance(value, tuple) else value
+    if text == "None" and name == "mig_devices":
+        return [f"{tab}<{name}>", f"{tab}\tNone", f"{tab}</{name}>"]
+    return [f"{tab}<{name}>{escape(text)}</{name}>"]
+
+
+def _text(entry, depth: int) -> list:
+    _, label, value = entry
+    if label is None:
+        return []
+    if isinstance(value, list):
+        inner = [line for one in value for line in _text(one, depth + 1)]
+        return ["    " * depth + label, *inner]
+    return [_row(depth, label, value[1] if isinstance(value, tuple) else value)]
+
+
+def _entries(node, driver: str, one: dict) -> list:
+    form = generation(driver)
+    parts = (
+        _identity(node, one, form) + _boards(node, one, form, driver) + _pci(node, one, form) + state.performance(node, one, form)
+    )
+    return parts + state.health(node, one, form) + state.sensors(node, one, form) + state.fabric(node, one, form)
+
+
+def _identity(node, one: dict, form: int) -> list:
+    mig = NA if node.sku["architecture"] == "Ada Lovelace" else "Disabled"
+    entries = [
+        ("product_name", "Product Name", node.sku["name"]),
+        ("product_brand", "Product Brand", "NVIDIA"),
+        ("product_architecture", "Product Architecture", node.sku["architecture"]),
+        ("display_mode", "Display Mode", OLD if form == 590 else "Enabled"),
+    ]
+    if form == 590:
+        entries.append(("display_attached", "Display Attached", "No"))
+    entries += [
+        ("display_active", "Display Active", "Disabled"),
+        ("persistence_mode", "Persistence Mode", "Enabled" if one["persistence"] else "Disabled"),
+        ("addressing_mode", "Addressing Mode", "HMM" if form == 590 else "None"),
+        ("mig_mode", "MIG Mode", [("current_mig", "Current", mig), ("pending_mig", "Pending", mig)]),
+        ("mig_devices", None, "None"),
+        ("accounting_mode", "Accounting Mode", "Disabled"),
+        ("accounting_mode_buffer_size", "Accounting Mode Buffer Size", "4000"),
+        ("driver_model", "Driver Model", [("current_dm", "Current", NA), ("pending_dm", "Pending", NA)]),
+        ("serial", "Serial Number", one["gpu"]["serial"]),
+        ("uuid", "GPU UUID", one["gpu"]["uuid"]),
+    ]
+    if form == 590:
+        entries.append(("pdi", "GPU PDI", "0x" + one["gpu"]["uuid"].replace("-", "")[3:19]))
+    return entries
+
+
+def _boards(node, one: dict, form: int, driver: str) -> list:
+    sku, module = node.sku, str(one["gpu"]["slot"] + 1)
+    entries = [
+        ("minor_number", "Minor Number", str(one["gpu"]["slot"])),
+        ("vbios_version", "VBIOS Version", sku["vbios"]),
+        ("multigpu_board", "MultiGPU Board", "No"),
+        ("board_id", "Board ID", f"0x{int(one['gpu']['bus'], 16) << 8:x}"),
+        ("board_part_number", "Board Part Number", sku["board_part"]),
+        ("gpu_part_number", "GPU Part Number", sku["gpu_part"]),
+        ("gpu_fru_part_number", "FRU Part Number", NA),
+    ]
+    if form == 590:
+        names = (
+            ("chassis_serial_number", "Chassis Serial Number", ""),
+            ("slot_number", "Slot Number", "0"),
+            ("tray_index", "Tray Index", "0"),
+            ("host_id", "Host ID", "1"),
+            ("peer_type", "Peer Type", "Switch Connected" if sku["fabric"] else "Direct Connected"),
+            ("module_id", "Module Id", module),
+            ("gpu_fabric_guid", "GPU Fabric GUID", "0x" + one["gpu"]["uuid"][-12:].rjust(16, "0")),
+        )
+        known = sku["fabric"] == "nvlink5"
+        entries.append(("platformInfo", "Platform Info", [(x, t, v if known or x == "module_id" else NA) for x, t, v in names]))
+    else:
+        entries.append(("gpu_module_id", "Module ID", module))
+    entries.append(
+        (
+            "inforom_version",
+            "Inforom Version",
+            [
+                ("img_version", "Image Version", sku["vbios_inforom"]),
+                ("oem_object", "OEM Object", "2.1"),
+                ("ecc_object", "ECC Object", "7.16" if sku["pcie"] == 5 else "6.16"),
+                ("pwr_object", "Power Management Object", NA),
+            ],
+        )
+    )
+    if form != 535:
+        flush = [("latest_timestamp", "Latest Timestamp", NA), ("latest_duration", "Latest Duration", NA)]
+        entries.append(("inforom_bbx_flush", "Inforom BBX Object Flush", flush))
+    return entries + _modes(form, driver, one)
+
+
+def _modes(form: int, driver: str, one: dict) -> list:
+    virtual = [("virtualization_mode", "Virtualization Mode", "None"), ("host_vgpu_mode", "Host VGPU Mode", NA)]
+    if form != 535:
+        virtual.append(("vgpu_heterogeneous_mode", "vGPU Heterogeneous Mode", NA))
+    needs = "Yes" if one["remap_pending"] else "No"
+    reset = [
+        ("reset_required", "Reset Required", needs),
+        ("drain_and_reset_recommended", "Drain and Reset Recommended", "No"),
+    ]
+    entries = [
+        ("gpu_operation_mode", "GPU Operation Mode", [("current_gom", "Current", NA), ("pending_gom", "Pending", NA)]),
+    ]
+    firmware = ("gsp_firmware_version", "GSP Firmware Version", driver)
+    if form == 535:
+        entries += [firmware, ("gpu_virtualization_mode", "GPU Virtualization Mode", virtual), ("gpu_reset_status", "GPU Reset Status", reset)]
+    else:
+        entries += [("c2c_mode", "GPU C2C Mode", NA), ("gpu_virtualization_mode", "GPU Virtualization Mode", virtual)]
+        if form == 550:
+            entries.append(("gpu_reset_status", "GPU Reset Status", reset))
+        else:
+            entries.append(("gpu_recovery_action", "GPU Recovery Action", "GPU Reset" if one["remap_pending"] else "None"))
+        entries.append(firmware)
+    return [*entries, ("ibmnpu", "IBMNPU", [("relaxed_ordering_mode", "Relaxed Ordering Mode", NA)])]
+
+
+def _pci(node, one: dict, form: int) -> list:
+    sku, gpu, best = node.sku, one["gpu"], str(node.sku["pcie"])
+    device, subsystem = sku["device"].upper() + "10DE", sku["subsystem"].upper() + "10DE"
+    classes = [("pci_base_class", "Base Classcode", ("3", "0x3")), ("pci_sub_class", "Sub Classcode", ("2", "0x2"))]
+    generations = [
+        ("max_link_gen", "Max", best),
+        ("current_link_gen", "Current", str(one["generation"])),
+        ("device_current_link_gen", "Device Current", str(one["generation"])),
+        ("max_device_link_gen", "Device Max", best),
+        ("max_host_link_gen", "Host Max", best),
+    ]
+    widths = [("max_link_width", "Max", "16x"), ("current_link_width", "Current", f"{one['width']}x")]
+    moved = "1215 KB/s" if one["load"] else "0 KB/s"
+    entries = [
+        ("pci_bus", "Bus", (gpu["bus"], "0x" + gpu["bus"])),
+        ("pci_device", "Device", ("00", "0x00")),
+        ("pci_domain", "Domain", ("0000", "0x0000")),
+        *([] if form == 535 else classes),
+        ("pci_device_id", "Device Id", (device, "0x" + device)),
+        ("pci_bus_id", "Bus Id", _bus(one)),
+        ("pci_sub_system_id", "Sub System Id", (subsystem, "0x" + subsystem)),
+        ("pci_gpu_link_info", "GPU Link Info", [("pcie_gen", "PCIe Generation", generations), ("link_widths", "Link Width", widths)]),
+        ("pci_bridge_chip", "Bridge Chip", [("bridge_chip_type", "Type", NA), ("bridge_chip_fw", "Firmware", NA)]),
+        ("replay_counter", "Replays Since Reset", str(one["replays"])),
+        ("replay_rollover_counter", "Replay Number Rollovers", "0"),
+        ("tx_util", "Tx Throughput", moved),
+        ("rx_util", "Rx Throughput", moved),
+    ]
+    atomic = [("atomic_caps_inbound", "Atomic Caps Inbound", NA), ("atomic_caps_outbound", "Atomic Caps Outbound", NA)]
+    return [("pci", "PCI", entries + (atomic[::-1] if form == 590 else atomic))]

@@ -1,0 +1,113 @@
+"""Runs one simulated tool: `python3 -I -S run.py TOOL ARGS…`; `new`, `fault` and `boot` are the lab's own.
+
+Exit statuses are the real tools'; 2 with one line on stderr when the lab itself is asked something wrong.
+"""
+
+import io
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+# -I leaves the script's own folder out of the path, and with it the site packages of the node.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from state import Node, StateError, folder_from_environment  # noqa: E402
+
+GARBAGE = "\x00\x7fELF\x02\x01\ufffd\x1b[31m%s%n<<<\nSegmentation fault (core dumped)\n{\"nvbandwidth\": [null, \n\tGPU ???: \x07\n"
+
+
+def _tools() -> dict:
+    """Name -> where its function is; imported only for the tool that runs."""
+    collectives = ("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf")
+    tools = {
+        "boot": ("boot", "boot"),
+        "dmesg": ("dmesg", "dmesg"),
+        "modprobe": ("modprobe", "modprobe"),
+        "rmmod": ("modprobe", "rmmod"),
+        "nvidia-smi": ("nvidia_smi", "nvidia_smi"),
+        "gpu_burn": ("gpu_burn", "gpu_burn"),
+        "gpu-burn": ("gpu_burn", "gpu_burn"),
+        "nvbandwidth": ("nvbandwidth", "nvbandwidth"),
+        "nv-fabricmanager": ("fabricmanager", "fabricmanager"),
+        "nvidia-persistenced": ("persistenced", "persistenced"),
+        "nvcc": ("nvcc", "nvcc"),
+        "nvidia-ctk": ("nvidia_ctk", "nvidia_ctk"),
+    }
+    tools.update({name: ("nccl_tests", name) for name in collectives})
+    return tools
+
+
+def main(arguments: list) -> int:
+    """Run what the command line names."""
+    if not arguments:
+        print("usage: run.py TOOL ARGUMENTS", file=sys.stderr)
+        return 2
+    tool, rest = arguments[0], arguments[1:]
+    if tool in ("new", "fault"):
+        import commands
+
+        return getattr(commands, tool)(rest)
+    if tool not in _tools():
+        print(f"run.py: there is no simulated {tool!r}; known: {', '.join(sorted(_tools()))}", file=sys.stderr)
+        return 2
+    try:
+        node = Node(folder_from_environment())
+    except StateError as error:
+        print(f"run.py: {error}", file=sys.stderr)
+        return 2
+    node.count_run()
+    return _run(node, "gpu_burn" if tool == "gpu-burn" else tool, rest)
+
+
+def _run(node, tool: str, rest: list) -> int:
+    module, name = _tools()[tool]
+    run = getattr(__import__(module), name)
+    broken = {
+        one["id"]: one
+        for one in node.faults
+        if one.get("tool") == tool and one.get("args", "") in " ".join(rest)
+    }
+    if "tool_missing" in broken:
+        print(f"/bin/sh: 1: exec: {tool}: not found", file=sys.stderr)
+        return 127
+    if "tool_hang" in broken:
+        _hang(broken["tool_hang"]["stubborn"] == "yes")
+    if "tool_garbage" in broken:
+        sys.stdout.buffer.write(GARBAGE.encode("utf-8", "replace") + bytes(range(128, 160)))
+        return 0
+    if "tool_truncated" in broken:
+        return _truncated(lambda: run(node, rest), broken["tool_truncated"]["percent"])
+    return run(node, rest)
+
+
+def _hang(stubborn: bool) -> None:
+    if stubborn:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+    while True:
+        time.sleep(3600)
+
+
+def _truncated(run, percent: int) -> int:
+    real, sys.stdout = sys.stdout, io.StringIO()
+    try:
+        run()
+        text = sys.stdout.getvalue()
+    finally:
+        sys.stdout = real
+    sys.stdout.write(text[: len(text) * percent // 100])
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        status = 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the reader is gone; say nothing more at exit
+        status = 141
+    sys.exit(status)

@@ -1,0 +1,163 @@
+"""A node's simulated hardware as the tools see it: what state.json says, what is loaded, what runs.
+
+The folder is /var/lib/silicon on a node (SILICON_STATE elsewhere). Files of the node itself, such as libraries and
+kernel modules, are found under SILICON_ROOT (default /).
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+from skus import SKUS
+
+SCHEMA = 1
+VERSION_LINE = re.compile(r"(Open Kernel Module for \S+|\S+ Kernel Module)\s+(\S+)")
+
+
+class StateError(Exception):
+    """The state cannot be used; the text is one line for a person."""
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace the file in one step, so that a reader never sees half of it."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+def folder_from_environment() -> Path:
+    """Where this node's state is."""
+    return Path(os.environ.get("SILICON_STATE", "/var/lib/silicon"))
+
+
+class Node:
+    """One node: `sku` is its entry in SKUS, `faults` the list in state.json, `run_number` differs per tool run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        try:
+            self.data = json.loads((folder / "state.json").read_text())
+            schema = self.data["schema"]
+            if schema != SCHEMA:
+                raise StateError(f"{folder}/state.json has schema {schema}; this program knows {SCHEMA}")
+            self.sku_name = self.data["sku"]
+            self.sku = SKUS[self.sku_name]
+            self.name, self.seed = self.data["name"], self.data["seed"]
+            self.speed = float(self.data["speed"])
+            self.gpus = self.data["gpus"]
+            self.faults = self.data["faults"]
+        except FileNotFoundError:
+            raise StateError(f"{folder}/state.json is missing: this node has no simulated GPUs") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateError(f"{folder}/state.json cannot be read: {error!r}") from None
+        self.root = Path(os.environ.get("SILICON_ROOT", "/"))
+        self.run_number = 0
+
+    def save(self) -> None:
+        """Write state.json atomically."""
+        self.data["faults"] = self.faults
+        write_atomically(self.folder / "state.json", json.dumps(self.data, indent=1) + "\n")
+
+    def count_run(self) -> None:
+        """Take the next run number, which seeds this run's noise. A user who may not write shares the last one."""
+        try:
+            with (self.folder / "counter").open("r+") as stream:
+                self.run_number = int(stream.read() or 0) + 1
+                stream.seek(0)
+                stream.write(f"{self.run_number}\n")
+                stream.truncate()
+        except (OSError, ValueError):
+            self.run_number = os.getpid()
+
+    # -- faults
+
+    def fault(self, name: str, **match):
+        """The first active fault of this id whose parameters are `match`, or None."""
+        for fault in self.faults:
+            if fault["id"] == name and all(fault.get(key) == value for key, value in match.items()):
+                return fault
+        return None
+
+    # -- devices
+
+    def present(self) -> list:
+        """The GPUs the PCI bus shows, in index order: each the dict of state.json."""
+        return [gpu for gpu in self.gpus if not self.fault("gpu_missing", gpu=gpu["slot"])]
+
+    def lost(self, gpu) -> bool:
+        """Whether the GPU was there at boot and no longer answers."""
+        return self.fault("gpu_off_bus", gpu=gpu["slot"]) is not None
+
+    def usable(self) -> list:
+        """The GPUs CUDA offers."""
+        return [gpu for gpu in self.present() if not self.lost(gpu)]
+
+    def linked(self, a: int, b: int) -> int:
+        """How many NVLinks join two GPUs, by slot; a switch joins everybody by everything."""
+        if not self.sku["links"] or a == b:
+            return 0
+        if self.fault("pair_disabled", a=min(a, b), b=max(a, b)):
+            return 0
+        pairs = self.sku.get("pairs")
+        if pairs and sorted([a, b]) not in pairs:
+            return 0
+        return min(self.active_links(a), self.active_links(b))
+
+    def active_links(self, slot: int) -> int:
+        """How many of a GPU's NVLinks are up."""
+        down = {fault["link"] for fault in self.faults if fault["id"] == "nvlink_down" and fault["gpu"] == slot}
+        return self.sku["links"] - len(down)
+
+    # -- driver
+
+    def driver(self):
+        """(version, flavour) of the loaded module, or None."""
+        try:
+            text = (self.folder / "proc_driver/nvidia/version").read_text()
+        except OSError:
+            return None
+        found = VERSION_LINE.search(text)
+        if not found:
+            return None
+        return found.group(2), "open" if "Open" in found.group(1) else "proprietary"
+
+    def library(self) -> str:
+        """The version of NVIDIA's user space: what libnvidia-ml.so.1 links to; empty when it is not there."""
+        for place in ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"):
+            link = self.root / place / "libnvidia-ml.so.1"
+            if link.is_symlink():
+                return os.readlink(str(link)).rpartition("libnvidia-ml.so.")[2]
+        return ""
+
+    def loaded(self, module: str) -> bool:
+        """Whether the simulated kernel has the module."""
+        return (self.folder / "sys_module" / module.replace("-", "_") / "initstate").exists()
+
+    # -- what runs
+
+    def fabric_ready(self) -> bool:
+        """Whether CUDA programs find an initialised NVLink fabric, or need none."""
+        if not self.sku["fabric"]:
+            return True
+        return self.running("fabricmanager.ready") and not self.fault("fabric_down")
+
+    def running(self, marker: str) -> bool:
+        """Whether the process that left run/<marker> (its pid inside) is alive."""
+        try:
+            pid = int((self.folder / "run" / marker).read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            return False
+        return Path(f"/proc/{pid}").exists()
+
+    def loads(self) -> dict:
+        """Slot -> {tool, pid, since} of the load tools that run now, by the markers they leave."""
+        found = {}
+        for marker in sorted((self.folder / "run").glob("load.*")):
+            try:
+                load = json.loads(marker.read_text())
+            except (OSError, ValueError):
+                continue
+            if Path("/proc/{}".format(load["pid"])).exists():
+                found.update({slot: load for slot in load["slots"]})
+        return found

@@ -1,0 +1,109 @@
+"""What a GPU's sensors and counters say right now, for every form in which nvidia-smi prints it."""
+
+import math
+import time
+
+import noise
+
+CUDA = [
+    (525, "12.0"), (530, "12.1"), (535, "12.2"), (545, "12.3"), (550, "12.4"), (555, "12.5"), (560, "12.6"),
+    (565, "12.7"), (570, "12.8"), (575, "12.9"), (580, "13.0"), (590, "13.1"), (595, "13.2"), (610, "13.3"),
+]  # fmt: skip
+REASONS = ("hw_thermal", "hw_power_brake", "sw_thermal")
+HEATING_SECONDS = 25.0
+
+
+def cuda_version(driver: str) -> str:
+    """The newest CUDA a driver runs (CUDA toolkit release notes)."""
+    branch = int(driver.split(".")[0])
+    return next((cuda for known, cuda in reversed(CUDA) if branch >= known), "11.8")
+
+
+def read(node, gpu, index: int) -> dict:
+    """Everything about one GPU: numbers without units, booleans, and texts such as the fabric state."""
+    slot, sku = gpu["slot"], node.sku
+    load = node.loads().get(slot)
+    throttle = node.fault("throttle", gpu=slot) if load else None
+    values = {"index": index, "gpu": gpu, "load": load, "persistence": node.running("persistenced") or _kept(node)}
+    values.update(_heat(node, gpu, load, throttle))
+    values.update(_link(node, slot, load))
+    values.update(_errors(node, slot))
+    small = node.fault("memory_small", gpu=slot)
+    values["memory"] = small["mib"] if small else sku["memory"]
+    values["used"] = int(values["memory"] * 0.9) if load else int(1 + 2 * noise.fraction(node.seed, slot, "used"))
+    values["state"] = "P0"
+    values["idle"] = load is None
+    values["fabric"] = _fabric(node)
+    return values
+
+
+def _kept(node) -> bool:
+    return (node.folder / "run/persistence_mode").exists()
+
+
+def _heat(node, gpu, load, throttle) -> dict:
+    sku, slot = node.sku, gpu["slot"]
+    hot = node.fault("hot_gpu", gpu=slot)
+    extra = hot["degrees"] if hot else 0
+    wobble = noise.jitter(node, "temperature", slot, 0.02)
+    cold = sku["temp_idle"] + extra * 0.4
+    if load is None:
+        power = sku["power_idle"] * noise.jitter(node, "power", slot, 0.015)
+        return _sensors(sku, cold * wobble, power, sku["clock_idle"], None)
+    simulated = (time.time() - load["since"]) * node.speed
+    warmth = 1.0 - math.exp(-simulated / HEATING_SECONDS)
+    temperature = (cold + (sku["temp_load"] + extra - cold) * warmth) * wobble
+    clock = round(sku["clock"] * 0.93 * noise.jitter(node, "clock", slot, 0.006) / 15) * 15
+    power = sku["power"] * 0.975 * noise.jitter(node, "power", slot, 0.006)
+    if throttle:
+        clock, power = clock * throttle["factor"], power * (0.4 + 0.5 * throttle["factor"])
+        if throttle["reason"] != "hw_power_brake":
+            temperature = max(temperature, sku["temp_max"] + 1)
+    return _sensors(sku, temperature, min(power, sku["power"]), int(clock), throttle and throttle["reason"])
+
+
+def _sensors(sku, temperature: float, power: float, clock: int, throttled) -> dict:
+    return {
+        "temperature": int(round(temperature)),
+        "memory_temperature": int(round(temperature)) + 3,
+        "tlimit": sku["temp_max"] - int(round(temperature)),
+        "power": power,
+        "clock": clock,
+        "throttled": throttled,
+    }
+
+
+def _link(node, slot: int, load) -> dict:
+    width, slow = node.fault("pcie_width", gpu=slot), node.fault("pcie_gen", gpu=slot)
+    best = node.sku["pcie"]
+    replays = node.fault("pcie_replays", gpu=slot) or node.fault("pcie_replays_old", gpu=slot)
+    under_load = min(slow["gen"], best) if slow else best
+    return {
+        "width": width["width"] if width else 16,
+        # An idle link saves power: it says generation 1 until something uses it.
+        "generation": under_load if load else 1,
+        "replays": replays["count"] if replays else 0,
+    }
+
+
+def _errors(node, slot: int) -> dict:
+    uncorrectable, old = node.fault("ecc_uncorrectable", gpu=slot), node.fault("ecc_aggregate_old", gpu=slot)
+    pending, failed = node.fault("row_remap_pending", gpu=slot), node.fault("row_remap_failure", gpu=slot)
+    clean = node.fault("remapped_clean", gpu=slot)
+    count = uncorrectable["count"] if uncorrectable else 0
+    return {
+        "uncorrectable": count,
+        "uncorrectable_ever": count,
+        "corrected_ever": old["count"] if old else 0,
+        "remapped_correctable": 0,
+        "remapped_uncorrectable": (clean["rows"] if clean else 0) + (1 if pending or failed else 0),
+        "remap_pending": pending is not None,
+        "remap_failure": failed is not None,
+    }
+
+
+def _fabric(node) -> tuple:
+    """(state, status) of the NVLink fabric."""
+    if not node.sku["fabric"]:
+        return "N/A", "N/A"
+    return ("Completed", "Success") if node.fabric_ready() else ("In Progress", "N/A")
