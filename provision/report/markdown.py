@@ -15,7 +15,7 @@ from provision.report.text import clean, columns, duration, many, moment, one_li
 _CAUSES = 40  # per verdict; with _ROWS, keeps the text below what ticket systems take (65,536 characters)
 _ROWS = 20
 _EVIDENCE = 12  # lines of raw output under a cause
-# What Markdown acts on inside a line. An underscore within a word (gpu_burn) is harmless, so it stays readable.
+# What Markdown acts on inside a line. An underscore within a word (gpu_burn) is harmless, and stays readable.
 _SPECIAL = re.compile(r"([\\`*{}\[\]|~>]|(?<!\w)_|_(?!\w))")
 # A zero-width space keeps ticket systems from turning @name into a mention, #1 and addresses into links.
 _LINKED = re.compile(r"(@|#|:(?=//)|www\.)(?=[\w/])")

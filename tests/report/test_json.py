@@ -82,6 +82,12 @@ def test_a_report_reads_back_as_the_same_health(samples: ModuleType, name: str) 
     assert health.from_json(document(fleet)) == fleet
 
 
+@pytest.mark.parametrize("name", [name for name in FLEETS if name != "hostile"])
+def test_the_streamed_document_is_that_of_to_json(samples: ModuleType, name: str) -> None:
+    fleet = getattr(samples, name)()
+    assert document(fleet) == health.to_json(fleet)
+
+
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
