@@ -1,4 +1,4 @@
-"""Templates mean what they mean to Ansible: each is rendered here and by Ansible, values and types compared."""
+"""Templates mean what they mean to Ansible: each is rendered here and by Ansible, and compared."""
 
 from __future__ import annotations
 
