@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 
-from provision import paths
+from provision import paths, yamlfile
 from provision.errors import UsageError
 
 _EXAMPLES = ("gpu-01", "gpu-02")
@@ -29,4 +29,5 @@ def inventory(hosts: Sequence[str] = ()) -> str:
 
 def _key(host: str) -> str:
     """Quoted where YAML would take it for something else than text."""
-    return host if re.fullmatch(r"[A-Za-z][\w.-]*[A-Za-z_-][\w.-]*", host) else json.dumps(host)
+    plain = host[0].isalpha() and yamlfile.parse(host, host) == host
+    return host if plain else json.dumps(host)

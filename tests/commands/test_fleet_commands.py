@@ -1,0 +1,303 @@
+"""init, plan and drift as a person types them: what they print, write and return."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import cli, expectations, inventory, observe, resolve, stack, starter, store
+from provision.errors import ExitCode, UsageError
+from provision.inventory import Node
+from provision.observe import Observation
+
+ROOT = Path(cli.__file__).resolve().parent.parent
+BASE: dict[str, Any] = {
+    "os.id": "debian",
+    "os.version_id": "12",
+    "os.codename": "bookworm",
+    "os.family": "debian",
+    "os.arch": "x86_64",
+    "kernel.release": "6.1.0",
+    "gpu.count": 1,
+    "gpu.nvswitch_count": 0,
+    "gpu.pci": [{"address": "0000:01:00.0", "device_id": "10de:26b9"}],
+}
+CONFIG = "file./etc/modprobe.d/blacklist-nouveau.conf.content"
+
+
+@pytest.fixture
+def trouble(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """A fleet of three nodes that are as declared but for what is put into the answer (node → facts)."""
+    different: dict[str, dict[str, Any]] = {}
+
+    def answer(
+        nodes: Collection[Node],
+        ask: Mapping[str, Collection[str]],
+        *,
+        on_done: Callable[[Observation], None] | None = None,
+        **_options: Any,
+    ) -> dict[str, Observation]:
+        found = {}
+        for node in nodes:
+            mine = dict(different.get(node.name, {}))
+            error, problems = mine.pop("error", None), mine.pop("problems", {})
+            asked = {name.replace(expectations.KERNEL, "6.1.0") for name in ask[node.name]}
+            known = expectations.of_node(stack.declared(node, {}), stack.describe_node(BASE))
+            facts = dict.fromkeys(asked) | {each.fact: fulfilling(each) for each in known}
+            whole = {name: value for name, value in {**facts, **BASE, **mine}.items() if name not in problems}
+            found[node.name] = Observation(node.name, {} if error else whole, problems, error, bool(error))
+            if on_done is not None:
+                on_done(found[node.name])
+        return found
+
+    monkeypatch.setattr(observe, "observe", answer)
+    monkeypatch.setattr(inventory, "load", lambda source, _files=(): three(source))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "inventory.yml").touch()
+    return different
+
+
+def three(source: Path) -> inventory.Fleet:
+    names = ("gpu-01", "gpu-02", "gpu-03")
+    return inventory.Fleet(
+        source, {name: Node(name, ("gpus",), {}) for name in names}, {"all": names, "gpus": names}
+    )
+
+
+def fulfilling(expectation: expectations.Expectation) -> Any:
+    candidates = [expectation.value, [expectation.value], "manual\n", "auto\n"]
+    return next((each for each in candidates if expectation.holds(each)), expectation.value)
+
+
+def gpuprov(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = cli.main(list(words))
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+@pytest.mark.usefixtures("trouble")
+def test_a_fleet_as_declared(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = gpuprov(capsys, "drift")
+    assert code == ExitCode.OK
+    assert "3 of 3 nodes as declared" in out
+    code, out, _ = gpuprov(capsys, "plan")
+    assert code == ExitCode.OK
+    assert "3 nodes as declared: gpu-[01-03]" in out
+    assert "would change" not in out
+
+
+def test_drift_names_node_fact_expected_found_and_role(
+    trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    wanted = expectations.of_node(stack.declared(Node("", (), {}), {}), stack.describe_node(BASE))
+    text = next(each.value for each in wanted if each.fact == CONFIG)
+    edited = text.replace("blacklist nouveau\n", "# edited\n")
+    assert edited != text
+    trouble["gpu-02"] = {"driver.loaded_version": "570.1", CONFIG: edited}
+    trouble["gpu-03"] = {"driver.loaded_version": "570.1"}
+    code, out, _ = gpuprov(capsys, "drift")
+    assert code == ExitCode.DRIFT
+    assert (
+        "gpu-[02-03]  (2 nodes)\n  driver.loaded_version is 570.1, must be 580.126.09\n      nvidia_driver: "
+        in out
+    )
+    assert f"gpu-02  (1 node)\n  {CONFIG} line " in out
+    assert " is # edited, must be blacklist nouveau\n" in out
+    assert "1 of 3 nodes as declared" in out
+
+    run = store.latest("drift")
+    assert run.meta()["exit_code"] == ExitCode.DRIFT
+    kept = list(run.read("drifts"))
+    assert {(each["node"], each["fact"], each["found"]) for each in kept} >= {
+        ("gpu-02", "driver.loaded_version", "570.1"),
+        ("gpu-03", "driver.loaded_version", "570.1"),
+    }
+    assert {each["node"] for each in run.read("facts")} == {"gpu-01", "gpu-02", "gpu-03"}
+
+
+def test_not_knowing_is_5_and_real_drift_beside_it_is_4(
+    trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trouble["gpu-02"] = {"problems": {"driver": "timed out"}}
+    code, out, _ = gpuprov(capsys, "drift")
+    assert code == ExitCode.INCOMPLETE
+    assert "driver.loaded_version could not be read: timed out" in out
+    trouble["gpu-03"] = {"error": "no route to host"}
+    code, out, _ = gpuprov(capsys, "drift")
+    assert code == ExitCode.INCOMPLETE
+    assert "gpu-03  not looked at: no route to host" in out
+    trouble["gpu-01"] = {"module.nouveau.loaded": True}
+    assert gpuprov(capsys, "drift")[0] == ExitCode.DRIFT
+
+
+def test_json_is_one_document(trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+    trouble["gpu-02"] = {"driver.loaded_version": None}
+    trouble["gpu-03"] = {"gpu.count": 0, "gpu.pci": []}
+    code, out, _ = gpuprov(capsys, "drift", "--json")
+    document = json.loads(out)
+    assert code == document["exit_code"] == ExitCode.DRIFT
+    assert [(each["node"], each["expected"], each["found"]) for each in document["drifts"]] == [
+        ("gpu-02", "580.126.09", None)
+    ]
+    assert document["refused"]["gpu-03"][0]["rule"] == "no-gpu"
+
+    code, out, _ = gpuprov(capsys, "plan", "--json")
+    document = json.loads(out)
+    assert code == ExitCode.UNHEALTHY
+    assert document["nodes"]["gpu-02"]["roles"] == ["nvidia_driver"]
+    assert document["nodes"]["gpu-02"]["reboot"] is True
+    assert document["waves"] == [["gpu-02"]]
+
+
+def test_junit_has_a_case_for_each_node(
+    trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    trouble["gpu-02"] = {"driver.loaded_version": "\x1b[31m<&\x00"}
+    trouble["gpu-03"] = {"error": "no route"}
+    gpuprov(capsys, "drift", "--junit", "drift.xml")
+    suite = ElementTree.fromstring((tmp_path / "drift.xml").read_text())  # noqa: S314 - our own file
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "1")
+    cases = {case.get("name"): [child.tag for child in case] for case in suite}
+    assert cases == {"gpu-01": [], "gpu-02": ["failure"], "gpu-03": ["error"]}
+
+
+def test_nodes_cannot_move_the_cursor(
+    trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trouble["gpu-02"] = {"driver.loaded_version": "\x1b[2J\x07\n\nfake: all is well"}
+    _, out, err = gpuprov(capsys, "drift")
+    assert "\x1b" not in out + err
+    assert "\nfake" not in out
+
+
+def test_the_plan_groups_equal_nodes_and_gives_reasons(
+    trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trouble["gpu-01"] = trouble["gpu-02"] = {"service.nvidia-persistenced.active": "inactive"}
+    code, out, _ = gpuprov(capsys, "plan")
+    assert code == ExitCode.OK
+    assert "gpu-[01-02]  (2 nodes)  1 role, about 6 minutes\n  nvidia_driver\n" in out
+    assert "    service.nvidia-persistenced.active is inactive, must be active" in out
+    assert "1 node as declared: gpu-03" in out
+    assert "gpuprov up would change 2 nodes in one wave, in about 6 minutes" in out
+
+
+@pytest.mark.usefixtures("trouble")
+def test_nodes_are_chosen_by_pattern_and_the_inventory_is_remembered(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "fleet.yml").touch()
+    _, out, _ = gpuprov(capsys, "drift", "fleet.yml", "--nodes", "gpu-03")
+    assert "1 of 1 nodes as declared" in out
+    (tmp_path / "inventory.yml").unlink()
+    _, out, _ = gpuprov(capsys, "drift", "--json")
+    assert json.loads(out)["inventory"] == str(tmp_path / "fleet.yml")
+
+
+@pytest.mark.usefixtures("trouble")
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--nodes", "gpu-99"], ExitCode.ERROR, "did you mean gpu-0"),
+        (["--set", "gpuprov_stack=r999"], ExitCode.ERROR, "no stack called 'r999'"),
+        (["--set", "nvidia_driver_versoin=1"], ExitCode.ERROR, "did you mean nvidia_driver_version"),
+        (["--set", "nvidia_driver_version=580"], ExitCode.ERROR, "'580' is not a version"),
+        (["--set", "x"], ExitCode.USAGE, "must be KEY=VALUE"),
+        (["--set", "x="], ExitCode.USAGE, "no value"),
+        (["--set", "x=[1"], ExitCode.USAGE, "not valid YAML"),
+        (["nowhere.yml"], ExitCode.ERROR, "no such inventory"),
+        (["--timeout", "0"], ExitCode.USAGE, "above 0"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["plan", "drift"])
+def test_a_mistake_is_one_line_and_touches_nothing(
+    verb: str, words: list[str], code: ExitCode, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        ended = cli.main([verb, *words])
+    except SystemExit as stopped:  # argparse's own
+        ended = int(str(stopped.code))
+    shown = capsys.readouterr()
+    assert ended == code
+    assert message in shown.err
+    assert "Traceback" not in shown.err
+    assert shown.out == ""
+
+
+def test_set_takes_versions_as_they_stand(
+    trouble: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """12.10 would be a number, and become 12.1."""
+    trouble["gpu-02"] = {"driver.loaded_version": None}
+    code, _, err = gpuprov(capsys, "plan", "--set", "cuda_toolkit_version=12.10")
+    assert "there is no release 12.10" in err or code == ExitCode.OK, err
+
+
+def test_secrets_of_set_and_vault_are_not_kept(
+    trouble: dict[str, dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    original = resolve.resolve
+    monkeypatch.setattr(
+        resolve,
+        "resolve",
+        lambda *words: resolve.Resolved(original(*words).views, frozenset({"hidden-word"})),
+    )
+    trouble["gpu-02"] = {"driver.loaded_version": "hidden-word"}
+    _, out, err = gpuprov(capsys, "drift", "--set", "site_token=very-secret-too", "--junit", "j.xml")
+    everything = out + err + "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
+    assert "570" not in out
+    assert "hidden-word" not in everything
+    assert "very-secret-too" not in everything
+
+
+def test_init_writes_the_example(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert gpuprov(capsys, "init")[0] == ExitCode.OK
+    written = (tmp_path / "inventory.yml").read_text()
+    assert written == (ROOT / "inventory" / "example.yml").read_text()
+    assert f"gpuprov_stack: {stack.DEFAULT}\n" in written
+    code, _, err = gpuprov(capsys, "init")
+    assert code == ExitCode.USAGE
+    assert "exists already" in err
+    assert gpuprov(capsys, "init", "--force", "--host", "node-7")[0] == ExitCode.OK
+    assert "    node-7:\n" in (tmp_path / "inventory.yml").read_text()
+    assert gpuprov(capsys, "init", "none/x.yml")[0] == ExitCode.USAGE
+
+
+def test_what_init_writes_is_an_inventory_without_mistakes(tmp_path: Path) -> None:
+    file = tmp_path / "inventory.yml"
+    file.write_text(starter.inventory(["gpu-[01:03]", "10.0.0.9", "1e5", "yes"]))
+    fleet = inventory.load(file)
+    assert list(fleet.nodes) == ["gpu-01", "gpu-02", "gpu-03", "10.0.0.9", "1e5", "yes"]
+    stack.check_names(fleet, {})
+
+
+@pytest.mark.parametrize("host", ["a b", "a:\n  x", "{{ x }}", ""])
+def test_init_refuses_what_is_no_host_name(host: str) -> None:
+    with pytest.raises(UsageError, match="not a host name"):
+        starter.inventory([host])
+
+
+def test_the_variables_the_starter_shows_exist() -> None:
+    from provision import variables
+
+    shown = [
+        line.strip("# ").split(":")[0]
+        for line in starter.inventory().splitlines()
+        if line.startswith("    # ")
+    ]
+    ours = [name for name in shown if name.startswith(("gpuprov_", "nvidia_", "container_"))]
+    assert len(ours) >= 5
+    assert set(ours) <= variables.known()
