@@ -45,6 +45,11 @@ def select(stage: str, names: Sequence[str] = ()) -> tuple[str, ...]:
     )
 
 
+def for_checks(variable: str) -> bool:
+    """Whether checks may know this variable."""
+    return variable in _VARIABLES or variable.startswith(_VARIABLE_PREFIX)
+
+
 @dataclass(frozen=True)
 class Seen:
     """What is known of one node before any check: an entry of facts.jsonl.
@@ -71,11 +76,8 @@ def seen(
 ) -> Seen:
     """A node that answered: whether checks can run on it, and what they may know."""
     addresses = [str(gpu["address"]) for gpu in facts.get("gpu.pci") or ()]
-    variables = {
-        key: value
-        for key, value in {**declared, "gpuprov_pci_addresses": addresses}.items()
-        if key in _VARIABLES or key.startswith(_VARIABLE_PREFIX)
-    }
+    known = {**declared, "gpuprov_pci_addresses": addresses}
+    variables = {key: value for key, value in known.items() if for_checks(key)}
     expected = variables.get("gpuprov_expected_gpus", 0)
     if not isinstance(expected, int) or isinstance(expected, bool) or expected < 0:
         raise InventoryError(

@@ -17,7 +17,7 @@ from typing import Any
 from provision import campaign, paths, runner, stack, thresholds
 from provision.campaign import Raw, Seen
 from provision.checks.check import Command
-from provision.errors import ExitCode, GpuprovError, RunFolderError
+from provision.errors import ExitCode, GpuprovError, RunFolderError, StackError
 from provision.health import CheckResult, FleetHealth
 from provision.inventory import Fleet
 from provision.judge import Verdict
@@ -114,7 +114,7 @@ def validate(
     folder: RunFolder, fleet: Fleet, overrides: Mapping[str, Any], asked: Sequence[str], settings: Settings
 ) -> tuple[FleetHealth, ExitCode]:
     """Measure what is not measured yet, and judge it all. An interrupt ends the measuring, not the report."""
-    variables = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
+    variables = _plain_variables(fleet, overrides)
     run = _Run(folder, asked, settings, variables)
     interrupted = False
     with Progress("validate", total=len(fleet.nodes) * len(asked)) as progress:
@@ -128,6 +128,29 @@ def validate(
                 run.seen.setdefault(name, Seen(name, {}, {}, {}, "interrupted before it was looked at"))
     health = run.health(interrupted=interrupted)
     return health, exit_code(health)
+
+
+def _plain_variables(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each node declares; where a tool is may be a template, and is rendered. Raises StackError."""
+    declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
+    if not any(_is_template(key, value) for found in declared.values() for key, value in found.items()):
+        return declared
+    from provision import resolve, role
+    from provision.templating import BadTemplateError, Renderer
+
+    views = resolve.resolve(fleet, declared).views
+    for name, found in declared.items():
+        renderer = Renderer([views[name], role.all_defaults()])
+        for key in [key for key, value in found.items() if _is_template(key, value)]:
+            try:
+                found[key] = renderer.variable(key)
+            except BadTemplateError as trouble:
+                raise StackError(f"{name}: {key}: {trouble}", "correct it in the inventory") from None
+    return declared
+
+
+def _is_template(key: str, value: Any) -> bool:
+    return campaign.for_checks(key) and isinstance(value, str) and ("{{" in value or "{%" in value)
 
 
 def exit_code(health: FleetHealth) -> ExitCode:

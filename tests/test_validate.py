@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from provision import campaign, cli, validation
+from provision.checks import CHECKS
+from provision.checks.check import CheckNode
 from provision.commands import fleet_options
 from provision.errors import ExitCode, InventoryError, UsageError
 from provision.health import from_json
 from provision.inventory import Fleet, Node
 from provision.judge import Verdict
 from provision.observe import Observation
+from provision.paths import ROLES
 from provision.runner import Event, Outcome
 from provision.store import RunFolder
 
@@ -409,3 +413,34 @@ def test_the_summary_says_where_the_report_is(
     assert "gpu2-gpu6" in out
     assert "report.html" in out
     assert "report.md" not in out
+
+
+def test_the_place_of_a_tool_may_be_a_template(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    tools = {"tools": "/opt/tools", "validation_tools_gpu_burn_path": "{{ tools }}/gpu_burn"}
+    assert validate("--checks", "gpu_burn", variables=tools)[0] == ExitCode.OK
+    (command,) = machines.hosts[0]["gpu-01"]["gpuprov_commands"]
+    assert command["argv"][0] == "/opt/tools/gpu_burn"
+
+
+def test_checks_look_for_tools_where_the_role_puts_them() -> None:
+    defaults = yaml.safe_load((ROLES / "validation_tools" / "defaults" / "main.yml").read_text())
+    node = CheckNode("n", {"gpu": {"count": 8, "sku": "h100-sxm"}}, {})
+    (burn,) = CHECKS["gpu_burn"].commands(node, {})
+    assert (burn.argv[0], burn.cwd) == (
+        defaults["validation_tools_gpu_burn_path"],
+        defaults["validation_tools_gpu_burn_dir"],
+    )
+    (pairs,), (group,) = (CHECKS[name].commands(node, {}) for name in ("p2p_bandwidth", "nccl_all_reduce"))
+    assert pairs.argv[0] == defaults["validation_tools_nvbandwidth_path"]
+    assert group.argv[0] == defaults["validation_tools_all_reduce_perf_path"]
+
+
+@pytest.mark.parametrize("name", list(CHECKS))
+def test_every_check_has_its_samples_and_states_its_shape(name: str) -> None:
+    check = CHECKS[name]
+    assert (FIXTURES / name).is_dir()
+    assert check.SCOPE in ("node", "pair", "group")
+    assert check.STAGE in campaign.STAGES
+    assert check.SUMMARY
+    assert check.NEEDS

@@ -42,7 +42,7 @@ def largest_size(memory_mib: float | None) -> int:
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
-    program = str(node.variables.get("validation_tools_all_reduce_perf_path", "all_reduce_perf"))
+    program = str(node.variables.get("validation_tools_all_reduce_perf_path", "/usr/bin/all_reduce_perf"))
     memory = for_sku(node.sku).get("gpu_inventory.memory_total")
     largest = largest_size(memory.limit if memory else None)
     smallest = f"{largest // 2}G" if largest > 1 else "512M"

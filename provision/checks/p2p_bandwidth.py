@@ -49,7 +49,7 @@ _HOST_TOLERANCE = 0.20
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
-    program = str(node.variables.get("validation_tools_nvbandwidth_path", "nvbandwidth"))
+    program = str(node.variables.get("validation_tools_nvbandwidth_path", "/usr/bin/nvbandwidth"))
     # One copy takes well under a second; 8 GPUs have 112 pairs and directions, each measured three times.
     deadline = 120.0 + 10.0 * node.gpu_count**2
     return [

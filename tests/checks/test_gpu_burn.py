@@ -135,6 +135,46 @@ def test_garbage_is_refused(text: str, said: str, make_output: MakeOutput, make_
         gpu_burn.parse(make_node(count=2), {"gpu_burn": make_output("gpu_burn", text, argv=ARGV)})
 
 
+def burned(*reports: str) -> str:
+    """A burn of 4 GPUs with these progress lines."""
+    lines = "".join(
+        f"\r{percent}%  proc'd: {done}   errors: 0 - 0 - 0 - 0   temps: 50 C - 50 C - 50 C - 50 C "
+        for percent, done in (report.split("|") for report in reports)
+    )
+    result = "".join(f"\tGPU {gpu}: OK\n" for gpu in range(4))
+    return f"Burning for 60 seconds.\n{lines}\nKilling processes.. done\n\nTested 4 GPUs:\n{result}"
+
+
+def test_the_first_report_of_a_gpu_is_warm_up(
+    make_output: MakeOutput, judged: Judged, make_node: MakeNode
+) -> None:
+    """In real runs the first report shows a third of the rate, and comes late: not a slow GPU."""
+    first = "10 (9000 Gflop/s) - 10 (9000 Gflop/s) - 10 (9000 Gflop/s) - 0 (0 Gflop/s)"
+    second = "20 (30000 Gflop/s) - 20 (30000 Gflop/s) - 20 (30000 Gflop/s) - 10 (9000 Gflop/s)"
+    third = "30 (30000 Gflop/s) - 30 (30000 Gflop/s) - 30 (30000 Gflop/s) - 20 (30000 Gflop/s)"
+    text = burned(f"40.0|{first}", f"70.0|{second}", f"100.0|{third}")
+    assert bad(judged("gpu_burn", make_output("gpu_burn", text, argv=ARGV), node=make_node(4))) == []
+    short = burned(f"50.0|{first}", f"100.0|{second}")
+    findings = judged("gpu_burn", make_output("gpu_burn", short, argv=ARGV), node=make_node(4))
+    assert bad(findings) == [(Verdict.WARN, "node")]
+    assert "too short" in findings[0].message
+
+
+def test_a_gpu_that_did_nothing_is_not_ok(
+    make_output: MakeOutput, judged: Judged, make_node: MakeNode
+) -> None:
+    idle = "{0} (30000 Gflop/s) - {0} (30000 Gflop/s) - {0} (30000 Gflop/s) - 0 (0 Gflop/s)"
+    text = burned(*(f"{percent}.0|{idle.format(percent)}" for percent in (20, 40, 60, 80, 100)))
+    findings = judged("gpu_burn", make_output("gpu_burn", text, argv=ARGV), node=make_node(4))
+    assert bad(findings) == [(Verdict.ERROR, "gpu3")]
+
+
+def test_a_result_before_the_time_was_up_is_refused(make_output: MakeOutput, make_node: MakeNode) -> None:
+    text = burned("55.0|" + " - ".join(["10 (30000 Gflop/s)"] * 4))
+    with pytest.raises(ParseError, match="stopped at 55 %"):
+        gpu_burn.parse(make_node(4), {"gpu_burn": make_output("gpu_burn", text, argv=ARGV)})
+
+
 @pytest.mark.parametrize("name", ["stopped.txt", "no-clients.txt"])
 def test_an_unfinished_burn_is_refused(
     name: str, sample: Sample, make_output: MakeOutput, make_node: MakeNode
