@@ -7,39 +7,22 @@ A node is done when its expectations hold, never because a playbook said so. Wha
 
 from __future__ import annotations
 
-import enum
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from provision.ansible_events import Outcome
 from provision.drift import Drift
-from provision.errors import ExitCode
 from provision.plan import Plan
+from provision.up_result import INCOMPLETE, UNHEALTHY, Result, Status, count_of
 
 PASSES = 2  # a role may undo what another promised; whoever still differs after the second pass is stuck
-
-
-class Status(enum.StrEnum):
-    """How it ended for one node, worst first."""
-
-    FAILED = "failed"  # a role failed on it
-    NOT_HELD = "not as declared"  # the roles ran, and expectations still do not hold
-    REFUSED = (
-        "refused"  # versions that cannot live together, or a machine we do not know: nothing was touched
-    )
-    REBOOT_NEEDED = "reboot needed"  # --no-reboot was given, and only a reboot is missing
-    INTERRUPTED = "interrupted"
-    NOT_ATTEMPTED = "not attempted"  # too many others had failed before its wave, or we were interrupted
-    UNREADABLE = "unreadable"  # it answered, but what matters could not be read
-    UNREACHABLE = "unreachable"
-    CHECKED = "checked"  # --check: nothing was changed
-    DONE = "done"  # changed, and verified
-    AS_DECLARED = "as declared"  # nothing to do
-
-
-_UNHEALTHY = {Status.FAILED, Status.NOT_HELD, Status.REFUSED, Status.REBOOT_NEEDED, Status.NOT_ATTEMPTED}
-_INCOMPLETE = {Status.UNREADABLE, Status.UNREACHABLE}
+SETTLE_LOOKS = (
+    12  # further looks at what is still starting (a fabric manager takes half a minute)
+)
+SETTLE_PAUSE = 5.0  # seconds between them
+_MOVING = ("activating", "reloading", "deactivating")  # what systemd calls a service that is on its way
 
 
 @dataclass(frozen=True)
@@ -51,22 +34,6 @@ class Look:
     boot_required: str = ""  # why the node itself asks for a reboot
     error: str = ""
     unreachable: bool = False
-
-
-@dataclass(frozen=True)
-class Result:
-    """How it ended for one node. `message` is one line; `drifts` are those that remain; `roles` those that
-    ran."""
-
-    node: str
-    status: Status
-    message: str = ""
-    role: str = ""
-    task: str = ""
-    roles: tuple[str, ...] = ()
-    changed: int = 0
-    rebooted: bool = False
-    drifts: tuple[Drift, ...] = ()
 
 
 class Hands(Protocol):
@@ -112,6 +79,7 @@ class Up:
         *,
         on_result: Callable[[Result], None],
         say: Callable[[str], None] = lambda _text: None,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
         self.results: dict[str, Result] = {}
         self.stopped = ""  # why later waves were not begun
@@ -120,6 +88,7 @@ class Up:
         self._settings = settings
         self._on_result = on_result
         self._say = say
+        self._pause = pause
         self._done: dict[str, _Progress] = {}
 
     def run(self) -> None:
@@ -142,7 +111,7 @@ class Up:
 
     def _stop_if_too_many_failed(self) -> None:
         touched = [self.results[node] for node in self._done]
-        bad = [result for result in touched if result.status in _UNHEALTHY | _INCOMPLETE]
+        bad = [result for result in touched if result.status in UNHEALTHY | INCOMPLETE]
         bad = [result for result in bad if result.status is not Status.REBOOT_NEEDED]
         if len(bad) > self._settings.max_failures:
             self.stopped = f"{len(bad)} failed before its wave (--max-failures {self._settings.max_failures})"
@@ -154,12 +123,12 @@ class Up:
             alive = self._apply(pending)
             if self._settings.check_mode:
                 return
-            looks = self._look(alive)
+            looks = self._settled(alive)
             rebooted: set[str] = set()
             if self._settings.may_reboot:
                 rebooted = self._reboot([n for n, look in looks.items() if _wants_reboot(look, number)])
                 looks = {n: look for n, look in looks.items() if n not in self.results}
-                looks.update(self._look(sorted(rebooted)))
+                looks.update(self._settled(sorted(rebooted), booted=True))
             pending = {}
             for node, look in looks.items():
                 again = () if number == PASSES else self._again(look, known[node], node in rebooted)
@@ -184,6 +153,7 @@ class Up:
         """Reboot nodes; those that came back."""
         if not nodes:
             return set()
+        self._say(f"rebooting {len(nodes)} node{'s' if len(nodes) != 1 else ''}")
         outcomes = self._hands.reboot(nodes)
         for node in nodes:
             self._done[node].rebooted = True
@@ -212,6 +182,21 @@ class Up:
             else:
                 looks[node] = look
         return looks
+
+    def _settled(self, nodes: Sequence[str], *, booted: bool = False) -> dict[str, Look]:
+        """Look again until nothing is on its way any more. A machine that has just booted gets at least a
+        second look, and more as long as each finds less to differ."""
+        looks = self._look(nodes)
+        for _ in range(SETTLE_LOOKS):
+            moving = [node for node, look in looks.items() if _is_moving(look) or (booted and look.drifts)]
+            if not moving:
+                break
+            self._pause(SETTLE_PAUSE)
+            before = {node: looks.pop(node) for node in moving}
+            after = self._look(moving)
+            looks.update(after)
+            booted = any(len(look.drifts) < len(before[node].drifts) for node, look in after.items())
+        return {node: looks[node] for node in nodes if node in looks}
 
     def _again(self, look: Look, known: set[tuple[str, str]], rebooted: bool) -> tuple[str, ...]:
         """The roles worth running once more: their promise was broken meanwhile, or they had waited for a
@@ -264,6 +249,10 @@ def _facts(drifts: Iterable[Drift]) -> set[tuple[str, str]]:
     return {(drift.expectation.role, drift.expectation.fact) for drift in drifts}
 
 
+def _is_moving(look: Look) -> bool:
+    return any(drift.found in _MOVING for drift in look.drifts if isinstance(drift.found, str))
+
+
 def _wants_reboot(look: Look, number: int) -> bool:
     """On the first pass any promise that waits for a reboot is reason enough: other roles may wait for it,
     too (the fabric manager for the driver). On the last one a reboot must be all that is missing."""
@@ -271,18 +260,3 @@ def _wants_reboot(look: Look, number: int) -> bool:
     if number < PASSES:
         return bool(waiting or look.boot_required)
     return bool(waiting or look.boot_required) and len(waiting) == len(look.drifts)
-
-
-def count_of(drifts: Sequence[Drift], what: str) -> str:
-    """`1 expectation …` or `3 expectations …`."""
-    return f"{len(drifts)} expectation{'s' if len(drifts) != 1 else ''} {what}"
-
-
-def exit_code(results: Iterable[Result]) -> ExitCode:
-    """The worst that happened, as the shell sees it."""
-    statuses = {result.status for result in results}
-    if Status.INTERRUPTED in statuses:
-        return ExitCode.INTERRUPTED
-    if statuses & _UNHEALTHY:
-        return ExitCode.UNHEALTHY
-    return ExitCode.INCOMPLETE if statuses & _INCOMPLETE else ExitCode.OK

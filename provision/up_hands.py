@@ -101,6 +101,7 @@ class AnsibleHands:
     on_event: Callable[[Event], None] = lambda _event: None
     _described: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _looked: int = 0
+    _applying: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def look(self, nodes: Sequence[str]) -> Mapping[str, Look]:
         """Observe nodes again, and compare with what is declared."""
@@ -112,6 +113,7 @@ class AnsibleHands:
 
     def apply(self, roles: Mapping[str, tuple[str, ...]]) -> Mapping[str, Outcome]:
         """Run each node's roles, and only those."""
+        self._applying = roles
         hosts = {
             node: {**variables, "gpuprov_roles": list(roles[node])}
             for node, variables in self._hosts(list(roles)).items()
@@ -147,6 +149,8 @@ class AnsibleHands:
 
     def _heard(self, event: Event) -> None:
         self.journal.event(event)
+        if event.kind == "started" and event.role and event.role not in self._applying.get(event.node, ()):
+            return  # a role this node does not need: all its tasks will be skipped
         self.on_event(event)
 
 

@@ -19,8 +19,9 @@ from provision.inventory import Fleet
 from provision.plan import Plan
 from provision.store import RunFolder
 from provision.terminal import Progress, printable
-from provision.up import Result, Settings, Status, Up, count_of, exit_code
+from provision.up import Settings, Up
 from provision.up_hands import AnsibleHands, Journal, looks
+from provision.up_result import Result, Status, count_of, exit_code
 
 _FEW = 32  # nodes whose every role is worth a line where there is no terminal
 
@@ -186,17 +187,17 @@ class Session:
         raise GpuprovError("stopped before anything was changed", "--yes goes on without asking")
 
     def _heard(self, event: Event, progress: Progress, busy: int) -> None:
+        """Tell a person what is happening: every task on a terminal, every role elsewhere; of a large fleet
+        the node that comes first."""
         if event.kind == "changed" and "item" not in event.result:
             self.changes.setdefault(event.node, []).append((event.role, event.task))
         if event.kind != "started":
             return
-        what = event.role or event.task
-        whose = event.node if busy <= _FEW else "all"
         if sys.stderr.isatty():
             progress.step(f"{event.node}: {event.role + ' · ' if event.role else ''}{event.task}")
-        elif self._roles.get(whose) != what:
-            progress.step(f"{event.node}: {what}")
-        self._roles[whose] = what
+        elif event.role and self._roles.get(event.node if busy <= _FEW else "all") != event.role:
+            self._roles[event.node if busy <= _FEW else "all"] = event.role
+            progress.step(f"{event.node}: {event.role}")
 
     def _note(self, result: Result) -> None:
         self.results[result.node] = result

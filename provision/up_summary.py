@@ -11,7 +11,7 @@ from typing import Any
 from provision.drift import Drift
 from provision.report.names import fold
 from provision.terminal import printable
-from provision.up import Result, Status
+from provision.up_result import Result, Status
 
 _ORDER = list(Status)  # worst first, as declared there
 _FINE = {Status.DONE, Status.AS_DECLARED, Status.CHECKED}

@@ -14,7 +14,8 @@ from provision.errors import ExitCode
 from provision.expectations import Expectation
 from provision.plan import NodePlan, Plan
 from provision.runner import Outcome
-from provision.up import Look, Result, Settings, Status, Up, exit_code
+from provision.up import SETTLE_LOOKS, Look, Settings, Up
+from provision.up_result import Result, Status, exit_code
 
 ORDER = ("nvidia_driver", "nvlink", "nccl")
 
@@ -46,6 +47,10 @@ class Remembering:
     reboots: dict[str, Outcome] = field(default_factory=dict)
     calls: list[tuple[str, Any]] = field(default_factory=list)
     on_apply: Callable[[], None] = lambda: None
+    paused: list[float] = field(default_factory=list)
+
+    def pause(self, seconds: float) -> None:
+        self.paused.append(seconds)
 
     def look(self, nodes: Sequence[str]) -> Mapping[str, Look]:
         self.calls.append(("look", tuple(nodes)))
@@ -68,7 +73,7 @@ class Remembering:
 def carry_out(plan: Plan, hands: Remembering, **settings: Any) -> Up:
     order = {"role_order": ORDER, **settings}
     told: list[Result] = []
-    up = Up(plan, hands, Settings(**order), on_result=told.append)
+    up = Up(plan, hands, Settings(**order), on_result=told.append, pause=hands.pause)
     up.run()
     assert told == list(up.results.values())
     return up
@@ -196,11 +201,46 @@ def test_there_is_no_third_pass() -> None:
 
 def test_roles_that_had_waited_for_the_reboot_run_again_after_it() -> None:
     driver, fabric = drift("a", "nvidia_driver", reboot=True), drift("a", "nvlink")
-    hands = Remembering(looks={"a": [Look("a", (driver, fabric)), Look("a", (fabric,)), Look("a")]})
+    hands = Remembering(
+        looks={"a": [Look("a", (driver, fabric)), Look("a", (fabric,)), Look("a", (fabric,)), Look("a")]}
+    )
     up = carry_out(plan_of({"a": [driver, fabric]}), hands)
-    assert [call[0] for call in hands.calls] == ["apply", "look", "reboot", "look", "apply", "look"]
-    assert hands.calls[4] == ("apply", {"a": ("nvlink",)})
+    assert [call[0] for call in hands.calls] == ["apply", "look", "reboot", "look", "look", "apply", "look"]
+    assert hands.calls[5] == ("apply", {"a": ("nvlink",)})
     assert up.results["a"].status is Status.DONE
+
+
+def service(node: str, state: str) -> Drift:
+    expectation = Expectation("nvlink", "service.fabricmanager.active", "equals", "active", "because")
+    return Drift(node, expectation, state)
+
+
+def test_what_is_still_starting_is_waited_for_and_no_role_runs_again() -> None:
+    starting = Look("a", (service("a", "activating"),))
+    hands = Remembering(looks={"a": [starting, starting, starting, Look("a")]})
+    up = carry_out(plan_of({"a": [drift("a", "nvlink")], "b": [drift("b")]}), hands)
+    assert statuses(up) == {"a": Status.DONE, "b": Status.DONE}
+    assert [call for call in hands.calls if call[0] == "look"] == [("look", ("a", "b"))] + [
+        ("look", ("a",))
+    ] * 3
+    assert len([call for call in hands.calls if call[0] == "apply"]) == 1
+    assert len(hands.paused) == 3
+
+
+def test_what_starts_for_ever_is_not_waited_for_for_ever() -> None:
+    hands = Remembering(looks={"a": [Look("a", (service("a", "activating"),))]})
+    up = carry_out(plan_of({"a": [service("a", "inactive")]}), hands)
+    assert up.results["a"].status is Status.NOT_HELD
+    assert len(hands.paused) == SETTLE_LOOKS
+
+
+def test_a_machine_that_has_just_booted_gets_a_second_look() -> None:
+    waiting = drift("a", "nvidia_driver", reboot=True)
+    late = [Look("a", (service("a", "inactive"), drift("a"))), Look("a", (drift("a"),)), Look("a")]
+    hands = Remembering(looks={"a": [Look("a", (waiting,)), *late]})
+    up = carry_out(plan_of({"a": [waiting]}), hands)
+    assert up.results["a"].status is Status.DONE
+    assert [call[0] for call in hands.calls] == ["apply", "look", "reboot", "look", "look", "look"]
 
 
 def test_on_the_last_pass_nothing_is_rebooted_in_vain() -> None:

@@ -1,0 +1,63 @@
+"""How `up` ended for one node and for all of them: statuses, worst first, and the exit code they make."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from provision.drift import Drift
+from provision.errors import ExitCode
+
+
+class Status(enum.StrEnum):
+    """How it ended for one node, worst first."""
+
+    FAILED = "failed"  # a role failed on it
+    NOT_HELD = "not as declared"  # the roles ran, and expectations still do not hold
+    REFUSED = (
+        "refused"  # versions that cannot live together, or a machine we do not know: nothing was touched
+    )
+    REBOOT_NEEDED = "reboot needed"  # --no-reboot was given, and only a reboot is missing
+    INTERRUPTED = "interrupted"
+    NOT_ATTEMPTED = "not attempted"  # too many others had failed before its wave, or we were interrupted
+    UNREADABLE = "unreadable"  # it answered, but what matters could not be read
+    UNREACHABLE = "unreachable"
+    CHECKED = "checked"  # --check: nothing was changed
+    DONE = "done"  # changed, and verified
+    AS_DECLARED = "as declared"  # nothing to do
+
+
+UNHEALTHY = {Status.FAILED, Status.NOT_HELD, Status.REFUSED, Status.REBOOT_NEEDED, Status.NOT_ATTEMPTED}
+INCOMPLETE = {Status.UNREADABLE, Status.UNREACHABLE}
+
+
+@dataclass(frozen=True)
+class Result:
+    """How it ended for one node. `message` is one line; `drifts` are those that remain; `roles` those that
+    ran."""
+
+    node: str
+    status: Status
+    message: str = ""
+    role: str = ""
+    task: str = ""
+    roles: tuple[str, ...] = ()
+    changed: int = 0
+    rebooted: bool = False
+    drifts: tuple[Drift, ...] = ()
+
+
+def count_of(drifts: Sequence[Drift], what: str) -> str:
+    """`1 expectation …` or `3 expectations …`."""
+    return f"{len(drifts)} expectation{'s' if len(drifts) != 1 else ''} {what}"
+
+
+def exit_code(results: Iterable[Result]) -> ExitCode:
+    """The worst that happened, as the shell sees it."""
+    statuses = {result.status for result in results}
+    if Status.INTERRUPTED in statuses:
+        return ExitCode.INTERRUPTED
+    if statuses & UNHEALTHY:
+        return ExitCode.UNHEALTHY
+    return ExitCode.INCOMPLETE if statuses & INCOMPLETE else ExitCode.OK
