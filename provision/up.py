@@ -18,9 +18,7 @@ from provision.plan import Plan
 from provision.up_result import INCOMPLETE, UNHEALTHY, Result, Status, count_of
 
 PASSES = 2  # a role may undo what another promised; whoever still differs after the second pass is stuck
-SETTLE_LOOKS = (
-    12  # further looks at what is still starting (a fabric manager takes half a minute)
-)
+SETTLE_LOOKS = 12  # further looks at what is still starting (a fabric manager takes half a minute)
 SETTLE_PAUSE = 5.0  # seconds between them
 _MOVING = ("activating", "reloading", "deactivating")  # what systemd calls a service that is on its way
 
