@@ -92,13 +92,15 @@ def find_run(name: str | None, runs: Path | None) -> RunFolder:
     if name is None:
         return store.latest("validate", runs)
     home = runs or store.runs_home()
-    path = Path(name) if Path(name).exists() else home / name
-    if path.is_file() and path.name == "report.json":
-        path = path.parent
-    if not path.is_dir():
-        known = sorted(folder.name for folder in home.glob("*Z-validate")) if home.is_dir() else []
+    here = Path(name).parent if Path(name).name == "report.json" else Path(name)
+    path = next((path for path in (here, home / name) if (path / "run.json").is_file()), None)
+    if path is None:
+        known = sorted((folder.name for folder in home.glob("*Z-validate")), reverse=True)
         raise RunFolderError(
-            f"there is no run {name}: not a folder, and not in {home}", did_you_mean(name, known)
+            f"there is no run {name}: it is no run folder, and none in {home} has this name",
+            did_you_mean(
+                name, known, f"there are: {', '.join(known[:3])}" if known else "gpuprov validate makes one"
+            ),
         )
     folder = store.RunFolder.open(path)
     verb = folder.meta().get("verb")

@@ -35,16 +35,16 @@ def fold(names: Iterable[str], limit: int = 400) -> str:
     unique = sorted(set(names), key=natural)
     pieces: list[str] = []
     length = shown = 0
-    for text, count in _folded(unique):
+    for text, count in _folded(unique, limit):
         if pieces and length + len(text) > limit:
             return f"{', '.join(pieces)} … and {len(unique) - shown:,} more"
-        pieces.append(text if len(text) <= limit else text[: limit - 1] + "…")
+        pieces.append(text)
         length += len(text) + 2
         shown += count
     return ", ".join(pieces)
 
 
-def _folded(names: list[str]) -> Iterable[tuple[str, int]]:
+def _folded(names: list[str], limit: int) -> Iterable[tuple[str, int]]:
     """Ranges and single names, in the order of their first member, with how many names each stands for."""
     groups: dict[tuple[str, str, int], list[tuple[int, str]]] = defaultdict(list)
     for name in names:
@@ -58,7 +58,8 @@ def _folded(names: list[str]) -> Iterable[tuple[str, int]]:
         if len(numbers) == 1:
             yield f"{before}{numbers[0][1]}{after}", 1
         else:
-            yield f"{before}[{_ranges([number for number, _ in numbers], width)}]{after}", len(numbers)
+            ranges = _ranges([number for number, _ in numbers], width, limit)
+            yield f"{before}[{ranges}]{after}", len(numbers)
 
 
 def _with_padded_joined(
@@ -84,11 +85,17 @@ def _split(name: str) -> tuple[str, str, str]:
     return (match[1], match[2], match[3] + dot + domain) if match else (name, "", "")
 
 
-def _ranges(numbers: list[int], width: int) -> str:
-    """Sorted numbers as `01-03,07`."""
+def _ranges(numbers: list[int], width: int, limit: int) -> str:
+    """Sorted numbers as `01-03,07`; beyond `limit` characters it says how many more."""
     starts = [numbers[0]] + [b for a, b in pairwise(numbers) if b != a + 1]
     ends = [a for a, b in pairwise(numbers) if b != a + 1] + [numbers[-1]]
-    return ",".join(
-        f"{start:0{width}d}" if start == end else f"{start:0{width}d}-{end:0{width}d}"
-        for start, end in zip(starts, ends, strict=True)
-    )
+    pieces: list[str] = []
+    length = shown = 0
+    for start, end in zip(starts, ends, strict=True):
+        piece = f"{start:0{width}d}" if start == end else f"{start:0{width}d}-{end:0{width}d}"
+        if pieces and length + len(piece) > limit:
+            return f"{','.join(pieces)},… {len(numbers) - shown:,} more"
+        pieces.append(piece)
+        length += len(piece) + 1
+        shown += end - start + 1
+    return ",".join(pieces)

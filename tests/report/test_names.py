@@ -34,5 +34,10 @@ def test_a_long_list_is_cut_and_says_how_many_are_missing() -> None:
     assert fold(names, limit=40) == "a[1,3]-host, b[1,3]-host, c[1,3]-host … and 14 more"
 
 
+def test_one_long_range_is_cut_too() -> None:
+    names = [f"gpu-{number:03d}" for number in range(0, 200, 2)]
+    assert fold(names, limit=12) == "gpu-[000,002,004,… 97 more]"
+
+
 def test_natural_order() -> None:
     assert sorted(["gpu-10", "gpu-9", "a", "1"], key=natural) == ["1", "a", "gpu-9", "gpu-10"]
