@@ -87,7 +87,7 @@ def facts_of(body: bytes, asked: Collection[str]) -> tuple[dict[str, Any], dict[
 
 def _reason(reason: str, uid: int) -> str:
     if "permission denied" in reason and uid != 0:
-        reason += f" (as uid {uid}; does the inventory lack ansible_become: true?)"
+        reason += f" (asked as uid {uid}, without sudo: ansible_become is off)"
     return one_line(reason)
 
 

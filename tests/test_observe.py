@@ -149,3 +149,11 @@ def test_nodes_only_ansible_can_reach(sshd: Any) -> None:
     assert found["local"].facts[tricky] is False
     assert found["broken"].error
     assert found["broken"].facts == {}
+
+
+def test_ansible_finds_no_template_in_what_a_node_is_asked() -> None:
+    names = {"file./a{{ 7 }}{% x %}{# y #}.exists", "file./b\\{{.exists"}
+    answers = module._Answers({"gpu-01": names}, 60, None)
+    call = answers.program("gpu-01").rpartition("main(dict(")[2]
+    assert "{" not in call
+    assert set(eval("dict(" + call.rstrip().removesuffix(")"))["facts"]) == names  # noqa: S307
