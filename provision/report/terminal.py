@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from provision.health import FleetHealth, GpuIdentity
 from provision.judge import Verdict
 from provision.report.causes import HEADINGS, SYMBOLS, Cause, Culprit, causes, coverage, headline, overall
-from provision.report.names import fold
+from provision.report.names import fold, natural
 from provision.report.text import duration, many, one_line, quantity
 
 _CAUSES = 12  # shown of each verdict; the report files have all
@@ -129,9 +129,11 @@ def _culprit(culprit: Culprit, told: bool) -> str:
         name += f" ({'; '.join(_identity(gpu, len(culprit.gpus) > 1) for gpu in culprit.gpus)})"
     facts = [] if told else [one_line(finding.message, 300)]
     measured, limit = quantity(finding.value, finding.unit), one_line(finding.limit, 80)
-    # A message that states both numbers is not followed by them again.
-    if measured and (measured not in finding.message or limit not in finding.message):
-        facts.append(f"measured {measured}" + (f", limit {limit}" if limit else ""))
+    # A message that tells the limit tells the value too; without a limit, a word tells nothing new.
+    if limit and limit not in finding.message:
+        facts.append(f"measured {measured or 'nothing'}, limit {limit}")
+    elif not limit and isinstance(finding.value, int | float) and f"{finding.value:g}" not in finding.message:
+        facts.append(f"measured {measured}")
     return f"{name}: {'; '.join(facts)}" if facts else name
 
 
@@ -188,7 +190,7 @@ def _on(found: Sequence[Cause], *verdicts: Verdict) -> list[str]:
 
 
 def _nodes(names: Sequence[str]) -> str:
-    unique = list(dict.fromkeys(names))
+    unique = sorted(set(names), key=natural)
     if len(unique) > _NAMED or any(one_line(name) != name for name in unique):
         return " --nodes all"
     return f" --nodes {shlex.quote(','.join(unique))}"

@@ -144,6 +144,26 @@ def test_a_command_to_type_is_quoted(samples: ModuleType) -> None:
     assert "next: gpuprov validate --nodes 'gpu 3;reboot'\n" in summary(samples.fleet(bad))
 
 
+@pytest.mark.parametrize(
+    ("value", "limit", "message", "said"),
+    [
+        (172.105, "≥ 335 GB/s", "write is 172.105 GB/s (limit ≥ 335 GB/s)", "gpu-01 gpu0"),
+        (23, "≤ 10", "23 remapped rows", "gpu-01 gpu0: measured 23, limit ≤ 10"),
+        (2, "", "Xid 119, 2 times", "gpu-01 gpu0"),
+        ("Yes", "", "a row remap failed", "gpu-01 gpu0"),
+        (7, "", "too hot", "gpu-01 gpu0: measured 7"),
+    ],
+)
+def test_no_number_is_said_twice_and_none_is_left_out(
+    samples: ModuleType, value: float | str, limit: str, message: str, said: str
+) -> None:
+    finding = Finding("gpu_burn", Verdict.FAIL, "gpu0", message, "metric", value, limit=limit)
+    node = dataclasses.replace(
+        samples.node("gpu-01", (samples.result("gpu_burn", [finding], [], 1.0),)), gpus=()
+    )
+    assert f"      {said}\n" in summary(samples.fleet(node, asked=("gpu_burn",)))
+
+
 def test_changes_names_nodes_whose_verdict_moved(samples: ModuleType) -> None:
     before, after = samples.healthy(), samples.demo()
     assert changes(before, after) == ["gpu-03: pass → fail"]
