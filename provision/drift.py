@@ -12,7 +12,7 @@ from provision.observe import Observation
 _ABSENT = object()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Drift:
     """One expectation that does not hold on one node. `unknown`: not readable (`problem` says why)."""
 

@@ -112,7 +112,8 @@ def _effort(node: NodePlan) -> str:
     if not node.roles:
         return "nothing a role could repair"
     reboot = ", may reboot" if node.reboot else ""
-    return f"{len(node.roles)} role{'s' if len(node.roles) > 1 else ''}{reboot}, about {node.minutes:.0f} minutes"
+    roles = f"{len(node.roles)} role{'s' if len(node.roles) > 1 else ''}"
+    return f"{roles}{reboot}, about {node.minutes:.0f} minutes"
 
 
 def _reasons(node: NodePlan, everything: bool) -> list[str]:
