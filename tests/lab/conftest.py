@@ -104,7 +104,7 @@ class Lab:
 
 @contextlib.contextmanager
 def running_lab(prefix: str, wanted: tuple[NodeSpec, ...], inventory: Path) -> Iterator[Lab]:
-    """A fresh lab that no other test session has; what a killed session left under its name is removed first."""
+    """A fresh lab that no other test session has; what a killed session left is removed first."""
     with contextlib.ExitStack() as stack:
         for number in range(1, 20):
             name = f"{prefix}{number}"

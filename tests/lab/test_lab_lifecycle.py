@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from provision.errors import ExitCode
 from provision.lab import leftovers, mirror, network, process, record
@@ -164,7 +165,7 @@ def test_interrupting_up_removes_what_it_had_made(name: str, tmp_path: Path) -> 
 
 
 def test_down_finds_nodes_whose_supervisor_and_record_are_lost(name: str, tmp_path: Path) -> None:
-    """The worst case: supervisors killed, state file gone. Nodes live on, and are found by looking at the host."""
+    """Supervisors killed, state file gone: nodes live on, and are found by looking at the host."""
     up(name, tmp_path / "lab.yml")
     for pid, kind in leftovers.processes(name).items():
         if kind == "supervisor":
@@ -191,6 +192,37 @@ def test_down_finds_orphans_of_a_killed_nspawn(name: str, tmp_path: Path) -> Non
     assert gpuprov_lab("down", "--lab", name).returncode == ExitCode.OK
     assert leftovers.find(name) == []
     assert [pid for pid in orphans if process.started_at(pid) is not None] == []
+
+
+def test_nodes_install_signed_packages_and_refuse_another_key(name: str, tmp_path: Path) -> None:
+    """apt takes the fixture repository with its own key alone; the real kmod reads the module it installs."""
+    up(name, tmp_path / "lab.yml", "one=l40s", "two=h100-sxm:debian12")
+    variables = yaml.safe_load((tmp_path / "lab.yml").read_text())["gpu_nodes"]
+    kernel = os.uname().release
+    for node, own in variables["hosts"].items():
+        url, key = own["nvidia_repository_cuda_url"], own["nvidia_repository_cuda_key_url"]
+        fetch = "import sys, urllib.request as u; sys.stdout.buffer.write(u.urlopen(sys.argv[1]).read())"
+        source = f"deb [signed-by=/usr/share/keyrings/cuda.asc] {url} /"
+        prepare = (
+            f"python3 -c '{fetch}' {key} | sudo tee /usr/share/keyrings/cuda.asc >/dev/null &&"
+            f" echo '{source}' | sudo tee /etc/apt/sources.list.d/cuda.list && sudo apt-get update 2>&1"
+        )
+        updated = gpuprov_lab("ssh", "--lab", name, node, prepare)
+        assert updated.returncode == 0, updated.stdout
+        assert "W:" not in updated.stdout, updated.stdout
+        install = (
+            "sudo apt-get install -qq -y --no-install-recommends nvidia-kernel-open-dkms 2>&1 &&"
+            f" /sbin/modinfo -F license nvidia && /sbin/modinfo -F vermagic nvidia | grep -F '{kernel} ' &&"
+            ' test "$(/sbin/modinfo -F version nvidia)-1" ='
+            " \"$(dpkg-query -W -f '${Version}' nvidia-kernel-open-dkms)\" && dpkg -V nvidia-kernel-open-dkms"
+        )
+        installed = gpuprov_lab("ssh", "--lab", name, node, install)
+        assert installed.returncode == 0, installed.stdout
+        assert "Dual MIT/GPL" in installed.stdout
+        toolkit_key = own["nvidia_repository_toolkit_key_url"]
+        wrong = gpuprov_lab("ssh", "--lab", name, node, prepare.replace(key, toolkit_key))
+        assert wrong.returncode != 0 or "W:" in wrong.stdout, "a repository signed by another key is refused"
+        assert "NO_PUBKEY" in wrong.stdout or "issing key" in wrong.stdout, wrong.stdout
 
 
 def test_two_labs_get_two_networks(lab: Any, name: str, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `lab up` promises of a node: reachable, booted, its own identity, the simulated silicon in place, packages."""
+"""What `lab up` promises of a node: reachable, booted, its own identity, silicon in place, packages."""
 
 from __future__ import annotations
 
