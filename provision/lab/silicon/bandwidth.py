@@ -18,7 +18,7 @@ def pcie_factor(node, gpu) -> float:
 
 
 def peer(node, one, other, kind: str):
-    """GB/s between two GPUs, or None where one cannot reach the other; `kind` is read, write or bidirectional."""
+    """GB/s between two GPUs, None where one cannot reach the other; `kind`: read, write or bidirectional."""
     a, b = sorted([one["slot"], other["slot"]])
     if node.fault("pair_disabled", a=a, b=b):
         return None

@@ -1,4 +1,4 @@
-"""What the kernel and udev do at boot: a new kernel log, the modules that the hardware asks for, those listed by name."""
+"""What the kernel and udev do at boot: a new log, the modules the hardware asks for, those listed by name."""
 
 import platform
 from pathlib import Path
@@ -47,7 +47,7 @@ def _try(node, name: str) -> bool:
     try:
         modprobe.load(node, name)
         return True
-    except (modprobe.Refused, FileNotFoundError) as why:
+    except (modprobe.RefusedError, FileNotFoundError) as why:
         kernel_log.append(node.folder, [f"systemd-udevd[312]: Failed to insert module '{name}': {why}"])
         return False
 
@@ -58,18 +58,23 @@ def _listed(root: Path) -> list:
     for place in ("usr/lib/modules-load.d", "run/modules-load.d", "etc/modules-load.d"):
         for path in sorted((root / place).glob("*.conf")):
             lines = path.read_text(errors="replace").splitlines()
-            names += [line.strip().replace("-", "_") for line in lines if line.strip() and line[0] not in "#;"]
+            names += [
+                line.strip().replace("-", "_") for line in lines if line.strip() and line[0] not in "#;"
+            ]
     return names
 
 
 def _kernel_lines(node) -> list:
     lines = [
-        f"Linux version {platform.release()} (gcc (Debian 14.2.0-19) 14.2.0, GNU ld (GNU Binutils) 2.44) #1 SMP",
+        f"Linux version {platform.release()} (gcc (Debian 14.2.0-19) 14.2.0, GNU ld (GNU Binutils) 2.44) "
+        "#1 SMP",
         f"Command line: BOOT_IMAGE=/boot/vmlinuz-{platform.release()} root=/dev/md0 ro quiet",
         "BIOS-provided physical RAM map:",
         "ACPI: PCI Root Bridge [PC00] (domain 0000 [bus 00-16])",
     ]
     for gpu in node.present():
-        lines.append(f"pci {gpu['address']}: [10de:{node.sku['device']}] type 00 class 0x030200 PCIe Endpoint")
+        lines.append(
+            f"pci {gpu['address']}: [10de:{node.sku['device']}] type 00 class 0x030200 PCIe Endpoint"
+        )
     lines.append("systemd[1]: Inserted module 'autofs4'")
     return lines

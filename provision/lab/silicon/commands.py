@@ -126,6 +126,10 @@ def _list(as_json: bool) -> int:
         print(json.dumps(known, indent=1))
         return 0
     for one in known:
-        names = [p["name"] if p["required"] else "{}={}".format(p["name"], p["default"]) for p in one["parameters"]]
-        print("{:18} {}\n{:18}   {}".format(one["id"], one["meaning"], "", " ".join(names) or "no parameters"))
+        names = [
+            p["name"] if p["required"] else "{}={}".format(p["name"], p["default"]) for p in one["parameters"]
+        ]
+        print(
+            "{:18} {}\n{:18}   {}".format(one["id"], one["meaning"], "", " ".join(names) or "no parameters")
+        )
     return 0

@@ -6,7 +6,10 @@ import sys
 NAMES = {
     100: ("CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"),
     802: ("CUDA_ERROR_SYSTEM_NOT_READY", "system not yet initialized"),
-    803: ("CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", "system has unsupported display driver / cuda driver combination"),
+    803: (
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        "system has unsupported display driver / cuda driver combination",
+    ),
 }
 _PLACES = ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64")
 
@@ -16,7 +19,7 @@ def library_version(node, name: str) -> str:
     for place in _PLACES:
         link = node.root / place / name
         if link.is_symlink():
-            return os.readlink(str(link)).partition(".so.")[2]
+            return os.readlink(str(link)).partition(".so.")[2]  # noqa: PTH115 (Path.readlink came with 3.9)
     return ""
 
 
@@ -44,7 +47,7 @@ def error(node) -> int:
 
 
 def devices(node) -> list:
-    """The GPUs in CUDA's order, as CUDA_VISIBLE_DEVICES leaves them: the first unknown entry ends the list."""
+    """The GPUs in CUDA's order, as CUDA_VISIBLE_DEVICES leaves them: an unknown entry ends the list."""
     usable = node.usable()
     wanted = os.environ.get("CUDA_VISIBLE_DEVICES")
     if wanted is None:
@@ -55,7 +58,9 @@ def devices(node) -> list:
         if name.isdigit() and int(name) < len(usable):
             gpu = usable[int(name)]
         else:
-            gpu = next((one for one in usable if name.startswith("GPU-") and one["uuid"].startswith(name)), None)
+            gpu = next(
+                (one for one in usable if name.startswith("GPU-") and one["uuid"].startswith(name)), None
+            )
         if gpu is None or gpu in chosen:
             break
         chosen.append(gpu)

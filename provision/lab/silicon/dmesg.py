@@ -1,14 +1,30 @@
 """dmesg: prints the simulated kernel log, with the options people use."""
 
+import sys
 import time
+from pathlib import Path
 
 import kernel_log
 
-_WITH_VALUE = ("-l", "--level", "-f", "--facility", "-s", "--buffer-size", "-n", "--console-level", "--since", "--until")
+_WITH_VALUE = (
+    "-l",
+    "--level",
+    "-f",
+    "--facility",
+    "-s",
+    "--buffer-size",
+    "-n",
+    "--console-level",
+    "--since",
+    "--until",
+)
 
 
 def dmesg(node, arguments: list) -> int:
-    """-T, -t, --time-format, -x and -r change the output; filters by level pass everything; -C is not obeyed."""
+    """-T, -t, --time-format, -x and -r change the output; filters pass everything; -C is not obeyed."""
+    if not node.privileged() and _restricted():
+        print("dmesg: read kernel buffer failed: Operation not permitted", file=sys.stderr)
+        return 1
     style, prefix = "seconds", ""
     words = iter(arguments)
     for word in words:
@@ -30,13 +46,23 @@ def dmesg(node, arguments: list) -> int:
     return 0
 
 
+def _restricted() -> bool:
+    try:
+        return Path("/proc/sys/kernel/dmesg_restrict").read_text().strip() != "0"
+    except OSError:
+        return False
+
+
 def _stamp(style: str, seconds: float, moment: float) -> str:
     if style in ("ctime", "reltime"):
         return time.strftime("[%a %b %e %H:%M:%S %Y] ", time.localtime(moment))
     if style == "iso":
         zone = time.strftime("%z", time.localtime(moment))
         micros = int(moment % 1 * 1000000)
-        return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment)) + f",{micros:06d}{zone[:3]}:{zone[3:]} "
+        return (
+            time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(moment))
+            + f",{micros:06d}{zone[:3]}:{zone[3:]} "
+        )
     if style == "notime":
         return ""
     return f"[{seconds:12.6f}] "

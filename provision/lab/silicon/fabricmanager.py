@@ -1,4 +1,4 @@
-"""nv-fabricmanager: refuses a driver of another version, has nothing to do without NVSwitches, else initialises them."""
+"""nv-fabricmanager: refuses a driver of another version, and has nothing to do without NVSwitches."""
 
 import os
 import sys
@@ -9,6 +9,10 @@ import daemon
 from load import wait
 
 READY = "fabricmanager.ready"
+NOTHING = (
+    "request to query NVSwitch device information from NVSwitch driver failed with error:"
+    "WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]"
+)
 
 
 def fabricmanager(node, arguments: list) -> int:
@@ -21,15 +25,16 @@ def fabricmanager(node, arguments: list) -> int:
     log = _Log(settings.get("LOG_FILE_NAME", "/var/log/fabricmanager.log"), node)
     driver = node.driver()
     if driver is None:
-        return log.failure("request to query NVSwitch device information from NVSwitch driver failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]")
+        return log.failure(NOTHING)
     log.write("INFO", f"Fabric Manager version {mine} started")
     if driver[0] != mine:
         return log.failure(
-            f"fabric manager NVIDIA GPU driver interface version {mine} don't match with driver version {driver[0]}. "
+            f"fabric manager NVIDIA GPU driver interface version {mine} don't match with driver version "
+            f"{driver[0]}. "
             "Please update with matching NVIDIA driver package."
         )
     if not node.sku["fabric"]:
-        log.failure("request to query NVSwitch device information from NVSwitch driver failed with error:WARNING Nothing to do [NV_WARN_NOTHING_TO_DO]")
+        log.failure(NOTHING)
         return 0
     if node.sku["fabric"] == "nvlink5":
         missing = _switch_manager(node)
@@ -40,7 +45,8 @@ def fabricmanager(node, arguments: list) -> int:
     log.write("INFO", f"number of GPUs detected: {len(present)}")
     log.say("Connected to 1 node.")
     log.say(
-        "Successfully configured all the available NVSwitches to route GPU NVLink traffic. NVLink Peer-to-Peer support "
+        "Successfully configured all the available NVSwitches to route GPU NVLink traffic. NVLink "
+        "Peer-to-Peer support "
         "will be enabled once the GPUs are successfully registered with the NVLink fabric."
     )
     marker = node.folder / "run" / READY
@@ -67,7 +73,9 @@ def _settings(arguments: list) -> dict:
     except OSError:
         print(f"unable to open provided configuration file {path}", file=sys.stderr)
         lines = []
-    return dict(line.strip().partition("=")[::2] for line in lines if "=" in line and not line.startswith("#"))
+    return dict(
+        line.strip().partition("=")[::2] for line in lines if "=" in line and not line.startswith("#")
+    )
 
 
 class _Log:

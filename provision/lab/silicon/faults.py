@@ -1,6 +1,7 @@
 """The faults a node can have: their parameters, and what they mean. What they change is in the tools.
 
-A fault in state.json is {"id": …, parameter: value, …}. `look-alike` faults are healthy oddities that must not be flagged.
+A fault in state.json is {"id": …, parameter: value, …}. A `look-alike` is a healthy oddity that must not be
+flagged.
 """
 
 import difflib
@@ -30,7 +31,14 @@ def _gpu(meaning="which GPU (its index on a healthy node)", name="gpu"):
 
 def _factor(default, low=0.01, high=1.0):
     meaning = "what remains of the healthy rate"
-    return {"name": "factor", "type": "number", "default": default, "low": low, "high": high, "meaning": meaning}
+    return {
+        "name": "factor",
+        "type": "number",
+        "default": default,
+        "low": low,
+        "high": high,
+        "meaning": meaning,
+    }
 
 
 def _number(name, default, low, high, meaning):
@@ -46,23 +54,42 @@ def _text(name, default, meaning):
 
 
 def _tool():
-    return [_choice("tool", REQUIRED, TOOLS, "which program"), _text("args", "", "only when its arguments contain this")]
+    return [
+        _choice("tool", REQUIRED, TOOLS, "which program"),
+        _text("args", "", "only when its arguments contain this"),
+    ]
 
 
 _YES_NO = ("no", "yes")
 
 # id -> (meaning, parameters, the parameters that tell two faults of one id apart)
 FAULTS = {
-    "burn_errors": ("wrong results in gpu_burn: FAULTY, exit 0", [_gpu(), _number("errors", 3, 1, 10**9, "per report")], ["gpu"]),
+    "burn_errors": (
+        "wrong results in gpu_burn: FAULTY, exit 0",
+        [_gpu(), _number("errors", 3, 1, 10**9, "per report")],
+        ["gpu"],
+    ),
     "burn_dies": ("a GPU's gpu_burn process dies", [_gpu()], ["gpu"]),
     "gpu_slow": ("a GPU computes slowly", [_gpu(), _factor(0.7)], ["gpu"]),
     "gpu_missing": ("a GPU is not on the PCI bus", [_gpu()], ["gpu"]),
     "gpu_off_bus": ("a GPU fell off the bus after boot: Xid 79", [_gpu()], ["gpu"]),
-    "memory_small": ("a GPU reports less memory", [_gpu(), _number("mib", 40960, 1024, 10**6, "total in MiB")], ["gpu"]),
-    "hot_gpu": ("a GPU runs hotter", [_gpu(), _number("degrees", 15, 1, 60, "above its peers, in C")], ["gpu"]),
+    "memory_small": (
+        "a GPU reports less memory",
+        [_gpu(), _number("mib", 40960, 1024, 10**6, "total in MiB")],
+        ["gpu"],
+    ),
+    "hot_gpu": (
+        "a GPU runs hotter",
+        [_gpu(), _number("degrees", 15, 1, 60, "above its peers, in C")],
+        ["gpu"],
+    ),
     "throttle": (
         "a GPU's clocks are held down under load",
-        [_gpu(), _choice("reason", "hw_thermal", ["hw_thermal", "hw_power_brake", "sw_thermal"], "by what"), _factor(0.6)],
+        [
+            _gpu(),
+            _choice("reason", "hw_thermal", ["hw_thermal", "hw_power_brake", "sw_thermal"], "by what"),
+            _factor(0.6),
+        ],
         ["gpu"],
     ),
     "slow_pair": (
@@ -70,20 +97,52 @@ FAULTS = {
         [_gpu("one of the pair", "a"), _gpu("the other", "b"), _factor(0.4)],
         ["a", "b"],
     ),
-    "pair_disabled": ("two GPUs cannot reach each other's memory", [_gpu("one", "a"), _gpu("other", "b")], ["a", "b"]),
-    "nvlink_down": ("an NVLink is inactive", [_gpu(), _number("link", REQUIRED, 0, 17, "which link")], ["gpu", "link"]),
+    "pair_disabled": (
+        "two GPUs cannot reach each other's memory",
+        [_gpu("one", "a"), _gpu("other", "b")],
+        ["a", "b"],
+    ),
+    "nvlink_down": (
+        "an NVLink is inactive",
+        [_gpu(), _number("link", REQUIRED, 0, 17, "which link")],
+        ["gpu", "link"],
+    ),
     "nvlink_errors": (
         "an NVLink counts errors",
-        [_gpu(), _number("link", REQUIRED, 0, 17, "which link"), _number("count", 1234, 1, 10**9, "of each kind")],
+        [
+            _gpu(),
+            _number("link", REQUIRED, 0, 17, "which link"),
+            _number("count", 1234, 1, 10**9, "of each kind"),
+        ],
         ["gpu", "link"],
     ),
     "collective_slow": ("collectives are slow and no GPU or pair is", [_factor(0.7)], []),
-    "wrong_result": ("collectives return wrong elements", [_number("count", 16, 1, 10**9, "#wrong per size")], []),
+    "wrong_result": (
+        "collectives return wrong elements",
+        [_number("count", 16, 1, 10**9, "#wrong per size")],
+        [],
+    ),
     "h2d_slow": ("copies between host and a GPU are slow", [_gpu(), _factor(0.4)], ["gpu"]),
-    "pcie_width": ("a GPU's PCIe link trained narrow", [_gpu(), _choice("width", 8, [1, 2, 4, 8], "lanes")], ["gpu"]),
-    "pcie_gen": ("a GPU's PCIe link is slow under load, too", [_gpu(), _number("gen", 3, 1, 5, "generation")], ["gpu"]),
-    "pcie_replays": ("a GPU's PCIe link repeats itself", [_gpu(), _number("count", 52341, 1, 10**9, "replays")], ["gpu"]),
-    "ecc_uncorrectable": ("uncorrectable memory errors since boot: Xid 48", [_gpu(), _number("count", 1, 1, 10**6, "errors")], ["gpu"]),
+    "pcie_width": (
+        "a GPU's PCIe link trained narrow",
+        [_gpu(), _choice("width", 8, [1, 2, 4, 8], "lanes")],
+        ["gpu"],
+    ),
+    "pcie_gen": (
+        "a GPU's PCIe link is slow under load, too",
+        [_gpu(), _number("gen", 3, 1, 5, "generation")],
+        ["gpu"],
+    ),
+    "pcie_replays": (
+        "a GPU's PCIe link repeats itself",
+        [_gpu(), _number("count", 52341, 1, 10**9, "replays")],
+        ["gpu"],
+    ),
+    "ecc_uncorrectable": (
+        "uncorrectable memory errors since boot: Xid 48",
+        [_gpu(), _number("count", 1, 1, 10**6, "errors")],
+        ["gpu"],
+    ),
     "row_remap_pending": ("a row waits for a reset to be remapped: Xid 63", [_gpu()], ["gpu"]),
     "row_remap_failure": ("a row could not be remapped: Xid 64", [_gpu()], ["gpu"]),
     "xid": (
@@ -97,13 +156,33 @@ FAULTS = {
         ["gpu", "code"],
     ),
     "fabric_down": ("the fabric stays In Progress although fabric manager runs", [], []),
-    "tool_hang": ("a program never returns", [*_tool(), _choice("stubborn", "no", _YES_NO, "yes: ignores TERM")], ["tool"]),
+    "tool_hang": (
+        "a program never returns",
+        [*_tool(), _choice("stubborn", "no", _YES_NO, "yes: ignores TERM")],
+        ["tool"],
+    ),
     "tool_garbage": ("a program prints garbage and exits 0", _tool(), ["tool"]),
-    "tool_truncated": ("a program's output ends early", [*_tool(), _number("percent", 60, 0, 99, "what is left")], ["tool"]),
+    "tool_truncated": (
+        "a program's output ends early",
+        [*_tool(), _number("percent", 60, 0, 99, "what is left")],
+        ["tool"],
+    ),
     "tool_missing": ("a program cannot be started: exit 127", _tool(), ["tool"]),
-    "ecc_aggregate_old": ("look-alike: corrected errors of the past, none since boot", [_gpu(), _number("count", 41, 1, 10**6, "errors")], ["gpu"]),
-    "remapped_clean": ("look-alike: rows remapped long ago, none pending", [_gpu(), _number("rows", 2, 1, 10, "rows")], ["gpu"]),
-    "pcie_replays_old": ("look-alike: a few replays over a lifetime", [_gpu(), _number("count", 7, 1, 99, "replays")], ["gpu"]),
+    "ecc_aggregate_old": (
+        "look-alike: corrected errors of the past, none since boot",
+        [_gpu(), _number("count", 41, 1, 10**6, "errors")],
+        ["gpu"],
+    ),
+    "remapped_clean": (
+        "look-alike: rows remapped long ago, none pending",
+        [_gpu(), _number("rows", 2, 1, 10, "rows")],
+        ["gpu"],
+    ),
+    "pcie_replays_old": (
+        "look-alike: a few replays over a lifetime",
+        [_gpu(), _number("count", 7, 1, 99, "replays")],
+        ["gpu"],
+    ),
 }
 
 
@@ -151,7 +230,9 @@ def _checked(fault: dict, node) -> dict:
             raise StateError(f"{name}: a and b are the same GPU, {fault['a']}")
         fault["a"], fault["b"] = sorted([fault["a"], fault["b"]])
     if "link" in fault and fault["link"] >= node.sku["links"]:
-        raise StateError(f"{name}: a {node.sku_name} GPU has {node.sku['links']} NVLinks, link={fault['link']} is not one")
+        raise StateError(
+            f"{name}: a {node.sku_name} GPU has {node.sku['links']} NVLinks, link={fault['link']} is not one"
+        )
     if name == "fabric_down" and not node.sku["fabric"]:
         raise StateError(f"{name}: a {node.sku_name} node has no NVLink fabric")
     return fault

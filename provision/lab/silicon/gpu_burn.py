@@ -1,4 +1,4 @@
-"""gpu_burn: its loose argument parsing, its progress line, its summary that says OK or FAULTY and exits 0 either way.
+"""gpu_burn: its loose argument parsing, its progress line, its summary; exit 0 for OK and FAULTY alike.
 
 Version 1.0 ends with `Killing processes.. `, later ones announce SIGTERM and wait (source: wilicc/gpu-burn).
 """
@@ -29,7 +29,8 @@ Usage: gpu-burn [OPTIONS] [TIME]
 -l\tLists all GPUs in the system
 -i N\tExecute only on GPU N
 -c FILE\tUse FILE as compare kernel.  Default is compare.ptx
--stts T\tSet timeout threshold to T seconds for using SIGTERM to abort child processes before using SIGKILL.  Default is 30
+-stts T\tSet timeout threshold to T seconds for using SIGTERM to abort child processes before using \
+SIGKILL.  Default is 30
 -h\tShow this help message
 
 Examples:
@@ -100,7 +101,8 @@ def gpu_burn(node, arguments: list) -> int:
         return 0
     head = "" if options.given else "Run length not specified in the command line. "
     head += f"Using compare file: {options.kernel}\nBurning for {options.seconds} seconds.\n"
-    # The program's own lines wait in its buffer unless it writes to a terminal; every child inherits what waits there.
+    # The program's own lines wait in its buffer unless it writes to a terminal; every child inherits what
+    # waits there.
     waiting = "" if sys.stdout.isatty() else head
     if not waiting:
         print(head, end="")
@@ -113,7 +115,10 @@ def _list_gpus() -> None:
     program = Path(__file__).with_name("run.py")
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", str(program), "nvidia-smi", "-L"], stdout=subprocess.PIPE, timeout=600, check=False
+            [sys.executable, "-I", "-S", str(program), "nvidia-smi", "-L"],
+            stdout=subprocess.PIPE,
+            timeout=600,
+            check=False,
         )
         print(done.stdout.decode(errors="replace"), end="")
     except (OSError, subprocess.TimeoutExpired):
@@ -125,7 +130,10 @@ def _burn(node, options: Options, waiting: str) -> int:
     gpus = cuda.devices(node)
     if problem:
         text = cuda.NAMES[problem][1]
-        print(f"cuInit returned {problem} ({text})\nCouldn't init CUDA: Error (gpu_burn-drv.cpp:312): {text}", file=sys.stderr)
+        print(
+            f"cuInit returned {problem} ({text})\nCouldn't init CUDA: Error (gpu_burn-drv.cpp:312): {text}",
+            file=sys.stderr,
+        )
         print(waiting, end="")
         print("No CUDA devices", file=sys.stderr)
         return NO_DEVICE
@@ -134,7 +142,8 @@ def _burn(node, options: Options, waiting: str) -> int:
     print("cuInit returned 0 (no error)\n" * max(1, len(gpus)), end="", file=sys.stderr)
     broken = "" if gpus else "Error (gpu_burn-drv.cpp:103): invalid device ordinal"
     if not Path(options.kernel).exists():
-        broken = f"Error in couldn't find compare kernel: {options.kernel} (gpu_burn-drv.cpp:239): named symbol not found"
+        broken = f"Error in couldn't find compare kernel: {options.kernel} (gpu_burn-drv.cpp:239): "
+        broken += "named symbol not found"
     if broken:
         print(waiting, end="")
         print(f"Couldn't init a GPU test: {broken}\n" * max(1, len(gpus)), end="", file=sys.stderr)
@@ -164,7 +173,9 @@ class _Client:
         slot = gpu["slot"]
         kind = "double" if options.double else "tensor" if options.tensor else "float"
         self.node, self.slot, self.device = node, slot, slot
-        self.rate = node.sku["burn"][kind] * noise.jitter(node, "burn", slot, 0.006) * health_factor(node, slot)
+        self.rate = (
+            node.sku["burn"][kind] * noise.jitter(node, "burn", slot, 0.006) * health_factor(node, slot)
+        )
         wrong = node.fault("burn_errors", gpu=slot)
         self.wrong = wrong["errors"] if wrong else 0
         self.dies = node.fault("burn_dies", gpu=slot) is not None
@@ -225,7 +236,11 @@ def _listen(node, options: Options, clients: list) -> bool:
             client.faulty = client.faulty or client.errors != 0
         if next_report < percent:
             next_report = percent + 10.0
-            print("\n\tSummary at:   " + time.strftime("%a %b %e %H:%M:%S %Z %Y", time.localtime(began + elapsed)) + "\n")
+            print(
+                "\n\tSummary at:   "
+                + time.strftime("%a %b %e %H:%M:%S %Z %Y", time.localtime(began + elapsed))
+                + "\n"
+            )
             for client in clients:
                 client.errors = 0
         if all(client.done < 0 for client in clients):
@@ -252,12 +267,15 @@ def _end(node, options: Options, clients: list, waiting: str) -> None:
     else:
         print("\nKilling processes with SIGTERM (soft kill)")
         wait(node, options.threshold)
-    for number, client in sorted(enumerate(clients), key=lambda one: noise.fraction(node.seed, node.run_number, one[0])):
+    for number, client in sorted(
+        enumerate(clients), key=lambda one: noise.fraction(node.seed, node.run_number, one[0])
+    ):
         device = options.device if options.device >= 0 else number
         if client.done < 0:
             continue
         print(
-            f"{waiting}Initialized device {device} with {client.total} MB of memory ({client.available} MB available, "
+            f"{waiting}Initialized device {device} with {client.total} MB of memory ({client.available} MB "
+            "available, "
             f"using {client.used} MB of it), {kind}\n"
             f"Results are {client.result} bytes each, thus performing {client.iterations} iterations\n"
             f"Freed memory for dev {device}\nUninitted cublas"

@@ -1,4 +1,4 @@
-"""JSON laid out as the jsoncpp library does: sorted keys, tabs, `" : "`, short lists of values on one line."""
+"""JSON laid out as the jsoncpp library does: sorted keys, tabs, `" : "`, short lists on one line."""
 
 import json
 
@@ -31,7 +31,11 @@ def _list(value: list, depth: int) -> str:
     tab = "\n" + "\t" * depth
     flat = not any(isinstance(one, (dict, list)) and one for one in value)
     texts = [_write(one, depth + 1) for one in value]
-    if flat and len(value) * 3 < RIGHT_MARGIN and 4 + 2 * (len(value) - 1) + sum(map(len, texts)) < RIGHT_MARGIN:
+    if (
+        flat
+        and len(value) * 3 < RIGHT_MARGIN
+        and 4 + 2 * (len(value) - 1) + sum(map(len, texts)) < RIGHT_MARGIN
+    ):
         return f"[ {', '.join(texts)} ]"
     lines = [text if text.startswith("\n") else f"{tab}\t{text}" for text in texts]
     return f"{tab}[{','.join(lines)}{tab}]"

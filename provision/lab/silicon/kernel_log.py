@@ -1,4 +1,4 @@
-"""The simulated kernel log: <state>/kmsg, one `[ seconds.micros] text` a line, seconds since the node's boot."""
+"""The simulated kernel log: <state>/kmsg, one `[ seconds.micros] text` a line, since the node's boot."""
 
 import re
 import time

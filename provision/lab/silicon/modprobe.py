@@ -1,4 +1,4 @@
-"""modprobe and rmmod for a node whose kernel is not its own: NVIDIA's modules are simulated, the rest is kmod's."""
+"""modprobe and rmmod for a node whose kernel is not its own: NVIDIA's modules are simulated."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ SIMULATED = (*HARMLESS, *NVIDIA, "nouveau")
 NO_DEVICE, BAD_FORMAT, NOT_PERMITTED = "No such device", "Exec format error", "Operation not permitted"
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The module was not loaded; the text is what the system call said."""
 
 
@@ -67,23 +67,37 @@ def rmmod(node, arguments: list) -> int:
 
 
 def load(node, name: str) -> None:
-    """Load a simulated module and what it needs. Raises Refused, or FileNotFoundError when it is not on the disk."""
+    """Load a module and what it needs. Raises RefusedError, or FileNotFoundError when it is not there."""
     if node.loaded(name):
         return
     path = find(node.root, name)
-    if path is None and name not in HARMLESS and not (name == "nouveau" and node.data.get("nouveau_in_kernel")):
+    if (
+        path is None
+        and name not in HARMLESS
+        and not (name == "nouveau" and node.data.get("nouveau_in_kernel"))
+    ):
         raise FileNotFoundError(name)
     facts = information(path) if path else {}
     if facts and facts.get("vermagic", "").split(" ")[0] not in ("", platform.release()):
-        kernel_log.append(node.folder, [f"{name}: version magic '{facts['vermagic']}' should be '{platform.release()} SMP preempt'"])
-        raise Refused(BAD_FORMAT)
-    depends = [one.replace("-", "_") for one in facts.get("depends", "").split(",") if one.replace("-", "_") in SIMULATED]
+        kernel_log.append(
+            node.folder,
+            [f"{name}: version magic '{facts['vermagic']}' should be '{platform.release()} SMP preempt'"],
+        )
+        raise RefusedError(BAD_FORMAT)
+    depends = [
+        one.replace("-", "_")
+        for one in facts.get("depends", "").split(",")
+        if one.replace("-", "_") in SIMULATED
+    ]
     for other in depends:
         load(node, other)
     if name == "nvidia":
         _load_nvidia(node, facts)
     elif name == "nouveau":
-        kernel_log.append(node.folder, [f"nouveau {gpu['address']}: NVIDIA {node.sku['architecture']}" for gpu in node.present()])
+        kernel_log.append(
+            node.folder,
+            [f"nouveau {gpu['address']}: NVIDIA {node.sku['architecture']}" for gpu in node.present()],
+        )
     surfaces.load_module(node.folder, name, facts.get("version", ""), depends)
     if name == "nvidia":
         xid.report(node, node.faults)
@@ -105,20 +119,26 @@ def _load_nvidia(node, facts: dict) -> None:
             "NVRM: This can occur when a driver such as: ",
             "NVRM: nouveau, rivafb, nvidiafb or rivatv ",
             "NVRM: was loaded and obtained ownership of the NVIDIA device(s).",
-            "NVRM: Try unloading the conflicting kernel module (and/or reconfigure your kernel without the conflicting "
+            "NVRM: Try unloading the conflicting kernel module (and/or reconfigure your kernel without the "
+            "conflicting "
             "driver(s)), then try loading the NVIDIA kernel module again.",
             "NVRM: No NVIDIA devices probed.",
         ]
     elif not gpus:
         refused = ["NVRM: No NVIDIA GPU found."]
-    elif int(version.split(".")[0]) < node.sku["driver"] or (flavour == "proprietary" and node.sku.get("open_only")):
-        refused = _unsupported(node, gpus[0], version, flavour) + ["NVRM: None of the NVIDIA devices were initialized."]
+    elif int(version.split(".")[0]) < node.sku["driver"] or (
+        flavour == "proprietary" and node.sku.get("open_only")
+    ):
+        why = _unsupported(node, gpus[0], version, flavour)
+        refused = [*why, "NVRM: None of the NVIDIA devices were initialized."]
     if refused:
         kernel_log.append(node.folder, [*head, *refused])
-        raise Refused(NO_DEVICE)
+        raise RefusedError(NO_DEVICE)
     probes = [f"nvidia {gpu['address']}: enabling device (0140 -> 0142)" for gpu in gpus]
     surfaces.write_driver(node, version, flavour)
-    banner = surfaces.version_text(version, flavour).splitlines()[0].replace("NVRM version: ", "NVRM: loading ", 1)
+    banner = (
+        surfaces.version_text(version, flavour).splitlines()[0].replace("NVRM version: ", "NVRM: loading ", 1)
+    )
     kernel_log.append(node.folder, [*head, *probes, banner])
 
 
@@ -127,7 +147,10 @@ def _unsupported(node, gpu, version: str, flavour: str) -> list:
     if flavour == "proprietary" and node.sku.get("open_only"):
         why = ["NVRM: installed in this system requires use of the NVIDIA open kernel modules."]
     else:
-        why = [f"NVRM: installed in this system is not supported by the", f"NVRM: NVIDIA {version} driver release."]
+        why = [
+            "NVRM: installed in this system is not supported by the",
+            f"NVRM: NVIDIA {version} driver release.",
+        ]
     return [f"NVRM: The NVIDIA GPU {bus} (PCI ID: 10de:{device})", *why]
 
 
@@ -138,19 +161,23 @@ def _insert(node, name: str, quiet: bool, obeys_blacklist: bool, ignore_install:
     if name in settings.install and not ignore_install:
         status = subprocess.call(["/bin/sh", "-c", settings.install[name]])
         if status:
-            print(f"modprobe: ERROR: ../libkmod/libkmod-module.c:1084 command_do() Error running install command '{settings.install[name]}' for module {name}: retcode {status}", file=sys.stderr)
+            print(
+                "modprobe: ERROR: ../libkmod/libkmod-module.c:1084 command_do() Error running install "
+                f"command '{settings.install[name]}' for module {name}: retcode {status}",
+                file=sys.stderr,
+            )
             print(f"modprobe: ERROR: could not insert '{name}': Invalid argument", file=sys.stderr)
         return 1 if status else 0
     try:
         if not node.loaded(name) and not os.access(str(node.folder / "sys_module"), os.W_OK):
-            raise Refused(NOT_PERMITTED)
+            raise RefusedError(NOT_PERMITTED)
         load(node, name)
     except FileNotFoundError as missing:
         if not quiet:
             where = f"/lib/modules/{platform.release()}"
             print(f"modprobe: FATAL: Module {missing} not found in directory {where}", file=sys.stderr)
         return 1
-    except Refused as reason:
+    except RefusedError as reason:
         print(f"modprobe: ERROR: could not insert '{name}': {reason}", file=sys.stderr)
         return 1
     return 0
@@ -180,7 +207,10 @@ def _remove(node, name: str, quiet: bool) -> int:
 def _show_depends(node, name: str) -> int:
     path = find(node.root, name)
     if path is None:
-        print(f"modprobe: FATAL: Module {name} not found in directory /lib/modules/{platform.release()}", file=sys.stderr)
+        print(
+            f"modprobe: FATAL: Module {name} not found in directory /lib/modules/{platform.release()}",
+            file=sys.stderr,
+        )
         return 1
     for other in [one for one in information(path).get("depends", "").split(",") if one]:
         _show_depends(node, other)
@@ -189,13 +219,19 @@ def _show_depends(node, name: str) -> int:
 
 
 def _known(node, name: str) -> bool:
-    return name in HARMLESS or find(node.root, name) is not None or (name == "nouveau" and node.data.get("nouveau_in_kernel", False))
+    return (
+        name in HARMLESS
+        or find(node.root, name) is not None
+        or (name == "nouveau" and node.data.get("nouveau_in_kernel", False))
+    )
 
 
 def _busy(node, name: str) -> bool:
     """Whether a program has the module's devices open."""
     daemons = ("persistenced", "fabricmanager.ready")
-    return name in ("nvidia", "nvidia_uvm") and (bool(node.loads()) or any(node.running(one) for one in daemons))
+    return name in ("nvidia", "nvidia_uvm") and (
+        bool(node.loads()) or any(node.running(one) for one in daemons)
+    )
 
 
 def _removing(flags: list) -> bool:

@@ -66,7 +66,8 @@ class Report:
         print(f"# nccl-tests version {self.version} nccl-headers={self.nccl} nccl-library={self.nccl}")
         print(f"# Collective test starting: {self.program}")
         print(
-            f"# nThread {number('t')} nGpus {number('g')} minBytes {self.options.smallest} maxBytes {self.options.largest} "
+            f"# nThread {number('t')} nGpus {number('g')} minBytes {self.options.smallest} maxBytes "
+            f"{self.options.largest} "
             f"step: {step} warmup iters: {number('w')} iters: {number('n')} agg iters: {number('m')} "
             f"validation: {number('c')} graph: {number('G')}{unalign}"
         )
@@ -96,7 +97,10 @@ class Report:
         host = platform.node().split(".")[0]
         for rank, gpu in enumerate(gpus):
             place = f"{gpu['address'].rpartition('.')[0]}"
-            print(f"#  Rank {rank:2d} Group  0 Pid {os.getpid():6d} on {host:>10} device {first + rank:2d} [{place}] {self.node.sku['name']}")
+            print(
+                f"#  Rank {rank:2d} Group  0 Pid {os.getpid():6d} on {host:>10} device {first + rank:2d} "
+                f"[{place}] {self.node.sku['name']}"
+            )
         if self.document is not None:
             one = {"rank": 0, "group": 0, "pid": os.getpid(), "hostname": host, "device": first}
             one.update(device_hex=gpus[0]["address"].rpartition(".")[0], device_info=self.node.sku["name"])
@@ -106,13 +110,19 @@ class Report:
         """The three lines above the table."""
         wrong = "" if self.version >= "2.18" else 5
         print("#")
-        print("# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}           out-of-place                       in-place          ".format(*[""] * 5))
+        print(
+            "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}           out-of-place                       "
+            "in-place          ".format(*[""] * 5)
+        )
         names = ("size", "count", "type", "redop", "root", *("time", "algbw", "busbw", "#wrong") * 2)
         units = ("(B)", "(elements)", "", "", "", *("(us)", "(GB/s)", "(GB/s)", "") * 2)
         last = 6 if wrong == "" else 5
         for words, width in ((names, 6), (units, last)):
             head = "# {:>10}  {:>12}  {:>8}  {:>6}  {:>6}".format(*words[:5])
-            body = "".join(f"  {words[at]:>7}  {words[at + 1]:>6}  {words[at + 2]:>6}  {words[at + 3]:>{width}}" for at in (5, 9))
+            body = "".join(
+                f"  {words[at]:>7}  {words[at + 1]:>6}  {words[at + 2]:>6}  {words[at + 3]:>{width}}"
+                for at in (5, 9)
+            )
             print(head + body + (" " if wrong == "" else ""))
         if self.document is not None:
             self.document["results"] = []
@@ -122,13 +132,14 @@ class Report:
         text = f"{row['size']:12d}  {row['count']:12d}  {row['type']:>8}  {row['redop']:>6}  {-1:6d}"
         for body in row["bodies"]:
             wrong = UNAVAILABLE if body["nwrong"] is None else "{:g}".format(body["nwrong"])
-            text += f"  {fitted(body['time'], 7)}  {fitted(body['alg_bw'], 6)}  {fitted(body['bus_bw'], 6)}  {wrong:>6}"
+            rates = f"{fitted(body['alg_bw'], 6)}  {fitted(body['bus_bw'], 6)}"
+            text += f"  {fitted(body['time'], 7)}  {rates}  {wrong:>6}"
         print(text)
         if self.document is None:
             return
         result = {key: row[key] for key in ("size", "count", "type", "redop")}
         result["root"] = f"{-1:6d}"
-        for place, body in zip(("out_of_place", "in_place"), row["bodies"]):
+        for place, body in (("out_of_place", row["bodies"][0]), ("in_place", row["bodies"][1])):
             result[place] = {key: _number(body[key]) for key in ("time", "alg_bw", "bus_bw")}
             result[place]["nwrong"] = None if body["nwrong"] is None else float(body["nwrong"])
         result.update(actual_iterations=self.options.number("n"), experiment_name="")

@@ -1,4 +1,4 @@
-"""The nccl-tests programs, in the form of their source from 2.17 on: text, JSON report, and their failures."""
+"""The nccl-tests programs, in the form of their source from 2.17 on: text, JSON report, failures."""
 
 import os
 import platform
@@ -20,17 +20,17 @@ TYPES = {
 OPERATIONS = ("sum", "prod", "max", "min", "avg", "mulsum")
 # letter -> long name; every one takes a value
 LETTERS = {
-    "t": "nthreads", "g": "ngpus", "b": "minbytes", "e": "maxbytes", "i": "stepbytes", "f": "stepfactor", "n": "iters",
-    "m": "agg_iters", "w": "warmup_iters", "N": "run_cycles", "p": "parallel_init", "c": "check", "o": "op",
-    "d": "datatype", "r": "root", "z": "blocking", "y": "stream_null", "T": "timeout", "G": "cudagraph",
-    "C": "report_cputime", "S": "report_timestamps", "J": "output_file", "a": "average", "R": "local_register",
-    "x": "cta_policy", "D": "device_implementation", "V": "device_cta_count", "M": "memory", "u": "unalign",
-    "I": "per_iter_timing", "K": "per_iter_skip",
+    "t": "nthreads", "g": "ngpus", "b": "minbytes", "e": "maxbytes", "i": "stepbytes", "f": "stepfactor",
+    "n": "iters", "m": "agg_iters", "w": "warmup_iters", "N": "run_cycles", "p": "parallel_init",
+    "c": "check", "o": "op", "d": "datatype", "r": "root", "z": "blocking", "y": "stream_null",
+    "T": "timeout", "G": "cudagraph", "C": "report_cputime", "S": "report_timestamps", "J": "output_file",
+    "a": "average", "R": "local_register", "x": "cta_policy", "D": "device_implementation",
+    "V": "device_cta_count", "M": "memory", "u": "unalign", "I": "per_iter_timing", "K": "per_iter_skip",
 }  # fmt: skip
 CUDA_ERROR, NOT_IMPLEMENTED, NUMBERS = 2, 5, 7
 
 
-class Refused(Exception):
+class UsageError(Exception):
     """The command line is refused; the text says why."""
 
 
@@ -38,14 +38,37 @@ class Options:
     """The command line; numbers as C reads them."""
 
     def __init__(self, arguments: list) -> None:
-        self.values = {"t": "1", "g": "1", "b": "32M", "e": "32M", "i": "1M", "f": "1", "n": "20", "m": "1", "w": "1"}
-        self.values.update({"c": "1", "o": "sum", "d": "float", "r": "0", "p": "0", "z": "0", "G": "0", "u": "0", "N": "1", "J": ""})
+        self.values = {
+            "t": "1",
+            "g": "1",
+            "b": "32M",
+            "e": "32M",
+            "i": "1M",
+            "f": "1",
+            "n": "20",
+            "m": "1",
+            "w": "1",
+        }
+        self.values.update(
+            {
+                "c": "1",
+                "o": "sum",
+                "d": "float",
+                "r": "0",
+                "p": "0",
+                "z": "0",
+                "G": "0",
+                "u": "0",
+                "N": "1",
+                "J": "",
+            }
+        )
         words = list(arguments)
         while words:
             letter, value = self._letter(words.pop(0))
             if value is None:
                 if not words:
-                    raise Refused(f"option requires an argument -- '{letter}'")
+                    raise UsageError(f"option requires an argument -- '{letter}'")
                 value = words.pop(0)
             self.values[letter] = value
         self.smallest, self.largest = _size(self.values["b"], "minbytes"), _size(self.values["e"], "maxbytes")
@@ -62,7 +85,9 @@ class Options:
                 return found[0], value if equals else None
         elif word.startswith("-") and word[1:2] in LETTERS:
             return word[1], word[2:] or None
-        raise Refused("help" if word in ("-h", "--help") else f"invalid option -- '{word.lstrip('-')[:1]}'")
+        raise UsageError(
+            "help" if word in ("-h", "--help") else f"invalid option -- '{word.lstrip('-')[:1]}'"
+        )
 
     def number(self, letter: str) -> int:
         """A whole number, 0 when it is none."""
@@ -83,7 +108,7 @@ class Options:
 def _size(text: str, name: str) -> int:
     found = re.match(r"\s*(\d+(?:\.\d*)?)\s*([GgMmKk]?)", text)
     if not found:
-        raise Refused(f"invalid size specified for '{name}'")
+        raise UsageError(f"invalid size specified for '{name}'")
     return int(float(found.group(1)) * SIZES.get(found.group(2).lower(), 1))
 
 
@@ -113,11 +138,15 @@ def _perf(node, arguments: list, name: str) -> int:
         return 127
     try:
         options = Options(arguments)
-    except Refused as why:
+    except UsageError as why:
         asked = str(why) == "help"
         if not asked:
             print(f"{program}: {why}", file=sys.stderr)
-        print(f"USAGE: {program} \n\t" + " \n\t".join(f"[-{x},--{long} <value>]" for x, long in LETTERS.items()) + " \n\t[-h,--help]")
+        print(
+            f"USAGE: {program} \n\t"
+            + " \n\t".join(f"[-{x},--{long} <value>]" for x, long in LETTERS.items())
+            + " \n\t[-h,--help]"
+        )
         return 0 if asked else 255
     report = nccl_report.Report(node, program, options, arguments)
     status = _run(node, name, options, report)
@@ -136,7 +165,10 @@ def _run(node, name: str, options: Options, report) -> int:
         return CUDA_ERROR
     first = int(os.environ.get("NCCL_TESTS_DEVICE") or 0)
     if first + wanted > len(gpus) or wanted < 1:
-        print(f"Invalid number of GPUs: {first + wanted} requested but only {len(gpus)} were found.", file=sys.stderr)
+        print(
+            f"Invalid number of GPUs: {first + wanted} requested but only {len(gpus)} were found.",
+            file=sys.stderr,
+        )
         print("Please check the number of processes and GPUs per process.", file=sys.stderr)
         return NOT_IMPLEMENTED
     gpus = gpus[first : first + wanted]
@@ -148,7 +180,9 @@ def _run(node, name: str, options: Options, report) -> int:
         wait(node, 3.0)
         for size in options.sizes():
             row = _measure(node, name, options, gpus, size)
-            seconds = sum(one["time"] for one in row["bodies"]) * 1e-6 * (options.number("n") + options.number("w"))
+            seconds = (
+                sum(one["time"] for one in row["bodies"]) * 1e-6 * (options.number("n") + options.number("w"))
+            )
             wait(node, min(seconds, 20.0))
             report.row(row)
             rows.append(row)
@@ -156,7 +190,15 @@ def _run(node, name: str, options: Options, report) -> int:
 
 
 def _fit_memory(node, options: Options, gpus: list) -> None:
-    total = min(node.fault("memory_small", gpu=gpu["slot"])["mib"] if node.fault("memory_small", gpu=gpu["slot"]) else node.sku["memory"] for gpu in gpus) - 480
+    total = (
+        min(
+            node.fault("memory_small", gpu=gpu["slot"])["mib"]
+            if node.fault("memory_small", gpu=gpu["slot"])
+            else node.sku["memory"]
+            for gpu in gpus
+        )
+        - 480
+    )
     total <<= 20
     reserved = min(-(-total // (16 * GIB)) * GIB, 4 * GIB)
     most = (total - reserved - GIB) // (3 if options.number("c") else 2)
@@ -175,12 +217,17 @@ def _measure(node, name: str, options: Options, gpus: list, asked: int) -> dict:
         count = elements // ranks & ~(16 // word - 1)
         size = count * ranks * word
     factor = (2.0 if name == "all_reduce" else 1.0) * (ranks - 1) / ranks
-    nvls = os.environ.get("NCCL_NVLS_ENABLE", "1") != "0" and node.sku["architecture"] in ("Hopper", "Blackwell")
+    nvls = os.environ.get("NCCL_NVLS_ENABLE", "1") != "0" and node.sku["architecture"] in (
+        "Hopper",
+        "Blackwell",
+    )
     best = bandwidth.collective(node, gpus, name, nvls or not node.sku["fabric"])
     wrong = node.fault("wrong_result")
     bodies = []
     for place in ("out", "in"):
-        latency = (11.0 + 0.7 * ranks + (26.0 if not node.sku["links"] else 0.0)) * noise.jitter(node, "latency", f"{size}{place}", 0.02)
+        latency = (11.0 + 0.7 * ranks + (26.0 if not node.sku["links"] else 0.0)) * noise.jitter(
+            node, "latency", f"{size}{place}", 0.02
+        )
         rate = best * noise.jitter(node, name, f"{size}{place}{ranks}", 0.003) * 1e3  # bytes per microsecond
         ramp = 9.5e6 / (best * 1e3) * (1.0 - 1.0 / (1.0 + size / 4.0e6)) if factor else 0.0
         took = latency + ramp + size * (factor or 0.0005) / rate

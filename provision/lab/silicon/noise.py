@@ -1,4 +1,4 @@
-"""Measurement noise that a seed reproduces: no two runs print the same numbers, the same lab prints the same runs."""
+"""Measurement noise that a seed reproduces: no two runs print the same, the same lab prints the same runs."""
 
 import hashlib
 

@@ -1,18 +1,23 @@
-"""nvbandwidth 0.8: text and JSON, in the form of its source (NVIDIA/nvbandwidth), errors that exit 0 included."""
+"""nvbandwidth 0.8: text and JSON, in the form of its source (NVIDIA/nvbandwidth), with errors that exit 0."""
 
 import os
-import platform
-import sys
 
 import bandwidth
 import cuda
-import jsoncpp
+import nvbandwidth_output
 from load import Load, wait
 
-_H2D, _D2H = "memcpy {} CPU(row) -> GPU(column) bandwidth (GB/s)", "memcpy {} CPU(row) <- GPU(column) bandwidth (GB/s)"
+_H2D, _D2H = (
+    "memcpy {} CPU(row) -> GPU(column) bandwidth (GB/s)",
+    "memcpy {} CPU(row) <- GPU(column) bandwidth (GB/s)",
+)
 _BOTH = "memcpy {} CPU(row) <-> GPU(column) bandwidth (GB/s)"
-_READ, _WRITE = "memcpy {} GPU(row) -> GPU(column) bandwidth (GB/s)", "memcpy {} GPU(row) <- GPU(column) bandwidth (GB/s)"
-# name without the engine -> (kind, direction, description); kinds: host, all_host, pair, bidirectional, sum, latency, local
+_READ, _WRITE = (
+    "memcpy {} GPU(row) -> GPU(column) bandwidth (GB/s)",
+    "memcpy {} GPU(row) <- GPU(column) bandwidth (GB/s)",
+)
+# name without the engine -> (kind, direction, description); kinds: host, all_host, pair, bidirectional,
+# sum, latency, local
 _CE = [
     ("host_to_device_memcpy", "host", "h2d", _H2D),
     ("device_to_host_memcpy", "host", "d2h", _D2H),
@@ -34,15 +39,14 @@ _CE = [
 CASES = {f"{name}_ce": (kind, way, text.format("CE")) for name, kind, way, text in _CE}
 CASES.update({f"{name}_sm": (kind, way, text.format("SM")) for name, kind, way, text in _CE})
 CASES["host_device_latency_sm"] = ("host_latency", "", "memory latency SM CPU(row) <-> GPU(column) (ns)")
-CASES["device_to_device_latency_sm"] = ("pair_latency", "", "Device to Device Latency SM GPU(row) <-> GPU(column) (ns)")
+CASES["device_to_device_latency_sm"] = (
+    "pair_latency",
+    "",
+    "Device to Device Latency SM GPU(row) <-> GPU(column) (ns)",
+)
 CASES["device_local_copy"] = ("local", "", "memcpy local GPU(column) bandwidth (GB/s)")
 _NEEDS_PEERS = ("pair", "bidirectional", "sum", "pair_latency")
 _SECONDS = {"pair": 0.18, "bidirectional": 0.22, "pair_latency": 0.1}
-NOTE = """\
-NOTE: The reported results may not reflect the full capabilities of the platform.
-Performance can vary with software drivers, hardware clocks, and system topology.
-
-"""
 
 
 class Options:
@@ -75,11 +79,26 @@ class Options:
                 into.append(name)
 
     def _flag(self, name: str) -> None:
-        flags = {"-j": "json", "--json": "json", "-v": "verbose", "--verbose": "verbose", "-l": "list", "--list": "list"}
+        flags = {
+            "-j": "json",
+            "--json": "json",
+            "-v": "verbose",
+            "--verbose": "verbose",
+            "-l": "list",
+            "--list": "list",
+        }
         flags.update({"-h": "help", "--help": "help"})
         if name in flags:
             setattr(self, flags[name], True)
-        elif name not in ("-s", "--skipVerification", "-d", "--disableAffinity", "-m", "--useMean", "--perfFormatter"):
+        elif name not in (
+            "-s",
+            "--skipVerification",
+            "-d",
+            "--disableAffinity",
+            "-m",
+            "--useMean",
+            "--perfFormatter",
+        ):
             self.bad = True
 
 
@@ -89,9 +108,15 @@ def nvbandwidth(node, arguments: list) -> int:
     if cuda.cannot_start(node, "nvbandwidth", "libnvidia-ml.so.1"):
         return 127
     version = "v" + ".".join((os.environ.get("SILICON_VERSION") or "0.8").split(".")[:2])
-    output = _Json(options, version) if options.json and not options.bad else _Text(options, version)
+    output = (
+        nvbandwidth_output.Json(options, version, CASES)
+        if options.json and not options.bad
+        else nvbandwidth_output.Text(options, version, CASES)
+    )
     if options.bad:
-        print("ERROR: Invalid Arguments \n" + " ".join(["nvbandwidth", *arguments]) + " :\n\n\nnvbandwidth CLI:")
+        print(
+            "ERROR: Invalid Arguments \n" + " ".join(["nvbandwidth", *arguments]) + " :\n\n\nnvbandwidth CLI:"
+        )
         return 1
     if options.help:
         print("nvbandwidth CLI:\n  -h [ --help ]                   Produce help message\n")
@@ -105,11 +130,15 @@ def nvbandwidth(node, arguments: list) -> int:
     problem = cuda.error(node)
     if problem:
         name, text = cuda.NAMES[problem]
-        output.error(f"[{name}] {text} in expression cuInit(0) in int main(int, char**)() : nvbandwidth.cpp:244\n")
+        output.error(
+            f"[{name}] {text} in expression cuInit(0) in int main(int, char**)() : nvbandwidth.cpp:244\n"
+        )
         return 1
     gpus = cuda.devices(node)
     output.devices(node, gpus)
-    chosen = options.cases or [name for name in CASES if any(name.startswith(p) for p in options.prefixes) or not options.prefixes]
+    chosen = options.cases or [
+        name for name in CASES if any(name.startswith(p) for p in options.prefixes) or not options.prefixes
+    ]
     if not chosen:
         output.error("Specified list of testcase prefixes did not match any testcases")
         return 1
@@ -134,13 +163,17 @@ def _case(node, gpus: list, asked: str, output) -> None:
     engine = 0.97 if name.endswith("_sm") else 1.0
     if kind == "bidirectional":
         first, second = (_matrix(node, gpus, "bidirectional", engine) for _ in range(2))
-        total = [[None if x is None else x + y for x, y in zip(p, q)] for p, q in zip(first, second)]
+        total = [[_sum(x, second[i][j]) for j, x in enumerate(row)] for i, row in enumerate(first)]
         label = "memcpy {} GPU(row) <-> GPU(column) {} bandwidth (GB/s)"
         words = [(f"{way}1", first), (f"{way}2", second), ("Total", total)]
         for word, matrix in words:
             output.matrix(f"{name}_{word.lower()}", label.format("SM" if engine < 1 else "CE", word), matrix)
     else:
         output.matrix(name, description, _values(node, gpus, kind, way, engine))
+
+
+def _sum(one, other):
+    return None if one is None or other is None else one + other
 
 
 def _matrix(node, gpus: list, kind: str, engine: float) -> list:
@@ -155,7 +188,15 @@ def _values(node, gpus: list, kind: str, way: str, engine: float) -> list:
     if kind == "pair":
         return _matrix(node, gpus, way, engine)
     if kind == "pair_latency":
-        return [[None if one is other else 1.0e5 / max(bandwidth.peer(node, one, other, "read") or 50, 90) + 420 for other in gpus] for one in gpus]
+        return [
+            [
+                None
+                if one is other
+                else 1.0e5 / max(bandwidth.peer(node, one, other, "read") or 50, 90) + 420
+                for other in gpus
+            ]
+            for one in gpus
+        ]
     if kind == "host_latency":
         return [[1.0e5 / bandwidth.host(node, gpu, "h2d") / 3.0 for gpu in gpus]]
     if kind == "local":
@@ -169,110 +210,3 @@ def _values(node, gpus: list, kind: str, way: str, engine: float) -> list:
         return [per_gpu]
     share = 0.72 if kind == "all_host" else 1.0
     return [[bandwidth.host(node, gpu, way) * engine * share for gpu in gpus]]
-
-
-class _Text:
-    def __init__(self, options: Options, version: str) -> None:
-        self.verbose, self.version, self.buffer = options.verbose, version, options.buffer
-        print(f"nvbandwidth Version: {version}\nBuilt from Git version: {version}\n")
-
-    def cases(self) -> None:
-        """`-l`."""
-        print("Index, Name:\n\tDescription\n=======================")
-        for i, name in enumerate(CASES):
-            print(f"{i}, {name}:\n\t{CASES[name][2] or 'copies between GPUs, both ways at once'}\n")
-
-    def error(self, text: str) -> None:
-        """What went wrong before any case."""
-        sys.stdout.flush()
-        print(text, file=sys.stderr)
-
-    def devices(self, node, gpus: list) -> None:
-        """The head: versions and GPUs."""
-        if self.buffer < 512:
-            print(
-                "NOTE: You have chosen a buffer size that is smaller than the default buffer size. It is suggested to use "
-                "the default buffer size (64MB) to achieve maximal peak bandwidth."
-            )
-        runtime = cuda.runtime_version(node)
-        print(f"CUDA Runtime Version: {runtime}\nCUDA Driver Version: {runtime}\nDriver Version: {node.driver()[0]}\n")
-        if self.version >= "v0.8":
-            print(platform.node())
-        for i, gpu in enumerate(gpus):
-            print(f"Device {i}: {_device(node, gpu)}")
-        print()
-
-    def status(self, name: str, status: str, text: str) -> None:
-        """A case that did not run."""
-        del name
-        print(f"{status}: {text}")
-
-    def begin(self, name: str) -> None:
-        """A case starts."""
-        print(f"Running {name}.")
-
-    def matrix(self, name: str, description: str, rows: list) -> None:
-        """One matrix with its sum."""
-        print(description)
-        print("  " + "".join(f"{i:>10}" for i in range(len(rows[0]))))
-        for i, row in enumerate(rows):
-            print(f"{i:>2}" + "".join(f"{value:10.2f}" if value is not None else f"{'N/A':>10}" for value in row))
-        values = [value or 0.0 for row in rows for value in row]
-        print(f"\nSUM {name} {sum(values):.2f}")
-        if self.verbose:
-            average = sum(values) / max(1, sum(1 for value in values if value > 0))
-            print(f"MIN {name} {min(values):.2f}\nMAX {name} {max(values):.2f}\nAVG {name} {average:.2f}")
-        print()
-
-    def end(self) -> None:
-        """The last words."""
-        print(NOTE, end="")
-
-
-class _Json:
-    def __init__(self, options: Options, version: str) -> None:
-        self.verbose, self.buffer = options.verbose, options.buffer
-        self.root = {"version": version, "git_version": version}
-
-    def cases(self) -> None:
-        """`-l`: prints nothing in this form."""
-
-    def error(self, text: str) -> None:
-        """What went wrong before any case; printed at once."""
-        self.root["error"] = text
-        self.end()
-
-    def devices(self, node, gpus: list) -> None:
-        """The head: versions and GPUs."""
-        self.root["CUDA Runtime Version"] = cuda.runtime_version(node)
-        self.root["Driver Version"] = node.driver()[0]
-        self.root["GPU Device list"] = [f"{i}: {_device(node, gpu)}: ({platform.node()})" for i, gpu in enumerate(gpus)]
-
-    def status(self, name: str, status: str, text: str) -> None:
-        """A case that did not run."""
-        del text
-        self.root.setdefault("testcases", []).append({"name": name, "status": status})
-
-    def begin(self, name: str) -> None:
-        """A case starts."""
-        self.status(name, "Running", "")
-
-    def matrix(self, name: str, description: str, rows: list) -> None:
-        """One matrix; a further one of the same case is appended to it, as the real program does."""
-        del name
-        case = self.root["testcases"][-1]
-        values = [value or 0.0 for row in rows for value in row]
-        texts = [["N/A" if value is None else f"{value:g}" for value in row] for row in rows]
-        case.update(status="Passed", bandwidth_description=description, sum=float(sum(values)))
-        case.setdefault("bandwidth_matrix", []).extend(texts)
-        if self.verbose:
-            average = sum(values) / max(1, sum(1 for value in values if value > 0))
-            case.update(min=float(min(values)), max=float(max(values)), average=average)
-
-    def end(self) -> None:
-        """The whole document."""
-        print(jsoncpp.styled({"nvbandwidth": self.root}))
-
-
-def _device(node, gpu) -> str:
-    return f"{node.sku['name']} (00000000:{gpu['bus'].lower()}:00)"

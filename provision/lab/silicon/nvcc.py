@@ -3,7 +3,11 @@
 import os
 import sys
 
-_BUILT = {"12.8": "Fri_Feb_21_20:23:50_PST_2025", "12.9": "Tue_May_27_02:21:03_PDT_2025", "13.0": "Wed_Aug_20_01:58:59_PM_PDT_2025"}
+_BUILT = {
+    "12.8": "Fri_Feb_21_20:23:50_PST_2025",
+    "12.9": "Tue_May_27_02:21:03_PDT_2025",
+    "13.0": "Wed_Aug_20_01:58:59_PM_PDT_2025",
+}
 
 
 def nvcc(node, arguments: list) -> int:
@@ -12,7 +16,9 @@ def nvcc(node, arguments: list) -> int:
     version = os.environ.get("SILICON_VERSION") or "12.9.86"
     release = ".".join(version.split(".")[:2])
     if not {"--version", "-V"} & set(arguments):
-        print("nvcc fatal   : No input files specified; use option --help for more information", file=sys.stderr)
+        print(
+            "nvcc fatal   : No input files specified; use option --help for more information", file=sys.stderr
+        )
         return 1
     print("nvcc: NVIDIA (R) Cuda compiler driver")
     print("Copyright (c) 2005-2025 NVIDIA Corporation")

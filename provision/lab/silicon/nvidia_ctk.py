@@ -26,6 +26,17 @@ version = {version}
           [plugins."{plugin}".containerd.runtimes.nvidia.options]
             BinaryName = "/usr/bin/nvidia-container-runtime"
 """
+_CRIO = """
+[crio]
+
+  [crio.runtime]
+
+    [crio.runtime.runtimes]
+
+      [crio.runtime.runtimes.nvidia]
+        runtime_path = "/usr/bin/nvidia-container-runtime"
+        runtime_type = "oci"
+"""
 
 
 def nvidia_ctk(node, arguments: list) -> int:
@@ -33,7 +44,10 @@ def nvidia_ctk(node, arguments: list) -> int:
     version = os.environ.get("SILICON_VERSION") or "1.18.0"
     words = [word for word in arguments if word not in ("--debug", "--quiet", "-d", "-q")]
     if words in (["--version"], ["-v"]):
-        print(f"NVIDIA Container Toolkit CLI version {version}\ncommit: 0000000000000000000000000000000000000000")
+        print(
+            f"NVIDIA Container Toolkit CLI version {version}\ncommit: "
+            "0000000000000000000000000000000000000000"
+        )
         return 0
     flags = {name: value for name, _, value in (word.partition("=") for word in words[2:])}
     if words[:2] == ["cdi", "list"]:
@@ -60,7 +74,11 @@ def _list(node) -> int:
     found = []
     for place in ("etc/cdi", "var/run/cdi", "run/cdi"):
         for path in sorted((node.root / place).glob("*.yaml")):
-            names = [line.split('"')[1] for line in path.read_text().splitlines() if line.strip().startswith("name: ")]
+            names = [
+                line.split('"')[1]
+                for line in path.read_text().splitlines()
+                if line.strip().startswith("name: ")
+            ]
             found = sorted({*found, *(f"nvidia.com/gpu={name}" for name in names)})
     _log("info", f"Found {len(found)} CDI devices")
     print("".join(name + "\n" for name in found), end="")
@@ -69,12 +87,26 @@ def _list(node) -> int:
 
 def _generate(node, output: str) -> int:
     if node.driver() is None:
-        _log("error", "failed to generate CDI spec: failed to create device CDI specs: failed to initialize NVML: ERROR_DRIVER_NOT_LOADED")
+        _log(
+            "error",
+            "failed to generate CDI spec: failed to create device CDI specs: failed to initialize NVML: "
+            "ERROR_DRIVER_NOT_LOADED",
+        )
         return 1
     lines = ["---", "cdiVersion: 0.5.0", "kind: nvidia.com/gpu", "devices:"]
     for i, name in enumerate(_names(node)):
-        lines += [f'  - name: "{name}"', "    containerEdits:", "      deviceNodes:", f"        - path: /dev/nvidia{i % len(node.usable())}"]
-    lines += ["containerEdits:", "  deviceNodes:", "    - path: /dev/nvidiactl", "    - path: /dev/nvidia-uvm"]
+        lines += [
+            f'  - name: "{name}"',
+            "    containerEdits:",
+            "      deviceNodes:",
+            f"        - path: /dev/nvidia{i % len(node.usable())}",
+        ]
+    lines += [
+        "containerEdits:",
+        "  deviceNodes:",
+        "    - path: /dev/nvidiactl",
+        "    - path: /dev/nvidia-uvm",
+    ]
     text = "\n".join(lines) + "\n"
     if not output:
         print(text, end="")
@@ -103,11 +135,13 @@ def _configure(node, flags: dict) -> int:
     elif runtime == "containerd":
         path = node.root / flags.get("--drop-in-config", "/etc/containerd/conf.d/99-nvidia.toml").lstrip("/")
         plugin = "io.containerd.grpc.v1.cri"
-        text = _CONTAINERD.format(version=2, plugin=plugin, default='      default_runtime_name = "nvidia"\n' if default else "")
+        text = _CONTAINERD.format(
+            version=2, plugin=plugin, default='      default_runtime_name = "nvidia"\n' if default else ""
+        )
         _import(node, path, flags.get("--config", "/etc/containerd/config.toml"))
     elif runtime == "crio":
         path = node.root / "etc/crio/conf.d/99-nvidia.toml"
-        text = '\n[crio]\n\n  [crio.runtime]\n\n    [crio.runtime.runtimes]\n\n      [crio.runtime.runtimes.nvidia]\n        runtime_path = "/usr/bin/nvidia-container-runtime"\n        runtime_type = "oci"\n'
+        text = _CRIO
     else:
         _log("error", f"unrecognized runtime '{runtime}'")
         return 1

@@ -1,4 +1,4 @@
-"""nvidia-smi: reads its arguments, fails as the real one does, and hands over to one file per kind of output."""
+"""nvidia-smi: reads its arguments, fails as the real one does, hands over to one file per form of output."""
 
 import sys
 import time
@@ -10,9 +10,11 @@ import nvidia_smi_query as query
 import nvidia_smi_tree as tree
 import telemetry
 
-BAD_ARGUMENT, NOT_PERMITTED, NOTHING_FOUND, NO_DRIVER, NO_LIBRARY, MISMATCH, LOST = 2, 4, 6, 9, 12, 18, 15
+BAD_ARGUMENT, NOT_PERMITTED, NOTHING_FOUND, NO_DRIVER = 2, 4, 6, 9
+NO_LIBRARY, LOST, MISMATCH = 12, 15, 18
 NO_DRIVER_TEXT = (
-    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA "
+    "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
+    "latest NVIDIA "
     "driver is installed and running.\n"
 )
 INVALID = "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n"
@@ -23,7 +25,7 @@ QUERIES = {
 }
 
 
-class Failure(Exception):
+class SmiError(Exception):
     """Ends the program with this text on stdout and this exit status."""
 
     def __init__(self, text: str, status: int) -> None:
@@ -36,7 +38,10 @@ def nvidia_smi(node, arguments: list) -> int:
     try:
         options = _options(arguments)
         if options["action"] == "help":
-            print(f"NVIDIA System Management Interface -- v{node.library()}\n\nnvidia-smi [OPTION1 [ARG1]] [OPTION2 [ARG2]] ...")
+            print(
+                f"NVIDIA System Management Interface -- v{node.library()}\n\nnvidia-smi [OPTION1 [ARG1]] "
+                "[OPTION2 [ARG2]] ..."
+            )
             return 0
         driver = _talk_to_driver(node)
         if options["action"] == "version":
@@ -48,7 +53,7 @@ def nvidia_smi(node, arguments: list) -> int:
                 return status
             time.sleep(options["loop"] / node.speed)
             node.count_run()
-    except Failure as failure:
+    except SmiError as failure:
         print(failure.text, end="")
         return failure.status
 
@@ -56,14 +61,16 @@ def nvidia_smi(node, arguments: list) -> int:
 def _talk_to_driver(node) -> str:
     loaded, library = node.driver(), node.library()
     if not library:
-        raise Failure(
-            "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display "
-            "Driver is properly installed and present in your system.\nPlease also try adding directory that contains "
+        raise SmiError(
+            "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the "
+            "NVIDIA Display "
+            "Driver is properly installed and present in your system.\nPlease also try adding directory "
+            "that contains "
             "libnvidia-ml.so to your system PATH.\n",
             NO_LIBRARY,
         )
     if loaded is None:
-        raise Failure(NO_DRIVER_TEXT + "\n", NO_DRIVER)
+        raise SmiError(NO_DRIVER_TEXT + "\n", NO_DRIVER)
     if loaded[0] != library:
         lines = [
             f"NVRM: API mismatch: the client has the version {library}, but",
@@ -71,18 +78,27 @@ def _talk_to_driver(node) -> str:
             "NVRM: make sure that this kernel module and all NVIDIA driver",
             "NVRM: components have the same version.",
         ]
-        try:
+        if node.privileged():
             kernel_log.append(node.folder, lines)
-        except OSError:
-            pass  # not root: the log is not ours to write
         short = ".".join(library.split(".")[:2])
-        raise Failure(f"Failed to initialize NVML: Driver/library version mismatch\nNVML library version: {short}\n", MISMATCH)
+        raise SmiError(
+            f"Failed to initialize NVML: Driver/library version mismatch\nNVML library version: {short}\n",
+            MISMATCH,
+        )
     return loaded[0]
 
 
 def _options(arguments: list) -> dict:
-    """What to print, for which GPUs. Raises Failure for what the real one refuses."""
-    options = {"action": "plain", "gpus": None, "format": "", "fields": "", "sections": "", "loop": 0, "mode": ""}
+    """What to print, for which GPUs. Raises SmiError for what the real one refuses."""
+    options = {
+        "action": "plain",
+        "gpus": None,
+        "format": "",
+        "fields": "",
+        "sections": "",
+        "loop": 0,
+        "mode": "",
+    }
     words = list(arguments)
     if words[:1] in (["topo"], ["nvlink"]):
         options.update(action=words[0], words=words[1:])
@@ -93,23 +109,49 @@ def _options(arguments: list) -> dict:
         if name in QUERIES or name == "--format":
             value = value if equals else _value(words)
             options.update({"format": value} if name == "--format" else {"action": name, "fields": value})
-        elif name in ("-i", "--id", "-d", "--display", "-l", "--loop", "-lms", "-pm", "--persistence-mode", "-f", "--filename"):
+        elif name in (
+            "-i",
+            "--id",
+            "-d",
+            "--display",
+            "-l",
+            "--loop",
+            "-lms",
+            "-pm",
+            "--persistence-mode",
+            "-f",
+            "--filename",
+        ):
             value = value if equals else _value(words)
             _set(options, name, value)
-        elif word in ("-q", "--query", "-x", "--xml-format", "-L", "--list-gpus", "-r", "--gpu-reset", "-h", "--help", "--version"):
+        elif word in (
+            "-q",
+            "--query",
+            "-x",
+            "--xml-format",
+            "-L",
+            "--list-gpus",
+            "-r",
+            "--gpu-reset",
+            "-h",
+            "--help",
+            "--version",
+        ):
             _set(options, word, "")
         elif word in ("-u", "--unit", "--dtd"):
             continue
         else:
-            raise Failure(f"Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n\n", BAD_ARGUMENT)
+            raise SmiError(INVALID + "\n", BAD_ARGUMENT)
     if options["action"] in QUERIES and "csv" not in options["format"].split(","):
-        raise Failure("\"--format=\" switch is missing. Please run 'nvidia-smi -h' for help.\n\n", BAD_ARGUMENT)
+        raise SmiError(
+            "\"--format=\" switch is missing. Please run 'nvidia-smi -h' for help.\n\n", BAD_ARGUMENT
+        )
     return options
 
 
 def _value(words: list) -> str:
     if not words:
-        raise Failure(INVALID, BAD_ARGUMENT)
+        raise SmiError(INVALID, BAD_ARGUMENT)
     return words.pop(0)
 
 
@@ -122,10 +164,10 @@ def _set(options: dict, name: str, value: str) -> None:
         try:
             options["loop"] = float(value) / (1000 if name == "-lms" else 1)
         except ValueError:
-            raise Failure(INVALID, BAD_ARGUMENT) from None
+            raise SmiError(INVALID, BAD_ARGUMENT) from None
     elif name in ("-pm", "--persistence-mode"):
         if value.upper() not in ("0", "1", "DISABLED", "ENABLED"):
-            raise Failure(INVALID, BAD_ARGUMENT)
+            raise SmiError(INVALID, BAD_ARGUMENT)
         options.update(action="persistence", mode="1" if value.upper() in ("1", "ENABLED") else "0")
     elif name in ("-x", "--xml-format"):
         options["mode"] = "xml"
@@ -141,7 +183,13 @@ def _once(node, options: dict, driver: str) -> int:
     gpus, lost = _chosen(node, options["gpus"])
     status = LOST if lost else 0
     for index, gpu in lost:
-        print(f"Unable to determine the device handle for GPU{index}: {gpu['address'].upper()}: GPU is lost.  Reboot the system to recover this GPU")
+        where = f"GPU{index}: {gpu['address'].upper()}"
+        print(
+            f"Unable to determine the device handle for {where}: GPU is lost.  Reboot the system to "
+            "recover this GPU"
+        )
+    if lost and options["action"] not in ("plain", "list"):
+        return status
     if not gpus:
         if not lost:
             print("No devices were found")
@@ -174,10 +222,11 @@ def _chosen(node, wanted):
             match = [
                 (i, gpu)
                 for i, gpu in everything
-                if key in (str(i), gpu["uuid"].lower(), gpu["serial"], gpu["address"], "0000" + gpu["address"])
+                if key
+                in (str(i), gpu["uuid"].lower(), gpu["serial"], gpu["address"], "0000" + gpu["address"])
             ]
             if not match:
-                raise Failure(f"No devices were found\n", NOTHING_FOUND)
+                raise SmiError("No devices were found\n", NOTHING_FOUND)
             chosen += match
         everything = chosen
     return (
@@ -188,11 +237,22 @@ def _chosen(node, wanted):
 
 def _change(node, action: str, mode: str, gpus) -> int:
     marker = node.folder / "run/persistence_mode"
+    if not node.privileged():
+        what = "reset GPU" if action == "reset" else "set persistence mode for GPU"
+        print(f"Unable to {what} {'0000' + gpus[0][1]['address'].upper()}: Insufficient Permissions")
+        print("Terminating early due to previous errors.")
+        return NOT_PERMITTED
     for _, gpu in gpus:
         bus = "0000" + gpu["address"].upper()
         if action == "reset":
             if node.loads():
-                print(f"GPU {bus} is currently in use by another process.\n\n1 device is currently being used by one or more other processes (e.g., Fabric Manager, CUDA application, graphics application such as an X server, or a monitoring application such as another instance of nvidia-smi). Please first kill all processes using this device and all compute applications running in the system.")
+                print(
+                    f"GPU {bus} is currently in use by another process.\n\n1 device is currently being "
+                    "used by one or more other processes (e.g., Fabric Manager, CUDA application, graphics "
+                    "application such as an X server, or a monitoring application such as another instance "
+                    "of nvidia-smi). Please first kill all processes using this device and all compute "
+                    "applications running in the system."
+                )
                 return 1
             print(f"GPU {bus} was successfully reset.")
             continue
@@ -202,15 +262,10 @@ def _change(node, action: str, mode: str, gpus) -> int:
             print(f"Persistence mode {already} {'Enabled' if now else 'Disabled'} for GPU {bus}.")
         else:
             print(f"{already} persistence mode for GPU {bus}.")
-    if action == "persistence":
-        try:
-            if mode == "1":
-                marker.touch()
-            elif marker.exists():
-                marker.unlink()
-        except OSError:
-            print("Unable to set persistence mode: Insufficient Permissions")
-            return NOT_PERMITTED
+    if action == "persistence" and mode == "1":
+        marker.touch()
+    elif action == "persistence" and marker.exists():
+        marker.unlink()
     print("All done.")
     return 0
 

@@ -33,7 +33,11 @@ def run(node, action: str, words: list) -> int:
     if action == "topo":
         if words in (["-m"], ["--matrix"]):
             return _matrix(node, gpus)
-        if words[:1] in (["-p2p"], ["--p2p_status"]) and len(words) == 2 and words[1] in ("r", "w", "n", "a", "p", "rw"):
+        if (
+            words[:1] in (["-p2p"], ["--p2p_status"])
+            and len(words) == 2
+            and words[1] in ("r", "w", "n", "a", "p", "rw")
+        ):
             return _p2p(node, gpus, words[1])
     else:
         if "-i" in words[:-1]:

@@ -22,8 +22,8 @@ def table(node, driver: str, readings: list) -> str:
         "|=========================================+========================+======================|",
     ]
     for one in readings:
-        rows += _gpu(node, one) + [_LINE]
-    rows += [" " * 89, _WIDE, *_processes(node, readings), _WIDE]
+        rows += [*_gpu(node, one), _LINE]
+    rows += [" " * 89, _WIDE, *_processes(readings), _WIDE]
     return "\n".join(rows) + "\n"
 
 
@@ -35,13 +35,15 @@ def _gpu(node, one: dict) -> list:
     busy = 100 if one["load"] else 0
     mig = "Disabled" if node.sku["architecture"] != "Ada Lovelace" else "N/A"
     return [
-        f"| {one['index']:>3}  {node.sku['name'][:27]:<31}{keep:<3} | {bus:>18} Off | {one['uncorrectable']:>20} |",
-        f"| N/A {one['temperature']:>4}C    {one['state']:<3} {power:>22} | {memory:>22} | {busy:>6}%      Default |",
+        f"| {one['index']:>3}  {node.sku['name'][:27]:<31}{keep:<3} | {bus:>18} Off | "
+        f"{one['uncorrectable']:>20} |",
+        f"| N/A {one['temperature']:>4}C    {one['state']:<3} {power:>22} | {memory:>22} | {busy:>6}%      "
+        "Default |",
         f"| {'':39} | {'':22} | {mig:>20} |",
     ]
 
 
-def _processes(node, readings: list) -> list:
+def _processes(readings: list) -> list:
     rows = [
         "| Processes:                                                                              |",
         "|  GPU   GI   CI        PID   Type   Process name                              GPU Memory |",
@@ -51,5 +53,14 @@ def _processes(node, readings: list) -> list:
     busy = [one for one in readings if one["load"]]
     for one in busy:
         name, memory = one["load"]["tool"], f"{one['used']}MiB"
-        rows.append(f"|  {one['index']:>3}   N/A  N/A {one['load']['pid']:>10}      C   {name:<38} {memory:>11} |")
-    return rows if busy else [*rows, "|  No running processes found                                                             |"]
+        rows.append(
+            f"|  {one['index']:>3}   N/A  N/A {one['load']['pid']:>10}      C   {name:<38} {memory:>11} |"
+        )
+    return (
+        rows
+        if busy
+        else [
+            *rows,
+            "|  No running processes found                                                             |",
+        ]
+    )

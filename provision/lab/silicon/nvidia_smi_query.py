@@ -118,7 +118,10 @@ def _errors(one: dict) -> dict:
     ):
         for kind, count in (("corrected", corrected), ("uncorrected", uncorrected)):
             base = f"ecc.errors.{kind}.{span}"
-            values[base + ".total"] = values[base + ".dram"] = values[base + ".device_memory"] = ("", str(count))
+            values[base + ".total"] = values[base + ".dram"] = values[base + ".device_memory"] = (
+                "",
+                str(count),
+            )
             values[base + ".sram"] = ("", "0")
     values["retired_pages.pending"] = ("", "[N/A]")
     values["retired_pages.single_bit_ecc.count"] = values["retired_pages.double_bit.count"] = ("", "[N/A]")

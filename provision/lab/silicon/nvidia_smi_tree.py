@@ -1,14 +1,15 @@
 """nvidia-smi -q and -q -x: one tree, printed as XML or as text.
 
-Three generations of it, from samples of the real tool: before 545 (535), before 580 (550), and 580 on (schema v13). In
-which release between 550 and 590 the schema changed is not known; 580 is a choice.
-An entry is (XML name, text label, value or list of entries); a name or label that is None is absent in that form, and a
-value that differs between the two is a pair.
+Three generations of it, from samples of the real tool: before 545 (535), before 580 (550), and 580 on (schema
+v13). In which release between 550 and 590 the schema changed is not known; 580 is a choice.
+An entry is (XML name, text label, value or list of entries); a name or label that is None is absent there,
+and a value that differs between the two is a pair.
 """
 
 import time
 from xml.sax.saxutils import escape
 
+import nvidia_smi_tree_errors as errors
 import nvidia_smi_tree_state as state
 import telemetry
 
@@ -25,7 +26,11 @@ def generation(driver: str) -> int:
 def as_xml(node, driver: str, readings: list) -> str:
     """The whole document of `-q -x`."""
     schema = "v13" if generation(driver) == 590 else "v12"
-    lines = ['<?xml version="1.0" ?>', f'<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_{schema}.dtd">', "<nvidia_smi_log>"]
+    lines = [
+        '<?xml version="1.0" ?>',
+        f'<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_{schema}.dtd">',
+        "<nvidia_smi_log>",
+    ]
     for name, value in (
         ("timestamp", _now()),
         ("driver_version", driver),
@@ -115,9 +120,12 @@ def _text(entry, depth: int) -> list:
 def _entries(node, driver: str, one: dict) -> list:
     form = generation(driver)
     parts = (
-        _identity(node, one, form) + _boards(node, one, form, driver) + _pci(node, one, form) + state.performance(node, one, form)
+        _identity(node, one, form)
+        + _boards(node, one, form, driver)
+        + _pci(node, one, form)
+        + state.performance(node, one, form)
     )
-    return parts + state.health(node, one, form) + state.sensors(node, one, form) + state.fabric(node, one, form)
+    return parts + errors.health(node, one, form) + state.sensors(node, one, form) + state.fabric(one, form)
 
 
 def _identity(node, one: dict, form: int) -> list:
@@ -169,7 +177,13 @@ def _boards(node, one: dict, form: int, driver: str) -> list:
             ("gpu_fabric_guid", "GPU Fabric GUID", "0x" + one["gpu"]["uuid"][-12:].rjust(16, "0")),
         )
         known = sku["fabric"] == "nvlink5"
-        entries.append(("platformInfo", "Platform Info", [(x, t, v if known or x == "module_id" else NA) for x, t, v in names]))
+        entries.append(
+            (
+                "platformInfo",
+                "Platform Info",
+                [(x, t, v if known or x == "module_id" else NA) for x, t, v in names],
+            )
+        )
     else:
         entries.append(("gpu_module_id", "Module ID", module))
     entries.append(
@@ -191,7 +205,10 @@ def _boards(node, one: dict, form: int, driver: str) -> list:
 
 
 def _modes(form: int, driver: str, one: dict) -> list:
-    virtual = [("virtualization_mode", "Virtualization Mode", "None"), ("host_vgpu_mode", "Host VGPU Mode", NA)]
+    virtual = [
+        ("virtualization_mode", "Virtualization Mode", "None"),
+        ("host_vgpu_mode", "Host VGPU Mode", NA),
+    ]
     if form != 535:
         virtual.append(("vgpu_heterogeneous_mode", "vGPU Heterogeneous Mode", NA))
     needs = "Yes" if one["remap_pending"] else "No"
@@ -200,17 +217,34 @@ def _modes(form: int, driver: str, one: dict) -> list:
         ("drain_and_reset_recommended", "Drain and Reset Recommended", "No"),
     ]
     entries = [
-        ("gpu_operation_mode", "GPU Operation Mode", [("current_gom", "Current", NA), ("pending_gom", "Pending", NA)]),
+        (
+            "gpu_operation_mode",
+            "GPU Operation Mode",
+            [("current_gom", "Current", NA), ("pending_gom", "Pending", NA)],
+        ),
     ]
     firmware = ("gsp_firmware_version", "GSP Firmware Version", driver)
     if form == 535:
-        entries += [firmware, ("gpu_virtualization_mode", "GPU Virtualization Mode", virtual), ("gpu_reset_status", "GPU Reset Status", reset)]
+        entries += [
+            firmware,
+            ("gpu_virtualization_mode", "GPU Virtualization Mode", virtual),
+            ("gpu_reset_status", "GPU Reset Status", reset),
+        ]
     else:
-        entries += [("c2c_mode", "GPU C2C Mode", NA), ("gpu_virtualization_mode", "GPU Virtualization Mode", virtual)]
+        entries += [
+            ("c2c_mode", "GPU C2C Mode", NA),
+            ("gpu_virtualization_mode", "GPU Virtualization Mode", virtual),
+        ]
         if form == 550:
             entries.append(("gpu_reset_status", "GPU Reset Status", reset))
         else:
-            entries.append(("gpu_recovery_action", "GPU Recovery Action", "GPU Reset" if one["remap_pending"] else "None"))
+            entries.append(
+                (
+                    "gpu_recovery_action",
+                    "GPU Recovery Action",
+                    "GPU Reset" if one["remap_pending"] else "None",
+                )
+            )
         entries.append(firmware)
     return [*entries, ("ibmnpu", "IBMNPU", [("relaxed_ordering_mode", "Relaxed Ordering Mode", NA)])]
 
@@ -218,7 +252,10 @@ def _modes(form: int, driver: str, one: dict) -> list:
 def _pci(node, one: dict, form: int) -> list:
     sku, gpu, best = node.sku, one["gpu"], str(node.sku["pcie"])
     device, subsystem = sku["device"].upper() + "10DE", sku["subsystem"].upper() + "10DE"
-    classes = [("pci_base_class", "Base Classcode", ("3", "0x3")), ("pci_sub_class", "Sub Classcode", ("2", "0x2"))]
+    classes = [
+        ("pci_base_class", "Base Classcode", ("3", "0x3")),
+        ("pci_sub_class", "Sub Classcode", ("2", "0x2")),
+    ]
     generations = [
         ("max_link_gen", "Max", best),
         ("current_link_gen", "Current", str(one["generation"])),
@@ -236,12 +273,23 @@ def _pci(node, one: dict, form: int) -> list:
         ("pci_device_id", "Device Id", (device, "0x" + device)),
         ("pci_bus_id", "Bus Id", _bus(one)),
         ("pci_sub_system_id", "Sub System Id", (subsystem, "0x" + subsystem)),
-        ("pci_gpu_link_info", "GPU Link Info", [("pcie_gen", "PCIe Generation", generations), ("link_widths", "Link Width", widths)]),
-        ("pci_bridge_chip", "Bridge Chip", [("bridge_chip_type", "Type", NA), ("bridge_chip_fw", "Firmware", NA)]),
+        (
+            "pci_gpu_link_info",
+            "GPU Link Info",
+            [("pcie_gen", "PCIe Generation", generations), ("link_widths", "Link Width", widths)],
+        ),
+        (
+            "pci_bridge_chip",
+            "Bridge Chip",
+            [("bridge_chip_type", "Type", NA), ("bridge_chip_fw", "Firmware", NA)],
+        ),
         ("replay_counter", "Replays Since Reset", str(one["replays"])),
         ("replay_rollover_counter", "Replay Number Rollovers", "0"),
         ("tx_util", "Tx Throughput", moved),
         ("rx_util", "Rx Throughput", moved),
     ]
-    atomic = [("atomic_caps_inbound", "Atomic Caps Inbound", NA), ("atomic_caps_outbound", "Atomic Caps Outbound", NA)]
+    atomic = [
+        ("atomic_caps_inbound", "Atomic Caps Inbound", NA),
+        ("atomic_caps_outbound", "Atomic Caps Outbound", NA),
+    ]
     return [("pci", "PCI", entries + (atomic[::-1] if form == 590 else atomic))]

@@ -1,8 +1,7 @@
-"""The half of `nvidia-smi -q` that changes: clocks, memory, errors, temperature, power, fabric. See nvidia_smi_tree."""
+"""The half of `nvidia-smi -q` that changes: clocks, memory, errors, heat, power (see nvidia_smi_tree)."""
 
 NA = "N/A"
 OLD = "Requested functionality has been deprecated"
-_LONG = {535: False, 550: True, 590: True}
 
 
 def performance(node, one: dict, form: int) -> list:
@@ -42,7 +41,8 @@ def _counters(reason) -> list:
         ("hw_power_brake", "HW Power Braking", "hw_power_brake"),
     ]
     return [
-        (f"clocks_event_reasons_counters_{x}", t, "{} us".format(48211345 if why and why == reason else 0)) for x, t, why in names
+        (f"clocks_event_reasons_counters_{x}", t, f"{48211345 if why and why == reason else 0} us")
+        for x, t, why in names
     ]
 
 
@@ -98,81 +98,6 @@ def _utilization(one: dict, form: int) -> list:
     return entries
 
 
-def health(node, one: dict, form: int) -> list:
-    """ECC, retired pages, remapped rows."""
-    counts = [
-        ("volatile", "Volatile", 0, one["uncorrectable"]),
-        ("aggregate", "Aggregate", one["corrected_ever"], one["uncorrectable_ever"]),
-    ]
-    errors = []
-    for name, label, corrected, uncorrected in counts:
-        rows = [("sram_correctable", "SRAM Correctable", "0")]
-        if form == 535:
-            rows.append(("sram_uncorrectable", "SRAM Uncorrectable", "0"))
-        else:
-            rows.append(("sram_uncorrectable_parity", "SRAM Uncorrectable Parity", "0"))
-            rows.append(("sram_uncorrectable_secded", "SRAM Uncorrectable SEC-DED", "0"))
-        rows.append(("dram_correctable", "DRAM Correctable", str(corrected)))
-        rows.append(("dram_uncorrectable", "DRAM Uncorrectable", str(uncorrected)))
-        if form != 535 and name == "aggregate":
-            rows.append(("sram_threshold_exceeded", "SRAM Threshold Exceeded", "No"))
-        errors.append((name, label, rows))
-    if form != 535:
-        sources = [("l2", "L2"), ("sm", "SM"), ("microcontroller", "Microcontroller"), ("pcie", "PCIE"), ("other", "Other")]
-        errors.append(
-            (
-                "aggregate_uncorrectable_sram_sources",
-                "Aggregate Uncorrectable SRAM Sources",
-                [(f"sram_{x}", f"SRAM {t}", "0") for x, t in sources],
-            )
-        )
-    if form == 590:
-        errors += [
-            ("channel_repair_pending", "Channel Repair Pending", "No"),
-            ("tpc_repair_pending", "TPC Repair Pending", "No"),
-            ("unrepairable_memory", "Unrepairable Memory", "No"),
-        ]
-    mode = [("current_ecc", "Current", "Enabled"), ("pending_ecc", "Pending", "Enabled")]
-    return [("ecc_mode", "ECC Mode", mode), ("ecc_errors", "ECC Errors", errors), *_retired(), _remapped(node, one, form)]
-
-
-def _retired() -> list:
-    pages = [("retired_count", None, NA), ("retired_pagelist", None, NA)]
-    return [
-        (
-            "retired_pages",
-            "Retired Pages",
-            [
-                ("multiple_single_bit_retirement", None, pages),
-                ("double_bit_retirement", None, pages),
-                (None, "Single Bit ECC", NA),
-                (None, "Double Bit ECC", NA),
-                ("pending_blacklist", "Pending Page Blacklist", NA),
-                ("pending_retirement", None, NA),
-            ],
-        )
-    ]
-
-
-def _remapped(node, one: dict, form: int):
-    banks = {"Ampere": 640, "Hopper": 2560, "Blackwell": 4096, "Ada Lovelace": 192}[node.sku["architecture"]]
-    used = 1 if one["remapped_uncorrectable"] else 0
-    levels = [("max", "Max", banks - used), ("high", "High", used), ("partial", "Partial", 0), ("low", "Low", 0), ("none", "None", 0)]
-    histogram = [(f"row_remapper_histogram_{x}", t, f"{count} bank(s)") for x, t, count in levels]
-    rows = [("remapped_row_corr", "Correctable Error", str(one["remapped_correctable"]))]
-    if form == 590:
-        rows.append(("remapped_row_corr_inactive", "Inactive Correctable Error", "0"))
-    rows.append(("remapped_row_unc", "Uncorrectable Error", str(one["remapped_uncorrectable"])))
-    if form == 590:
-        rows.append(("remapped_row_unc_inactive", "Inactive Uncorrectable Error", "0"))
-    rows += [
-        ("remapped_row_pending", "Pending", "Yes" if one["remap_pending"] else "No"),
-        ("remapped_row_failure", "Remapping Failure Occurred", "Yes" if one["remap_failure"] else "No"),
-        ("row_remapper_histogram", "Bank Remap Availability Histogram", histogram),
-    ]
-    return ("remapped_rows", "Remapped Rows", rows)
-
-
 def sensors(node, one: dict, form: int) -> list:
     """Temperature, power, clocks."""
     entries = [_temperature(node, one, form)]
@@ -184,7 +109,10 @@ def sensors(node, one: dict, form: int) -> list:
 def _temperature(node, one: dict, form: int):
     relative = form != 535 and node.sku["architecture"] in ("Hopper", "Blackwell", "Ada Lovelace")
     limit = f"{one['tlimit']} C" if relative else NA
-    rows = [("gpu_temp", "GPU Current Temp", f"{one['temperature']} C"), ("gpu_temp_tlimit", "GPU T.Limit Temp", limit)]
+    rows = [
+        ("gpu_temp", "GPU Current Temp", f"{one['temperature']} C"),
+        ("gpu_temp_tlimit", "GPU T.Limit Temp", limit),
+    ]
     if relative:
         rows += [
             ("gpu_temp_max_tlimit_threshold", "GPU Shutdown T.Limit Temp", "-8 C"),
@@ -228,9 +156,14 @@ def _power(node, one: dict, form: int) -> list:
             rows.append((f"{name}_power_limit", f"{label} Power Limit", value))
         return rows
 
-    entries = [("gpu_power_readings", "GPU Power Readings", block(power, limit, f"{node.sku['power_min']}.00 W"))]
+    entries = [
+        ("gpu_power_readings", "GPU Power Readings", block(power, limit, f"{node.sku['power_min']}.00 W"))
+    ]
     if form != 535:
-        rows = [("average_power_draw", "Average Power Draw", NA), ("instant_power_draw", "Instantaneous Power Draw", NA)]
+        rows = [
+            ("average_power_draw", "Average Power Draw", NA),
+            ("instant_power_draw", "Instantaneous Power Draw", NA),
+        ]
         entries.append(("gpu_memory_power_readings", "GPU Memory Power Readings ", rows))
     entries.append(("module_power_readings", "Module Power Readings", block(NA, NA, NA)))
     if form == 590:
@@ -266,7 +199,11 @@ def _clocks(node, one: dict, form: int) -> list:
         ("deferred_clocks", "Deferred Clocks", [("mem_clock", "Memory", NA)]),
         ("max_clocks", "Max Clocks", four(best)),
         ("max_customer_boost_clocks", "Max Customer Boost Clocks", [("graphics_clock", "Graphics", best)]),
-        ("clock_policy", "Clock Policy", [("auto_boost", "Auto Boost", NA), ("auto_boost_default", "Auto Boost Default", NA)]),
+        (
+            "clock_policy",
+            "Clock Policy",
+            [("auto_boost", "Auto Boost", NA), ("auto_boost_default", "Auto Boost Default", NA)],
+        ),
     ]
     if form != 590:
         volts = "712.500 mV" if one["idle"] else "912.500 mV"
@@ -274,7 +211,7 @@ def _clocks(node, one: dict, form: int) -> list:
     return entries
 
 
-def fabric(node, one: dict, form: int) -> list:
+def fabric(one: dict, form: int) -> list:
     """The NVLink fabric's state, and what runs on the GPU."""
     state, status = one["fabric"]
     rows = [("state", "State", state), ("status", "Status", status)]

@@ -9,22 +9,32 @@ READY = "persistenced"
 
 
 def persistenced(node, arguments: list) -> int:
-    """The whole program. The marker that turns persistence mode on is left only when the mode is asked for."""
+    """The whole program; its marker turns persistence mode on unless --no-persistence-mode says otherwise."""
     if "--version" in arguments or "-v" in arguments:
         print(f"nvidia-persistenced:  version {node.library()}")
         return 0
     if node.driver() is None:
         print("nvidia-persistenced failed to initialize. Check syslog for more details.", file=sys.stderr)
-        print("Failed to query NVIDIA devices. Please ensure that the NVIDIA device files (/dev/nvidia*) exist, and that user 0 has read and write permissions for those files.", file=sys.stderr)
+        print(
+            "Failed to query NVIDIA devices. Please ensure that the NVIDIA device files (/dev/nvidia*) "
+            "exist, and that user 0 has read and write permissions for those files.",
+            file=sys.stderr,
+        )
         return 1
     # The last of the two wins, and the mode is on unless it was turned off.
     modes = [word for word in arguments if word in ("--persistence-mode", "--no-persistence-mode")]
     on = not modes or modes[-1] == "--persistence-mode"
-    place = Path("/var/run/nvidia-persistenced") if str(node.root) == "/" else node.root / "run/nvidia-persistenced"
+    place = (
+        Path("/var/run/nvidia-persistenced")
+        if str(node.root) == "/"
+        else node.root / "run/nvidia-persistenced"
+    )
     status = daemon.run_in_background(node.folder / "run" / (READY if on else READY + ".off"))
     try:
         place.mkdir(parents=True, exist_ok=True)
-        (place / "nvidia-persistenced.pid").write_text((node.folder / "run" / (READY if on else READY + ".off")).read_text())
+        (place / "nvidia-persistenced.pid").write_text(
+            (node.folder / "run" / (READY if on else READY + ".off")).read_text()
+        )
     except OSError as error:
         print(f"nvidia-persistenced: {error}", file=sys.stderr)
     return status

@@ -13,9 +13,12 @@ from pathlib import Path
 # -I leaves the script's own folder out of the path, and with it the site packages of the node.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from state import Node, StateError, folder_from_environment  # noqa: E402
+from state import Node, StateError, folder_from_environment
 
-GARBAGE = "\x00\x7fELF\x02\x01\ufffd\x1b[31m%s%n<<<\nSegmentation fault (core dumped)\n{\"nvbandwidth\": [null, \n\tGPU ???: \x07\n"
+GARBAGE = (
+    "\x00\x7fELF\x02\x01\ufffd\x1b[31m%s%n<<<\nSegmentation fault (core dumped)\n"
+    '{"nvbandwidth": [null, \n\tGPU ???: \x07\n'
+)
 
 
 def _tools() -> dict:
@@ -50,7 +53,9 @@ def main(arguments: list) -> int:
 
         return getattr(commands, tool)(rest)
     if tool not in _tools():
-        print(f"run.py: there is no simulated {tool!r}; known: {', '.join(sorted(_tools()))}", file=sys.stderr)
+        print(
+            f"run.py: there is no simulated {tool!r}; known: {', '.join(sorted(_tools()))}", file=sys.stderr
+        )
         return 2
     try:
         node = Node(folder_from_environment())

@@ -1,12 +1,12 @@
 """What each SKU of the lab is: identity, wiring, and what healthy hardware of it measures.
 
-Where the numbers come from: PCI ids from the open-gpu-kernel-modules README 595.45.04; memory as nvidia-smi reports it;
-power, clocks and links from NVIDIA's datasheets; bandwidths from public measurements (nvbandwidth README, Azure
-azurehpc-health-checks, stas00/ml-engineering); burn rates in Gflop/s are plausible values, not measurements.
+Where the numbers come from: PCI ids from the open-gpu-kernel-modules README 595.45.04; memory as nvidia-smi
+reports it; power, clocks and links from NVIDIA's datasheets; bandwidths from public measurements (nvbandwidth
+README, Azure azurehpc-health-checks, stas00/ml-engineering); burn rates (Gflop/s) are plausible, no more.
 
 `pairs`: NVLink bridges between two GPUs; `switches`: PCI ids of the NVSwitches, where they are PCI devices.
 `fabric`: what has to run before CUDA works (`nvswitch`: fabric manager; `nvlink5`: fabric manager and nvlsm).
-`busbw` maps GPU count to all_reduce bus bandwidth; `ring` is what every other collective (and no NVLS) reaches.
+`busbw` maps GPU count to all_reduce bus bandwidth; `ring` is what other collectives (and no NVLS) reach.
 """
 
 _EIGHT_H = ["1B", "43", "52", "61", "9D", "C3", "D1", "DF"]

@@ -1,7 +1,7 @@
 """A node's simulated hardware as the tools see it: what state.json says, what is loaded, what runs.
 
-The folder is /var/lib/silicon on a node (SILICON_STATE elsewhere). Files of the node itself, such as libraries and
-kernel modules, are found under SILICON_ROOT (default /).
+The folder is /var/lib/silicon on a node (SILICON_STATE elsewhere). Files of the node itself, such as
+libraries and kernel modules, are found under SILICON_ROOT (default /).
 """
 
 import json
@@ -32,7 +32,7 @@ def folder_from_environment() -> Path:
 
 
 class Node:
-    """One node: `sku` is its entry in SKUS, `faults` the list in state.json, `run_number` differs per tool run."""
+    """One node: `sku` is its entry in SKUS, `faults` what is broken, `run_number` differs per tool run."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -60,7 +60,7 @@ class Node:
         write_atomically(self.folder / "state.json", json.dumps(self.data, indent=1) + "\n")
 
     def count_run(self) -> None:
-        """Take the next run number, which seeds this run's noise. A user who may not write shares the last one."""
+        """Take the next run number, which seeds this run's noise; who may not write gets some number."""
         try:
             with (self.folder / "counter").open("r+") as stream:
                 self.run_number = int(stream.read() or 0) + 1
@@ -106,7 +106,9 @@ class Node:
 
     def active_links(self, slot: int) -> int:
         """How many of a GPU's NVLinks are up."""
-        down = {fault["link"] for fault in self.faults if fault["id"] == "nvlink_down" and fault["gpu"] == slot}
+        down = {
+            fault["link"] for fault in self.faults if fault["id"] == "nvlink_down" and fault["gpu"] == slot
+        }
         return self.sku["links"] - len(down)
 
     # -- driver
@@ -122,12 +124,17 @@ class Node:
             return None
         return found.group(2), "open" if "Open" in found.group(1) else "proprietary"
 
+    def privileged(self) -> bool:
+        """Whether the caller is this node's administrator: whoever may write its state."""
+        return os.access(str(self.folder / "state.json"), os.W_OK)
+
     def library(self) -> str:
         """The version of NVIDIA's user space: what libnvidia-ml.so.1 links to; empty when it is not there."""
         for place in ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64"):
             link = self.root / place / "libnvidia-ml.so.1"
             if link.is_symlink():
-                return os.readlink(str(link)).rpartition("libnvidia-ml.so.")[2]
+                target = os.readlink(str(link))  # noqa: PTH115 (Path.readlink came with 3.9)
+                return target.rpartition("libnvidia-ml.so.")[2]
         return ""
 
     def loaded(self, module: str) -> bool:
@@ -159,5 +166,5 @@ class Node:
             except (OSError, ValueError):
                 continue
             if Path("/proc/{}".format(load["pid"])).exists():
-                found.update({slot: load for slot in load["slots"]})
+                found.update(dict.fromkeys(load["slots"], load))
         return found

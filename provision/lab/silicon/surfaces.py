@@ -1,6 +1,6 @@
-"""What the kernel shows of the hardware: /sys/bus/pci/devices, /sys/module, /proc/modules, /proc/driver/nvidia.
+"""What the kernel shows of the hardware: sys/bus/pci/devices, sys/module, proc/modules, proc/driver/nvidia.
 
-Folders of the state are mounted over the node's own, and proc_modules over a file, so it is rewritten in place.
+The state's folders are mounted over the node's own, and proc_modules over a file: it is rewritten in place.
 """
 
 import shutil
@@ -9,7 +9,13 @@ from pathlib import Path
 
 import noise
 
-SPEEDS = {1: "2.5 GT/s PCIe", 2: "5.0 GT/s PCIe", 3: "8.0 GT/s PCIe", 4: "16.0 GT/s PCIe", 5: "32.0 GT/s PCIe"}
+SPEEDS = {
+    1: "2.5 GT/s PCIe",
+    2: "5.0 GT/s PCIe",
+    3: "8.0 GT/s PCIe",
+    4: "16.0 GT/s PCIe",
+    5: "32.0 GT/s PCIe",
+}
 SIZES = {
     "nvidia": 60710912,
     "nvidia_uvm": 4956160,
@@ -51,52 +57,61 @@ def write_pci(node) -> None:
 def _gpus(node):
     for gpu in node.present():
         width = node.fault("pcie_width", gpu=gpu["slot"])
-        yield gpu["address"], {
-            "vendor": "0x10de",
-            "device": "0x" + node.sku["device"],
-            "subsystem_vendor": "0x10de",
-            "subsystem_device": "0x" + node.sku["subsystem"],
-            "class": "0x030200",
-            "revision": "0xa1",
-            "numa_node": str(gpu["numa"]),
-            "local_cpulist": gpu["cpus"],
-            "max_link_width": "16",
-            "current_link_width": str(width["width"] if width else 16),
-            "max_link_speed": SPEEDS[node.sku["pcie"]],
-            "current_link_speed": SPEEDS[1],
-            "enable": "1",
-        }
+        yield (
+            gpu["address"],
+            {
+                "vendor": "0x10de",
+                "device": "0x" + node.sku["device"],
+                "subsystem_vendor": "0x10de",
+                "subsystem_device": "0x" + node.sku["subsystem"],
+                "class": "0x030200",
+                "revision": "0xa1",
+                "numa_node": str(gpu["numa"]),
+                "local_cpulist": gpu["cpus"],
+                "max_link_width": "16",
+                "current_link_width": str(width["width"] if width else 16),
+                "max_link_speed": SPEEDS[node.sku["pcie"]],
+                "current_link_speed": SPEEDS[1],
+                "enable": "1",
+            },
+        )
 
 
 def _switches(node):
     common = {"numa_node": "0", "enable": "1", "revision": "0xa1"}
     for i, device in enumerate(node.sku["switches"]):
-        yield f"0000:{7 + i:02x}:00.0", dict(
-            common,
-            vendor="0x10de",
-            device="0x" + device,
-            subsystem_vendor="0x10de",
-            subsystem_device="0x1796",
-            max_link_width="2",
-            current_link_width="2",
-            max_link_speed=SPEEDS[4],
-            current_link_speed=SPEEDS[4],
-            **{"class": "0x068000"},
+        yield (
+            f"0000:{7 + i:02x}:00.0",
+            dict(
+                common,
+                vendor="0x10de",
+                device="0x" + device,
+                subsystem_vendor="0x10de",
+                subsystem_device="0x1796",
+                max_link_width="2",
+                current_link_width="2",
+                max_link_speed=SPEEDS[4],
+                current_link_speed=SPEEDS[4],
+                **{"class": "0x068000"},
+            ),
         )
     if node.sku["fabric"] == "nvlink5":
         # The switches of this generation are reached through a ConnectX-7, which says so in its product data.
-        yield "0000:05:00.0", dict(
-            common,
-            vendor="0x15b3",
-            device="0x1021",
-            subsystem_vendor="0x15b3",
-            subsystem_device="0x0021",
-            vpd="NVIDIA ConnectX-7 HHHL SW_MNG",
-            max_link_width="2",
-            current_link_width="2",
-            max_link_speed=SPEEDS[5],
-            current_link_speed=SPEEDS[5],
-            **{"class": "0x020700"},
+        yield (
+            "0000:05:00.0",
+            dict(
+                common,
+                vendor="0x15b3",
+                device="0x1021",
+                subsystem_vendor="0x15b3",
+                subsystem_device="0x0021",
+                vpd="NVIDIA ConnectX-7 HHHL SW_MNG",
+                max_link_width="2",
+                current_link_width="2",
+                max_link_speed=SPEEDS[5],
+                current_link_speed=SPEEDS[5],
+                **{"class": "0x020700"},
+            ),
         )
 
 
@@ -174,7 +189,8 @@ def version_text(version: str, flavour: str) -> str:
     made = 1735689600 + int(noise.fraction("built", version) * 40000000)
     built = time.strftime("%a %b %e %H:%M:%S UTC %Y", time.gmtime(made))
     if flavour == "open":
-        named = f"NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  (dvs-builder@U22-I3-AM02-24-3)  {built}"
+        builder = "(dvs-builder@U22-I3-AM02-24-3)"
+        named = f"NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build  {builder}  {built}"
     else:
         named = f"NVIDIA UNIX x86_64 Kernel Module  {version}  {built}"
     return f"NVRM version: {named}\nGCC version:  gcc version 14.2.0 (Debian 14.2.0-19) \n"

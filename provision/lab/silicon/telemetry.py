@@ -24,13 +24,20 @@ def read(node, gpu, index: int) -> dict:
     slot, sku = gpu["slot"], node.sku
     load = node.loads().get(slot)
     throttle = node.fault("throttle", gpu=slot) if load else None
-    values = {"index": index, "gpu": gpu, "load": load, "persistence": node.running("persistenced") or _kept(node)}
+    values = {
+        "index": index,
+        "gpu": gpu,
+        "load": load,
+        "persistence": node.running("persistenced") or _kept(node),
+    }
     values.update(_heat(node, gpu, load, throttle))
     values.update(_link(node, slot, load))
     values.update(_errors(node, slot))
     small = node.fault("memory_small", gpu=slot)
     values["memory"] = small["mib"] if small else sku["memory"]
-    values["used"] = int(values["memory"] * 0.9) if load else int(1 + 2 * noise.fraction(node.seed, slot, "used"))
+    values["used"] = (
+        int(values["memory"] * 0.9) if load else int(1 + 2 * noise.fraction(node.seed, slot, "used"))
+    )
     values["state"] = "P0"
     values["idle"] = load is None
     values["fabric"] = _fabric(node)
@@ -64,9 +71,9 @@ def _heat(node, gpu, load, throttle) -> dict:
 
 def _sensors(sku, temperature: float, power: float, clock: int, throttled) -> dict:
     return {
-        "temperature": int(round(temperature)),
-        "memory_temperature": int(round(temperature)) + 3,
-        "tlimit": sku["temp_max"] - int(round(temperature)),
+        "temperature": round(temperature),
+        "memory_temperature": round(temperature) + 3,
+        "tlimit": sku["temp_max"] - round(temperature),
         "power": power,
         "clock": clock,
         "throttled": throttled,

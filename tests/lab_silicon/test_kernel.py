@@ -1,0 +1,211 @@
+"""What the simulated kernel does: modules, boot, the kernel log, and what it shows of the hardware."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
+Make = Callable[..., Silicon]
+DRIVER = "580.126.09"
+
+
+def test_a_new_node_shows_its_gpus_and_no_driver(bare: Make) -> None:
+    node = bare("h100-sxm")
+    devices = {path.name: (path / "class").read_text().strip() for path in (node.state / "sys_pci").iterdir()}
+    assert list(devices.values()).count("0x030200") == 8
+    assert list(devices.values()).count("0x068000") == 4
+    assert (node.state / "sys_pci/0000:1b:00.0/device").read_text() == "0x2330\n"
+    assert not (node.state / "proc_driver/nvidia").exists()
+
+
+@pytest.mark.parametrize(
+    ("sku", "gpus", "switches"),
+    [("h200-sxm", 8, 4), ("a100-sxm-80", 8, 6), ("a100-pcie-80", 4, 0), ("l40s", 8, 0), ("b200", 8, 0)],
+)
+def test_each_sku_has_its_own_hardware(bare: Make, sku: str, gpus: int, switches: int) -> None:
+    classes = [(path / "class").read_text().strip() for path in (bare(sku).state / "sys_pci").iterdir()]
+    assert (classes.count("0x030200"), classes.count("0x068000")) == (gpus, switches)
+
+
+def test_identities_follow_from_seed_and_name_and_differ_between_nodes(bare: Make) -> None:
+    one, other = bare(name="gpu-01").json("state.json"), bare(name="gpu-02").json("state.json")
+    uuids = [gpu["uuid"] for gpu in one["gpus"] + other["gpus"]]
+    assert len(set(uuids)) == 16
+    again = bare(name="again")
+    words = ["--dir", str(again.state), "--sku", "h100-sxm", "--name", "gpu-01", "--seed", "7"]
+    assert again.run("new", *words).returncode == 0
+    assert again.json("state.json")["gpus"] == one["gpus"]
+
+
+def test_nouveau_takes_the_gpus_at_boot_and_keeps_nvidia_out(bare: Make) -> None:
+    node = bare()
+    node.install(DRIVER)
+    node.run("boot")
+    assert (node.state / "sys_module/nouveau/initstate").read_text() == "live\n"
+    done = node.run("modprobe", "nvidia")
+    assert done.returncode == 1
+    assert done.stderr == "modprobe: ERROR: could not insert 'nvidia': No such device\n"
+    assert "nouveau, rivafb, nvidiafb or rivatv" in node.run("dmesg").stdout
+    assert node.run("nvidia-smi").returncode == 9
+
+
+def test_blacklisting_nouveau_lets_nvidia_in_at_the_next_boot(bare: Make) -> None:
+    node = bare()
+    node.install(DRIVER)
+    node.run("boot")
+    node.blacklist()
+    node.run("boot")
+    assert not (node.state / "sys_module/nouveau").exists()
+    assert (node.state / "sys_module/nvidia/version").read_text() == f"{DRIVER}\n"
+    modules = (node.state / "proc_modules").read_text()
+    assert modules.splitlines()[-1].startswith("nvidia ")
+    assert "nvidia_uvm" in modules
+    assert node.run("nvidia-smi").returncode == 0
+
+
+def test_proc_modules_keeps_its_inode(bare: Make) -> None:
+    # It is mounted over the node's own: a renamed file would stay invisible.
+    node = bare()
+    before = (node.state / "proc_modules").stat().st_ino
+    node.install(DRIVER)
+    node.blacklist()
+    node.run("boot")
+    assert (node.state / "proc_modules").stat().st_ino == before
+    assert (node.state / "proc_modules").read_text()
+
+
+def test_without_a_module_on_disk_modprobe_says_where_it_looked(bare: Make) -> None:
+    done = bare().run("modprobe", "nvidia")
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == f"modprobe: FATAL: Module nvidia not found in directory /lib/modules/{platform.release()}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flavour", "named"),
+    [
+        ("open", f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {DRIVER}  Release Build"),
+        ("proprietary", f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {DRIVER}  "),
+    ],
+)
+def test_the_flavour_shows_in_proc(bare: Make, flavour: str, named: str) -> None:
+    node = bare()
+    node.install(DRIVER, flavour)
+    node.blacklist()
+    node.run("boot")
+    assert (node.state / "proc_driver/nvidia/version").read_text().startswith(named)
+    information = (node.state / "proc_driver/nvidia/gpus/0000:1b:00.0/information").read_text()
+    assert "Model: \t\t NVIDIA H100 80GB HBM3\n" in information
+
+
+@pytest.mark.parametrize(
+    ("sku", "driver", "flavour"), [("b200", DRIVER, "proprietary"), ("b200", "550.163.01", "open")]
+)
+def test_a_driver_that_does_not_know_the_gpu_refuses_it(
+    bare: Make, sku: str, driver: str, flavour: str
+) -> None:
+    node = bare(sku)
+    node.install(driver, flavour)
+    node.blacklist()
+    node.run("boot")
+    assert "NVRM: None of the NVIDIA devices were initialized." in node.run("dmesg").stdout
+    assert node.run("nvidia-smi").returncode == 9
+
+
+def test_a_module_for_another_kernel_is_refused(bare: Make) -> None:
+    node = bare()
+    node.install(DRIVER)
+    path = node.root / "lib/modules" / platform.release() / "updates/dkms/nvidia.ko"
+    release = platform.release().encode()
+    path.write_bytes(path.read_bytes().replace(b"vermagic=" + release, b"vermagic=" + b"9" * len(release)))
+    done = node.run("modprobe", "nvidia")
+    assert done.stderr == "modprobe: ERROR: could not insert 'nvidia': Exec format error\n"
+
+
+def test_a_used_module_stays(node: Make) -> None:
+    one = node(fabric=False)
+    done = one.run("rmmod", "nvidia")
+    assert done.returncode == 1
+    assert done.stderr == "rmmod: ERROR: Module nvidia is in use by: nvidia_drm nvidia_modeset nvidia_uvm\n"
+    for module in ("nvidia_drm", "nvidia_modeset", "nvidia_uvm"):
+        assert one.run("rmmod", module).returncode == 0
+    assert one.run("rmmod", "nvidia").returncode == 0
+    assert not (one.state / "proc_driver/nvidia").exists()
+    assert (one.state / "proc_modules").read_text() == ""
+
+
+def test_a_running_daemon_keeps_nvidia_loaded(node: Make) -> None:
+    one = node()
+    done = one.run("modprobe", "-r", "nvidia_uvm")
+    assert (done.returncode, done.stderr) == (1, "modprobe: FATAL: Module nvidia_uvm is in use.\n")
+
+
+def test_an_install_line_keeps_a_module_out(bare: Make) -> None:
+    node = bare()
+    node.install(DRIVER)
+    node.blacklist()
+    node.file("etc/modprobe.d/no.conf", "install nvidia /bin/false\n")
+    node.run("boot")
+    assert not (node.state / "sys_module/nvidia").exists()
+    assert node.run("modprobe", "nvidia").returncode == 1
+    assert node.run("modprobe", "--ignore-install", "nvidia").returncode == 0
+
+
+def test_modules_listed_for_boot_are_loaded(bare: Make) -> None:
+    node = bare()
+    node.file("etc/modules-load.d/rdma.conf", "# for nvlsm\nib_umad\n")
+    node.run("boot")
+    assert (node.state / "sys_module/ib_umad/initstate").exists()
+
+
+def test_boot_forgets_what_ran(node: Make) -> None:
+    one = node()
+    assert one.run("nvidia-smi", "-pm", "1").returncode == 0
+    one.run("boot")
+    assert list((one.state / "run").iterdir()) == []
+    assert "<persistence_mode>Disabled" in one.run("nvidia-smi", "-q", "-x").stdout
+
+
+def test_dmesg_prints_times_in_the_forms_people_ask_for(node: Make) -> None:
+    one = node()
+    plain, iso = (
+        one.run("dmesg").stdout.splitlines(),
+        one.run("dmesg", "--time-format", "iso").stdout.splitlines(),
+    )
+    assert plain[0].startswith("[    0.000000] Linux version ")
+    assert len(iso) == len(plain)
+    assert iso[0][10] == "T"
+    assert iso[0][26:32] == "+00:00"
+    assert one.run("dmesg", "-T").stdout.startswith("[")
+    stamps = [float(line[1:13]) for line in plain]
+    assert stamps == sorted(stamps)
+
+
+def test_an_xid_fault_is_in_the_log_now_and_after_the_next_boot_unless_it_happened_once(node: Make) -> None:
+    one = node()
+    one.fault("set", "xid", "gpu=2", "code=79")
+    one.fault("set", "xid", "gpu=1", "code=31", "once=yes")
+    log = one.run("dmesg").stdout
+    assert (
+        "NVRM: Xid (PCI:0000:52:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus." in log
+    )
+    assert "NVRM: Xid (PCI:0000:43:00): 31, " in log
+    one.run("boot")
+    log = one.run("dmesg").stdout
+    assert "Xid (PCI:0000:52:00): 79" in log
+    assert "Xid (PCI:0000:43:00): 31" not in log
+
+
+def test_an_xid_needs_a_driver_to_report_it(bare: Make) -> None:
+    node = bare()
+    node.fault("set", "xid", "gpu=0", "code=79")
+    assert "Xid" not in node.run("dmesg").stdout
+    node.install(DRIVER)
+    node.run("modprobe", "nvidia")
+    assert "Xid (PCI:0000:1b:00): 79" in node.run("dmesg").stdout

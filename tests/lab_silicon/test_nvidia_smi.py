@@ -1,0 +1,296 @@
+"""nvidia-smi's behaviour: exit statuses, what faults change, what an idle or loaded GPU shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from typing import Any
+from xml.etree import ElementTree as Xml
+
+import pytest
+
+Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
+Make = Callable[..., Silicon]
+DRIVER = "580.126.09"
+
+
+def xml(node: Silicon) -> Xml.Element:
+    done = node.run("nvidia-smi", "-q", "-x")
+    assert done.returncode == 0, done.stdout
+    return Xml.fromstring(done.stdout)  # noqa: S314 (our own output)
+
+
+def loaded(node: Silicon, *slots: int) -> None:
+    """Leave the mark of a load tool that has run for long."""
+    mark = {"tool": "gpu_burn", "pid": os.getpid(), "since": time.time() - 3600, "slots": list(slots)}
+    (node.state / f"run/load.{os.getpid()}").write_text(json.dumps(mark))
+
+
+def column(node: Silicon, field: str, *more: str) -> list[str]:
+    done = node.run("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", *more)
+    assert done.returncode == 0, done.stdout
+    return done.stdout.splitlines()
+
+
+def test_no_driver_loaded(bare: Make) -> None:
+    node = bare()
+    node.install(DRIVER)
+    done = node.run("nvidia-smi")
+    assert done.returncode == 9
+    assert done.stdout.startswith(
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
+    )
+
+
+def test_no_library_installed(bare: Make) -> None:
+    done = bare().run("nvidia-smi")
+    assert done.returncode == 12
+    assert "couldn't find libnvidia-ml.so" in done.stdout
+
+
+def test_a_library_of_another_version(node: Make) -> None:
+    one = node()
+    one.install("580.142")
+    done = one.run("nvidia-smi", "-q", "-x")
+    assert done.returncode == 18
+    assert done.stdout == (
+        "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.142\n"
+    )
+    assert "NVRM: API mismatch: the client has the version 580.142, but" in one.run("dmesg").stdout
+
+
+@pytest.mark.parametrize(
+    "words", [["--bad"], ["p2p", "-l", "0"], ["psm", "1"], ["-g", "0"], ["topo", "-z"], ["-i"]]
+)
+def test_what_does_not_exist_is_refused(node: Make, words: list[str]) -> None:
+    done = node().run("nvidia-smi", *words)
+    assert done.returncode == 2
+    assert done.stdout.startswith("Invalid combination of input arguments.")
+
+
+def test_unknown_fields_and_a_missing_format(node: Make) -> None:
+    one = node()
+    done = one.run("nvidia-smi", "--query-gpu=name,cuda_version", "--format=csv")
+    assert (done.returncode, done.stdout) == (2, 'Field "cuda_version" is not a valid field to query.\n\n')
+    assert one.run("nvidia-smi", "--query-gpu=name").returncode == 2
+
+
+def test_csv_with_and_without_header_and_units(node: Make) -> None:
+    one = node("l40s")
+    lines = one.run("nvidia-smi", "--query-gpu=index,power.limit", "--format=csv").stdout.splitlines()
+    assert lines[:2] == ["index, power.limit [W]", "0, 350.00 W"]
+    assert column(one, "index,power.limit")[7] == "7, 350.00"
+
+
+def test_i_chooses_by_index_uuid_and_bus(node: Make) -> None:
+    one = node()
+    uuid = column(one, "uuid")[5]
+    bus = column(one, "pci.bus_id")[5]
+    for name in ("5", uuid, bus):
+        assert column(one, "uuid", "-i", name) == [uuid]
+    done = one.run("nvidia-smi", "-L", "-i", "9")
+    assert (done.returncode, done.stdout) == (6, "No devices were found\n")
+
+
+def test_an_idle_link_says_generation_1_and_a_loaded_one_the_truth(node: Make) -> None:
+    one = node()
+    assert column(one, "pcie.link.gen.current,pcie.link.gen.max") == ["1, 5"] * 8
+    loaded(one, 0, 1)
+    assert column(one, "pcie.link.gen.current") == ["5", "5", *["1"] * 6]
+    one.fault("set", "pcie_gen", "gpu=1", "gen=3")
+    assert column(one, "pcie.link.gen.current")[:2] == ["5", "3"]
+
+
+def test_load_shows_in_every_sensor(node: Make) -> None:
+    one = node()
+    fields = "temperature.gpu,power.draw,clocks.current.sm,utilization.gpu,memory.used"
+    idle = [float(value) for value in column(one, fields)[0].split(", ")]
+    loaded(one, 0)
+    busy = [float(value) for value in column(one, fields)[0].split(", ")]
+    assert all(b > a * 1.5 for a, b in zip(idle, busy, strict=True) if a)
+    assert busy[1] <= 700
+    gpu = xml(one).findall("gpu")[0]
+    assert gpu.findtext("processes/process_info/process_name") == "gpu_burn"
+    assert gpu.findtext("clocks_event_reasons/clocks_event_reason_gpu_idle") == "Not Active"
+    assert "gpu_burn" in one.run("nvidia-smi").stdout
+
+
+def test_a_dead_load_tool_is_no_load(node: Make) -> None:
+    one = node()
+    mark = {"tool": "gpu_burn", "pid": 2**22 + 1, "since": time.time(), "slots": [0]}
+    (one.state / "run/load.1").write_text(json.dumps(mark))
+    assert column(one, "utilization.gpu")[0] == "0"
+
+
+def test_the_fabric_completes_when_fabric_manager_runs(node: Make) -> None:
+    one = node(fabric=False)
+    assert {gpu.findtext("fabric/state") for gpu in xml(one).findall("gpu")} == {"In Progress"}
+    (one.state / "run/fabricmanager.ready").write_text(f"{os.getpid()}\n")
+    assert xml(one).findtext("gpu/fabric/state") == "Completed"
+    assert xml(one).findtext("gpu/fabric/status") == "Success"
+    one.fault("set", "fabric_down")
+    assert xml(one).findtext("gpu/fabric/state") == "In Progress"
+
+
+def test_a_pcie_card_has_no_fabric(node: Make) -> None:
+    one = node("l40s")
+    assert xml(one).findtext("gpu/fabric/state") == "N/A"
+    assert one.run("nvidia-smi", "nvlink", "-s").stdout == ""
+
+
+def test_a_lost_gpu(node: Make) -> None:
+    one = node()
+    one.fault("set", "gpu_off_bus", "gpu=6")
+    listed = one.run("nvidia-smi", "-L")
+    assert listed.returncode == 15
+    assert listed.stdout.count("UUID") == 7
+    full = one.run("nvidia-smi", "-q", "-x")
+    assert full.returncode == 15
+    assert full.stdout.startswith(
+        "Unable to determine the device handle for GPU6: 0000:D1:00.0: GPU is lost."
+    )
+    assert "Xid (PCI:0000:d1:00): 79" in one.run("dmesg").stdout
+
+
+def test_a_missing_gpu_shifts_the_indexes(node: Make) -> None:
+    one = node()
+    uuids = column(one, "uuid")
+    one.fault("set", "gpu_missing", "gpu=2")
+    assert column(one, "index,uuid") == [f"{i}, {uuid}" for i, uuid in enumerate(uuids[:2] + uuids[3:])]
+
+
+@pytest.mark.parametrize(
+    ("fault", "path", "value"),
+    [
+        ("ecc_uncorrectable gpu=1 count=4", "ecc_errors/volatile/dram_uncorrectable", "4"),
+        ("row_remap_pending gpu=1", "remapped_rows/remapped_row_pending", "Yes"),
+        ("row_remap_failure gpu=1", "remapped_rows/remapped_row_failure", "Yes"),
+        ("remapped_clean gpu=1 rows=2", "remapped_rows/remapped_row_unc", "2"),
+        ("ecc_aggregate_old gpu=1 count=9", "ecc_errors/aggregate/dram_correctable", "9"),
+        ("pcie_width gpu=1 width=8", "pci/pci_gpu_link_info/link_widths/current_link_width", "8x"),
+        ("pcie_replays gpu=1 count=77", "pci/replay_counter", "77"),
+        ("memory_small gpu=1 mib=40000", "fb_memory_usage/total", "40000 MiB"),
+    ],
+)
+def test_a_fault_changes_its_own_gpu_and_no_other(node: Make, fault: str, path: str, value: str) -> None:
+    one = node()
+    healthy = [gpu.findtext(path) for gpu in xml(one).findall("gpu")]
+    one.fault("set", *fault.split())
+    now = [gpu.findtext(path) for gpu in xml(one).findall("gpu")]
+    assert now[1] == value != healthy[1]
+    assert now[:1] + now[2:] == healthy[:1] + healthy[2:]
+
+
+@pytest.mark.parametrize(
+    ("reason", "mask"),
+    [("hw_thermal", 0x48), ("hw_power_brake", 0x88), ("sw_thermal", 0x20)],
+)
+def test_throttling_shows_under_load_only(node: Make, reason: str, mask: int) -> None:
+    one = node()
+    one.fault("set", "throttle", "gpu=0", f"reason={reason}", "factor=0.5")
+    assert int(column(one, "clocks_event_reasons.active")[0], 16) == 1
+    loaded(one, 0, 1)
+    active = [int(text, 16) for text in column(one, "clocks_event_reasons.active")]
+    assert active[:3] == [mask, 4, 1]
+    clocks = [float(text) for text in column(one, "clocks.current.sm")]
+    assert clocks[0] < 0.6 * clocks[1]
+
+
+def test_remapped_rows_as_csv(node: Make) -> None:
+    one = node()
+    one.fault("set", "row_remap_pending", "gpu=7")
+    fields = "gpu_bus_id,remapped_rows.pending,remapped_rows.failure,remapped_rows.uncorrectable"
+    lines = one.run(
+        "nvidia-smi", f"--query-remapped-rows={fields}", "--format=csv,noheader"
+    ).stdout.splitlines()
+    assert lines[0] == "00000000:1B:00.0, 0, 0, 0"
+    assert lines[7] == "00000000:DF:00.0, 1, 0, 1"
+
+
+def test_an_inactive_link(node: Make) -> None:
+    one = node()
+    one.fault("set", "nvlink_down", "gpu=2", "link=4")
+    status = one.run("nvidia-smi", "nvlink", "-s").stdout
+    assert status.count("<inactive>") == 1
+    assert status.split("GPU 2: ")[1].split("GPU 3: ")[0].splitlines()[5] == "\t Link 4: <inactive>"
+    matrix = one.run("nvidia-smi", "topo", "-m").stdout.splitlines()
+    assert matrix[3].split("\t")[1] == "NV17"
+    assert matrix[1].split("\t")[2] == "NV18"
+
+
+def test_bridged_pairs_and_disabled_peers(node: Make) -> None:
+    one = node("a100-pcie-80")
+    rows = [line.split("\t")[1:5] for line in one.run("nvidia-smi", "topo", "-m").stdout.splitlines()[1:5]]
+    assert rows[0] == [" X ", "NV12", "SYS", "SYS"]
+    assert rows[3] == ["SYS", "SYS", "NV12", " X "]
+    one.fault("set", "pair_disabled", "a=0", "b=1")
+    rows = [
+        line.split("\t")[1:5] for line in one.run("nvidia-smi", "topo", "-p2p", "r").stdout.splitlines()[1:5]
+    ]
+    assert rows[0] == ["X", "NS", "OK", "OK"]
+
+
+def test_nvlink_error_counters(node: Make) -> None:
+    one = node()
+    one.fault("set", "nvlink_errors", "gpu=1", "link=0", "count=900")
+    text = one.run("nvidia-smi", "nvlink", "-e").stdout
+    assert text.split("GPU 1: ")[1].splitlines()[1:4] == [
+        "\t Link 0: Replay Errors: 900",
+        "\t Link 0: Recovery Errors: 9",
+        "\t Link 0: CRC Errors: 900",
+    ]
+    assert text.count(" 900\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("driver", "schema", "has", "lacks"),
+    [
+        ("535.261.03", "v12", "gpu_power_readings/power_draw", "gpu_recovery_action"),
+        ("550.163.01", "v12", "gpu_reset_status/reset_required", "gpu_recovery_action"),
+        ("580.126.09", "v13", "gpu_recovery_action", "gpu_reset_status"),
+    ],
+)
+def test_generations_of_the_xml(node: Make, driver: str, schema: str, has: str, lacks: str) -> None:
+    one = node(driver=driver)
+    text = one.run("nvidia-smi", "-q", "-x").stdout
+    assert f'"nvsmi_device_{schema}.dtd"' in text
+    gpu = xml(one).findall("gpu")[0]
+    assert gpu.find(has) is not None
+    assert gpu.find(lacks) is None
+
+
+def test_smaller_t_limit_is_hotter(node: Make) -> None:
+    one = node()
+    one.fault("set", "hot_gpu", "gpu=3", "degrees=20")
+    loaded(one, *range(8))
+    gpus = xml(one).findall("gpu")
+    degrees = [int((gpu.findtext("temperature/gpu_temp") or "").split()[0]) for gpu in gpus]
+    limits = [int((gpu.findtext("temperature/gpu_temp_tlimit") or "").split()[0]) for gpu in gpus]
+    assert degrees[3] == max(degrees) >= sorted(degrees)[-2] + 12
+    assert limits[3] == min(limits)
+
+
+def test_persistence_mode_and_reset(node: Make) -> None:
+    one = node("l40s")
+    assert column(one, "persistence_mode") == ["Disabled"] * 8
+    done = one.run("nvidia-smi", "-pm", "1")
+    assert done.stdout.splitlines()[0] == "Enabled persistence mode for GPU 00000000:16:00.0."
+    assert done.stdout.splitlines()[-1] == "All done."
+    assert column(one, "persistence_mode") == ["Enabled"] * 8
+    assert one.run("nvidia-smi", "-r").returncode == 0
+    loaded(one, 0)
+    assert one.run("nvidia-smi", "-r").returncode == 1
+
+
+def test_noise_differs_between_runs_and_is_the_same_for_the_same_seed(node: Make) -> None:
+    one, other = node(name="gpu-01"), node(name="gpu-02")
+    first, second = column(one, "power.draw"), column(one, "power.draw")
+    assert first != second
+    (one.state / "counter").write_text("0\n")
+    third = column(one, "power.draw")
+    (one.state / "counter").write_text("0\n")
+    assert column(one, "power.draw") == third
+    assert column(other, "power.draw") != third
+    assert all(abs(float(a) / float(b) - 1) < 0.1 for a, b in zip(first, second, strict=True))
