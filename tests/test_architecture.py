@@ -1,0 +1,351 @@
+"""The house rules a reader of the code relies on: who owns which library, imports whom, and runs where."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from provision import cli
+
+ROOT = Path(cli.__file__).resolve().parent
+NODE_CODE = ("node/", "lab/silicon/")  # sent to nodes: standard library only, as old as Python 3.6
+
+# Each library is known by as few files as can be; what it changes, they change.
+OWNERS = {
+    "ansible_runner": {"runner.py"},
+    "jinja2": {"templating.py", "report/html.py"},
+    "jsonschema": set(),  # the schema is held by tests; the program reads reports with health.from_json
+    "markupsafe": {"report/html.py"},
+    "packaging": set(),
+    "paramiko": {"ssh.py"},
+    "rich": {"terminal.py"},
+    "shtab": {"cli.py"},
+    # yamlfile reads what users write; the others read shipped data, or write the lab's inventory.
+    "yaml": {
+        "yamlfile.py",
+        "thresholds.py",
+        "checks/kernel_log.py",
+        "lab/inventory_file.py",
+        "lab/packages.py",
+    },
+}
+
+# From the top down. A module imports from its own layer and those below; a folder stands for what is in it.
+LAYERS: tuple[tuple[str, set[str]], ...] = (
+    ("the command line", {"cli"}),
+    ("one file per verb", {"commands"}),
+    ("simulated nodes", {"lab"}),
+    (
+        "what a verb does",
+        {"campaign", "junit_drift", "shown", "starter", "validation", "watch"}
+        | {"up", "up_hands", "up_result", "up_session", "up_summary"},
+    ),
+    ("reports", {"report"}),
+    ("what differs, and what to do about it", {"ask_ansible", "assess", "drift", "plan", "resolve"}),
+    (
+        "reaching nodes",
+        {"ansible_events", "ansible_handover", "answer", "connection", "crew", "hops", "host_keys"}
+        | {"known_hosts", "node_error", "observe", "question", "remote_python", "runner", "ssh", "ssh_config"}
+        | {"streams"},
+    ),
+    (
+        "what is declared",
+        {"ansible_inventory", "compatibility", "compatibility_rules", "expectations", "inventory", "patterns"}
+        | {"role", "skus", "stack", "template_filters", "templating", "variables"},
+    ),
+    ("what is measured", {"checks", "health", "judge", "store", "suspects", "thresholds"}),
+    (
+        "words and files",
+        {
+            "errors",
+            "memo",
+            "nearest",
+            "paths",
+            "report.names",
+            "report.text",
+            "terminal",
+            "versions",
+            "yamlfile",
+        },
+    ),
+)
+
+# Above 300 lines, with the reason.
+LONG = {"node/observe.py": "sent to nodes as one program: a second file would be a second round trip"}
+
+
+def sources(*below: str) -> list[Path]:
+    """The package's files (of these folders), by path."""
+    files = (path for path in ROOT.rglob("*.py") if "_packed" not in path.parts)
+    return sorted(path for path in files if not below or relative(path).startswith(below))
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def controller_sources() -> list[Path]:
+    return [path for path in sources() if not relative(path).startswith(NODE_CODE)]
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imports(path: Path, types: bool = False) -> Iterator[str]:
+    """Every module a file imports, inside functions too; `types` adds what only type checkers see."""
+
+    def walk(node: ast.AST) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test) and not types:
+                continue
+            if isinstance(child, ast.Import):
+                yield from (alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom) and child.module and not child.level:
+                for alias in child.names:  # `from package import module` needs the module
+                    inside = ROOT.parent.joinpath(*child.module.split("."), alias.name)
+                    module = inside.with_suffix(".py").exists() or (inside / "__init__.py").exists()
+                    yield f"{child.module}.{alias.name}" if module else child.module
+            yield from walk(child)
+
+    return walk(tree(path))
+
+
+def dotted(path: Path) -> str:
+    """`report.html` for report/html.py, `report` for its __init__."""
+    return relative(path).removesuffix(".py").removesuffix("__init__").strip("/").replace("/", ".")
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """Our modules on the controller, and which of ours each imports when it runs."""
+    names = {dotted(path): path for path in controller_sources() if dotted(path)}
+    return {
+        name: {
+            found
+            for module in imports(path)
+            if module.startswith("provision.") and (found := module.removeprefix("provision.")) in names
+        }
+        - {name}
+        for name, path in names.items()
+    }
+
+
+def layer(name: str) -> int:
+    """The layer of a module: of its own name, else of the folder it is in."""
+    for known in (name, name.partition(".")[0]):
+        for number, (_, members) in enumerate(LAYERS):
+            if known in members:
+                return number
+    raise AssertionError(f"say in LAYERS where provision.{name} belongs")
+
+
+# --- libraries ---
+
+
+def libraries() -> list[tuple[str, str]]:
+    ours = sys.stdlib_module_names | {"provision"}
+    return sorted(
+        {
+            (library, relative(path))
+            for path in controller_sources()
+            for module in imports(path, types=True)
+            if (library := module.partition(".")[0]) not in ours
+        }
+    )
+
+
+def test_each_library_is_imported_by_its_owner_only() -> None:
+    strays = [
+        f"{file} imports {library}" for library, file in libraries() if file not in OWNERS.get(library, set())
+    ]
+    assert strays == []
+
+
+def test_each_owner_exists_and_uses_what_it_owns() -> None:
+    used = set(libraries())
+    idle = [
+        f"{file} does not use {name}"
+        for name, files in OWNERS.items()
+        for file in files
+        if (name, file) not in used
+    ]
+    assert idle == []
+
+
+def test_ansible_itself_is_imported_nowhere_but_in_our_modules_for_it() -> None:
+    for path in sources():
+        for module in imports(path, types=True):
+            if module.partition(".")[0] == "ansible":
+                assert relative(path).startswith("node/modules/"), relative(path)
+                assert module.startswith("ansible.module_utils"), f"{relative(path)}: {module}"
+
+
+# --- who may import whom ---
+
+
+def test_no_two_modules_need_each_other() -> None:
+    done: set[str] = set()
+
+    def visit(name: str, way: tuple[str, ...]) -> None:
+        assert name not in way, f"a circle of imports: {' -> '.join((*way[way.index(name) :], name))}"
+        if name in done:
+            return
+        for other in sorted(graph()[name]):
+            visit(other, (*way, name))
+        done.add(name)
+
+    for name in graph():
+        visit(name, ())
+
+
+@pytest.mark.parametrize("name", sorted(graph()))
+def test_a_module_imports_downwards_only(name: str) -> None:
+    own = layer(name)
+    upwards = [other for other in graph()[name] if layer(other) < own]
+    assert upwards == [], f"provision.{name} ({LAYERS[own][0]}) imports from above"
+
+
+def test_every_module_can_be_imported_first() -> None:
+    """A circle through a package shows only when the wrong end is imported first."""
+    names = [f"provision.{name}" for name in graph()]
+    program = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    for known in [m for m in sys.modules if m.partition('.')[0] == 'provision']:\n"
+        "        del sys.modules[known]\n"
+        "    try: importlib.import_module(name)\n"
+        "    except ImportError as error: print(name, error)\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program, *names],
+        env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
+    )
+    assert answer.stdout == ""
+
+
+def test_the_product_does_not_know_the_lab() -> None:
+    for path in controller_sources():
+        if relative(path).startswith("lab/") or relative(path) == "commands/lab.py":
+            continue
+        known = [module for module in imports(path, types=True) if module.startswith("provision.lab")]
+        assert known == [], relative(path)
+
+
+def test_checks_and_simulated_tools_share_nothing() -> None:
+    """One misreading of a tool must not hide the other."""
+    for path in sources("lab/silicon/"):
+        assert not [module for module in imports(path, types=True) if module.startswith("provision")], (
+            relative(path)
+        )
+        assert "provision.checks" not in path.read_text(encoding="utf-8")
+    for path in sources("checks/", "lab/"):
+        if relative(path).startswith("checks/"):
+            assert "silicon" not in path.read_text(encoding="utf-8"), relative(path)
+        else:
+            assert not [module for module in imports(path) if module.startswith("provision.checks")], (
+                relative(path)
+            )
+    names = {path.stem for path in sources("checks/")} & {path.stem for path in sources("lab/silicon/")}
+    for name in names:  # the same tool may be named on both sides; the same lines may not
+        one, other = (meaning(ROOT / folder / f"{name}.py") for folder in ("checks", "lab/silicon"))
+        assert not one & other, f"{name}: {one & other}"
+
+
+def meaning(path: Path) -> set[str]:
+    """The bodies of a file's functions, as far as they are longer than a line or two."""
+    functions = (node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef))
+    bodies = ("\n".join(ast.unparse(statement) for statement in function.body) for function in functions)
+    return {body for body in bodies if len(body) > 120}
+
+
+# --- size and names ---
+
+
+@pytest.mark.parametrize("path", sources(), ids=relative)
+def test_a_module_is_small_and_its_name_says_what_it_is(path: Path) -> None:
+    assert path.stem not in {"utils", "util", "helpers", "helper", "common", "misc", "base"}
+    lines = len(path.read_text(encoding="utf-8").splitlines())
+    assert lines <= 300 or relative(path) in LONG, f"{lines} lines"
+
+
+def test_what_is_explained_as_long_is_long() -> None:
+    for name in LONG:
+        assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) > 300, name
+
+
+# --- what runs on nodes ---
+
+AFTER_36 = {
+    "dataclasses",
+    "contextvars",
+    "graphlib",
+    "tomllib",
+    "zoneinfo",
+    "importlib.resources",
+    "importlib.metadata",
+}
+METHODS_AFTER_36 = {
+    "removeprefix",
+    "removesuffix",
+    "fromisoformat",
+    "time_ns",
+    "perf_counter_ns",
+    "is_relative_to",
+}
+
+
+@pytest.mark.parametrize("path", sources(*NODE_CODE), ids=relative)
+def test_what_runs_on_nodes_is_python_36_and_standard_library(path: Path) -> None:
+    ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 6))
+    siblings = {other.stem for other in path.parent.glob("*.py")}
+    for module in imports(path, types=True):
+        top = module.partition(".")[0]
+        assert top in sys.stdlib_module_names | siblings | {"ansible"}, module
+        assert module not in AFTER_36, module
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            assert "annotations" not in {alias.name for alias in node.names}
+        if isinstance(node, ast.Attribute):
+            assert node.attr not in METHODS_AFTER_36, f"line {node.lineno}: {node.attr}"
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("subprocess."):
+            late = {keyword.arg for keyword in node.keywords} & {"capture_output", "text"}
+            assert not late, f"line {node.lineno}: {late} came with Python 3.7"
+
+
+# --- a light start ---
+
+HEAVY = ("ansible_runner", "jinja2", "jsonschema", "paramiko", "rich", "yaml")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], *([verb, "--help"] for verb in cli.COMMANDS)], ids=" ".join
+)
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    program = (
+        "import sys\nfrom provision import cli\n"
+        "try: cli.main(sys.argv[1:])\nexcept SystemExit: pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT.parent)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert "usage: gpuprov" in answer.stdout
+    assert answer.stderr.strip() == "[]"
