@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import signal
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -37,6 +39,7 @@ def attempt(
             text=True,
             errors="replace",
             env=environment(extra),
+            start_new_session=True,  # so that `_end` reaches its children as well
         ) as child:
             try:
                 output, complaint = child.communicate(stdin, timeout=timeout)
@@ -55,12 +58,13 @@ def attempt(
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """TERM before KILL: mmdebstrap and apt-get must get to undo their mounts and locks."""
-    child.terminate()
-    try:
-        child.communicate(timeout=15)
-    except subprocess.TimeoutExpired:
-        child.kill()
+    """TERM before KILL, children too: mmdebstrap and apt-get must get to undo their mounts and locks."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.communicate(timeout=15)
+            return
 
 
 def call(

@@ -215,11 +215,11 @@ def purge() -> None:
 
 
 def _after_last_lab() -> None:
-    """What labs share goes with the last of them."""
+    """What labs share goes with the last of them; what a killed builder left goes at once."""
+    trees.abandon_builds()
     with waiting_lock(LOCKS / ".shared"):
         if not leftovers.labs_seen():
             mirror.stop_cache()
-            trees.abandon_builds()
             signing.stop_agent()
             host.restore_limits()
 

@@ -19,6 +19,7 @@ NO_CLIENTS, NO_DEVICE, SYNTAX = 123, 19, 22
 MATRIX = 8192
 OPERATIONS = 1100048498688.0  # per matrix multiplication, as the program counts
 REDRAWS = 90
+SLOWEST_REDRAW = 1.0  # real seconds
 HELP = """GPU Burn
 Usage: gpu-burn [OPTIONS] [TIME]
 
@@ -219,18 +220,19 @@ class _Client:
 def _listen(node, options: Options, clients: list) -> bool:
     """Draw the progress line until the time is over; False when every client died."""
     began, next_report, reported = time.time(), 10.0, False
-    step = max(options.seconds / REDRAWS, 0.05 * node.speed)
-    elapsed = 0.0
-    temperatures = [client.temperature() for client in clients]
-    while elapsed <= options.seconds:
+    step, elapsed = min(options.seconds / REDRAWS, SLOWEST_REDRAW * node.speed), 0.0
+    if options.seconds <= 0:
+        wait(node, 1.0)
+        return True
+    while elapsed < options.seconds + step:
         wait(node, step)
-        elapsed = min(elapsed + step, (time.time() - began) * node.speed)
+        elapsed += step
         fresh = [client.advance(elapsed) for client in clients]
         reported = reported or any(fresh)
         if not reported:
             continue
         temperatures = [client.temperature() for client in clients]
-        percent = min(int(elapsed) / max(options.seconds, 1e-9) * 100.0, 100.0)
+        percent = min(int(elapsed) * 100.0 / options.seconds, 100.0)
         print(_progress(percent, clients, temperatures), end="")
         for client in clients:
             client.faulty = client.faulty or client.errors != 0
