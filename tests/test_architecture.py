@@ -51,7 +51,16 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     ("what differs, and what to do about it", {"ask_ansible", "assess", "drift", "plan", "resolve"}),
     (
         "reaching nodes",
-        {"ansible_events", "ansible_handover", "answer", "connection", "crew", "hops", "host_keys"}
+        {
+            "ansible_events",
+            "ansible_handover",
+            "ansible_messages",
+            "answer",
+            "connection",
+            "crew",
+            "hops",
+            "host_keys",
+        }
         | {"known_hosts", "node_error", "observe", "question", "remote_python", "runner", "ssh", "ssh_config"}
         | {"streams"},
     ),
@@ -69,6 +78,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "nearest",
             "paths",
             "report.names",
+            "secrets_mask",
             "report.text",
             "terminal",
             "versions",
