@@ -15,10 +15,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from provision.ansible_messages import message_of
+from provision.secrets_mask import masked as masked
+
 STDOUT_LIMIT = 256 * 1024  # characters kept of a task's stdout; the end is kept
 STDERR_LIMIT = 64 * 1024
-MESSAGE_LIMIT = 600
-HIDDEN = "********"
 
 _KINDS = {
     "runner_on_start": "started",
@@ -61,61 +62,6 @@ class Outcome:
     message: str = ""
 
 
-_SECRET_NAME = re.compile(
-    r"passw(or)?d|passphrase|_pass$|_pass_|key_pass|secret|token|^vault_", re.IGNORECASE
-)
-_REFERENCE = re.compile(r"^\s*\{\{\s*(\w+)\s*\}\}\s*$")
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a variable of this name holds a secret, as people name them."""
-    return _SECRET_NAME.search(name) is not None
-
-
-def secrets_of(*sources: Mapping[str, Any]) -> tuple[str, ...]:
-    """The values that must never be shown: of variables named like secrets, also through `{{ another }}`."""
-    found: set[str] = set()
-
-    def collect(value: Any, secret: bool) -> None:
-        if isinstance(value, Mapping):
-            for key, inner in value.items():
-                collect(inner, secret or is_secret_name(str(key)))
-        elif isinstance(value, list | tuple):
-            for inner in value:
-                collect(inner, secret)
-        elif secret and isinstance(value, str | int) and not isinstance(value, bool):
-            text = str(value)
-            reference = _REFERENCE.match(text)
-            if reference:
-                for source in sources:
-                    collect(
-                        {"value": source.get(reference[1])},
-                        not _REFERENCE.match(str(source.get(reference[1]))),
-                    )
-            elif len(text) >= 3 and "{{" not in text:
-                found.update((text, json.dumps(text)[1:-1]))
-
-    for source in sources:
-        collect(source, False)
-    # The longest first, so that a secret inside another one does not leave its rest behind.
-    return tuple(sorted(found, key=lambda text: (-len(text), text)))
-
-
-def masked(value: Any, secrets: Collection[str]) -> Any:
-    """`value` with every secret in its texts replaced."""
-    if not secrets:
-        return value
-    if isinstance(value, str):
-        for secret in secrets:
-            value = value.replace(secret, HIDDEN)
-        return value
-    if isinstance(value, Mapping):
-        return {masked(str(key), secrets): masked(inner, secrets) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [masked(inner, secrets) for inner in value]
-    return value
-
-
 def named_fields(result: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
     """The part of a task's result that may leave this file."""
     kept: dict[str, Any] = {}
@@ -143,42 +89,6 @@ def named_fields(result: Mapping[str, Any], secrets: Collection[str] = ()) -> di
     if isinstance(label, str | int):
         kept["item"] = masked(str(label), secrets)[:200]
     return kept
-
-
-_NOISE = (
-    re.compile(r"^(Task failed: |Module failed: |Action failed: )+"),
-    re.compile(
-        r'^Data could not be sent to remote host "[^"]*"\. Make sure this host can be reached over ssh: '
-    ),
-    re.compile(r"^Failed to connect to the host via ssh: "),
-    # The whole command line of apt-get, in front of what apt-get said.
-    re.compile(r"^'?/usr/bin/apt-get .*?' failed: ", re.DOTALL),
-)
-
-
-def _last_lines(text: Any, count: int = 3) -> list[str]:
-    lines = [line.strip() for line in str(text or "").splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith(("E: ", "Error: ", "error: ", "fatal: "))]
-    return (errors or lines)[-count:]
-
-
-def message_of(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
-    """One line a person can act on: what the module said, and the last lines of what the program said."""
-    if result.get("censored"):
-        return "it failed, and the task hides its output (no_log)"
-    said = result.get("msg") or result.get("reason") or ""
-    text = "\n".join(map(str, said)) if isinstance(said, list) else str(said)
-    for noise in _NOISE:
-        text = noise.sub("", text)
-    if text in ("", "non-zero return code") and isinstance(result.get("rc"), int):
-        text = f"the command ended with status {result['rc']}"
-    parts = _last_lines(text, 4) or ["it failed without a message"]
-    details = _last_lines(result.get("stderr") or result.get("module_stderr"))
-    details = details or _last_lines(result.get("stdout") or result.get("module_stdout"), 2)
-    joined = " · ".join(parts)
-    parts += [line for line in details if line not in joined]
-    line = str(masked(" · ".join(parts), secrets))
-    return line if len(line) <= MESSAGE_LIMIT else line[: MESSAGE_LIMIT - 1] + "…"
 
 
 @dataclass

@@ -127,6 +127,7 @@ def environment(folder: Path, forks: int) -> dict[str, str]:
         "ANSIBLE_FORKS": str(forks),
         "ANSIBLE_HOST_KEY_CHECKING": "True",
         "ANSIBLE_PIPELINING": "True",
+        "ANSIBLE_TIMEOUT": "30",  # the usual 10 s is short for sudo on a node under load
         "ANSIBLE_PYTHON_INTERPRETER": "auto_silent",
         "ANSIBLE_NOCOLOR": "1",
         "ANSIBLE_DEPRECATION_WARNINGS": "False",

@@ -17,8 +17,9 @@ from typing import Any
 from provision import ansible_handover as handover
 from provision.ansible_events import Event as Event
 from provision.ansible_events import Outcome as Outcome
-from provision.ansible_events import Tally, secrets_of
+from provision.ansible_events import Tally
 from provision.errors import GpuprovError
+from provision.secrets_mask import secrets_of
 
 GRACE = 4.0  # seconds Ansible has to end its workers when it is asked to stop; then it is killed
 POLL = 0.5  # seconds between looks at the clock while nothing is printed

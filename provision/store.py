@@ -11,7 +11,6 @@ import fcntl
 import json
 import os
 import platform
-import re
 import tempfile
 import time
 import urllib.parse
@@ -21,13 +20,12 @@ from typing import Any
 
 from provision import __version__, paths
 from provision.errors import RunFolderError
+from provision.secrets_mask import HIDDEN, is_secret_name
 
 FORMAT = 1  # written into run.json; a newer one is refused politely
 
 HISTORY = "history.jsonl"
 _HISTORY_FIELDS = ("verb", "started", "finished", "exit_code", "inventory", "counts")
-HIDDEN = "********"  # stands for a value that was not written
-_SECRET_KEY = re.compile(r"passw(or)?d|passphrase|_pass$|secret|token", re.IGNORECASE)
 
 
 def runs_home() -> Path:
@@ -278,7 +276,7 @@ def _without_secrets(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {
             str(key): HIDDEN
-            if isinstance(inner, str) and inner and _SECRET_KEY.search(str(key))
+            if isinstance(inner, str) and inner and is_secret_name(str(key))
             else _without_secrets(inner)
             for key, inner in value.items()
         }

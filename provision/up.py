@@ -15,7 +15,7 @@ from typing import Protocol
 from provision.ansible_events import Outcome
 from provision.drift import Drift
 from provision.plan import Plan
-from provision.up_result import INCOMPLETE, UNHEALTHY, Result, Status, count_of
+from provision.up_result import INCOMPLETE, UNHEALTHY, Result, Status, count_of, nodes_of
 
 PASSES = 2  # a role may undo what another promised; whoever still differs after the second pass is stuck
 SETTLE_LOOKS = 12  # further looks at what is still starting (a fabric manager takes half a minute)
@@ -97,7 +97,7 @@ class Up:
                     self._end_all(wave, Status.NOT_ATTEMPTED, self.stopped)
                     continue
                 if len(self._plan.waves) > 1:
-                    self._say(f"wave {number} of {len(self._plan.waves)}: {len(wave)} nodes")
+                    self._say(f"wave {number} of {len(self._plan.waves)}: {nodes_of(len(wave))}")
                 self._wave(wave)
                 self._stop_if_too_many_failed()
         except BaseException:
@@ -151,7 +151,7 @@ class Up:
         """Reboot nodes; those that came back."""
         if not nodes:
             return set()
-        self._say(f"rebooting {len(nodes)} node{'s' if len(nodes) != 1 else ''}")
+        self._say(f"rebooting {nodes_of(len(nodes))}")
         outcomes = self._hands.reboot(nodes)
         for node in nodes:
             self._done[node].rebooted = True

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from provision import assess, paths, runner
-from provision.ansible_events import Event, Outcome, masked
+from provision.ansible_events import Event, Outcome
 from provision.assess import Assessment
 from provision.plan import Plan
+from provision.secrets_mask import masked
 from provision.store import RunFolder
 from provision.up import Look
 from provision.up_summary import drift_record

@@ -48,6 +48,11 @@ class Result:
     drifts: tuple[Drift, ...] = ()
 
 
+def nodes_of(number: int) -> str:
+    """`1 node` or `3 nodes`."""
+    return f"{number} node{'s' if number != 1 else ''}"
+
+
 def count_of(drifts: Sequence[Drift], what: str) -> str:
     """`1 expectation …` or `3 expectations …`."""
     return f"{len(drifts)} expectation{'s' if len(drifts) != 1 else ''} {what}"

@@ -11,17 +11,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from provision import assess, plan, up_summary
-from provision.ansible_events import Event, masked, secrets_of
+from provision.ansible_events import Event
 from provision.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
 from provision.expectations import roles_in_order
 from provision.inventory import Fleet
 from provision.plan import Plan
+from provision.secrets_mask import masked, secrets_of
 from provision.store import RunFolder
 from provision.terminal import Progress, printable
 from provision.up import Settings, Up
 from provision.up_hands import AnsibleHands, Journal, looks
-from provision.up_result import Result, Status, count_of, exit_code
+from provision.up_result import Result, Status, count_of, exit_code, nodes_of
 
 _FEW = 32  # nodes whose every role is worth a line where there is no terminal
 
@@ -218,7 +219,7 @@ class Session:
         minutes = (time.monotonic() - self._started) / 60
         said = masked(up_summary.text(results, command, run, minutes), self._secrets)
         if results and all(result.status is Status.AS_DECLARED for result in results):
-            said = f"{up_summary.nodes(len(results))} already as declared\nnext: {command}\nrun:  {run}"
+            said = f"{nodes_of(len(results))} already as declared\nnext: {command}\nrun:  {run}"
         if self.request.check_mode:
             said = "\n".join([*up_summary.would_change(self.changes), said])
         if self.request.json:

@@ -11,7 +11,7 @@ from typing import Any
 from provision.drift import Drift
 from provision.report.names import fold
 from provision.terminal import printable
-from provision.up_result import Result, Status
+from provision.up_result import Result, Status, nodes_of
 
 _ORDER = list(Status)  # worst first, as declared there
 _FINE = {Status.DONE, Status.AS_DECLARED, Status.CHECKED}
@@ -28,7 +28,7 @@ def counts(results: Iterable[Result]) -> dict[str, int]:
 def text(results: Sequence[Result], next_command: str, run: str, minutes: float) -> str:
     """The closing words of `up`, for a person."""
     headline = " · ".join(f"{number} {status}" for status, number in counts(results).items())
-    lines = [f"{nodes(len(results))}: {headline or 'nothing to do'} · {_duration(minutes)}"]
+    lines = [f"{nodes_of(len(results))}: {headline or 'nothing to do'} · {_duration(minutes)}"]
     for cause in _causes(results):
         lines += ["", *cause]
     changed = sum(result.changed for result in results)
@@ -160,10 +160,6 @@ def _short(value: Any) -> str:
     )
     shown = " ".join(shown.split())
     return shown if len(shown) <= _VALUE else shown[: _VALUE - 1] + "…"
-
-
-def nodes(number: int) -> str:
-    return f"{number} node{'s' if number != 1 else ''}"
 
 
 def _duration(minutes: float) -> str:

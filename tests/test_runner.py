@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from provision import runner
+from provision.ansible_messages import message_of
 from provision.errors import GpuprovError
 from provision.runner import Event, Outcome, run_playbook
 
@@ -378,6 +379,38 @@ def test_the_users_ansible_settings_count_only_when_named(
     assert remote_user() != "from_cfg"
     monkeypatch.setenv("ANSIBLE_CONFIG", str(settings))
     assert remote_user() == "from_cfg"
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        ({"msg": "Task failed: Missing sudo password"}, "sudo refused: set ansible_become_password"),
+        (
+            {"msg": "Timeout (32s) waiting for privilege escalation prompt: "},
+            "sudo did not answer within 32 s",
+        ),
+        (
+            {"msg": "non-zero return code", "rc": 7, "stderr": "one\ntwo\n\nthree\nfour\n"},
+            "ended with status 7 · two · three · four",
+        ),
+        ({"msg": "non-zero return code", "rc": 7, "stdout": "only here\n"}, "status 7 · only here"),
+        (
+            {"msg": "'/usr/bin/apt-get -y install 'x=1'' failed: E: Version '1' for 'x' was not found\n"},
+            "E: Version '1' for 'x' was not found",
+        ),
+        ({"msg": ["two", "lines"]}, "two · lines"),
+        ({"censored": "the output has been hidden", "msg": "x"}, "no_log"),
+        ({}, "it failed without a message"),
+        ({"msg": "MODULE FAILURE", "module_stderr": "Traceback\nImportError: no apt_pkg\n"}, "no apt_pkg"),
+        ({"msg": "x" * 5000}, "…"),
+    ],
+)
+def test_a_failure_is_one_line_a_person_can_act_on(result: dict[str, Any], words: str) -> None:
+    message = message_of(result)
+    assert words in message
+    assert "\n" not in message
+    assert len(message) <= 600
+    assert "/usr/bin/apt-get" not in message
 
 
 def test_no_hosts_is_no_run() -> None:

@@ -119,6 +119,7 @@ def _resumed(options: argparse.Namespace) -> RunFolder:
     from pathlib import Path
 
     from provision import store
+    from provision.secrets_mask import HIDDEN
 
     if options.resume:
         named = Path(options.resume)
@@ -139,7 +140,7 @@ def _resumed(options: argparse.Namespace) -> RunFolder:
     for key, value in (asked.get("set") or {}).items():
         if key in given:
             continue
-        if value == store.HIDDEN:
+        if value == HIDDEN:
             raise UsageError(
                 f"--set {key}=… of that run was not kept: it looks like a secret", "give it again"
             )

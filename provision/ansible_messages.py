@@ -1,0 +1,63 @@
+"""What a failed task said → one line a person can act on (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from provision.secrets_mask import masked
+
+MESSAGE_LIMIT = 600
+
+_NOISE = (
+    re.compile(r"^(Task failed: |Module failed: |Action failed: )+"),
+    re.compile(
+        r'^Data could not be sent to remote host "[^"]*"\. Make sure this host can be reached over ssh: '
+    ),
+    re.compile(r"^Failed to connect to the host via ssh: "),
+    # The whole command line of apt-get, in front of what apt-get said.
+    re.compile(r"^'?/usr/bin/apt-get .*?' failed: ", re.DOTALL),
+)
+
+
+_TRANSLATED = (
+    (
+        re.compile(r"^Timeout \((\d+)s\) waiting for privilege escalation prompt:?.*", re.DOTALL),
+        r"sudo did not answer within \1 s: the node has gone silent, or sudo asks for what nobody types",
+    ),
+    (
+        re.compile(
+            r"^(Missing sudo password|Incorrect sudo password|.*sudo: a password is required).*", re.DOTALL
+        ),
+        "sudo refused: set ansible_become_password (vaulted), or let this user use sudo without a password",
+    ),
+)
+
+
+def _last_lines(text: Any, count: int = 3) -> list[str]:
+    lines = [line.strip() for line in str(text or "").splitlines() if line.strip()]
+    errors = [line for line in lines if line.startswith(("E: ", "Error: ", "error: ", "fatal: "))]
+    return (errors or lines)[-count:]
+
+
+def message_of(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
+    """One line a person can act on: what the module said, and the last lines of what the program said."""
+    if result.get("censored"):
+        return "it failed, and the task hides its output (no_log)"
+    said = result.get("msg") or result.get("reason") or ""
+    text = "\n".join(map(str, said)) if isinstance(said, list) else str(said)
+    for noise in _NOISE:
+        text = noise.sub("", text)
+    for pattern, words in _TRANSLATED:
+        if pattern.match(text):
+            return pattern.sub(words, text)
+    if text in ("", "non-zero return code") and isinstance(result.get("rc"), int):
+        text = f"the command ended with status {result['rc']}"
+    parts = _last_lines(text, 4) or ["it failed without a message"]
+    details = _last_lines(result.get("stderr") or result.get("module_stderr"))
+    details = details or _last_lines(result.get("stdout") or result.get("module_stdout"), 2)
+    joined = " · ".join(parts)
+    parts += [line for line in details if line not in joined]
+    line = str(masked(" · ".join(parts), secrets))
+    return line if len(line) <= MESSAGE_LIMIT else line[: MESSAGE_LIMIT - 1] + "…"

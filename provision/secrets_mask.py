@@ -1,0 +1,64 @@
+"""Which texts are secrets, and how they are kept out of what is shown or stored (pure)."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from typing import Any
+
+HIDDEN = "********"  # stands for a value that is not shown
+
+_SECRET_NAME = re.compile(
+    r"passw(or)?d|passphrase|_pass$|_pass_|key_pass|secret|token|^vault_", re.IGNORECASE
+)
+_REFERENCE = re.compile(r"^\s*\{\{\s*(\w+)\s*\}\}\s*$")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a variable of this name holds a secret, as people name them."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def secrets_of(*sources: Mapping[str, Any]) -> tuple[str, ...]:
+    """The values that must never be shown: of variables named like secrets, also through `{{ another }}`."""
+    found: set[str] = set()
+
+    def collect(value: Any, secret: bool) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                collect(inner, secret or is_secret_name(str(key)))
+        elif isinstance(value, list | tuple):
+            for inner in value:
+                collect(inner, secret)
+        elif secret and isinstance(value, str | int) and not isinstance(value, bool):
+            text = str(value)
+            reference = _REFERENCE.match(text)
+            if reference:
+                for source in sources:
+                    collect(
+                        {"value": source.get(reference[1])},
+                        not _REFERENCE.match(str(source.get(reference[1]))),
+                    )
+            elif len(text) >= 3 and "{{" not in text:
+                found.update((text, json.dumps(text)[1:-1]))
+
+    for source in sources:
+        collect(source, False)
+    # The longest first, so that a secret inside another one does not leave its rest behind.
+    return tuple(sorted(found, key=lambda text: (-len(text), text)))
+
+
+def masked(value: Any, secrets: Collection[str]) -> Any:
+    """`value` with every secret in its texts replaced."""
+    if not secrets:
+        return value
+    if isinstance(value, str):
+        for secret in secrets:
+            value = value.replace(secret, HIDDEN)
+        return value
+    if isinstance(value, Mapping):
+        return {masked(str(key), secrets): masked(inner, secrets) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [masked(inner, secrets) for inner in value]
+    return value
