@@ -75,11 +75,7 @@ def _list(node) -> int:
     found = []
     for place in ("etc/cdi", "var/run/cdi", "run/cdi"):
         for path in sorted((node.root / place).glob("*.yaml")):
-            names = [
-                line.split('"')[1]
-                for line in path.read_text().splitlines()
-                if line.strip().startswith("name: ")
-            ]
+            names = re.findall(r'^ +- name: "(.*)"$', path.read_text(), re.MULTILINE)
             found = sorted({*found, *(f"nvidia.com/gpu={name}" for name in names)})
     _log("info", f"Found {len(found)} CDI devices")
     print("".join(name + "\n" for name in found), end="")

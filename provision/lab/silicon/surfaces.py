@@ -81,7 +81,7 @@ def _switches(node):
     common = {"numa_node": "0", "enable": "1", "revision": "0xa1"}
     for i, device in enumerate(node.sku["switches"]):
         yield (
-            f"0000:{7 + i:02x}:00.0",
+            f"0000:{0xE8 + i:02x}:00.0",
             dict(
                 common,
                 vendor="0x10de",

@@ -1,0 +1,149 @@
+"""The daemons, and the small programs of toolkit and container toolkit."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import provision.lab
+
+Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
+Make = Callable[..., Silicon]
+DRIVER = "580.126.09"
+
+
+def stop(marker: Path) -> None:
+    """End the daemon that holds the mark, and wait until the mark is gone."""
+    pid = int(marker.read_text())
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + 20
+    while marker.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not marker.exists()
+
+
+def fabricmanager(node: Silicon, version: str = DRIVER) -> Any:
+    node.file("fm.cfg", "LOG_FILE_NAME=/var/log/fabricmanager.log\nDAEMONIZE=1\n")
+    return node.run("nv-fabricmanager", "-c", str(node.root / "fm.cfg"), SILICON_VERSION=version)
+
+
+def test_fabric_manager_brings_the_fabric_up_until_it_is_stopped(node: Make) -> None:
+    one = node(fabric=False)
+    done = fabricmanager(one)
+    assert done.returncode == 0
+    assert "Successfully configured all the available NVSwitches" in done.stdout
+    assert "<state>Completed</state>" in one.run("nvidia-smi", "-q", "-x").stdout
+    stop(one.state / "run/fabricmanager.ready")
+    assert "<state>In Progress</state>" in one.run("nvidia-smi", "-q", "-x").stdout
+
+
+def test_fabric_manager_of_another_version_refuses(node: Make) -> None:
+    one = node(fabric=False)
+    done = fabricmanager(one, "580.95.05")
+    assert done.returncode == 1
+    said = f"GPU driver interface version 580.95.05 don't match with driver version {DRIVER}."
+    assert said in done.stderr
+    assert said in (one.root / "var/log/fabricmanager.log").read_text()
+    assert not (one.state / "run/fabricmanager.ready").exists()
+
+
+def test_fabric_manager_has_nothing_to_do_without_switches(node: Make) -> None:
+    one = node("l40s")
+    (one.state / "run/fabricmanager.ready").unlink()
+    done = fabricmanager(one)
+    assert done.returncode == 0
+    log = (one.root / "var/log/fabricmanager.log").read_text()
+    assert "NV_WARN_NOTHING_TO_DO" in log
+    assert not (one.state / "run/fabricmanager.ready").exists()
+
+
+def test_blackwell_needs_nvlsm_and_ib_umad(node: Make) -> None:
+    one = node("b200", fabric=False)
+    assert '"/opt/nvidia/nvlsm/sbin/nvlsm" does not exist' in fabricmanager(one).stderr
+    one.file("opt/nvidia/nvlsm/sbin/nvlsm", "#!/bin/sh\n")
+    assert "ib_umad" in fabricmanager(one).stderr
+    one.run("modprobe", "ib_umad")
+    assert fabricmanager(one).returncode == 0
+    stop(one.state / "run/fabricmanager.ready")
+
+
+def test_persistenced_keeps_persistence_mode_on(node: Make) -> None:
+    one = node("l40s")
+    assert one.run("nvidia-persistenced", "--user", "nvpd", "--verbose").returncode == 0
+    query = ["--query-gpu=persistence_mode", "--format=csv,noheader"]
+    assert one.run("nvidia-smi", *query).stdout == "Enabled\n" * 8
+    stop(one.state / "run/persistenced")
+    assert one.run("nvidia-smi", *query).stdout == "Disabled\n" * 8
+
+
+def test_persistenced_as_packaged_leaves_the_mode_off(node: Make) -> None:
+    one = node("l40s")
+    assert (
+        one.run("nvidia-persistenced", "--user", "nvpd", "--no-persistence-mode", "--verbose").returncode == 0
+    )
+    query = ["--query-gpu=persistence_mode", "--format=csv,noheader"]
+    assert one.run("nvidia-smi", *query).stdout == "Disabled\n" * 8
+    assert one.run("rmmod", "nvidia_uvm").returncode == 1
+    stop(one.state / "run/persistenced.off")
+
+
+def test_persistenced_needs_a_driver(bare: Make) -> None:
+    done = bare().run("nvidia-persistenced")
+    assert done.returncode == 1
+    assert "Failed to query NVIDIA devices" in done.stderr
+
+
+def test_nvcc(bare: Make) -> None:
+    node = bare()
+    text = node.run("nvcc", "--version", SILICON_VERSION="12.9.86").stdout
+    assert re.search(r"^Cuda compilation tools, release 12\.9, V12\.9\.86$", text, re.MULTILINE)
+    assert node.run("nvcc", SILICON_VERSION="12.9.86").returncode == 1
+
+
+def test_container_toolkit_writes_what_runtimes_read(node: Make) -> None:
+    one = node("a100-pcie-80")
+    one.file("etc/docker/daemon.json", '{"log-driver": "journald"}')
+    assert one.run("nvidia-ctk", "runtime", "configure", "--runtime=docker").returncode == 0
+    settings = json.loads((one.root / "etc/docker/daemon.json").read_text())
+    assert settings["log-driver"] == "journald"
+    assert settings["runtimes"]["nvidia"]["path"] == "nvidia-container-runtime"
+    assert one.run("nvidia-ctk", "runtime", "configure", "--runtime=containerd").returncode == 0
+    assert "nvidia-container-runtime" in (one.root / "etc/containerd/conf.d/99-nvidia.toml").read_text()
+    assert "conf.d/*.toml" in (one.root / "etc/containerd/config.toml").read_text()
+    assert one.run("nvidia-ctk", "runtime", "configure", "--runtime=lxc").returncode == 1
+
+
+def test_cdi_lists_what_was_generated(node: Make) -> None:
+    one = node("a100-pcie-80")
+    assert one.run("nvidia-ctk", "cdi", "list").stdout == ""
+    assert one.run("nvidia-ctk", "cdi", "generate", "--output=/var/run/cdi/nvidia.yaml").returncode == 0
+    names = one.run("nvidia-ctk", "cdi", "list").stdout.split()
+    assert {"nvidia.com/gpu=0", "nvidia.com/gpu=3", "nvidia.com/gpu=all"} <= set(names)
+    assert len(names) == 9
+
+
+def test_cdi_needs_a_driver(bare: Make) -> None:
+    done = bare().run("nvidia-ctk", "cdi", "generate")
+    assert (done.returncode, "ERROR_DRIVER_NOT_LOADED" in done.stderr) == (1, True)
+
+
+def test_tools_use_the_standard_library_of_old_pythons() -> None:
+    """Everything parses as Python 3.6, and imports nothing that is not the standard library's or ours."""
+    folder = Path(provision.lab.__file__).with_name("silicon")
+    ours = {path.stem for path in folder.glob("*.py")}
+    for path in folder.glob("*.py"):
+        tree = ast.parse(path.read_text(), feature_version=(3, 6))
+        for statement in ast.walk(tree):
+            names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []
+            if isinstance(statement, ast.ImportFrom):
+                names = [statement.module or ""]
+            for name in names:
+                assert name.partition(".")[0] in ours | sys.stdlib_module_names, f"{path.name} imports {name}"
