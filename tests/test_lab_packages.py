@@ -184,6 +184,7 @@ def test_two_versions_of_a_module_have_two_srcversions() -> None:
         return next(part for part in module.split(b"\0") if part.startswith(b"srcversion="))
 
     assert srcversion("580.95.05") != srcversion("575.57.08")
+    assert b"\0version=575.57.08\0" in kernel_module("nvidia", "575.57.08", "open", KERNEL)
 
 
 def test_ldconfig_links_our_libraries_under_their_soname(tmp_path: Path) -> None:
@@ -226,9 +227,10 @@ def test_a_signed_release_verifies_with_the_published_key_and_not_when_changed(t
             assert signing.fingerprint(home, "tools") != key, "each repository has its own"
             signing.sign(home, key, release)
             (tmp_path / "key.asc").write_text(signing.public_key(home, key))
+        left = subprocess.run(["pgrep", "-f", f"homedir {home}"], capture_output=True, text=True, timeout=30)
+        assert left.stdout == "", "gpg left its agent behind"
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    assert subprocess.run(["pgrep", "-f", str(home)], capture_output=True, timeout=30).stdout == b""
     assert (tmp_path / "key.asc").read_text().startswith("-----BEGIN PGP PUBLIC KEY BLOCK-----")
     output(gpg, "--homedir", tmp_path, "--dearmor", "--output", tmp_path / "key.gpg", tmp_path / "key.asc")
     verify = [

@@ -20,9 +20,8 @@ import time
 from pathlib import Path
 from types import FrameType
 
-REBOOT = (
-    133  # how systemd-nspawn ends when the node asked to reboot and nobody else (machined) is there to do it
-)
+# How systemd-nspawn ends when the node asked to reboot and no machined is there to do it.
+REBOOT = 133
 POWER_OFF_SECONDS = 15
 # A node that ends this quickly several times in a row is broken, not rebooting.
 QUICK_SECONDS = 2
