@@ -83,6 +83,35 @@ def node(tmp_path: Path) -> Node:
     return found
 
 
+WHOLE = "nvidia-driver-cuda installed 580.126.09-1\nlibnccl2 installed 2.29.7-1+cuda12.9\n"
+
+
+def test_what_is_installed_as_wanted_is_not_looked_up(node: Node) -> None:
+    node.says("dpkg-query", WHOLE)
+    wanted = {"nvidia-driver-cuda": "580.126.09", "libnccl2": ""}
+    answer = node.run("gpuprov_offered", packages=wanted)
+    assert answer["satisfied"] is True
+    assert answer["versions"] == {"nvidia-driver-cuda": "580.126.09-1", "libnccl2": "2.29.7-1+cuda12.9"}
+    assert not [line for line in node.ran() if line.startswith("apt")]
+
+
+@pytest.mark.parametrize("state", ["half-configured", "unpacked", "config-files"])
+def test_a_package_that_is_not_whole_does_not_satisfy(node: Node, state: str) -> None:
+    node.says("dpkg-query", WHOLE.replace("installed", state, 1))
+    answer = node.run("gpuprov_offered", packages={"nvidia-driver-cuda": "580.126.09"})
+    assert answer["satisfied"] is False
+    assert answer["versions"] == {"nvidia-driver-cuda": "580.126.09-1"}
+
+
+def test_another_version_is_said_beside_the_one_to_install(node: Node) -> None:
+    node.says("dpkg-query", WHOLE)
+    answer = node.run("gpuprov_offered", packages={"nvidia-driver-cuda": "595.71.05", "libnccl2": ""})
+    assert answer["satisfied"] is False
+    assert answer["installed"]["nvidia-driver-cuda"] == "580.126.09-1"
+    assert answer["versions"] == {"nvidia-driver-cuda": "595.71.05-1", "libnccl2": "2.29.7-1+cuda12.9"}
+    assert answer["missing"] == []
+
+
 def test_a_version_is_found_with_or_without_its_revision(node: Node) -> None:
     answer = node.run(
         "gpuprov_offered", packages={"nvidia-driver-cuda": "580.126.09", "libnccl2": "2.29.7-1+cuda12.9"}

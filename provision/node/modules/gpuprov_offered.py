@@ -1,13 +1,14 @@
 #!/usr/bin/python
-"""Says which package versions the configured repositories offer, and what is missing."""
+"""Says which package versions are installed, which the repositories offer, and what is missing."""
 
 from __future__ import absolute_import, division, print_function
 
 DOCUMENTATION = r"""
 module: gpuprov_offered
-short_description: Ask which package versions the repositories offer
+short_description: Ask which package versions are installed, and which the repositories offer
 description:
-  - Looks up the versions of packages in the package manager's own lists, compares them with the wanted ones.
+  - Compares the wanted versions of packages with what is installed and, unless that is all that is wanted,
+    with what the package manager's own lists offer.
   - Changes nothing but those lists, which it refreshes once when something is missing (not in check mode).
 options:
   packages:
@@ -31,8 +32,16 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+satisfied:
+  description: Whether every package is installed, whole, in its wanted version.
+  returned: always
+  type: bool
+installed:
+  description: The full version of each package that is installed.
+  returned: always
+  type: dict
 versions:
-  description: For each package that is offered, the full version to install (the first choice of apt).
+  description: For each package the full version to install; the installed one when it is the wanted one.
   returned: always
   type: dict
 missing:
@@ -40,7 +49,7 @@ missing:
   returned: always
   type: list
 known:
-  description: Whether the repositories offer any version of any of the packages.
+  description: Whether any version of any of the packages is offered or installed.
   returned: always
   type: bool
 """
@@ -73,6 +82,19 @@ def choose(offered, wanted):
         if not wanted or wanted in (version, upstream(version)):
             return version
     return None
+
+
+def parse_status(text):
+    """dpkg-query output → {package: version} of what is installed and configured."""
+    lines = [line.split() for line in text.splitlines()]
+    return {fields[0]: fields[2] for fields in lines if len(fields) == 3 and fields[1] == "installed"}
+
+
+def installed(module, packages):
+    # Its exit status says that one of them is unknown, which is an answer.
+    command = ["dpkg-query", "-W", "-f", "${Package} ${db:Status-Status} ${Version}\n", *sorted(packages)]
+    _code, out, _error = module.run_command(command, environ_update={"LC_ALL": "C"})
+    return parse_status(out)
 
 
 def look_up(module, packages):
@@ -112,18 +134,29 @@ def main():
         supports_check_mode=True,
     )
     wanted = {name: str(version or "") for name, version in module.params["packages"].items()}
+    there = installed(module, wanted)
+    chosen = {name: there[name] for name in wanted if name in there and choose([there[name]], wanted[name])}
+    if len(chosen) == len(wanted):
+        module.exit_json(
+            changed=False, satisfied=True, installed=there, versions=chosen, missing=[], known=True
+        )
     offered = look_up(module, wanted)
-    if not module.check_mode and any(not choose(offered.get(name, []), wanted[name]) for name in wanted):
+    absent = sorted(set(wanted) - set(chosen))
+    if not module.check_mode and any(not choose(offered.get(name, []), wanted[name]) for name in absent):
         refresh(module)
         offered = look_up(module, wanted)
-    choices = {name: choose(offered.get(name, []), wanted[name]) for name in wanted}
-    chosen = {name: version for name, version in choices.items() if version}
+    for name in absent:
+        version = choose(offered.get(name, []), wanted[name])
+        if version:
+            chosen[name] = version
     missing = sorted(set(wanted) - set(chosen))
     module.exit_json(
         changed=False,
+        satisfied=False,
+        installed=there,
         versions=chosen,
         missing=[sentence(name, wanted[name], offered.get(name)) for name in missing],
-        known=bool(offered),
+        known=bool(offered or there),
     )
 
 
