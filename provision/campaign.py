@@ -184,7 +184,7 @@ def judge_check(node: Seen, raw: Raw, limits: Mapping[str, thresholds.Threshold]
         findings = check.judge(node.check_node, measurements, limits)
     except ParseError as error:
         what = "; ".join(part for part in (error.what, error.fix) if part)
-        findings = [unmeasured(raw.check, what, evidence=_evidence(raw))]
+        findings = [unmeasured(raw.check, what, action=_remedy(raw), evidence=_evidence(raw))]
     except Exception as error:  # one node's strange answer must not cost the others their report
         bug = f"{type(error).__name__}: {error}"
         what = f"gpuprov failed on this output ({bug}): please report it with {raw.path}"
@@ -192,6 +192,13 @@ def judge_check(node: Seen, raw: Raw, limits: Mapping[str, thresholds.Threshold]
     if raw.boot_id and raw.boot_id_before and raw.boot_id != raw.boot_id_before:
         findings.append(unmeasured(raw.check, "the node rebooted during the run", action="investigate"))
     return _result(raw.check, findings, measurements, raw)
+
+
+def _remedy(raw: Raw) -> str:
+    """What to do when a check could not be measured."""
+    if any(output.not_started for output in raw.outputs):
+        return "fix configuration"
+    return "investigate" if any(output.timed_out for output in raw.outputs) else "run again"
 
 
 def _evidence(raw: Raw) -> list[str]:

@@ -57,8 +57,8 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
 
 _PERCENT = re.compile(r"(\d+(?:\.\d+)?)%\s+proc'd: ")
 _DONE = re.compile(r"(-?\d+) \((\d+) Gflop/s\)")
-_ERRORS = re.compile(r"errors: ((?:-?\d+(?: \([A-Z!]+\))?(?: - )?)+)")
-_ONE_ERROR = re.compile(r"(-?\d+)( \(DIED!\))?")
+_ERRORS = re.compile(r"errors: ([^:]*?)\s+temps:")
+_ONE_ERROR = re.compile(r"(-?\d+)\s*(\(DIED!\))?")  # `0 - 6  (WARNING!)- -1  (DIED!)- 0`
 _TEMPS = re.compile(r"temps: ((?:(?:\d+ C|--)(?: - )?)+)")
 _VERDICT = re.compile(r"^\s*GPU (\d+): (OK|FAULTY)\s*$", re.MULTILINE)
 _TESTED = re.compile(r"^Tested (\d+) GPUs?:\s*$", re.MULTILINE)

@@ -63,7 +63,8 @@ def judge_readability(check: str, values: Values) -> list[Finding]:
                 Finding(check, Verdict.FAIL, "node", message, metric=metric, action="power-cycle")
             )
         else:
-            findings.append(unmeasured(check, message, action="investigate"))
+            action = "fix configuration" if "did not start" in message else "investigate"
+            findings.append(unmeasured(check, message, action=action))
     if "inforom_corrupted" in values:
         message = "nvidia-smi reports a corrupted infoROM (status 14)"
         findings.append(Finding(check, Verdict.WARN, "node", message, metric="inforom", action="investigate"))
@@ -77,6 +78,8 @@ def judge_counts(check: str, node: CheckNode, values: Values) -> list[Finding]:
     expected = int(declared) if declared is not None else node.gpu_count
     limit = f"= {expected} GPUs"
     source = "gpuprov_expected_gpus" if declared is not None else "PCI devices of the node"
+    if declared is None and seen == node.gpu_count and (odd := _odd_board(check, node, seen)) is not None:
+        return [odd]
     if seen == expected == node.gpu_count:
         return [
             Finding(
@@ -103,6 +106,33 @@ def judge_counts(check: str, node: CheckNode, values: Values) -> list[Finding]:
             "reseat or check cable",
         )
     ]
+
+
+# Baseboards with NVSwitches carry 4 or 8 GPUs, and Fabric Manager's partitions for virtual machines 1, 2, 4
+# or 8.
+_BOARD_COUNTS = (1, 2, 4, 8, 16)
+
+
+def _odd_board(check: str, node: CheckNode, seen: int) -> Finding | None:
+    """A GPU that is missing from the PCI bus altogether, on a node whose owner did not say how many it has."""
+    if node.gpuprov_node["gpu"].get("fabric", "none") == "none" or seen in _BOARD_COUNTS:
+        return None
+    message = (
+        f"{seen} GPUs on the PCI bus: no {node.sku} board or partition has that many, so one is missing "
+        "(gpuprov_expected_gpus says otherwise, if you know better)"
+    )
+    return Finding(
+        check,
+        Verdict.FAIL,
+        "node",
+        message,
+        "driver_gpus",
+        seen,
+        "GPUs",
+        "1, 2, 4, 8 or 16 GPUs",
+        "NVIDIA Fabric Manager User Guide: supported boards and partitions",
+        "reseat or check cable",
+    )
 
 
 def judge_models(

@@ -65,7 +65,8 @@ def _from_json(text: str) -> dict[str, Matrix]:
         document, _ = json.JSONDecoder().raw_decode(text)
         body = document["nvbandwidth"]
         if body.get("error"):
-            raise ParseError(f"nvbandwidth: {str(body['error'])[:200]}", "look at the kernel log")
+            words = " ".join(str(body["error"]).split())[:200]
+            raise ParseError(f"nvbandwidth: {words}", "look at the kernel log and at fabric manager")
         return {str(case["name"]): _case(case) for case in body["testcases"]}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"[:200]
@@ -79,7 +80,7 @@ def _case(case: Mapping[str, Any]) -> Matrix:
     if status == "Waived":
         return Matrix(name, (), False, waived=True)
     if status != "Passed":
-        words = str(case.get("error") or case.get("output") or "no reason given")[:200]
+        words = " ".join(str(case.get("error") or case.get("output") or "no reason given").split())[:200]
         raise ParseError(f"nvbandwidth: {name} ended with {status}: {words}", "look at the kernel log")
     rows = tuple(tuple(_cell(value, name) for value in row) for row in case["bandwidth_matrix"])
     return Matrix(name, rows, _sends_back(str(case["bandwidth_description"])))

@@ -190,7 +190,7 @@ def _passed(what: str, metric: str, worst: Measurement, threshold: Threshold, co
 
 @dataclass
 class _Slow:
-    """A slow cell: how fast, against what, and whether a limit (fail) or only its peers (warn) condemn it."""
+    """A slow cell: how fast, against what; a limit condemns it (fail), or only its peers do (warn)."""
 
     metric: str
     value: float | None

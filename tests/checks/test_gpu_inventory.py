@@ -321,3 +321,14 @@ def test_the_real_captures(captures: Path) -> None:
         assert nvidia_smi.parse_nvlink(Output("nvlink", ("nvidia-smi",), 0, path.read_text(), "", 1.0))
     (gsp,) = kernel_log.events((captures / "kernel-log.xid-119.log").read_text().splitlines())
     assert (gsp.code, gsp.address, gsp.count) == (119, "0000:9b:00", 5)
+
+
+def test_a_gpu_missing_from_the_bus_is_seen_though_nobody_declared_a_number(
+    answers: Answers, judged: Judged, make_node: MakeNode
+) -> None:
+    findings = judged("gpu_inventory", *answers(nvidia_smi="h100-seven-v13.xml"), node=make_node(7))
+    assert (Verdict.FAIL, "node", "driver_gpus") in bad(findings)
+    told = judged(
+        "gpu_inventory", *answers(nvidia_smi="h100-seven-v13.xml"), node=make_node(7, gpuprov_expected_gpus=7)
+    )
+    assert (Verdict.FAIL, "node", "driver_gpus") not in bad(told)
