@@ -17,6 +17,7 @@ BASE_FACTS = frozenset(
         *("boot.id", "boot.required", "boot.reason", "gpu.count", "gpu.pci", "gpu.nvswitch_count"),
     }
 )
+KERNEL = "{kernel.release}"  # in the name of an asked fact; the node answers under its own kernel's release
 Scalar = str | int | bool | None
 
 
@@ -68,10 +69,10 @@ def facts_of(body: bytes, asked: Collection[str]) -> tuple[dict[str, Any], dict[
     document = _decoded(body)
     if not isinstance(document, dict) or set(document) != {"uid", "facts", "problems"}:
         raise AnswerError("its answer is not of the form expected")
-    allowed = BASE_FACTS | set(asked)
     facts, problems = document["facts"], document["problems"]
     if not isinstance(facts, dict) or not isinstance(problems, dict) or not isinstance(document["uid"], int):
         raise AnswerError("its answer is not of the form expected")
+    allowed = BASE_FACTS | {name.replace(KERNEL, str(facts.get("kernel.release"))) for name in asked}
     foreign = sorted((set(facts) | set(problems)) - allowed)
     if foreign:
         raise AnswerError(f"it answered what was not asked: {one_line(foreign[0])!r}")

@@ -44,7 +44,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     ("simulated nodes", {"lab"}),
     (
         "what a verb does",
-        {"campaign", "junit_drift", "shown", "starter", "validation", "watch"}
+        {"campaign", "junit_drift", "shown", "starter", "validation"}
         | {"up", "up_hands", "up_result", "up_session", "up_summary"},
     ),
     ("reports", {"report"}),

@@ -32,12 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    from provision import shown, watch
+    from provision import shown
     from provision.store import RunFolder
 
     folder = RunFolder.create("drift", shown.arguments(options))
     try:
-        seen = watch.assess(options, "drift")
+        seen = fleet_options.assess(options, "drift")
     except BaseException as error:
         folder.finish(int(getattr(error, "exit_code", ExitCode.INTERRUPTED)))
         raise

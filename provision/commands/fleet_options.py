@@ -1,4 +1,4 @@
-"""What every command that works on a fleet takes: the inventory, which of its nodes, and overrides."""
+"""What every command that works on a fleet takes, and how it begins: load the fleet, look at it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from provision.errors import UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from provision.assess import Assessment
     from provision.inventory import Fleet
+    from provision.observe import Observation
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -115,3 +117,19 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     fleet = inventory.load(source, vault_password_files(options))
     inventory.remember(source)
     return resolve.reachable(inventory.select(fleet, options.nodes), chosen), chosen
+
+
+def assess(options: argparse.Namespace, title: str) -> Assessment:
+    """Load the fleet and look at it, with progress shown. Nodes in trouble are said as they come."""
+    from provision import assess as assessing
+    from provision.terminal import Progress
+
+    fleet, chosen = load(options)
+    with Progress(title, total=len(fleet.nodes)) as progress:
+
+        def note(observation: Observation) -> None:
+            progress.done(f"{observation.node}: {observation.error}" if observation.error else "")
+
+        return assessing.assess(
+            fleet, chosen, timeout=options.timeout, connections=options.connections, on_done=note
+        )

@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    from provision import plan, shown, watch
+    from provision import plan, shown
 
-    seen = watch.assess(options, "plan")
+    seen = fleet_options.assess(options, "plan")
     made = plan.make(
         seen.drifts,
         seen.observations,

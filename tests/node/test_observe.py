@@ -176,6 +176,14 @@ def test_base_facts_need_not_be_asked_for(machine: Machine, python: str) -> None
     assert (facts["gpu.count"], facts["gpu.pci"], facts["gpu.nvswitch_count"]) == (0, [], 0)
 
 
+def test_a_name_may_hold_the_kernels_release(machine: Machine) -> None:
+    release = os.uname().release
+    machine.file("/etc/" + release, "headers")
+    facts, problems = machine.ask("file./etc/{kernel.release}.content")
+    assert facts[f"file./etc/{release}.content"] == "headers"
+    assert problems == {}
+
+
 @pytest.mark.parametrize(
     ("os_release", "family"),
     [
