@@ -209,3 +209,12 @@ def test_an_xid_needs_a_driver_to_report_it(bare: Make) -> None:
     node.install(DRIVER)
     node.run("modprobe", "nvidia")
     assert "Xid (PCI:0000:1b:00): 79" in node.run("dmesg").stdout
+
+
+def test_configuration_space_is_what_lspci_reads(bare: Make) -> None:
+    node = bare()
+    config = node.state / "sys_pci/0000:1b:00.0/config"
+    head = config.read_bytes()
+    assert (len(head), head[:4], head[8:12]) == (64, b"\xde\x10\x30\x23", b"\xa1\x00\x02\x03")
+    node.fault("set", "gpu_off_bus", "gpu=0")
+    assert config.read_bytes() == b"\xff" * 64

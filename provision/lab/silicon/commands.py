@@ -38,7 +38,7 @@ def new(arguments: list) -> int:
         "faults": [],
     }
     write_atomically(options.dir / "state.json", json.dumps(data, indent=1) + "\n")
-    (options.dir / "state.json").chmod(0o644)
+    options.dir.chmod(0o755)
     surfaces.make_folders(options.dir)
     surfaces.unload_everything(options.dir)
     kernel_log.begin(options.dir)

@@ -108,22 +108,22 @@ def nvbandwidth(node, arguments: list) -> int:
     if cuda.cannot_start(node, "nvbandwidth", "libnvidia-ml.so.1"):
         return 127
     version = "v" + ".".join((os.environ.get("SILICON_VERSION") or "0.8").split(".")[:2])
-    output = (
-        nvbandwidth_output.Json(options, version, CASES)
-        if options.json and not options.bad
-        else nvbandwidth_output.Text(options, version, CASES)
-    )
+    form = nvbandwidth_output.Json if options.json and not options.bad else nvbandwidth_output.Text
+    output = form(options, version, CASES)
     if options.bad:
-        print(
-            "ERROR: Invalid Arguments \n" + " ".join(["nvbandwidth", *arguments]) + " :\n\n\nnvbandwidth CLI:"
-        )
+        words = " ".join(["nvbandwidth", *arguments])
+        print(f"ERROR: Invalid Arguments \n{words} :\n\n\nnvbandwidth CLI:")
         return 1
     if options.help:
         print("nvbandwidth CLI:\n  -h [ --help ]                   Produce help message\n")
-        return 0
-    if options.list:
+    elif options.list:
         output.cases()
-        return 0
+    else:
+        return _run(node, options, output)
+    return 0
+
+
+def _run(node, options: Options, output) -> int:
     if options.cases and options.prefixes:
         output.error("You cannot specify both testcase and testcasePrefix options at the same time")
         return 1
@@ -136,9 +136,8 @@ def nvbandwidth(node, arguments: list) -> int:
         return 1
     gpus = cuda.devices(node)
     output.devices(node, gpus)
-    chosen = options.cases or [
-        name for name in CASES if any(name.startswith(p) for p in options.prefixes) or not options.prefixes
-    ]
+    prefixes = tuple(options.prefixes) or ("",)
+    chosen = options.cases or [name for name in CASES if name.startswith(prefixes)]
     if not chosen:
         output.error("Specified list of testcase prefixes did not match any testcases")
         return 1

@@ -5,19 +5,20 @@ import time
 
 import kernel_log
 import nvidia_smi_links as links
+import nvidia_smi_options
 import nvidia_smi_plain as plain
 import nvidia_smi_query as query
 import nvidia_smi_tree as tree
 import telemetry
+from nvidia_smi_options import SmiError
 
-BAD_ARGUMENT, NOT_PERMITTED, NOTHING_FOUND, NO_DRIVER = 2, 4, 6, 9
+NOT_PERMITTED, NOTHING_FOUND, NO_DRIVER = 4, 6, 9
 NO_LIBRARY, LOST, MISMATCH = 12, 15, 18
 NO_DRIVER_TEXT = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
     "latest NVIDIA "
     "driver is installed and running.\n"
 )
-INVALID = "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n"
 QUERIES = {
     "--query-gpu": query.gpu_rows,
     "--query-remapped-rows": query.remapped_rows,
@@ -25,18 +26,10 @@ QUERIES = {
 }
 
 
-class SmiError(Exception):
-    """Ends the program with this text on stdout and this exit status."""
-
-    def __init__(self, text: str, status: int) -> None:
-        Exception.__init__(self, text)
-        self.text, self.status = text, status
-
-
 def nvidia_smi(node, arguments: list) -> int:
     """The whole program; returns its exit status."""
     try:
-        options = _options(arguments)
+        options = nvidia_smi_options.read(arguments, QUERIES)
         if options["action"] == "help":
             print(
                 f"NVIDIA System Management Interface -- v{node.library()}\n\nnvidia-smi [OPTION1 [ARG1]] "
@@ -86,95 +79,6 @@ def _talk_to_driver(node) -> str:
             MISMATCH,
         )
     return loaded[0]
-
-
-def _options(arguments: list) -> dict:
-    """What to print, for which GPUs. Raises SmiError for what the real one refuses."""
-    options = {
-        "action": "plain",
-        "gpus": None,
-        "format": "",
-        "fields": "",
-        "sections": "",
-        "loop": 0,
-        "mode": "",
-    }
-    words = list(arguments)
-    if words[:1] in (["topo"], ["nvlink"]):
-        options.update(action=words[0], words=words[1:])
-        return options
-    while words:
-        word = words.pop(0)
-        name, equals, value = word.partition("=")
-        if name in QUERIES or name == "--format":
-            value = value if equals else _value(words)
-            options.update({"format": value} if name == "--format" else {"action": name, "fields": value})
-        elif name in (
-            "-i",
-            "--id",
-            "-d",
-            "--display",
-            "-l",
-            "--loop",
-            "-lms",
-            "-pm",
-            "--persistence-mode",
-            "-f",
-            "--filename",
-        ):
-            value = value if equals else _value(words)
-            _set(options, name, value)
-        elif word in (
-            "-q",
-            "--query",
-            "-x",
-            "--xml-format",
-            "-L",
-            "--list-gpus",
-            "-r",
-            "--gpu-reset",
-            "-h",
-            "--help",
-            "--version",
-        ):
-            _set(options, word, "")
-        elif word in ("-u", "--unit", "--dtd"):
-            continue
-        else:
-            raise SmiError(INVALID + "\n", BAD_ARGUMENT)
-    if options["action"] in QUERIES and "csv" not in options["format"].split(","):
-        raise SmiError(
-            "\"--format=\" switch is missing. Please run 'nvidia-smi -h' for help.\n\n", BAD_ARGUMENT
-        )
-    return options
-
-
-def _value(words: list) -> str:
-    if not words:
-        raise SmiError(INVALID, BAD_ARGUMENT)
-    return words.pop(0)
-
-
-def _set(options: dict, name: str, value: str) -> None:
-    if name in ("-i", "--id"):
-        options["gpus"] = value
-    elif name in ("-d", "--display"):
-        options["sections"] = value.upper()
-    elif name in ("-l", "--loop", "-lms"):
-        try:
-            options["loop"] = float(value) / (1000 if name == "-lms" else 1)
-        except ValueError:
-            raise SmiError(INVALID, BAD_ARGUMENT) from None
-    elif name in ("-pm", "--persistence-mode"):
-        if value.upper() not in ("0", "1", "DISABLED", "ENABLED"):
-            raise SmiError(INVALID, BAD_ARGUMENT)
-        options.update(action="persistence", mode="1" if value.upper() in ("1", "ENABLED") else "0")
-    elif name in ("-x", "--xml-format"):
-        options["mode"] = "xml"
-    elif name in ("-q", "--query", "-L", "--list-gpus", "-r", "--gpu-reset", "-h", "--help", "--version"):
-        short = {"-q": "full", "-L": "list", "-r": "reset", "-h": "help", "--version": "version"}
-        long = {"--query": "full", "--list-gpus": "list", "--gpu-reset": "reset", "--help": "help"}
-        options["action"] = short.get(name) or long[name]
 
 
 def _once(node, options: dict, driver: str) -> int:

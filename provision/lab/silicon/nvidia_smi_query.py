@@ -3,7 +3,6 @@
 BAD_ARGUMENT = 2
 
 # field -> (unit or "", value of one reading as text)
-_YES_NO = {True: "Yes", False: "No"}
 _ON_OFF = {True: "Active", False: "Not Active"}
 
 
@@ -36,6 +35,14 @@ def _fields(node, driver: str, one: dict) -> dict:
         "mig.mode.current": ("", "[N/A]" if sku["architecture"] == "Ada Lovelace" else "Disabled"),
         "mig.mode.pending": ("", "[N/A]" if sku["architecture"] == "Ada Lovelace" else "Disabled"),
         "gsp.mode.current": ("", "Enabled"),
+    }
+    for part in (_sensors(sku, one), _clocks(sku, one), _pcie(sku, one), _errors(one)):
+        values.update(part)
+    return values
+
+
+def _sensors(sku, one: dict) -> dict:
+    values = {
         "utilization.gpu": ("%", "100 %" if one["load"] else "0 %"),
         "utilization.memory": ("%", "38 %" if one["load"] else "0 %"),
         "temperature.gpu": ("", str(one["temperature"])),
@@ -59,9 +66,6 @@ def _fields(node, driver: str, one: dict) -> dict:
     for limit in ("power.limit", "enforced.power.limit", "power.default_limit", "power.max_limit"):
         values[limit] = ("W", f"{sku['power']}.00 W")
     values["power.min_limit"] = ("W", f"{sku['power_min']}.00 W")
-    values.update(_clocks(sku, one))
-    values.update(_pcie(sku, one))
-    values.update(_errors(one))
     return values
 
 

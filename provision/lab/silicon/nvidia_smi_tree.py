@@ -156,7 +156,13 @@ def _identity(node, one: dict, form: int) -> list:
 
 
 def _boards(node, one: dict, form: int, driver: str) -> list:
-    sku, module = node.sku, str(one["gpu"]["slot"] + 1)
+    sku = node.sku
+    inforom = [
+        ("img_version", "Image Version", sku["vbios_inforom"]),
+        ("oem_object", "OEM Object", "2.1"),
+        ("ecc_object", "ECC Object", "7.16" if sku["pcie"] == 5 else "6.16"),
+        ("pwr_object", "Power Management Object", NA),
+    ]
     entries = [
         ("minor_number", "Minor Number", str(one["gpu"]["slot"])),
         ("vbios_version", "VBIOS Version", sku["vbios"]),
@@ -165,105 +171,71 @@ def _boards(node, one: dict, form: int, driver: str) -> list:
         ("board_part_number", "Board Part Number", sku["board_part"]),
         ("gpu_part_number", "GPU Part Number", sku["gpu_part"]),
         ("gpu_fru_part_number", "FRU Part Number", NA),
+        _place(node, one, form),
+        ("inforom_version", "Inforom Version", inforom),
     ]
-    if form == 590:
-        names = (
-            ("chassis_serial_number", "Chassis Serial Number", ""),
-            ("slot_number", "Slot Number", "0"),
-            ("tray_index", "Tray Index", "0"),
-            ("host_id", "Host ID", "1"),
-            ("peer_type", "Peer Type", "Switch Connected" if sku["fabric"] else "Direct Connected"),
-            ("module_id", "Module Id", module),
-            ("gpu_fabric_guid", "GPU Fabric GUID", "0x" + one["gpu"]["uuid"][-12:].rjust(16, "0")),
-        )
-        known = sku["fabric"] == "nvlink5"
-        entries.append(
-            (
-                "platformInfo",
-                "Platform Info",
-                [(x, t, v if known or x == "module_id" else NA) for x, t, v in names],
-            )
-        )
-    else:
-        entries.append(("gpu_module_id", "Module ID", module))
-    entries.append(
-        (
-            "inforom_version",
-            "Inforom Version",
-            [
-                ("img_version", "Image Version", sku["vbios_inforom"]),
-                ("oem_object", "OEM Object", "2.1"),
-                ("ecc_object", "ECC Object", "7.16" if sku["pcie"] == 5 else "6.16"),
-                ("pwr_object", "Power Management Object", NA),
-            ],
-        )
-    )
     if form != 535:
         flush = [("latest_timestamp", "Latest Timestamp", NA), ("latest_duration", "Latest Duration", NA)]
         entries.append(("inforom_bbx_flush", "Inforom BBX Object Flush", flush))
     return entries + _modes(form, driver, one)
 
 
+def _place(node, one: dict, form: int):
+    module = str(one["gpu"]["slot"] + 1)
+    if form != 590:
+        return ("gpu_module_id", "Module ID", module)
+    names = (
+        ("chassis_serial_number", "Chassis Serial Number", ""),
+        ("slot_number", "Slot Number", "0"),
+        ("tray_index", "Tray Index", "0"),
+        ("host_id", "Host ID", "1"),
+        ("peer_type", "Peer Type", "Switch Connected"),
+        ("module_id", "Module Id", module),
+        ("gpu_fabric_guid", "GPU Fabric GUID", "0x" + one["gpu"]["uuid"][-12:].rjust(16, "0")),
+    )
+    known = node.sku["fabric"] == "nvlink5"
+    rows = [(x, t, value if known or x == "module_id" else NA) for x, t, value in names]
+    return ("platformInfo", "Platform Info", rows)
+
+
 def _modes(form: int, driver: str, one: dict) -> list:
+    pending = one["remap_pending"]
     virtual = [
         ("virtualization_mode", "Virtualization Mode", "None"),
         ("host_vgpu_mode", "Host VGPU Mode", NA),
     ]
     if form != 535:
         virtual.append(("vgpu_heterogeneous_mode", "vGPU Heterogeneous Mode", NA))
-    needs = "Yes" if one["remap_pending"] else "No"
     reset = [
-        ("reset_required", "Reset Required", needs),
+        ("reset_required", "Reset Required", "Yes" if pending else "No"),
         ("drain_and_reset_recommended", "Drain and Reset Recommended", "No"),
     ]
-    entries = [
-        (
-            "gpu_operation_mode",
-            "GPU Operation Mode",
-            [("current_gom", "Current", NA), ("pending_gom", "Pending", NA)],
-        ),
-    ]
-    firmware = ("gsp_firmware_version", "GSP Firmware Version", driver)
-    if form == 535:
-        entries += [
-            firmware,
-            ("gpu_virtualization_mode", "GPU Virtualization Mode", virtual),
-            ("gpu_reset_status", "GPU Reset Status", reset),
-        ]
-    else:
-        entries += [
-            ("c2c_mode", "GPU C2C Mode", NA),
-            ("gpu_virtualization_mode", "GPU Virtualization Mode", virtual),
-        ]
-        if form == 550:
-            entries.append(("gpu_reset_status", "GPU Reset Status", reset))
-        else:
-            entries.append(
-                (
-                    "gpu_recovery_action",
-                    "GPU Recovery Action",
-                    "GPU Reset" if one["remap_pending"] else "None",
-                )
-            )
-        entries.append(firmware)
-    return [*entries, ("ibmnpu", "IBMNPU", [("relaxed_ordering_mode", "Relaxed Ordering Mode", NA)])]
+    operation = [("current_gom", "Current", NA), ("pending_gom", "Pending", NA)]
+    entries = {
+        "operation": ("gpu_operation_mode", "GPU Operation Mode", operation),
+        "firmware": ("gsp_firmware_version", "GSP Firmware Version", driver),
+        "chip": ("c2c_mode", "GPU C2C Mode", NA),
+        "virtual": ("gpu_virtualization_mode", "GPU Virtualization Mode", virtual),
+        "reset": ("gpu_reset_status", "GPU Reset Status", reset),
+        "recovery": ("gpu_recovery_action", "GPU Recovery Action", "GPU Reset" if pending else "None"),
+        "ibm": ("ibmnpu", "IBMNPU", [("relaxed_ordering_mode", "Relaxed Ordering Mode", NA)]),
+    }
+    order = {
+        535: "operation firmware virtual reset ibm",
+        550: "operation chip virtual reset firmware ibm",
+        590: "operation chip virtual recovery firmware ibm",
+    }
+    return [entries[name] for name in order[form].split()]
 
 
 def _pci(node, one: dict, form: int) -> list:
-    sku, gpu, best = node.sku, one["gpu"], str(node.sku["pcie"])
+    sku, gpu = node.sku, one["gpu"]
     device, subsystem = sku["device"].upper() + "10DE", sku["subsystem"].upper() + "10DE"
     classes = [
         ("pci_base_class", "Base Classcode", ("3", "0x3")),
         ("pci_sub_class", "Sub Classcode", ("2", "0x2")),
     ]
-    generations = [
-        ("max_link_gen", "Max", best),
-        ("current_link_gen", "Current", str(one["generation"])),
-        ("device_current_link_gen", "Device Current", str(one["generation"])),
-        ("max_device_link_gen", "Device Max", best),
-        ("max_host_link_gen", "Host Max", best),
-    ]
-    widths = [("max_link_width", "Max", "16x"), ("current_link_width", "Current", f"{one['width']}x")]
+    chip = [("bridge_chip_type", "Type", NA), ("bridge_chip_fw", "Firmware", NA)]
     moved = "1215 KB/s" if one["load"] else "0 KB/s"
     entries = [
         ("pci_bus", "Bus", (gpu["bus"], "0x" + gpu["bus"])),
@@ -273,16 +245,8 @@ def _pci(node, one: dict, form: int) -> list:
         ("pci_device_id", "Device Id", (device, "0x" + device)),
         ("pci_bus_id", "Bus Id", _bus(one)),
         ("pci_sub_system_id", "Sub System Id", (subsystem, "0x" + subsystem)),
-        (
-            "pci_gpu_link_info",
-            "GPU Link Info",
-            [("pcie_gen", "PCIe Generation", generations), ("link_widths", "Link Width", widths)],
-        ),
-        (
-            "pci_bridge_chip",
-            "Bridge Chip",
-            [("bridge_chip_type", "Type", NA), ("bridge_chip_fw", "Firmware", NA)],
-        ),
+        ("pci_gpu_link_info", "GPU Link Info", _link(sku, one)),
+        ("pci_bridge_chip", "Bridge Chip", chip),
         ("replay_counter", "Replays Since Reset", str(one["replays"])),
         ("replay_rollover_counter", "Replay Number Rollovers", "0"),
         ("tx_util", "Tx Throughput", moved),
@@ -293,3 +257,16 @@ def _pci(node, one: dict, form: int) -> list:
         ("atomic_caps_outbound", "Atomic Caps Outbound", NA),
     ]
     return [("pci", "PCI", entries + (atomic[::-1] if form == 590 else atomic))]
+
+
+def _link(sku, one: dict) -> list:
+    best, now = str(sku["pcie"]), str(one["generation"])
+    generations = [
+        ("max_link_gen", "Max", best),
+        ("current_link_gen", "Current", now),
+        ("device_current_link_gen", "Device Current", now),
+        ("max_device_link_gen", "Device Max", best),
+        ("max_host_link_gen", "Host Max", best),
+    ]
+    widths = [("max_link_width", "Max", "16x"), ("current_link_width", "Current", f"{one['width']}x")]
+    return [("pcie_gen", "PCIe Generation", generations), ("link_widths", "Link Width", widths)]

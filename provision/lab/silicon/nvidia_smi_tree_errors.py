@@ -5,38 +5,16 @@ NA = "N/A"
 
 def health(node, one: dict, form: int) -> list:
     """ECC, retired pages, remapped rows."""
-    counts = [
-        ("volatile", "Volatile", 0, one["uncorrectable"]),
-        ("aggregate", "Aggregate", one["corrected_ever"], one["uncorrectable_ever"]),
-    ]
-    errors = []
-    for name, label, corrected, uncorrected in counts:
-        rows = [("sram_correctable", "SRAM Correctable", "0")]
-        if form == 535:
-            rows.append(("sram_uncorrectable", "SRAM Uncorrectable", "0"))
-        else:
-            rows.append(("sram_uncorrectable_parity", "SRAM Uncorrectable Parity", "0"))
-            rows.append(("sram_uncorrectable_secded", "SRAM Uncorrectable SEC-DED", "0"))
-        rows.append(("dram_correctable", "DRAM Correctable", str(corrected)))
-        rows.append(("dram_uncorrectable", "DRAM Uncorrectable", str(uncorrected)))
-        if form != 535 and name == "aggregate":
-            rows.append(("sram_threshold_exceeded", "SRAM Threshold Exceeded", "No"))
-        errors.append((name, label, rows))
+    volatile = _counters(0, one["uncorrectable"], form)
+    ever = _counters(one["corrected_ever"], one["uncorrectable_ever"], form)
     if form != 535:
-        sources = [
-            ("l2", "L2"),
-            ("sm", "SM"),
-            ("microcontroller", "Microcontroller"),
-            ("pcie", "PCIE"),
-            ("other", "Other"),
-        ]
-        errors.append(
-            (
-                "aggregate_uncorrectable_sram_sources",
-                "Aggregate Uncorrectable SRAM Sources",
-                [(f"sram_{x}", f"SRAM {t}", "0") for x, t in sources],
-            )
-        )
+        ever.append(("sram_threshold_exceeded", "SRAM Threshold Exceeded", "No"))
+    errors = [("volatile", "Volatile", volatile), ("aggregate", "Aggregate", ever)]
+    if form != 535:
+        parts = ("L2", "SM", "Microcontroller", "PCIE", "Other")
+        sources = [(f"sram_{part.lower()}", f"SRAM {part}", "0") for part in parts]
+        label = "Aggregate Uncorrectable SRAM Sources"
+        errors.append((label.lower().replace(" ", "_"), label, sources))
     if form == 590:
         errors += [
             ("channel_repair_pending", "Channel Repair Pending", "No"),
@@ -44,11 +22,23 @@ def health(node, one: dict, form: int) -> list:
             ("unrepairable_memory", "Unrepairable Memory", "No"),
         ]
     mode = [("current_ecc", "Current", "Enabled"), ("pending_ecc", "Pending", "Enabled")]
+    ecc = [("ecc_mode", "ECC Mode", mode), ("ecc_errors", "ECC Errors", errors)]
+    return [*ecc, *_retired(), _remapped(node, one, form)]
+
+
+def _counters(corrected: int, uncorrected: int, form: int) -> list:
+    if form == 535:
+        sram = [("sram_uncorrectable", "SRAM Uncorrectable", "0")]
+    else:
+        sram = [
+            ("sram_uncorrectable_parity", "SRAM Uncorrectable Parity", "0"),
+            ("sram_uncorrectable_secded", "SRAM Uncorrectable SEC-DED", "0"),
+        ]
     return [
-        ("ecc_mode", "ECC Mode", mode),
-        ("ecc_errors", "ECC Errors", errors),
-        *_retired(),
-        _remapped(node, one, form),
+        ("sram_correctable", "SRAM Correctable", "0"),
+        *sram,
+        ("dram_correctable", "DRAM Correctable", str(corrected)),
+        ("dram_uncorrectable", "DRAM Uncorrectable", str(uncorrected)),
     ]
 
 

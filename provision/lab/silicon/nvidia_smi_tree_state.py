@@ -137,35 +137,16 @@ def _temperature(node, one: dict, form: int):
 
 def _power(node, one: dict, form: int) -> list:
     power, limit = f"{one['power']:.2f} W", f"{node.sku['power']}.00 W"
-    power_state = OLD if form == 590 else one["state"]
-
-    def block(drawn: str, most: str, least: str) -> list:
-        rows = [("power_state", None, power_state)]
-        if form == 535:
-            rows.append(("power_draw", "Power Draw", drawn))
-        else:
-            rows.append(("average_power_draw", "Average Power Draw", drawn))
-            rows.append(("instant_power_draw", "Instantaneous Power Draw", drawn))
-        for name, label, value in (
-            ("current", "Current", most),
-            ("requested", "Requested", most),
-            ("default", "Default", most),
-            ("min", "Min", least),
-            ("max", "Max", most),
-        ):
-            rows.append((f"{name}_power_limit", f"{label} Power Limit", value))
-        return rows
-
-    entries = [
-        ("gpu_power_readings", "GPU Power Readings", block(power, limit, f"{node.sku['power_min']}.00 W"))
-    ]
+    state = OLD if form == 590 else one["state"]
+    readings = _power_block(form, state, power, limit, f"{node.sku['power_min']}.00 W")
+    entries = [("gpu_power_readings", "GPU Power Readings", readings)]
     if form != 535:
         rows = [
             ("average_power_draw", "Average Power Draw", NA),
             ("instant_power_draw", "Instantaneous Power Draw", NA),
         ]
         entries.append(("gpu_memory_power_readings", "GPU Memory Power Readings ", rows))
-    entries.append(("module_power_readings", "Module Power Readings", block(NA, NA, NA)))
+    entries.append(("module_power_readings", "Module Power Readings", _power_block(form, state, NA, NA, NA)))
     if form == 590:
         profiles = [
             ("power_profile_requested_profiles", "Requested Profiles", NA),
@@ -177,6 +158,21 @@ def _power(node, one: dict, form: int) -> list:
             ("edpp_multiplier", "EDPp Multiplier", NA),
         ]
     return entries
+
+
+def _power_block(form: int, state: str, drawn: str, most: str, least: str) -> list:
+    rows = [("power_state", None, state)]
+    if form == 535:
+        rows.append(("power_draw", "Power Draw", drawn))
+    else:
+        rows.append(("average_power_draw", "Average Power Draw", drawn))
+        rows.append(("instant_power_draw", "Instantaneous Power Draw", drawn))
+    names = ("Current", "Requested", "Default", "Min", "Max")
+    limits = [
+        (f"{name.lower()}_power_limit", f"{name} Power Limit", least if name == "Min" else most)
+        for name in names
+    ]
+    return rows + limits
 
 
 def _clocks(node, one: dict, form: int) -> list:

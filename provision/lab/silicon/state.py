@@ -23,6 +23,7 @@ def write_atomically(path: Path, text: str) -> None:
     """Replace the file in one step, so that a reader never sees half of it."""
     fresh = path.with_name(path.name + ".new")
     fresh.write_text(text)
+    fresh.chmod(0o644)  # every user of a node runs the tools
     fresh.replace(path)
 
 

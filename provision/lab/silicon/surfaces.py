@@ -4,6 +4,7 @@ The state's folders are mounted over the node's own, and proc_modules over a fil
 """
 
 import shutil
+import struct
 import time
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def make_folders(folder: Path) -> None:
 def write_pci(node) -> None:
     """The PCI devices, as the faults leave them."""
     devices = node.folder / "sys_pci"
+    lost = [gpu["address"] for gpu in node.present() if node.lost(gpu)]
     wanted = dict(_gpus(node))
     wanted.update(_switches(node))
     for known in devices.iterdir():
@@ -52,6 +54,19 @@ def write_pci(node) -> None:
         (devices / address).mkdir(exist_ok=True)
         for name, text in files.items():
             (devices / address / name).write_text(text + "\n")
+        (devices / address / "irq").write_text("0\n")
+        (devices / address / "resource").write_text("0x0 0x0 0x0\n" * 13)
+        (devices / address / "config").write_bytes(b"\xff" * 64 if address in lost else _config(files))
+
+
+def _config(files: dict) -> bytes:
+    """The first 64 bytes of PCI configuration space, which lspci reads."""
+    word = {name: int(files[name], 16) for name in ("vendor", "device", "class", "revision")}
+    ours = [int(files[name], 16) for name in ("subsystem_vendor", "subsystem_device")]
+    head = struct.pack(
+        "<HHHHI", word["vendor"], word["device"], 0x0406, 0x0010, word["class"] << 8 | word["revision"]
+    )
+    return head + b"\0" * 32 + struct.pack("<HH", *ours) + b"\0" * 16
 
 
 def _gpus(node):
