@@ -294,3 +294,11 @@ def test_noise_differs_between_runs_and_is_the_same_for_the_same_seed(node: Make
     assert column(one, "power.draw") == third
     assert column(other, "power.draw") != third
     assert all(abs(float(a) / float(b) - 1) < 0.1 for a, b in zip(first, second, strict=True))
+
+
+def test_no_gpu_left(node: Make) -> None:
+    one = node("a100-pcie-80")
+    for gpu in range(4):
+        one.fault("set", "gpu_missing", f"gpu={gpu}")
+    done = one.run("nvidia-smi", "-L")
+    assert (done.returncode, done.stdout) == (6, "No devices were found\n")
