@@ -186,8 +186,7 @@ def judge_check(node: Seen, raw: Raw, limits: Mapping[str, thresholds.Threshold]
         what = "; ".join(part for part in (error.what, error.fix) if part)
         findings = [unmeasured(raw.check, what, action=_remedy(raw), evidence=_evidence(raw))]
     except Exception as error:  # one node's strange answer must not cost the others their report
-        bug = f"{type(error).__name__}: {error}"
-        what = f"gpuprov failed on this output ({bug}): please report it with {raw.path}"
+        what = f"gpuprov failed on this output ({error!r}): please report it with {raw.path}"
         findings = [unmeasured(raw.check, what, action="investigate")]
     if raw.boot_id and raw.boot_id_before and raw.boot_id != raw.boot_id_before:
         findings.append(unmeasured(raw.check, "the node rebooted during the run", action="investigate"))

@@ -165,7 +165,8 @@ def exit_code(health: FleetHealth) -> ExitCode:
 
 def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
     """Observe every node; who does not answer, or has no GPU, takes part in no check."""
-    progress.step(f"looking at {len(fleet.nodes)} nodes")
+    count = len(fleet.nodes)
+    progress.step(f"looking at {count} node{'s' * (count != 1)}")
 
     found = observe(
         fleet.nodes.values(),

@@ -135,7 +135,7 @@ def completed(outputs: Mapping[str, Output], name: str) -> Output:
 
 
 def last_words(output: Output) -> str:
-    """The last line a program wrote, to say why it failed; of stderr first when its status says that it did."""
+    """The last line a program wrote, to say why it failed: of stderr first when its status says so."""
     streams = [output.stderr, output.stdout] if output.rc else [output.stdout, output.stderr]
     said = next((text.strip() for text in streams if text.strip()), "")
     return said.split("\n")[-1].strip()[:200] if said else f"nothing printed, exit status {output.rc}"

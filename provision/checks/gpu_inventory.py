@@ -13,7 +13,8 @@ from typing import Any
 from provision.checks import kernel_log, nvidia_smi
 from provision.checks.check import CheckNode, Command, GpuIdentity, Measurement, Output
 from provision.checks.inventory_links import judge_fabric, judge_links
-from provision.checks.inventory_rules import judge_counts, judge_flags, judge_models, judge_readability
+from provision.checks.inventory_presence import judge_counts, judge_readability
+from provision.checks.inventory_rules import judge_flags, judge_models
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict
 from provision.thresholds import Threshold

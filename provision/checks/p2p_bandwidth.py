@@ -57,8 +57,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
             "nvbandwidth",
             (program, "-j", "-t", *_CASES.values()),
             deadline,
-            # CUDA numbers GPUs by speed unless told otherwise; gpu3 must be nvidia-smi's GPU 3 in every
-            # check.
+            # CUDA numbers GPUs by speed unless told otherwise; gpu3 is to be nvidia-smi's GPU 3 everywhere.
             env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
         )
     ]
@@ -268,7 +267,7 @@ def _slow_cells(
 
 
 def _accuse(device: str, cells: Sequence[Cell], slow: Mapping[Cell, _Slow], *, fabric: bool) -> Finding:
-    """One finding for one culprit, with its slow cells as evidence."""
+    """One finding for one culprit, its slow cells as evidence."""
     reasons = [slow[cell] for cell in cells]
     verdict = Verdict.FAIL if any(reason.verdict is Verdict.FAIL for reason in reasons) else Verdict.WARN
     reason = min((r for r in reasons if r.verdict is verdict), key=lambda r: r.value or 0.0)

@@ -1,0 +1,127 @@
+"""What each fault of a node looks like to `gpuprov validate`: who is named, and who is not.
+
+The tools on the nodes and the checks were written from the same documents by people who did not look at each
+other's code: agreement here is agreement with the documents.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.errors import ExitCode
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(900)
+NODE = "gpu-01"  # H100 SXM
+
+Validate = Callable[..., tuple[int, set[tuple[str, str, str]]]]
+
+
+@pytest.fixture(scope="module")
+def gpuprov(
+    lab: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., subprocess.CompletedProcess[str]]:
+    runs = tmp_path_factory.mktemp("runs")
+
+    def call(verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), "--nodes", NODE, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs)},
+        )
+
+    done = call("up")
+    assert done.returncode == ExitCode.OK, done.stderr
+    return call
+
+
+@pytest.fixture
+def validate(gpuprov: Any) -> Validate:
+    """Exit code, and (check, device, verdict) of everything that is not a pass."""
+
+    def run(*checks: str) -> tuple[int, set[tuple[str, str, str]]]:
+        done = gpuprov("validate", "--json", "--timeout", "30", "--checks", ",".join(checks))
+        assert done.stdout.strip(), done.stderr
+        (node,) = json.loads(done.stdout)["nodes"]
+        found = {
+            (check["check"], finding["device"], finding["verdict"])
+            for check in node["checks"]
+            for finding in check["findings"]
+            if finding["verdict"] != "pass"
+        }
+        return done.returncode, found
+
+    return run
+
+
+INVENTORY, PAIRS, GROUP, BURN = "gpu_inventory", "p2p_bandwidth", "nccl_all_reduce", "gpu_burn"
+
+FAULTS = [
+    ("burn_dies", {"gpu": 2}, [BURN], {(BURN, "gpu2", "error")}),
+    ("gpu_slow", {"gpu": 4}, [BURN], {(BURN, "gpu4", "fail")}),
+    ("gpu_missing", {"gpu": 6}, [INVENTORY], {(INVENTORY, "node", "fail")}),
+    ("memory_small", {"gpu": 1}, [INVENTORY], {(INVENTORY, "gpu1", "fail")}),
+    ("pcie_width", {"gpu": 3}, [INVENTORY, PAIRS], {(INVENTORY, "gpu3", "fail"), (PAIRS, "gpu3", "fail")}),
+    ("h2d_slow", {"gpu": 7}, [INVENTORY, PAIRS], {(PAIRS, "gpu7", "fail")}),
+    (
+        "nvlink_down",
+        {"gpu": 4, "link": 7},
+        [INVENTORY, PAIRS, GROUP],
+        {(INVENTORY, "gpu4", "fail"), (GROUP, "node", "warn")},
+    ),
+    ("pair_disabled", {"a": 1, "b": 3}, [PAIRS], {(PAIRS, "gpu1-gpu3", "fail")}),
+    ("collective_slow", {}, [PAIRS, GROUP], {(GROUP, "node", "fail")}),
+    ("wrong_result", {}, [GROUP], {(GROUP, "node", "fail")}),
+    (
+        "fabric_down",
+        {},
+        [INVENTORY, PAIRS],
+        {(INVENTORY, "node", "fail"), (PAIRS, "node", "error")},
+    ),
+    ("tool_truncated", {"tool": "gpu_burn"}, [BURN], {(BURN, "node", "error")}),
+    ("tool_hang", {"tool": "nvidia-smi"}, [INVENTORY], {(INVENTORY, "node", "error")}),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "parameters", "checks", "expected"), FAULTS, ids=[fault[0] for fault in FAULTS]
+)
+def test_a_fault_is_named_and_nothing_else(
+    fault: str,
+    parameters: dict[str, Any],
+    checks: list[str],
+    expected: set[tuple[str, str, str]],
+    lab: Any,
+    validate: Validate,
+) -> None:
+    node = lab.node(NODE)
+    node.fault(fault, **parameters)
+    try:
+        code, found = validate(*checks)
+    finally:
+        node.heal()
+    assert found == expected
+    failed = any(verdict == "fail" for _, _, verdict in expected)
+    assert code == (ExitCode.UNHEALTHY if failed else ExitCode.INCOMPLETE)
+
+
+def test_healthy_look_alikes_are_left_alone(lab: Any, validate: Validate) -> None:
+    node = lab.node(NODE)
+    node.fault("ecc_aggregate_old", gpu=3)
+    node.fault("remapped_clean", gpu=4)
+    node.fault("pcie_replays_old", gpu=5)
+    try:
+        assert validate(INVENTORY) == (ExitCode.OK, set())
+    finally:
+        node.heal()
