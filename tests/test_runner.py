@@ -243,7 +243,8 @@ def test_an_interrupt_stops_ansible_and_removes_what_it_was_given(
 
 
 def test_a_mistake_in_the_event_handler_is_raised_after_ansible_ended(tmp_path: Path, memory: Path) -> None:
-    tasks = playbook(tmp_path, "- ansible.builtin.command: sleep 300")
+    nap = f"300.{os.getpid()}"  # a number no other sleep on this machine has
+    tasks = playbook(tmp_path, f"- ansible.builtin.command: sleep {nap}")
 
     def handler(_event: Event) -> None:
         raise ZeroDivisionError("ours")
@@ -251,6 +252,8 @@ def test_a_mistake_in_the_event_handler_is_raised_after_ansible_ended(tmp_path: 
     with pytest.raises(ZeroDivisionError, match="ours"):
         run_playbook(tasks, {"a": local()}, on_event=handler)
     assert list(memory.iterdir()) == []
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert nap not in running
 
 
 def leaky_tasks(folder: Path, copy: Path) -> Path:
