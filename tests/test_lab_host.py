@@ -16,7 +16,18 @@ from typing import Any
 import pytest
 
 from provision.errors import LabError
-from provision.lab import command, folders, host, inventory_file, layer, leftovers, mirror, network, process
+from provision.lab import (
+    cgroups,
+    command,
+    folders,
+    host,
+    inventory_file,
+    layer,
+    leftovers,
+    mirror,
+    network,
+    process,
+)
 from provision.lab.record import LabRecord, NodeRecord
 from provision.lab.repository import Repository
 
@@ -118,6 +129,28 @@ FOLDER = Path("/var/lib/gpuprov-lab/mine")
 )
 def test_only_the_labs_own_processes_are_its_leftovers(arguments: list[str], kind: str | None) -> None:
     assert leftovers.lab_process_kind(arguments, FOLDER) == kind
+
+
+@pytest.mark.parametrize(
+    ("mounts", "expected"),
+    [
+        (["1 2 0:3 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"], "/sys/fs/cgroup"),
+        (
+            [
+                "1 2 0:3 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu",
+                "1 2 0:4 / /c/unified rw - cgroup2 none rw",
+            ],
+            "/c/unified",
+        ),
+    ],
+)
+def test_nodes_live_in_the_version_2_hierarchy(mounts: list[str], expected: str) -> None:
+    assert cgroups.mount_point("\n".join(mounts)) == Path(expected)
+
+
+def test_a_host_without_cgroup2_is_told_so() -> None:
+    with pytest.raises(LabError, match="cgroup2"):
+        cgroups.mount_point("1 2 0:3 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu")
 
 
 def test_mounts_below_a_folder_come_innermost_first() -> None:
@@ -365,7 +398,11 @@ def test_a_supervisor_boots_again_on_133_and_powers_off_on_term(tmp_path: Path) 
     )
     boots = tmp_path / "boots"
     boots.write_text("")
-    plan = {"mounts": [], "nspawn": [sys.executable, "-c", stand_in, str(boots)]}
+    plan = {
+        "mounts": [],
+        "cgroup": str(tmp_path / "group"),
+        "nspawn": [sys.executable, "-c", stand_in, str(boots)],
+    }
     (tmp_path / "boot.json").write_text(json.dumps(plan))
     program = Path(layer.__file__).with_name("supervisor.py")
     pidfile = tmp_path / "pid"
@@ -374,10 +411,17 @@ def test_a_supervisor_boots_again_on_133_and_powers_off_on_term(tmp_path: Path) 
     os.kill(pid, signal.SIGTERM)
     assert process.wait_until(lambda: process.running(pidfile) is None, 30)
     assert boots.read_text() == "boot boot boot up off"
+    assert (tmp_path / "group" / "cgroup.procs").read_text().strip().isdigit(), (
+        "booted in its own control group"
+    )
 
 
 def test_a_supervisor_gives_up_on_a_node_that_only_ever_reboots(tmp_path: Path) -> None:
-    plan = {"mounts": [], "nspawn": [sys.executable, "-c", "import sys; sys.exit(133)"]}
+    plan = {
+        "mounts": [],
+        "cgroup": str(tmp_path / "group"),
+        "nspawn": [sys.executable, "-c", "import sys; sys.exit(133)"],
+    }
     (tmp_path / "boot.json").write_text(json.dumps(plan))
     program = Path(layer.__file__).with_name("supervisor.py")
     done = subprocess.run(

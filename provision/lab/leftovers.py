@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from provision.errors import LabError
-from provision.lab import network, process
+from provision.lab import cgroups, network, process
 from provision.lab.folders import mounts, remove_tree
 from provision.lab.places import PREFIX, STATE, LabPlace
 
@@ -50,6 +50,7 @@ def find(lab: str) -> list[str]:
     found = [f"process {pid} ({kind})" for pid, kind in sorted(processes(lab).items())]
     found += [f"process {pid} in {space}" for space in spaces for pid in network.namespace_pids(space)]
     found += [f"namespace {space}" for space in spaces]
+    found += [f"control group {name}" for name in cgroups.find(place.namespace_prefix)]
     found += [f"bridge {name}" for name in network.bridges(lab)]
     found += [f"mount {point}" for point in mounts(place.folder)]
     found += [f"folder {path}" for path in _machine_folders(lab)]
@@ -77,7 +78,11 @@ def remove(lab: str) -> None:
     process.stop_pids([pid for pid, kind in processes(lab).items() if kind == "nspawn"], grace=15)
     spaces = network.namespaces(place.namespace_prefix)
     process.stop_pids([pid for space in spaces for pid in network.namespace_pids(space)], grace=1)
+    groups = cgroups.find(place.namespace_prefix)
+    process.stop_pids([pid for name in groups for pid in cgroups.members(name)], grace=1)
     process.stop_pids(list(processes(lab)), grace=5)
+    for name in groups:
+        cgroups.remove(name)
     for space in spaces:
         network.remove_namespace(space)
     for bridge in network.bridges(lab):

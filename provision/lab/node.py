@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from provision.errors import LabError
-from provision.lab import network, process, silicon_state
+from provision.lab import cgroups, network, process, silicon_state
 from provision.lab.command import attempt, call
 from provision.lab.layer import write_file
 from provision.lab.places import SILICON, NodePlace
@@ -52,7 +52,16 @@ def power_on(lab: LabRecord, node: NodeRecord, layer: Path, tree: Path) -> bool:
     write_file(place.disk, "etc/hosts", _hosts(lab))
     root = place.folder / "root"
     mounts = [[f"{layer}:{tree}", str(place.disk), str(place.folder / "work"), str(root)]]
-    place.boot_plan.write_text(json.dumps({"mounts": mounts, "nspawn": nspawn(lab, node, root)}, indent=2))
+    place.boot_plan.write_text(
+        json.dumps(
+            {
+                "mounts": mounts,
+                "cgroup": str(cgroups.folder(place.namespace)),
+                "nspawn": nspawn(lab, node, root),
+            },
+            indent=2,
+        )
+    )
     with place.boot_log.open("a") as log:
         log.write(f"--- power on {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
     # The node's mounts exist in here alone; "slave": network namespaces deleted later disappear here, too.

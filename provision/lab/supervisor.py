@@ -3,7 +3,8 @@
 Runs detached as `python3 -I supervisor.py <node folder>`, in a mount namespace of its own, so that the node's
 mounts go with it, however it dies. Standard library only. <node folder>/boot.json says what to do:
 
-    {"mounts": [["lower", "upper", "work", "root"]], "nspawn": ["systemd-nspawn", "--boot", ...]}
+    {"mounts": [["lower", "upper", "work", "root"]],
+     "cgroup": "/sys/fs/cgroup/NAME", "nspawn": ["systemd-nspawn", "--boot", ...]}
 
 TERM powers the node off. It never KILLs systemd-nspawn first: the node's systemd would live on as an orphan.
 """
@@ -44,13 +45,23 @@ class Supervisor:
         while status == REBOOT and not self.stopping and quick < QUICK_BOOTS:
             began = time.monotonic()
             self._say("booting")
-            self.node = subprocess.Popen(self.plan["nspawn"], stdin=subprocess.DEVNULL)
+            self.node = self._boot()
             if self.stopping:  # TERM came between the check above and the start
                 self.node.terminate()
             status = self._wait()
             self._say(f"systemd-nspawn ended with status {status}")
             quick = quick + 1 if time.monotonic() - began < QUICK_SECONDS else 0
         return status
+
+    def _boot(self) -> subprocess.Popen[bytes]:
+        """Start systemd-nspawn in the node's own control group, emptied of what the last boot left there."""
+        group = Path(self.plan["cgroup"])
+        group.mkdir(exist_ok=True)
+        for below in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
+            with contextlib.suppress(OSError):
+                below.rmdir()
+        enter = ["sh", "-c", 'echo $$ >"$0/cgroup.procs" && exec "$@"', str(group)]
+        return subprocess.Popen([*enter, *self.plan["nspawn"]], stdin=subprocess.DEVNULL)
 
     def _wait(self) -> int:
         assert self.node is not None  # noqa: S101

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from provision.lab import cgroups, network
+
 NODES = ["gpu-01", "gpu-02", "gpu-03"]
 
 
@@ -33,6 +35,16 @@ def test_nodes_share_neither_machine_id_nor_boot_id_nor_host_key(lab: Any) -> No
     answers = [node.run(command).stdout.split() for node in lab.nodes]
     for kind in zip(*answers, strict=True):
         assert len(set(kind)) == len(NODES), kind
+
+
+def test_no_nodes_share_a_control_group(lab: Any) -> None:
+    """Two systemds in one tree stop each other's services and never notice that their own have ended."""
+    members = [set(cgroups.members(node.place.namespace)) for node in lab.nodes]
+    assert all(members)
+    assert len(set.union(*members)) == sum(len(pids) for pids in members)
+    for node, pids in zip(lab.nodes, members, strict=True):
+        inside = set(network.namespace_pids(node.place.namespace))
+        assert inside <= pids, f"{node.name} has processes outside its control group"
 
 
 def test_only_ops_gets_in_and_only_with_the_labs_key(lab: Any) -> None:
