@@ -5,7 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 from provision import shown
-from provision.ansible_events import masked
+from provision.secrets_mask import masked
 from provision.assess import Assessment
 from provision.terminal import printable
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from provision.ansible_events import masked
+from provision.secrets_mask import masked
 from provision.compatibility import Refusal
 from provision.drift import Drift
 from provision.report.names import fold
