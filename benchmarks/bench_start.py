@@ -31,7 +31,9 @@ def medians(command: Sequence[str]) -> tuple[float, float]:
 
 def main() -> None:
     floor_wall, floor_cpu = medians([sys.executable, "-c", "pass"])
-    print(f"{'python -c pass':28} {floor_wall * 1000:7.1f} ms wall {floor_cpu * 1000:7.1f} ms CPU   1.0x   1.0x")
+    print(
+        f"{'python -c pass':28} {floor_wall * 1000:7.1f} ms wall {floor_cpu * 1000:7.1f} ms CPU   1.0x   1.0x"
+    )
     for arguments in (["--help"], ["up", "--help"], ["validate", "--help"]):
         wall, cpu = medians([sys.executable, "-m", "provision.cli", *arguments])
         title = f"gpuprov {' '.join(arguments)}"

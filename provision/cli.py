@@ -41,7 +41,7 @@ start here:
 def _top_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="gpuprov",
-        description="GPU machines from bare Linux to proven ready for production, over SSH, from one inventory.",
+        description="GPU machines from bare Linux to proven ready for production, from one inventory.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

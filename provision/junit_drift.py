@@ -5,8 +5,8 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 
 from provision import shown
-from provision.secrets_mask import masked
 from provision.assess import Assessment
+from provision.secrets_mask import masked
 from provision.terminal import printable
 
 

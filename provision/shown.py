@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import zip_longest
 from typing import Any
 
-from provision.secrets_mask import masked
 from provision.compatibility import Refusal
 from provision.drift import Drift
 from provision.report.names import fold
+from provision.secrets_mask import masked
 from provision.terminal import printable
 
 WIDTH = 60  # characters of a value that are shown

@@ -1,4 +1,4 @@
-"""The command line: verbs, exit codes, one clear line for a user's mistake, and a start that imports little."""
+"""The command line: verbs, exit codes, one clear line for a user's mistake, a start that imports little."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The documents are true: every command they show parses, every role, check, stack and fault they name exists, and no
-shipped one is missing."""
+"""The documents are true: every command they show parses, every role, check and stack they name exists, and
+no shipped one is missing."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ def test_the_readme_names_every_role_and_no_other() -> None:
 
 
 def test_the_readme_states_each_stack_as_it_is() -> None:
-    stacks = {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "provision/data/stacks").glob("*.yml")}
+    files = (ROOT / "provision/data/stacks").glob("*.yml")
+    stacks = {path.stem: yaml.safe_load(path.read_text()) for path in files}
     assert table_column("stack") == set(stacks)
     for name, stack in stacks.items():
         row = next(line for line in README.splitlines() if line.startswith(f"| `{name}`"))

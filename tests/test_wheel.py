@@ -40,12 +40,14 @@ def test_everything_a_run_needs_is_inside(wheel: Path) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_it_installs_into_a_new_environment_and_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+def test_it_runs_from_an_empty_folder_in_a_new_environment(wheel: Path, tmp_path: Path) -> None:
     environment = tmp_path / "env"
     venv.create(environment, with_pip=True)
     python = environment / "bin" / "python"
     subprocess.run(
-        [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", str(wheel)], check=True, timeout=360
+        [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", str(wheel)],
+        check=True,
+        timeout=360,
     )
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -1,4 +1,4 @@
-"""The main job on real nodes, end to end through the command line: bare → provisioned → validated → broken → repaired.
+"""The main job on real nodes, end to end through the command line: bare, provisioned, validated, broken, repaired.
 
 The tests run in the order written: each stands on the state the one before left, as an operator's day does.
 """
@@ -94,7 +94,7 @@ def test_up_on_a_converged_fleet_runs_no_playbook(gpuprov: Any, runs: Path) -> N
     assert not events.exists() or events.read_text() == ""
 
 
-def test_a_healthy_fleet_passes_every_check(gpuprov: Any, lab: Any) -> None:
+def test_a_healthy_fleet_passes_every_check(gpuprov: Any) -> None:
     done = gpuprov("validate", "--json")
     assert done.returncode == ExitCode.OK, said(done)
     assert named(done) == {}
