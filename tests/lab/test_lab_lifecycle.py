@@ -63,6 +63,7 @@ def test_down_leaves_nothing(lab: Any, name: str, tmp_path: Path) -> None:
         "(server)",
         "(nspawn)",
         "namespace",
+        "control group",
         "bridge",
         "folder",
         f"gpuprov.{name}.two",
