@@ -40,9 +40,8 @@ _PEER = {"p2p_read": "device_to_device_memcpy_read_ce", "p2p_write": "device_to_
 _CASES = {**_HOST, **_PEER}
 _WORDS = {"h2d": "host to GPU", "d2h": "GPU to host", "p2p_read": "P2P read", "p2p_write": "P2P write"}
 
-# Pairs of one NVSwitch fabric copy at the same speed within 2 or 3 %. A pair 15 % below the median of all has
-# lost links or retries. Where there is no such fabric (PCIe, bridges) pairs differ by design: across sockets,
-# through a switch, bridged. Only the limit judges those.
+# Pairs of one NVSwitch fabric are equally fast within 2 or 3 %; one 15 % below the median has lost links.
+# Without such a fabric (PCIe, bridges) pairs differ by design, and only the limit judges them.
 _PAIR_TOLERANCE = 0.15
 # Host copies depend on the socket and on other traffic; a fifth below its peers is a link at a lower width.
 _HOST_TOLERANCE = 0.20
