@@ -1,4 +1,4 @@
-"""What each role leaves on a node, read by testinfra: a second opinion that shares nothing with our own observer."""
+"""What each role leaves on a node, read by testinfra: a second opinion, apart from our own observer."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from provision.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER, NCCL, TOOLKIT, CUDA = "580.126.09", "2.29.7-1+cuda12.9", "1.19.1-1", "12.9"
-DRIVER_PACKAGES = (
-    "nvidia-driver-cuda nvidia-kernel-open-dkms nvidia-kernel-support nvidia-modprobe nvidia-persistenced "
-    "firmware-nvidia-gsp libcuda1 libcudadebugger1 libnvidia-cfg1 libnvidia-ml1 libnvidia-nvvm4 "
-    "libnvidia-ptxjitcompiler1 nvidia-opencl-icd"
-).split()
+DRIVER_PACKAGES = [
+    *("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-kernel-support", "nvidia-modprobe"),
+    *("nvidia-persistenced", "firmware-nvidia-gsp", "libcuda1", "libcudadebugger1", "libnvidia-cfg1"),
+    *("libnvidia-ml1", "libnvidia-nvvm4", "libnvidia-ptxjitcompiler1", "nvidia-opencl-icd"),
+]
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -347,7 +347,7 @@ def test_a_driver_from_another_source_is_refused(playbook: Playbook, declared: A
 
 
 def test_an_upgrade_asks_for_a_reboot_and_a_way_back_is_clean(playbook: Playbook, declared: Any) -> None:
-    """Down one release of the branch and up again, on the node with fabric manager; nothing is left behind."""
+    """Down one release and up again, on the node with fabric manager; nothing is left behind."""
     node = declared.node("gpu-01")
     tags = ("--limit", "gpu-01", "--tags", "nvidia_driver,nvlink")
     status, output, _ = playbook.run(*tags, nvidia_driver_version="580.95.05")
