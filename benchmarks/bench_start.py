@@ -31,12 +31,11 @@ def medians(command: Sequence[str]) -> tuple[float, float]:
 
 def main() -> None:
     floor_wall, floor_cpu = medians([sys.executable, "-c", "pass"])
-    print(
-        f"{'python -c pass':28} {floor_wall * 1000:7.1f} ms wall {floor_cpu * 1000:7.1f} ms CPU   1.0x   1.0x"
-    )
+    rows = [("python -c pass", floor_wall, floor_cpu)]
     for arguments in (["--help"], ["up", "--help"], ["validate", "--help"]):
-        wall, cpu = medians([sys.executable, "-m", "provision.cli", *arguments])
-        title = f"gpuprov {' '.join(arguments)}"
+        costs = medians([sys.executable, "-m", "provision.cli", *arguments])
+        rows.append((f"gpuprov {' '.join(arguments)}", *costs))
+    for title, wall, cpu in rows:
         print(
             f"{title:28} {wall * 1000:7.1f} ms wall {cpu * 1000:7.1f} ms CPU"
             f" {wall / floor_wall:5.1f}x {cpu / floor_cpu:5.1f}x"

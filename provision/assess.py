@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -113,7 +114,9 @@ def look(
     """Observe these nodes (again) and compare: an assessment of them alone, declared as in `known`."""
     ask = {name: facts_to_ask(known.views[name]) for name in chosen}
     nodes = [known.fleet.nodes[name] for name in chosen]
-    observe = observe or observer.observe
+    observe = observe or functools.partial(
+        observer.observe, vault_password_files=known.fleet.vault_password_files
+    )
     observations = observe(nodes, ask, timeout=timeout, connections=connections, on_done=on_done)
     described, refused, expected = _judge(known, observations)
     missing = _missing(expected, observations)

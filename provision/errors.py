@@ -1,13 +1,13 @@
 """The exception family and the exit codes.
 
-    GpuprovError                 stopped by a named error                     exit 1
-    ├── UsageError               the command line is wrong                    exit 2
-    ├── InventoryError           the inventory cannot be read or used         exit 1
-    ├── StackError               unknown stack or variable, bad stack file    exit 1
-    ├── CompatibilityError       versions that cannot live together           exit 1
-    ├── RunFolderError           a run folder is unreadable or too new        exit 1
-    ├── ParseError               tool output that was not understood (checks turn it into the verdict `error`)
-    └── LabError                 the lab cannot be built on this machine      exit 1
+GpuprovError                 stopped by a named error                     exit 1
+├── UsageError               the command line is wrong                    exit 2
+├── InventoryError           the inventory cannot be read or used         exit 1
+├── StackError               unknown stack or variable, bad stack file    exit 1
+├── CompatibilityError       versions that cannot live together           exit 1
+├── RunFolderError           a run folder is unreadable or too new        exit 1
+├── ParseError               tool output that was not understood (checks turn it into the verdict `error`)
+└── LabError                 the lab cannot be built on this machine      exit 1
 """
 
 from __future__ import annotations

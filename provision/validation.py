@@ -173,6 +173,7 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
         dict.fromkeys(fleet.nodes, ()),
         timeout=run.settings.timeout or 60.0,
         connections=run.settings.connections,
+        vault_password_files=run.settings.vault_password_files,
     )
     for name in fleet.nodes:
         node = _seen(found[name], run.variables[name])

@@ -8,7 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,12 @@ SECRET = "corr3ct-h0rse-battery"
 
 
 @pytest.fixture(autouse=True)
-def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Private folders go here, so that a test sees what is left."""
-    folder = tmp_path / "memory"
-    folder.mkdir()
-    monkeypatch.setattr("provision.ansible_handover._memory_folder", lambda: folder)
-    return folder
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Private folders go here, so that a test sees what is left. A short path: sockets are made in them."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        monkeypatch.setattr("provision.ansible_handover._memory_folder", lambda: folder)
+        yield folder
 
 
 def local(**variables: Any) -> dict[str, Any]:
@@ -256,13 +258,13 @@ def test_a_mistake_in_the_event_handler_is_raised_after_ansible_ended(tmp_path: 
     assert nap not in running
 
 
-def leaky_tasks(folder: Path, copy: Path) -> Path:
+def leaky_tasks(folder: Path, memory: Path, copy: Path) -> Path:
     """Tasks that say the secret aloud, and keep all that was handed to Ansible while it is there."""
     return playbook(
         folder,
         f"""
         - name: Show everything handed over
-          ansible.builtin.shell: cp -r {folder}/memory {copy}; tr '\\0' '\\n' < /proc/self/environ; ps -ef
+          ansible.builtin.shell: cp -r {memory} {copy}; tr '\\0' '\\n' < /proc/self/environ; ps -ef
           changed_when: false
         - name: Say it
           ansible.builtin.debug:
@@ -291,7 +293,7 @@ def test_secrets_stay_in_the_private_folder(
     }
     events: list[Event] = []
     outcome = run_playbook(
-        leaky_tasks(tmp_path, copy),
+        leaky_tasks(tmp_path, memory, copy),
         hosts,
         on_event=events.append,
         extra_vars={"extra_secret": SECRET + "-extra"},

@@ -118,17 +118,18 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def _publish(health: FleetHealth, path: Path, options: argparse.Namespace) -> None:
     """The report's files, and on stdout the summary (or the JSON) with where they are."""
-    from provision import health as health_module
+    import shutil
+
     from provision import report
+    from provision.report import json as json_report
     from provision.report import terminal
 
     files = report.write_all(health, path, options.format)
     if options.json:
-        import json
-
-        sys.stdout.write(json.dumps(health_module.to_json(health), indent=1) + "\n")
+        sys.stdout.writelines(json_report.render(health))
         return
-    sys.stdout.write(terminal.summary(health))
+    width = shutil.get_terminal_size((100, 24)).columns
+    sys.stdout.write(terminal.summary(health, width=width, color=sys.stdout.isatty()))
     sys.stdout.write(f"\nrun folder  {path}\n")
     for name, file in files.items():
         sys.stdout.write(f"{name:<11} {file}\n")

@@ -1,4 +1,4 @@
-"""The main job on real nodes, end to end through the command line: bare, provisioned, validated, broken, repaired.
+"""The main job on real nodes, end to end: bare, provisioned, validated, broken, repaired.
 
 The tests run in the order written: each stands on the state the one before left, as an operator's day does.
 """

@@ -1,7 +1,8 @@
 """What each fault of a node looks like to `gpuprov validate`: who is named, and who is not.
 
-The tools on the nodes and the checks were written from the same documents by people who did not look at each
-other's code: agreement here is agreement with the documents.
+The tools on the nodes and the checks share no code and were written from the same documents. Two formats no
+document shows (gpu_burn's warnings beside an error count, what nccl-tests prints after wrong sums) agree by
+adjustment and wait for a recording of real hardware.
 """
 
 from __future__ import annotations
