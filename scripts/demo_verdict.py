@@ -1,4 +1,4 @@
-"""Reads the JSON of `gpuprov validate --json` and says whether exactly the demo's two faults were named."""
+"""Reads a report.json and says whether exactly the demo's two faults were named."""
 
 from __future__ import annotations
 
