@@ -14,8 +14,8 @@ from provision.drift import Drift, drifts
 from provision.errors import CompatibilityError
 from provision.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
 from provision.inventory import Fleet
+from provision.node_names import fold
 from provision.observe import Observation
-from provision.report.names import fold
 
 Observe = Callable[..., dict[str, Observation]]
 _DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so not to be asked for

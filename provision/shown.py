@@ -10,7 +10,7 @@ from typing import Any
 
 from provision.compatibility import Refusal
 from provision.drift import Drift
-from provision.report.names import fold
+from provision.node_names import fold
 from provision.secrets_mask import masked
 from provision.terminal import printable
 

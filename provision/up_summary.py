@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from provision.drift import Drift
-from provision.report.names import fold
+from provision.node_names import fold
 from provision.terminal import printable
 from provision.up_result import Result, Status, nodes_of
 

@@ -12,7 +12,7 @@ from provision import ansible_inventory, skus
 from provision.errors import StackError
 from provision.inventory import Fleet
 from provision.nearest import did_you_mean
-from provision.report.names import fold
+from provision.node_names import fold
 from provision.role import all_roles
 
 # What an inventory may say to gpuprov itself; the rest are options of the roles' argument specs.

@@ -96,7 +96,7 @@ def _document(seen: Assessment, code: ExitCode, folder: str) -> dict[str, Any]:
 
 def _lines(seen: Assessment) -> list[str]:
     from provision import shown
-    from provision.report.names import fold
+    from provision.node_names import fold
 
     alike: dict[tuple[str, ...], list[str]] = {}
     for name, drifts in seen.drifts.items():

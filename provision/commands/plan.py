@@ -82,7 +82,7 @@ def _document(seen: Assessment, made: Plan) -> dict[str, Any]:
 
 def _lines(seen: Assessment, made: Plan, all_reasons: bool) -> list[str]:
     from provision import shown
-    from provision.report.names import fold
+    from provision.node_names import fold
 
     lines: list[str] = []
     idle = [name for name, node in made.nodes.items() if node.as_declared]

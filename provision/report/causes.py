@@ -13,8 +13,8 @@ from functools import cached_property
 
 from provision.health import FleetHealth, GpuIdentity, NodeHealth
 from provision.judge import Finding, Verdict
-from provision.report.names import natural
-from provision.report.text import many, one_line
+from provision.node_names import natural
+from provision.wording import many, one_line
 
 # In words and in symbols: a verdict is never told by colour alone.
 SYMBOLS = {Verdict.PASS: "✓", Verdict.SKIP: "-", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.FAIL: "✗"}

@@ -17,11 +17,11 @@ from markupsafe import Markup
 
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Verdict
+from provision.node_names import fold, natural
 from provision.report.causes import HEADINGS, SYMBOLS, causes, coverage, headline, missing, overall, silence
-from provision.report.names import fold, natural
 from provision.report.tables import tables
 from provision.report.terminal import next_commands
-from provision.report.text import clean, columns, duration, many, moment, one_line, quantity
+from provision.wording import clean, columns, duration, many, moment, one_line, quantity
 
 _TEMPLATES = Path(__file__).parent / "templates"
 # A browser must stay quick with the whole page. Every node has its row in the table; the full measurements

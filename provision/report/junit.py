@@ -9,7 +9,7 @@ from html import escape
 from provision.health import CheckResult, FleetHealth, NodeHealth
 from provision.judge import Finding, Verdict
 from provision.report.causes import missing, silence
-from provision.report.text import clean, columns, one_line, quantity
+from provision.wording import clean, columns, one_line, quantity
 
 # What CI knows: `warn` passes, and is told in the case's output. `error` and `skip` never pass.
 _OUTCOMES = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.SKIP: "skipped"}

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 
 from provision.health import FleetHealth
 from provision.judge import Verdict
+from provision.node_names import fold
 from provision.report.causes import HEADINGS, SYMBOLS, Cause, causes, coverage, headline
-from provision.report.names import fold
 from provision.report.terminal import next_commands
-from provision.report.text import clean, columns, duration, many, moment, one_line, quantity
+from provision.wording import clean, columns, duration, many, moment, one_line, quantity
 
 _CAUSES = 40  # per verdict; with _ROWS, keeps the text below what ticket systems take (65,536 characters)
 _ROWS = 20

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 from provision.health import FleetHealth, GpuIdentity
 from provision.judge import Verdict
+from provision.node_names import fold, natural
 from provision.report.causes import HEADINGS, SYMBOLS, Cause, Culprit, causes, coverage, headline, overall
-from provision.report.names import fold, natural
-from provision.report.text import duration, many, one_line, quantity
+from provision.wording import duration, many, one_line, quantity
 
 _CAUSES = 12  # shown of each verdict; the report files have all
 _CULPRITS = 6  # told one by one; more are folded into ranges

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provision.report.names import fold, natural
+from provision.node_names import fold, natural
 
 
 @pytest.mark.parametrize(
