@@ -22,6 +22,22 @@ class Drift:
     unknown: bool = False
     problem: str = ""
 
+    def record(self) -> dict[str, Any]:
+        """The drift for JSON and the run folder. It may hold a declared secret: mask it before it is kept."""
+        expectation = self.expectation
+        return {
+            "node": self.node,
+            "role": expectation.role,
+            "fact": expectation.fact,
+            "operator": expectation.operator,
+            "expected": expectation.value,
+            "found": self.found,
+            "why": expectation.why,
+            "unknown": self.unknown,
+            "problem": self.problem,
+            "reboot": expectation.reboot,
+        }
+
 
 def drifts(expectations: Sequence[Expectation], observation: Observation) -> list[Drift]:
     """What differs on one observed node, in role order. What could not be read is unknown: it never holds."""

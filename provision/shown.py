@@ -62,19 +62,7 @@ def difference(drift: Drift) -> str:
 
 def record(drift: Drift, secrets: Collection[str] = ()) -> dict[str, Any]:
     """A drift for JSON and the run folder."""
-    expectation = drift.expectation
-    whole = {
-        "node": drift.node,
-        "role": expectation.role,
-        "fact": expectation.fact,
-        "operator": expectation.operator,
-        "expected": expectation.value,
-        "found": drift.found,
-        "why": expectation.why,
-        "unknown": drift.unknown,
-        "problem": drift.problem,
-    }
-    return dict(masked(whole, secrets))
+    return dict(masked(drift.record(), secrets))
 
 
 def grouped(items: Mapping[str, Any]) -> list[tuple[Any, list[str]]]:

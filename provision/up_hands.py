@@ -16,7 +16,6 @@ from provision.plan import Plan
 from provision.secrets_mask import masked
 from provision.store import RunFolder
 from provision.up import Look
-from provision.up_summary import drift_record
 
 _BASE_MINUTES = 60.0  # for one playbook on one node, beyond what its roles are expected to need
 _KEPT_OUTPUT = 4000  # characters of a failed task's output in events.jsonl
@@ -38,7 +37,7 @@ class Journal:
             facts = {"facts": said.facts, "problems": said.problems, "error": said.error}
             self.write("facts", {"node": node, "when": when, **facts, "unreachable": said.unreachable})
             for drift in found.drifts.get(node, ()):
-                self.write("drifts", {"when": when, **drift_record(drift)})
+                self.write("drifts", {"when": when, **drift.record()})
 
     def event(self, event: Event) -> None:
         """What a task did. Starts and skips are not worth a line; output is kept where something failed."""

@@ -85,24 +85,7 @@ def record(result: Result) -> dict[str, Any]:
         "roles": list(result.roles),
         "changed": result.changed,
         "rebooted": result.rebooted,
-        "drifts": [drift_record(drift) for drift in result.drifts],
-    }
-
-
-def drift_record(drift: Drift) -> dict[str, Any]:
-    """One drift, as it stands in drifts.jsonl."""
-    expectation = drift.expectation
-    return {
-        "node": drift.node,
-        "role": expectation.role,
-        "fact": expectation.fact,
-        "operator": expectation.operator,
-        "expected": expectation.value,
-        "found": drift.found,
-        "unknown": drift.unknown,
-        "problem": drift.problem,
-        "why": expectation.why,
-        "reboot": expectation.reboot,
+        "drifts": [drift.record() for drift in result.drifts],
     }
 
 
