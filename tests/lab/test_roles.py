@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -376,6 +377,88 @@ def test_an_upgrade_asks_for_a_reboot_and_a_way_back_is_clean(playbook: Playbook
     assert status == 0, output
     node.reboot()
     node.run("sudo timeout 120 systemctl is-system-running --wait", check=False, timeout=150)
-    status, output, counts = playbook.run("--limit", "gpu-01")
+    status, output, counts = playbook.run(*tags)
     assert status == 0, output
     assert counts["gpu-01"]["changed"] == 0, output
+
+
+def test_new_module_options_ask_for_a_reboot_and_a_comment_does_not(
+    playbook: Playbook, declared: Any
+) -> None:
+    node = declared.node("gpu-02")
+    tags = ("--limit", "gpu-02", "--tags", "nvidia_driver")
+    node.run("echo '# mine' | sudo tee -a /etc/modprobe.d/gpuprov-nvidia.conf")
+    status, output, counts = playbook.run(*tags)
+    assert (status, counts["gpu-02"]["changed"]) == (0, 1), output
+    assert node.run("test -e /run/reboot-required", check=False).returncode != 0
+
+    options = {"NVreg_RestrictProfilingToAdminUsers": 0}
+    status, output, _ = playbook.run(*tags, nvidia_driver_module_options=options)
+    assert status == 0, output
+    assert "other options" in node.run("cat /run/reboot-required.pkgs").stdout
+    status, output, _ = playbook.run(*tags)
+    assert status == 0, output
+    node.run("sudo rm /run/reboot-required /run/reboot-required.pkgs")
+
+
+SOURCES = {  # what the real build leaves, made without a compiler
+    "gpu-burn": ("1.1", "all:\n\techo '#!/bin/sh' > gpu_burn\n\techo ptx > compare.ptx\n"),
+    "nccl-tests": (
+        "2.18.3",
+        "all:\n\tmkdir -p build\n\tfor n in all_reduce all_gather reduce_scatter alltoall; do "
+        "echo '#!/bin/sh' > build/$${n}_perf; done\n",
+    ),
+    "nvbandwidth": ("0.8", "all:\n\techo '#!/bin/sh' > nvbandwidth\n"),
+}
+
+
+def test_tools_are_built_from_verified_sources_once(playbook: Playbook, declared: Any) -> None:
+    """Real tarballs, checksums, make and installation, to a site's own paths; only the sources are small."""
+    node = declared.node("gpu-02")
+    prefix = "/opt/site/bin"
+    variables: dict[str, Any] = {
+        "validation_tools_method": "source",
+        "__validation_tools_build_packages": ["make"],  # a compiler has nothing to do here
+        "validation_tools_gpu_burn_dir": "/opt/site/gpu-burn",
+        **{
+            f"validation_tools_{name}_path": f"{prefix}/{name}"
+            for name in (
+                *("gpu_burn", "nvbandwidth", "all_reduce_perf"),
+                *("all_gather_perf", "reduce_scatter_perf", "alltoall_perf"),
+            )
+        },
+    }
+    node.run("sudo mkdir -p /srv/sources /opt/site/bin && sudo chown ops /srv/sources")
+    node.run("sudo install -m 755 /bin/true /usr/local/bin/cmake")
+    for name, (version, makefile) in SOURCES.items():
+        tree = f"{name}-{version}"
+        text = base64.b64encode(makefile.encode()).decode()
+        node.run(
+            f"mkdir -p /srv/sources/{tree} && cd /srv/sources && echo {text} | base64 -d > {tree}/Makefile "
+            f"&& tar czf {tree}.tar.gz {tree}"
+        )
+        stem = f"validation_tools_{name.replace('-', '_')}"
+        variables[f"{stem}_url"] = f"file:///srv/sources/{tree}.tar.gz"
+        variables[f"{stem}_sha256"] = node.run(f"sha256sum /srv/sources/{tree}.tar.gz").stdout.split()[0]
+
+    limits = ("--limit", "gpu-02", "--tags", "validation_tools")
+    wrong = {**variables, "validation_tools_nvbandwidth_sha256": "0" * 64}
+    status, output, _ = playbook.run(*limits, **wrong)
+    assert status != 0
+    assert "checksum" in output
+    assert node.run(f"test -e {prefix}/nvbandwidth", check=False).returncode != 0
+
+    status, output, _ = playbook.run(*limits, **variables)
+    assert status == 0, output
+    assert (
+        node.run(f"stat -c '%a %U' {prefix}/gpu_burn {prefix}/alltoall_perf").stdout == "755 root\n755 root\n"
+    )
+    assert node.run("cat /opt/site/gpu-burn/compare.ptx").stdout == "ptx\n"
+    status, output, counts = playbook.run(*limits, **variables)
+    assert (status, counts["gpu-02"]["changed"]) == (0, 0), output
+
+    node.run(f"sudo rm {prefix}/all_gather_perf")
+    status, output, _ = playbook.run(*limits, **variables)
+    assert status == 0, output
+    assert node.run(f"test -x {prefix}/all_gather_perf").returncode == 0
+    node.run("sudo rm -r /opt/site /opt/gpuprov /srv/sources /usr/local/bin/cmake")
