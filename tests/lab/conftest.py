@@ -26,12 +26,13 @@ SPEED = 100.0  # simulated seconds per real second
 HERE = Path(__file__).parent
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All lab tests share one lab, hence one worker; a boot and an apt-get take longer than a unit test."""
+    """The tests of one file share one lab, hence one worker; a boot takes longer than a unit test."""
     ours = [item for item in items if HERE in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.lab)
-        item.add_marker(pytest.mark.xdist_group("lab"))
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(600))
         if os.geteuid() != 0:
@@ -117,8 +118,8 @@ def running_lab(prefix: str, wanted: tuple[NodeSpec, ...], inventory: Path) -> I
         yield Lab(record, inventory)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """The session's three nodes: two H100 SXM on Debian 13, one L40S on Debian 12."""
+    """Three bare nodes for one file of tests: two H100 SXM on Debian 13, one L40S on Debian 12."""
     with running_lab("test", DEFAULT_NODES, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
         yield running
