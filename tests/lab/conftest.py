@@ -1,4 +1,4 @@
-"""Real nodes for tests: one lab for the whole session, removed at its end whatever happened.
+"""Real nodes for tests: a lab for each file of tests, removed at its end whatever happened.
 
 Without root nothing here runs, and the summary says so: LAB TESTS DID NOT RUN.
 """
