@@ -26,13 +26,11 @@ SPEED = 100.0  # simulated seconds per real second
 HERE = Path(__file__).parent
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The tests of one file share one lab, hence one worker; a boot takes longer than a unit test."""
+    """A boot takes longer than a unit test. (The tests of one file share one lab: `--dist loadfile`.)"""
     ours = [item for item in items if HERE in item.path.parents]
     for item in ours:
         item.add_marker(pytest.mark.lab)
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(600))
         if os.geteuid() != 0:
