@@ -23,9 +23,3 @@ def state_home() -> Path:
     """The folder for what gpuprov remembers between invocations (never inside the user's project)."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(base) / "gpuprov"
-
-
-def cache_home() -> Path:
-    """The folder for what can be made again (base trees, packages)."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "gpuprov"

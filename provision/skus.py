@@ -91,6 +91,7 @@ def describe_gpus(facts: Mapping[str, Any]) -> dict[str, Any]:
         "architecture": _shared_architecture(ids),
         "fabric": _fabric(sku, int(facts.get("gpu.nvswitch_count") or 0)),
         "pci_ids": ids,
+        "product_names": list(sku.product_names) if sku else [],
     }
 
 

@@ -6,7 +6,8 @@ from provision.checks.check import CheckNode
 from provision.checks.inventory_rules import Values
 from provision.judge import Finding, Verdict, unmeasured
 
-# Boards with NVSwitches carry 4, 8 or 16 GPUs; Fabric Manager's partitions for virtual machines 1, 2, 4 or 8.
+# Boards with NVSwitches carry 4, 8 or 16 GPUs, and are handed to virtual machines in parts of 1, 2, 4 or 8:
+# derived from the boards NVIDIA sells, no document states the list.
 _BOARD_COUNTS = (1, 2, 4, 8, 16)
 
 
@@ -53,20 +54,7 @@ def judge_counts(check: str, node: CheckNode, values: Values) -> list[Finding]:
     message = f"{seen} of {expected} GPUs answer; {node.gpu_count} are on the PCI bus"
     if lost:
         message += f"; the driver does not list {', '.join(lost)}"
-    return [
-        Finding(
-            check,
-            Verdict.FAIL,
-            "node",
-            message,
-            "driver_gpus",
-            seen,
-            "GPUs",
-            limit,
-            source,
-            "reseat or check cable",
-        )
-    ]
+    return [_wrong_count(check, message, seen, limit, source)]
 
 
 def _odd_board(check: str, node: CheckNode, seen: int) -> Finding | None:
@@ -77,15 +65,20 @@ def _odd_board(check: str, node: CheckNode, seen: int) -> Finding | None:
         f"{seen} GPUs on the PCI bus: no {node.sku} board or partition has that many, so one is missing "
         "(gpuprov_expected_gpus says otherwise, if you know better)"
     )
+    limit = f"{', '.join(str(count) for count in _BOARD_COUNTS)} GPUs"
+    return _wrong_count(check, message, seen, limit, "NVSwitch boards and their partitions (derived)")
+
+
+def _wrong_count(check: str, message: str, seen: int, limit: str, source: str) -> Finding:
     return Finding(
         check,
         Verdict.FAIL,
         "node",
         message,
-        "driver_gpus",
-        seen,
-        "GPUs",
-        "1, 2, 4, 8 or 16 GPUs",
-        "NVIDIA Fabric Manager User Guide: supported boards and partitions",
-        "reseat or check cable",
+        metric="driver_gpus",
+        value=seen,
+        unit="GPUs",
+        limit=limit,
+        source=source,
+        action="reseat or check cable",
     )

@@ -6,6 +6,7 @@ Each rule takes values by metric and device, and gives one finding for each devi
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -69,9 +70,12 @@ def judge_models(
         findings.append(
             Finding(check, Verdict.WARN, "node", message, "name", usual, action="fix configuration")
         )
-    elif node.sku.split("-")[0].upper() not in usual.upper():
-        message = f"the PCI ids say {node.sku}, the driver says {usual}"
-        findings.append(Finding(check, Verdict.FAIL, "node", message, "name", usual, action="investigate"))
+    elif usual not in (known := node.gpuprov_node["gpu"].get("product_names", ())):
+        # Another product fails; another name of the same product (drivers rename) is one to look at.
+        same = node.sku.split("-")[0].upper() in re.split(r"\W+", usual.upper())
+        message = f"the PCI ids say {node.sku} ({' or '.join(known)}), the driver says {usual}"
+        verdict = Verdict.WARN if same else Verdict.FAIL
+        findings.append(Finding(check, verdict, "node", message, "name", usual, action="investigate"))
     findings = findings or [all_good(check, "name", f"all GPUs are {usual}")]
     return findings + _memory(check, values, thresholds.get(f"{check}.memory_total"))
 

@@ -11,7 +11,6 @@ from provision.errors import UsageError
 SKUS = ("h100-sxm", "h200-sxm", "a100-sxm-80", "a100-pcie-80", "l40s", "b200")
 RELEASES = {"debian13": "trixie", "debian12": "bookworm"}
 DEFAULT_RELEASE = "debian13"
-DEFAULT_LAB = "lab"
 MOST_NODES = 250
 
 # Both end up in interface aliases, namespace names, host names and paths; the dot separates them there.

@@ -12,6 +12,7 @@ import pytest
 from provision.checks import CHECKS
 from provision.checks.check import CheckNode, Output
 from provision.judge import Finding
+from provision.skus import all_skus
 from provision.thresholds import for_sku
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
@@ -36,7 +37,8 @@ def make_node() -> Callable[..., CheckNode]:
         arch: str = "hopper",
         **variables: Any,
     ) -> CheckNode:
-        gpu = {"count": count, "sku": sku, "fabric": fabric, "architecture": arch, "pci_ids": ["10de:2330"]}
+        names = list(all_skus()[sku].product_names) if sku else []
+        gpu = {"count": count, "sku": sku, "fabric": fabric, "architecture": arch, "product_names": names}
         return CheckNode("gpu-01", {"gpu": gpu}, variables)
 
     return node

@@ -123,6 +123,23 @@ def test_a_wrong_model_is_seen(answers: Answers, judged: Judged, make_node: Make
     assert (Verdict.FAIL, "node", "memory_total") in bad(findings)
 
 
+def test_another_name_of_the_same_product_is_looked_at(
+    answers: Answers, judged: Judged, sample: Sample, make_output: MakeOutput
+) -> None:
+    renamed = sample("gpu_inventory/h100-v13.xml").replace("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe")
+    findings = judged("gpu_inventory", *answers(nvidia_smi=make_output("nvidia_smi", renamed)))
+    assert bad(findings) == {(Verdict.WARN, "node", "name")}
+
+
+def test_an_l40s_is_no_l4(
+    answers: Answers, judged: Judged, make_node: MakeNode, sample: Sample, make_output: MakeOutput
+) -> None:
+    other = sample("gpu_inventory/h100-v13.xml").replace("NVIDIA H100 80GB HBM3", "NVIDIA L40S")
+    given = answers(nvidia_smi=make_output("nvidia_smi", other))
+    findings = judged("gpu_inventory", *given, node=make_node(sku="l4", fabric="none"))
+    assert (Verdict.FAIL, "node", "name") in bad(findings)
+
+
 def test_one_card_unlike_the_others(
     answers: Answers, judged: Judged, sample: Sample, make_output: MakeOutput
 ) -> None:
