@@ -6,7 +6,7 @@ import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-BEGIN = b"@gpuprov-facts 1 "  # as provision/node/observe.py prints them
+BEGIN = b"@gpuprov-facts 1 "  # as provision/node/observe/answer.py prints them
 END = b"@gpuprov-end"
 ANSWER_LIMIT = 4 * 1024 * 1024  # bytes of all a node may print
 TEXT_LIMIT = 300 * 1024  # characters of one value

@@ -1,4 +1,4 @@
-"""Asks many nodes at once, one round trip each; facts come back. The program there is node/observe.py."""
+"""Asks many nodes at once, one round trip each; facts come back. The program there is node/observe/."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import paths
+from provision import node_program, paths
 from provision.answer import AnswerError, facts_of, one_line, unframed
 from provision.connection import Route, ansible_defaults, route_of
 from provision.crew import Crew
@@ -93,7 +93,6 @@ class _Answers:
         self._ask = ask
         self._seconds = timeout * (1 - RESERVE)
         self._on_done = on_done
-        self._text = (paths.NODE / "observe.py").read_text(encoding="utf-8")
         self._programs: dict[tuple[frozenset[str], int | None], str] = {}
         self._texts: dict[str, str] = {}
 
@@ -112,7 +111,7 @@ class _Answers:
             # Ansible to find a template in.
             values = ", ".join(f"{name}={value!a}" for name, value in request.items())
             literals = values.replace("{", "\\x7b")
-            self._programs[key] = f"{self._text}\n\nmain(dict({literals}))\n"
+            self._programs[key] = f"{node_program.text_for(key[0])}\n\nmain(dict({literals}))\n"
         return self._programs[key]
 
     def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:

@@ -1,14 +1,13 @@
-"""Drifts → roles, reboots, waves, minutes (pure, but for one table of estimates)."""
+"""Drifts → roles, reboots, minutes (pure, but for one table of estimates)."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any
 
-from provision import paths, yamlfile
+from provision import paths, waves, yamlfile
 from provision.drift import Drift
 from provision.expectations import HARDWARE, roles_in_order
 from provision.observe import Observation
@@ -63,7 +62,7 @@ def make(
     }
     busy = [node for node, plan in nodes.items() if plan.roles]
     silent = {node: said.error for node, said in observations.items() if said.error is not None}
-    return Plan(nodes, _waves(busy, wave_size, first or {}), silent)
+    return Plan(nodes, waves.make(busy, wave_size, first or {}), silent)
 
 
 def _of_node(node: str, drifts: Sequence[Drift], anyway: Collection[str]) -> NodePlan:
@@ -75,18 +74,6 @@ def _of_node(node: str, drifts: Sequence[Drift], anyway: Collection[str]) -> Nod
         table["reboot"] if reboot else 0
     )
     return NodePlan(node, roles, tuple(drifts), reboot, float(minutes))
-
-
-def _waves(nodes: Sequence[str], size: int | None, first: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
-    def number(node: str) -> int:
-        return first.get(node, 0)
-
-    waves = []
-    for _number, members in groupby(sorted(nodes, key=number), key=number):
-        together = tuple(members)
-        step = size or len(together)
-        waves += [together[start : start + step] for start in range(0, len(together), step)]
-    return tuple(waves)
 
 
 @functools.cache

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -65,16 +64,9 @@ def test_a_node_that_hangs_is_given_up_after_its_time(sshd: Any) -> None:
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Any]:
+def program(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Nodes that run something else than the program they are sent."""
-    folder = tmp_path / "node"
-    folder.mkdir()
-
-    def put(text: str) -> None:
-        (folder / "observe.py").write_text(text)
-
-    monkeypatch.setattr(module.paths, "NODE", folder)
-    return put
+    return lambda text: monkeypatch.setattr(module.node_program, "text_for", lambda _facts: text)
 
 
 FRAME = "def main(r): b = {!r}; print('@gpuprov-facts 1 %d\\n%s\\n@gpuprov-end' % (len(b), b))"

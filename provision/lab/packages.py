@@ -1,4 +1,8 @@
-"""Reads packages.yml: which fixture packages there are, in which versions, with which files.
+"""Reads fixtures/*.yml: which fixture packages there are, in which versions, with which files.
+
+They have the names, versions, dependencies and file layout of NVIDIA's own repository for Debian (and of a
+site's repository of validation tools), so that the roles take their production path. Library files are tiny
+ELF objects, tools run the simulated ones.
 
 - name: nvidia-utils                 # placeholders are usable in every text: {version} 1:580.95.05-1,
   versions: ["580.95.05-1"]          # {upstream} 580.95.05, {kernel_release} (uname -r), {name}
@@ -19,7 +23,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,28 +66,17 @@ def upstream(version: str) -> str:
 
 
 def read_packages(path: Path, kernel: str) -> dict[str, list[Deb]]:
-    """The packages of `path` by repository; `kernel` is the release their modules are for.
+    """The packages of `path` (a folder of fixtures, or one file) by repository; `kernel` is the release
+    their modules are for.
 
     Raises LabError that names the file, the entry and the key.
     """
-    import yaml
-
-    try:
-        entries = yaml.safe_load(path.read_text())
-    except FileNotFoundError as missing:
-        raise LabError(
-            f"{path} is missing: the lab has no packages to offer", "reinstall gpuprov"
-        ) from missing
-    except yaml.YAMLError as error:
-        raise LabError(f"{path} is not YAML: {error}", "correct it") from error
-    if not isinstance(entries, list):
-        raise LabError(f"{path}: expected a list of packages", "see provision/lab/packages.py for the format")
+    files = fixture_files(path)
+    if not files:
+        raise LabError(f"{path} is missing: the lab has no packages to offer", "reinstall gpuprov")
     repositories: dict[str, list[Deb]] = {name: [] for name in REPOSITORIES}
     seen: set[tuple[str, str, str]] = set()
-    for number, entry in enumerate(entries, start=1):
-        where = f"{path.name}, package {number}"
-        if isinstance(entry, dict):
-            where += f" ({entry.get('name', 'no name')})"
+    for entry, where in _entries(files):
         _check_entry(entry, where)
         for version in entry["versions"]:
             deb = _package(entry, version, kernel, where)
@@ -93,6 +86,29 @@ def read_packages(path: Path, kernel: str) -> dict[str, list[Deb]]:
             seen.add(key)
             repositories[entry["repository"]].append(deb)
     return repositories
+
+
+def fixture_files(path: Path) -> list[Path]:
+    """The files that describe packages: those of a folder, or one file."""
+    return sorted(path.glob("*.yml")) if path.is_dir() else [path] if path.exists() else []
+
+
+def _entries(files: list[Path]) -> Iterator[tuple[Any, str]]:
+    """Every package described, and where."""
+    import yaml
+
+    for path in files:
+        try:
+            entries = yaml.safe_load(path.read_text())
+        except yaml.YAMLError as error:
+            raise LabError(f"{path} is not YAML: {error}", "correct it") from error
+        if not isinstance(entries, list):
+            raise LabError(
+                f"{path}: expected a list of packages", "see provision/lab/packages.py for the format"
+            )
+        for number, entry in enumerate(entries, start=1):
+            name = f" ({entry.get('name', 'no name')})" if isinstance(entry, dict) else ""
+            yield entry, f"{path.name}, package {number}{name}"
 
 
 def _check_entry(entry: Any, where: str) -> None:

@@ -12,7 +12,7 @@ STATE = Path("/var/lib/gpuprov-lab")
 CACHE = Path("/var/cache/gpuprov-lab")
 LOCKS = Path("/run/gpuprov-lab")
 SILICON = PACKAGE / "lab" / "silicon"
-PACKAGES = PACKAGE / "lab" / "packages.yml"
+PACKAGES = PACKAGE / "lab" / "fixtures"
 
 # Every network namespace of every lab is called PREFIX.<lab>.<node>: so leftovers are recognised.
 PREFIX = "gpuprov"

@@ -1,4 +1,4 @@
-"""The fixture repositories: NVIDIA's names and layout, built from packages.yml, indexed, signed, cached.
+"""The fixture repositories: NVIDIA's names and layout, built from fixtures/, indexed, signed, cached.
 
 Laid out as the originals, so that a role's production path is taken with only URL and key changed:
 
@@ -84,13 +84,13 @@ def ensure_repository(
 
 
 def content_key(source: Path, kernel: str) -> str:
-    """A name for what would be built: it changes with packages.yml, our code and the kernel."""
+    """A name for what would be built: it changes with the fixtures, our code and the kernel."""
     digest = hashlib.sha256(kernel.encode())
     for module in (debfile, elf, packages, signing):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
-    if source.exists():  # when not, read_packages says so
-        digest.update(source.read_bytes())
+    for file in packages.fixture_files(source):  # when there is none, read_packages says so
+        digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from provision import answer, paths
+from provision import answer, node_program
 
-PROGRAM = paths.NODE / "observe.py"
+PROGRAM = node_program.text_for([f"{family}.x" for family in node_program.families()])
 
 
 def pythons() -> list[str]:
@@ -98,7 +98,7 @@ class Machine:
 
     def run(self, *facts: str, python: str = sys.executable, first: str = "", **request: Any) -> bytes:
         request = {"facts": list(facts), "root": str(self.root), **request}
-        text = first + PROGRAM.read_text() + f"\n\nmain({request!a})\n"
+        text = first + PROGRAM + f"\n\nmain({request!a})\n"
         done = subprocess.run(
             [python, "-I", "-S", "-"],
             input=text.encode("ascii"),
@@ -137,25 +137,25 @@ def packages(machine: Machine) -> Callable[[str], Any]:
 
 
 def test_its_text_is_python_3_6_and_ascii() -> None:
-    text = PROGRAM.read_bytes().decode("ascii")
+    text = PROGRAM.encode("ascii").decode()
     ast.parse(text, feature_version=(3, 6))
 
 
 def test_ansible_finds_no_template_in_its_text() -> None:
-    text = PROGRAM.read_text()
+    text = PROGRAM
     assert not [mark for mark in ("{{", "{%", "{#") if mark in text]
 
 
 def test_it_imports_nothing_but_what_starting_python_imports_anyway() -> None:
     """json, re or subprocess would double what an observation costs a node."""
-    tree = ast.parse(PROGRAM.read_text())
+    tree = ast.parse(PROGRAM)
     at_start = {alias.name for node in tree.body if isinstance(node, ast.Import) for alias in node.names}
     assert at_start == {"os", "select", "sys", "time"}
 
 
 def test_the_markers_are_those_the_controller_looks_for() -> None:
     namespace: dict[str, Any] = {}
-    exec(PROGRAM.read_text(), namespace)  # noqa: S102
+    exec(PROGRAM, namespace)  # noqa: S102
     assert namespace["BEGIN"].encode() + b" " == answer.BEGIN
     assert namespace["END"].encode() == answer.END
 
@@ -481,7 +481,7 @@ def test_a_tool_that_hangs_costs_its_own_facts_only(machine: Machine) -> None:
 def test_a_file_that_hangs_costs_its_own_fact_only(machine: Machine) -> None:
     """The reading process is stopped, as a file system that does not answer would stop it."""
     machine.file("/etc/after", "here")
-    text = PROGRAM.read_text().replace(
+    text = PROGRAM.replace(
         "def file_attribute(path, attribute):",
         "def file_attribute(path, attribute):\n    if 'stuck' in path:\n        time.sleep(300)",
     )

@@ -201,7 +201,7 @@ def test_playbooks_parse(playbook: Path) -> None:
 
 def test_yamllint_passes() -> None:
     done = tool(
-        "yamllint", "--strict", "roles", "playbooks", "provision/lab/packages.yml", "provision/data/stacks"
+        "yamllint", "--strict", "roles", "playbooks", "provision/lab/fixtures", "provision/data/stacks"
     )
     assert done.returncode == 0, done.stdout
 

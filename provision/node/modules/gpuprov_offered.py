@@ -44,6 +44,10 @@ versions:
   description: For each package the full version to install; the installed one when it is the wanted one.
   returned: always
   type: dict
+specs:
+  description: The same as the package manager wants it said (C(name=version); for dnf C(name-epoch:version)).
+  returned: always
+  type: list
 missing:
   description: One sentence for each package whose wanted version is not offered.
   returned: always
@@ -119,6 +123,10 @@ def refresh(module):
         time.sleep(3)
 
 
+def specs(versions):
+    return ["{0}={1}".format(name, versions[name]) for name in sorted(versions)]
+
+
 def sentence(name, wanted, offered):
     if not offered:
         return "No repository offers the package {0}.".format(name)
@@ -138,7 +146,13 @@ def main():
     chosen = {name: there[name] for name in wanted if name in there and choose([there[name]], wanted[name])}
     if len(chosen) == len(wanted):
         module.exit_json(
-            changed=False, satisfied=True, installed=there, versions=chosen, missing=[], known=True
+            changed=False,
+            satisfied=True,
+            installed=there,
+            versions=chosen,
+            specs=specs(chosen),
+            missing=[],
+            known=True,
         )
     offered = look_up(module, wanted)
     absent = sorted(set(wanted) - set(chosen))
@@ -155,6 +169,7 @@ def main():
         satisfied=False,
         installed=there,
         versions=chosen,
+        specs=specs(chosen),
         missing=[sentence(name, wanted[name], offered.get(name)) for name in missing],
         known=bool(offered or there),
     )

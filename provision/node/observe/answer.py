@@ -1,0 +1,247 @@
+"""Runs the probes of the facts asked and prints one framed line of JSON: the end of the program."""
+
+import os
+import select
+import sys
+import time
+
+from provision.node.observe.files import ROOT, TOTAL_LIMIT, ReadError
+from provision.node.observe.probe import FAMILIES, TOOL_FOLDERS, Probe, find_tool
+from provision.node.observe.system import BASE
+
+BEGIN = "@gpuprov-facts 1"  # then the length of the JSON in bytes, a newline, the JSON, a newline, and END
+END = "@gpuprov-end"
+KERNEL = "{kernel.release}"  # in the name of a fact: this node's own, which the controller cannot know yet
+ESCAPES = {code: "\\u%04x" % code for code in [*range(32), 34, 92, 127]}
+
+
+def plan(names):
+    """The probes for the facts asked, and the facts nobody knows."""
+    base = {name for names_of, _ in BASE for name in names_of}
+    probes = [Probe(list(names_of), read=function) for names_of, function in BASE]
+    known = {}
+    unknown = []
+    for name in sorted(set(names) - base):
+        family, _, rest = name.partition(".")
+        if family in FAMILIES and FAMILIES[family].knows(rest):
+            known.setdefault(family, []).append(name)
+        else:
+            unknown.append(name)
+    for family in known:
+        probes.extend(FAMILIES[family].probes(known[family]))
+    return probes, unknown
+
+
+def to_json(value):
+    if value is None or value is True or value is False:
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join([to_json(item) for item in value]) + "]"
+    if isinstance(value, dict):
+        return "{" + members(value) + "}"
+    return '"' + value.translate(ESCAPES) + '"'
+
+
+def members(mapping):
+    return ",".join([to_json(key) + ":" + to_json(mapping[key]) for key in mapping])
+
+
+class Child:
+    """A process of our own whose output we collect, and which we may leave behind."""
+
+    def __init__(self, function):
+        self.handle, writer = os.pipe()
+        self.output = b""
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.setsid()
+                nothing = os.open("/dev/null", os.O_RDWR)
+                os.dup2(nothing, 0)
+                os.dup2(writer, 1)
+                os.dup2(writer, 2)
+                function()
+            finally:
+                os._exit(0)
+        os.close(writer)
+
+    def abandon(self):
+        for action in (lambda: os.killpg(self.pid, 9), lambda: os.close(self.handle)):
+            try:
+                action()
+            except OSError:
+                pass
+
+
+def execute(path, command):
+    environment = {"LC_ALL": "C", "PATH": ":".join(TOOL_FOLDERS)}
+    os.execve(path, command, environment)  # noqa: S606
+
+
+def read_all(probes, first):
+    """In the reader child: a line at each probe's start and end tells the parent which one hangs."""
+    for number in range(first, len(probes)):
+        os.write(1, b"?%d\n" % number)
+        probe = probes[number]
+        facts, problems = attempt(probe, probe.read)
+        line = (
+            "=" + members(facts) + "\t" + members(problems) + "\n"
+        )  # tabs and newlines in values are escaped
+        data = line.encode("utf-8", "replace")
+        while data:
+            data = data[os.write(1, data) :]
+
+
+def attempt(probe, function, *arguments):
+    """The facts and the problems of one probe."""
+    try:
+        return function(*arguments), {}
+    except ReadError as reason:
+        return {}, dict.fromkeys(probe.facts, str(reason))
+    except Exception as error:  # one misreading must not cost the other facts
+        return {}, dict.fromkeys(probe.facts, "the probe failed: %s: %s" % (type(error).__name__, error))
+
+
+class Observer:
+    """Runs the probes and gathers the answer as JSON fragments, within the time given."""
+
+    def __init__(self, request):
+        self.probe_seconds = request.get("probe_seconds", 8)
+        self.end = time.monotonic() + request.get("seconds", 40)
+        self.limit = request.get("bytes", TOTAL_LIMIT)
+        self.facts = []
+        self.problems = []
+        self.size = 0
+        self.children = {}  # handle -> (child, its probe or None for the reader, when its time is up)
+        self.poll = select.poll()
+        self.at = -1  # the probe the reader works on
+
+    def add(self, probe_facts, facts, problems=""):
+        self.size += len(facts) + len(problems)
+        if self.size > self.limit:
+            self.size -= len(facts) + len(problems)
+            reason = "left out: the whole answer passed %d KiB" % (self.limit // 1024)
+            facts, problems = "", members(dict.fromkeys(probe_facts, reason))
+        if facts:
+            self.facts.append(facts)
+        if problems:
+            self.problems.append(problems)
+
+    def complain(self, probe, reason):
+        self.add(probe.facts, "", members(dict.fromkeys(probe.facts, reason)))
+
+    def start(self, function, probe):
+        child = Child(function)
+        self.poll.register(child.handle, select.POLLIN | select.POLLHUP)
+        self.children[child.handle] = (child, probe, self.fresh_limit())
+
+    def fresh_limit(self):
+        return min(time.monotonic() + self.probe_seconds, self.end)
+
+    def start_tool(self, probe):
+        try:
+            path = find_tool(probe.command[0])
+        except ReadError as reason:
+            self.complain(probe, str(reason))
+        else:
+            self.start(lambda: execute(path, probe.command), probe)
+
+    def start_reader(self, first):
+        self.at = first
+        if first < len(self.read_probes):
+            self.start(lambda: read_all(self.read_probes, first), None)
+
+    def run(self, probes):
+        self.read_probes = [probe for probe in probes if probe.read]
+        for probe in probes:
+            if probe.command:
+                self.start_tool(probe)
+        self.start_reader(0)
+        while self.children:
+            soonest = min(limit for _, _, limit in self.children.values())
+            wait = max(0, soonest - time.monotonic())
+            for handle, _ in self.poll.poll(int(wait * 1000) + 1):
+                self.receive(handle)
+            now = time.monotonic()
+            for handle, (_, _, limit) in list(self.children.items()):
+                if limit <= now:
+                    self.time_is_up(handle)
+
+    def receive(self, handle):
+        child, probe, _ = self.children[handle]
+        data = os.read(handle, 1 << 16)
+        child.output += data
+        if probe is None and data:
+            self.take_lines(child)
+            self.children[handle] = (child, None, self.fresh_limit())
+        elif not data or len(child.output) > TOTAL_LIMIT:
+            self.forget(handle)
+            if probe is not None:
+                self.finish_tool(probe, child.output)
+            elif self.at < len(self.read_probes):
+                self.complain(self.read_probes[self.at], "the process that read it died")
+                self.start_reader(self.at + 1)
+
+    def take_lines(self, child):
+        lines = child.output.split(b"\n")
+        child.output = lines.pop()
+        for line in lines:
+            if line[:1] == b"?":
+                self.at = int(line[1:])
+            elif line[:1] == b"=":  # anything else is a warning of Python's
+                facts, _, problems = line[1:].decode("utf-8").partition("\t")
+                self.add(self.read_probes[self.at].facts, facts, problems)
+                self.at += 1
+
+    def finish_tool(self, probe, output):
+        facts, problems = attempt(probe, probe.parse, probe.facts, output.decode("utf-8", "replace"))
+        self.add(probe.facts, members(facts), members(problems))
+
+    def time_is_up(self, handle):
+        _, probe, _ = self.children[handle]
+        self.forget(handle)
+        over = time.monotonic() >= self.end
+        reason = "no time was left for it" if over else "no answer within %g s" % self.probe_seconds
+        if probe is not None:
+            self.complain(probe, "%s: %s" % (probe.command[0], reason))
+        elif over:
+            for unread in self.read_probes[self.at :]:
+                self.complain(unread, reason)
+        elif self.at < len(self.read_probes):
+            self.complain(self.read_probes[self.at], reason)
+            self.start_reader(self.at + 1)
+
+    def forget(self, handle):
+        child, _, _ = self.children.pop(handle)
+        self.poll.unregister(handle)
+        child.abandon()
+
+
+def main(request):
+    """Answer one request: `facts` (names), `probe_seconds` and `seconds` (time for one probe, for all),
+    `bytes` (size of all values), `root` (put before every path; tests only)."""
+    ROOT[0] = request.get("root", "").encode("utf-8")
+    release = os.uname().release
+    probes, unknown = plan([name.replace(KERNEL, release) for name in request.get("facts", ())])
+    observer = Observer(request)
+    observer.run(probes)
+    problems = observer.problems
+    if unknown:
+        problems = [*problems, members(dict.fromkeys(unknown, "no such fact"))]
+    uid = os.geteuid()
+    parts = (
+        '{"uid":',
+        str(uid),
+        ',"facts":{',
+        ",".join(observer.facts),
+        '},"problems":{',
+        ",".join(problems),
+    )
+    body = ("".join(parts) + "}}").encode("utf-8", "replace")
+    answer = ("\n%s %d\n" % (BEGIN, len(body))).encode("ascii") + body + ("\n%s\n" % END).encode("ascii")
+    sys.stdout.flush()
+    while answer:
+        answer = answer[os.write(1, answer) :]
+    os._exit(0)  # no clean-up to wait for: a child may be stuck

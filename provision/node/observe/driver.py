@@ -1,0 +1,79 @@
+"""The three versions of the driver: in memory, on disk, in user space."""
+
+import os
+
+from provision.node.observe.files import ReadError, link_target, read_text
+from provision.node.observe.probe import FAMILIES, Family, Probe, single
+
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu",
+    "/usr/lib/aarch64-linux-gnu",
+    "/usr/lib64",
+    "/usr/lib",
+    "/lib64",
+    "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/lib/aarch64-linux-gnu/nvidia/current",
+)
+
+
+def looks_like_version(word):
+    return "." in word and word.replace(".", "").isdigit()
+
+
+def driver_loaded(attribute):
+    text = read_text("/proc/driver/nvidia/version")
+    if text is None:
+        return None
+    line = text.partition("\n")[0]
+    # NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.09  Release Build
+    # NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023
+    if "Kernel Module" not in line:
+        raise ReadError("/proc/driver/nvidia/version was not understood")
+    if attribute == "flavour":
+        return "open" if "Open Kernel Module" in line else "proprietary"
+    for word in line.partition("Kernel Module")[2].split():
+        if looks_like_version(word):
+            return word
+    raise ReadError("/proc/driver/nvidia/version was not understood")
+
+
+def driver_userspace():
+    for folder in LIBRARY_FOLDERS:
+        path = folder + "/libnvidia-ml.so.1"
+        for _ in range(8):  # Debian goes through /etc/alternatives
+            target = link_target(path)
+            if target is None:
+                break
+            path = target if target[:1] == "/" else os.path.dirname(path) + "/" + target
+            version = path.rpartition("libnvidia-ml.so.")[2]
+            if looks_like_version(version):
+                return version
+    return None
+
+
+def parse_modinfo(names, output):
+    for line in output.splitlines():
+        if looks_like_version(line.strip()):
+            return dict.fromkeys(names, line.strip())
+    if "not found" in output:
+        return dict.fromkeys(names)
+    raise ReadError("modinfo answered: " + (output.strip()[:200] or "nothing"))
+
+
+def driver_probes(names):
+    probes = []
+    for fact in names:
+        if fact == "driver.installed_version":
+            # Debian's own packages call it nvidia-current.
+            command = ["modinfo", "-F", "version", "nvidia", "nvidia-current", "nvidia-current-open"]
+            probes.append(Probe([fact], command=command, parse=parse_modinfo))
+        elif fact == "driver.userspace_version":
+            probes.append(single(fact, driver_userspace))
+        else:
+            probes.append(single(fact, driver_loaded, fact[len("driver.") :]))
+    return probes
+
+
+FAMILIES["driver"] = Family(
+    ("loaded_version", "flavour", "installed_version", "userspace_version"), driver_probes, items=False
+)

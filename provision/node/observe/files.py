@@ -1,0 +1,81 @@
+"""Reading files of this machine. Paths are bytes, so that the locale of the login does not matter."""
+
+import os
+
+FILE_LIMIT = 64 * 1024
+TOTAL_LIMIT = 1024 * 1024
+ROOT = [b""]  # put before every path; not empty only in tests
+
+
+class ReadError(Exception):
+    """A fact that exists but could not be read; the text says why."""
+
+
+def at(path):
+    return ROOT[0] + path.encode("utf-8", "surrogateescape")
+
+
+def because(error):
+    """An OSError as a few lower-case words."""
+    return (error.strerror or str(error)).lower()
+
+
+def is_absent(error):
+    return isinstance(error, (FileNotFoundError, NotADirectoryError))
+
+
+def read_bytes(path, limit=FILE_LIMIT):
+    """The content of a regular file of at most `limit` bytes; None when there is none."""
+    try:
+        # Not blocking: opening a FIFO would wait for a writer.
+        handle = os.open(at(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if is_absent(error):
+            return None
+        raise ReadError(because(error)) from None
+    try:
+        if os.fstat(handle).st_mode & 0o170000 != 0o100000:
+            raise ReadError("not a regular file")
+        parts = []
+        left = limit + 1
+        while left > 0:
+            part = os.read(handle, min(left, 1 << 20))
+            if not part:
+                break
+            parts.append(part)
+            left -= len(part)
+    except OSError as error:
+        raise ReadError(because(error)) from None
+    finally:
+        os.close(handle)
+    if left <= 0:
+        raise ReadError("larger than %d KiB" % (limit // 1024))
+    return b"".join(parts)
+
+
+def read_text(path, limit=FILE_LIMIT):
+    data = read_bytes(path, limit)
+    return None if data is None else data.decode("utf-8", "replace")
+
+
+def read_line(path):
+    text = read_text(path)
+    return None if text is None else text.strip()
+
+
+def names_in(path):
+    try:
+        return sorted(name.decode("utf-8", "replace") for name in os.listdir(at(path)))
+    except OSError as error:
+        if is_absent(error):
+            return []
+        raise ReadError(because(error)) from None
+
+
+def link_target(path):
+    try:
+        return os.readlink(at(path)).decode("utf-8", "replace")
+    except OSError as error:
+        if is_absent(error) or error.errno == 22:  # EINVAL: there is something, but not a link
+            return None
+        raise ReadError(because(error)) from None

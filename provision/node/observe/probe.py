@@ -1,0 +1,63 @@
+"""What a family of facts is made of. A family is one file of this folder, named as the first word of its
+facts; it registers itself in FAMILIES, and is sent only to nodes that are asked for one of its facts."""
+
+import os
+
+from provision.node.observe.files import ReadError, at
+
+TOOL_FOLDERS = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
+FAMILIES = {}
+
+
+class Probe:
+    """One thing that may hang: the facts it reads, and either `read` (run in the reader child) or a tool's
+    `command` with the `parse` of its output."""
+
+    def __init__(self, facts, read=None, command=None, parse=None):
+        self.facts = facts
+        self.read = read
+        self.command = command
+        self.parse = parse
+
+
+class Family:
+    """The facts `NAME.attribute`, or `NAME.item.attribute` where `items`; `probes` makes the probes for the
+    full names of those that are asked."""
+
+    def __init__(self, attributes, probes, items=True):
+        self.attributes = attributes
+        self.probes = probes
+        self.items = items
+
+    def knows(self, rest):
+        if not self.items:
+            return rest in self.attributes
+        item, _, attribute = rest.rpartition(".")
+        return bool(item) and attribute in self.attributes
+
+
+def item_of(fact):
+    """package.nvidia-open.held -> nvidia-open"""
+    return fact.partition(".")[2].rpartition(".")[0]
+
+
+def attribute_of(fact):
+    """package.nvidia-open.held -> held"""
+    return fact.rpartition(".")[2]
+
+
+def single(fact, function, *arguments):
+    return Probe([fact], read=lambda: {fact: function(*arguments)})
+
+
+def one_each(function):
+    """A probe per fact: `function` is called with its item and attribute."""
+    return lambda names: [single(name, function, item_of(name), attribute_of(name)) for name in names]
+
+
+def find_tool(name):
+    for folder in TOOL_FOLDERS:
+        path = at(folder + "/" + name)
+        if os.access(path, os.X_OK):
+            return path
+    raise ReadError("%s is not installed" % name)

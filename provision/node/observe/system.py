@@ -1,0 +1,94 @@
+"""The base facts: always read. What the machine is, its kernel and boot, its GPUs on the PCI bus."""
+
+import os
+
+from provision.node.observe.files import at, names_in, read_line, read_text
+
+NVIDIA = "0x10de"
+
+
+def os_release():
+    text = read_text("/etc/os-release")
+    if text is None:
+        text = read_text("/usr/lib/os-release") or ""
+    found = {}
+    for line in text.splitlines():
+        key, equals, value = line.strip().partition("=")
+        if equals:
+            found[key] = value.strip("\"'")
+    return found
+
+
+def os_family(release):
+    kin = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]
+    if "debian" in kin or "ubuntu" in kin:
+        return "debian"
+    if "rhel" in kin or "fedora" in kin or "centos" in kin:
+        return "redhat"
+    return release.get("ID")
+
+
+def probe_system():
+    release = os_release()
+    name = os.uname()
+    return {
+        "os.id": release.get("ID"),
+        "os.version_id": release.get("VERSION_ID"),
+        "os.codename": release.get("VERSION_CODENAME"),
+        "os.family": os_family(release),
+        "os.arch": name.machine,
+        "kernel.release": name.release,
+    }
+
+
+def probe_boot():
+    required = os.path.exists(at("/run/reboot-required"))
+    reason = None
+    if required:
+        text = read_text("/run/reboot-required.pkgs") or read_text("/run/reboot-required") or ""
+        reason = ", ".join(sorted({line.strip() for line in text.splitlines() if line.strip()})) or None
+    return {
+        "boot.id": read_line("/proc/sys/kernel/random/boot_id"),
+        "boot.required": required,
+        "boot.reason": reason,
+    }
+
+
+def as_number(text):
+    return int(text) if text and text.isdigit() else None
+
+
+def pci_id(folder, prefix):
+    texts = [read_line(folder + prefix + part) or "" for part in ("vendor", "device")]
+    ids = [text.lower().replace("0x", "") for text in texts]
+    return ":".join(ids) if all(ids) else None
+
+
+def probe_gpu():
+    gpus = []
+    switches = 0
+    for address in names_in("/sys/bus/pci/devices"):
+        folder = "/sys/bus/pci/devices/%s/" % address
+        if (read_line(folder + "vendor") or "").lower() != NVIDIA:
+            continue
+        kind = (read_line(folder + "class") or "").lower()[:6]
+        if kind == "0x0680":
+            switches += 1
+        if kind[:4] == "0x03":
+            gpus.append(
+                {
+                    "address": address,
+                    "device_id": pci_id(folder, ""),
+                    "subsystem_id": pci_id(folder, "subsystem_"),
+                    "link_width": as_number(read_line(folder + "current_link_width")),
+                    "link_width_max": as_number(read_line(folder + "max_link_width")),
+                }
+            )
+    return {"gpu.count": len(gpus), "gpu.pci": gpus, "gpu.nvswitch_count": switches}
+
+
+BASE = (
+    (("os.id", "os.version_id", "os.codename", "os.family", "os.arch", "kernel.release"), probe_system),
+    (("boot.id", "boot.required", "boot.reason"), probe_boot),
+    (("gpu.count", "gpu.pci", "gpu.nvswitch_count"), probe_gpu),
+)
