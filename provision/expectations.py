@@ -27,7 +27,8 @@ class Expectation:
 
     `operator` is one of equals, version, at_least, one_of, contains, matches, template (see docs/facts.md);
     `value` is what it compares with, rendered. `reboot`: if it still does not hold after the role ran, a
-    reboot is what makes it hold. `role` is HARDWARE for what the inventory says of the machine itself.
+    reboot is what makes it hold. `restarts`: the services the role restarts to make it hold. `role` is
+    HARDWARE for what the inventory says of the machine itself.
     """
 
     role: str
@@ -36,6 +37,7 @@ class Expectation:
     value: Any
     why: str
     reboot: bool = False
+    restarts: tuple[str, ...] = ()
 
     def holds(self, found: Any) -> bool:
         """Whether an observed value satisfies it; an absent fact (None) only satisfies `equals: null`."""
@@ -167,7 +169,9 @@ def _render(promise: Promise, role: Role, renderer: Renderer) -> Iterator[Expect
         except (BadTemplateError, NotPlainError) as trouble:
             raise _cannot_render(promise, trouble) from None
         _check_value(promise, value)
-        yield Expectation(role.name, fact, promise.operator, value, promise.why, promise.reboot)
+        yield Expectation(
+            role.name, fact, promise.operator, value, promise.why, promise.reboot, promise.restarts
+        )
 
 
 def _cannot_render(promise: Promise, trouble: Exception) -> StackError:

@@ -12,7 +12,7 @@ from provision import paths, yamlfile
 from provision.errors import StackError
 
 OPERATORS = frozenset({"equals", "version", "at_least", "one_of", "contains", "matches", "template"})
-_KEYS = OPERATORS | {"fact", "why", "when", "loop", "reboot"}
+_KEYS = OPERATORS | {"fact", "why", "when", "loop", "reboot", "restarts"}
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Promise:
     when: Any
     loop: Any
     reboot: bool
+    restarts: tuple[str, ...]
     where: str
 
 
@@ -136,6 +137,9 @@ def _promises(file: Path) -> Iterator[Promise]:
             raise StackError(f"{where}: unknown key {', '.join(unknown)}", "see docs/facts.md")
         if not isinstance(item.get("fact"), str) or not isinstance(item.get("why"), str):
             raise StackError(f"{where}: needs `fact` and `why` as text", "see docs/facts.md")
+        restarts = item.get("restarts", [])
+        if not isinstance(restarts, list) or not all(isinstance(unit, str) for unit in restarts):
+            raise StackError(f"{where}: `restarts` must be a list of units", "see docs/facts.md")
         yield Promise(
             fact=item["fact"],
             operator=operators[0],
@@ -144,5 +148,6 @@ def _promises(file: Path) -> Iterator[Promise]:
             when=item.get("when"),
             loop=item.get("loop"),
             reboot=bool(item.get("reboot", False)),
+            restarts=tuple(restarts),
             where=f"{where} ({item['fact']})",
         )

@@ -7,8 +7,8 @@ from itertools import groupby
 
 
 def make(nodes: Sequence[str], size: int | None, first: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
-    """Waves of at most `size` nodes (None: no limit). Nodes of a lower number in `first` come first, and never
-    share a wave with those of a higher one."""
+    """Waves of at most `size` nodes (None: no limit). Nodes of a lower number in `first` come first, and
+    never share a wave with those of a higher one."""
 
     def number(node: str) -> int:
         return first.get(node, 0)
