@@ -118,3 +118,25 @@ def test_a_missing_gpu_leaves_the_bus_and_comes_back(bare: Make) -> None:
     assert (device / "current_link_width").read_text() == "16\n"
     node.fault("set", "pcie_width", "gpu=3", "width=4")
     assert (device / "current_link_width").read_text() == "4\n"
+
+
+QUERY = ("--query-gpu=serial,uuid,vbios_version", "--format=csv,noheader")
+
+
+def test_another_gpu_and_another_vbios_show_wherever_they_are_read(node: Make) -> None:
+    silicon = node()
+    before = silicon.run("nvidia-smi", *QUERY).stdout.splitlines()
+    silicon.fault("set", "gpu_swapped", "gpu=3")
+    silicon.fault("set", "vbios", "gpu=5", "version=96.00.10.00.99")
+    after = silicon.run("nvidia-smi", *QUERY).stdout.splitlines()
+    assert [i for i in range(8) if after[i] != before[i]] == [3, 5]
+    serial, uuid, vbios = after[3].split(", ")
+    assert serial != before[3].split(", ")[0]
+    assert after[5].endswith(", 96.00.10.00.99")
+    cards = sorted((silicon.state / "proc_driver/nvidia/gpus").glob("*/information"))
+    assert f"GPU UUID: \t {uuid}\n" in cards[3].read_text()
+    assert f"Video BIOS: \t {vbios}\n" in cards[3].read_text()
+    assert "Video BIOS: \t 96.00.10.00.99\n" in cards[5].read_text()
+    assert "<vbios_version>96.00.10.00.99<" in silicon.run("nvidia-smi", "-q", "-x").stdout
+    silicon.fault("clear")
+    assert silicon.run("nvidia-smi", *QUERY).stdout.splitlines() == before

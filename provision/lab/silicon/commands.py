@@ -87,7 +87,10 @@ def fault(arguments: list) -> int:
             _set(node, faults.parse(options.words, node))
         else:
             _clear(node, options.words)
+        node = Node(options.dir)  # as the faults leave it
         surfaces.write_pci(node)
+        if node.driver():
+            surfaces.write_driver(node, *node.driver())
     except StateError as error:
         print(error, file=sys.stderr)
         return 2

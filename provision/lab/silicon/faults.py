@@ -72,6 +72,12 @@ FAULTS = {
     "burn_dies": ("a GPU's gpu_burn process dies", [_gpu()], ["gpu"]),
     "gpu_slow": ("a GPU computes slowly", [_gpu(), _factor(0.7)], ["gpu"]),
     "gpu_missing": ("a GPU is not on the PCI bus", [_gpu()], ["gpu"]),
+    "gpu_swapped": ("another GPU of the same kind is in the slot", [_gpu()], ["gpu"]),
+    "vbios": (
+        "a GPU has another VBIOS than its kind left the factory with",
+        [_gpu(), _text("version", "96.00.10.00.99", "as nvidia-smi prints it")],
+        ["gpu"],
+    ),
     "gpu_off_bus": ("a GPU fell off the bus after boot: Xid 79", [_gpu()], ["gpu"]),
     "memory_small": (
         "a GPU reports less memory",

@@ -23,7 +23,7 @@ def _fields(node, driver: str, one: dict) -> dict:
         "pci.device": ("", "0x00"),
         "pci.device_id": ("", f"0x{sku['device'].upper()}10DE"),
         "pci.sub_device_id": ("", f"0x{sku['subsystem'].upper()}10DE"),
-        "vbios_version": ("", sku["vbios"]),
+        "vbios_version": ("", gpu["vbios"]),
         "compute_cap": ("", sku["capability"]),
         "pstate": ("", one["state"]),
         "persistence_mode": ("", "Enabled" if one["persistence"] else "Disabled"),

@@ -165,7 +165,7 @@ def _boards(node, one: dict, form: int, driver: str) -> list:
     ]
     entries = [
         ("minor_number", "Minor Number", str(one["gpu"]["slot"])),
-        ("vbios_version", "VBIOS Version", sku["vbios"]),
+        ("vbios_version", "VBIOS Version", one["gpu"]["vbios"]),
         ("multigpu_board", "MultiGPU Board", "No"),
         ("board_id", "Board ID", f"0x{int(one['gpu']['bus'], 16) << 8:x}"),
         ("board_part_number", "Board Part Number", sku["board_part"]),

@@ -7,8 +7,10 @@ libraries and kernel modules, are found under SILICON_ROOT (default /).
 import json
 import os
 import re
+import uuid
 from pathlib import Path
 
+import noise
 from skus import SKUS
 
 SCHEMA = 1
@@ -46,14 +48,26 @@ class Node:
             self.sku = SKUS[self.sku_name]
             self.name, self.seed = self.data["name"], self.data["seed"]
             self.speed = float(self.data["speed"])
-            self.gpus = self.data["gpus"]
             self.faults = self.data["faults"]
+            self.gpus = [self._fitted(gpu) for gpu in self.data["gpus"]]
         except FileNotFoundError:
             raise StateError(f"{folder}/state.json is missing: this node has no simulated GPUs") from None
         except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"{folder}/state.json cannot be read: {error!r}") from None
         self.root = Path(os.environ.get("SILICON_ROOT", "/"))
         self.run_number = 0
+
+    def _fitted(self, gpu: dict) -> dict:
+        """The GPU that is in this slot now, with the firmware somebody flashed."""
+        gpu = dict(gpu, vbios=self.sku["vbios"])
+        if self.fault("gpu_swapped", gpu=gpu["slot"]):
+            words = (self.seed, self.name, gpu["slot"])
+            gpu["uuid"] = "GPU-{}".format(uuid.UUID(hex=noise.hexadecimal(32, "swapped", *words)))
+            gpu["serial"] = self.sku["serial"] + noise.digits(10, "swapped", *words)
+        flashed = self.fault("vbios", gpu=gpu["slot"])
+        if flashed:
+            gpu["vbios"] = flashed["version"]
+        return gpu
 
     def save(self) -> None:
         """Write state.json atomically."""

@@ -191,6 +191,10 @@ def write_driver(node, version: str, flavour: str) -> None:
     """/proc/driver/nvidia of a loaded driver."""
     place = node.folder / "proc_driver/nvidia"
     (place / "gpus").mkdir(parents=True, exist_ok=True)
+    there = {gpu["address"] for gpu in node.present()}
+    for known in (place / "gpus").iterdir():
+        if known.name not in there:
+            shutil.rmtree(str(known))
     for gpu in node.present():
         device = place / "gpus" / gpu["address"]
         device.mkdir(exist_ok=True)
@@ -216,7 +220,7 @@ def _information(node, gpu, version: str) -> str:
         ("Model: \t\t", node.sku["name"]),
         ("IRQ:   \t\t", str(120 + gpu["slot"])),
         ("GPU UUID: \t", gpu["uuid"]),
-        ("Video BIOS: \t", node.sku["vbios"]),
+        ("Video BIOS: \t", gpu["vbios"]),
         ("Bus Type: \t", "PCIe"),
         ("DMA Size: \t", "52 bits"),
         ("DMA Mask: \t", "0xfffffffffffff"),

@@ -1,0 +1,105 @@
+"""Firmware of the machine, its GPUs and its RDMA cards, from /sys and /proc: no tool is started for it."""
+
+from provision.node.observe.files import ReadError, at, link_target, names_in, read_line, read_text
+from provision.node.observe.probe import FAMILIES, Family, attribute_of, single
+
+DMI = "/sys/class/dmi/id/"
+CARDS = "/proc/driver/nvidia/gpus/"
+RDMA = "/sys/class/infiniband/"
+CARD_LABELS = {
+    "gpu_model": "Model",
+    "gpu_uuid": "GPU UUID",
+    "gpu_vbios": "Video BIOS",
+    "gpu_gsp": "GPU Firmware",
+}
+CARD_TEXTS = {}  # one reading of each file serves all its facts
+
+
+def card_text(address):
+    if address not in CARD_TEXTS:
+        text = read_text(CARDS + address + "/information")
+        if text is None:
+            raise ReadError("/proc/driver/nvidia says nothing of the GPU at " + address)
+        CARD_TEXTS[address] = text
+    return CARD_TEXTS[address]
+
+
+def card_value(address, label):
+    # Video BIOS: \t 96.00.74.00.01
+    for line in card_text(address).splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip() == label:
+            # Until a program has opened the GPU, the driver prints a mask: ??.??.??.??.??
+            if "?" in value:
+                raise ReadError("the driver has not started the GPU at %s yet: %s unknown" % (address, label))
+            return value.strip()
+    return None
+
+
+def of_cards(attribute):
+    """One text per GPU in PCI address order; nothing while the driver is not loaded."""
+    addresses = names_in(CARDS)
+    return [card_value(address, CARD_LABELS[attribute]) for address in addresses] if addresses else None
+
+
+def system_name():
+    words = [read_line(DMI + name) for name in ("sys_vendor", "product_name")]
+    return " ".join(word for word in words if word) or None
+
+
+def microcode():
+    # The first processor speaks for all; the whole file is large on a large machine.
+    try:
+        with open(at("/proc/cpuinfo"), "rb") as file:
+            head = file.read(8192).decode("ascii", "replace")
+    except OSError:
+        return None
+    for line in head.splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip() == "microcode":
+            return value.strip()
+    return None
+
+
+def width_of(path):
+    text = read_line(path)
+    return int(text) if text and text.isdigit() else None
+
+
+def rdma_cards():
+    found = []
+    for name in names_in(RDMA):
+        device = RDMA + name + "/"
+        address = (link_target(device + "device") or "").rpartition("/")[2] or None
+        found.append(
+            {
+                "device": name,
+                "address": address,
+                "board_id": read_line(device + "board_id"),
+                "firmware": read_line(device + "fw_ver"),
+                "link_width": width_of(device + "device/current_link_width"),
+                "link_width_max": width_of(device + "device/max_link_width"),
+            }
+        )
+    return found
+
+
+def firmware_value(attribute):
+    if attribute in CARD_LABELS:
+        return of_cards(attribute)
+    if attribute == "rdma":
+        return rdma_cards()
+    if attribute == "system":
+        return system_name()
+    return microcode() if attribute == "cpu_microcode" else read_line(DMI + attribute)
+
+
+def firmware_probes(names):
+    return [single(name, firmware_value, attribute_of(name)) for name in names]
+
+
+FAMILIES["firmware"] = Family(
+    ("bios_vendor", "bios_version", "bios_date", "system", "cpu_microcode", "rdma", *CARD_LABELS),
+    firmware_probes,
+    items=False,
+)
