@@ -36,7 +36,7 @@ class Plan:
     """What `up` would do to the fleet. `unreachable`: node → why nothing can be said about it."""
 
     nodes: Mapping[str, NodePlan]
-    waves: tuple[tuple[str, ...], ...]
+    waves: tuple[waves.Wave, ...]
     unreachable: Mapping[str, str]
 
 
@@ -48,12 +48,14 @@ def make(
     full: bool = False,
     first: Mapping[str, int] | None = None,
     takes_part: Mapping[str, Collection[str]] | None = None,
+    rollout: waves.Rollout | None = None,
 ) -> Plan:
     """`found` has the drifts of each node that answered. `full`: every role a node takes part in
     (`takes_part`, by default all).
 
     Waves of `wave_size` nodes (None: one wave) hold the nodes with something to do; nodes of a lower number
-    in `first` come first, and never share a wave with those of a higher one. A fact that could not be read
+    in `first` come first, and never share a wave with those of a higher one; `rollout` says more of that
+    (canaries, racks), and then counts alone. A fact that could not be read
     calls for its role: the plan cannot promise that the node is as declared."""
     everything = roles_in_order() if full else ()
     nodes = {
@@ -62,7 +64,8 @@ def make(
     }
     busy = [node for node, plan in nodes.items() if plan.roles]
     silent = {node: said.error for node, said in observations.items() if said.error is not None}
-    return Plan(nodes, waves.make(busy, wave_size, first or {}), silent)
+    divided = rollout.waves(busy) if rollout else waves.make(busy, wave_size, first or {})
+    return Plan(nodes, divided, silent)
 
 
 def _of_node(node: str, drifts: Sequence[Drift], anyway: Collection[str]) -> NodePlan:

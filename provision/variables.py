@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,36 @@ OWN = {
     "gpuprov_sku": "the GPU product this node must have",
     "gpuprov_expected_gpus": "how many GPUs this node must have",
     "gpuprov_wave": "a number; nodes of a lower one are done first",
+    "gpuprov_canary": "true: this node is done before others of its SKU and OS",
+    "gpuprov_atomic": "the name of a variable; nodes with the same value of it share a wave",
+    "gpuprov_drain_hook": "a program on the controller that takes a node out of service before it is changed",
+    "gpuprov_undrain_hook": "a program on the controller that puts a node back once it is as declared",
+    "gpuprov_hook_timeout": "seconds a hook may take; 600 when absent",
+    "gpuprov_hook_scope": "node: a hook is called for each node; wave: once with all of a wave",
+    "gpuprov_package_lock_timeout": "seconds to wait for another package manager; 600 when absent",
     "gpuprov_reboot_timeout": "seconds a node has to come back after a reboot",
 }
+_NUMBERS = frozenset(
+    {
+        *("gpuprov_expected_gpus", "gpuprov_wave", "gpuprov_reboot_timeout"),
+        *("gpuprov_hook_timeout", "gpuprov_package_lock_timeout"),
+    }
+)
+# Names, what their values must be, and how that is said.
+_PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("gpuprov_canary",), lambda value: isinstance(value, bool), "true or false"),
+    (
+        ("gpuprov_atomic",),
+        lambda value: isinstance(value, str) and value.isidentifier(),
+        "the name of a variable, such as rack",
+    ),
+    (
+        ("gpuprov_drain_hook", "gpuprov_undrain_hook"),
+        lambda value: isinstance(value, str) and bool(value.strip()) and "{{" not in value,
+        "the path of a program, without templates",
+    ),
+    (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
+)
 # Observed, never declared.
 RESERVED = frozenset({"gpuprov_node"})
 _SURE = 0.9  # similarity from which a name without our prefix is taken for one of ours mistyped
@@ -104,8 +132,11 @@ def _written(name: str, source: Path) -> str:
 
 def _check_own(name: str, value: Any, node: str) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if name in ("gpuprov_expected_gpus", "gpuprov_wave", "gpuprov_reboot_timeout") and not whole:
+    if name in _NUMBERS and not whole:
         raise StackError(f"{node}: {name} must be a whole number, not {value!r}", "write it without quotes")
+    for names, fits, wanted in _PLAIN:
+        if name in names and not fits(value):
+            raise StackError(f"{node}: {name} must be {wanted}, not {value!r}", "correct it in the inventory")
     if name == "gpuprov_sku" and value not in skus.all_skus():
         raise StackError(
             f"{node}: gpuprov_sku: no SKU called {value!r}",

@@ -1,21 +1,226 @@
-"""Which nodes are done together, and in which order (pure)."""
+"""Which nodes are done together, and in which order (pure).
+
+First one node of each kind (SKU and operating system): the canaries. What goes wrong on every machine of a
+kind goes wrong there, once. Then the rest, in batches. Nodes that must not be split (a rack, an NVLink
+domain) are one unit, also when one of them is a canary.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
+from typing import Any
+
+from provision.errors import StackError
+from provision.node_names import fold
+
+CANARY, BATCH = "canary", "batch"
+
+# Without --wave: fleets up to this size in one batch, larger ones in tenths. A mistake the canaries did not
+# show is then seen after a tenth of the machines, and no fleet needs more than ten batches, each of which
+# lasts as long as its slowest node (a driver and a reboot: a quarter of an hour).
+SMALL = 20
+PART = 10  # percent
 
 
-def make(nodes: Sequence[str], size: int | None, first: Mapping[str, int]) -> tuple[tuple[str, ...], ...]:
-    """Waves of at most `size` nodes (None: no limit). Nodes of a lower number in `first` come first, and
-    never share a wave with those of a higher one."""
+@dataclass(frozen=True)
+class Share:
+    """A number of nodes, or a percentage of them."""
 
-    def number(node: str) -> int:
-        return first.get(node, 0)
+    number: int
+    percent: bool = False
 
-    waves = []
-    for _number, members in groupby(sorted(nodes, key=number), key=number):
-        together = tuple(members)
-        step = size or len(together)
-        waves += [together[start : start + step] for start in range(0, len(together), step)]
-    return tuple(waves)
+    def of(self, total: int) -> int:
+        """How many of `total` nodes, rounded down."""
+        return total * self.number // 100 if self.percent else self.number
+
+    def __str__(self) -> str:
+        return f"{self.number}{'%' if self.percent else ''}"
+
+
+def share(text: str) -> Share:
+    """`20` or `10%`. Raises ValueError."""
+    number = text.removesuffix("%")
+    if not (number.isascii() and number.isdecimal()) or len(number) > 9:
+        raise ValueError(f"{text!r} is neither a number of nodes nor a percentage")
+    found = Share(int(number), text.endswith("%"))
+    if found.percent and found.number > 100:
+        raise ValueError(f"{text!r} is more than all of them")
+    return found
+
+
+class Wave(tuple[str, ...]):
+    """The nodes of one wave; `kind` is CANARY or BATCH, `groups` those of its nodes that stay together.
+
+    It is the tuple of its nodes: it can be compared with one, and is a list of names in JSON (`record` says
+    all of it).
+    """
+
+    kind: str
+    groups: tuple[tuple[str, ...], ...]
+
+    def __new__(
+        cls, nodes: Collection[str], kind: str = BATCH, groups: Sequence[tuple[str, ...]] = ()
+    ) -> Wave:
+        made = super().__new__(cls, nodes)
+        made.kind = kind
+        made.groups = tuple(groups)
+        return made
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(self)
+
+    def together(self, node: str) -> tuple[str, ...]:
+        """The nodes that share the fate of `node`, itself among them."""
+        return next((group for group in self.groups if node in group), (node,))
+
+    def record(self) -> dict[str, Any]:
+        """For JSON: kind, nodes, groups."""
+        return {"kind": self.kind, "nodes": list(self), "groups": [list(group) for group in self.groups]}
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """How a fleet is divided; all mappings are by node name.
+
+    `stages` are the numbers of `gpuprov_wave`: a lower one is done first, and none shares a wave with
+    another. `kinds`: what a canary stands for. `atomic`: nodes with the same value are never split. `chosen`:
+    canaries by the inventory's wish. `proved`: kinds that need no canary (a resumed run had one).
+    """
+
+    size: Share | None = None
+    canary: bool = True
+    stages: Mapping[str, int] = field(default_factory=dict)
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    atomic: Mapping[str, str] = field(default_factory=dict)
+    chosen: frozenset[str] = frozenset()
+    proved: frozenset[str] = frozenset()
+
+    def waves(self, nodes: Sequence[str]) -> tuple[Wave, ...]:
+        """Each of `nodes` in exactly one wave, in their order within a stage."""
+        size = batch_size(self.size, len(nodes))
+        seen = set(self.proved)
+        waves = []
+        for _number, members in groupby(sorted(nodes, key=self._stage), key=self._stage):
+            units = self._units(tuple(members))
+            first = self._canaries(units, seen) if self.canary and len(nodes) > 1 else []
+            if first:
+                waves.append(_wave(first, CANARY))
+            waves += [_wave(batch, BATCH) for batch in _batches([u for u in units if u not in first], size)]
+        return tuple(waves)
+
+    def _stage(self, node: str) -> int:
+        return self.stages.get(node, 0)
+
+    def _units(self, nodes: Sequence[str]) -> list[tuple[str, ...]]:
+        """Nodes that stay together, in the order of their first."""
+        units: dict[tuple[str, str], list[str]] = {}
+        for node in nodes:
+            key = ("group", self.atomic[node]) if node in self.atomic else ("node", node)
+            units.setdefault(key, []).append(node)
+        return [tuple(unit) for unit in units.values()]
+
+    def _canaries(self, units: Sequence[tuple[str, ...]], seen: set[str]) -> list[tuple[str, ...]]:
+        """The units that go first; the kinds they stand for are added to `seen`."""
+        first = [unit for unit in units if self.chosen.intersection(unit)]
+        seen.update(self._kind(node) for unit in first for node in unit)
+        for unit in units:
+            kinds = {self._kind(node) for node in unit}
+            if not kinds <= seen:
+                first.append(unit)
+                seen |= kinds
+        return [unit for unit in units if unit in first]
+
+    def _kind(self, node: str) -> str:
+        return self.kinds.get(node, "")
+
+
+def batch_size(wanted: Share | None, total: int) -> int:
+    """Nodes in one batch, of `total` with something to do."""
+    if wanted is None:
+        wanted = Share(total) if total <= SMALL else Share(max(SMALL, Share(PART, True).of(total)))
+    return max(1, wanted.of(total))
+
+
+def _batches(units: Sequence[tuple[str, ...]], size: int) -> Iterator[list[tuple[str, ...]]]:
+    """Units in their order, as many at a time as fit; one that is larger than `size` is a batch alone."""
+    batch: list[tuple[str, ...]] = []
+    for unit in units:
+        if batch and sum(map(len, batch)) + len(unit) > size:
+            yield batch
+            batch = []
+        batch.append(unit)
+    if batch:
+        yield batch
+
+
+def _wave(units: Sequence[tuple[str, ...]], kind: str) -> Wave:
+    return Wave([node for unit in units for node in unit], kind, [unit for unit in units if len(unit) > 1])
+
+
+def make(nodes: Sequence[str], size: int | None, first: Mapping[str, int]) -> tuple[Wave, ...]:
+    """Waves of at most `size` nodes (None: no limit), without canaries. Nodes of a lower number in `first`
+    come first, and never share a wave with those of a higher one."""
+    return Rollout(Share(size or max(1, len(nodes))), canary=False, stages=first).waves(nodes)
+
+
+def rollout(
+    declared: Mapping[str, Mapping[str, Any]],
+    described: Mapping[str, Mapping[str, Any]],
+    *,
+    size: Share | None = None,
+    canary: bool = True,
+) -> Rollout:
+    """How the inventory wants its fleet divided. `declared`: each node's variables; `described`: what each
+    node that answered is (`gpuprov_node`).
+
+    Raises StackError where gpuprov_atomic cannot be followed.
+    """
+    stages = {node: int(given.get("gpuprov_wave") or 0) for node, given in declared.items()}
+    atomic = {node: group for node, given in declared.items() if (group := _group(node, given)) is not None}
+    _refuse_torn_groups(atomic, stages)
+    return Rollout(
+        size,
+        canary,
+        stages,
+        {node: kind(what) for node, what in described.items()},
+        atomic,
+        frozenset(node for node, given in declared.items() if given.get("gpuprov_canary") is True),
+    )
+
+
+def kind(described: Mapping[str, Any]) -> str:
+    """What a canary stands for: `h100-sxm on debian 13`."""
+    system = described.get("os") or {}
+    sku = (described.get("gpu") or {}).get("sku") or "unknown GPU"
+    words = [sku, "on", system.get("id") or "unknown OS", system.get("version_id")]
+    return " ".join(str(word) for word in words if word)
+
+
+def _group(node: str, given: Mapping[str, Any]) -> str | None:
+    """The group `gpuprov_atomic` puts a node in: the value of the variable it names."""
+    named = given.get("gpuprov_atomic")
+    if named is None:
+        return None
+    value = given.get(str(named))
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == "" or "{{" in str(value):
+        raise StackError(
+            f"{node}: gpuprov_atomic is {named!r}, and {named} is {value!r} there",
+            f"give each of these nodes {named}: one plain text or number for those that stay together",
+        )
+    return f"{named}={value}"
+
+
+def _refuse_torn_groups(atomic: Mapping[str, str], stages: Mapping[str, int]) -> None:
+    found: dict[str, dict[int, list[str]]] = {}
+    for node, group in atomic.items():
+        found.setdefault(group, {}).setdefault(stages[node], []).append(node)
+    for group, numbers in found.items():
+        if len(numbers) > 1:
+            told = "; ".join(f"{number}: {fold(nodes)}" for number, nodes in sorted(numbers.items()))
+            raise StackError(
+                f"{group} must stay together (gpuprov_atomic), and its gpuprov_wave differs: {told}",
+                "give them one gpuprov_wave",
+            )

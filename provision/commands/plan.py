@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from provision.commands import fleet_options
+from provision.commands import fleet_options, wave_options
 from provision.errors import ExitCode
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     fleet_options.add_arguments(parser)
     parser.add_argument("--full", action="store_true", help="plan every role on every node, needed or not")
-    parser.add_argument("--wave-size", type=fleet_options.count, metavar="N", help="nodes done together")
+    wave_options.add_arguments(parser)
     parser.add_argument("--reasons", action="store_true", help=f"all reasons, not {REASONS} for each role")
 
 
@@ -39,9 +39,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     made = plan.make(
         seen.drifts,
         seen.observations,
-        wave_size=options.wave_size,
         full=options.full,
-        first=seen.waves,
+        rollout=wave_options.rollout(options, seen),
         takes_part=seen.roles,
     )
     if options.json:
@@ -74,7 +73,7 @@ def _document(seen: Assessment, made: Plan) -> dict[str, Any]:
             }
             for name, node in made.nodes.items()
         },
-        "waves": made.waves,
+        "waves": [wave.record() for wave in made.waves],
         "unreachable": made.unreachable,
         "refused": {name: [asdict(each) for each in why] for name, why in seen.refused.items()},
     }
