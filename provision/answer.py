@@ -14,6 +14,7 @@ PROBLEM_LIMIT = 400
 BASE_FACTS = frozenset(
     {
         *("os.id", "os.version_id", "os.codename", "os.family", "os.arch", "kernel.release"),
+        "kernel.boot_release",
         *("boot.id", "boot.required", "boot.reason", "gpu.count", "gpu.pci", "gpu.nvswitch_count"),
     }
 )

@@ -143,7 +143,7 @@ def hypothetical_machines(role: Role) -> Iterator[dict[str, Any]]:
     ):
         yield {
             "os": {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": arch},
-            "kernel": {"release": KERNEL},
+            "kernel": {"release": KERNEL, "boot_release": KERNEL},
             "gpu": {"sku": None, "count": 8, "architecture": architecture, "fabric": fabric, "pci_ids": []},
         }
 

@@ -4,6 +4,7 @@ import os
 
 from provision.node.observe.files import ReadError, link_target, read_text
 from provision.node.observe.probe import FAMILIES, Family, Probe, single
+from provision.node.observe.system import boot_release
 
 LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -51,6 +52,14 @@ def driver_userspace():
     return None
 
 
+def driver_mismatch():
+    """What stops every program that asks the driver: a library of another version than the loaded module."""
+    loaded, library = driver_loaded("loaded_version"), driver_userspace()
+    if loaded is None or library is None or loaded == library:
+        return None
+    return "module %s, library %s" % (loaded, library)
+
+
 def parse_modinfo(names, output):
     for line in output.splitlines():
         if looks_like_version(line.strip()):
@@ -64,16 +73,22 @@ def driver_probes(names):
     probes = []
     for fact in names:
         if fact == "driver.installed_version":
-            # Debian's own packages call it nvidia-current.
-            command = ["modinfo", "-F", "version", "nvidia", "nvidia-current", "nvidia-current-open"]
+            # Debian's own packages call it nvidia-current. uname -r may have no module any more.
+            kernel = boot_release(os.uname().release)
+            names_of_it = ["nvidia", "nvidia-current", "nvidia-current-open"]
+            command = ["modinfo", "-k", kernel, "-F", "version", *names_of_it]
             probes.append(Probe([fact], command=command, parse=parse_modinfo))
         elif fact == "driver.userspace_version":
             probes.append(single(fact, driver_userspace))
+        elif fact == "driver.mismatch":
+            probes.append(single(fact, driver_mismatch))
         else:
             probes.append(single(fact, driver_loaded, fact[len("driver.") :]))
     return probes
 
 
 FAMILIES["driver"] = Family(
-    ("loaded_version", "flavour", "installed_version", "userspace_version"), driver_probes, items=False
+    ("loaded_version", "flavour", "installed_version", "userspace_version", "mismatch"),
+    driver_probes,
+    items=False,
 )

@@ -2,7 +2,7 @@
 
 import os
 
-from provision.node.observe.files import at, names_in, read_line, read_text
+from provision.node.observe.files import ReadError, at, names_in, read_line, read_text
 
 NVIDIA = "0x10de"
 
@@ -28,6 +28,62 @@ def os_family(release):
     return release.get("ID")
 
 
+def version_key(text):
+    """Sorts versions as `sort -V` does; what starts with ~ or -rc comes before its absence."""
+    key = []
+    rest = text.replace("-rc", "~rc")
+    while rest:
+        size = 1
+        while size < len(rest) and rest[size].isdigit() == rest[0].isdigit():
+            size += 1
+        part = rest[:size]
+        key.append((2, int(part), "") if part.isdigit() else (0 if part[0] == "~" else 2, -1, part))
+        rest = rest[size:]
+    return [*key, (1, 0, "")]
+
+
+def kernels_installed():
+    """The releases in /boot that a boot loader offers, newest first."""
+    found = []
+    for name in names_in("/boot"):
+        release = name[len("vmlinuz-") :]
+        if name[:8] == "vmlinuz-" and "rescue" not in release and release[-4:] not in (".old", ".bak"):
+            found.append(release)
+    return sorted(found, key=version_key, reverse=True)
+
+
+def settings_in(path):
+    """The KEY=value lines of a shell-like file."""
+    pairs = [line.strip().partition("=") for line in (read_text(path) or "").splitlines()]
+    return {key: value.strip("\"'") for key, equals, value in pairs if equals and key[:1] != "#"}
+
+
+def grub_choice(releases):
+    """The kernel that GRUB's saved or configured default names, None when it names none of `releases`."""
+    entry = settings_in("/etc/default/grub").get("GRUB_DEFAULT", "0")
+    if entry == "saved":
+        for folder in ("/boot/grub", "/boot/grub2"):
+            saved = settings_in(folder + "/grubenv").get("saved_entry")
+            entry = saved or entry
+    # gnulinux-advanced-UUID>gnulinux-RELEASE-advanced-UUID, or ID-RELEASE, or a title: Advanced options
+    # for Debian GNU/Linux>Debian GNU/Linux, with Linux RELEASE
+    last = entry.rpartition(">")[2]
+    for release in releases:
+        named = ("gnulinux-%s-advanced" % release) in last
+        if named or last[-len(release) - 1 :] in (" " + release, "-" + release):
+            return release
+    return None
+
+
+def boot_release(running):
+    """The kernel the next boot uses: GRUB's named choice, else the newest; the running one without any."""
+    try:
+        releases = kernels_installed()
+        return (grub_choice(releases) or releases[0]) if releases else running
+    except ReadError:  # /boot or GRUB's files are root's alone
+        return running
+
+
 def probe_system():
     release = os_release()
     name = os.uname()
@@ -38,6 +94,7 @@ def probe_system():
         "os.family": os_family(release),
         "os.arch": name.machine,
         "kernel.release": name.release,
+        "kernel.boot_release": boot_release(name.release),
     }
 
 
@@ -88,7 +145,13 @@ def probe_gpu():
 
 
 BASE = (
-    (("os.id", "os.version_id", "os.codename", "os.family", "os.arch", "kernel.release"), probe_system),
+    (
+        (
+            *("os.id", "os.version_id", "os.codename", "os.family", "os.arch"),
+            *("kernel.release", "kernel.boot_release"),
+        ),
+        probe_system,
+    ),
     (("boot.id", "boot.required", "boot.reason"), probe_boot),
     (("gpu.count", "gpu.pci", "gpu.nvswitch_count"), probe_gpu),
 )

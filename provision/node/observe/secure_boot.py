@@ -1,0 +1,82 @@
+"""Secure Boot: whether the firmware checks kernel modules, and whether it would accept those built here."""
+
+import os
+
+from provision.node.observe.files import at, names_in, read_bytes, read_text
+from provision.node.observe.probe import FAMILIES, Family, attribute_of, single
+from provision.node.observe.system import os_release
+
+EFI = "/sys/firmware/efi"
+EFIVARS = EFI + "/efivars/"
+GLOBAL_GUID = "8be4df61-93ca-11d2-aa0d-00e098032b8c"
+SHIM_GUID = "605dab50-e046-4300-abb6-3dd810dd8b23"
+LIST_LIMIT = 1024 * 1024
+
+
+def efi_byte(name):
+    """The value of a one-byte variable: four bytes of attributes come before it. None when there is none."""
+    data = read_bytes(EFIVARS + name)
+    return data[4] if data and len(data) > 4 else None
+
+
+def secure_boot_enabled():
+    if not os.path.isdir(at(EFI)):
+        return None
+    # shim can be told not to check (mokutil --disable-validation): MokSBState is 1 then.
+    return efi_byte("SecureBoot-" + GLOBAL_GUID) == 1 and efi_byte("MokSBStateRT-" + SHIM_GUID) != 1
+
+
+def certificate_path():
+    """Where DKMS keeps the certificate of the key it signs modules with."""
+    path = "/var/lib/dkms/mok.pub"
+    if os_release().get("ID") == "ubuntu":
+        path = "/var/lib/shim-signed/mok/MOK.der"
+    drop_ins = ["framework.conf.d/" + name for name in names_in("/etc/dkms/framework.conf.d")]
+    for name in ["framework.conf", *drop_ins]:
+        for line in (read_text("/etc/dkms/" + name) or "").splitlines():
+            key, _, value = line.strip().partition("=")
+            value = value.strip("\"'")
+            if key == "mok_certificate" and value[:1] == "/" and "$" not in value:
+                path = value
+    return path
+
+
+def as_der(data):
+    """A certificate's DER form, from DER or PEM; None when it is neither."""
+    if data[:1] == b"\x30":
+        return data
+    head, tail = b"-----BEGIN CERTIFICATE-----", b"-----END CERTIFICATE-----"
+    if head not in data or tail not in data:
+        return None
+    import binascii
+
+    try:
+        return binascii.a2b_base64(data.partition(head)[2].partition(tail)[0])
+    except ValueError:
+        return None
+
+
+def machine_owner_keys():
+    """The lists of certificates that shim hands to the kernel. A long one is whole only outside efivars."""
+    paths = [EFI + "/mok-variables/MokListRT"]
+    for name in names_in(EFIVARS):
+        if name.startswith(("MokListRT", "db-")):
+            paths.append(EFIVARS + name)
+    return [read_bytes(path, LIST_LIMIT) or b"" for path in paths]
+
+
+def secure_boot_enrolled():
+    if not os.path.isdir(at(EFI)):
+        return None
+    certificate = as_der(read_bytes(certificate_path()) or b"")
+    return bool(certificate) and any(certificate in keys for keys in machine_owner_keys())
+
+
+SECURE_BOOT_FACTS = {"enabled": secure_boot_enabled, "enrolled": secure_boot_enrolled}
+
+
+def secure_boot_probes(names):
+    return [single(name, SECURE_BOOT_FACTS[attribute_of(name)]) for name in names]
+
+
+FAMILIES["secure_boot"] = Family(tuple(SECURE_BOOT_FACTS), secure_boot_probes, items=False)
