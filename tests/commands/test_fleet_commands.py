@@ -186,7 +186,7 @@ def test_the_plan_groups_equal_nodes_and_gives_reasons(
     assert "gpu-[01-02]  (2 nodes)  1 role, about 6 minutes\n  nvidia_driver\n" in out
     assert "    service.nvidia-persistenced.active is inactive, must be active" in out
     assert "1 node as declared: gpu-03" in out
-    assert "gpuprov up would change 2 nodes in one wave, in about 6 minutes" in out
+    assert "gpuprov up would change 2 nodes in 2 waves, in about 12 minutes" in out
 
 
 @pytest.mark.usefixtures("trouble")
