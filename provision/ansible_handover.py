@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -36,11 +37,28 @@ _SSH_ARGS = (
 )
 
 
+# In front of Ansible's command line. A controller that is killed takes its Ansible with it: else that would
+# go on changing nodes, and nobody would hear what became of them. (1 is PR_SET_PDEATHSIG; Linux has it.)
+ENDS_WITH_US = (
+    sys.executable,
+    *("-I", "-S", "-c"),
+    "import os, signal, sys\n"
+    "try:\n"
+    "    import ctypes\n"
+    "    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM))\n"
+    "except (ImportError, AttributeError, OSError):\n"
+    "    pass\n"
+    "if os.getppid() != int(sys.argv[1]):\n"
+    "    sys.exit(143)\n"
+    "os.execvp(sys.argv[2], sys.argv[2:])\n",
+)
+
+
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
     """A 0700 folder, gone afterwards. Its path is short: ssh's control sockets must fit into 108 bytes."""
     base = _memory_folder()
-    _remove_orphans(base)
+    remove_orphans(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     try:
         with (folder / _LOCK).open("w") as lock:
@@ -57,9 +75,10 @@ def _memory_folder() -> Path:
     return Path(tempfile.gettempdir())
 
 
-def _remove_orphans(base: Path) -> None:
-    """Remove folders of ours whose owner was killed: nobody holds their lock any more."""
-    for folder in base.glob(_PREFIX + "*"):
+def remove_orphans(base: Path | None = None) -> None:
+    """Remove folders of ours whose owner was killed (nobody holds their lock any more), and end what still
+    runs with them: workers of a killed Ansible may be in the middle of a task."""
+    for folder in (base or _memory_folder()).glob(_PREFIX + "*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()
             if folder.is_symlink() or not folder.is_dir() or status.st_uid != os.getuid():
@@ -70,7 +89,19 @@ def _remove_orphans(base: Path) -> None:
                 continue
             with (folder / _LOCK).open("r+") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _end_processes(folder)
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_processes(folder: Path) -> None:
+    """Kill Ansible's own processes that were given this folder. Programs of tasks that run here (a package
+    manager, where the controller provisions itself) are not in it: they end by themselves."""
+    mark = f"ANSIBLE_HOME={folder}/home".encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # of another user, or gone meanwhile
+            ours = mark in (entry / "environ").read_bytes().split(b"\0")
+            if ours and f"{folder}/".encode() in (entry / "cmdline").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
 
 
 def _inert(value: Any) -> Any:

@@ -135,6 +135,7 @@ def _run(
     # ansible-runner starts from all of os.environ and writes it into a file: keep what we chose and what it
     # added.
     config.env = {name: value for name, value in config.env.items() if name in wanted or name in _RUNNERS_OWN}
+    config.command = [*handover.ENDS_WITH_US, str(os.getpid()), *config.command]
     config.suppress_output_file = True
     config.pexpect_timeout = POLL
     # A pattern that always matches: without it ansible-runner keeps all that was ever printed, and looks at

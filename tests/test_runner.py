@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import runner
+from provision import ansible_handover, runner
 from provision.ansible_messages import message_of
 from provision.errors import GpuprovError
 from provision.runner import Event, Outcome, run_playbook
@@ -242,6 +243,30 @@ def test_an_interrupt_stops_ansible_and_removes_what_it_was_given(
         assert process.wait(timeout=60) == 130
     assert not alive(pid)
     assert list(memory.iterdir()) == []
+
+
+def test_a_killed_controller_takes_its_ansible_with_it(tmp_path: Path, memory: Path) -> None:
+    began, went_on = tmp_path / "began", tmp_path / "went_on"
+    os.mkfifo(began)
+    nap = f"trap '' HUP; echo > {began}; sleep 2"
+    tasks = playbook(tmp_path, f"- ansible.builtin.shell: {nap}\n- ansible.builtin.command: touch {went_on}")
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, str(tasks), str(memory)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        began.read_text()  # blocks until the task runs
+        process.kill()
+    time.sleep(0.5)
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    playbooks = [line for line in running.splitlines() if "ansible-playbook" in line and str(memory) in line]
+    assert len(playbooks) <= 1, "only the worker in the middle of a task may be there"
+    ansible_handover.remove_orphans()
+    time.sleep(3)
+    assert not went_on.exists(), "the task after the one that ran must not be begun"
+    assert list(memory.iterdir()) == []
+    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert str(memory) not in running
 
 
 def test_a_mistake_in_the_event_handler_is_raised_after_ansible_ended(tmp_path: Path, memory: Path) -> None:
