@@ -215,3 +215,27 @@ def test_a_refusal_of_apt_mark_is_named(node: Node) -> None:
     answer = node.run("gpuprov_hold", packages=["libcuda1"])
     assert answer["failed"] is True
     assert "No such package" in answer["msg"]
+
+
+def test_a_branch_is_the_newest_of_it_that_is_offered_and_then_what_is_installed(node: Node) -> None:
+    node.says("dpkg-query", "")
+    node.says("apt-cache", MADISON)
+    chosen = node.run("gpuprov_offered", packages={"nvidia-driver-cuda": "580.*"})
+    assert chosen["versions"] == {"nvidia-driver-cuda": "580.126.09-1"}
+    node.says("dpkg-query", "nvidia-driver-cuda installed 580.95.05-1\n")
+    assert node.run("gpuprov_offered", packages={"nvidia-driver-cuda": "580.*"})["satisfied"]
+    assert not node.run("gpuprov_offered", packages={"nvidia-driver-cuda": "58.*"})["satisfied"]
+
+
+def test_versions_count_only_from_the_repositories_asked_for(node: Node) -> None:
+    node.says("dpkg-query", "")
+    node.says("apt-cache", MADISON)
+    node.says("apt-get", "")
+    from_debian = node.run("gpuprov_offered", packages={"libnccl2": ""}, origin=r" \S+/non-free ")
+    assert from_debian["versions"] == {"libnccl2": "2.18.5-1-2"}
+    from_vendor = node.run(
+        "gpuprov_offered", packages={"libnccl2": "2.18.5-1"}, origin=r"^(?!.* \S+/non-free )"
+    )
+    assert from_vendor["missing"] == [
+        "libnccl2 2.18.5-1 is not offered; offered are: 2.29.7-1+cuda13.2, 2.29.7-1+cuda12.9."
+    ]

@@ -14,9 +14,15 @@ options:
   packages:
     description:
       - Package name to wanted version. A version without distribution revision (C(580.126.09)) matches any
-        revision of it; an empty one matches all.
+        revision of it; one that ends in C(.*) (C(580.*)) any that begins so; an empty one matches all.
     type: dict
     required: true
+  origin:
+    description:
+      - Only versions from repositories that this regular expression finds in count, in the words of
+        C(apt-cache madison) (C(http://deb.debian.org/debian trixie/non-free amd64 Packages)). apt only.
+    type: str
+    default: ""
   lock_timeout:
     description: Seconds to wait while another program refreshes the package lists.
     type: int
@@ -58,6 +64,7 @@ known:
   type: bool
 """
 
+import re  # noqa: E402
 import time  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
@@ -68,12 +75,12 @@ def upstream(version):
     return version.split(":", 1)[-1].rsplit("-", 1)[0]
 
 
-def parse_madison(text):
-    """`apt-cache madison` output → {package: [version, newest first]}."""
+def parse_madison(text, origin=""):
+    """`apt-cache madison` output → {package: [version, newest first]} of what `origin` is found in."""
     found = {}
     for line in text.splitlines():
         fields = [field.strip() for field in line.split("|")]
-        if len(fields) == 3 and fields[2].endswith("Packages"):
+        if len(fields) == 3 and fields[2].endswith("Packages") and re.search(origin, fields[2]):
             versions = found.setdefault(fields[0], [])
             if fields[1] not in versions:
                 versions.append(fields[1])
@@ -81,9 +88,11 @@ def parse_madison(text):
 
 
 def choose(offered, wanted):
-    """The first of `offered` that is `wanted` (with or without revision; empty: any), or None."""
+    """The first of `offered` that is `wanted` (any revision; 580.*: any of the branch; empty: any), or None."""
     for version in offered:
         if not wanted or wanted in (version, upstream(version)):
+            return version
+        if wanted.endswith(".*") and upstream(version).startswith(wanted[:-1]):
             return version
     return None
 
@@ -106,7 +115,7 @@ def look_up(module, packages):
     code, out, error = module.run_command(command, environ_update={"LC_ALL": "C"})
     if code:
         module.fail_json(msg="apt-cache madison failed ({0}): {1}".format(code, error.strip()))
-    return parse_madison(out)
+    return parse_madison(out, module.params["origin"])
 
 
 def refresh(module):
@@ -137,6 +146,7 @@ def main():
     module = AnsibleModule(
         argument_spec={
             "packages": {"type": "dict", "required": True},
+            "origin": {"type": "str", "default": ""},
             "lock_timeout": {"type": "int", "default": 300},
         },
         supports_check_mode=True,
