@@ -42,8 +42,10 @@ class Role:
     promises: tuple[Promise, ...]
 
     def own_vars(self, os: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What it keeps for an OS: `vars/<os.id>.yml` if there is one, else `vars/<os.family>.yml`."""
-        return self.vars.get(os["id"]) or self.vars.get(os["family"]) or {}
+        """What it keeps for itself: `vars/main.yml`, and over it `vars/<os.id>.yml` if there is one, else
+        `vars/<os.family>.yml`."""
+        own = self.vars.get(os["id"]) or self.vars.get(os["family"]) or {}
+        return {**self.vars["main"], **own} if "main" in self.vars else own
 
     def releases(self) -> Iterator[tuple[str, str, str]]:
         """The releases it is whole on, as (id, family, version): `__<role>_releases` of its vars files."""

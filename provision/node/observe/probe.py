@@ -21,15 +21,18 @@ class Probe:
 
 
 class Family:
-    """The facts `NAME.attribute`, or `NAME.item.attribute` where `items`; `probes` makes the probes for the
-    full names of those that are asked."""
+    """The facts `NAME.attribute`, or `NAME.item.attribute` where `items`; `whole` are attributes without an
+    item in a family that has items. `probes` makes the probes for the full names of those that are asked."""
 
-    def __init__(self, attributes, probes, items=True):
+    def __init__(self, attributes, probes, items=True, whole=()):
         self.attributes = attributes
         self.probes = probes
         self.items = items
+        self.whole = whole
 
     def knows(self, rest):
+        if rest in self.whole:
+            return True
         if not self.items:
             return rest in self.attributes
         item, _, attribute = rest.rpartition(".")

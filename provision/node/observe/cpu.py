@@ -1,0 +1,53 @@
+"""The processors: what they are, and who chooses their frequency."""
+
+from provision.node.observe.files import ReadError, names_in, read_line, read_text
+from provision.node.observe.probe import FAMILIES, Family, attribute_of, single
+
+POLICIES = "/sys/devices/system/cpu/cpufreq"
+CPUINFO_LIMIT = 4 * 1024 * 1024  # about 1.5 KiB for each of up to 2,048 threads
+
+
+def of_policies(name):
+    """What the frequency policies say, each value once; empty where the kernel sets no frequency."""
+    found = {read_line("%s/%s/%s" % (POLICIES, policy, name)) for policy in policies()}
+    return sorted(value for value in found if value)
+
+
+def policies():
+    return [name for name in names_in(POLICIES) if name[:6] == "policy"]
+
+
+def cpu_model():
+    """As the first processor calls itself; Arm's do not say."""
+    for line in (read_text("/proc/cpuinfo", CPUINFO_LIMIT) or "").splitlines():
+        key, colon, value = line.partition(":")
+        if colon and key.strip() == "model name":
+            return " ".join(value.split())
+    return None
+
+
+def cpu_online():
+    """How many hardware threads are online: 0-63,128-191 -> 128"""
+    text = read_line("/sys/devices/system/cpu/online") or ""
+    count = 0
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdigit() or not (last or first).isdigit():
+            raise ReadError("/sys/devices/system/cpu/online was not understood")
+        count += int(last or first) - int(first) + 1
+    return count
+
+
+CPU = {
+    "governors": lambda: of_policies("scaling_governor"),
+    "frequency_drivers": lambda: of_policies("scaling_driver"),
+    "model": cpu_model,
+    "online": cpu_online,
+}
+
+
+def cpu_probes(names):
+    return [single(name, CPU[attribute_of(name)]) for name in names]
+
+
+FAMILIES["cpu"] = Family(tuple(CPU), cpu_probes, items=False)

@@ -1,0 +1,84 @@
+"""How much memory may be locked, as it is in force: a file with a limit in it proves nothing.
+
+`limits.session.memlock` is the limit of the very session that asks, `limits.systemd.memlock` what systemd
+gives to services that say nothing, `limits.UNIT.memlock` that of a service: of its running main process, else
+what it would be started with, or "absent" where there is no such unit. In KiB as text, or "unlimited".
+"""
+
+from provision.node.observe.files import ReadError, read_text
+from provision.node.observe.probe import FAMILIES, Family, Probe, item_of, single
+
+LOCKED = "Max locked memory"
+SHOWN = "--property=LoadState,MainPID,LimitMEMLOCKSoft"
+
+
+def limit_text(text):
+    """Bytes as /proc and systemd print them -> KiB: 8388608 -> 8192, infinity -> unlimited."""
+    if text in ("infinity", "unlimited"):
+        return "unlimited"
+    if not text.isdigit():
+        raise ReadError("the limit %r was not understood" % text)
+    return str(int(text) // 1024)
+
+
+def limit_of_process(process):
+    """The soft limit, which is the one that holds; None when there is no such process."""
+    for line in (read_text("/proc/%s/limits" % process) or "").splitlines():
+        if line[: len(LOCKED)] == LOCKED:
+            # Max locked memory         8388608              8388608              bytes
+            return limit_text(line[len(LOCKED) :].split()[0])
+    return None
+
+
+def session_limit():
+    found = limit_of_process("self")
+    if found is None:
+        raise ReadError("/proc/self/limits says nothing of locked memory")
+    return found
+
+
+def parse_manager(names, output):
+    for line in output.splitlines():
+        key, equals, value = line.partition("=")
+        if equals and key == "DefaultLimitMEMLOCKSoft":
+            return dict.fromkeys(names, limit_text(value))
+    raise ReadError("systemctl answered: " + (output.strip()[:200] or "nothing"))
+
+
+def parse_limits(names, output):
+    """`systemctl show` prints one paragraph per unit, in the order asked."""
+    blocks = []
+    for text in output.strip().split("\n\n"):
+        pairs = [line.partition("=") for line in text.splitlines()]
+        blocks.append({key: value for key, equals, value in pairs if equals})
+    if len(blocks) != len(names) or any("LimitMEMLOCKSoft" not in block for block in blocks):
+        raise ReadError("systemctl answered: " + (output.strip()[:200] or "nothing"))
+    return {names[number]: limit_of_unit(block) for number, block in enumerate(blocks)}
+
+
+def limit_of_unit(block):
+    if block.get("LoadState") in ("not-found", "masked"):
+        return "absent"
+    process = block.get("MainPID", "0")
+    running = limit_of_process(process) if process.isdigit() and process != "0" else None
+    return running or limit_text(block["LimitMEMLOCKSoft"])
+
+
+def limits_probes(names):
+    probes = []
+    units = []
+    for name in names:
+        if item_of(name) == "session":
+            probes.append(single(name, session_limit))
+        elif item_of(name) == "systemd":
+            show = ["systemctl", "show", "--property=DefaultLimitMEMLOCKSoft"]
+            probes.append(Probe([name], command=show, parse=parse_manager))
+        else:
+            units.append(name)
+    if units:
+        command = ["systemctl", "show", "--no-pager", SHOWN, "--", *[item_of(name) for name in units]]
+        probes.append(Probe(units, command=command, parse=parse_limits))
+    return probes
+
+
+FAMILIES["limits"] = Family(("memlock",), limits_probes)

@@ -1,0 +1,48 @@
+"""Settings of memory that have no kernel parameter, or one that not every kernel has."""
+
+import os
+
+from provision.node.observe.files import ReadError, at, because, read_line
+from provision.node.observe.probe import FAMILIES, Family, attribute_of, single
+
+SHARED = "/dev/shm"  # noqa: S108 - asked about, not written to
+HUGEPAGE = "/sys/kernel/mm/transparent_hugepage/enabled"
+
+
+def transparent_hugepage():
+    """`always`, `madvise` or `never`; "absent" where the kernel has none."""
+    text = read_line(HUGEPAGE)
+    if text is None:
+        return "absent"
+    # always [madvise] never
+    for word in text.split():
+        if word[:1] == "[" and word[-1:] == "]":
+            return word[1:-1]
+    raise ReadError(HUGEPAGE + " was not understood")
+
+
+def numa_balancing():
+    """Whether the kernel moves pages after the threads that use them; a kernel that cannot does not."""
+    return (read_line("/proc/sys/kernel/numa_balancing") or "0") != "0"
+
+
+def shm_bytes():
+    try:
+        status = os.statvfs(at(SHARED))
+    except OSError as error:
+        raise ReadError(SHARED + ": " + because(error)) from None
+    return status.f_blocks * status.f_frsize
+
+
+MEMORY = {
+    "transparent_hugepage": transparent_hugepage,
+    "numa_balancing": numa_balancing,
+    "shm_bytes": shm_bytes,
+}
+
+
+def memory_probes(names):
+    return [single(name, MEMORY[attribute_of(name)]) for name in names]
+
+
+FAMILIES["memory"] = Family(tuple(MEMORY), memory_probes, items=False)

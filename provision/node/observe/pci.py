@@ -1,0 +1,143 @@
+"""What stands between GPUs and network cards on the PCI bus: access control (ACS) and the IOMMU.
+
+A bridge whose ACS redirects requests or completions sends what one device has for another up to the root
+complex: GPUDirect and peer-to-peer become slow, hang, or (with a translating IOMMU) corrupt. That is wrong
+on bare metal only: a hypervisor needs it to keep virtual machines apart. Read from configuration space, as
+lspci does, which is whole for root alone; the offsets are those of the PCI Express base specification.
+"""
+
+from provision.node.observe.files import ReadError, link_target, names_in, read_bytes, read_line, read_text
+from provision.node.observe.probe import FAMILIES, Family, Probe
+from provision.node.observe.system import NVIDIA
+
+PCI_DEVICES = "/sys/bus/pci/devices"
+DMI_NAMES = ("sys_vendor", "product_name")
+VIRTUAL = (
+    "qemu",
+    "kvm",
+    "vmware",
+    "virtual",
+    "xen",
+    "bochs",
+    "openstack",
+    "compute engine",
+    "bhyve",
+    "parallels",
+)
+BRIDGE = 1  # header type of a bridge, without the bit for several functions
+SECONDARY_BUS = 0x19  # and the last bus below it in the next byte
+EXTENDED = 0x100  # where the list of extended capabilities begins
+ACS = 0x000D
+ACS_CONTROL = 6  # offset of its control register
+REQUEST_REDIRECT, COMPLETION_REDIRECT = 0x04, 0x08
+
+
+def word_at(config, offset):
+    return config[offset] | config[offset + 1] << 8
+
+
+def acs_control(config):
+    """The ACS control register; None when the device has none. Raises ReadError when there was too little
+    to tell."""
+    if len(config) < 256:
+        raise ReadError("the configuration space of PCI devices is whole for root alone")
+    offset = EXTENDED
+    for _ in range(64):  # a broken list must not be followed for ever
+        if offset < EXTENDED or offset + 8 > len(config):
+            return None  # conventional PCI, or the end of the list
+        kind, after = word_at(config, offset), word_at(config, offset + 2) >> 4
+        if kind == ACS:
+            return word_at(config, offset + ACS_CONTROL)
+        offset = after
+    return None
+
+
+def buses_below(address, config):
+    """The buses below a bridge, as (domain, first, last); None for a device that is no bridge."""
+    if len(config) < 64 or config[14] & 0x7F != BRIDGE or config[SECONDARY_BUS] == 0:
+        return None
+    return address[:-8], config[SECONDARY_BUS], config[SECONDARY_BUS + 1]
+
+
+def is_endpoint_of_interest(folder):
+    """Whether it is an NVIDIA GPU (display class), or a network card that does RDMA."""
+    kind = (read_line(folder + "class") or "").lower()
+    if kind[:4] == "0x03":
+        return (read_line(folder + "vendor") or "").lower() == NVIDIA
+    return kind[:6] == "0x0207" or (kind[:4] == "0x02" and bool(names_in(folder + "infiniband")))
+
+
+def redirecting_bridges():
+    """Bridges above GPUs and RDMA cards that redirect, in address order."""
+    bridges = []
+    wanted = []
+    for address in names_in(PCI_DEVICES):
+        folder = "%s/%s/" % (PCI_DEVICES, address)
+        if is_endpoint_of_interest(folder):
+            wanted.append((address[:-8], int(address[-7:-5], 16)))
+        elif (read_line(folder + "class") or "")[:6] == "0x0604":
+            config = read_bytes(folder + "config") or b""
+            below = buses_below(address, config)
+            if below:
+                bridges.append((address, below, config))
+    found = []
+    for address, (domain, first, last), config in bridges:
+        if any(where == domain and first <= bus <= last for where, bus in wanted):
+            control = acs_control(config) or 0
+            if control & (REQUEST_REDIRECT | COMPLETION_REDIRECT):
+                found.append(address)
+    return found
+
+
+def hypervisor():
+    """Below whom this machine runs, as its firmware calls itself; None on bare metal."""
+    names = " ".join(read_line("/sys/class/dmi/id/" + name) or "" for name in DMI_NAMES).strip()
+    for line in (read_text("/proc/cpuinfo", 4 * 1024 * 1024) or "").splitlines():
+        key, colon, value = line.partition(":")
+        if colon and key.strip() == "flags":  # x86 alone; every hypervisor sets it, and no bare metal has it
+            return (names or "unknown") if "hypervisor" in value.split() else None
+    return names if any(word in names.lower() for word in VIRTUAL) else None
+
+
+def iommu_state():
+    """`off`, `passthrough` (devices see memory as it is), `translated`, or `mixed`: of GPUs and RDMA cards,
+    of all groups where there are none."""
+    groups = set()
+    for address in names_in(PCI_DEVICES):
+        folder = "%s/%s/" % (PCI_DEVICES, address)
+        group = (link_target(folder + "iommu_group") or "").rpartition("/")[2]
+        if group and is_endpoint_of_interest(folder):
+            groups.add(group)
+    every = names_in("/sys/kernel/iommu_groups")
+    if not every:
+        return "off"
+    kinds = {read_line("/sys/kernel/iommu_groups/%s/type" % group) for group in groups or every}
+    if kinds == {"identity"}:
+        return "passthrough"
+    return "mixed" if "identity" in kinds else "translated"
+
+
+def iommu_parameters():
+    words = (read_line("/proc/cmdline") or "").split()
+    names = ("iommu", "intel_iommu", "amd_iommu", "iommu.passthrough", "iommu.strict", "pci")
+    return [word for word in words if word.partition("=")[0] in names]
+
+
+PCI = {
+    "acs_redirecting": redirecting_bridges,
+    "acs_harmful": lambda: [] if hypervisor() else redirecting_bridges(),
+    "iommu": iommu_state,
+    "iommu_parameters": iommu_parameters,
+    "hypervisor": hypervisor,
+}
+
+
+def pci_probes(names):
+    return [Probe([name], read=pci_reader(name)) for name in names]
+
+
+def pci_reader(name):
+    return lambda: {name: PCI[name[len("pci.") :]]()}
+
+
+FAMILIES["pci"] = Family(tuple(PCI), pci_probes, items=False)

@@ -1,0 +1,211 @@
+"""RDMA devices and their ports, from /sys/class/infiniband and, for what the kernel shows nowhere, tools.
+
+`rdma.DEVICE/PORT.attribute` is about a port (`rdma.mlx5_0/1.state`), `rdma.DEVICE.attribute` about a device.
+The link layer of a port, InfiniBand or Ethernet (RoCE), decides which of them mean anything.
+"""
+
+from provision.node.observe.files import ReadError, names_in, read_line
+from provision.node.observe.probe import FAMILIES, Family, Probe, attribute_of, item_of, single
+
+INFINIBAND = "/sys/class/infiniband"
+NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+IPV4 = "0000:0000:0000:0000:0000:ffff:"  # a GID that is an IPv4 address
+PEER_MODULES = ["nvidia-peermem", "nvidia-current-peermem", "nvidia-current-open-peermem"]
+
+
+def port_folder(item):
+    device, slash, port = item.partition("/")
+    return "%s/%s/ports/%s/" % (INFINIBAND, device, port if slash else "1")
+
+
+def read_or_none(path):
+    """For files the kernel answers with an error when there is nothing to say (an empty place in a table)."""
+    try:
+        return read_line(path)
+    except ReadError:
+        return None
+
+
+def after_colon(path):
+    """4: ACTIVE -> ACTIVE"""
+    text = read_line(path)
+    return None if text is None else text.partition(":")[2].strip()
+
+
+def leading_number(text):
+    """400 Gb/sec (4X NDR) -> 400; 0x1a -> 26"""
+    if text is None:
+        return None
+    word = (text.split() or [""])[0]
+    digits = word[2:] if word[:2] == "0x" else word.partition(".")[0]
+    try:
+        return int(digits, 16 if word[:2] == "0x" else 10)
+    except ValueError:
+        raise ReadError("%r is not a number" % text) from None
+
+
+def table_of(folder):
+    """index -> text of a table in sysfs that has a file per entry."""
+    entries = {int(name): read_or_none(folder + name) for name in names_in(folder) if name.isdigit()}
+    return {index: entries[index] for index in sorted(entries) if entries[index]}
+
+
+def partition_keys(item):
+    return sorted(set(table_of(port_folder(item) + "pkeys/").values()) - {"0x0000"})
+
+
+def roce_v2_ipv4(item):
+    """Where in the GID table there is an IPv4 address for RoCE v2: what NCCL_IB_GID_INDEX has to name."""
+    folder = port_folder(item)
+    gids = table_of(folder + "gids/")
+    own = [index for index in gids if gids[index][: len(IPV4)] == IPV4]
+    return [index for index in own if read_or_none("%sgid_attrs/types/%d" % (folder, index)) == "RoCE v2"]
+
+
+def netdev_of(item):
+    """The network interface behind a port."""
+    first = read_or_none(port_folder(item) + "gid_attrs/ndevs/0")
+    if first:
+        return first
+    found = names_in("%s/%s/device/net" % (INFINIBAND, item.partition("/")[0]))
+    return found[0] if found else None
+
+
+def netdev_mtu(item):
+    name = netdev_of(item)
+    return None if name is None else leading_number(read_line("/sys/class/net/%s/mtu" % name))
+
+
+def default_tos(item):
+    """The type of service of connections made through the connection manager; there once cma_roce_tos, or
+    our boot unit, asked for it."""
+    device, _, port = item.partition("/")
+    path = "/sys/kernel/config/rdma_cm/%s/ports/%s/default_roce_tos"
+    return leading_number(read_line(path % (device, port or "1")))
+
+
+def global_traffic_class(item):
+    """What DOCA-OFED's driver forces on all packets: Global tclass=106; the inbox driver has no such file."""
+    device, _, port = item.partition("/")
+    text = read_line("%s/%s/tc/%s/traffic_class" % (INFINIBAND, device, port or "1"))
+    return None if text is None else leading_number(text.rpartition("=")[2] or "0")
+
+
+PORT = {
+    "state": lambda item: after_colon(port_folder(item) + "state"),
+    "phys_state": lambda item: after_colon(port_folder(item) + "phys_state"),
+    "link_layer": lambda item: read_line(port_folder(item) + "link_layer"),
+    "rate": lambda item: leading_number(read_line(port_folder(item) + "rate")),
+    "lid": lambda item: leading_number(read_line(port_folder(item) + "lid")),
+    "sm_lid": lambda item: leading_number(read_line(port_folder(item) + "sm_lid")),
+    "sm_seen": lambda item: bool(leading_number(read_line(port_folder(item) + "sm_lid"))),
+    "pkeys": partition_keys,
+    "netdev": netdev_of,
+    "netdev_mtu": netdev_mtu,
+    "roce_v2_ipv4": roce_v2_ipv4,
+    "roce_tos": default_tos,
+    "traffic_class": global_traffic_class,
+    "firmware": lambda item: read_line("%s/%s/fw_ver" % (INFINIBAND, item)),
+    "board_id": lambda item: read_line("%s/%s/board_id" % (INFINIBAND, item)),
+}
+
+
+def rdma_ports():
+    ports = []
+    for device in names_in(INFINIBAND):
+        for port in names_in("%s/%s/ports" % (INFINIBAND, device)):
+            item = "%s/%s" % (device, port)
+            entry = {"device": device, "port": port}
+            for attribute in ("link_layer", "state", "phys_state", "rate", "netdev"):
+                entry[attribute] = PORT[attribute](item)
+            ports.append(entry)
+    return ports
+
+
+def parse_devinfo(names, output):
+    """ibv_devinfo: the MTU in force is in no file. A port it does not name has none."""
+    if "hca_id:" not in output and "No IB devices found" not in output:
+        raise ReadError("ibv_devinfo answered: " + (output.strip()[:200] or "nothing"))
+    found = {}
+    device = port = ""
+    for line in output.splitlines():
+        key, _, value = line.strip().partition(":")
+        if key == "hca_id":
+            device = value.strip()
+        elif key == "port":
+            port = value.strip()
+        elif key == "active_mtu":
+            found["%s/%s" % (device, port)] = leading_number(value)
+    return {name: found.get(item_of(name)) for name in names}
+
+
+def parse_pfc(names, output):
+    """dcb pfc show: the priorities that are paused for instead of dropped. No answer, no such priority.
+
+    prio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off"""
+    for line in output.splitlines():
+        words = line.split()
+        if "prio-pfc" in words:
+            pairs = [word.partition(":") for word in words[words.index("prio-pfc") + 1 :]]
+            return {names[0]: [int(one) for one, _, state in pairs if one.isdigit() and state == "on"]}
+    if "not supported" in output or "not found" in output:
+        return {names[0]: []}
+    raise ReadError("dcb answered: " + (output.strip()[:200] or "nothing"))
+
+
+def parse_peermem(names, output):
+    """`ofed`: built with the peer memory interface of OFED, whose ib_core it then needs; `plain`: without,
+    which ends its loading with "Invalid argument"; `absent`: there is no such module."""
+    lines = [line for line in output.splitlines() if "not found" not in line]
+    if len(lines) == len(output.splitlines()) and not lines:
+        raise ReadError("modinfo answered nothing")
+    needs = {word for line in lines for word in line.replace("_", "-").split(",")}
+    kind = "absent" if not lines else "ofed" if needs & {"ib-core", "ib-uverbs"} else "plain"
+    return dict.fromkeys(names, kind)
+
+
+def parse_core(names, output):
+    """Whether another ib_core is loaded than the one on disk, as after DOCA-OFED came."""
+    loaded = read_line("/sys/module/ib_core/srcversion")
+    on_disk = output.split()[-1:] if "not found" not in output else []
+    return dict.fromkeys(names, bool(loaded and on_disk and on_disk[0] != loaded))
+
+
+TOOLS = {
+    "rdma.peermem": Probe([], command=["modinfo", "-F", "depends", *PEER_MODULES], parse=parse_peermem),
+    "rdma.core_stale": Probe([], command=["modinfo", "-F", "srcversion", "ib_core"], parse=parse_core),
+}
+
+
+def rdma_probes(names):
+    probes = []
+    mtus = []
+    for name in names:
+        attribute, item = attribute_of(name), item_of(name)
+        if name in TOOLS:
+            probes.append(Probe([name], command=TOOLS[name].command, parse=TOOLS[name].parse))
+        elif name == "rdma.devices":
+            probes.append(single(name, names_in, INFINIBAND))
+        elif name == "rdma.ports":
+            probes.append(single(name, rdma_ports))
+        elif attribute == "active_mtu":
+            mtus.append(name)
+        elif attribute == "pfc":
+            probes.append(pfc_probe(name))
+        else:
+            probes.append(single(name, PORT[attribute], item))
+    if mtus:
+        probes.append(Probe(mtus, command=["ibv_devinfo"], parse=parse_devinfo))
+    return probes
+
+
+def pfc_probe(name):
+    netdev = netdev_of(item_of(name))
+    if netdev is None:
+        return single(name, lambda: None)
+    return Probe([name], command=["dcb", "pfc", "show", "dev", netdev], parse=parse_pfc)
+
+
+FAMILIES["rdma"] = Family(
+    (*PORT, "active_mtu", "pfc"), rdma_probes, whole=("devices", "ports", "peermem", "core_stale")
+)
