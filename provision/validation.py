@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import campaign, paths, runner, stack, thresholds
+from provision import campaign, fingerprint, paths, runner, stack, thresholds, validated
 from provision.campaign import Raw, Seen
 from provision.checks.check import Command
 from provision.errors import ExitCode, GpuprovError, RunFolderError, StackError
+from provision.fingerprint import Fingerprint
 from provision.health import CheckResult, FleetHealth
 from provision.inventory import Fleet
 from provision.judge import Verdict
@@ -73,6 +74,7 @@ class _Run:
     seen: dict[str, Seen] = field(default_factory=dict)
     results: dict[str, dict[str, CheckResult]] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
+    known: dict[str, Fingerprint] = field(default_factory=dict)
 
     def take(self, raw: Raw, *, store: bool = True) -> CheckResult:
         """Keep and judge what came back for one check on one node."""
@@ -84,6 +86,8 @@ class _Run:
         self.results.setdefault(raw.node, {})[raw.check] = result
         if raw.unreachable:
             self.lost.add(raw.node)
+        if store and not raw.error and raw.node in self.known:
+            validated.note_result(self.folder, raw.node, raw.check, self.known[raw.node], _now())
         if store:
             for measurement in result.measurements:
                 row = {"node": raw.node, "check": raw.check, **asdict(measurement)}
@@ -127,6 +131,8 @@ def validate(
             for name in fleet.nodes:
                 run.seen.setdefault(name, Seen(name, {}, {}, {}, "interrupted before it was looked at"))
     health = run.health(interrupted=interrupted)
+    verdicts = {(node.node, one.check): one.verdict.value for node in health.nodes for one in node.checks}
+    validated.publish(folder, verdicts)
     return health, exit_code(health)
 
 
@@ -170,7 +176,7 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
 
     found = observe(
         fleet.nodes.values(),
-        dict.fromkeys(fleet.nodes, ()),
+        dict.fromkeys(fleet.nodes, fingerprint.FACTS),
         timeout=run.settings.timeout or 60.0,
         connections=run.settings.connections,
         vault_password_files=run.settings.vault_password_files,
@@ -179,6 +185,9 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
         node = _seen(found[name], run.variables[name])
         run.seen[name] = node
         run.folder.append("facts", asdict(node))
+        if not node.error:
+            run.known[name] = fingerprint.of(found[name].facts, found[name].problems)
+            validated.note_look(run.folder, name, run.known[name])
         if node.error:
             progress.done(f"{name}: {node.error}", count=len(run.asked))
 

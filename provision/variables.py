@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from provision import ansible_inventory, skus
+from provision import ansible_inventory, compared, skus
 from provision.errors import StackError
 from provision.inventory import Fleet
 from provision.nearest import did_you_mean
@@ -29,6 +29,7 @@ OWN = {
     "gpuprov_hook_timeout": "seconds a hook may take; 600 when absent",
     "gpuprov_hook_scope": "node: a hook is called for each node; wave: once with all of a wave",
     "gpuprov_package_lock_timeout": "seconds to wait for another package manager; 600 when absent",
+    "gpuprov_ignore_majority": "facts in which this node may differ from the rest of the fleet",
     "gpuprov_reboot_timeout": "seconds a node has to come back after a reboot",
 }
 _NUMBERS = frozenset(
@@ -142,6 +143,17 @@ def _check_own(name: str, value: Any, node: str) -> None:
             f"{node}: gpuprov_sku: no SKU called {value!r}",
             did_you_mean(str(value), skus.all_skus(), "known: " + ", ".join(skus.all_skus())),
         )
+    if name == "gpuprov_ignore_majority":
+        known_facts = compared.all_compared()
+        if not isinstance(value, list):
+            raise StackError(
+                f"{node}: gpuprov_ignore_majority must be a list, not {value!r}",
+                "write it as [firmware.gpu_vbios, …]",
+            )
+        for fact in value:
+            if fact not in known_facts:
+                hint = did_you_mean(str(fact), known_facts, "facts: " + ", ".join(known_facts))
+                raise StackError(f"{node}: gpuprov_ignore_majority: {fact!r} is not compared", hint)
     if name == "gpuprov_roles":
         if not isinstance(value, list):
             raise StackError(

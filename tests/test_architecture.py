@@ -41,14 +41,20 @@ OWNERS = {
 LAYERS: tuple[tuple[str, set[str]], ...] = (
     ("the command line", {"cli"}),
     ("one file per verb", {"commands"}),
+    ("a plug-in of pytest", {"testinfra_suite"}),
     ("simulated nodes", {"lab"}),
     (
         "what a verb does",
-        {"campaign", "junit_drift", "shown", "starter", "validation"}
+        {"campaign", "junit_drift", "plan_report", "shown", "starter", "validation"}
+        | {"drift_formats", "drift_report"}
         | {"up", "up_hands", "up_result", "up_session", "up_summary"},
     ),
     ("reports", {"report"}),
-    ("what differs, and what to do about it", {"ask_ansible", "assess", "drift", "plan", "resolve", "waves"}),
+    (
+        "what differs, and what to do about it",
+        {"ask_ansible", "assess", "drift", "history", "package_changes", "plan", "resolve", "waves"}
+        | {"diagnosis", "majority"},
+    ),
     (
         "reaching nodes",
         {
@@ -76,10 +82,14 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     ),
     (
         "what is declared",
-        {"ansible_inventory", "compatibility", "compatibility_rules", "expectations", "inventory", "patterns"}
+        {"ansible_inventory", "compared", "compatibility", "compatibility_rules", "expectations", "inventory"}
+        | {"patterns"}
         | {"role", "skus", "stack", "template_filters", "templating", "variables"},
     ),
-    ("what is measured", {"checks", "health", "judge", "store", "suspects", "thresholds"}),
+    (
+        "what is measured",
+        {"checks", "fingerprint", "health", "judge", "store", "suspects", "thresholds", "validated"},
+    ),
     (
         "words and files",
         {

@@ -1,0 +1,153 @@
+"""What a validation result depended on (pure): when a part of it changes, an earlier pass says nothing.
+
+A check that ran with another driver, firmware, GPU or link width was run on another machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# part -> (the observed fact, the key of its entries). These are all the parts there are.
+PARTS: Mapping[str, tuple[str, str | None]] = {
+    "driver.loaded_version": ("driver.loaded_version", None),
+    "driver.userspace_version": ("driver.userspace_version", None),
+    "driver.flavour": ("driver.flavour", None),
+    "kernel.release": ("kernel.release", None),
+    "gpu.address": ("gpu.pci", "address"),
+    "gpu.device_id": ("gpu.pci", "device_id"),
+    "gpu.subsystem_id": ("gpu.pci", "subsystem_id"),
+    "gpu.link_width": ("gpu.pci", "link_width"),
+    "gpu.link_width_max": ("gpu.pci", "link_width_max"),
+    "gpu.nvswitch_count": ("gpu.nvswitch_count", None),
+    "gpu.uuid": ("firmware.gpu_uuid", None),
+    "firmware.gpu_vbios": ("firmware.gpu_vbios", None),
+    "firmware.gpu_gsp": ("firmware.gpu_gsp", None),
+    "firmware.bios_version": ("firmware.bios_version", None),
+    "firmware.cpu_microcode": ("firmware.cpu_microcode", None),
+    "rdma.boards": ("firmware.rdma", "board_id"),
+    "rdma.firmware": ("firmware.rdma", "firmware"),
+    "rdma.link_width": ("firmware.rdma", "link_width"),
+    "nccl.version": ("package.libnccl2.version", None),
+    "nccl.version (rpm)": ("package.libnccl.version", None),
+}
+FACTS = frozenset(fact for fact, _ in PARTS.values())
+
+_SOFTWARE = frozenset(
+    {"driver.loaded_version", "driver.userspace_version", "driver.flavour", "kernel.release"}
+)
+_GPUS = frozenset(
+    {"gpu.address", "gpu.device_id", "gpu.subsystem_id", "gpu.link_width", "gpu.link_width_max", "gpu.uuid"}
+) | {"firmware.gpu_vbios", "firmware.gpu_gsp"}
+_PATHS = frozenset({"gpu.nvswitch_count", "firmware.bios_version", "firmware.cpu_microcode"})
+
+# check -> the parts it depends on. A check that is not named here depends on all of them.
+DEPENDS: Mapping[str, frozenset[str]] = {
+    "gpu_inventory": _SOFTWARE | _GPUS,
+    "gpu_burn": _SOFTWARE | _GPUS,
+    "p2p_bandwidth": _SOFTWARE | _GPUS | _PATHS,
+    "nccl_all_reduce": frozenset(PARTS),
+}
+
+
+def depends(check: str) -> frozenset[str]:
+    """The parts a check's result depends on."""
+    return DEPENDS.get(check, frozenset(PARTS))
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What was observed of a node: part → value, and for those that could not be read the reason."""
+
+    values: Mapping[str, Any]
+    unknown: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """A short name for it: equal for equal fingerprints."""
+        text = json.dumps([self.values, self.unknown], sort_keys=True, default=str)
+        return hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
+
+    def record(self) -> dict[str, Any]:
+        """As it is kept in JSON."""
+        return {"values": dict(self.values), "unknown": dict(self.unknown)}
+
+
+def from_record(record: Mapping[str, Any]) -> Fingerprint:
+    """The inverse of `record`. Raises KeyError, TypeError or ValueError on what is none."""
+    return Fingerprint(
+        dict(record["values"]), {str(part): str(why) for part, why in record["unknown"].items()}
+    )
+
+
+def of(facts: Mapping[str, Any], problems: Mapping[str, str]) -> Fingerprint:
+    """The fingerprint in what a node answered. A fact that is in neither mapping was not answered."""
+    values: dict[str, Any] = {}
+    unknown: dict[str, str] = {}
+    for part, (fact, key) in PARTS.items():
+        if fact in facts:
+            found = facts[fact]
+            if key is not None and isinstance(found, list):
+                found = [entry.get(key) if isinstance(entry, dict) else None for entry in found]
+            values[part] = found
+        else:
+            probe = problems.get(fact) or problems.get(fact.rpartition(".")[0])
+            unknown[part] = (
+                probe or problems.get(fact.partition(".")[0]) or "the node did not answer this fact"
+            )
+    return Fingerprint(values, unknown)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One part that is not what it was. `unknown`: it cannot be compared, and why."""
+
+    part: str
+    then: Any
+    now: Any
+    unknown: str = ""
+
+    def __str__(self) -> str:
+        """`driver.loaded_version 570.124.06 → 580.126.09`, or where in a list: `gpu.link_width[5] 16 → 8`."""
+        if self.unknown:
+            return f"{self.part} {self.unknown}"
+        if isinstance(self.then, list) and isinstance(self.now, list):
+            if len(self.then) != len(self.now):
+                return f"{self.part} {len(self.then)} → {len(self.now)} entries"
+            where = [
+                number
+                for number, pair in enumerate(zip(self.then, self.now, strict=True))
+                if pair[0] != pair[1]
+            ]
+            first = f"{self.part}[{where[0]}] {_word(self.then[where[0]])} → {_word(self.now[where[0]])}"
+            return first + (f" and {len(where) - 1} more" if len(where) > 1 else "")
+        return f"{self.part} {_word(self.then)} → {_word(self.now)}"
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def changes(check: str, then: Fingerprint, now: Fingerprint) -> list[Change]:
+    """Why a check's earlier result no longer speaks for the node; empty while it does.
+
+    What could not be read then or cannot be read now is a reason too: nobody knows that it is the same.
+    """
+    found = []
+    for part in PARTS:
+        if part not in depends(check):
+            continue
+        if part in now.unknown:
+            found.append(Change(part, None, None, f"cannot be read now: {now.unknown[part]}"))
+        elif part in then.unknown or part not in then.values:
+            why = then.unknown.get(part, "it was not asked")
+            found.append(Change(part, None, now.values.get(part), f"was not known then: {why}"))
+        elif then.values[part] != now.values.get(part):
+            found.append(Change(part, then.values[part], now.values.get(part)))
+    return found
