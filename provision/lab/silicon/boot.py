@@ -5,6 +5,7 @@ from pathlib import Path
 
 import kernel_log
 import modprobe
+import settings as gpu_settings
 import surfaces
 from module_file import Settings, find
 
@@ -16,6 +17,7 @@ def boot(node, arguments: list) -> int:
     del arguments
     for marker in (node.folder / "run").iterdir():
         marker.unlink()
+    gpu_settings.after_boot(node)
     kernel_log.begin(node.folder)
     surfaces.unload_everything(node.folder)
     surfaces.write_pci(node)

@@ -5,14 +5,16 @@ import time
 
 import kernel_log
 import nvidia_smi_links as links
+import nvidia_smi_mig as mig
 import nvidia_smi_options
 import nvidia_smi_plain as plain
 import nvidia_smi_query as query
+import nvidia_smi_settings as change
 import nvidia_smi_tree as tree
 import telemetry
 from nvidia_smi_options import SmiError
 
-NOT_PERMITTED, NOTHING_FOUND, NO_DRIVER = 4, 6, 9
+NOTHING_FOUND, NO_DRIVER = 6, 9
 NO_LIBRARY, LOST, MISMATCH = 12, 15, 18
 NO_DRIVER_TEXT = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
@@ -23,6 +25,7 @@ QUERIES = {
     "--query-gpu": query.gpu_rows,
     "--query-remapped-rows": query.remapped_rows,
     "--query-compute-apps": query.compute_apps,
+    "--query-supported-clocks": query.supported_clocks,
 }
 
 
@@ -84,6 +87,8 @@ def _talk_to_driver(node) -> str:
 def _once(node, options: dict, driver: str) -> int:
     if options["action"] == "topo" or options["action"] == "nvlink":
         return links.run(node, options["action"], options["words"])
+    if options["action"] == "mig":
+        return mig.run(node, options["words"], _chosen)
     gpus, lost = _chosen(node, options["gpus"])
     status = LOST if lost else 0
     for index, gpu in lost:
@@ -99,12 +104,13 @@ def _once(node, options: dict, driver: str) -> int:
             print("No devices were found")
         return status or NOTHING_FOUND
     action = options["action"]
-    if action in ("persistence", "reset"):
-        return _change(node, action, options["mode"], gpus)
+    if action in change.ACTIONS:
+        return change.run(node, driver, action, options["mode"], gpus)
     readings = [telemetry.read(node, gpu, index) for index, gpu in gpus]
     if action == "list":
         for one in readings:
             print(f"GPU {one['index']}: {node.sku['name']} (UUID: {one['gpu']['uuid']})")
+            print(mig.devices(one), end="")
     elif action in QUERIES:
         return QUERIES[action](node, driver, readings, options["fields"], options["format"]) or status
     elif action == "full" and options["mode"] == "xml":
@@ -137,41 +143,6 @@ def _chosen(node, wanted):
         [(i, gpu) for i, gpu in everything if not node.lost(gpu)],
         [(i, gpu) for i, gpu in everything if node.lost(gpu)],
     )
-
-
-def _change(node, action: str, mode: str, gpus) -> int:
-    marker = node.folder / "run/persistence_mode"
-    if not node.privileged():
-        what = "reset GPU" if action == "reset" else "set persistence mode for GPU"
-        print(f"Unable to {what} {'0000' + gpus[0][1]['address'].upper()}: Insufficient Permissions")
-        print("Terminating early due to previous errors.")
-        return NOT_PERMITTED
-    for _, gpu in gpus:
-        bus = "0000" + gpu["address"].upper()
-        if action == "reset":
-            if node.loads():
-                print(
-                    f"GPU {bus} is currently in use by another process.\n\n1 device is currently being "
-                    "used by one or more other processes (e.g., Fabric Manager, CUDA application, graphics "
-                    "application such as an X server, or a monitoring application such as another instance "
-                    "of nvidia-smi). Please first kill all processes using this device and all compute "
-                    "applications running in the system."
-                )
-                return 1
-            print(f"GPU {bus} was successfully reset.")
-            continue
-        was, now = marker.exists() or node.running("persistenced"), mode == "1"
-        already = "is already" if was == now else "Enabled" if now else "Disabled"
-        if was == now:
-            print(f"Persistence mode {already} {'Enabled' if now else 'Disabled'} for GPU {bus}.")
-        else:
-            print(f"{already} persistence mode for GPU {bus}.")
-    if action == "persistence" and mode == "1":
-        marker.touch()
-    elif action == "persistence" and marker.exists():
-        marker.unlink()
-    print("All done.")
-    return 0
 
 
 def _version(node, driver: str) -> int:

@@ -7,6 +7,13 @@ NO_FORMAT = "\"--format=\" switch is missing. Please run 'nvidia-smi -h' for hel
 ACTIONS = {
     "-q": "full", "--query": "full", "-L": "list", "--list-gpus": "list", "-r": "reset",
     "--gpu-reset": "reset", "-h": "help", "--help": "help", "--version": "version",
+    "-rgc": "-rgc", "--reset-gpu-clocks": "-rgc", "-rac": "-rac", "--reset-applications-clocks": "-rac",
+}  # fmt: skip
+# Words that set something to a value; what they do is in nvidia_smi_settings.
+SETTERS = {
+    "-pl": "-pl", "--power-limit": "-pl", "-lgc": "-lgc", "--lock-gpu-clocks": "-lgc", "-ac": "-ac",
+    "--applications-clocks": "-ac", "-c": "-c", "--compute-mode": "-c", "-e": "-e", "--ecc-config": "-e",
+    "-mig": "-mig", "--multi-instance-gpu": "-mig",
 }  # fmt: skip
 # Words with a value, and where it goes.
 VALUES = {
@@ -38,7 +45,7 @@ def read(arguments: list, queries) -> dict:
         "mode": "",
     }
     words = list(arguments)
-    if words[:1] in (["topo"], ["nvlink"]):
+    if words[:1] in (["topo"], ["nvlink"], ["mig"]):
         options.update(action=words[0], words=words[1:])
         return options
     while words:
@@ -48,6 +55,8 @@ def read(arguments: list, queries) -> dict:
             options.update(action=name, fields=value if equals else _value(words))
         elif name in VALUES:
             _keep(options, name, value if equals else _value(words))
+        elif name in SETTERS:
+            options.update(action=SETTERS[name], mode=value if equals else _value(words))
         elif word in ACTIONS:
             options["action"] = ACTIONS[word]
         elif word in ("-x", "--xml-format"):

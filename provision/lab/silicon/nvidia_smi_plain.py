@@ -3,6 +3,7 @@
 import time
 
 import telemetry
+from mig_profiles import profiles
 
 _LINE = "+-----------------------------------------+------------------------+----------------------+"
 _WIDE = "+-----------------------------------------------------------------------------------------+"
@@ -30,15 +31,18 @@ def table(node, driver: str, readings: list) -> str:
 def _gpu(node, one: dict) -> list:
     bus = "0000" + one["gpu"]["address"].upper()
     keep = "On" if one["persistence"] else "Off"
-    power = f"{one['power']:.0f}W / {node.sku['power']:>4}W"
+    settings = one["settings"]
+    power = f"{one['power']:.0f}W / {settings['power']:>4.0f}W"
     memory = f"{one['used']}MiB / {one['memory']:>6}MiB"
-    busy = 100 if one["load"] else 0
-    mig = "Disabled" if node.sku["architecture"] != "Ada Lovelace" else "N/A"
+    busy = "N/A" if settings["mig"] else f"{100 if one['load'] else 0}%"
+    mig = "N/A" if not profiles(node.sku_name) else "Enabled" if settings["mig"] else "Disabled"
+    # Printed as the table has room for it: E. Process, Prohibited, Default.
+    mode = {"DEFAULT": "Default", "EXCLUSIVE_PROCESS": "E. Process"}.get(settings["compute"], "Prohibited")
     return [
         f"| {one['index']:>3}  {node.sku['name'][:27]:<31}{keep:<3} | {bus:>18} Off | "
         f"{one['uncorrectable']:>20} |",
-        f"| N/A {one['temperature']:>4}C    {one['state']:<3} {power:>22} | {memory:>22} | {busy:>6}%      "
-        "Default |",
+        f"| N/A {one['temperature']:>4}C    {one['state']:<3} {power:>22} | {memory:>22} | {busy:>7}   "
+        f"{mode:>10} |",
         f"| {'':39} | {'':22} | {mig:>20} |",
     ]
 

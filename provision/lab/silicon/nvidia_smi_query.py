@@ -1,6 +1,9 @@
 """nvidia-smi --query-gpu and its kin: CSV."""
 
+from mig_profiles import profiles
+
 BAD_ARGUMENT = 2
+DEPRECATED = "[Requested functionality has been deprecated]"
 
 # field -> (unit or "", value of one reading as text)
 _ON_OFF = {True: "Active", False: "Not Active"}
@@ -27,24 +30,33 @@ def _fields(node, driver: str, one: dict) -> dict:
         "compute_cap": ("", sku["capability"]),
         "pstate": ("", one["state"]),
         "persistence_mode": ("", "Enabled" if one["persistence"] else "Disabled"),
-        "compute_mode": ("", "Default"),
+        "compute_mode": ("", one["settings"]["compute"].title()),
         "display_mode": ("", "Disabled"),
         "display_active": ("", "Disabled"),
         "accounting.mode": ("", "Disabled"),
         "fan.speed": ("%", "[N/A]"),
-        "mig.mode.current": ("", "[N/A]" if sku["architecture"] == "Ada Lovelace" else "Disabled"),
-        "mig.mode.pending": ("", "[N/A]" if sku["architecture"] == "Ada Lovelace" else "Disabled"),
+        "mig.mode.current": ("", _mig(node, one["settings"]["mig"])),
+        "mig.mode.pending": ("", _mig(node, one["settings"]["mig_pending"])),
         "gsp.mode.current": ("", "Enabled"),
     }
-    for part in (_sensors(sku, one), _clocks(sku, one), _pcie(sku, one), _errors(one)):
+    for part in (_sensors(sku, one), _clocks(sku, one, driver), _pcie(sku, one), _errors(one)):
         values.update(part)
     return values
 
 
+def _mig(node, on: bool) -> str:
+    return "[N/A]" if not profiles(node.sku_name) else "Enabled" if on else "Disabled"
+
+
+def _enabled(on: bool) -> str:
+    return "Enabled" if on else "Disabled"
+
+
 def _sensors(sku, one: dict) -> dict:
+    settings = one["settings"]
     values = {
-        "utilization.gpu": ("%", "100 %" if one["load"] else "0 %"),
-        "utilization.memory": ("%", "38 %" if one["load"] else "0 %"),
+        "utilization.gpu": ("%", "[N/A]" if settings["mig"] else "100 %" if one["load"] else "0 %"),
+        "utilization.memory": ("%", "[N/A]" if settings["mig"] else "38 %" if one["load"] else "0 %"),
         "temperature.gpu": ("", str(one["temperature"])),
         "temperature.memory": ("", str(one["memory_temperature"])),
         "temperature.gpu.tlimit": ("", str(one["tlimit"])),
@@ -56,30 +68,36 @@ def _sensors(sku, one: dict) -> dict:
         "memory.reserved": ("MiB", f"{sku['reserved']} MiB"),
         "memory.used": ("MiB", f"{one['used']} MiB"),
         "memory.free": ("MiB", f"{one['memory'] - sku['reserved'] - one['used']} MiB"),
-        "ecc.mode.current": ("", "Enabled"),
-        "ecc.mode.pending": ("", "Enabled"),
+        "ecc.mode.current": ("", _enabled(settings["ecc"])),
+        "ecc.mode.pending": ("", _enabled(settings["ecc_pending"])),
         "inforom.img": ("", sku["vbios_inforom"]),
         "fabric.state": ("", one["fabric"][0]),
         "fabric.status": ("", one["fabric"][1]),
         "gpu_recovery_action": ("", "None"),
     }
-    for limit in ("power.limit", "enforced.power.limit", "power.default_limit", "power.max_limit"):
+    for limit in ("power.limit", "enforced.power.limit"):
+        values[limit] = ("W", f"{settings['power']:.2f} W")
+    for limit in ("power.default_limit", "power.max_limit"):
         values[limit] = ("W", f"{sku['power']}.00 W")
     values["power.min_limit"] = ("W", f"{sku['power_min']}.00 W")
     return values
 
 
-def _clocks(sku, one: dict) -> dict:
+def _clocks(sku, one: dict, driver: str) -> dict:
     values = {}
+    applied = one["settings"]["applications"]
     for prefix, core, memory in (
         ("clocks.current", one["clock"], sku["memory_clock"]),
         ("clocks.max", sku["clock"], sku["memory_clock"]),
-        ("clocks.applications", sku["clock"], sku["memory_clock"]),
+        ("clocks.applications", applied[1], applied[0]),
         ("clocks.default_applications", sku["clock"], sku["memory_clock"]),
     ):
         for kind in ("graphics", "sm", "video"):
             values[f"{prefix}.{kind}"] = ("MHz", f"{core} MHz")
         values[f"{prefix}.memory"] = ("MHz", f"{memory} MHz")
+    if int(driver.split(".")[0]) >= 580:
+        for prefix in ("clocks.applications", "clocks.default_applications"):
+            values[prefix + ".graphics"] = values[prefix + ".memory"] = ("MHz", DEPRECATED)
     for kind in ("graphics", "sm", "memory", "video"):
         values["clocks." + kind] = values["clocks.current." + kind]
     reasons = {
@@ -176,6 +194,30 @@ def compute_apps(node, driver: str, readings: list, fields: str, form: str) -> i
         if one["load"]
     ]
     return _table(rows, fields, form) if rows else 0
+
+
+def supported_clocks(node, driver: str, readings: list, fields: str, form: str) -> int:
+    """--query-supported-clocks=FIELD,…: a row for each pair of clocks, GPU after GPU."""
+    del driver
+    rows = [
+        {
+            "timestamp": ("", _now()),
+            "gpu_name": ("", node.sku["name"]),
+            "gpu_bus_id": ("", "0000" + one["gpu"]["address"].upper()),
+            "gpu_serial": ("", one["gpu"]["serial"]),
+            "gpu_uuid": ("", one["gpu"]["uuid"]),
+            "memory": ("MHz", f"{node.sku['memory_clock']} MHz"),
+            "graphics": ("MHz", f"{clock} MHz"),
+        }
+        for one in readings
+        for clock in graphics_clocks(node.sku)
+    ]
+    return _table(rows, fields, form)
+
+
+def graphics_clocks(sku) -> list:
+    """The clocks a GPU's cores can run at, in MHz, fastest first."""
+    return list(range(sku["clock"], sku["clock_idle"] - 1, -15))
 
 
 def _table(rows: list, fields: str, form: str) -> int:

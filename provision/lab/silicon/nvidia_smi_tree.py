@@ -9,9 +9,11 @@ and a value that differs between the two is a pair.
 import time
 from xml.sax.saxutils import escape
 
+import nvidia_smi_mig
 import nvidia_smi_tree_errors as errors
 import nvidia_smi_tree_state as state
 import telemetry
+from mig_profiles import profiles
 
 NA = "N/A"
 OLD = "Requested functionality has been deprecated"
@@ -129,7 +131,10 @@ def _entries(node, driver: str, one: dict) -> list:
 
 
 def _identity(node, one: dict, form: int) -> list:
-    mig = NA if node.sku["architecture"] == "Ada Lovelace" else "Disabled"
+    current, pending = (
+        NA if not profiles(node.sku_name) else "Enabled" if one["settings"][key] else "Disabled"
+        for key in ("mig", "mig_pending")
+    )
     entries = [
         ("product_name", "Product Name", node.sku["name"]),
         ("product_brand", "Product Brand", "NVIDIA"),
@@ -142,8 +147,8 @@ def _identity(node, one: dict, form: int) -> list:
         ("display_active", "Display Active", "Disabled"),
         ("persistence_mode", "Persistence Mode", "Enabled" if one["persistence"] else "Disabled"),
         ("addressing_mode", "Addressing Mode", "HMM" if form == 590 else "None"),
-        ("mig_mode", "MIG Mode", [("current_mig", "Current", mig), ("pending_mig", "Pending", mig)]),
-        ("mig_devices", None, "None"),
+        ("mig_mode", "MIG Mode", [("current_mig", "Current", current), ("pending_mig", "Pending", pending)]),
+        ("mig_devices", None, nvidia_smi_mig.entries(node, one) or "None"),
         ("accounting_mode", "Accounting Mode", "Disabled"),
         ("accounting_mode_buffer_size", "Accounting Mode Buffer Size", "4000"),
         ("driver_model", "Driver Model", [("current_dm", "Current", NA), ("pending_dm", "Pending", NA)]),

@@ -21,7 +21,8 @@ def health(node, one: dict, form: int) -> list:
             ("tpc_repair_pending", "TPC Repair Pending", "No"),
             ("unrepairable_memory", "Unrepairable Memory", "No"),
         ]
-    mode = [("current_ecc", "Current", "Enabled"), ("pending_ecc", "Pending", "Enabled")]
+    current, pending = ("Enabled" if one["settings"][key] else "Disabled" for key in ("ecc", "ecc_pending"))
+    mode = [("current_ecc", "Current", current), ("pending_ecc", "Pending", pending)]
     ecc = [("ecc_mode", "ECC Mode", mode), ("ecc_errors", "ECC Errors", errors)]
     return [*ecc, *_retired(), _remapped(node, one, form)]
 

@@ -79,6 +79,8 @@ def _memory(node, one: dict, form: int) -> list:
 
 def _utilization(one: dict, form: int) -> list:
     core, memory = ("100 %", "38 %") if one["load"] else ("0 %", "0 %")
+    if one["settings"]["mig"]:
+        core = memory = NA
     names = [("gpu", "Gpu", core), ("memory", "Memory", memory), ("encoder", "Encoder", "0 %")]
     names += [("decoder", "Decoder", "0 %"), ("jpeg", "JPEG", "0 %"), ("ofa", "OFA", "0 %")]
     sessions = [
@@ -87,7 +89,7 @@ def _utilization(one: dict, form: int) -> list:
         ("average_latency", "Average Latency", "0"),
     ]
     entries = [
-        ("compute_mode", "Compute Mode", "Default"),
+        ("compute_mode", "Compute Mode", one["settings"]["compute"].title()),
         ("utilization", "Utilization", [(x + "_util", t, v) for x, t, v in names]),
         ("encoder_stats", "Encoder Stats", sessions),
         ("fbc_stats", "FBC Stats", sessions),
@@ -136,9 +138,10 @@ def _temperature(node, one: dict, form: int):
 
 
 def _power(node, one: dict, form: int) -> list:
-    power, limit = f"{one['power']:.2f} W", f"{node.sku['power']}.00 W"
+    power, most = f"{one['power']:.2f} W", f"{node.sku['power']}.00 W"
+    limit = f"{one['settings']['power']:.2f} W"
     state = OLD if form == 590 else one["state"]
-    readings = _power_block(form, state, power, limit, f"{node.sku['power_min']}.00 W")
+    readings = _power_block(form, state, power, limit, most, f"{node.sku['power_min']}.00 W")
     entries = [("gpu_power_readings", "GPU Power Readings", readings)]
     if form != 535:
         rows = [
@@ -146,7 +149,9 @@ def _power(node, one: dict, form: int) -> list:
             ("instant_power_draw", "Instantaneous Power Draw", NA),
         ]
         entries.append(("gpu_memory_power_readings", "GPU Memory Power Readings ", rows))
-    entries.append(("module_power_readings", "Module Power Readings", _power_block(form, state, NA, NA, NA)))
+    entries.append(
+        ("module_power_readings", "Module Power Readings", _power_block(form, state, NA, NA, NA, NA))
+    )
     if form == 590:
         profiles = [
             ("power_profile_requested_profiles", "Requested Profiles", NA),
@@ -160,24 +165,22 @@ def _power(node, one: dict, form: int) -> list:
     return entries
 
 
-def _power_block(form: int, state: str, drawn: str, most: str, least: str) -> list:
+def _power_block(form: int, state: str, drawn: str, limit: str, most: str, least: str) -> list:
     rows = [("power_state", None, state)]
     if form == 535:
         rows.append(("power_draw", "Power Draw", drawn))
     else:
         rows.append(("average_power_draw", "Average Power Draw", drawn))
         rows.append(("instant_power_draw", "Instantaneous Power Draw", drawn))
-    names = ("Current", "Requested", "Default", "Min", "Max")
-    limits = [
-        (f"{name.lower()}_power_limit", f"{name} Power Limit", least if name == "Min" else most)
-        for name in names
-    ]
-    return rows + limits
+    limits = (("Current", limit), ("Requested", limit), ("Default", most), ("Min", least), ("Max", most))
+    return rows + [(f"{name.lower()}_power_limit", f"{name} Power Limit", watts) for name, watts in limits]
 
 
 def _clocks(node, one: dict, form: int) -> list:
     now, best, memory = f"{one['clock']} MHz", f"{node.sku['clock']} MHz", f"{node.sku['memory_clock']} MHz"
-    application, applied = (OLD, OLD) if form == 590 else (best, memory)
+    mem, core = one["settings"]["applications"]
+    application, applied = (OLD, OLD) if form == 590 else (f"{core} MHz", f"{mem} MHz")
+    default, defaulted = (OLD, OLD) if form == 590 else (best, memory)
 
     def four(core: str) -> list:
         return [
@@ -188,10 +191,11 @@ def _clocks(node, one: dict, form: int) -> list:
         ]
 
     two = [("graphics_clock", "Graphics", application), ("mem_clock", "Memory", applied)]
+    usual = [("graphics_clock", "Graphics", default), ("mem_clock", "Memory", defaulted)]
     entries = [
         ("clocks", "Clocks", four(now)),
         ("applications_clocks", "Applications Clocks", two),
-        ("default_applications_clocks", "Default Applications Clocks", two),
+        ("default_applications_clocks", "Default Applications Clocks", usual),
         ("deferred_clocks", "Deferred Clocks", [("mem_clock", "Memory", NA)]),
         ("max_clocks", "Max Clocks", four(best)),
         ("max_customer_boost_clocks", "Max Customer Boost Clocks", [("graphics_clock", "Graphics", best)]),

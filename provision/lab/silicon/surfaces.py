@@ -154,6 +154,8 @@ def unload_module(folder: Path, name: str) -> None:
             held.rmdir()
     if name == "nvidia":
         shutil.rmtree(str(folder / "proc_driver/nvidia"), ignore_errors=True)
+        if (folder / "run/settings.json").exists():
+            (folder / "run/settings.json").unlink()  # what the driver remembered of the GPUs
     _write_list(folder)
 
 

@@ -4,6 +4,7 @@ import math
 import time
 
 import noise
+from settings import Settings
 
 CUDA = [
     (525, "12.0"), (530, "12.1"), (535, "12.2"), (545, "12.3"), (550, "12.4"), (555, "12.5"), (560, "12.6"),
@@ -29,8 +30,9 @@ def read(node, gpu, index: int) -> dict:
         "gpu": gpu,
         "load": load,
         "persistence": node.running("persistenced") or _kept(node),
+        "settings": Settings(node).of(gpu),
     }
-    values.update(_heat(node, gpu, load, throttle))
+    values.update(_heat(node, gpu, load, throttle, values["settings"]))
     values.update(_link(node, slot, load))
     values.update(_errors(node, slot))
     small = node.fault("memory_small", gpu=slot)
@@ -48,7 +50,7 @@ def _kept(node) -> bool:
     return (node.folder / "run/persistence_mode").exists()
 
 
-def _heat(node, gpu, load, throttle) -> dict:
+def _heat(node, gpu, load, throttle, settings) -> dict:
     sku, slot = node.sku, gpu["slot"]
     hot = node.fault("hot_gpu", gpu=slot)
     extra = hot["degrees"] if hot else 0
@@ -61,12 +63,17 @@ def _heat(node, gpu, load, throttle) -> dict:
     warmth = 1.0 - math.exp(-simulated / HEATING_SECONDS)
     temperature = (cold + (sku["temp_load"] + extra - cold) * warmth) * wobble
     clock = round(sku["clock"] * 0.93 * noise.jitter(node, "clock", slot, 0.006) / 15) * 15
-    power = sku["power"] * 0.975 * noise.jitter(node, "power", slot, 0.006)
+    if settings["locked"]:
+        clock = min(clock, settings["locked"][1])
+    clock = min(clock, settings["applications"][1])
+    power = min(sku["power"], settings["power"]) * 0.975 * noise.jitter(node, "power", slot, 0.006)
     if throttle:
         clock, power = clock * throttle["factor"], power * (0.4 + 0.5 * throttle["factor"])
         if throttle["reason"] != "hw_power_brake":
             temperature = max(temperature, sku["temp_max"] + 1)
-    return _sensors(sku, temperature, min(power, sku["power"]), int(clock), throttle and throttle["reason"])
+    return _sensors(
+        sku, temperature, min(power, settings["power"]), int(clock), throttle and throttle["reason"]
+    )
 
 
 def _sensors(sku, temperature: float, power: float, clock: int, throttled) -> dict:

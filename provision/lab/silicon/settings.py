@@ -1,0 +1,98 @@
+"""What somebody set on the GPUs with nvidia-smi, and how long each setting lasts.
+
+inforom.json is the GPUs' own memory, which a reboot leaves alone: ECC mode, and on Ampere MIG mode.
+run/settings.json is the driver's memory, gone after a boot: MIG instances, since Hopper the MIG mode, and for
+as long as something keeps the driver's state (persistence mode) power limit, clocks and compute mode.
+"""
+
+import json
+
+from state import write_atomically
+
+KEPT_BY_DRIVER = ("power", "locked", "applications", "compute")
+COMPUTE_MODES = ("DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS")
+# The MIG user guide: only the boards of this architecture keep the mode in their InfoROM.
+KEEPS_MIG = "Ampere"
+
+
+class Settings:
+    """The settings of one node's GPUs, by slot; change the dictionaries and call save()."""
+
+    def __init__(self, node) -> None:
+        self.node = node
+        self.inforom = _read(node.folder / "inforom.json")
+        self.driver = _read(node.folder / "run/settings.json")
+        if self.driver.get("holder") != holder(node) or not holder(node):
+            for slot in self.driver:
+                if slot != "holder":
+                    for name in KEPT_BY_DRIVER:
+                        self.driver[slot].pop(name, None)
+
+    def of(self, gpu) -> dict:
+        """Everything set on a GPU, with what holds when nothing was."""
+        slot, sku = str(gpu["slot"]), self.node.sku
+        lasting, passing = self.inforom.get(slot, {}), self.driver.get(slot, {})
+        mig = (lasting if sku["architecture"] == KEEPS_MIG else passing).get("mig", False)
+        return {
+            "power": passing.get("power", float(sku["power"])),
+            "locked": passing.get("locked"),
+            "applications": passing.get("applications", [sku["memory_clock"], sku["clock"]]),
+            "compute": passing.get("compute", "DEFAULT"),
+            "ecc": lasting.get("ecc", True),
+            "ecc_pending": lasting.get("ecc_pending", lasting.get("ecc", True)),
+            "mig": mig,
+            "mig_pending": lasting.get("mig_pending", mig),
+            "instances": passing.get("instances", []),
+        }
+
+    def change(self, gpu, **values) -> None:
+        """Set some of what `of` tells; None for a driver's setting takes it back."""
+        slot = str(gpu["slot"])
+        for name, value in values.items():
+            lasting = name.startswith("ecc") or name == "mig_pending"
+            lasting = lasting or (name == "mig" and self.node.sku["architecture"] == KEEPS_MIG)
+            place = (self.inforom if lasting else self.driver).setdefault(slot, {})
+            if value is None:
+                place.pop(name, None)
+            else:
+                place[name] = value
+
+    def reset(self, gpu) -> None:
+        """What a GPU reset does: the driver's memory of it is gone, what was pending holds."""
+        self.driver.pop(str(gpu["slot"]), None)
+        _settle(self.inforom.get(str(gpu["slot"]), {}))
+
+    def save(self) -> None:
+        """Write both memories."""
+        self.driver["holder"] = holder(self.node)
+        write_atomically(self.node.folder / "inforom.json", json.dumps(self.inforom) + "\n")
+        write_atomically(self.node.folder / "run/settings.json", json.dumps(self.driver) + "\n")
+
+
+def after_boot(node) -> None:
+    """The boards start with what was pending; the driver's memory went with the run folder."""
+    inforom = _read(node.folder / "inforom.json")
+    if inforom:
+        for slot in inforom:
+            _settle(inforom[slot])
+        write_atomically(node.folder / "inforom.json", json.dumps(inforom) + "\n")
+
+
+def holder(node) -> str:
+    """What keeps the driver's state of idle GPUs: a certain persistence daemon, -pm 1, or nothing."""
+    if node.running("persistenced"):
+        return (node.folder / "run/persistenced").read_text().strip()
+    return "nvidia-smi" if (node.folder / "run/persistence_mode").exists() else ""
+
+
+def _settle(lasting: dict) -> None:
+    for name in ("ecc", "mig"):
+        if name + "_pending" in lasting:
+            lasting[name] = lasting.pop(name + "_pending")
+
+
+def _read(path) -> dict:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
