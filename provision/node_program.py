@@ -10,7 +10,9 @@ from provision import paths
 
 _BEFORE = ("files", "probe", "system")
 _AFTER = ("answer",)
-_OURS = re.compile(r"^from provision\.node\.observe\.\w+ import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
+_OURS = re.compile(
+    r"^from provision\.node\.observe\.(?P<file>\w+) import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE
+)
 
 
 def families() -> frozenset[str]:
@@ -28,10 +30,16 @@ def text_for(facts: Collection[str]) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _text(wanted: frozenset[str]) -> str:
-    parts = [_without_our_imports(name) for name in (*_BEFORE, *sorted(wanted), *_AFTER)]
+    needed = wanted.union(*map(_families_of, wanted))
+    parts = [_OURS.sub("", _source(name)) for name in (*_BEFORE, *sorted(needed), *_AFTER)]
     return "\n\n".join(parts)
 
 
-def _without_our_imports(name: str) -> str:
-    source = (paths.NODE / "observe" / f"{name}.py").read_text(encoding="utf-8")
-    return _OURS.sub("", source)
+def _families_of(name: str) -> frozenset[str]:
+    """The other families a family's file is built on."""
+    named = frozenset(found["file"] for found in _OURS.finditer(_source(name))) & families()
+    return named.union(*map(_families_of, named))
+
+
+def _source(name: str) -> str:
+    return (paths.NODE / "observe" / f"{name}.py").read_text(encoding="utf-8")
