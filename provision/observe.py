@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from provision import node_program, paths
 from provision.answer import AnswerError, facts_of, one_line, unframed
@@ -55,8 +55,42 @@ def observe(
     seconds for each. `on_done` is called in this thread. Nodes that only Ansible can reach go through
     playbooks/observe.yml.
     """
-    routes, for_ansible = _divide(nodes)
     answers = _Answers(ask, timeout, on_done)
+    _ask(nodes, answers, timeout, connections, vault_password_files)
+    return {node.name: answers.found[node.name] for node in nodes}
+
+
+def run_programs(
+    nodes: Collection[Node],
+    programs: Mapping[str, str],
+    *,
+    timeout: float = 60.0,
+    connections: int = 64,
+    vault_password_files: Sequence[Path] = (),
+) -> dict[str, bytes | NodeError]:
+    """Run a program of ours on each node (name → its text, in ASCII), reached as `observe` does.
+
+    What each printed, framed as answer.py wants it, or why there is nothing. Never raises for a node."""
+    outputs = _Outputs(programs)
+    _ask(nodes, outputs, timeout, connections, vault_password_files)
+    return {node.name: outputs.found[node.name] for node in nodes}
+
+
+class _Asked(Protocol):
+    """What is run on nodes, and who takes what they print."""
+
+    def program(self, node: str, limit: int | None = None) -> str: ...
+    def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None: ...
+
+
+def _ask(
+    nodes: Collection[Node],
+    answers: _Asked,
+    timeout: float,
+    connections: int,
+    vault_password_files: Sequence[Path],
+) -> None:
+    routes, for_ansible = _divide(nodes)
     if routes:
         with _Direct(routes, answers, timeout, connections) as direct:
             if for_ansible:
@@ -64,7 +98,6 @@ def observe(
             direct.finish()
     elif for_ansible:
         _through_ansible(for_ansible, answers, timeout, lambda: None, vault_password_files)
-    return {node.name: answers.found[node.name] for node in nodes}
 
 
 def _divide(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, Node]]:
@@ -78,6 +111,20 @@ def _divide(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, Node]]
         except NotUnderstoodError:
             for_ansible[node.name] = node
     return routes, for_ansible
+
+
+class _Outputs:
+    """Programs as they are, and what they printed as it is."""
+
+    def __init__(self, programs: Mapping[str, str]) -> None:
+        self.found: dict[str, bytes | NodeError] = {}
+        self._programs = programs
+
+    def program(self, node: str, limit: int | None = None) -> str:  # noqa: ARG002
+        return self._programs[node]
+
+    def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:  # noqa: ARG002
+        self.found.setdefault(node, output if isinstance(output, NodeError) else bytes(output))
 
 
 class _Answers:
@@ -150,7 +197,7 @@ class _Direct:
     """The nodes we reach over SSH ourselves: asked in the background, gathered here."""
 
     def __init__(
-        self, routes: Mapping[str, Route], answers: _Answers, timeout: float, connections: int
+        self, routes: Mapping[str, Route], answers: _Asked, timeout: float, connections: int
     ) -> None:
         from provision.ssh import Ssh
 
@@ -183,7 +230,7 @@ class _Direct:
 
 def _through_ansible(
     nodes: Mapping[str, Node],
-    answers: _Answers,
+    answers: _Asked,
     timeout: float,
     meanwhile: Callable[[], None],
     vault_password_files: Sequence[Path],

@@ -71,6 +71,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "known_hosts",
             "node_error",
             "node_program",
+            "fleet_lock",
             "observe",
             "question",
             "remote_python",

@@ -1,0 +1,162 @@
+"""The program that locks a node: takes the lock, keeps it, gives it back; prints one framed line.
+
+The controller sends this text, followed by a call of `main`, to `python3 -I -S -`, as it does with the
+program that observes. The lock is one small file in /run, which a reboot clears, with who holds it and when
+that was last confirmed, by the node's own clock since boot: nobody's wall clock matters. It is advisory: what
+asks for it is gpuprov.
+
+Standard library only, Python 3.6 syntax. Ansible may template the text on its way: no two characters in it
+may open a template.
+"""
+
+import os
+
+LOCK_FOLDER = "/run/gpuprov"
+MARK = b"GPUPROV_RUN="  # in the environment of what gpuprov's Ansible runs on a node (playbooks/up.yml)
+WAIT = 10.0  # seconds for another controller that is asking at the same moment
+MOST = 20  # processes that are named
+
+
+class LockError(Exception):
+    """Why the lock cannot be looked at: one line."""
+
+
+def main(request):
+    import json
+
+    answer = {"state": "", "holder": None, "age": None, "busy": [], "time": 0.0, "problem": ""}
+    try:
+        answer.update(lock_operation(request))
+    except (LockError, OSError, ValueError) as error:
+        answer["problem"] = str(error) or type(error).__name__
+    body = json.dumps(answer)
+    print("@gpuprov-facts 1 %d\n%s\n@gpuprov-end" % (len(body), body), flush=True)
+
+
+def lock_operation(request):
+    import fcntl
+    import time
+
+    folder = request.get("folder", LOCK_FOLDER)
+    make_private(folder)
+    guard = os.open(os.path.join(folder, "guard"), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    try:
+        wait_for(lambda: fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB), WAIT)
+        path = os.path.join(folder, "lock")
+        held = read_lock(path)
+        now = time.monotonic()
+        age = None if held is None else now - held["confirmed"]
+        state = decide(request, held, age)
+        if state in ("taken", "mine") and request["op"] != "release":
+            write_lock(path, request, held if state == "mine" else None, now)
+        if state == "mine" and request["op"] == "release":
+            os.unlink(path)
+            state = "released"
+        busy = processes() if request["op"] == "take" else []
+        return {"state": state, "holder": told(held), "age": age, "busy": busy, "time": time.time()}
+    finally:
+        os.close(guard)
+
+
+def decide(request, held, age):
+    """taken: it was free, or nobody's any more; mine: it was ours; twin: ours, but under another name of this
+    machine; held: another's; broken: taken from another, as was asked."""
+    if request["op"] == "release":
+        return "mine" if held is not None and held["run"] == request["run"] else "not ours"
+    if held is None:
+        return "taken"
+    if held["run"] == request["run"]:
+        return "mine" if held["node"] == request["node"] else "twin"
+    if held["run"] in request.get("before", ()):
+        return "taken"
+    # A clock since boot that has gone back: this file is from another boot.
+    if age < 0 or age > held["lease"]:
+        return "taken"
+    if request["op"] == "take" and request.get("force"):
+        return "taken"
+    return "held"
+
+
+def make_private(folder):
+    import stat
+
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        pass
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise LockError("%s is not a folder of root alone" % folder)
+
+
+def wait_for(action, seconds):
+    import time
+
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return action()
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() > end:
+                raise LockError("another program keeps the guard for more than %d s" % seconds) from None
+            time.sleep(0.1)
+
+
+def read_lock(path):
+    """What is written there; None when nothing that could be a lock is."""
+    import json
+
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    try:
+        text = os.read(file, 65536).decode("utf-8", "replace")
+    finally:
+        os.close(file)
+    try:
+        held = json.loads(text)
+        held["confirmed"] = float(held["confirmed"])
+        held["lease"] = float(held["lease"])
+        if not all(isinstance(held[name], str) for name in ("run", "node", "who", "since")):
+            return None
+    except (ValueError, TypeError, KeyError):
+        return None
+    return held
+
+
+def told(held):
+    return None if held is None else {name: held[name] for name in ("run", "node", "who", "since")}
+
+
+def write_lock(path, request, before, now):
+    import json
+
+    fresh = {name: request[name] for name in ("run", "node", "who", "since", "lease")}
+    if before is not None:
+        fresh["since"] = before["since"]
+    fresh["confirmed"] = now
+    beside = path + ".new"
+    file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        os.write(file, json.dumps(fresh).encode())
+    finally:
+        os.close(file)
+    os.rename(beside, path)
+
+
+def processes():
+    """What an earlier run's Ansible still has running here: `1234 apt-get`, the oldest first."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            with open("/proc/%s/environ" % name, "rb") as file:
+                environment = file.read(1 << 20)
+            if any(entry.startswith(MARK) for entry in environment.split(b"\0")):
+                with open("/proc/%s/comm" % name) as file:
+                    found.append((int(name), file.read(64).strip()))
+        except OSError:
+            continue  # it has ended meanwhile
+    return ["%d %s" % entry for entry in sorted(found)[:MOST]]
