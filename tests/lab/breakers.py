@@ -1,0 +1,129 @@
+"""How to make one promised fact untrue on a node, and nothing beside it: a command for each kind of fact.
+
+A package's version and state are broken in dpkg's own database and not by installing another version: its
+dependencies, files and libraries would move with it, and a test could not tell which of them was noticed.
+"""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+from provision.expectations import Expectation
+
+_STATUS = "/var/lib/dpkg/status"
+
+
+def command(expectation: Expectation) -> str:
+    """A command for a root shell. Raises LookupError for a kind of fact nobody has thought about yet."""
+    family, _, rest = expectation.fact.partition(".")
+    item, _, attribute = rest.rpartition(".")
+    known = BREAKERS.get((family, attribute)) or BREAKERS.get((family, ""))
+    if known is None:
+        raise LookupError(f"say in breakers.py how to break {expectation.fact}")
+    return known(item or rest, expectation)
+
+
+def _file_content(path: str, expectation: Expectation) -> str:
+    quoted = shlex.quote(path)
+    if expectation.operator == "equals" and expectation.value is None:
+        return f"mkdir -p $(dirname {quoted}) && echo '# not wanted here' > {quoted}"
+    if expectation.operator == "contains":
+        without = f"grep -vF -- {shlex.quote(str(expectation.value))} {quoted} > /tmp/less"
+        return f"{without}; cat /tmp/less > {quoted}"
+    return f"echo '# changed by hand' >> {quoted}"
+
+
+def _file_mode(path: str, expectation: Expectation) -> str:
+    other = "0600" if expectation.value != "0600" else "0640"
+    return f"chmod {other} {shlex.quote(path)}"
+
+
+def _file_exists(path: str, expectation: Expectation) -> str:
+    quoted = shlex.quote(path)
+    return f"rm -rf {quoted}" if expectation.value else f"mkdir -p $(dirname {quoted}) && touch {quoted}"
+
+
+def _in_dpkg(package: str, change: str) -> str:
+    """Run sed on one package's paragraph of dpkg's database."""
+    return f"sed -i '/^Package: {package}$/,/^$/{{{change}}}' {_STATUS}"
+
+
+def _package_version(package: str, expectation: Expectation) -> str:
+    if expectation.value is None:
+        paragraph = (
+            f"Package: {package}\\nStatus: install ok installed\\nMaintainer: nobody\\nArchitecture: all\\n"
+            "Version: 1.0-1\\nDescription: not wanted here\\n"
+        )
+        return f"printf '\\n{paragraph}\\n' >> {_STATUS}; touch /var/lib/dpkg/info/{package}.list"
+    return _in_dpkg(package, "s/^Version: .*/Version: 0.0.1-1/")
+
+
+def _package_status(package: str, expectation: Expectation) -> str:
+    return _in_dpkg(package, "s/^Status: \\([a-z]*\\) ok installed/Status: \\1 ok half-configured/")
+
+
+def _package_held(package: str, expectation: Expectation) -> str:
+    return f"apt-mark {'unhold' if expectation.value else 'hold'} {package}"
+
+
+def _service_active(unit: str, expectation: Expectation) -> str:
+    return f"systemctl {'stop' if expectation.value == 'active' else 'start'} {shlex.quote(unit)}"
+
+
+def _service_enabled(unit: str, expectation: Expectation) -> str:
+    return f"systemctl {'disable' if expectation.value == 'enabled' else 'enable'} {shlex.quote(unit)}"
+
+
+def _module(name: str, expectation: Expectation) -> str:
+    if expectation.value:
+        return f"modprobe -r {name}"
+    folder = f"/sys/module/{name.replace('-', '_')}"
+    files = {"initstate": "live", "coresize": "3137536", "refcnt": "0"}
+    return f"mkdir -p {folder}; " + "; ".join(
+        f"echo {text} > {folder}/{file}" for file, text in files.items()
+    )
+
+
+def _driver(fact: str, expectation: Expectation) -> str:
+    if fact == "loaded_version":
+        return "sed -i '1s/ [0-9][0-9]*\\.[0-9.]* / 470.00.01 /' /proc/driver/nvidia/version"
+    if fact == "flavour":
+        return (
+            "sed -i '1s/ Open Kernel Module for x86_64 / x86_64 Kernel Module /' /proc/driver/nvidia/version"
+        )
+    if fact == "installed_version":  # as many characters: the ELF file stays whole
+        change = r"s/version=[0-9]\([0-9.]*\)/version=9\1/"
+        return f"sed -i '{change}' $(modinfo -n nvidia)"
+    library = "/usr/lib/x86_64-linux-gnu"
+    return (
+        f"cp {library}/libnvidia-ml.so.1 {library}/libnvidia-ml.so.470.1.1 && "
+        f"ln -sfn libnvidia-ml.so.470.1.1 {library}/libnvidia-ml.so.1"
+    )
+
+
+def _sysctl(key: str, expectation: Expectation) -> str:
+    other = "1" if str(expectation.value) != "1" else "0"
+    return f"sysctl -w {shlex.quote(key)}={other}"
+
+
+def _key(path: str, expectation: Expectation) -> str:
+    return f"cat /usr/share/keyrings/debian-archive-keyring.gpg > {shlex.quote(path)}"
+
+
+BREAKERS: dict[tuple[str, str], Any] = {
+    ("file", "content"): _file_content,
+    ("file", "mode"): _file_mode,
+    ("file", "owner"): lambda path, _: f"chown nobody {shlex.quote(path)}",
+    ("file", "exists"): _file_exists,
+    ("file", "target"): lambda path, _: f"ln -sfn /nowhere {shlex.quote(path)}",
+    ("package", "version"): _package_version,
+    ("package", "status"): _package_status,
+    ("package", "held"): _package_held,
+    ("service", "active"): _service_active,
+    ("service", "enabled"): _service_enabled,
+    ("module", "loaded"): _module,
+    ("driver", ""): _driver,
+    ("sysctl", "value"): _sysctl,
+    ("pgp_key", "fingerprints"): _key,
+}
