@@ -33,7 +33,7 @@ Architecture: amd64
 Version: 5-1
 Description: Package: libnccl9
 """
-RPM = "libnccl|(none)|2.29.7-1+cuda12.9\\ncuda-drivers|3|580.126.09-1.el9\\nkernel|(none)|5\\nkernel|(none)|6\\n"
+RPM = "libnccl|(none)|2.29.7-1\\ncuda-drivers|3|580.126.09-1.el9\\nkernel|(none)|5\\nkernel|(none)|6\\n"
 
 
 def ask(root: Path, *facts: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def native() -> str:
 def test_rpm_says_the_same_with_epochs_and_nothing_of_what_is_there_twice(tmp_path: Path) -> None:
     a_file(tmp_path, "usr/bin/rpm", f"#!/bin/sh\nprintf '{RPM}'\n", 0o755)
     assert ask(tmp_path, "packages.*.versions", "packages.cuda-*.versions") == {
-        "packages.*.versions": {"libnccl": "2.29.7-1+cuda12.9", "cuda-drivers": "3:580.126.09-1.el9"},
+        "packages.*.versions": {"libnccl": "2.29.7-1", "cuda-drivers": "3:580.126.09-1.el9"},
         "packages.cuda-*.versions": {"cuda-drivers": "3:580.126.09-1.el9"},
     }
 
