@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,6 +58,10 @@ class LabNode:
         if check and done.returncode != 0:
             pytest.fail(f"{self.name}: {command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
+
+    def as_root(self, command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        """Run a shell command on the node as root."""
+        return self.run(f"sudo sh -c {shlex.quote(command)}", timeout=timeout)
 
     def fault(self, fault: str, **parameters: object) -> None:
         silicon_state.set_fault(self.place, fault, [f"{key}={value}" for key, value in parameters.items()])

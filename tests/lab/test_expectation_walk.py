@@ -109,6 +109,11 @@ def trouble_of(walk: Walk, chosen: dict[str, Expectation]) -> list[str]:
 def test_every_expectation_holds_is_noticed_when_broken_and_is_repaired_by_its_role(
     lab: Lab, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    def say(text: str) -> None:
+        with capsys.disabled():
+            sys.stdout.write(text)
+            sys.stdout.flush()
+
     walk = Walk(lab, tmp_path)
     walk.gpuprov("up")
     assert not any(assess.assess(inventory.load(lab.inventory), {}).drifts.values())
@@ -116,20 +121,13 @@ def test_every_expectation_holds_is_noticed_when_broken_and_is_repaired_by_its_r
     trouble: list[str] = []
     for chosen in walk.rounds():
         found = trouble_of(walk, chosen)
-        with capsys.disabled():
-            print(
-                "\n".join(["", *(f"{node}: {each.fact}" for node, each in chosen.items()), *found]),
-                flush=True,
-            )
+        say("\n".join(["", *(f"  {node}: {each.fact}" for node, each in chosen.items()), *found]))
         trouble += found
         count.update(each.role for each in chosen.values())
         if found:  # the next round begins from a fleet that is as declared
             walk.gpuprov("up")
     assert not any(assess.assess(inventory.load(lab.inventory), {}).drifts.values())
-    with capsys.disabled():
-        print("\n\nexpectations: held, broken, named, repaired by their role")
-        for role, number in count.items():
-            print(f"  {role:20} {number:4}")
-        print(f"  {'all':20} {sum(count.values()):4}   in trouble: {len(trouble)}")
+    table = "".join(f"\n  {role:20} {number:4}" for role, number in count.items())
+    say(f"\n\nheld, broken, named, and repaired by their role:{table}\n  all {sum(count.values()):21}\n")
     assert trouble == []
     assert sum(count.values()) > 150
