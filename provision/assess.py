@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision import ask_ansible, compatibility, resolve, stack
+from provision import ask_ansible, compatibility, diagnosis, resolve, stack
 from provision import observe as observer
 from provision.compatibility import Refusal
 from provision.drift import Drift, drifts
@@ -51,6 +51,16 @@ class Assessment:
         """The nodes on which every expectation holds."""
         return tuple(node for node, found in self.drifts.items() if not found)
 
+    def diagnoses(self) -> list[str]:
+        """What is wrong with the driver stack of which nodes, a line for each cause and its next step."""
+        return diagnosis.lines(
+            {
+                name: (said.facts, self.expected.get(name, ()))
+                for name, said in self.observations.items()
+                if said.error is None
+            }
+        )
+
     @property
     def unreachable(self) -> dict[str, str]:
         """Node → why nothing is known about it."""
@@ -85,12 +95,13 @@ def assess(
     on_done: Callable[[Observation], None] | None = None,
     observe: Observe | None = None,
     run: ask_ansible.Run | None = None,
+    also: Collection[str] = (),
 ) -> Assessment:
     """Look at the whole fleet, one connection a node.
 
     Raises StackError and CompatibilityError before any node is touched. Afterwards a node's trouble is its
-    own: unreachable or refused, it is named, and the others go on. `observe` and `run` stand in for nodes in
-    tests.
+    own: unreachable or refused, it is named, and the others go on. `also`: facts to ask of every node beside
+    those its roles promise. `observe` and `run` stand in for nodes in tests.
     """
     stack.check_names(fleet, overrides)
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
@@ -98,7 +109,13 @@ def assess(
     _refuse_impossible(resolved.views)
     start = Assessment(fleet, overrides, declared, resolved.views, resolved.secrets, {})
     return look(
-        start, list(fleet.nodes), timeout=timeout, connections=connections, on_done=on_done, observe=observe
+        start,
+        list(fleet.nodes),
+        timeout=timeout,
+        connections=connections,
+        on_done=on_done,
+        observe=observe,
+        also=also,
     )
 
 
@@ -110,9 +127,11 @@ def look(
     connections: int = 64,
     on_done: Callable[[Observation], None] | None = None,
     observe: Observe | None = None,
+    also: Collection[str] = (),
 ) -> Assessment:
     """Observe these nodes (again) and compare: an assessment of them alone, declared as in `known`."""
-    ask = {name: facts_to_ask(known.views[name]) for name in chosen}
+    beside = diagnosis.FACTS.union(also)  # in the same round trip
+    ask = {name: facts_to_ask(known.views[name]) | beside for name in chosen}
     nodes = [known.fleet.nodes[name] for name in chosen]
     observe = observe or functools.partial(
         observer.observe, vault_password_files=known.fleet.vault_password_files
