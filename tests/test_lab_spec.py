@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,8 @@ from provision.lab.spec import DEFAULT_NODES, SKUS, NodeSpec, lab_name, parse_no
         ("gpu-01=h100-sxm", NodeSpec("gpu-01", "h100-sxm", "debian13")),
         ("gpu-02=l40s:debian12", NodeSpec("gpu-02", "l40s", "debian12")),
         ("a=b200:debian13", NodeSpec("a", "b200", "debian13")),
+        ("a=b200+containers", NodeSpec("a", "b200", "debian13", containers=True)),
+        ("a=b200:debian12+containers", NodeSpec("a", "b200", "debian12", containers=True)),
     ],
 )
 def test_a_node_is_name_sku_and_release(text: str, expected: NodeSpec) -> None:
@@ -37,6 +40,7 @@ def test_a_node_is_name_sku_and_release(text: str, expected: NodeSpec) -> None:
         ("gpu-01=h100", "no SKU 'h100'"),
         ("gpu-01=h100-sxm:", "no release ''"),
         ("gpu-01=h100-sxm:ubuntu", "no release 'ubuntu'"),
+        ("gpu-01=h100-sxm:debian12+boats", "no release 'debian12+boats'"),
         ("GPU=l40s", "cannot be a host name"),
         ("-a=l40s", "cannot be a host name"),
         ("a-=l40s", "cannot be a host name"),
@@ -146,6 +150,17 @@ def test_a_lab_takes_new_nodes_and_refuses_changed_ones() -> None:
     assert [(n.name, n.index) for n in more.nodes] == [("one", 1), ("two", 2), ("three", 3)]
     with pytest.raises(LabError, match="already has one=l40s:debian13"):
         LAB.with_nodes((NodeSpec("one", "b200"),))
+
+
+def test_only_a_node_for_containers_gets_what_they_need(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("provision.lab.places.STATE", tmp_path)
+    plain, roomy = (NodeRecord(name, "l40s", "debian13", 1, name == "roomy") for name in ("plain", "roomy"))
+    assert "--capability=all" not in node.nspawn(LAB, plain, tmp_path)
+    command = node.nspawn(LAB, roomy, tmp_path)
+    assert "--capability=all" in command
+    assert f"--bind={tmp_path}/mine/nodes/roomy/volumes/docker:/var/lib/docker" in command
 
 
 def test_one_word_for_the_node_is_shell_and_several_are_an_argument_list() -> None:

@@ -24,6 +24,10 @@ from provision.lab.trees import USER
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 HOST_KEY = "etc/ssh/ssh_host_ed25519_key"
 BOOT_SECONDS = 120
+# A container runtime writes below /proc/sys, and makes system calls that no other service needs.
+CONTAINER_ENVIRONMENT = ("SYSTEMD_NSPAWN_API_VFS_WRITABLE=1", "SYSTEMD_SECCOMP=0")
+# They keep images as overlays, which cannot lie on the overlay that is a node's disk.
+CONTAINER_FOLDERS = ("docker", "containers", "containerd")
 
 
 def prepare(lab: LabRecord, node: NodeRecord) -> None:
@@ -85,6 +89,7 @@ def nspawn(lab: LabRecord, node: NodeRecord, root: Path) -> list[str]:
     unified = ["env", "UNIFIED_CGROUP_HIERARCHY=1", "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1"]
     return [
         *unified,
+        *(CONTAINER_ENVIRONMENT if node.containers else ()),
         *("systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--console=pipe"),
         *("--kill-signal=SIGRTMIN+3", "--link-journal=no", "--resolv-conf=off", "--timezone=off"),
         *(f"--directory={root}", f"--machine={place.namespace}", f"--hostname={node.name}"),
@@ -93,7 +98,16 @@ def nspawn(lab: LabRecord, node: NodeRecord, root: Path) -> list[str]:
         f"--bind={place.silicon}:/var/lib/silicon",
         f"--bind={place.silicon / 'sys_pci'}:/sys/bus/pci/devices",
         f"--bind={place.silicon / 'sys_module'}:/sys/module",
+        *(_for_containers(place) if node.containers else ()),
     ]
+
+
+def _for_containers(place: NodePlace) -> list[str]:
+    """What a container runtime needs beyond a service: every capability, and disks that are no overlay."""
+    folders = {f"/var/lib/{name}": place.folder / "volumes" / name for name in CONTAINER_FOLDERS}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
+    return ["--capability=all", *(f"--bind={folder}:{inside}" for inside, folder in folders.items())]
 
 
 def host_key_line(lab: LabRecord, node: NodeRecord) -> str:

@@ -24,10 +24,11 @@ class NodeRecord:
     sku: str
     release: str
     index: int
+    containers: bool = False
 
     @property
     def spec(self) -> NodeSpec:
-        return NodeSpec(self.name, self.sku, self.release)
+        return NodeSpec(self.name, self.sku, self.release, self.containers)
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class LabRecord:
         have = {node.name: node.spec for node in nodes}
         for spec in wanted:
             if spec.name not in have:
-                nodes.append(NodeRecord(spec.name, spec.sku, spec.release, len(nodes) + 1))
+                nodes.append(NodeRecord(spec.name, spec.sku, spec.release, len(nodes) + 1, spec.containers))
             elif have[spec.name] != spec:
                 raise LabError(
                     f"lab {self.name!r} already has {have[spec.name]}, asked for is {spec}",

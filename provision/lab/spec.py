@@ -12,6 +12,7 @@ SKUS = ("h100-sxm", "h200-sxm", "a100-sxm-80", "a100-pcie-80", "l40s", "b200")
 RELEASES = {"debian13": "trixie", "debian12": "bookworm"}
 DEFAULT_RELEASE = "debian13"
 MOST_NODES = 250
+CONTAINERS = "+containers"  # behind a node: containers can be started on it
 
 # Both end up in interface aliases, namespace names, host names and paths; the dot separates them there.
 _NODE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?\Z")
@@ -20,14 +21,18 @@ _LAB_NAME = re.compile(r"[a-z][a-z0-9-]{0,19}\Z")
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One node as asked for: `name`, `sku` (one of SKUS), `release` (a key of RELEASES)."""
+    """One node as asked for: `name`, `sku` (one of SKUS), `release` (a key of RELEASES).
+
+    `containers`: containers can be started on it, which takes some of its isolation from this host away.
+    """
 
     name: str
     sku: str
     release: str = DEFAULT_RELEASE
+    containers: bool = False
 
     def __str__(self) -> str:
-        return f"{self.name}={self.sku}:{self.release}"
+        return f"{self.name}={self.sku}:{self.release}{CONTAINERS if self.containers else ''}"
 
 
 DEFAULT_NODES = (
@@ -38,18 +43,21 @@ DEFAULT_NODES = (
 
 
 def parse_node(text: str) -> NodeSpec:
-    """The node written as `NAME=SKU` or `NAME=SKU:RELEASE`.
+    """The node written as `NAME=SKU` or `NAME=SKU:RELEASE`, either with `+containers` behind it.
 
     >>> parse_node("gpu-02=l40s:debian12")
-    NodeSpec(name='gpu-02', sku='l40s', release='debian12')
+    NodeSpec(name='gpu-02', sku='l40s', release='debian12', containers=False)
 
     Raises UsageError that quotes the text and says which part is wrong.
     """
     where = f"--node {text!r}"
-    name, equals, rest = text.partition("=")
+    containers = text.endswith(CONTAINERS)
+    name, equals, rest = text.removesuffix(CONTAINERS).partition("=")
     sku, _, release = rest.partition(":")
     if not equals or not name or not sku:
-        raise UsageError(f"{where} is not NAME=SKU[:RELEASE]", "for example --node gpu-01=h100-sxm:debian12")
+        raise UsageError(
+            f"{where} is not NAME=SKU[:RELEASE][+containers]", "for example --node gpu-01=h100-sxm:debian12"
+        )
     if not _NODE_NAME.match(name):
         raise UsageError(
             f"{where}: {name!r} cannot be a host name",
@@ -61,7 +69,7 @@ def parse_node(text: str) -> NodeSpec:
         raise UsageError(
             f"{where}: there is no release {release!r} in the lab", f"known: {', '.join(RELEASES)}"
         )
-    return NodeSpec(name, sku, release or DEFAULT_RELEASE)
+    return NodeSpec(name, sku, release or DEFAULT_RELEASE, containers)
 
 
 def wanted_nodes(count: int | None, texts: Sequence[str] | None) -> tuple[NodeSpec, ...]:

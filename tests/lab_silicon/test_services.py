@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 import provision.lab
 
 Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
@@ -132,7 +134,43 @@ def test_cdi_lists_what_was_generated(node: Make) -> None:
 
 def test_cdi_needs_a_driver(bare: Make) -> None:
     done = bare().run("nvidia-ctk", "cdi", "generate")
-    assert (done.returncode, "ERROR_DRIVER_NOT_LOADED" in done.stderr) == (1, True)
+    assert (done.returncode, "ERROR_LIBRARY_NOT_FOUND" in done.stderr) == (1, True)
+
+
+def test_the_specification_has_the_form_of_the_toolkits_own(node: Make) -> None:
+    """Keys, their order and the indentation, by which our observer and others read it."""
+    one = node("a100-pcie-80")
+    library = (one.root / "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").readlink().name
+    one.file(f"usr/lib/x86_64-linux-gnu/{library}", "")
+    text = one.run("nvidia-ctk", "cdi", "generate").stdout
+    spec = yaml.safe_load(text)
+    assert list(spec) == ["cdiVersion", "kind", "devices", "containerEdits"]
+    assert text.startswith(
+        '---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n    - name: "0"\n      containerEdits:\n'
+    )
+    hook = "        - hookName: createContainer\n          path: /usr/bin/nvidia-cdi-hook\n"
+    assert f"{hook}          args:\n            - nvidia-cdi-hook\n" in text
+    assert spec["devices"][0]["containerEdits"]["deviceNodes"][0]["path"] == "/dev/nvidia0"
+    assert spec["devices"][-1]["name"] == "all"
+    assert all(isinstance(device["name"], str) for device in spec["devices"])
+    mounts = [mount["hostPath"] for mount in spec["containerEdits"]["mounts"]]
+    assert f"/usr/lib/x86_64-linux-gnu/{library}" in mounts
+    assert f"{library}::/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1" in text
+
+
+def test_settings_of_the_toolkit_are_written_in_place(node: Make) -> None:
+    one = node("a100-pcie-80")
+    assert (
+        one.run("nvidia-ctk", "config", "--in-place", "--set", "nvidia-container-runtime.mode=cdi").returncode
+        == 0
+    )
+    text = (one.root / "etc/nvidia-container-runtime/config.toml").read_text()
+    assert '[nvidia-container-runtime]\n#debug = "/var/log/nvidia-container-runtime.log"\n' in text
+    assert text.count('mode = "cdi"') == 1
+    assert (
+        one.run("nvidia-ctk", "config", "--in-place", "--set=nvidia-container-runtime.mood=good").returncode
+        == 1
+    )
 
 
 def test_tools_use_the_standard_library_of_old_pythons() -> None:

@@ -5,6 +5,7 @@ import platform
 import subprocess
 import sys
 
+import devices
 import kernel_log
 import surfaces
 import xid
@@ -99,6 +100,7 @@ def load(node, name: str) -> None:
             [f"nouveau {gpu['address']}: NVIDIA {node.sku['architecture']}" for gpu in node.present()],
         )
     surfaces.load_module(node.folder, name, facts.get("version", ""), depends)
+    devices.make(node, name)
     if name == "nvidia":
         xid.report(node, node.faults)
 

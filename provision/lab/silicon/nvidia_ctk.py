@@ -1,159 +1,173 @@
-"""nvidia-ctk: cdi list and generate, runtime configure, --version; plausible files at the real places."""
+"""nvidia-ctk: cdi list, cdi generate, config, runtime configure, system create-dev-char-symlinks."""
 
-import json
 import os
 import re
 import sys
 import time
 from pathlib import Path
 
-_CONTAINERD = """\
-version = {version}
+import cdi_spec
+import devices
+import runtime_config
 
-[plugins]
+CONFIG = "/etc/nvidia-container-runtime/config.toml"
+_CONFIG_TEXT = """\
+#accept-nvidia-visible-devices-as-volume-mounts = false
+#accept-nvidia-visible-devices-envvar-when-unprivileged = true
+disable-require = false
+supported-driver-capabilities = "compat32,compute,display,graphics,ngx,utility,video"
+#swarm-resource = "DOCKER_RESOURCE_GPU"
 
-  [plugins."{plugin}"]
+[nvidia-container-cli]
+#debug = "/var/log/nvidia-container-toolkit.log"
+environment = []
+#ldcache = "/etc/ld.so.cache"
+ldconfig = "@/sbin/ldconfig"
+load-kmods = true
+#no-cgroups = false
+#path = "/usr/bin/nvidia-container-cli"
+#root = "/run/nvidia/driver"
+#user = "root:video"
 
-    [plugins."{plugin}".containerd]
-{default}
-      [plugins."{plugin}".containerd.runtimes]
+[nvidia-container-runtime]
+#debug = "/var/log/nvidia-container-runtime.log"
+log-level = "info"
+mode = "auto"
+runtimes = ["runc", "crun"]
 
-        [plugins."{plugin}".containerd.runtimes.nvidia]
-          privileged_without_host_devices = false
-          runtime_engine = ""
-          runtime_root = ""
-          runtime_type = "io.containerd.runc.v2"
+[nvidia-container-runtime.modes]
 
-          [plugins."{plugin}".containerd.runtimes.nvidia.options]
-            BinaryName = "/usr/bin/nvidia-container-runtime"
-"""
-_CRIO = """
-[crio]
+[nvidia-container-runtime.modes.cdi]
+annotation-prefixes = ["cdi.k8s.io/"]
+default-kind = "nvidia.com/gpu"
+spec-dirs = ["/etc/cdi", "/var/run/cdi"]
 
-  [crio.runtime]
+[nvidia-container-runtime.modes.csv]
+mount-spec-path = "/etc/nvidia-container-runtime/host-files-for-container.d"
 
-    [crio.runtime.runtimes]
+[nvidia-container-runtime.modes.legacy]
+cuda-compat-mode = "ldconfig"
 
-      [crio.runtime.runtimes.nvidia]
-        runtime_path = "/usr/bin/nvidia-container-runtime"
-        runtime_type = "oci"
+[nvidia-container-runtime-hook]
+path = "nvidia-container-runtime-hook"
+skip-mode-detection = false
+
+[nvidia-ctk]
+path = "nvidia-ctk"
 """
 
 
 def nvidia_ctk(node, arguments: list) -> int:
     """The whole program."""
-    version = os.environ.get("SILICON_VERSION") or "1.18.0"
+    version = os.environ.get("SILICON_VERSION") or "1.19.1"
     words = [word for word in arguments if word not in ("--debug", "--quiet", "-d", "-q")]
     if words in (["--version"], ["-v"]):
-        print(
-            f"NVIDIA Container Toolkit CLI version {version}\ncommit: "
-            "0000000000000000000000000000000000000000"
-        )
+        print(f"NVIDIA Container Toolkit CLI version {version}\ncommit: {'0' * 40}")
         return 0
-    flags = {name: value for name, _, value in (word.partition("=") for word in words[2:])}
     if words[:2] == ["cdi", "list"]:
         return _list(node)
     if words[:2] == ["cdi", "generate"]:
-        return _generate(node, flags.get("--output", ""))
+        return _generate(node, _flags(words[2:]), version)
     if words[:2] == ["runtime", "configure"]:
-        return _configure(node, flags)
-    _log("error", f"unknown command: {' '.join(arguments)}")
+        return runtime_config.configure(node, _flags(words[2:]))
+    if words[:1] == ["config"]:
+        return _config(node, words[1:])
+    if words[:2] == ["system", "create-dev-char-symlinks"]:
+        return _dev_char(node)
+    log("error", f"unknown command: {' '.join(arguments)}")
     return 1
 
 
-def _log(level: str, text: str) -> None:
+def _flags(words: list) -> dict:
+    return {name: value for name, _, value in (word.partition("=") for word in words)}
+
+
+def log(level: str, text: str) -> None:
+    """One line on standard error, as logrus writes it to what is no terminal."""
     stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     print(f'time="{stamp}" level={level} msg="{text}"', file=sys.stderr)
 
 
-def _names(node) -> list:
-    gpus = node.usable() if node.driver() else []
-    return [str(i) for i in range(len(gpus))] + [gpu["uuid"] for gpu in gpus] + (["all"] if gpus else [])
-
-
 def _list(node) -> int:
     found = []
-    for place in ("etc/cdi", "var/run/cdi", "run/cdi"):
+    for place in ("etc/cdi", "var/run/cdi"):
         for path in sorted((node.root / place).glob("*.yaml")):
-            names = re.findall(r'^ +- name: "(.*)"$', path.read_text(), re.MULTILINE)
-            found = sorted({*found, *(f"nvidia.com/gpu={name}" for name in names)})
-    _log("info", f"Found {len(found)} CDI devices")
+            names = re.findall(r'^    - name: "?([^"\n]*)"?$', path.read_text(), re.MULTILINE)
+            found = sorted({*found, *(f"{cdi_spec.KIND}={name}" for name in names)})
+    log("info", f"Found {len(found)} CDI devices")
     print("".join(name + "\n" for name in found), end="")
     return 0
 
 
-def _generate(node, output: str) -> int:
-    if node.driver() is None:
-        _log(
+def _generate(node, flags: dict, version: str) -> int:
+    why = None
+    if not node.library():
+        why = "ERROR_LIBRARY_NOT_FOUND"
+    elif node.driver() is None:
+        why = "ERROR_DRIVER_NOT_LOADED"
+    elif node.driver()[0] != node.library():
+        why = "ERROR_LIB_RM_VERSION_MISMATCH"
+    if why:
+        log(
             "error",
-            "failed to generate CDI spec: failed to create device CDI specs: failed to initialize NVML: "
-            "ERROR_DRIVER_NOT_LOADED",
+            f"failed to generate CDI spec: failed to create CDI library: failed to initialize NVML: {why}",
         )
         return 1
-    lines = ["---", "cdiVersion: 0.5.0", "kind: nvidia.com/gpu", "devices:"]
-    for i, name in enumerate(_names(node)):
-        lines += [
-            f'  - name: "{name}"',
-            "    containerEdits:",
-            "      deviceNodes:",
-            f"        - path: /dev/nvidia{i % len(node.usable())}",
-        ]
-    lines += [
-        "containerEdits:",
-        "  deviceNodes:",
-        "    - path: /dev/nvidiactl",
-        "    - path: /dev/nvidia-uvm",
-    ]
-    text = "\n".join(lines) + "\n"
+    spec = cdi_spec.build(node, version)
+    text = "---\n" + cdi_spec.to_yaml(spec)
+    output = flags.get("--output") or os.environ.get("NVIDIA_CTK_CDI_OUTPUT_FILE_PATH", "")
     if not output:
         print(text, end="")
         return 0
     path = node.root / output.lstrip("/")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    _log("info", "Generated CDI spec with version 0.5.0")
+    fresh = path.with_name(f".{path.name}.new")  # not *.yaml: runtimes read the folder at any time
+    fresh.write_text(text)
+    fresh.chmod(0o644)
+    fresh.replace(path)
+    log("info", f"Generated CDI spec with version {spec['cdiVersion']}")
     return 0
 
 
-def _configure(node, flags: dict) -> int:
-    runtime = flags.get("--runtime", "docker")
-    default = "--set-as-default" in flags or flags.get("--nvidia-set-as-default") is not None
-    if runtime == "docker":
-        path = node.root / flags.get("--config", "/etc/docker/daemon.json").lstrip("/")
-        try:
-            settings = json.loads(path.read_text()) if path.exists() else {}
-        except ValueError as error:
-            _log("error", f"unable to load config for runtime docker: {error}")
-            return 1
-        settings.setdefault("runtimes", {})["nvidia"] = {"args": [], "path": "nvidia-container-runtime"}
-        if default:
-            settings["default-runtime"] = "nvidia"
-        text = json.dumps(settings, indent=4, sort_keys=True)
-    elif runtime == "containerd":
-        path = node.root / flags.get("--drop-in-config", "/etc/containerd/conf.d/99-nvidia.toml").lstrip("/")
-        plugin = "io.containerd.grpc.v1.cri"
-        text = _CONTAINERD.format(
-            version=2, plugin=plugin, default='      default_runtime_name = "nvidia"\n' if default else ""
+def _config(node, words: list) -> int:
+    """`config [--config-file=PATH] [--in-place] [--set SECTION.KEY=VALUE]…`; prints unless --in-place."""
+    given = [word.partition("=")[2] for word in words if word.startswith(("--config-file=", "--config="))]
+    path = node.root / (given[0] if given else CONFIG).lstrip("/")
+    text = path.read_text() if path.exists() else _CONFIG_TEXT
+    pairs = [word[len("--set=") :] for word in words if word.startswith("--set=")]
+    pairs += [words[number + 1] for number, word in enumerate(words[:-1]) if word == "--set"]
+    for pair in pairs:
+        name, _, value = pair.partition("=")
+        section, _, key = name.rpartition(".")
+        block = re.compile(
+            rf"(^\[{re.escape(section)}\]\n(?:(?!\[).*\n)*?)#?{re.escape(key)} = .*\n", re.MULTILINE
         )
-        _import(node, path, flags.get("--config", "/etc/containerd/config.toml"))
-    elif runtime == "crio":
-        path = node.root / "etc/crio/conf.d/99-nvidia.toml"
-        text = _CRIO
+        if not block.search(text):
+            log("error", f"invalid config option {name}")
+            return 1
+        literal = value if value in ("true", "false") else f'"{value}"'
+        text = block.sub(lambda found: f"{found[1]}{key} = {literal}\n", text)  # noqa: B023 - used at once
+    if "--in-place" in words:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
     else:
-        _log("error", f"unrecognized runtime '{runtime}'")
-        return 1
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    shown = "/" + str(path.relative_to(node.root))
-    _log("info", f"Wrote updated config to {shown}")
-    _log("info", f"It is recommended that {runtime} daemon be restarted.")
+        print(text, end="")
     return 0
 
 
-def _import(node, drop_in: Path, config: str) -> None:
-    """containerd reads a drop-in only if its main file imports it."""
-    main = node.root / config.lstrip("/")
-    main.parent.mkdir(parents=True, exist_ok=True)
-    text = main.read_text() if main.exists() else "version = 2\n"
-    if "conf.d" not in text:
-        main.write_text(f'imports = ["/{drop_in.parent.relative_to(node.root)}/*.toml"]\n' + text)
+def _dev_char(node) -> int:
+    """/dev/char/MAJOR:MINOR for each device file of the driver."""
+    if not node.privileged():
+        log("error", "failed to create link creator: permission denied")
+        return 1
+    place = Path("/dev/char")
+    place.mkdir(exist_ok=True)
+    for path in [*sorted(Path("/dev").glob("nvidia*")), *sorted(Path("/dev/nvidia-caps").glob("*"))]:
+        if path.is_dir():
+            continue
+        major, minor = devices.numbers(str(path))[:2]
+        link = place / f"{major}:{minor}"
+        if not link.is_symlink():
+            log("info", f"Creating link {link} => {path}")
+            link.symlink_to(path)
+    return 0

@@ -13,6 +13,7 @@ from pathlib import Path
 # -I leaves the script's own folder out of the path, and with it the site packages of the node.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import devices
 from state import Node, StateError, folder_from_environment
 
 GARBAGE = (
@@ -37,6 +38,8 @@ def _tools() -> dict:
         "nvidia-persistenced": ("persistenced", "persistenced"),
         "nvcc": ("nvcc", "nvcc"),
         "nvidia-ctk": ("nvidia_ctk", "nvidia_ctk"),
+        "nvidia-cdi-hook": ("cdi_hook", "nvidia_cdi_hook"),
+        "nvidia-container-runtime": ("container_runtime", "nvidia_container_runtime"),
     }
     tools.update({name: ("nccl_tests", name) for name in collectives})
     return tools
@@ -63,6 +66,8 @@ def main(arguments: list) -> int:
         print(f"run.py: {error}", file=sys.stderr)
         return 2
     node.count_run()
+    if tool not in ("boot", "dmesg", "modprobe", "rmmod", "nvidia-ctk"):
+        devices.confine(node)
     return _run(node, "gpu_burn" if tool == "gpu-burn" else tool, rest)
 
 

@@ -1,0 +1,77 @@
+"""Device files of the driver, /dev/nvidia*: with the real names and numbers, and nothing behind them.
+
+Opening one fails as it does without a driver (ENXIO). Where the host's own kernel has a driver under such a
+number, the files are null devices: no lab node may reach a GPU of the host.
+"""
+
+import os
+import stat
+from pathlib import Path
+
+NVIDIA, DRM, UVM = 195, 226, 511
+CONTROL, MODESET = 255, 254
+VIDEO = 44  # Debian's group video, which owns /dev/dri
+RENDER = 105
+NULL = (1, 3)
+
+
+def make(node, module: str) -> None:
+    """The files that appear when `module` is loaded: by udev, or by nvidia-modprobe on the first use."""
+    if str(node.root) != "/" or not os.access("/dev", os.W_OK):
+        return  # a test's machine, or a user: neither gets device files
+    for path, numbers, mode, group in _files(node, module):
+        place = Path(path)
+        place.parent.mkdir(exist_ok=True)
+        if place.exists():
+            continue
+        previous = os.umask(0)
+        try:
+            os.mknod(path, mode | stat.S_IFCHR, os.makedev(*_harmless(numbers)))
+            os.chown(path, 0, group)
+        except PermissionError:  # a node may be too confined for it: then there are none
+            return
+        finally:
+            os.umask(previous)
+
+
+def _files(node, module: str) -> list:
+    gpus = node.present()
+    if module == "nvidia":
+        files = [(f"/dev/nvidia{gpu['slot']}", (NVIDIA, gpu["slot"])) for gpu in gpus]
+        return [
+            (path, numbers, 0o666, 0) for path, numbers in [*files, ("/dev/nvidiactl", (NVIDIA, CONTROL))]
+        ]
+    if module == "nvidia_uvm":
+        return [("/dev/nvidia-uvm", (UVM, 0), 0o666, 0), ("/dev/nvidia-uvm-tools", (UVM, 1), 0o666, 0)]
+    if module == "nvidia_modeset":
+        return [("/dev/nvidia-modeset", (NVIDIA, MODESET), 0o666, 0)]
+    if module == "nvidia_drm":
+        cards = [(f"/dev/dri/card{gpu['slot']}", (DRM, gpu["slot"]), 0o660, VIDEO) for gpu in gpus]
+        renders = [(f"/dev/dri/renderD{128 + gpu['slot']}", (DRM, 128 + gpu["slot"])) for gpu in gpus]
+        return cards + [(path, numbers, 0o660, RENDER) for path, numbers in renders]
+    return []
+
+
+def _harmless(numbers: tuple) -> tuple:
+    section = Path("/proc/devices").read_text().partition("Block devices:")[0]
+    taken = {line.split()[0] for line in section.splitlines() if line[:3].strip().isdigit()}
+    return NULL if str(numbers[0]) in taken else numbers
+
+
+def confine(node) -> None:
+    """In a container a program finds only the GPUs whose device files it was given.
+
+    What tells a container from its node is /proc, which every container has of its own: ours is not in it.
+    """
+    ours = str(node.root) == "/" and str(node.folder) == "/var/lib/silicon"
+    if ours and node.driver() and not Path("/proc/driver/nvidia").exists():
+        node.gpus = [gpu for gpu in node.gpus if Path(f"/dev/nvidia{gpu['slot']}").exists()]
+
+
+def numbers(path: str):
+    """(major, minor, permission bits, group) of a device file, or None."""
+    try:
+        found = Path(path).stat()
+    except OSError:
+        return None
+    return os.major(found.st_rdev), os.minor(found.st_rdev), stat.S_IMODE(found.st_mode), found.st_gid
