@@ -63,7 +63,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="NAME=SKU[:RELEASE]",
         help="one node, repeatable; SKU: h100-sxm h200-sxm a100-sxm-80 a100-pcie-80 l40s b200; "
-        "RELEASE: debian13 (default) debian12",
+        "RELEASE: debian13 (default) debian12 ubuntu2404 ubuntu2204 rhel10 rhel9 rhel8 rocky9",
     )
     parser.add_argument(
         "--inventory",

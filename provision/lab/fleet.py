@@ -82,7 +82,7 @@ def _up(
     host.install_missing(say)
     lab = _reserve(name, known, wanted, inventory, seed, speed)
     say("fixture repository")
-    built = repository.ensure_repository(say)
+    built = repository.ensure_repository(say, releases={node.release for node in lab.nodes})
     text = inventory_file.render(lab, built)
     inventory_file.write(inventory, text)
     host.raise_limits()
@@ -149,13 +149,13 @@ def _serve(lab: LabRecord, built: repository.Repository) -> None:
     options = {
         "--folder": lab.place.www,
         "--address": lab.bridge_address,
-        "--http-port": inventory_file.HTTP_PORT,
+        "--http-port": repository.HTTP_PORT,
         "--cache-port": layer.CACHE_PORT,
         "--cache-port-file": mirror.PORT_FILE,
     }
     words = [str(word) for option in options.items() for word in option]
     process.start([sys.executable, "-I", str(SERVER), *words], pidfile, log)
-    if not process.wait_until(lambda: mirror.answers(lab.bridge_address, inventory_file.HTTP_PORT), 15):
+    if not process.wait_until(lambda: mirror.answers(lab.bridge_address, repository.HTTP_PORT), 15):
         raise LabError(f"the lab's server on {lab.bridge_address} did not start within 15 s", f"see {log}")
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 from provision.errors import LabError
 from provision.lab.record import LabRecord
-from provision.lab.repository import LAYOUTS, Repository, layout
+from provision.lab.repository import HTTP_PORT, OFFERED, Repository, layout
 from provision.lab.trees import USER
 
-HTTP_PORT = 8080
 _FIRST_LINE = "# Written by `gpuprov lab up`"
 
 
@@ -34,7 +33,7 @@ def render(lab: LabRecord, repository: Repository) -> str:
         "ansible_ssh_private_key_file": str(lab.place.key),
         "ansible_ssh_common_args": " ".join(f"-o {key}={value}" for key, value in options.items()),
         "ansible_python_interpreter": "/usr/bin/python3",
-        **{f"nvidia_repository_{name}_key_fingerprint": repository.fingerprints[name] for name in LAYOUTS},
+        **{f"nvidia_repository_{name}_key_fingerprint": repository.fingerprints[name] for name in OFFERED},
     }
     text: str = yaml.safe_dump(
         {"gpu_nodes": {"hosts": hosts, "vars": group}}, sort_keys=False, width=200, default_flow_style=False
@@ -73,7 +72,7 @@ def _give_to_caller(path: Path) -> None:
 def _repository_places(lab: LabRecord, release: str) -> dict[str, Any]:
     server = f"http://{lab.bridge_address}:{HTTP_PORT}"
     variables = {}
-    for name in LAYOUTS:
+    for name in OFFERED:
         place = layout(name, release)
         variables[f"nvidia_repository_{name}_url"] = f"{server}/{place.folder}/"
         variables[f"nvidia_repository_{name}_key_url"] = f"{server}/{place.key}"

@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 
 from provision.lab.places import LabPlace
-from provision.lab.spec import RELEASES
+from provision.lab.releases import RELEASES
+from provision.lab.repository import HTTP_PORT, layout
 from provision.lab.trees import COMPONENTS, USER, USER_ID
 
 CACHE_PORT = 3142
@@ -31,6 +32,24 @@ MASKED = (
         "systemd-timesyncd.service",
     ),
 )
+
+# As on the RHEL family; Debian's own says `best=False` and passes over repositories that do not answer.
+DNF_CONF = """\
+[main]
+gpgcheck=1
+installonly_limit=3
+clean_requirements_on_remove=True
+best=True
+skip_if_unavailable=False
+"""
+SYSTEM_REPO = """\
+[system]
+name=The distribution's own packages
+baseurl={folder}
+enabled=1
+gpgcheck=1
+gpgkey={key}
+"""
 
 # nspawn mounts /proc last, so nothing can be mounted over it from outside: the node does it, first thing.
 SURFACES_UNIT = """\
@@ -91,10 +110,11 @@ def launcher(tool: str) -> str:
 def layer_files(release: str, bridge_address: str, public_key: str) -> dict[str, tuple[str, int]]:
     """Path on the node -> (content, mode) of every file of the layer."""
     modules = f"usr/lib/modules/{os.uname().release}"
-    mirror = f"http://{bridge_address}:{CACHE_PORT}/debian"
-    source = f"deb [signed-by={KEYRING}] {mirror} {RELEASES[release]} {COMPONENTS}\n"
     units = "etc/systemd/system"
+    system = RELEASES[release]
+    identity = {**system.files, **_package_manager(release, bridge_address)}
     return {
+        **{name: (content, 0o644) for name, content in identity.items()},
         "usr/sbin/modprobe": (launcher("modprobe"), 0o755),
         "usr/sbin/rmmod": (launcher("rmmod"), 0o755),
         "usr/sbin/lsmod": (LSMOD, 0o755),
@@ -102,7 +122,6 @@ def layer_files(release: str, bridge_address: str, public_key: str) -> dict[str,
         "usr/bin/dmesg": (launcher("dmesg"), 0o755),
         f"{units}/silicon-surfaces.service": (SURFACES_UNIT, 0o644),
         f"{units}/silicon-boot.service": (BOOT_UNIT, 0o644),
-        "etc/apt/sources.list": (source, 0o644),
         "etc/ssh/sshd_config.d/10-lab.conf": (SSHD, 0o644),
         f"etc/sudoers.d/{USER}": (f"{USER} ALL=(ALL) NOPASSWD: ALL\n", 0o440),
         f"home/{USER}/.ssh/authorized_keys": (public_key, 0o600),
@@ -110,6 +129,25 @@ def layer_files(release: str, bridge_address: str, public_key: str) -> dict[str,
         f"{modules}/modules.order": ("", 0o644),
         f"{modules}/modules.builtin": ("", 0o644),
         f"{modules}/modules.builtin.modinfo": ("", 0o644),
+    }
+
+
+def _package_manager(release: str, bridge_address: str) -> dict[str, str]:
+    """Where the package manager gets the distribution's own packages."""
+    system = RELEASES[release]
+    if not system.dnf:
+        mirror = f"http://{bridge_address}:{CACHE_PORT}/debian"
+        return {
+            "etc/apt/sources.list": f"deb [signed-by={KEYRING}] {mirror} {system.base.suite} {COMPONENTS}\n"
+        }
+    place = layout("system", release)
+    server = f"http://{bridge_address}:{HTTP_PORT}"
+    source = SYSTEM_REPO.format(folder=f"{server}/{place.folder}/", key=f"{server}/{place.key}")
+    return {
+        "etc/dnf/dnf.conf": DNF_CONF,
+        "etc/dnf/vars/releasever": f"{system.major}\n",
+        "etc/yum.repos.d/redhat.repo": source,
+        "etc/ld.so.conf.d/lib64.conf": "/usr/lib64\n",
     }
 
 

@@ -5,8 +5,9 @@ site's repository of validation tools), so that the roles take their production 
 ELF objects, tools run the simulated ones.
 
 - name: nvidia-utils                 # placeholders are usable in every text: {version} 1:580.95.05-1,
-  versions: ["580.95.05-1"]          # {upstream} 580.95.05, {kernel_release} (uname -r), {name}
+  versions: ["580.95.05-1"]          # {upstream} 580.95.05, {branch} 580, {kernel_release} (uname -r), {name}
   repository: cuda                   # cuda, toolkit or tools
+  distributions: [debian]            # debian, ubuntu; both unless said
   architecture: amd64                # or all
   depends: ["libnvidia-ml1 (= {version})"]      # and the other relations: recommends, conflicts, provides…
   description: NVIDIA utilities
@@ -32,6 +33,7 @@ from provision.lab.debfile import Deb, PackedFile
 from provision.lab.elf import LICENSES, kernel_module, shared_library
 
 REPOSITORIES = ("cuda", "toolkit", "tools")
+DISTRIBUTIONS = ("debian", "ubuntu")
 _RELATIONS = (
     "pre-depends",
     "depends",
@@ -46,6 +48,7 @@ _PLAIN = (
     "name",
     "versions",
     "repository",
+    "distributions",
     "architecture",
     "section",
     "description",
@@ -54,7 +57,7 @@ _PLAIN = (
     "scripts",
 )
 _SCRIPTS = ("preinst", "postinst", "prerm", "postrm")
-_PLACEHOLDER = re.compile(r"\{(version|upstream|kernel_release|name)\}")
+PLACEHOLDER = re.compile(r"\{(version|upstream|kernel_release|name|branch|dist)\}")
 _NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+\Z")
 _VERSION = re.compile(r"(\d+:)?[0-9][A-Za-z0-9.+~-]*\Z")
 
@@ -65,9 +68,9 @@ def upstream(version: str) -> str:
     return without_epoch.rpartition("-")[0] or without_epoch
 
 
-def read_packages(path: Path, kernel: str) -> dict[str, list[Deb]]:
-    """The packages of `path` (a folder of fixtures, or one file) by repository; `kernel` is the release
-    their modules are for.
+def read_packages(path: Path, kernel: str, distribution: str = "debian") -> dict[str, list[Deb]]:
+    """The packages of `path` (a folder of fixtures, or one file) for `distribution`, by repository;
+    `kernel` is the release their modules are for.
 
     Raises LabError that names the file, the entry and the key.
     """
@@ -76,8 +79,10 @@ def read_packages(path: Path, kernel: str) -> dict[str, list[Deb]]:
         raise LabError(f"{path} is missing: the lab has no packages to offer", "reinstall gpuprov")
     repositories: dict[str, list[Deb]] = {name: [] for name in REPOSITORIES}
     seen: set[tuple[str, str, str]] = set()
-    for entry, where in _entries(files):
-        _check_entry(entry, where)
+    for entry, where in entries(files):
+        check_entry(entry, where)
+        if distribution not in entry.get("distributions", DISTRIBUTIONS):
+            continue
         for version in entry["versions"]:
             deb = _package(entry, version, kernel, where)
             key = (entry["repository"], deb.control["Package"], version)
@@ -93,7 +98,7 @@ def fixture_files(path: Path) -> list[Path]:
     return sorted(path.glob("*.yml")) if path.is_dir() else [path] if path.exists() else []
 
 
-def _entries(files: list[Path]) -> Iterator[tuple[Any, str]]:
+def entries(files: list[Path]) -> Iterator[tuple[Any, str]]:
     """Every package described, and where."""
     import yaml
 
@@ -111,7 +116,7 @@ def _entries(files: list[Path]) -> Iterator[tuple[Any, str]]:
             yield entry, f"{path.name}, package {number}{name}"
 
 
-def _check_entry(entry: Any, where: str) -> None:
+def check_entry(entry: Any, where: str) -> None:
     fix = "see provision/lab/packages.py for the format"
     if not isinstance(entry, dict):
         raise LabError(f"{where}: expected a mapping", fix)
@@ -125,10 +130,13 @@ def _check_entry(entry: Any, where: str) -> None:
         raise LabError(
             f"{where}: repository {entry['repository']!r} is none of {', '.join(REPOSITORIES)}", fix
         )
-    for key in ("versions", "conffiles", *_RELATIONS):
+    for key in ("versions", "conffiles", "distributions", *_RELATIONS):
         texts = entry.get(key, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise LabError(f"{where}: {key!r} must be a list of texts (quote versions)", fix)
+    for one in entry.get("distributions", ()):
+        if one not in DISTRIBUTIONS:
+            raise LabError(f"{where}: distribution {one!r} is none of {', '.join(DISTRIBUTIONS)}", fix)
     for version in entry["versions"]:
         if not _VERSION.match(version):
             raise LabError(f"{where}: {version!r} is not a Debian version", fix)
@@ -137,10 +145,11 @@ def _check_entry(entry: Any, where: str) -> None:
 
 
 def _package(entry: Mapping[str, Any], version: str, kernel: str, where: str) -> Deb:
-    words = {"version": version, "upstream": upstream(version), "kernel_release": kernel}
+    words = {"version": version, "upstream": upstream(version), "kernel_release": kernel, "dist": ""}
+    words["branch"] = words["upstream"].partition(".")[0]
 
     def fill(text: str) -> str:
-        return _PLACEHOLDER.sub(lambda match: words[match[1]], text)
+        return PLACEHOLDER.sub(lambda match: words[match[1]], text)
 
     words["name"] = name = fill(str(entry["name"]))
     if not _NAME.match(name):
@@ -160,14 +169,16 @@ def _package(entry: Mapping[str, Any], version: str, kernel: str, where: str) ->
         place = fill(str(path))
         if not place.startswith("/") or ".." in place.split("/"):
             raise LabError(f"{where}: {place!r} is not an absolute path", "start it with /")
-        files[place] = _file(spec, place, words, f"{where}, {place}")
+        files[place] = packed_file(spec, place, words, f"{where}, {place}")
     scripts = {key: fill(str(text)) for key, text in (entry.get("scripts") or {}).items()}
     return Deb(control, files, tuple(map(fill, entry.get("conffiles", []))), scripts)
 
 
-def _file(spec: Any, path: str, words: Mapping[str, str], where: str) -> PackedFile:
+def packed_file(spec: Any, path: str, words: Mapping[str, str], where: str) -> PackedFile:
+    """One file of a package as its fixture describes it, `words` in place of the placeholders."""
+
     def fill(text: object) -> str:
-        return _PLACEHOLDER.sub(lambda match: words[match[1]], str(text))
+        return PLACEHOLDER.sub(lambda match: words[match[1]], str(text))
 
     kinds = [kind for kind in ("launcher", "content", "link", "kernel_module", "elf") if kind in (spec or {})]
     if not isinstance(spec, dict) or len(kinds) != 1:

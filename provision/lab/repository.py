@@ -3,8 +3,11 @@
 Laid out as the originals, so that a role's production path is taken with only URL and key changed:
 
     cuda/repos/debian13/x86_64/            flat; key 8793F200.pub        (debian12: key 3bf863cc.pub)
-    libnvidia-container/stable/deb/amd64/  flat; key libnvidia-container/gpgkey
-    tools/                                 flat; key tools/site.asc
+    cuda/repos/ubuntu2404/x86_64/          flat; Ubuntu's package names
+    cuda/repos/rhel9/x86_64/               rpm, module streams; key D42D0685.pub (10: none; CDF6BA43.pub)
+    libnvidia-container/stable/deb/amd64/  flat; key libnvidia-container/gpgkey (stable/rpm/x86_64: rpm)
+    tools/                                 flat; key tools/site.asc (tools/el9: rpm)
+    system/el9/                            the RHEL family's own packages, as far as roles ask for them
 """
 
 from __future__ import annotations
@@ -15,14 +18,16 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from provision.lab import debfile, elf, packages, signing
+from provision.lab import debfile, elf, packages, rpm_packages, rpm_repository, rpmfile, signing
 from provision.lab.command import waiting_lock
 from provision.lab.debfile import Deb
 from provision.lab.places import CACHE, PACKAGES
+from provision.lab.releases import RELEASES
+from provision.lab.rpmfile import Rpm
 
 _CACHE = CACHE / "repository"
 
@@ -35,22 +40,44 @@ class Layout:
     key: str
 
 
-# repository -> Debian release (or "" for all) -> where
+HTTP_PORT = 8080  # of the lab's server, on the bridge
+_CUDA = "cuda/repos"
+_TOOLKIT_KEY = "libnvidia-container/gpgkey"
+
+# repository -> release (or "" for all others) -> where
 LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
     "cuda": {
-        "debian13": Layout("cuda/repos/debian13/x86_64", "cuda/repos/debian13/x86_64/8793F200.pub"),
-        "debian12": Layout("cuda/repos/debian12/x86_64", "cuda/repos/debian12/x86_64/3bf863cc.pub"),
+        "debian13": Layout(f"{_CUDA}/debian13/x86_64", f"{_CUDA}/debian13/x86_64/8793F200.pub"),
+        "debian12": Layout(f"{_CUDA}/debian12/x86_64", f"{_CUDA}/debian12/x86_64/3bf863cc.pub"),
+        "ubuntu2404": Layout(f"{_CUDA}/ubuntu2404/x86_64", f"{_CUDA}/ubuntu2404/x86_64/3bf863cc.pub"),
+        "ubuntu2204": Layout(f"{_CUDA}/ubuntu2204/x86_64", f"{_CUDA}/ubuntu2204/x86_64/3bf863cc.pub"),
+        "el10": Layout(f"{_CUDA}/rhel10/x86_64", f"{_CUDA}/rhel10/x86_64/CDF6BA43.pub"),
+        "el9": Layout(f"{_CUDA}/rhel9/x86_64", f"{_CUDA}/rhel9/x86_64/D42D0685.pub"),
+        "el8": Layout(f"{_CUDA}/rhel8/x86_64", f"{_CUDA}/rhel8/x86_64/D42D0685.pub"),
     },
-    "toolkit": {"": Layout("libnvidia-container/stable/deb/amd64", "libnvidia-container/gpgkey")},
-    "tools": {"": Layout("tools", "tools/site.asc")},
+    "toolkit": {
+        "": Layout("libnvidia-container/stable/deb/amd64", _TOOLKIT_KEY),
+        **{
+            f"el{n}": Layout("libnvidia-container/stable/rpm/x86_64", _TOOLKIT_KEY)
+            for n in rpm_packages.MAJORS
+        },
+    },
+    "tools": {
+        "": Layout("tools", "tools/site.asc"),
+        **{f"el{n}": Layout(f"tools/el{n}", "tools/site.asc") for n in rpm_packages.MAJORS},
+    },
+    "system": {f"el{n}": Layout(f"system/el{n}", "system/RPM-GPG-KEY") for n in rpm_packages.MAJORS},
 }
 ORIGINS = {"cuda": "NVIDIA", "toolkit": "https://nvidia.github.io/libnvidia-container", "tools": "site"}
+_MODULAR = ("8", "9")  # RHEL 10 has no module streams
+# What roles are pointed at; the distribution's own packages come with the node.
+OFFERED = ("cuda", "toolkit", "tools")
 
 
 def layout(repository: str, release: str) -> Layout:
     """Where `repository` is for nodes of `release`."""
-    places = LAYOUTS[repository]
-    return places.get(release) or places[""]
+    places, system = LAYOUTS[repository], RELEASES[release]
+    return places.get(f"el{system.major}" if system.dnf else release) or places[""]
 
 
 @dataclass(frozen=True)
@@ -62,20 +89,22 @@ class Repository:
 
 
 def ensure_repository(
-    say: Callable[[str], None], source: Path = PACKAGES, cache: Path = _CACHE
+    say: Callable[[str], None],
+    source: Path = PACKAGES,
+    cache: Path = _CACHE,
+    releases: Iterable[str] = ("debian13",),
 ) -> Repository:
-    """The repositories built from `source`; from the cache unless it, the builder or the kernel changed."""
-    kernel = os.uname().release
-    key = content_key(source, kernel)
-    done = cache / key
+    """The repositories that nodes of `releases` need, built from `source`; from the cache unless it,
+    the builder or the kernel changed.
+    """
+    kernel, wanted = os.uname().release, _families(releases)
+    done = cache / content_key(source, kernel, wanted)
     with waiting_lock(cache.with_suffix(".lock")):
         if not (done / "fingerprints.json").exists():
-            built = packages.read_packages(source, kernel)
-            say(f"building {sum(map(len, built.values()))} fixture packages")
             building = cache / f"building-{os.getpid()}"
             shutil.rmtree(building, ignore_errors=True)
             try:
-                _build(building, built)
+                _build(building, source, kernel, wanted, say)
                 shutil.rmtree(done, ignore_errors=True)
                 building.rename(done)
             finally:
@@ -83,33 +112,69 @@ def ensure_repository(
     return Repository(done / "www", json.loads((done / "fingerprints.json").read_text()))
 
 
-def content_key(source: Path, kernel: str) -> str:
-    """A name for what would be built: it changes with the fixtures, our code and the kernel."""
-    digest = hashlib.sha256(kernel.encode())
-    for module in (debfile, elf, packages, signing):
+def _families(releases: Iterable[str]) -> tuple[str, ...]:
+    """What is built for nodes of `releases`: Debian's and Ubuntu's always, rpms only when asked for."""
+    majors = {RELEASES[release].major for release in releases if RELEASES[release].dnf}
+    return ("debian", "ubuntu", *(f"el{major}" for major in rpm_packages.MAJORS if major in majors))
+
+
+def content_key(source: Path, kernel: str, families: Iterable[str] = ("debian", "ubuntu")) -> str:
+    """A name for what would be built: it changes with the fixtures, our code, the kernel and the families."""
+    digest = hashlib.sha256(f"{kernel} {' '.join(families)}".encode())
+    for module in (debfile, elf, packages, signing, rpmfile, rpm_packages, rpm_repository):
         digest.update(Path(str(module.__file__)).read_bytes())
     digest.update(Path(__file__).read_bytes())
-    for file in packages.fixture_files(source):  # when there is none, read_packages says so
+    # When there is none, read_packages says so.
+    for file in (*packages.fixture_files(source), *packages.fixture_files(source / "redhat")):
         digest.update(file.read_bytes())
     return digest.hexdigest()[:16]
 
 
-def _build(folder: Path, built: Mapping[str, list[Deb]]) -> None:
+def _build(
+    folder: Path, source: Path, kernel: str, families: tuple[str, ...], say: Callable[[str], None]
+) -> None:
     www = folder / "www"
-    fingerprints = {}
     with signing.keyring() as home:
-        for name, debs in built.items():
-            places = list(LAYOUTS[name].values())
-            first = www / places[0].folder
-            fingerprints[name] = signing.fingerprint(home, name)
-            write_index(first, debs, ORIGINS[name])
-            signing.sign(home, fingerprints[name], first / "Release")
-            for place in places[1:]:
-                shutil.copytree(first, www / place.folder, copy_function=os.link)
-            for place in places:
+        keys = {name: signing.fingerprint(home, name) for name in LAYOUTS}
+        published = {name: signing.public_key(home, key) for name, key in keys.items()}
+        for family in families:
+            if family in packages.DISTRIBUTIONS:
+                debs = packages.read_packages(source, kernel, family)
+                say(f"building {sum(map(len, debs.values()))} fixture packages for {family}")
+                for name, some in debs.items():
+                    _write_apt(www, home, keys[name], name, family, some)
+            else:
+                rpms = rpm_packages.read_rpms(source, kernel, family.removeprefix("el"))
+                say(f"building {sum(map(len, rpms.values()))} fixture packages for {family}")
+                for name, made in rpms.items():
+                    _write_rpm(www / LAYOUTS[name][family].folder, home, keys[name], made, family)
+        for name, places in LAYOUTS.items():
+            for place in places.values():
                 (www / place.key).parent.mkdir(parents=True, exist_ok=True)
-                (www / place.key).write_text(signing.public_key(home, fingerprints[name]))
-    (folder / "fingerprints.json").write_text(json.dumps(fingerprints) + "\n")
+                (www / place.key).write_text(published[name])
+    (folder / "fingerprints.json").write_text(json.dumps(keys) + "\n")
+
+
+def _write_apt(www: Path, home: Path, key: str, name: str, family: str, debs: list[Deb]) -> None:
+    """One flat repository, in every place where nodes of `family` look for it."""
+    places = [place for release, place in LAYOUTS[name].items() if release.startswith(family)]
+    if not places and family == "debian":
+        places = [LAYOUTS[name][""]]
+    for place in places[:1]:
+        write_index(www / place.folder, debs, ORIGINS[name])
+        signing.sign(home, key, www / place.folder / "Release")
+    for place in places[1:]:
+        shutil.copytree(www / places[0].folder, www / place.folder, copy_function=os.link)
+
+
+def _write_rpm(folder: Path, home: Path, key: str, rpms: list[Rpm], family: str) -> None:
+    if folder.exists():
+        return  # one repository for all major releases, as the container toolkit's
+    major = family.removeprefix("el")
+    index = rpm_repository.write(
+        folder, rpms, lambda header: signing.detached(home, key, header), major, major in _MODULAR
+    )
+    signing.sign(home, key, index, {"--detach-sign": "repomd.xml.asc"})
 
 
 def write_index(folder: Path, debs: list[Deb], origin: str) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,23 +48,27 @@ def public_key(home: Path, key: str) -> str:
     return gpg(home, "--armor", "--export", key)
 
 
-def sign(home: Path, key: str, release: Path) -> None:
-    """Sign an apt Release file both ways apt knows: InRelease (clear-signed) and Release.gpg (detached)."""
-    for option, target in (("--clear-sign", "InRelease"), ("--detach-sign", "Release.gpg")):
-        output = release.with_name(target)
+# Both ways apt knows.
+_RELEASE = {"--clear-sign": "InRelease", "--detach-sign": "Release.gpg"}
+
+
+def sign(home: Path, key: str, index: Path, how: Mapping[str, str] = _RELEASE) -> None:
+    """Sign an index in the ways `how` names: gpg's option → the file beside the index."""
+    for option, target in how.items():
+        output = index.with_name(target)
         output.unlink(missing_ok=True)
-        gpg(
-            home,
-            "--local-user",
-            key,
-            "--digest-algo",
-            "SHA512",
-            "--armor",
-            "--output",
-            str(output),
-            option,
-            release,
-        )
+        words = ("--local-user", key, "--digest-algo", "SHA512", "--armor", "--output", str(output))
+        gpg(home, *words, option, index)
+
+
+def detached(home: Path, key: str, content: bytes) -> bytes:
+    """The binary signature of `content`, as an rpm carries it of its header."""
+    with tempfile.TemporaryDirectory(dir=home) as folder:
+        data, signature = Path(folder) / "data", Path(folder) / "signature"
+        data.write_bytes(content)
+        words = ("--local-user", key, "--digest-algo", "SHA256", "--output", str(signature))
+        gpg(home, *words, "--detach-sign", data)
+        return signature.read_bytes()
 
 
 def gpg(home: Path, *words: str | Path) -> str:

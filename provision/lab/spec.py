@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from provision.errors import UsageError
+from provision.lab.releases import RELEASES
 
 SKUS = ("h100-sxm", "h200-sxm", "a100-sxm-80", "a100-pcie-80", "l40s", "b200")
-RELEASES = {"debian13": "trixie", "debian12": "bookworm"}
 DEFAULT_RELEASE = "debian13"
 MOST_NODES = 250
 CONTAINERS = "+containers"  # behind a node: containers can be started on it

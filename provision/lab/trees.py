@@ -1,10 +1,11 @@
-"""Base trees: a minimal Debian per release, made once per host with mmdebstrap, shared by all nodes."""
+"""Base trees: a minimal Debian per suite and package manager, made once per host, shared by all nodes."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from provision.errors import LabError
@@ -14,7 +15,7 @@ from provision.lab.folders import remove_tree
 from provision.lab.host import KEYRING
 from provision.lab.mirror import VARIABLE
 from provision.lab.places import CACHE
-from provision.lab.spec import RELEASES
+from provision.lab.releases import RELEASES, Base
 
 USER = "ops"
 USER_ID = 1000
@@ -33,15 +34,35 @@ PACKAGES = (
         "logrotate",
     ),
 )
+DNF = ("dnf", "python3-dnf", "dnf-plugins-core", "rpm", "gpg")
+# Taken out of a tree with dnf, where to ask Debian's package manager is a mistake that works by accident.
+_DEBIAN_TOOLS = ("apt", "apt-cache", "apt-config", "apt-get", "apt-key", "apt-mark", "dpkg", "dpkg-query")
+_DEBIAN_FILES = (
+    *("etc/apt/apt.conf.d", "etc/apt/preferences.d", "etc/apt/sources.list.d", "etc/apt/trusted.gpg.d"),
+    *("etc/debian_version", "etc/dpkg", "var/lib/apt", "var/lib/dpkg"),
+)
+# Plugins that the RHEL family does not install by default.
+_DEBIAN_PLUGINS = ("expired-pgp-keys", "leaves", "local", "modulesync", "show_leaves", "system_upgrade")
+# A plugin that is a package of its own on the RHEL family; the package there brings a link to this place.
+_PLUGIN = "usr/lib/python3/dist-packages/dnf-plugins/versionlock.py"
+_PLUGIN_KEPT = "usr/share/dnf-plugins-core/versionlock.py"
 _TREES = CACHE / "trees"
 # Counts up when `_finish` changes, so that an old tree is not taken for a new one.
 _RECIPE = 1
+_RECIPE_DNF = 2
+
+
+def packages(base: Base) -> tuple[str, ...]:
+    """The packages of a base tree, beside Debian's own minimum."""
+    return (*(name for name in PACKAGES if name != "python3-apt"), *DNF) if base.dnf else PACKAGES
 
 
 def tree_path(release: str) -> Path:
     """Where the base tree of `release` is, or will be; the name changes with what goes into it."""
-    digest = hashlib.sha256(repr((release, PACKAGES, COMPONENTS, _RECIPE)).encode()).hexdigest()
-    return _TREES / f"{release}-{digest[:8]}"
+    base = RELEASES[release].base
+    recipe = _RECIPE_DNF if base.dnf else _RECIPE
+    digest = hashlib.sha256(repr((base.name, packages(base), COMPONENTS, recipe)).encode()).hexdigest()
+    return _TREES / f"{base.name}-{digest[:8]}"
 
 
 def ensure_tree(release: str, mirror: str | None, say: Callable[[str], None]) -> Path:
@@ -52,31 +73,39 @@ def ensure_tree(release: str, mirror: str | None, say: Callable[[str], None]) ->
     tree = tree_path(release)
     if tree.is_dir():
         return tree
+    base = RELEASES[release].base
     _TREES.mkdir(parents=True, exist_ok=True)
-    with waiting_lock(_TREES / f"{release}.lock"):
+    with waiting_lock(_TREES / f"{base.name}.lock"):
         if tree.is_dir():
             return tree
-        _abandon(release)
-        say(f"building the {release} base tree (once per machine)")
+        _abandon(base)
+        say(f"building the {base.name} base tree (once per machine)")
         try:
-            _bootstrap(_TREES / f"building-{release}", release, mirror)
-            _finish(_TREES / f"building-{release}")
-            (_TREES / f"building-{release}").rename(tree)
+            _bootstrap(_TREES / f"building-{base.name}", base, mirror)
+            _finish(_TREES / f"building-{base.name}")
+            if base.dnf:
+                _leave_dnf_alone(_TREES / f"building-{base.name}")
+            (_TREES / f"building-{base.name}").rename(tree)
         finally:
-            _abandon(release)
+            _abandon(base)
     return tree
+
+
+def bases() -> Iterator[Base]:
+    """Every base once."""
+    yield from dict.fromkeys(release.base for release in RELEASES.values())
 
 
 def abandon_builds() -> None:
     """Remove what a killed builder left; a living one is left alone."""
-    for release in RELEASES:
-        with contextlib.suppress(LabError), locked(_TREES / f"{release}.lock", release):
-            _abandon(release)
+    for base in bases():
+        with contextlib.suppress(LabError), locked(_TREES / f"{base.name}.lock", base.name):
+            _abandon(base)
 
 
-def _abandon(release: str) -> None:
+def _abandon(base: Base) -> None:
     """Stop what still works on a half-built tree (mmdebstrap leaves a gpg agent, too) and remove it."""
-    for folder in (_TREES / f"building-{release}", _TREES / f"tmp-{release}"):
+    for folder in (_TREES / f"building-{base.name}", _TREES / f"tmp-{base.name}"):
         strays = [pid for pid, words in process.command_lines() if any(str(folder) in word for word in words)]
         process.stop_pids(strays, grace=15)
         remove_tree(folder)
@@ -97,16 +126,16 @@ def trust_options() -> list[str]:
     return [line.strip() for line in done.stdout.splitlines() if line.startswith("Acquire::Check-")]
 
 
-def _bootstrap(folder: Path, release: str, mirror: str | None) -> None:
-    suite = RELEASES[release]
+def _bootstrap(folder: Path, base: Base, mirror: str | None) -> None:
+    suite = base.suite
     source = [f"deb [signed-by={KEYRING}] {mirror} {suite} {COMPONENTS}"] if mirror else []
     options = [f"--aptopt={option.rstrip(';')}" for option in trust_options()]
     fix = (
         f"set {VARIABLE} to a Debian mirror this host reaches, and see that debian-archive-keyring is recent"
     )
-    temporary = _TREES / f"tmp-{release}"
+    temporary = _TREES / f"tmp-{base.name}"
     temporary.mkdir()
-    what = (f"--components={COMPONENTS.replace(' ', ',')}", f"--include={','.join(PACKAGES)}")
+    what = (f"--components={COMPONENTS.replace(' ', ',')}", f"--include={','.join(packages(base))}")
     call(
         *("mmdebstrap", "--mode=root", "--variant=minbase", *what, *options, suite, str(folder), *source),
         timeout=1200,
@@ -132,3 +161,25 @@ def _finish(tree: Path) -> None:
     # Else every first boot rebuilds ld.so.cache, the journal catalog and the users.
     for name in ("etc/.updated", "var/.updated"):
         (tree / name).touch()
+
+
+def _leave_dnf_alone(tree: Path) -> None:
+    """Take Debian's package manager out, so that dnf and rpm are the only ones a node has.
+
+    What is installed is in no database then, as if somebody else had put it there: rpm knows only what dnf
+    installs on the node.
+    """
+    (tree / _PLUGIN_KEPT).parent.mkdir()
+    (tree / _PLUGIN).rename(tree / _PLUGIN_KEPT)
+    for name in ("versionlock.conf", "versionlock.list"):
+        (tree / "etc/dnf/plugins" / name).unlink()
+    for name in _DEBIAN_PLUGINS:
+        (tree / Path(_PLUGIN).with_name(f"{name}.py")).unlink(missing_ok=True)
+        (tree / "etc/dnf/plugins" / f"{name}.conf").unlink(missing_ok=True)
+    for name in _DEBIAN_TOOLS:
+        (tree / "usr/bin" / name).unlink(missing_ok=True)
+    for name in _DEBIAN_FILES:
+        place = tree / name
+        shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+    (tree / "var/lib/dpkg/alternatives").mkdir(parents=True)  # where update-alternatives keeps its choices
+    (tree / "usr/sbin/alternatives").symlink_to("../bin/update-alternatives")
