@@ -83,7 +83,8 @@ def _read_all(folder: Path, playbook: Path) -> Mapping[str, Role]:
         raise StackError(
             f"{playbook}: applies no role called {', '.join(forgotten)}", "add it in the right place"
         )
-    return {name: roles[name] for name in dict.fromkeys(order)}
+    # One that is named early, too (package_lock pins before the others run), has its place where it is last.
+    return {name: roles[name] for name in reversed(dict.fromkeys(reversed(order)))}
 
 
 def _mentioned(playbook: Any) -> Iterator[str]:

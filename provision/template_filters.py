@@ -133,6 +133,10 @@ def _split(value: Any, separator: str | None = None) -> list[str]:
     return _text(value).split(separator)
 
 
+def _from_json(value: Any) -> Any:
+    return json.loads(_text(value))
+
+
 def _json(value: Any) -> str:
     return json.dumps(value)
 
@@ -207,6 +211,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "difference": _difference,
     "dirname": posixpath.dirname,
     "flatten": _flatten,
+    "from_json": _from_json,
     "intersect": _intersect,
     "items2dict": _items2dict,
     "regex_escape": re.escape,

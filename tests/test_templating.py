@@ -75,6 +75,7 @@ SAME_AS_ANSIBLE: list[Any] = [
     "{{ nested.one | combine({'n': 4}) }}",
     "{{ nested | combine({'one': {'n': 4}}, recursive=true) }}",
     "{{ {'a': [1, true, none, 'é']} | to_json }}",
+    "{{ '{\"a\": [1, true, null, {}]}' | from_json }}",
     "{{ 'yes' | bool }}",
     "{{ 'Off' | bool }}",
     "{{ 1 | bool }}",

@@ -28,6 +28,7 @@ ORDER = [
     "container_toolkit",
     "rdma",
     "validation_tools",
+    "package_lock",
 ]
 
 
