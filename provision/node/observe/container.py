@@ -1,0 +1,202 @@
+"""What containers get of the GPUs: the CDI specification, and the device files and libraries it names.
+
+Everything is read from files. The specification is what `nvidia-ctk cdi generate` writes: YAML in block style
+with one key or list item a line, which is all that is understood of YAML here."""
+
+import os
+
+from provision.node.observe.files import ReadError, at, because, is_absent, link_target, names_in, read_text
+from provision.node.observe.probe import FAMILIES, Family, Probe, single
+
+CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
+CDI_FILE = "/var/run/cdi/nvidia.yaml"
+CDI_KIND = "nvidia.com/gpu"
+CDI_LIMIT = 4 * 1024 * 1024
+CDI_LISTED = 32  # of what is missing or out of date, the rest is counted
+CAPABILITIES = "/proc/driver/nvidia/capabilities"
+
+
+def cdi_lines(path):
+    """(indent, starts an item, key, value) of each line that has a key; None when there is no such file."""
+    text = read_text(path, CDI_LIMIT)
+    if text is None:
+        return None
+    lines = []
+    for line in text.split("\n"):
+        item = line.lstrip(" ")
+        indent = len(line) - len(item)
+        starts = item.startswith("- ")
+        if starts:
+            item = item[2:].lstrip(" ")
+            indent = len(line) - len(item)
+        key, colon, value = item.partition(":")
+        if colon and key.replace("_", "").isalnum() and value[:1] in ("", " "):
+            lines.append((indent, starts, key, value.strip().strip("\"'")))
+    return lines
+
+
+class CdiSpecification:
+    """One specification: its version, kind, device names, device files (path: (major, minor)), host files."""
+
+    def __init__(self, path):
+        self.version = self.kind = None
+        self.names = []
+        self.nodes = {}
+        self.files = []
+        lines = cdi_lines(path)
+        self.there = lines is not None
+        section, parents = "", []
+        for indent, starts, key, value in lines or ():
+            while parents and parents[-1][0] >= indent:
+                parents.pop()
+            parent = parents[-1][1] if parents else ""
+            if not value:
+                parents.append((indent, key))
+            if indent == 0:
+                section = key
+                self.version = value if key == "cdiVersion" else self.version
+                self.kind = value if key == "kind" else self.kind
+            elif section == "devices" and key == "name" and parent == "devices":
+                self.names.append(value)
+            elif parent == "deviceNodes":
+                self.device_line(starts, key, value)
+            elif (parent == "mounts" and key == "hostPath") or (parent == "hooks" and key == "path"):
+                self.files.append(value)
+        if self.there and (self.version is None or self.kind is None):
+            raise ReadError("%s is not a CDI specification in the form nvidia-ctk writes" % path)
+
+    def device_line(self, starts, key, value):
+        if starts:
+            self.open = {}
+        self.open[key] = value
+        path = self.open.get("hostPath") or self.open.get("path")
+        if path:
+            major, minor = self.open.get("major"), self.open.get("minor", "0")
+            known = major is not None and major.isdigit() and minor.isdigit()
+            self.nodes[path] = (int(major), int(minor)) if known else None
+
+
+def cdi_numbers(path):
+    """(major, minor) of a device file; None when there is none."""
+    try:
+        found = os.stat(at(path))
+    except OSError as error:
+        if is_absent(error):
+            return None
+        raise ReadError(because(error)) from None
+    return os.major(found.st_rdev), os.minor(found.st_rdev)
+
+
+def cdi_listed(paths):
+    paths = sorted(set(paths))
+    more = len(paths) - CDI_LISTED
+    return paths[:CDI_LISTED] + (["and %d more" % more] if more > 0 else [])
+
+
+def cdi_minor(path, label):
+    for line in (read_text(path) or "").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == label and value.strip().isdigit():
+            return value.strip()
+    return None
+
+
+def cdi_of_machine():
+    """The device files of this machine's GPUs; of one that is partitioned those of its instances."""
+    folder = "/proc/driver/nvidia/gpus"
+    for address in names_in(folder):
+        minor = cdi_minor("%s/%s/information" % (folder, address), "Device Minor")
+        if minor is None:
+            raise ReadError("%s/%s/information was not understood" % (folder, address))
+        mig = "%s/gpu%s/mig" % (CAPABILITIES, minor)
+        if not os.path.isdir(at(mig)):
+            yield "/dev/nvidia" + minor
+            continue
+        for instance in names_in(mig):
+            computes = [name for name in names_in("%s/%s" % (mig, instance)) if name[:2] == "ci"]
+            for below in [""] + ["/" + name for name in computes] if computes else []:
+                number = cdi_minor("%s/%s%s/access" % (mig, instance, below), "DeviceFileMinor")
+                if number is not None:
+                    yield "/dev/nvidia-caps/nvidia-cap" + number
+
+
+def cdi_stale(specification):
+    """What the specification names and this machine has not, or under another number."""
+    for path, numbers in specification.nodes.items():
+        found = cdi_numbers(path)
+        if found is None or (numbers is not None and numbers != found):
+            yield path
+    for path in specification.files:
+        if not os.path.exists(at(path)):
+            yield path
+
+
+def cdi_driver(specification):
+    """The version of the driver's libraries in it; several, which no driver has, are all named."""
+    versions = set()
+    for path in specification.files:
+        for stem in ("/libcuda.so.", "/libnvidia-ml.so."):
+            version = path.partition(stem)[2]
+            if version.count(".") > 0 and version.replace(".", "").isdigit():
+                versions.add(version)
+    return ", ".join(sorted(versions)) or None
+
+
+def cdi_elsewhere():
+    """Other files that describe devices of the same name: stale ones win, or stop every container."""
+    found = []
+    for folder in CDI_FOLDERS:
+        for name in names_in(folder):
+            path = folder + "/" + name
+            if path == CDI_FILE or not name.endswith((".yaml", ".json")):
+                continue
+            text = (read_text(path, CDI_LIMIT) or "").replace('"', "").replace(" ", "")
+            if "kind:" + CDI_KIND in text:
+                found.append(path)
+    return found
+
+
+def cdi_facts(names):
+    wanted = [name.rpartition(".")[2] for name in names]
+    specification = CdiSpecification(CDI_FILE)
+    values = dict.fromkeys(wanted)
+    if "elsewhere" in values:
+        values["elsewhere"] = cdi_elsewhere()
+    if specification.there:
+        values["version"] = specification.version
+        values["devices"] = specification.names
+        values["driver_version"] = cdi_driver(specification)
+        values["stale"] = cdi_listed(cdi_stale(specification))
+        values["missing"] = cdi_listed(path for path in cdi_of_machine() if path not in specification.nodes)
+    return {"container.cdi." + name: values[name] for name in wanted}
+
+
+def dev_char_missing():
+    """Device files of the driver without their /dev/char/MAJOR:MINOR, by which runc and systemd know them."""
+    missing = []
+    for folder in ("/dev", "/dev/nvidia-caps"):
+        for name in names_in(folder):
+            path = folder + "/" + name
+            if name[:6] != "nvidia" or os.path.isdir(at(path)):
+                continue
+            numbers = cdi_numbers(path)
+            if numbers and not (link_target("/dev/char/%d:%d" % numbers) or "").endswith("/" + name):
+                missing.append(path)
+    return cdi_listed(missing)
+
+
+def container_probes(names):
+    cdi = [name for name in names if name.startswith("container.cdi.")]
+    probes = [Probe(cdi, read=lambda: cdi_facts(cdi))] if cdi else []
+    others = [name for name in names if name not in cdi]
+    return probes + [single(name, dev_char_missing) for name in others]
+
+
+FAMILIES["container"] = Family(
+    (
+        *("cdi.version", "cdi.devices", "cdi.driver_version", "cdi.missing", "cdi.stale", "cdi.elsewhere"),
+        "dev_char.missing",
+    ),
+    container_probes,
+    items=False,
+)

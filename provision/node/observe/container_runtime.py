@@ -1,0 +1,130 @@
+"""The container runtimes of this machine, and what they were told of the GPUs, from their settings."""
+
+import os
+
+from provision.node.observe.files import ReadError, at, link_target, read_text
+from provision.node.observe.probe import FAMILIES, Family, one_each
+
+RUNTIMES = {
+    "docker": ("/usr/bin/dockerd", "/usr/sbin/dockerd"),
+    "containerd": ("/usr/bin/containerd", "/usr/local/bin/containerd"),
+    "crio": ("/usr/bin/crio", "/usr/local/bin/crio"),
+    "podman": ("/usr/bin/podman",),
+}
+DOCKER_FILE = "/etc/docker/daemon.json"
+CONTAINERD_FILE = "/etc/containerd/config.toml"
+CONTAINERD_DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
+CRIO_DROP_IN = "/etc/crio/conf.d/99-nvidia.toml"
+TOOLKIT_FILE = "/etc/nvidia-container-runtime/config.toml"
+
+
+def docker_settings():
+    import json
+
+    text = read_text(DOCKER_FILE)
+    if text is None or not text.strip():
+        return {}
+    try:
+        settings = json.loads(text)
+    except ValueError as error:
+        raise ReadError("%s is not JSON: %s" % (DOCKER_FILE, error)) from None
+    if not isinstance(settings, dict):
+        raise ReadError("%s is JSON, but not an object" % DOCKER_FILE)
+    return settings
+
+
+def docker_value(what):
+    settings = docker_settings()
+    if what == "cdi":
+        features = settings.get("features")
+        return features.get("cdi") if isinstance(features, dict) else None
+    runtimes = settings.get("runtimes")
+    nvidia = runtimes.get("nvidia") if isinstance(runtimes, dict) else None
+    return nvidia.get("path") if isinstance(nvidia, dict) else None
+
+
+def toml_value(path, table, key):
+    """The value of a key, of the table whose name ends in `table`, as text without quotes."""
+    here = False
+    for line in (read_text(path) or "").splitlines():
+        line = line.strip()
+        if line[:1] == "[":
+            here = line.strip("[] ").replace('"', "").replace("'", "").endswith(table)
+        elif here and line[:1] != "#":
+            name, equals, value = line.partition("=")
+            if equals and name.strip() == key:
+                return value.partition(" #")[0].strip().strip("\"'")
+    return None
+
+
+def containerd_value(what):
+    if what == "imported":
+        lines = [line for line in (read_text(CONTAINERD_FILE) or "").splitlines() if line.strip()[:1] != "#"]
+        return os.path.dirname(CONTAINERD_DROP_IN) + "/" in "\n".join(lines)
+    if what == "cdi":
+        found = [
+            toml_value(CONTAINERD_DROP_IN, name, "enable_cdi") for name in (".v1.cri", ".cri.v1.runtime")
+        ]
+        return {"true": True, "false": False}.get(found[0] or found[1])
+    return toml_value(CONTAINERD_DROP_IN, "runtimes.nvidia.options", "BinaryName")
+
+
+def runtime_value(runtime, what):
+    if what == "restart_required":
+        return restart_required(runtime + ".service")
+    if what == "mode":
+        return toml_value(TOOLKIT_FILE, "nvidia-container-runtime", "mode") if runtime == "nvidia" else None
+    if runtime == "all":
+        lists = {"installed": runtimes_installed, "unconfigured": runtimes_unconfigured}
+        return lists.get(what, runtimes_without_cdi)()
+    if what == "installed":
+        return runtime in runtimes_installed()
+    if runtime == "docker":
+        return docker_value(what)
+    if runtime == "crio":
+        return toml_value(CRIO_DROP_IN, "runtimes.nvidia", "runtime_path") if what == "path" else None
+    return containerd_value(what) if runtime == "containerd" else None
+
+
+def restart_required(unit):
+    """Whether the service still runs as it was started before its settings were changed.
+
+    The role leaves the service's invocation in a file when it changes them; another start has another one."""
+    noted = read_text("/run/gpuprov/restart-required/" + unit)
+    running = link_target("/run/systemd/units/invocation:" + unit)
+    return noted is not None and running is not None and noted.strip() == running
+
+
+def runtimes_installed():
+    return [name for name in sorted(RUNTIMES) if any(os.path.exists(at(path)) for path in RUNTIMES[name])]
+
+
+def runtimes_to_tell():
+    """Those that have to be told of GPUs. containerd is Docker's own helper where no kubelet speaks to it;
+    podman needs to be told nothing."""
+    installed = [name for name in runtimes_installed() if name != "podman"]
+    kubelet = any(os.path.exists(at(path)) for path in ("/usr/bin/kubelet", "/usr/local/bin/kubelet"))
+    return [name for name in installed if name != "containerd" or "docker" not in installed or kubelet]
+
+
+def runtimes_unconfigured():
+    """The installed runtimes that do not know the NVIDIA runtime."""
+    told = {name: bool(runtime_value(name, "path")) for name in runtimes_to_tell()}
+    if told.get("containerd"):
+        told["containerd"] = containerd_value("imported")
+    return [name for name in sorted(told) if not told[name]]
+
+
+def runtimes_without_cdi():
+    """The installed runtimes in which CDI is not switched on; CRI-O and podman have no switch."""
+    asked = [name for name in runtimes_to_tell() if name in ("containerd", "docker")]
+    return [name for name in asked if runtime_value(name, "cdi") is not True]
+
+
+FAMILIES["container_runtime"] = Family(
+    (
+        *("path", "cdi", "imported", "installed", "restart_required", "mode"),
+        *("unconfigured", "without_cdi"),
+    ),
+    one_each(runtime_value),
+)
