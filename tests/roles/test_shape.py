@@ -21,12 +21,15 @@ OUR_MODULES = {file.stem for file in paths.MODULES.glob("gpuprov_*.py")}
 PLAYBOOKS = sorted(paths.PLAYBOOKS.glob("*.yml"))
 ORDER = [
     "nvidia_repository",
+    "rdma",
     "nvidia_driver",
     "nvlink",
+    "gpu_settings",
     "cuda_toolkit",
     "nccl",
     "container_toolkit",
-    "rdma",
+    "gpudirect_rdma",
+    "host_settings",
     "validation_tools",
     "package_lock",
 ]
@@ -165,7 +168,8 @@ def test_preflight_changes_nothing(role: str) -> None:
         if file != "preflight.yml":
             continue
         name = action(task)
-        assert name == "gpuprov_offered" or name in {f"ansible.builtin.{each}" for each in looking}, name
+        ours = ("gpuprov_offered", "gpuprov_gpu_settings")
+        assert name in ours or name in {f"ansible.builtin.{each}" for each in looking}, name
         if name == "ansible.builtin.command":
             assert task["changed_when"] is False
         if name == "ansible.builtin.assert":

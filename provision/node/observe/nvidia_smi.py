@@ -30,6 +30,8 @@ FIELDS = (
     "pcie.link.width.max",
     "pcie.link.gen.max",
     "memory.total",
+    "fabric.state",
+    "fabric.status",
 )
 
 

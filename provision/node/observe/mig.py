@@ -1,0 +1,27 @@
+"""The partitions of each GPU: `mig.devices`, a list in index order of texts such as "3g.40gb,2g.20gb"."""
+
+from provision.node.observe.files import ReadError
+from provision.node.observe.probe import FAMILIES, Family, Probe
+
+
+def parse_mig(names, output):
+    """`nvidia-smi -L` prints a line per GPU, and below it a line for each MIG device programs can use."""
+    gpus = []
+    for line in output.splitlines():
+        words = line.split()
+        if line.startswith("GPU "):
+            gpus.append([])
+        elif words[:1] == ["MIG"] and len(words) > 2 and gpus:
+            gpus[-1].append(words[1])
+        elif words:
+            raise ReadError("nvidia-smi answered: " + line[:200])
+    if not gpus:
+        raise ReadError("nvidia-smi answered: " + (output.strip()[:200] or "nothing"))
+    return {name: [",".join(sorted(gpu, reverse=True)) for gpu in gpus] for name in names}
+
+
+def mig_probes(names):
+    return [Probe(names, command=["nvidia-smi", "-L"], parse=parse_mig)]
+
+
+FAMILIES["mig"] = Family(("devices",), mig_probes, items=False)
