@@ -237,6 +237,9 @@ def test_gpus_switches_and_nothing_else_from_pci(machine: Machine) -> None:
     ]
 
 
+RHEL = 'NAME="Rocky Linux"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.6"\n'
+
+
 @pytest.mark.parametrize(
     ("fact", "value"),
     [
@@ -268,9 +271,11 @@ def test_an_interrupted_dpkg_is_seen(machine: Machine, packages: Callable[[str],
 def test_packages_of_rpm(machine: Machine) -> None:
     said = "cuda-drivers|3|580.126.09-1.el9\nkmod|(none)|28-10.el9\npackage no is not installed\n"
     machine.tool("rpm", f"printf '{said}'; exit 1")
-    machine.file(
-        "/etc/dnf/plugins/versionlock.list", "# one\ncuda-drivers-3:580.126.09-1.*\nkmod-libs-0:1-1.*\n"
+    machine.file("/etc/os-release", RHEL)
+    locks = (
+        "\n# Added lock on Sat Nov 21 03:43:52 2026\ncuda-drivers-3:580.126.09-1.el9.*\nkmod-libs-0:1-1.*\n"
     )
+    machine.file("/etc/dnf/plugins/versionlock.list", locks)
     names = [
         f"package.{name}.{attribute}"
         for name in ("cuda-drivers", "kmod", "no")
@@ -287,6 +292,51 @@ def test_packages_of_rpm(machine: Machine) -> None:
         "package.no.held": False,
     }
     assert facts["package.no.status"] == "absent"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "held"),
+    [
+        ("plugins/versionlock.list", "nvlsm-0:2025.10.14-1.*\n", True),
+        ("plugins/versionlock.list", "nvlsm-2025.10.14-*\n", True),
+        ("plugins/versionlock.list", "nvlsm-0:2025.10.14-1.noarch\n", True),
+        ("plugins/versionlock.list", "nvlsm-0:2025.06.1-1.*\n", False),
+        ("plugins/versionlock.list", "nvlsm-0:2025.*\n", False),
+        ("plugins/versionlock.list", "nvlsm\n", False),
+        ("plugins/versionlock.list", "!nvlsm-0:2025.10.14-1.*\n", False),
+        ("plugins/versionlock.list", "# nvlsm-0:2025.10.14-1.*\n", False),
+        ("versionlock.toml", '[[packages]]\nname = "nvlsm"\n', False),
+        (
+            "versionlock.toml",
+            'version = "1.0"\n[[packages]]\nname = "nvlsm"\n[[packages.conditions]]\n'
+            'key = "evr"\ncomparator = "="\nvalue = "0:2025.10.14-1"\n',
+            True,
+        ),
+    ],
+)
+def test_a_lock_holds_when_it_lets_no_other_version_in(
+    machine: Machine, path: str, text: str, held: bool
+) -> None:
+    machine.file("/etc/os-release", RHEL)
+    machine.tool("rpm", "printf 'nvlsm|(none)|2025.10.14-1\n'")
+    machine.file(f"/etc/dnf/{path}", text)
+    assert machine.value("package.nvlsm.held") is held
+
+
+def test_the_family_decides_whose_database_is_asked(machine: Machine, packages: Callable[[str], Any]) -> None:
+    machine.tool("rpm", "printf 'held-one|(none)|9-9\n'")
+    assert packages("held-one.version") == "580.126.09-1", "rpm is a mere tool on Debian"
+    machine.file("/etc/os-release", RHEL)
+    assert packages("held-one.version") == "9-9", "dpkg is a mere tool on the RHEL family"
+
+
+def test_a_package_of_rpm_can_be_asked_for_with_its_version(machine: Machine) -> None:
+    machine.file("/etc/os-release", RHEL)
+    machine.tool("rpm", "printf 'kernel-devel|(none)|5.14.0-503.el9\n'")
+    for name in ("kernel-devel", "kernel-devel-5.14.0", "kernel-devel-5.14.0-503.el9"):
+        assert machine.value(f"package.{name}.status") == "installed"
+    assert machine.value(f"package.kernel-devel-5.14.0-503.el9.{os.uname().machine}.status") == "installed"
+    assert machine.value("package.kernel-devel-5.14.0-999.el9.status") == "absent"
 
 
 def test_files(machine: Machine) -> None:

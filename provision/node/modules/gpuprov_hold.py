@@ -186,13 +186,14 @@ def is_lock_of(lock, name):
 
 def is_locked(locks, name, version):
     """Whether a line keeps the package at exactly this version (0:580.126.09-1.el9)."""
+    ends = ("", ".noarch", "." + os.uname().machine)
     epoch, _, rest = version.partition(":")
     base, _, release = rest.rpartition("-")
 
     def found(lock, base):
         forms = ["{0}-{1}:{2}-{3}", "{0}-{2}-{3}", "{1}:{0}-{2}-{3}"]
         texts = [form.format(name, epoch, base, release) for form in forms]
-        return any(fnmatch.fnmatchcase(text + end, lock) for text in texts for end in ("", ".arch"))
+        return any(fnmatch.fnmatchcase(text + end, lock) for text in texts for end in ends)
 
     return any(found(lock, base) and not found(lock, base + ".999") for lock in locks if lock[0] != "!")
 

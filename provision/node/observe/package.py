@@ -4,6 +4,7 @@ import os
 
 from provision.node.observe.files import ReadError, at, names_in, read_bytes, read_text
 from provision.node.observe.probe import FAMILIES, Family, Probe, attribute_of, item_of
+from provision.node.observe.system import os_family, os_release
 
 SHOWN_STATUS = {"not-installed": "absent"}
 WITHOUT_VERSION = ("not-installed", "config-files")
@@ -64,38 +65,66 @@ def package_facts(names, found):
     return facts
 
 
-def rpm_held(names):
-    """Which packages dnf's versionlock holds (dnf 4: a list of NEVRA patterns; dnf 5: TOML, name = "...")."""
+def has_rpm():
+    """Whether rpm, and not dpkg, keeps this machine's packages: either may be there as a mere tool."""
+    family = os_family(os_release())
+    return family == "redhat" or (family != "debian" and not os.path.exists(at("/var/lib/dpkg/status")))
+
+
+def dnf_locks():
+    """What dnf's versionlock locks: patterns as dnf 4 writes them; of dnf 5's TOML whole versions."""
     lines = (read_text("/etc/dnf/plugins/versionlock.list") or "").splitlines()
-    held = set()
-    for line in lines:
-        for name in names:
-            tail = line.strip()[len(name) :]
-            if line.strip().startswith(name) and tail[:1] == "-" and tail[1:2].isdigit():
-                held.add(name)
+    locks = [line.partition("#")[0].strip() for line in lines]
+    name = comparator = None
     for line in (read_text("/etc/dnf/versionlock.toml") or "").splitlines():
-        key, _, value = line.partition("=")
-        if key.strip() == "name":
-            held.add(value.strip().strip("\"'"))
-    return held
+        key, _, value = [part.strip().strip("\"'") for part in line.partition("=")]
+        if key == "name":
+            name = value
+        elif key == "comparator":
+            comparator = value
+        elif key == "value" and name and comparator == "=":
+            locks.append(name + "-" + value)
+    return [lock for lock in locks if lock and lock[0] != "!"]
+
+
+def is_locked(locks, name, version):
+    """Whether a lock keeps the package at exactly `version` (3:580.126.09-1.el9): one that also lets the next
+    version in (nvidia*580*) does not."""
+    import fnmatch
+
+    ends = ("", ".noarch", "." + os.uname().machine)
+    epoch, colon, rest = version.partition(":")
+    base, _, release = (rest if colon else version).rpartition("-")
+
+    def found(lock, base):
+        forms = ("{0}-{1}:{2}-{3}", "{0}-{2}-{3}", "{1}:{0}-{2}-{3}")
+        texts = [form.format(name, epoch if colon else "0", base, release) for form in forms]
+        return any(fnmatch.fnmatchcase(text + end, lock) for text in texts for end in ends)
+
+    return any(found(lock, base) and not found(lock, base + ".999") for lock in locks)
 
 
 def parse_rpm(names, output):
-    held = rpm_held({item_of(fact) for fact in names})
+    locks = dnf_locks()
     found = {}
     for line in output.splitlines():
         fields = line.split("|")
         if len(fields) == 3:
             epoch = "" if fields[1] in ("(none)", "0") else fields[1] + ":"
             version = epoch + fields[2].strip()
-            found[fields[0]] = {"status": "installed", "version": version, "held": fields[0] in held}
+            held = is_locked(locks, fields[0], version)
+            entry = {"status": "installed", "version": version, "held": held}
+            # A package may be asked for with its version behind: kernel-devel-5.14.0-503.el9.x86_64
+            whole = fields[0] + "-" + fields[2].strip()
+            for name in (fields[0], whole, whole.rpartition("-")[0], whole + "." + os.uname().machine):
+                found[name] = entry
     if not found and "is not installed" not in output:
         raise ReadError("rpm answered: " + (output.strip()[:200] or "nothing"))
     return package_facts(names, found)
 
 
 def package_probes(names):
-    if not os.path.exists(at("/var/lib/dpkg/status")):
+    if has_rpm():
         packages = sorted({item_of(name) for name in names})
         form = "%{NAME}|%{EPOCH}|%{VERSION}-%{RELEASE}\n"
         return [Probe(names, command=["rpm", "-q", "--qf", form, "--", *packages], parse=parse_rpm)]

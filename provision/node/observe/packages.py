@@ -1,9 +1,7 @@
 """All installed packages whose names match a shell pattern, in one fact: packages.libnvidia-*.versions"""
 
-import os
-
-from provision.node.observe.files import ReadError, at
-from provision.node.observe.package import dpkg_packages, dpkg_paragraphs
+from provision.node.observe.files import ReadError
+from provision.node.observe.package import dpkg_packages, dpkg_paragraphs, has_rpm
 from provision.node.observe.probe import FAMILIES, Family, Probe, item_of
 
 RPM_FORM = "%{NAME}|%{EPOCH}|%{VERSION}-%{RELEASE}\n"
@@ -44,7 +42,7 @@ def parse_rpm_all(facts, output):
 
 
 def packages_probes(names):
-    if not os.path.exists(at("/var/lib/dpkg/status")):
+    if has_rpm():
         return [Probe(names, command=["rpm", "-qa", "--qf", RPM_FORM], parse=parse_rpm_all)]
     return [Probe(names, read=lambda: matching(names, dpkg_versions()))]
 
