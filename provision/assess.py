@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision import ask_ansible, compatibility, diagnosis, resolve, stack
+from provision import ask_ansible, compatibility, diagnosis, lockfile, resolve, stack
 from provision import observe as observer
 from provision.compatibility import Refusal
 from provision.drift import Drift, drifts
@@ -108,7 +108,7 @@ def assess(
     resolved = resolve.resolve(fleet, declared, run)
     _refuse_impossible(resolved.views)
     start = Assessment(fleet, overrides, declared, resolved.views, resolved.secrets, {})
-    return look(
+    seen = look(
         start,
         list(fleet.nodes),
         timeout=timeout,
@@ -117,6 +117,8 @@ def assess(
         observe=observe,
         also=also,
     )
+    lockfile.refuse_contradictions(seen.expected)
+    return seen
 
 
 def look(
@@ -169,6 +171,7 @@ def _judge(
         if observation.error is None:
             described[name] = stack.describe_node(observation.facts)
             against = compatibility.check_node(known.views[name], described[name], name)
+            against = against or lockfile.uncovered(known.views[name], described[name], name)
             if against:
                 refused[name] = against
             else:

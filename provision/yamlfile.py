@@ -66,3 +66,31 @@ def _named(trouble: yaml.YAMLError, where: str, error: type[GpuprovError]) -> Gp
         f"{place}: not valid YAML: {problem}",
         "look at that line and the one above: indentation, quotes, colons",
     )
+
+
+def lines_of(text: str, where: str, error: type[GpuprovError]) -> dict[tuple[str, ...], int]:
+    """The line of every key and list item, by the way to it: `("groups", "0", "packages", "libnccl2")` → 17.
+
+    Raises `error` for a key that stands there twice: YAML would silently take the last."""
+    try:
+        root = yaml.compose(text, Loader=Loader)
+    except yaml.YAMLError as trouble:
+        raise _named(trouble, where, error) from None
+    found: dict[tuple[str, ...], int] = {}
+
+    def walk(node: Any, way: tuple[str, ...]) -> None:
+        if isinstance(node, yaml.MappingNode):
+            inside = [(str(key.value), key.start_mark.line + 1, value) for key, value in node.value]
+        elif isinstance(node, yaml.SequenceNode):
+            inside = [(str(number), item.start_mark.line + 1, item) for number, item in enumerate(node.value)]
+        else:
+            return
+        for name, line, value in inside:
+            if (*way, name) in found:
+                raise error(f"{where}:{line}: {name} is there twice", "keep one of them")
+            found[*way, name] = line
+            walk(value, (*way, name))
+
+    if root is not None:
+        walk(root, ())
+    return found

@@ -52,7 +52,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     ("reports", {"report"}),
     (
         "what differs, and what to do about it",
-        {"ask_ansible", "assess", "drift", "history", "package_changes", "plan", "resolve", "waves"}
+        {"ask_ansible", "assess", "drift", "history", "lock_sources", "package_changes", "plan", "resolve", "waves"}
         | {"diagnosis", "majority"},
     ),
     (
@@ -84,7 +84,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     (
         "what is declared",
         {"ansible_inventory", "compared", "compatibility", "compatibility_rules", "expectations", "inventory"}
-        | {"patterns"}
+        | {"lockfile", "patterns"}
         | {"role", "skus", "stack", "template_filters", "templating", "variables"},
     ),
     (

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from provision.observe import Observation
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None:
+    """`lock`: whether the verb holds nodes to a lock file."""
     # A verb may give one of these a meaning of its own by defining it again afterwards.
     parser.conflict_handler = "resolve"
     parser.add_argument(
@@ -57,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="nodes asked at the same time (default 64)",
     )
+    parser.set_defaults(lock=None, no_lock=not lock)
+    if lock:
+        where = "hold packages to this lock file (default: gpuprov.lock.yml beside the inventory)"
+        parser.add_argument("--lock", metavar="FILE", help=where)
+        parser.add_argument("--no-lock", action="store_true", help="leave the lock file aside")
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
 
 
@@ -109,13 +115,15 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
-    """The chosen nodes, with their connection variables rendered, and the overrides."""
-    from provision import inventory, resolve
+    """The chosen nodes, held to their lock file, with their connection variables rendered, and the
+    overrides."""
+    from provision import inventory, lockfile, resolve
 
     chosen = overrides(options)
     source = inventory.find(options.inventory, options.inventory_option)
     fleet = inventory.load(source, vault_password_files(options))
     inventory.remember(source)
+    fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)
     return resolve.reachable(inventory.select(fleet, options.nodes), chosen), chosen
 
 
