@@ -59,7 +59,7 @@ def _package_version(package: str, expectation: Expectation) -> str:
     return _in_dpkg(package, "s/^Version: .*/Version: 0.0.1-1/")
 
 
-def _package_status(package: str, expectation: Expectation) -> str:
+def _package_status(package: str, _: Expectation) -> str:
     return _in_dpkg(package, "s/^Status: \\([a-z]*\\) ok installed/Status: \\1 ok half-configured/")
 
 
@@ -85,7 +85,7 @@ def _module(name: str, expectation: Expectation) -> str:
     )
 
 
-def _driver(fact: str, expectation: Expectation) -> str:
+def _driver(fact: str, _: Expectation) -> str:
     if fact == "loaded_version":
         return "sed -i '1s/ [0-9][0-9]*\\.[0-9.]* / 470.00.01 /' /proc/driver/nvidia/version"
     if fact == "flavour":
@@ -107,7 +107,7 @@ def _sysctl(key: str, expectation: Expectation) -> str:
     return f"sysctl -w {shlex.quote(key)}={other}"
 
 
-def _key(path: str, expectation: Expectation) -> str:
+def _key(path: str, _: Expectation) -> str:
     return f"cat /usr/share/keyrings/debian-archive-keyring.gpg > {shlex.quote(path)}"
 
 
