@@ -51,9 +51,9 @@ class Assessment:
         """The nodes on which every expectation holds."""
         return tuple(node for node, found in self.drifts.items() if not found)
 
-    def diagnoses(self) -> list[str]:
-        """What is wrong with the driver stack of which nodes, a line for each cause and its next step."""
-        return diagnosis.lines(
+    def causes(self) -> dict[diagnosis.Diagnosis, list[str]]:
+        """What is wrong with the driver stack: each cause with its nodes (`diagnosis.lines` words it)."""
+        return diagnosis.causes(
             {
                 name: (said.facts, self.expected.get(name, ()))
                 for name, said in self.observations.items()

@@ -14,12 +14,13 @@ from typing import Any
 from provision import versions
 from provision.expectations import Expectation
 from provision.node_names import fold, natural
+from provision.wording import one_line
 
 NODES = "{nodes}"  # in a next step: the nodes it is for
+_LONGEST = 320  # characters of what a node said (a compiler's message is the longest)
 _LISTED = 12  # node names a command is shown with; it is typed, so it is not folded
 
-# Asked of every node beside what its roles promise: read from files, but for one modinfo that the driver's role
-# asks for anyway.
+# Asked of every node beside what its roles promise; from files, but for one modinfo.
 _FABRIC_MANAGER = re.compile(r"^package\.(nvidia-fabric-?manager(?:-\d+)?)\.version$")
 _FABRIC_MANAGERS = (
     *("nvidia-fabricmanager", "nvidia-fabric-manager"),
@@ -65,11 +66,12 @@ class _Seen:
 
     def text(self, fact: str) -> str:
         found = self.facts.get(fact)
-        return found if isinstance(found, str) else ""
+        return one_line(found, _LONGEST) if isinstance(found, str) else ""
 
     def texts(self, fact: str) -> list[str]:
         found = self.facts.get(fact)
-        return [each for each in found if isinstance(each, str)] if isinstance(found, list) else []
+        texts = found if isinstance(found, list) else []
+        return [one_line(each, _LONGEST) for each in texts if isinstance(each, str)]
 
     def is_true(self, fact: str) -> bool:
         return self.facts.get(fact) is True
@@ -93,7 +95,7 @@ class _Seen:
     def fabric_managers(self) -> dict[str, str]:
         """Installed fabric manager packages with their versions."""
         return {
-            match[1]: versions.upstream(value)
+            match[1]: one_line(versions.upstream(value), _LONGEST)
             for fact, value in self.facts.items()
             if isinstance(value, str) and (match := _FABRIC_MANAGER.match(fact))
         }
@@ -106,13 +108,20 @@ def diagnose(facts: Mapping[str, Any], expectations: Sequence[Expectation] = ())
     return [found for rule in _RULES if (found := rule(seen)) is not None]
 
 
-def lines(nodes: Mapping[str, tuple[Mapping[str, Any], Sequence[Expectation]]]) -> list[str]:
-    """Facts and expectations of nodes → one line for each cause, with all nodes that share it before it."""
+def causes(
+    nodes: Mapping[str, tuple[Mapping[str, Any], Sequence[Expectation]]],
+) -> dict[Diagnosis, list[str]]:
+    """Facts and expectations of nodes → each cause with the nodes that share it."""
     alike: dict[Diagnosis, list[str]] = {}
     for name, (facts, expectations) in nodes.items():
         for found in diagnose(facts, expectations):
             alike.setdefault(found, []).append(name)
-    return [f"{fold(names)}  {found.line(names)}" for found, names in alike.items()]
+    return alike
+
+
+def lines(found: Mapping[Diagnosis, Sequence[str]]) -> list[str]:
+    """One line for each cause, with its nodes before it."""
+    return [f"{fold(names)}  {each.line(names)}" for each, names in found.items()]
 
 
 def _nouveau(seen: _Seen) -> Diagnosis | None:

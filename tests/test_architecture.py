@@ -45,14 +45,37 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     ("simulated nodes", {"lab"}),
     (
         "what a verb does",
-        {"campaign", "junit_drift", "plan_report", "shown", "starter", "validation"}
+        {"campaign", "plan_report", "shown", "starter", "validation"}
         | {"drift_formats", "drift_report"}
-        | {"up", "up_hands", "up_result", "up_session", "up_summary"},
+        | {
+            "gate",
+            "hooks",
+            "up",
+            "up_hands",
+            "up_lock",
+            "up_protocol",
+            "up_result",
+            "up_resume",
+            "up_session",
+            "up_summary",
+            "up_wave",
+            "up_work",
+        },
     ),
     ("reports", {"report"}),
     (
         "what differs, and what to do about it",
-        {"ask_ansible", "assess", "drift", "history", "lock_sources", "package_changes", "plan", "resolve", "waves"}
+        {
+            "ask_ansible",
+            "assess",
+            "drift",
+            "history",
+            "lock_sources",
+            "package_changes",
+            "plan",
+            "resolve",
+            "waves",
+        }
         | {"diagnosis", "majority"},
     ),
     (
@@ -74,6 +97,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "fleet_lock",
             "observe",
             "question",
+            "same_machine",
             "remote_python",
             "runner",
             "ssh",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from provision import diagnosis
-from provision.diagnosis import diagnose, lines, selection
+from provision.diagnosis import causes, diagnose, selection
 from provision.expectations import Expectation
 
 GOOD: dict[str, Any] = {
@@ -88,6 +88,10 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 }
 
 
+def lines(nodes: dict[str, tuple[dict[str, Any], list[Expectation]]]) -> list[str]:
+    return diagnosis.lines(causes(nodes))
+
+
 def test_a_good_node_has_no_diagnosis() -> None:
     assert diagnose(GOOD, WANTED) == []
 
@@ -163,3 +167,9 @@ def test_answers_of_another_type_are_no_cause() -> None:
     for value in (7, [None], {"a": 1}, [1, 2], "x" * 10):
         for fact in GOOD:
             diagnose({**GOOD, fact: value}, WANTED)
+
+
+def test_what_a_node_said_stays_on_one_line() -> None:
+    facts = {**GOOD, "driver.userspace_version": "580\x1b[2J\n\nfake: all is well"}
+    (line,) = lines({"gpu-01": (facts, WANTED)})
+    assert line.isprintable()

@@ -1,26 +1,36 @@
-"""gpuprov drift: compare the fleet with what was declared; made for CI."""
+"""gpuprov drift: compare the fleet with what was declared and with itself; made for CI."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from provision.commands import fleet_options
-from provision.errors import ExitCode
+from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from provision.assess import Assessment
-    from provision.drift import Drift
+    from provision.drift_report import DriftReport
     from provision.store import RunFolder
 
+NAMES = ("text", "json", "junit", "sarif", "github", "markdown")
+
 EPILOG = """\
-exit codes: 4 when a node differs; else 5 when a node could not be looked at, is refused, or a fact could not
-be read; else 0. Nothing is changed. One connection per node.
+exit codes: 4 when a node differs from what was declared or from most of its kind; else 5 when a node could
+not be looked at, is refused, or a fact could not be read; else 0. With --require-validated also 3 when a
+node's newest check failed, and 5 when one has no current pass. Nothing is changed. One connection per node.
+
+--format may be given several times; the first --output belongs to the first --format, and so on. A format
+without a file goes to standard output; when all have one, the text does.
+
+Facts nobody declared (VBIOS, BIOS, card firmware, kernel, link widths) are compared within each GPU product
+and operating system, three nodes or more. gpuprov_ignore_majority in the inventory lists facts in which a
+node may differ.
 
 examples:
   gpuprov drift
-  gpuprov drift --junit drift.xml
+  gpuprov drift --require-validated --no-majority
+  gpuprov drift --format sarif --output drift.sarif --format markdown --output summary.md
   gpuprov drift --json | jq '.drifts[] | [.node, .fact]'
 """
 
@@ -28,114 +38,112 @@ examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     fleet_options.add_arguments(parser)
-    parser.add_argument("--junit", metavar="FILE", help="also write a JUnit report for CI to FILE")
+    parser.add_argument(
+        "--format", action="append", default=[], choices=NAMES, help="text (default), or a form for CI"
+    )
+    parser.add_argument(
+        "--output",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="write that format to FILE (- is stdout)",
+    )
+    parser.add_argument("--junit", metavar="FILE", help="the same as --format junit --output FILE")
+    parser.add_argument(
+        "--no-majority", action="store_true", help="do not compare undeclared facts within the fleet"
+    )
+    parser.add_argument(
+        "--require-validated",
+        action="store_true",
+        help="exit 5 (3) when a node has no current pass (failed) in a check of the standard stage",
+    )
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    from provision import shown
+    wanted = outputs(options)
+
+    from provision import drift_report, shown
     from provision.store import RunFolder
 
     folder = RunFolder.create("drift", shown.arguments(options))
     try:
-        seen = fleet_options.assess(options, "drift")
+        seen = fleet_options.assess(options, "drift", also=drift_report.FACTS)
+        report = drift_report.make(
+            seen,
+            compare=not options.no_majority,
+            required=options.require_validated,
+            run_folder=str(folder.path),
+        )
     except BaseException as error:
         folder.finish(int(getattr(error, "exit_code", ExitCode.INTERRUPTED)))
         raise
-    code = verdict(seen)
-    _keep(folder, seen)
+    _keep(folder, report)
+    try:
+        _publish(report, wanted)
+    finally:
+        folder.finish(report.code)
+    return report.code
+
+
+def outputs(options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Which format goes to which file ("-": standard output). Raises UsageError, before any node is asked."""
+    from pathlib import Path
+
+    formats = [*options.format, *(["json"] if options.json else [])]
+    if len(options.output) > len(formats):
+        raise UsageError(
+            f"--output {options.output[-1]} belongs to no --format", "give a --format for each --output"
+        )
+    missing = len(formats) - len(options.output)
+    wanted = list(zip(formats, [*options.output, *["-"] * missing], strict=True))
     if options.junit:
-        _write_junit(options.junit, seen)
-    if options.json:
-        import json
-
-        document = shown.without(_document(seen, code, str(folder.path)), seen.secrets)
-        sys.stdout.write(json.dumps(document, indent=1, default=str) + "\n")
-    else:
-        sys.stdout.write(shown.safe([*_lines(seen), f"run folder {folder.path}"], seen.secrets))
-    folder.finish(code)
-    return code
-
-
-def verdict(seen: Assessment) -> ExitCode:
-    """Drift is worse than not knowing; neither is fine."""
-    found = [drift for drifts in seen.drifts.values() for drift in drifts]
-    if any(not drift.unknown for drift in found):
-        return ExitCode.DRIFT
-    return ExitCode.INCOMPLETE if found or seen.unreachable or seen.refused else ExitCode.OK
+        wanted.append(("junit", options.junit))
+    if "-" not in [file for _, file in wanted]:
+        wanted.append(("text", "-"))
+    if [file for _, file in wanted].count("-") > 1:
+        raise UsageError(
+            "two formats would go to standard output", "give all but one of them an --output FILE"
+        )
+    for _, file in wanted:
+        place = Path(file)
+        if file != "-" and (place.is_dir() or not place.absolute().parent.is_dir()):
+            why = "is a folder" if place.is_dir() else "is in no folder there is"
+            raise UsageError(f"{file}: cannot be written: it {why}", "choose another place")
+    return wanted
 
 
-def _keep(folder: RunFolder, seen: Assessment) -> None:
+def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
+    from pathlib import Path
+
+    from provision.drift_formats import FORMATS
+
+    for name, file in wanted:
+        text = FORMATS[name](report)
+        if file == "-":
+            sys.stdout.write(text)
+            continue
+        try:
+            Path(file).write_text(text, encoding="utf-8")
+        except OSError as trouble:
+            raise UsageError(
+                f"{file}: cannot be written: {trouble.strerror}", "choose another place"
+            ) from None
+
+
+def _keep(folder: RunFolder, report: DriftReport) -> None:
+    """What was seen and found, line by line, for who looks at the run later."""
+    from dataclasses import asdict
+
     from provision import shown
 
+    seen = report.seen
     for name, observation in seen.observations.items():
         facts = {"facts": observation.facts, "problems": observation.problems, "error": observation.error}
         folder.append("facts", shown.without({"node": name, **facts}, seen.secrets))
     for drifts in seen.drifts.values():
         for drift in drifts:
             folder.append("drifts", shown.record(drift, seen.secrets))
-
-
-def _document(seen: Assessment, code: ExitCode, folder: str) -> dict[str, Any]:
-    from dataclasses import asdict
-
-    from provision import shown
-
-    return {
-        "format": 1,
-        "inventory": str(seen.fleet.source),
-        "run_folder": folder,
-        "exit_code": int(code),
-        "nodes": len(seen.fleet.nodes),
-        "as_declared": len(seen.as_declared),
-        "expectations": seen.expectations,
-        "drifts": [shown.record(drift) for drifts in seen.drifts.values() for drift in drifts],
-        "unreachable": seen.unreachable,
-        "refused": {name: [asdict(each) for each in why] for name, why in seen.refused.items()},
-    }
-
-
-def _lines(seen: Assessment) -> list[str]:
-    from provision import shown
-    from provision.node_names import fold
-
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for name, drifts in seen.drifts.items():
-        for drift in drifts:
-            alike.setdefault(_likeness(drift), []).append(name)
-    by_nodes: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for likeness, names in alike.items():
-        by_nodes.setdefault(tuple(names), []).append(likeness)
-    lines: list[str] = []
-    for nodes, likenesses in by_nodes.items():
-        lines.append(f"{fold(nodes)}  ({len(nodes)} node{'s' if len(nodes) != 1 else ''})")
-        for role, fact, difference, why in likenesses:
-            lines += [f"  {fact} {difference}", f"      {role}: {why}"]
-        lines.append("")
-    lines += shown.trouble(seen.refused, seen.unreachable)
-    total = len(seen.fleet.nodes)
-    lines.append(
-        f"{len(seen.as_declared)} of {total} nodes as declared ({seen.expectations} expectations compared)"
-    )
-    return lines
-
-
-def _likeness(drift: Drift) -> tuple[str, ...]:
-    from provision import shown
-
-    expectation = drift.expectation
-    return expectation.role, expectation.fact, shown.difference(drift), expectation.why
-
-
-def _write_junit(file: str, seen: Assessment) -> None:
-    """One test suite with a case for each node: failure for drift, error for what could not be looked at."""
-    from pathlib import Path
-
-    from provision import junit_drift
-    from provision.errors import UsageError
-
-    try:
-        Path(file).write_text(junit_drift.render(seen), encoding="utf-8")
-    except OSError as trouble:
-        raise UsageError(
-            f"--junit {file}: cannot be written: {trouble.strerror}", "choose another place"
-        ) from None
+    for outlier in report.odd.outliers if report.odd else ():
+        folder.append("majority", shown.without(asdict(outlier), seen.secrets))
+    for tie in report.odd.ties if report.odd else ():
+        folder.append("majority", shown.without(asdict(tie), seen.secrets))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from provision.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from provision.assess import Assessment
@@ -127,8 +128,9 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     return resolve.reachable(inventory.select(fleet, options.nodes), chosen), chosen
 
 
-def assess(options: argparse.Namespace, title: str) -> Assessment:
-    """Load the fleet and look at it, with progress shown. Nodes in trouble are said as they come."""
+def assess(options: argparse.Namespace, title: str, also: Collection[str] = ()) -> Assessment:
+    """Load the fleet and look at it, with progress shown. Nodes in trouble are said as they come. `also`:
+    facts to ask beside those the roles promise."""
     from provision import assess as assessing
     from provision.terminal import Progress
 
@@ -139,5 +141,5 @@ def assess(options: argparse.Namespace, title: str) -> Assessment:
             progress.done(f"{observation.node}: {observation.error}" if observation.error else "")
 
         return assessing.assess(
-            fleet, chosen, timeout=options.timeout, connections=options.connections, on_done=note
+            fleet, chosen, timeout=options.timeout, connections=options.connections, on_done=note, also=also
         )

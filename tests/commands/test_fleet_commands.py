@@ -73,6 +73,8 @@ def three(source: Path) -> inventory.Fleet:
 
 def fulfilling(expectation: expectations.Expectation) -> Any:
     candidates = [expectation.value, [expectation.value], "manual\n", "auto\n"]
+    if expectation.operator == "one_of":
+        candidates = list(expectation.value)
     return next((each for each in candidates if expectation.holds(each)), expectation.value)
 
 
@@ -165,7 +167,8 @@ def test_junit_has_a_case_for_each_node(
     suite = ElementTree.fromstring((tmp_path / "drift.xml").read_text())  # noqa: S314 - our own file
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("3", "1", "1")
     cases = {case.get("name"): [child.tag for child in case] for case in suite}
-    assert cases == {"gpu-01": [], "gpu-02": ["failure"], "gpu-03": ["error"]}
+    # That a node was never validated is only said.
+    assert cases == {"gpu-01": ["system-out"], "gpu-02": ["failure", "system-out"], "gpu-03": ["error"]}
 
 
 def test_nodes_cannot_move_the_cursor(
@@ -255,7 +258,6 @@ def test_secrets_of_set_and_vault_are_not_kept(
     trouble["gpu-02"] = {"driver.loaded_version": "hidden-word"}
     _, out, err = gpuprov(capsys, "drift", "--set", "site_token=very-secret-too", "--junit", "j.xml")
     everything = out + err + "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
-    assert "570" not in out
     assert "hidden-word" not in everything
     assert "very-secret-too" not in everything
 

@@ -1,0 +1,107 @@
+"""Drift for a person at a terminal: nodes with the same trouble once, and at the end what was looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from provision import compared, diagnosis, shown
+from provision.diagnosis import NODES, selection
+from provision.drift import Drift
+from provision.drift_report import DriftReport, Expiry, expiries, odd_one, tie
+from provision.node_names import fold
+from provision.wording import many
+
+
+def render(report: DriftReport) -> str:
+    """The whole report, safe to print."""
+    seen = report.seen
+    lines = [*_drifts(report), *_odd(report), *_causes(report), *_validation(report)]
+    lines += shown.trouble(seen.refused, seen.unreachable)
+    lines += totals(report)
+    if report.run_folder:
+        lines.append(f"run folder {report.run_folder}")
+    return shown.safe(lines, seen.secrets)
+
+
+def _drifts(report: DriftReport) -> list[str]:
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, drifts in report.seen.drifts.items():
+        for drift in drifts:
+            alike.setdefault(_likeness(drift), []).append(name)
+    by_nodes: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for likeness, names in alike.items():
+        by_nodes.setdefault(tuple(names), []).append(likeness)
+    lines: list[str] = []
+    for nodes, likenesses in by_nodes.items():
+        lines.append(_heading(nodes))
+        for role, fact, difference, why in likenesses:
+            lines += [f"  {fact} {difference}", f"      {role}: {why}"]
+        lines.append("")
+    return lines
+
+
+def _heading(nodes: Sequence[str]) -> str:
+    return f"{fold(nodes)}  ({many(len(nodes), 'node')})"
+
+
+def _likeness(drift: Drift) -> tuple[str, ...]:
+    expectation = drift.expectation
+    return expectation.role, expectation.fact, shown.difference(drift), expectation.why
+
+
+def _odd(report: DriftReport) -> list[str]:
+    """What differs from the fleet although nobody declared it."""
+    if report.odd is None or not report.odd.found:
+        return []
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for outlier in report.odd.outliers:
+        alike.setdefault((outlier.fact, odd_one(outlier), outlier.why), []).append(outlier.node)
+    lines = ["not as the rest of the fleet (nobody declared these facts)"]
+    for (fact, difference, why), nodes in alike.items():
+        lines += [f"  {fold(nodes)}  {fact} {difference}", f"      {why}"]
+    for each in report.odd.ties:
+        lines += [f"  {each.fact} {tie(each)}", f"      {each.why}"]
+    return [*lines, ""]
+
+
+def _causes(report: DriftReport) -> list[str]:
+    lines = [f"  {line}" for line in diagnosis.lines(report.causes)]
+    return ["cause and next step", *lines, ""] if lines else []
+
+
+def _validation(report: DriftReport) -> list[str]:
+    alike: dict[Expiry, list[str]] = {}
+    for node, standings in report.standings.items():
+        for expiry in expiries(standings):
+            alike.setdefault(expiry, []).append(node)
+    if not alike:
+        return []
+    lines = ["not validated as it is now"]
+    for expiry, nodes in alike.items():
+        lines += [f"  {fold(nodes)}  {expiry.text()}"]
+        lines += [f"      run: {expiry.command.replace(NODES, selection(nodes))}"]
+    return [*lines, ""]
+
+
+def totals(report: DriftReport) -> list[str]:
+    """What was looked at, a line each."""
+    seen, odd = report.seen, report.odd
+    total = len(seen.fleet.nodes)
+    lines = [
+        f"{len(seen.as_declared)} of {total} nodes as declared ({seen.expectations} expectations compared)"
+    ]
+    if odd is not None and odd.compared:
+        facts = len(compared.all_compared())
+        differ = len({outlier.node for outlier in odd.outliers})
+        ambiguous = f", {many(len(odd.ties), 'fact')} ambiguous" if odd.ties else ""
+        lines.append(
+            f"{odd.compared - differ} of {odd.compared} nodes as most of their kind "
+            f"({facts} undeclared facts compared{ambiguous})"
+        )
+    if odd is not None and odd.alone:
+        alone = fold(node for nodes in odd.alone.values() for node in nodes)
+        lines.append(f"not compared with others, fewer than 3 of their kind: {alone}")
+    holds = sum(all(each.holds for each in standings) for standings in report.standings.values())
+    if report.standings:
+        lines.append(f"{holds} of {len(report.standings)} nodes validated as they are now")
+    return lines
