@@ -118,12 +118,16 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
 def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     """The chosen nodes, held to their lock file, with their connection variables rendered, and the
     overrides."""
+    from pathlib import Path
+
     from provision import inventory, lockfile, resolve
 
     chosen = overrides(options)
     source = inventory.find(options.inventory, options.inventory_option)
     fleet = inventory.load(source, vault_password_files(options))
     inventory.remember(source)
+    if options.lock:
+        options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere
     fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)
     return resolve.reachable(inventory.select(fleet, options.nodes), chosen), chosen
 

@@ -103,7 +103,7 @@ def _at_a_terminal() -> bool:
 
 
 # What a resumed run takes over from the one it goes on with, where the command line says nothing else.
-_TAKEN_OVER = ("nodes", "wave_size", "full", "max_failures", "no_reboot", "vault_password_file")
+_TAKEN_OVER = ("nodes", "wave_size", "full", "max_failures", "no_reboot", "vault_password_file", "lock", "no_lock")
 
 
 def _remembered(options: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:

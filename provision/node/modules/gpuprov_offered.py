@@ -12,6 +12,7 @@ description:
   - Changes nothing but those lists, which it refreshes once when something is missing (not in check mode).
   - Asks apt on Debian and Ubuntu, dnf (its command, whatever Python it is made for) on the RHEL family. What
     modular filtering hides is not offered; what versionlock hides is.
+  - Of several versions that would do, the one that the role package_lock has pinned, else the newest.
 options:
   packages:
     description:
@@ -75,6 +76,8 @@ import time  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 DNF = ("dnf", "--quiet", "--assumeyes", "--setopt=exit_on_lock=True")
+# apt's pins are for what apt chooses itself; who names a version, as we do, has to look.
+LOCKS = ("/etc/apt/preferences.d/gpuprov-lock", "/etc/dnf/gpuprov-lock.list")
 DNF_LOCKED = 200  # its exit status when another program has the lock
 
 
@@ -252,6 +255,34 @@ def rank(word):
     return {"~": 0, "": 1, "^": 2}.get(word, 3)
 
 
+def locked(root=""):
+    """{package: version} of the lock that the role package_lock keeps on this machine."""
+    found = {}
+    name = ""
+    for path in LOCKS:
+        try:
+            with open(root + path, encoding="utf-8") as text:
+                lines = [line.split() for line in text if not line.startswith("#")]
+        except (IOError, OSError):
+            continue
+        for words in lines:
+            if words[:1] == ["Package:"] and len(words) == 2:
+                name = words[1]
+            elif words[:2] == ["Pin:", "version"] and len(words) == 3:
+                found[name] = words[2]
+            elif len(words) == 2 and not words[0].endswith(":"):
+                found[words[0]] = words[1]
+    return found
+
+
+def locked_first(offered, locks):
+    """What is offered, the locked version of each package before its others."""
+    return {
+        name: sorted(versions, key=lambda version, name=name: version != locks.get(name))
+        for name, versions in offered.items()
+    }
+
+
 def sentence(name, wanted, offered):
     if not offered:
         return "No repository offers the package {0}.".format(name)
@@ -272,11 +303,11 @@ def main():
     there = manager.installed(wanted)
     chosen = {name: there[name] for name in wanted if name in there and choose([there[name]], wanted[name])}
     satisfied = len(chosen) == len(wanted)
-    offered = {} if satisfied else manager.look_up(wanted)
+    offered = {} if satisfied else locked_first(manager.look_up(wanted), locked())
     absent = sorted(set(wanted) - set(chosen))
     if not module.check_mode and any(not choose(offered.get(name, []), wanted[name]) for name in absent):
         manager.refresh()
-        offered = manager.look_up(wanted)
+        offered = locked_first(manager.look_up(wanted), locked())
     for name in absent:
         version = choose(offered.get(name, []), wanted[name])
         if version:

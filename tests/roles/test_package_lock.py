@@ -1,0 +1,97 @@
+"""The pins of the role package_lock, as the module that chooses versions reads them, and as apt does."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from provision import expectations, lockfile, paths, stack
+from provision.inventory import Node
+from provision.lockfile import Group, Lock
+
+PACKAGES = {"libnccl2": "2.29.7-1+cuda12.9", "libibverbs1": "1:56.1-1~deb13u1"}
+
+
+@pytest.fixture(scope="module")
+def offered() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("gpuprov_offered", paths.MODULES / "gpuprov_offered.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def pins(**os: str) -> tuple[str, str]:
+    """Where the role writes its pins on such a machine, and what."""
+    system = {"id": "debian", "version_id": "13", "codename": "", "family": "debian", "arch": "x86_64", **os}
+    gpu = {"sku": "h100-sxm", "count": 8, "architecture": "hopper", "fabric": "nvswitch", "pci_ids": []}
+    described: dict[str, Any] = {"os": system, "kernel": {"release": "6"}, "gpu": gpu}
+    group = Group(*lockfile.place_of(described)[:2], ("h100-sxm",), "a", PACKAGES)
+    given = {lockfile.VARIABLE: Lock("", {}, (group,)).variable, "gpuprov_roles": [lockfile.ROLE]}
+    for each in expectations.of_node(stack.declared(Node("a", (), given), {}), described):
+        if each.operator == "template":
+            return each.fact.removeprefix("file.").removesuffix(".content"), each.value
+    raise AssertionError("the role promises no file")
+
+
+@pytest.mark.parametrize(
+    "system", [{}, {"id": "rocky", "version_id": "9.4", "family": "redhat"}], ids=["apt", "dnf"]
+)
+def test_every_role_that_asks_for_a_version_gets_the_locked_one_first(
+    offered: ModuleType, tmp_path: Path, system: dict[str, str]
+) -> None:
+    path, text = pins(**system)
+    file = tmp_path / path.lstrip("/")
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    locks = offered.locked(str(tmp_path))
+    assert locks == PACKAGES
+    there = {"libnccl2": ["2.30-1", "2.29.7-1+cuda13.2", "2.29.7-1+cuda12.9"], "mft": ["4-2", "4-1"]}
+    first = offered.locked_first(there, locks)
+    assert first == {"libnccl2": ["2.29.7-1+cuda12.9", "2.30-1", "2.29.7-1+cuda13.2"], "mft": ["4-2", "4-1"]}
+    assert offered.choose(first["libnccl2"], "") == "2.29.7-1+cuda12.9"
+    assert offered.choose(first["libnccl2"], "2.30") == "2.30-1", "a role's own exact wish stays"
+
+
+def test_without_a_lock_the_newest_comes_first(offered: ModuleType, tmp_path: Path) -> None:
+    assert offered.locked(str(tmp_path)) == {}
+    assert offered.locked_first({"mft": ["4-2", "4-1"]}, {}) == {"mft": ["4-2", "4-1"]}
+
+
+@pytest.mark.skipif(shutil.which("apt-cache") is None, reason="apt is not installed")
+def test_apt_understands_the_pins(tmp_path: Path) -> None:
+    """apt-cache policy gives each version its priority."""
+    file = tmp_path / "pins"
+    file.write_text(pins()[1])
+    (tmp_path / "none").mkdir()
+    status = tmp_path / "status"
+    form = "Package: {}\nStatus: install ok installed\nArchitecture: all\nMaintainer: x\nVersion: {}\n\n"
+    there = {**PACKAGES, "mft": "4-1"}
+    status.write_text("".join(form.format(name, version) for name, version in there.items()))
+    options = {
+        "Dir::Etc::preferences": file,
+        "Dir::Etc::preferencesparts": tmp_path / "none",
+        "Dir::State::status": status,
+        "Dir::Cache": tmp_path,
+    }
+    words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+    said = subprocess.run(
+        ["apt-cache", "policy", *words, *there],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "LC_ALL": "C"},
+        timeout=60,
+    )
+    assert said.stderr == ""
+    for version in PACKAGES.values():
+        assert f"*** {version} 1002\n" in said.stdout, said.stdout
+    assert "*** 4-1 100\n" in said.stdout
