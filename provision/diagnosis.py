@@ -124,6 +124,12 @@ def lines(found: Mapping[Diagnosis, Sequence[str]]) -> list[str]:
     return [f"{fold(names)}  {each.line(names)}" for each, names in found.items()]
 
 
+def section(found: Mapping[Diagnosis, Sequence[str]]) -> list[str]:
+    """The lines under a heading, as plan, up and drift show them; nothing when there is no cause to name."""
+    told = [f"  {line}" for line in lines(found)]
+    return ["cause and next step", *told, ""] if told else []
+
+
 def _nouveau(seen: _Seen) -> Diagnosis | None:
     if not seen.is_true("module.nouveau.loaded"):
         return None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from provision import __version__, shown
+from provision import __version__, diagnosis, shown
 from provision.assess import Assessment
 from provision.drift import Drift
 from provision.history import Expected
@@ -67,6 +67,7 @@ def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False) -> list[st
             *_of_node(node, all_reasons),
             "",
         ]
+    said += diagnosis.section(seen.causes())
     said += shown.trouble(seen.refused, seen.unreachable)
     idle = [name for name, node in made.nodes.items() if node.as_declared]
     if idle:

@@ -15,7 +15,7 @@ from provision.wording import many
 def render(report: DriftReport) -> str:
     """The whole report, safe to print."""
     seen = report.seen
-    lines = [*_drifts(report), *_odd(report), *_causes(report), *_validation(report)]
+    lines = [*_drifts(report), *_odd(report), *diagnosis.section(report.causes), *_validation(report)]
     lines += shown.trouble(seen.refused, seen.unreachable)
     lines += totals(report)
     if report.run_folder:
@@ -62,11 +62,6 @@ def _odd(report: DriftReport) -> list[str]:
     for each in report.odd.ties:
         lines += [f"  {each.fact} {tie(each)}", f"      {each.why}"]
     return [*lines, ""]
-
-
-def _causes(report: DriftReport) -> list[str]:
-    lines = [f"  {line}" for line in diagnosis.lines(report.causes)]
-    return ["cause and next step", *lines, ""] if lines else []
 
 
 def _validation(report: DriftReport) -> list[str]:

@@ -192,6 +192,16 @@ def test_the_plan_groups_equal_nodes_and_gives_reasons(
     assert "gpuprov up would change 2 nodes in 2 waves, in about 1 min (estimate)" in out
 
 
+@pytest.mark.parametrize("verb", ["plan", "drift"])
+def test_the_cause_and_the_next_step_are_named(
+    verb: str, trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    trouble["gpu-01"] = trouble["gpu-03"] = {"module.nouveau.loaded": True}
+    _, out, _ = gpuprov(capsys, verb)
+    assert "cause and next step\n  gpu-[01,03]  nouveau is loaded and holds the GPUs" in out
+    assert "; next: gpuprov up --nodes gpu-01,gpu-03 (" in out
+
+
 @pytest.mark.usefixtures("trouble")
 def test_nodes_are_chosen_by_pattern_and_the_inventory_is_remembered(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
