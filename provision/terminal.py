@@ -6,8 +6,10 @@ Everything that came from a node passes through `printable` first: its answers a
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
+from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
@@ -62,7 +64,7 @@ class Progress:
                 transient=True,
             )
             self._rich.start()
-            self._task = self._rich.add_task("", total=self.total, title=self.title)
+            self._task = self._rich.add_task("", total=self.total, title=self.title, completed=self.finished)
         return self
 
     def __exit__(
@@ -71,6 +73,15 @@ class Progress:
         if self._rich is not None:
             self._rich.stop()
             self._rich = None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Out of the way while something inside this job shows a progress of its own."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
 
     def step(self, text: str) -> None:
         """Say what is happening now. Replaces the last step on a terminal; is a line elsewhere."""

@@ -1,73 +1,30 @@
-"""Brings nodes to what was declared, wave by wave: apply, look again, reboot where that is what is missing,
-look again.
+"""Brings a fleet to what was declared, wave by wave: out of service, changed, looked at, back into service.
 
-A node is done when its expectations hold, never because a playbook said so. What touches nodes is behind
-`Hands`.
+The next wave is begun only when the nodes of the one before hold what was promised of them. What touches
+nodes is behind `Hands`; what happens inside a wave is up_wave.py.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
 
-from provision.ansible_events import Outcome
-from provision.drift import Drift
+from provision.node_names import fold
 from provision.plan import Plan
-from provision.up_result import INCOMPLETE, UNHEALTHY, Result, Status, count_of, nodes_of
+from provision.up_protocol import Hands, Settings
+from provision.up_result import INCOMPLETE, UNHEALTHY, Ledger, Result, Status, nodes_of
+from provision.up_wave import WaveWork
+from provision.waves import CANARY, Wave
 
-PASSES = 2  # a role may undo what another promised; whoever still differs after the second pass is stuck
-SETTLE_LOOKS = 12  # further looks at what is still starting (a fabric manager takes half a minute)
-SETTLE_PAUSE = 5.0  # seconds between them
-_MOVING = ("activating", "reloading", "deactivating")  # what systemd calls a service that is on its way
-
-
-@dataclass(frozen=True)
-class Look:
-    """What one look at a node said. `error`: the node as a whole could not be asked, and why."""
-
-    node: str
-    drifts: tuple[Drift, ...] = ()
-    boot_required: str = ""  # why the node itself asks for a reboot
-    error: str = ""
-    unreachable: bool = False
-
-
-class Hands(Protocol):
-    """What touches nodes. Every method answers for every node it was given, and raises for none."""
-
-    def look(self, nodes: Sequence[str]) -> Mapping[str, Look]:
-        """Observe nodes again."""
-
-    def apply(self, roles: Mapping[str, tuple[str, ...]]) -> Mapping[str, Outcome]:
-        """Run each node's roles."""
-
-    def reboot(self, nodes: Sequence[str]) -> Mapping[str, Outcome]:
-        """Reboot nodes, and wait until they are back."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How careful to be. More than `max_failures` nodes in trouble: no further wave is begun."""
-
-    max_failures: int = 0
-    may_reboot: bool = True
-    check_mode: bool = False
-    role_order: tuple[str, ...] = ()
-
-
-@dataclass
-class _Progress:
-    """What was done to a node so far in its wave."""
-
-    roles: list[str] = field(default_factory=list)
-    changed: int = 0
-    rebooted: bool = False
+_WELL = {Status.DONE, Status.CHECKED, Status.REBOOT_NEEDED}
 
 
 class Up:
-    """One `up`: takes a plan, carries it out, and keeps one Result per node in `results`."""
+    """One `up`: takes a plan, carries it out, and keeps one Result per node in `results`.
+
+    `halted` says why no further wave may be begun (a lock was lost), if so; `on_wave` is told each wave's
+    number and itself as it begins (True) and ends (False); `drained` are nodes an earlier run left drained.
+    """
 
     def __init__(
         self,
@@ -76,185 +33,99 @@ class Up:
         settings: Settings,
         *,
         on_result: Callable[[Result], None],
+        boots: Mapping[str, str] | None = None,
+        halted: Callable[[], str] = lambda: "",
+        on_wave: Callable[[int, Wave, bool], None] = lambda _number, _wave, _begins: None,
         say: Callable[[str], None] = lambda _text: None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.results: dict[str, Result] = {}
         self.stopped = ""  # why later waves were not begun
+        self._ledger = Ledger(on_result)
         self._plan = plan
         self._hands = hands
         self._settings = settings
-        self._on_result = on_result
+        self._halted = halted
+        self._on_wave = on_wave
         self._say = say
-        self._pause = pause
-        self._done: dict[str, _Progress] = {}
+        self._work = WaveWork(plan, hands, settings, self._ledger, boots=boots or {}, say=say, pause=pause)
+        self._may_fail = settings.max_failures.of(sum(map(len, plan.waves)))
+        self._hold: dict[str, str] = {}  # as declared, but their wave has not ended yet
+
+    @property
+    def results(self) -> dict[str, Result]:
+        return self._ledger.results
 
     def run(self) -> None:
         """Carry the plan out. On KeyboardInterrupt every node still has a Result."""
         try:
             for number, wave in enumerate(self._plan.waves, 1):
+                self.stopped = self.stopped or self._halted()
                 if self.stopped:
-                    self._end_all(wave, Status.NOT_ATTEMPTED, self.stopped)
+                    self._ledger.end_all(wave, Status.NOT_ATTEMPTED, self.stopped)
                     continue
                 if len(self._plan.waves) > 1:
-                    self._say(f"wave {number} of {len(self._plan.waves)}: {nodes_of(len(wave))}")
-                self._wave(wave)
-                self._stop_if_too_many_failed()
+                    kind = f" ({wave.kind})" if wave.kind == CANARY else ""
+                    self._say(f"wave {number} of {len(self._plan.waves)}{kind}: {nodes_of(len(wave))}")
+                self._on_wave(number, wave, True)
+                self._wave(number, wave)
+                self._on_wave(number, wave, False)
+                self._stop_if_too_many_failed(number, wave)
         except BaseException:
-            started = [node for node in self._done if node not in self.results]
-            self._end_all(started, Status.INTERRUPTED, "stopped in the middle; its roles can be run again")
-            rest = [node for wave in self._plan.waves for node in wave if node not in self.results]
-            self._end_all(rest, Status.NOT_ATTEMPTED, "interrupted before its turn")
+            self._interrupted()
             raise
 
-    def _stop_if_too_many_failed(self) -> None:
-        touched = [self.results[node] for node in self._done]
-        bad = [result for result in touched if result.status in UNHEALTHY | INCOMPLETE]
-        bad = [result for result in bad if result.status is not Status.REBOOT_NEEDED]
-        if len(bad) > self._settings.max_failures:
-            self.stopped = f"{len(bad)} failed before its wave (--max-failures {self._settings.max_failures})"
-
-    def _wave(self, nodes: Sequence[str]) -> None:
-        pending = {node: self._plan.nodes[node].roles for node in nodes}
-        known = {node: _facts(self._plan.nodes[node].drifts) for node in nodes}
-        for number in range(1, PASSES + 1):
-            alive = self._apply(pending)
-            if self._settings.check_mode:
-                return
-            looks = self._settled(alive)
-            rebooted: set[str] = set()
-            if self._settings.may_reboot:
-                rebooted = self._reboot([n for n, look in looks.items() if _wants_reboot(look, number)])
-                looks = {n: look for n, look in looks.items() if n not in self.results}
-                looks.update(self._settled(sorted(rebooted), booted=True))
-            pending = {}
-            for node, look in looks.items():
-                again = () if number == PASSES else self._again(look, known[node], node in rebooted)
-                if look.drifts and again:
-                    self._say(f"{node}: now {', '.join(again)} differs: a second pass")
-                    pending[node] = again
-                elif node not in self.results:
-                    self._verdict(node, look)
-            if not pending:
-                return
-
-    def _apply(self, roles: Mapping[str, tuple[str, ...]]) -> list[str]:
-        """Run roles; the nodes on which they succeeded."""
-        for node, names in roles.items():
-            self._done.setdefault(node, _Progress()).roles += [
-                n for n in names if n not in self._done[node].roles
-            ]
-        outcomes = self._hands.apply(roles)
-        return self._survivors(roles, outcomes, Status.CHECKED if self._settings.check_mode else None)
-
-    def _reboot(self, nodes: Sequence[str]) -> set[str]:
-        """Reboot nodes; those that came back."""
-        if not nodes:
-            return set()
-        self._say(f"rebooting {nodes_of(len(nodes))}")
-        outcomes = self._hands.reboot(nodes)
-        for node in nodes:
-            self._done[node].rebooted = True
-        return set(self._survivors(nodes, outcomes, None))
-
-    def _survivors(
-        self, nodes: Iterable[str], outcomes: Mapping[str, Outcome], when_ok: Status | None
-    ) -> list[str]:
-        alive = []
-        for node in nodes:
-            outcome = outcomes.get(node, Outcome(node, "failed", message="nothing was run on it"))
-            self._done[node].changed += outcome.changed
-            if outcome.status == "ok" and when_ok is None:
-                alive.append(node)
-                continue
-            status = {"ok": when_ok, "unreachable": Status.UNREACHABLE}.get(outcome.status) or Status.FAILED
-            self._end(node, status, outcome.message, role=outcome.role, task=outcome.task)
-        return alive
-
-    def _look(self, nodes: Sequence[str]) -> dict[str, Look]:
-        """Look again; nodes that cannot be asked any more end here."""
-        looks = {}
-        for node, look in (self._hands.look(nodes) if nodes else {}).items():
-            if look.error:
-                self._end(node, Status.UNREACHABLE if look.unreachable else Status.UNREADABLE, look.error)
+    def _wave(self, number: int, wave: Wave) -> None:
+        ready = wave if self._settings.check_mode else self._drained(number, wave)
+        self._hold = self._work.run(ready, self._may_fail - len(self._bad())) if ready else {}
+        for node, why in (self._hands.gate(list(self._hold)) if self._hold else {}).items():
+            self._hold.pop(node)
+            self._ledger.end(node, Status.UNHEALTHY, why)
+        back = Wave(self._hold, wave.kind)
+        refused = self._hands.undrain(number, back) if back else {}
+        for node in back:
+            message = self._hold.pop(node)
+            if node in refused:
+                self._ledger.end(node, Status.DRAINED, f"it is as declared; {refused[node]}")
             else:
-                looks[node] = look
-        return looks
+                self._ledger.end(node, Status.DONE, message)
 
-    def _settled(self, nodes: Sequence[str], *, booted: bool = False) -> dict[str, Look]:
-        """Look again until nothing is on its way any more. A machine that has just booted gets at least a
-        second look, and more as long as each finds less to differ."""
-        looks = self._look(nodes)
-        for _ in range(SETTLE_LOOKS):
-            moving = [node for node, look in looks.items() if _is_moving(look) or (booted and look.drifts)]
-            if not moving:
-                break
-            self._pause(SETTLE_PAUSE)
-            before = {node: looks.pop(node) for node in moving}
-            after = self._look(moving)
-            looks.update(after)
-            booted = any(len(look.drifts) < len(before[node].drifts) for node, look in after.items())
-        return {node: looks[node] for node in nodes if node in looks}
+    def _drained(self, number: int, wave: Wave) -> list[str]:
+        """The nodes that are out of service now. One that is not stays untouched, with its group."""
+        refused = self._hands.drain(number, wave)
+        left: dict[str, str] = {}
+        for node, why in refused.items():
+            for other in wave.together(node):
+                left.setdefault(other, why if other == node else f"{node} of its group: {why}")
+        left.update(refused)
+        back = Wave([node for node in left if node not in refused], wave.kind)
+        for node, why in (self._hands.undrain(number, back) if back else {}).items():
+            left[node] += f"; and {why}"
+        for node, why in left.items():
+            self._ledger.end(node, Status.NOT_ATTEMPTED, why)
+        return [node for node in wave if node not in left]
 
-    def _again(self, look: Look, known: set[tuple[str, str]], rebooted: bool) -> tuple[str, ...]:
-        """The roles worth running once more: their promise was broken meanwhile, or they had waited for a
-        reboot."""
-        wanted = {
-            drift.expectation.role
-            for drift in look.drifts
-            if rebooted or (drift.expectation.role, drift.expectation.fact) not in known
-        }
-        return tuple(role for role in self._settings.role_order if role in wanted)
+    def _bad(self) -> list[Result]:
+        """Nodes that were touched, and are in trouble now."""
+        touched = [self.results[node] for node in self._ledger.done if node in self.results]
+        bad = [result for result in touched if result.status in UNHEALTHY | INCOMPLETE]
+        return [result for result in bad if result.status is not Status.REBOOT_NEEDED]
 
-    def _verdict(self, node: str, look: Look) -> None:
-        """Whether the node's expectations hold, now that all was done."""
-        if not look.drifts:
-            message = f"it still asks for a reboot: {look.boot_required}" if look.boot_required else ""
-            self._end(node, Status.DONE, message)
-        elif all(drift.unknown for drift in look.drifts):
-            self._end(node, Status.UNREADABLE, count_of(look.drifts, "could not be read"), drifts=look.drifts)
-        elif not self._settings.may_reboot and all(drift.expectation.reboot for drift in look.drifts):
-            self._end(
-                node, Status.REBOOT_NEEDED, "only a reboot is missing (--no-reboot)", drifts=look.drifts
-            )
-        else:
-            self._end(
-                node, Status.NOT_HELD, count_of(look.drifts, "still not as declared"), drifts=look.drifts
-            )
+    def _stop_if_too_many_failed(self, number: int, wave: Wave) -> None:
+        dead = [node for node in wave if self.results[node].status not in _WELL]
+        bad = self._bad()
+        if wave.kind == CANARY and dead:
+            # Whatever --max-failures says: the others of its kind would be done without a proof.
+            what = "canary" if len(dead) == 1 else "canaries"
+            self.stopped = f"the {what} {fold(dead)} did not come out well: nothing else was begun"
+        elif len(bad) > self._may_fail:
+            allowed = f"--max-failures {self._settings.max_failures}"
+            self.stopped = f"{len(bad)} failed up to wave {number}, before its own ({allowed})"
 
-    def _end_all(self, nodes: Iterable[str], status: Status, message: str) -> None:
-        for node in nodes:
-            self._end(node, status, message)
-
-    def _end(
-        self,
-        node: str,
-        status: Status,
-        message: str,
-        *,
-        role: str = "",
-        task: str = "",
-        drifts: tuple[Drift, ...] = (),
-    ) -> None:
-        done = self._done.get(node, _Progress())
-        self.results[node] = Result(
-            node, status, message, role, task, tuple(done.roles), done.changed, done.rebooted, drifts
-        )
-        self._on_result(self.results[node])
-
-
-def _facts(drifts: Iterable[Drift]) -> set[tuple[str, str]]:
-    return {(drift.expectation.role, drift.expectation.fact) for drift in drifts}
-
-
-def _is_moving(look: Look) -> bool:
-    return any(drift.found in _MOVING for drift in look.drifts if isinstance(drift.found, str))
-
-
-def _wants_reboot(look: Look, number: int) -> bool:
-    """On the first pass any promise that waits for a reboot is reason enough: other roles may wait for it,
-    too (the fabric manager for the driver). On the last one a reboot must be all that is missing."""
-    waiting = [drift for drift in look.drifts if drift.expectation.reboot and not drift.unknown]
-    if number < PASSES:
-        return bool(waiting or look.boot_required)
-    return bool(waiting or look.boot_required) and len(waiting) == len(look.drifts)
+    def _interrupted(self) -> None:
+        end_all, results = self._ledger.end_all, self.results
+        waiting = [node for node in self._hold if node not in results]
+        end_all(waiting, Status.INTERRUPTED, "it is as declared; stopped before its wave had ended")
+        started = [node for node in self._ledger.done if node not in results]
+        end_all(started, Status.INTERRUPTED, "stopped in the middle; its roles can be run again")
+        rest: Sequence[str] = [node for wave in self._plan.waves for node in wave if node not in results]
+        end_all(rest, Status.NOT_ATTEMPTED, "interrupted before its turn")

@@ -1,5 +1,5 @@
-"""What `up` touches nodes with: Ansible to change them, one observation to look at them. All of it is written
-down."""
+"""What `up` touches nodes with: Ansible to change them, one observation to look at them, the site's hooks.
+All of it is written down."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision import assess, paths, runner
+from provision import assess, hooks, paths, runner
 from provision.ansible_events import Event, Outcome
 from provision.assess import Assessment
 from provision.plan import Plan
 from provision.secrets_mask import masked
-from provision.store import RunFolder
-from provision.up import Look
+from provision.store import RunFolder, file_name
+from provision.up_protocol import Look
+from provision.waves import Wave
 
 _BASE_MINUTES = 60.0  # for one playbook on one node, beyond what its roles are expected to need
+SHARD = 500  # nodes handed to one ansible-playbook: what it keeps of each host, and looks through, grows
 _KEPT_OUTPUT = 4000  # characters of a failed task's output in events.jsonl
 
 
@@ -38,6 +40,22 @@ class Journal:
             self.write("facts", {"node": node, "when": when, **facts, "unreachable": said.unreachable})
             for drift in found.drifts.get(node, ()):
                 self.write("drifts", {"when": when, **drift.record()})
+
+    def called(self, called: hooks.Called) -> None:
+        """How a hook ended, and in a file of its own what it printed."""
+        record: dict[str, Any] = {
+            "hook": called.hook,
+            "nodes": list(called.nodes),
+            "status": called.status,
+            "seconds": round(called.seconds, 1),
+            "problem": called.problem,
+        }
+        if called.output:
+            names = file_name(called.nodes[0] if len(called.nodes) == 1 else f"{len(called.nodes)} nodes")
+            place = f"hooks/{_now().replace(':', '')}-{called.hook}-{names}.txt"
+            self.folder.write(place, str(masked(called.output, self.secrets)))
+            record["output"] = place
+        self.write("hooks", record)
 
     def event(self, event: Event) -> None:
         """What a task did. Starts and skips are not worth a line; output is kept where something failed."""
@@ -73,7 +91,9 @@ def looks(found: Assessment) -> dict[str, Look]:
             answers[node] = Look(node, error="\n".join(refusal.what for refusal in refused))
         else:
             reason = _boot_reason(said.facts)
-            answers[node] = Look(node, tuple(found.drifts.get(node, ())), boot_required=reason)
+            boot = str(said.facts.get("boot.id") or "")
+            drifts = tuple(found.drifts.get(node, ()))
+            answers[node] = Look(node, drifts, boot_required=reason, boot=boot)
     return answers
 
 
@@ -88,17 +108,23 @@ def _boot_reason(facts: Mapping[str, Any]) -> str:
 
 @dataclass
 class AnsibleHands:
-    """The real hands of `up`. `on_event` hears every event; `on_look` every node that was looked at again."""
+    """The real hands of `up`. `on_event` hears every event; `rebooted` is told which nodes were; `checks` is
+    the gate beyond the expectations."""
 
     known: Assessment
     plan: Plan
     journal: Journal
+    hooks: hooks.Runner
+    run: str = ""
     forks: int = 50
     connections: int = 64
     observe_timeout: float = 60.0
     minutes: float | None = None
     check_mode: bool = False
     on_event: Callable[[Event], None] = lambda _event: None
+    rebooted: Callable[[Sequence[str]], None] = lambda _nodes: None
+    checks: Callable[[Sequence[str]], Mapping[str, str]] = lambda _nodes: {}
+    boots: dict[str, str] = field(default_factory=dict)
     _described: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _looked: int = 0
     _applying: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -109,7 +135,13 @@ class AnsibleHands:
         self._described.update(found.described)
         self._looked += 1
         self.journal.looked(found, f"look {self._looked}")
-        return looks(found)
+        answers = looks(found)
+        for node, look in answers.items():
+            before = self.boots.get(node)
+            if look.boot and before and look.boot != before:
+                self.journal.write("boots", {"node": node, "before": before, "after": look.boot})
+            self.boots[node] = look.boot or self.boots.get(node, "")
+        return answers
 
     def apply(self, roles: Mapping[str, tuple[str, ...]]) -> Mapping[str, Outcome]:
         """Run each node's roles, and only those."""
@@ -126,13 +158,42 @@ class AnsibleHands:
         hosts = self._hosts(nodes)
         chosen = [variables.get("gpuprov_reboot_timeout") for variables in hosts.values()]
         waits = [seconds for seconds in chosen if isinstance(seconds, int)]
-        return self._run("reboot.yml", hosts, max(waits, default=1800) / 60 * 2 + 10)
+        for node in nodes:
+            self.journal.write("reboots", {"node": node, "boot": self.boots.get(node, "")})
+        outcomes = self._run("reboot.yml", hosts, max(waits, default=1800) / 60 * 2 + 10)
+        self.rebooted([node for node, outcome in outcomes.items() if outcome.status == "ok"])
+        return outcomes
+
+    def drain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
+        """Call the drain hooks."""
+        return self.hooks.call(hooks.DRAIN, nodes, wave, nodes.kind)
+
+    def undrain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
+        """Call the undrain hooks."""
+        return self.hooks.call(hooks.UNDRAIN, nodes, wave, nodes.kind)
+
+    def gate(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        """Checks beyond the expectations, if any are wanted."""
+        return self.checks(nodes)
 
     def _hosts(self, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
         described = {**self.known.described, **self._described}
-        return {node: {**self.known.declared[node], "gpuprov_node": described[node]} for node in nodes}
+        more = {"gpuprov_run": self.run}
+        return {
+            node: {**self.known.declared[node], "gpuprov_node": described[node], **more} for node in nodes
+        }
 
     def _run(
+        self, playbook: str, hosts: Mapping[str, Mapping[str, Any]], minutes: float
+    ) -> Mapping[str, Outcome]:
+        outcomes: dict[str, Outcome] = {}
+        names = list(hosts)
+        for start in range(0, len(names), SHARD):
+            some = {name: hosts[name] for name in names[start : start + SHARD]}
+            outcomes.update(self._play(playbook, some, minutes))
+        return outcomes
+
+    def _play(
         self, playbook: str, hosts: Mapping[str, Mapping[str, Any]], minutes: float
     ) -> Mapping[str, Outcome]:
         rounds = max(1, math.ceil(len(hosts) / self.forks))

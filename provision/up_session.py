@@ -3,48 +3,34 @@ folder."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
+import threading
 import time
 import traceback
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any
 
-from provision import assess, plan, up_summary
+from provision import ansible_handover as handover
+from provision import assess, history, hooks, plan, same_machine, up_summary, waves
 from provision.ansible_events import Event
 from provision.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
-from provision.expectations import roles_in_order
 from provision.inventory import Fleet
 from provision.plan import Plan
 from provision.secrets_mask import masked, secrets_of
 from provision.store import RunFolder
 from provision.terminal import Progress, printable
-from provision.up import Settings, Up
-from provision.up_hands import AnsibleHands, Journal, looks
+from provision.up_hands import Journal, looks
 from provision.up_result import Result, Status, count_of, exit_code, nodes_of
+from provision.up_resume import StillRunning
+from provision.up_work import Request, Work
+from provision.waves import CANARY
 
 _FEW = 32  # nodes whose every role is worth a line where there is no terminal
-
-
-@dataclass(frozen=True)
-class Request:
-    """What was asked of `up`. `done_before`: nodes a resumed run had finished; `base`: how to name the
-    inventory on a command line; `ask`: confirm before anything is changed."""
-
-    wave_size: int | None = None
-    full: bool = False
-    max_failures: int = 0
-    may_reboot: bool = True
-    check_mode: bool = False
-    forks: int = 50
-    connections: int = 64
-    observe_timeout: float = 60.0
-    minutes: float | None = None
-    ask: bool = False
-    json: bool = False
-    done_before: Collection[str] = ()
-    base: tuple[str, ...] = ()
 
 
 @dataclass
@@ -63,8 +49,10 @@ class Session:
 
     def run(self) -> ExitCode:
         """Raises GpuprovError when it is stopped by a named error, after noting it in the run folder."""
+        running = StillRunning(self.folder)
         try:
-            code = self._run()
+            with _signals_interrupt():
+                code = self._run()
         except KeyboardInterrupt:
             code = ExitCode.INTERRUPTED
             self._close(code, interrupted=True)
@@ -80,36 +68,32 @@ class Session:
                 f"gpuprov: a bug in gpuprov: {printable(last)}\n  → please report it with {kept}\n"
             )
             return ExitCode.BUG
+        finally:
+            running.close()
         return code
 
     def _run(self) -> ExitCode:
+        same_machine.refuse(self.fleet)
+        found = hooks.load(self.fleet, self.overrides)
+        handover.remove_orphans()
         known = self._look()
         made = self._plan(known)
-        if not made.waves or not self._agreed(made):
-            code = exit_code(self.results.values())
-            return self._close(code)
-        request = self.request
-        settings = Settings(request.max_failures, request.may_reboot, request.check_mode, roles_in_order())
-        busy = sum(len(wave) for wave in made.waves)
-        with Progress("up", total=busy) as progress:
-            hands = AnsibleHands(
-                known,
-                made,
-                self._journal,
-                forks=request.forks,
-                connections=request.connections,
-                observe_timeout=request.observe_timeout,
-                minutes=request.minutes,
-                check_mode=request.check_mode,
-                on_event=lambda event: self._heard(event, progress, busy),
-            )
-
-            def ended(result: Result) -> None:
-                self._note(result)
-                detail = f": {result.message.splitlines()[0]}" if result.message else ""
-                progress.done(f"{result.node}: {result.status}{detail}")
-
-            Up(made, hands, settings, on_result=ended, say=progress.say).run()
+        waiting = self._left_drained(known)
+        if (made.waves and self._agreed(made)) or waiting:
+            busy = sum(len(wave) for wave in made.waves)
+            with Progress("up", total=busy) as progress:
+                Work(
+                    self.fleet,
+                    self.overrides,
+                    self.request,
+                    self._journal,
+                    known,
+                    made,
+                    found,
+                    progress,
+                    ended=self._note,
+                    heard=lambda event: self._heard(event, progress, busy),
+                ).carry_out(waiting)
         return self._close(exit_code(self.results.values()))
 
     def _look(self) -> Assessment:
@@ -138,13 +122,17 @@ class Session:
     def _plan(self, known: Assessment) -> Plan:
         """What to do on whom; nodes nothing is to be done on end here."""
         request = self.request
-        verified = {node for node in request.done_before if not known.drifts.get(node, ("unknown",))}
+        before = request.before
+        verified = {node for node in before.ended if not known.drifts.get(node, ("unknown",))}
+        rollout = waves.rollout(known.declared, known.described, size=request.size, canary=request.canary)
+        proved = frozenset(rollout.kinds[node] for node in verified & before.changed)
         made = plan.make(
             {node: found for node, found in known.drifts.items() if node not in verified},
             known.observations,
-            wave_size=request.wave_size,
             full=request.full,
-            first=known.waves,
+            rollout=replace(rollout, proved=proved),
+            takes_part=known.roles,
+            minutes=history.learn(str(self.fleet.source.absolute())),
         )
         for node in verified:
             self._note(Result(node, Status.AS_DECLARED))
@@ -157,7 +145,7 @@ class Session:
         self.folder.write_json(
             "plan.json",
             {
-                "waves": made.waves,
+                "waves": [wave.record() for wave in made.waves],
                 "nodes": {
                     node: {"roles": wanted.roles, "reboot": wanted.reboot, "minutes": wanted.minutes}
                     for node, wanted in made.nodes.items()
@@ -170,11 +158,13 @@ class Session:
         """Say what is about to happen; ask where a person can answer."""
         busy = [made.nodes[node] for wave in made.waves for node in wave]
         reboots = sum(node.reboot for node in busy) if self.request.may_reboot else 0
-        minutes = sum(max(made.nodes[node].minutes for node in wave) for wave in made.waves)
+        minutes = made.minutes(self.request.forks).minutes
         words = [f"{len(busy)} of {len(self.fleet.nodes)} nodes differ from what was declared"]
         if self.request.full:
             words = [f"every role on {len(busy)} of {len(self.fleet.nodes)} nodes"]
-        words.append(f"{len(made.waves)} wave{'s' if len(made.waves) != 1 else ''}")
+        canaries = sum(len(wave) for wave in made.waves if wave.kind == CANARY)
+        first = f", {nodes_of(canaries)} first as canar{'y' if canaries == 1 else 'ies'}" if canaries else ""
+        words.append(f"{len(made.waves)} wave{'s' if len(made.waves) != 1 else ''}{first}")
         if reboots and not self.request.check_mode:
             words.append(f"{reboots} to be rebooted")
         words.append(f"about {minutes:.0f} min")
@@ -204,6 +194,20 @@ class Session:
         self.results[result.node] = result
         self._journal.write("outcomes", up_summary.record(result))
 
+    def _left_drained(self, known: Assessment) -> list[str]:
+        """Nodes that an earlier run left out of service, and that are as declared now."""
+        left = self.request.before.drained
+        return [node for node in known.as_declared if node in left and not self.request.check_mode]
+
+    @property
+    def _drained(self) -> tuple[str, ...]:
+        """The nodes of this fleet that are out of service now because of us."""
+        mine = (
+            {"hook": hooks.DRAIN, "nodes": sorted(self.request.before.drained)},
+            *self.folder.read("hooks"),
+        )
+        return tuple(sorted(hooks.left_drained(mine) & set(self.fleet.nodes)))
+
     @property
     def _journal(self) -> Journal:
         return Journal(self.folder, self._secrets)
@@ -217,17 +221,38 @@ class Session:
         self.folder.note(counts=up_summary.counts(results), interrupted=interrupted)
         self.folder.finish(code)
         minutes = (time.monotonic() - self._started) / 60
-        said = masked(up_summary.text(results, command, run, minutes), self._secrets)
-        if results and all(result.status is Status.AS_DECLARED for result in results):
+        drained = self._drained
+        said = masked(up_summary.text(results, command, run, minutes, drained), self._secrets)
+        if results and not drained and all(result.status is Status.AS_DECLARED for result in results):
             said = f"{nodes_of(len(results))} already as declared\nnext: {command}\nrun:  {run}"
         if self.request.check_mode:
             said = "\n".join([*up_summary.would_change(self.changes), said])
         if self.request.json:
             import json
 
-            document = up_summary.document(results, run=run, exit_code=code, next_command=command)
+            document = up_summary.document(
+                results, run=run, exit_code=code, next_command=command, drained=drained
+            )
             sys.stdout.write(json.dumps(masked(document, self._secrets), indent=1, default=str) + "\n")
         else:
             sys.stdout.write(said + "\n")
         sys.stdout.flush()
         return code
+
+
+@contextlib.contextmanager
+def _signals_interrupt() -> Iterator[None]:
+    """To be terminated is to be interrupted: what was begun is ended in order, and locks are given back."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

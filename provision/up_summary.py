@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from provision.drift import Drift
@@ -25,8 +25,10 @@ def counts(results: Iterable[Result]) -> dict[str, int]:
     return {status.value: ended.count(status) for status in _ORDER if status in ended}
 
 
-def text(results: Sequence[Result], next_command: str, run: str, minutes: float) -> str:
-    """The closing words of `up`, for a person."""
+def text(
+    results: Sequence[Result], next_command: str, run: str, minutes: float, drained: Collection[str] = ()
+) -> str:
+    """The closing words of `up`, for a person. `drained`: nodes that are left out of service."""
     headline = " · ".join(f"{number} {status}" for status, number in counts(results).items())
     lines = [f"{nodes_of(len(results))}: {headline or 'nothing to do'} · {_duration(minutes)}"]
     for cause in _causes(results):
@@ -37,6 +39,8 @@ def text(results: Sequence[Result], next_command: str, run: str, minutes: float)
             "",
             f"{changed} tasks would change something; what could only be known after them is not counted",
         ]
+    if drained:
+        lines += ["", f"still drained, out of service until they are as declared: {fold(drained)}"]
     lines.append("")
     if next_command:
         lines.append(f"next: {next_command}")
@@ -48,10 +52,10 @@ def next_command(results: Iterable[Result], base: Sequence[str], run: str) -> st
     """What to type now. `base` is the inventory as arguments, in front of which goes the verb."""
     ended = {result.status for result in results}
     inventory = shlex.join(base)
+    if ended & {Status.FAILED, Status.NOT_HELD, Status.UNHEALTHY, Status.DRAINED}:
+        return f"mend what is named above, then: gpuprov up --resume {shlex.quote(run)}"
     if ended & {Status.INTERRUPTED, Status.NOT_ATTEMPTED}:
         return f"gpuprov up --resume {shlex.quote(run)}"
-    if Status.FAILED in ended or Status.NOT_HELD in ended:
-        return f"mend what is named above, then: gpuprov up --resume {shlex.quote(run)}"
     if Status.REFUSED in ended:
         return "change what is named above in the inventory, then: gpuprov plan " + inventory
     if Status.REBOOT_NEEDED in ended:
@@ -63,13 +67,21 @@ def next_command(results: Iterable[Result], base: Sequence[str], run: str) -> st
     return f"gpuprov validate {inventory}"
 
 
-def document(results: Sequence[Result], *, run: str, exit_code: int, next_command: str) -> dict[str, Any]:
+def document(
+    results: Sequence[Result],
+    *,
+    run: str,
+    exit_code: int,
+    next_command: str,
+    drained: Collection[str] = (),
+) -> dict[str, Any]:
     """The same for a program: `--json`."""
     return {
         "run": run,
         "exit_code": exit_code,
         "counts": counts(results),
         "next": next_command,
+        "drained": sorted(drained),
         "nodes": {result.node: record(result) for result in results},
     }
 

@@ -54,7 +54,7 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )
 # Observed, never declared.
-RESERVED = frozenset({"gpuprov_node"})
+RESERVED = frozenset({"gpuprov_node", "gpuprov_run"})
 _SURE = 0.9  # similarity from which a name without our prefix is taken for one of ours mistyped
 
 

@@ -76,6 +76,12 @@ class Wave(tuple[str, ...]):
         """The nodes that share the fate of `node`, itself among them."""
         return next((group for group in self.groups if node in group), (node,))
 
+    def without(self, nodes: Collection[str]) -> Wave:
+        """The same wave, less these nodes."""
+        groups = [tuple(node for node in group if node not in nodes) for group in self.groups]
+        kept = [group for group in groups if len(group) > 1]
+        return Wave([node for node in self if node not in nodes], self.kind, kept)
+
     def record(self) -> dict[str, Any]:
         """For JSON: kind, nodes, groups."""
         return {"kind": self.kind, "nodes": list(self), "groups": [list(group) for group in self.groups]}

@@ -14,8 +14,11 @@ from provision.errors import ExitCode
 from provision.expectations import Expectation
 from provision.plan import NodePlan, Plan
 from provision.runner import Outcome
-from provision.up import SETTLE_LOOKS, Look, Settings, Up
+from provision.up import Up
+from provision.up_protocol import Look, Settings
 from provision.up_result import Result, Status, exit_code
+from provision.up_wave import LOST_LOOKS, SETTLE_LOOKS
+from provision.waves import BATCH, CANARY, Share, Wave
 
 ORDER = ("nvidia_driver", "nvlink", "nccl")
 
@@ -27,14 +30,14 @@ def drift(
     return Drift(node, expectation, "1", unknown, "no such tool" if unknown else "")
 
 
-def plan_of(drifts: Mapping[str, Sequence[Drift]], wave_size: int = 100) -> Plan:
+def plan_of(drifts: Mapping[str, Sequence[Drift]], wave_size: int = 100, canaries: int = 0) -> Plan:
     nodes = {}
     for node, found in drifts.items():
         roles = tuple(role for role in ORDER if role in {d.expectation.role for d in found})
         nodes[node] = NodePlan(node, roles, tuple(found), any(d.expectation.reboot for d in found), 1.0)
-    names = list(nodes)
-    waves = tuple(tuple(names[i : i + wave_size]) for i in range(0, len(names), wave_size))
-    return Plan(nodes, waves, {})
+    first, names = list(nodes)[:canaries], list(nodes)[canaries:]
+    waves = [Wave(names[i : i + wave_size], BATCH) for i in range(0, len(names), wave_size)]
+    return Plan(nodes, tuple([Wave(first, CANARY), *waves] if first else waves), {})
 
 
 @dataclass
@@ -48,6 +51,26 @@ class Remembering:
     calls: list[tuple[str, Any]] = field(default_factory=list)
     on_apply: Callable[[], None] = lambda: None
     paused: list[float] = field(default_factory=list)
+    undrainable: dict[str, str] = field(default_factory=dict)
+    still_drained: dict[str, str] = field(default_factory=dict)
+    sick: dict[str, str] = field(default_factory=dict)
+    quiet: bool = True  # hooks and gates are not in `calls`
+
+    def drain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
+        self._note("drain", wave, nodes)
+        return {node: why for node, why in self.undrainable.items() if node in nodes}
+
+    def undrain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
+        self._note("undrain", wave, nodes)
+        return {node: why for node, why in self.still_drained.items() if node in nodes}
+
+    def gate(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        self._note("gate", tuple(nodes))
+        return {node: why for node, why in self.sick.items() if node in nodes}
+
+    def _note(self, *call: Any) -> None:
+        if not self.quiet:
+            self.calls.append(call)  # type: ignore[arg-type]
 
     def pause(self, seconds: float) -> None:
         self.paused.append(seconds)
@@ -70,12 +93,14 @@ class Remembering:
         return {node: self.reboots.get(node, Outcome(node, "ok", 1)) for node in nodes}
 
 
-def carry_out(plan: Plan, hands: Remembering, **settings: Any) -> Up:
+def carry_out(
+    plan: Plan, hands: Remembering, *, halted: Callable[[], str] = lambda: "", **settings: Any
+) -> Up:
     order = {"role_order": ORDER, **settings}
     told: list[Result] = []
-    up = Up(plan, hands, Settings(**order), on_result=told.append, pause=hands.pause)
+    up = Up(plan, hands, Settings(**order), on_result=told.append, halted=halted, pause=hands.pause)
     up.run()
-    assert told == list(up.results.values())
+    assert told == list(up.results.values())  # one end for each node
     return up
 
 
@@ -120,13 +145,49 @@ def test_a_failed_role_fails_the_node_and_the_others_go_on() -> None:
 
 
 def test_a_node_that_dies_in_the_middle_is_unreachable_and_nothing_worse() -> None:
+    silent = Look("a", error="silent", unreachable=True)
     hands = Remembering(
-        outcomes={"a": Outcome("a", "unreachable", message="no route to host")},
-        looks={"b": [Look("b", error="silent", unreachable=True)]},
+        outcomes={"a": Outcome("a", "unreachable", 2, "nccl", "Install", "no route to host")},
+        looks={"a": [silent], "b": [Look("b", error="silent", unreachable=True)]},
     )
     up = carry_out(plan_of({"a": [drift("a")], "b": [drift("b")], "c": [drift("c")]}), hands)
     assert statuses(up) == {"a": Status.UNREACHABLE, "b": Status.UNREACHABLE, "c": Status.DONE}
+    assert up.results["a"].message == "it fell silent in the middle of this: no route to host"
+    assert (up.results["a"].role, up.results["a"].task, up.results["a"].changed) == ("nccl", "Install", 2)
+    assert len([call for call in hands.calls if call == ("look", ("a",))]) == LOST_LOOKS
     assert exit_code(up.results.values()) == ExitCode.INCOMPLETE
+
+
+@pytest.mark.parametrize(("boot", "why"), [("2", "it booted by itself"), ("1", "the connection broke")])
+def test_a_node_that_comes_back_has_its_roles_run_again(boot: str, why: str) -> None:
+    class OnceGone(Remembering):
+        def apply(self, roles: Mapping[str, tuple[str, ...]]) -> Mapping[str, Outcome]:
+            outcomes = super().apply(roles)
+            self.outcomes = {}
+            return outcomes
+
+    silent = Look("a", error="silent", unreachable=True)
+    hands = OnceGone(
+        outcomes={"a": Outcome("a", "unreachable", 0, "nccl", "Install", "closed")},
+        looks={"a": [silent, Look("a", (drift("a"),), boot=boot), Look("a", boot=boot)]},
+    )
+    heard: list[str] = []
+    up = Up(
+        plan_of({"a": [drift("a")], "b": [drift("b")]}),
+        hands,
+        Settings(role_order=ORDER),
+        on_result=lambda _result: None,
+        boots={"a": "1", "b": "1"},
+        say=heard.append,
+        pause=hands.pause,
+    )
+    up.run()
+    assert statuses(up) == {"a": Status.DONE, "b": Status.DONE}
+    assert [call[1] for call in hands.calls if call[0] == "apply"] == [
+        {"a": ("nccl",), "b": ("nccl",)},
+        {"a": ("nccl",)},
+    ]
+    assert f"a: {why} in the middle of nccl · Install; it answers again" in heard
 
 
 def test_a_host_the_playbook_said_nothing_about_has_failed() -> None:
@@ -280,7 +341,7 @@ def test_after_a_failed_wave_the_next_is_not_begun() -> None:
 
 def test_failures_that_were_allowed_do_not_stop_and_all_waves_count() -> None:
     plan = plan_of({name: [drift(name)] for name in "abcdef"}, wave_size=2)
-    up = carry_out(plan, Remembering(outcomes=failing("a", "c")), max_failures=1)
+    up = carry_out(plan, Remembering(outcomes=failing("a", "c")), max_failures=Share(1))
     assert list(statuses(up).values()) == [
         Status.FAILED,
         Status.DONE,
@@ -317,6 +378,147 @@ def test_an_interrupt_leaves_a_result_for_every_node() -> None:
     assert exit_code(up.results.values()) == ExitCode.INTERRUPTED
 
 
+def test_a_percentage_of_failures_is_of_the_nodes_with_something_to_do() -> None:
+    plan = plan_of({name: [drift(name)] for name in "abcdefghij"}, wave_size=2)
+    up = carry_out(plan, Remembering(outcomes=failing("a", "c")), max_failures=Share(10, True))
+    assert [statuses(up)[name] for name in "acde"] == [
+        Status.FAILED,
+        Status.FAILED,
+        Status.DONE,
+        Status.NOT_ATTEMPTED,
+    ]
+    assert "2 failed up to wave 2, before its own (--max-failures 10%)" in up.stopped
+
+
+def test_a_failed_canary_stops_whatever_may_fail() -> None:
+    plan = plan_of({name: [drift(name)] for name in "abcd"}, canaries=2)
+    up = carry_out(plan, Remembering(outcomes=failing("b")), max_failures=Share(100, True))
+    assert statuses(up) == {
+        "a": Status.DONE,
+        "b": Status.FAILED,
+        "c": Status.NOT_ATTEMPTED,
+        "d": Status.NOT_ATTEMPTED,
+    }
+    assert up.results["c"].message == "the canary b did not come out well: nothing else was begun"
+
+
+def test_canaries_that_come_out_well_let_the_rest_begin() -> None:
+    up = carry_out(plan_of({name: [drift(name)] for name in "abcd"}, canaries=2), Remembering())
+    assert set(statuses(up).values()) == {Status.DONE}
+
+
+def test_hooks_stand_around_each_wave_and_the_gate_before_the_way_back() -> None:
+    hands = Remembering(quiet=False)
+    carry_out(plan_of({"a": [drift("a")], "b": [drift("b")]}, wave_size=1), hands)
+    assert [call[0] for call in hands.calls] == ["drain", "apply", "look", "gate", "undrain"] * 2
+    assert hands.calls[0] == ("drain", 1, ("a",))
+    assert hands.calls[5] == ("drain", 2, ("b",))
+
+
+def test_a_node_that_cannot_be_drained_is_not_touched_and_stops_nobody() -> None:
+    hands = Remembering(undrainable={"a": "its drain hook ended with status 1: a job runs"}, quiet=False)
+    up = carry_out(plan_of({name: [drift(name)] for name in "abc"}, wave_size=2), hands)
+    assert statuses(up) == {"a": Status.NOT_ATTEMPTED, "b": Status.DONE, "c": Status.DONE}
+    assert up.results["a"].message == "its drain hook ended with status 1: a job runs"
+    assert [call[1] for call in hands.calls if call[0] == "apply"] == [{"b": ("nccl",)}, {"c": ("nccl",)}]
+    assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
+
+
+def test_a_canary_that_cannot_be_drained_proves_nothing() -> None:
+    hands = Remembering(undrainable={"a": "a job runs"})
+    up = carry_out(plan_of({name: [drift(name)] for name in "ab"}, canaries=1), hands)
+    assert statuses(up) == {"a": Status.NOT_ATTEMPTED, "b": Status.NOT_ATTEMPTED}
+    assert not [call for call in hands.calls if call[0] == "apply"]
+
+
+def test_a_rack_of_which_one_node_cannot_be_drained_stays_as_it_is() -> None:
+    nodes = plan_of({name: [drift(name)] for name in "abc"}).nodes
+    hands = Remembering(undrainable={"a": "a job runs"}, still_drained={"b": "status 2"}, quiet=False)
+    up = carry_out(Plan(nodes, (Wave("abc", BATCH, [("a", "b")]),), {}), hands)
+    assert statuses(up) == {"a": Status.NOT_ATTEMPTED, "b": Status.NOT_ATTEMPTED, "c": Status.DONE}
+    assert up.results["b"].message == "a of its group: a job runs; and status 2"
+    assert ("undrain", 1, ("b",)) in hands.calls
+
+
+def test_only_nodes_that_came_out_well_go_back_into_service() -> None:
+    hands = Remembering(
+        outcomes=failing("a"),
+        looks={"b": [Look("b", (drift("b"),))]},
+        sick={"c": "the quick checks found: gpu3: slow"},
+        quiet=False,
+    )
+    up = carry_out(plan_of({name: [drift(name)] for name in "abcd"}), hands)
+    assert hands.calls[-2:] == [("gate", ("c", "d")), ("undrain", 1, ("d",))]
+    assert statuses(up) == {
+        "a": Status.FAILED,
+        "b": Status.NOT_HELD,
+        "c": Status.UNHEALTHY,
+        "d": Status.DONE,
+    }
+
+
+def test_what_the_gate_finds_stops_the_next_wave() -> None:
+    hands = Remembering(sick={"a": "gpu3: slow"})
+    up = carry_out(plan_of({name: [drift(name)] for name in "ab"}, wave_size=1), hands)
+    assert statuses(up) == {"a": Status.UNHEALTHY, "b": Status.NOT_ATTEMPTED}
+    assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
+
+
+def test_a_node_that_cannot_be_put_back_is_named_so() -> None:
+    hands = Remembering(still_drained={"a": "its undrain hook ended with status 1"})
+    up = carry_out(plan_of({"a": [drift("a")], "b": [drift("b")]}), hands)
+    assert statuses(up) == {"a": Status.DRAINED, "b": Status.DONE}
+    assert up.results["a"].message == "it is as declared; its undrain hook ended with status 1"
+    assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
+
+
+def test_reboots_are_done_some_at_a_time() -> None:
+    waiting = {name: drift(name, "nvidia_driver", reboot=True) for name in "abcde"}
+    hands = Remembering(looks={name: [Look(name, (waiting[name],)), Look(name)] for name in "abcde"})
+    up = carry_out(plan_of({name: [waiting[name]] for name in "abcde"}), hands, reboots_at_once=2)
+    assert [call[1] for call in hands.calls if call[0] == "reboot"] == [("a", "b"), ("c", "d"), ("e",)]
+    assert set(statuses(up).values()) == {Status.DONE}
+
+
+def test_when_nodes_do_not_come_back_no_further_one_is_rebooted() -> None:
+    waiting = {name: drift(name, "nvidia_driver", reboot=True) for name in "abc"}
+    hands = Remembering(
+        looks={name: [Look(name, (waiting[name],)), Look(name)] for name in "abc"},
+        reboots={"a": Outcome("a", "failed", message="timed out waiting")},
+    )
+    up = carry_out(plan_of({name: [waiting[name]] for name in "abc"}), hands, reboots_at_once=1)
+    assert [call[1] for call in hands.calls if call[0] == "reboot"] == [("a",)]
+    assert statuses(up) == {"a": Status.FAILED, "b": Status.NOT_HELD, "c": Status.NOT_HELD}
+    assert "1 node of its wave did not come back" in up.results["b"].message
+
+
+def test_a_lost_lock_stops_before_the_next_wave() -> None:
+    hands = Remembering()
+    lost = iter(["", "the lock of a was taken by bob"])
+    up = carry_out(
+        plan_of({"a": [drift("a")], "b": [drift("b")]}, wave_size=1), hands, halted=lambda: next(lost)
+    )
+    assert statuses(up) == {"a": Status.DONE, "b": Status.NOT_ATTEMPTED}
+    assert up.results["b"].message == "the lock of a was taken by bob"
+
+
+def test_an_interrupt_in_the_way_back_leaves_a_result_for_every_node() -> None:
+    class Interrupted(Remembering):
+        def undrain(self, _wave: int, _nodes: Wave) -> Mapping[str, str]:
+            raise KeyboardInterrupt
+
+    up = Up(
+        plan_of({name: [drift(name)] for name in "ab"}, wave_size=1),
+        Interrupted(),
+        Settings(role_order=ORDER),
+        on_result=lambda _result: None,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        up.run()
+    assert statuses(up) == {"a": Status.INTERRUPTED, "b": Status.NOT_ATTEMPTED}
+    assert "it is as declared" in up.results["a"].message
+
+
 @pytest.mark.parametrize(
     ("ended", "code"),
     [
@@ -326,6 +528,8 @@ def test_an_interrupt_leaves_a_result_for_every_node() -> None:
         ([Status.UNREADABLE], ExitCode.INCOMPLETE),
         ([Status.UNREACHABLE, Status.FAILED], ExitCode.UNHEALTHY),
         ([Status.NOT_HELD], ExitCode.UNHEALTHY),
+        ([Status.UNHEALTHY], ExitCode.UNHEALTHY),
+        ([Status.DRAINED, Status.UNREACHABLE], ExitCode.UNHEALTHY),
         ([Status.REFUSED, Status.DONE], ExitCode.UNHEALTHY),
         ([Status.FAILED, Status.INTERRUPTED], ExitCode.INTERRUPTED),
     ],

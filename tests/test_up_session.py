@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,13 +19,14 @@ from provision.assess import Assessment
 from provision.compatibility import Refusal
 from provision.drift import Drift
 from provision.errors import ExitCode, GpuprovError
-from provision.expectations import Expectation
+from provision.expectations import Expectation, roles_in_order
 from provision.inventory import Fleet, Node
 from provision.observe import Observation
 from provision.runner import Event, Outcome
 from provision.store import RunFolder, latest
 
 SECRET = "corr3ct-h0rse"
+DEBIAN: dict[str, Any] = {"os": {"id": "debian", "version_id": "13"}, "gpu": {"sku": "h100-sxm"}}
 
 
 def drift(node: str, role: str = "nccl", *, reboot: bool = False, found: str = "1.0") -> Drift:
@@ -42,6 +47,31 @@ class World:
     played: list[tuple[str, dict[str, Any], bool]] = field(default_factory=list)
     observed: list[str] = field(default_factory=list)
     on_play: Callable[[], None] = lambda: None
+    holders: dict[str, dict[str, str]] = field(default_factory=dict)  # node → whose lock is on it
+    locked: list[tuple[str, str]] = field(default_factory=list)
+    clock: float = 0.0  # seconds the nodes' clocks are ahead
+
+    def programs(self, _nodes: Any, texts: Mapping[str, str], **_options: Any) -> dict[str, bytes]:
+        """The lock's program, as the nodes would answer it."""
+        answers = {}
+        for node, text in texts.items():
+            call = text.rpartition("main(dict(")[2]
+            asked = dict(re.findall(r"(\w+)='([^']*)'", call))
+            before = re.findall(r"'([^']*)'", call.partition("before=[")[2].partition("]")[0])
+            holder = self.holders.get(node)
+            self.locked.append((asked["op"], node))
+            ours = holder is None or holder["run"] in (asked["run"], *before) or "force=True" in call
+            state = "taken" if ours else "held"
+            if ours and asked["op"] == "release":
+                self.holders.pop(node)
+            elif ours:
+                self.holders[node] = {name: asked[name] for name in ("run", "node", "who", "since")}
+            body = json.dumps(
+                {"state": state, "holder": holder, "age": 1.0, "busy": [], "problem": ""}
+                | {"time": time.time() + self.clock}
+            ).encode()
+            answers[node] = b"@gpuprov-facts 1 %d\n%s\n@gpuprov-end\n" % (len(body), body)
+        return answers
 
     def assess(self, fleet: Fleet, overrides: Mapping[str, Any], **_options: Any) -> Assessment:
         declared = {name: {**node.variables, **overrides} for name, node in fleet.nodes.items()}
@@ -53,12 +83,12 @@ class World:
         answers = {}
         for name in chosen:
             error, unreachable = self.errors.get(name, (None, False))
-            answers[name] = Observation(name, {"os.id": "debian"}, {}, error, unreachable)
+            answers[name] = Observation(name, {"os.id": "debian", "boot.id": "b1"}, {}, error, unreachable)
         alive = [name for name in chosen if name not in self.errors and name not in self.refused]
         return replace(
             known,
             observations=answers,
-            described={name: {"os": {"id": "debian"}} for name in alive},
+            described=dict.fromkeys(alive, DEBIAN),
             drifts={name: list(self.missing.get(name, ())) for name in alive},
             refused={name: [self.refused[name]] for name in chosen if name in self.refused},
         )
@@ -105,6 +135,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(assess, "assess", made.assess)
     monkeypatch.setattr(assess, "look", made.look)
     monkeypatch.setattr(runner, "run_playbook", made.play)
+    monkeypatch.setattr("provision.up_work.run_programs", made.programs)
 
     def load(options: Any) -> tuple[Fleet, dict[str, Any]]:
         from provision.commands import fleet_options
@@ -116,8 +147,14 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return made
 
 
+CANARY = "with canaries"
+
+
 def up(world: World, *arguments: str) -> int:
-    return cli.main(["up", str(world.fleet.source), *arguments])
+    """One `up` without canaries, unless asked for."""
+    chosen = [each for each in arguments if each != CANARY]
+    canary = [] if CANARY in arguments or "--resume" in arguments else ["--no-canary"]
+    return cli.main(["up", str(world.fleet.source), *chosen, *canary])
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -152,9 +189,10 @@ def test_only_nodes_that_differ_are_changed_with_only_the_roles_they_need(world:
     assert (playbook, check_mode) == ("up.yml", False)
     assert {name: variables["gpuprov_roles"] for name, variables in hosts.items()} == {
         "gpu-01": ["nccl"],
-        "gpu-03": ["nccl", "rdma"],
+        "gpu-03": [role for role in roles_in_order() if role in ("nccl", "rdma")],
     }
-    assert hosts["gpu-01"]["gpuprov_node"] == {"os": {"id": "debian"}}
+    assert hosts["gpu-01"]["gpuprov_node"] == DEBIAN
+    assert hosts["gpu-01"]["gpuprov_run"].startswith(newest().path.name)
     assert ends() == {"gpu-01": "done", "gpu-02": "as declared", "gpu-03": "done"}
 
 
@@ -164,7 +202,8 @@ def test_the_run_folder_tells_all_and_no_secret(world: World, capsys: pytest.Cap
     world.failing = {"gpu-02": Outcome("gpu-02", "failed", 0, "nccl", "Install", f"said {SECRET}")}
     assert up(world, "--set", "nccl_version='2'") == ExitCode.UNHEALTHY
     run = newest()
-    assert json.loads((run.path / "plan.json").read_text())["waves"] == [["gpu-01", "gpu-02"]]
+    (wave,) = json.loads((run.path / "plan.json").read_text())["waves"]
+    assert wave == {"kind": "batch", "nodes": ["gpu-01", "gpu-02"], "groups": []}
     assert [record["when"] for record in run.read("facts")] == ["before"] * 3 + ["look 1"]
     assert {record["node"] for record in run.read("drifts")} == {"gpu-01", "gpu-02"}
     assert {(record["node"], record["kind"]) for record in run.read("events")} == {
@@ -376,12 +415,230 @@ def test_a_bug_keeps_its_traceback_in_the_run(world: World, capsys: pytest.Captu
     assert str(newest().path) in capsys.readouterr().err
 
 
+def test_one_node_of_a_kind_goes_first_and_a_resumed_run_needs_no_second_canary(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.missing = {name: [drift(name)] for name in world.fleet.nodes}
+    world.failing = {"gpu-02": Outcome("gpu-02", "failed", message="broken")}
+    assert up(world, CANARY) == ExitCode.UNHEALTHY
+    assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-01"], ["gpu-02", "gpu-03"]]
+    assert "2 waves, 1 node first as canary" in capsys.readouterr().err
+    world.missing["gpu-03"] = [drift("gpu-03")]
+    world.failing = {}
+    world.played.clear()
+    assert cli.main(["up", "--resume"]) == ExitCode.OK
+    assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-02", "gpu-03"]]
+
+
+def test_a_failed_canary_leaves_the_rest_untouched_and_says_how_to_go_on(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.missing = {name: [drift(name)] for name in world.fleet.nodes}
+    world.failing = {"gpu-01": Outcome("gpu-01", "failed", message="broken")}
+    assert up(world, CANARY) == ExitCode.UNHEALTHY
+    assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-01"]]
+    out = said(capsys)
+    assert (
+        "NOT ATTEMPTED: gpu-[02-03]\n  the canary gpu-01 did not come out well: nothing else was begun" in out
+    )
+    assert f"mend what is named above, then: gpuprov up --resume {newest().path}" in out
+    notes = [(record["wave"], record["what"]) for record in newest().read("waves")]
+    assert notes == [(1, "begins"), (1, "ends")]
+
+
+def test_locks_are_taken_of_what_is_changed_and_always_given_back(world: World) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01")]}
+    assert up(world) == ExitCode.OK
+    assert world.locked == [("take", "gpu-01"), ("release", "gpu-01")]
+
+    def fail() -> None:
+        assert set(world.holders) == {"gpu-02"}
+        raise ZeroDivisionError
+
+    world.missing, world.on_play = {"gpu-02": [drift("gpu-02")]}, fail
+    assert up(world) == ExitCode.BUG
+    assert world.holders == {}
+
+
+def test_a_check_locks_nothing_and_calls_no_hook(world: World) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01")]}
+    assert up(world, "--check") == ExitCode.OK
+    assert world.locked == []
+
+
+OTHERS = {"run": "20261121-up@ctl-2", "node": "gpu-02", "who": "bob@ctl-2 (process 7)", "since": "10:00"}
+
+
+def test_a_second_up_is_refused_with_holder_and_nodes_before_anything_is_touched(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.missing = {name: [drift(name)] for name in world.fleet.nodes}
+    world.holders = {"gpu-02": OTHERS}
+    assert up(world) == ExitCode.ERROR
+    assert "gpu-02 by bob@ctl-2 (process 7), since 10:00" in capsys.readouterr().err
+    assert world.played == []
+    assert world.holders == {"gpu-02": OTHERS}
+    assert up(world, "--nodes", "all", "--break-lock") == ExitCode.OK
+    assert world.holders == {}
+
+
+def test_a_resumed_run_takes_over_what_the_killed_one_had_locked(world: World) -> None:
+    world.missing = {name: [drift(name)] for name in world.fleet.nodes}
+    world.failing = {"gpu-01": Outcome("gpu-01", "failed", message="broken")}
+    assert up(world) == ExitCode.UNHEALTHY
+    from provision.up_resume import run_id
+
+    world.holders = {"gpu-01": {**OTHERS, "run": run_id(newest())}}
+    world.failing = {}
+    assert cli.main(["up", "--resume"]) == ExitCode.OK
+    assert world.holders == {}
+
+
+def test_a_run_that_is_still_going_on_is_not_resumed(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01")]}
+    codes: list[int] = []
+    world.on_play = lambda: codes.append(cli.main(["up", "--resume"]))
+    assert up(world) == ExitCode.OK
+    assert codes == [ExitCode.ERROR]
+    assert "is still going on (process " in capsys.readouterr().err
+
+
+def test_a_clock_that_is_far_off_is_said_and_stands_beside_a_failure(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.clock = 400 * 86400
+    world.missing = {name: [drift(name)] for name in ("gpu-01", "gpu-02")}
+    world.failing = {"gpu-01": Outcome("gpu-01", "failed", message="Release file expired")}
+    assert up(world) == ExitCode.UNHEALTHY
+    captured = capsys.readouterr()
+    assert "gpu-02: its clock is 400 days ahead of this controller's" in captured.err
+    assert "Release file expired (its clock is 400 days ahead of this controller's)" in captured.out
+
+
+HOOK = """#!{python}
+import json, os, pathlib, sys
+given = json.load(sys.stdin)
+words = [os.environ["GPUPROV_HOOK"], *sys.argv[1:], *given["nodes"][0].get("roles", [])]
+with open({log!r}, "a") as log:
+    print(*words, file=log)
+print("secret", {secret!r})
+sys.exit(3 if pathlib.Path({log!r} + "." + os.environ["GPUPROV_HOOK"] + "." + sys.argv[1]).exists() else 0)
+"""
+
+
+@pytest.fixture
+def hook(world: World, tmp_path: Path) -> Path:
+    """A hook for both ways: it logs what it is called with, and fails where a file of that name is."""
+    log, program = tmp_path / "log", tmp_path / "hook"
+    program.write_text(HOOK.format(python=sys.executable, log=str(log), secret=SECRET))
+    program.chmod(0o755)
+    for node in world.fleet.nodes.values():
+        node.variables.update({"gpuprov_drain_hook": "hook", "gpuprov_undrain_hook": "./hook"})  # type: ignore[attr-defined]
+    return log
+
+
+def test_hooks_are_called_around_what_is_changed_and_leave_no_secret(world: World, hook: Path) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01")], "gpu-02": [drift("gpu-02")]}
+    world.stubborn = {"gpu-02"}
+    assert up(world, "--wave", "1", "--max-failures", "1") == ExitCode.UNHEALTHY
+    assert hook.read_text().splitlines() == ["drain gpu-01 nccl", "undrain gpu-01 nccl", "drain gpu-02 nccl"]
+    kept = list((newest().path / "hooks").iterdir())
+    assert len(kept) == 3
+    assert all("********" in file.read_text() and SECRET not in file.read_text() for file in kept)
+
+
+def test_what_failed_stays_drained_is_said_so_and_goes_back_when_it_is_mended(
+    world: World, hook: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.stubborn = {"gpu-01"}
+    assert up(world) == ExitCode.UNHEALTHY
+    assert "still drained, out of service until they are as declared: gpu-01" in said(capsys)
+    world.missing, world.stubborn = {}, set()  # mended by hand
+    assert cli.main(["up", "--resume", "--json"]) == ExitCode.OK
+    assert json.loads(said(capsys))["drained"] == []
+    assert hook.read_text().splitlines()[-1] == "undrain gpu-01"
+    assert cli.main(["up", "--resume"]) == ExitCode.OK
+    assert "3 nodes already as declared" in said(capsys)
+    assert len(hook.read_text().splitlines()) == 2
+
+
+def test_a_drain_that_fails_leaves_the_node_untouched(
+    world: World, hook: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01")], "gpu-02": [drift("gpu-02")]}
+    Path(f"{hook}.drain.gpu-01").touch()
+    assert up(world) == ExitCode.UNHEALTHY
+    assert list(world.played[0][1]) == ["gpu-02"]
+    assert ends()["gpu-01"] == "not attempted"
+    out = said(capsys)
+    assert "NOT ATTEMPTED: gpu-01\n  its drain hook ended with status 3: secret ********" in out
+
+
+def test_an_undrain_that_fails_is_tried_again_by_the_resumed_run(world: World, hook: Path) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01")]}
+    Path(f"{hook}.undrain.gpu-01").touch()
+    assert up(world) == ExitCode.UNHEALTHY
+    assert ends()["gpu-01"] == "still drained"
+    assert cli.main(["up", "--resume"]) == ExitCode.UNHEALTHY
+    Path(f"{hook}.undrain.gpu-01").unlink()
+    assert cli.main(["up", "--resume"]) == ExitCode.OK
+    assert hook.read_text().splitlines()[1:] == ["undrain gpu-01 nccl", "undrain gpu-01", "undrain gpu-01"]
+
+
+def test_a_hook_that_is_not_there_is_refused_before_anything_is_looked_at(
+    world: World, hook: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (hook.parent / "hook").unlink()
+    assert up(world) == ExitCode.ERROR
+    assert f"gpuprov_drain_hook (gpu-01): there is no {hook.parent / 'hook'}" in capsys.readouterr().err
+    assert world.observed == []
+
+
+def test_one_machine_under_two_names_is_refused_with_both_names_and_places(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world.fleet.source.write_text("all:\n  hosts:\n    gpu-01:\n    gpu-03: {ansible_host: gpu-01}\n")
+    world.fleet.nodes["gpu-03"].variables["ansible_host"] = "GPU-01"  # type: ignore[index]
+    assert up(world) == ExitCode.ERROR
+    source = world.fleet.source
+    assert f"gpu-01 ({source}:3) and gpu-03 ({source}:4) are both at gpu-01" in capsys.readouterr().err
+    assert world.observed == []
+
+
+def test_the_gate_can_be_the_quick_checks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def quick(_fleet: Any, _overrides: Any, nodes: Any, *_rest: Any) -> dict[str, str]:
+        asked.append(tuple(nodes))
+        return {node: "gpu3: slow" for node in nodes if node == "gpu-01"}
+
+    monkeypatch.setattr("provision.gate.quick", quick)
+    world.missing = {name: [drift(name)] for name in world.fleet.nodes}
+    assert up(world, "--gate", "quick", CANARY) == ExitCode.UNHEALTHY
+    assert asked == [("gpu-01",)]
+    assert ends() == {"gpu-01": "unhealthy", "gpu-02": "not attempted", "gpu-03": "not attempted"}
+
+
+def test_termination_is_an_interrupt(world: World) -> None:
+    world.missing = {name: [drift(name)] for name in ("gpu-01", "gpu-02")}
+    world.on_play = lambda: signal.raise_signal(signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)
+    assert up(world) == ExitCode.INTERRUPTED
+    assert world.holders == {}
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
 def test_the_playbooks_up_runs_are_there() -> None:
     assert (paths.PLAYBOOKS / "up.yml").is_file()
     assert (paths.PLAYBOOKS / "reboot.yml").is_file()
 
 
-@pytest.mark.parametrize("bad", [["--wave-size", "0"], ["--max-failures", "-1"], ["--forks", "many"]])
+@pytest.mark.parametrize(
+    "bad", [["--wave-size", "0"], ["--max-failures", "-1"], ["--forks", "many"], ["--wave", "0%"]]
+)
 def test_bad_numbers_are_a_usage_error(world: World, bad: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         up(world, *bad)

@@ -1,0 +1,57 @@
+"""The health gate between waves: what is asked of nodes beyond their expectations (`up --gate quick`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from provision import campaign, report, validation
+from provision.health import NodeHealth
+from provision.inventory import Fleet
+from provision.judge import Verdict
+from provision.store import RunFolder
+
+EXPECTATIONS, QUICK = "expectations", "quick"
+GATES = (EXPECTATIONS, QUICK)
+_SHOWN = 3  # findings named for one node; the report has all
+
+
+def quick(
+    fleet: Fleet,
+    overrides: Mapping[str, Any],
+    nodes: Sequence[str],
+    settings: validation.Settings,
+    opened: Callable[[RunFolder], None],
+) -> dict[str, str]:
+    """The quick stage of `validate` on these nodes, as a run of its own (`opened` is told its folder).
+
+    Node → what was found, for those that failed or could not be measured: not knowing is not healthy.
+    Raises KeyboardInterrupt after an interrupt."""
+    part = replace(fleet, nodes={node: fleet.nodes[node] for node in nodes})
+    asked = campaign.select(QUICK)
+    folder = validation.open_folder(None, part, asked, settings)
+    opened(folder)
+    health, code = validation.validate(folder, part, overrides, asked, settings)
+    report.write_all(health, folder.path, ["html", "json"])
+    folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
+    folder.finish(code)
+    if health.interrupted:
+        raise KeyboardInterrupt
+    found = {node.node: _why(node) for node in health.nodes if node.verdict in (Verdict.FAIL, Verdict.ERROR)}
+    silent = set(nodes) - {node.node for node in health.nodes}
+    return found | dict.fromkeys(silent, "the quick checks say nothing of it")
+
+
+def _why(node: NodeHealth) -> str:
+    if node.error:
+        return f"the quick checks could not be run: {node.error}"
+    bad = [
+        finding
+        for check in node.checks
+        for finding in check.findings
+        if finding.verdict in (Verdict.FAIL, Verdict.ERROR)
+    ]
+    told = [f"{finding.device}: {finding.message}" for finding in bad[:_SHOWN]]
+    more = f", and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    return f"the quick checks found: {'; '.join(told)}{more}" if bad else "the quick checks are not complete"
