@@ -7,6 +7,7 @@ Laid out as the originals, so that a role's production path is taken with only U
     cuda/repos/rhel9/x86_64/               rpm, module streams; key D42D0685.pub (10: none; CDF6BA43.pub)
     libnvidia-container/stable/deb/amd64/  flat; key libnvidia-container/gpgkey (stable/rpm/x86_64: rpm)
     tools/                                 flat; key tools/site.asc (tools/el9: rpm)
+    doca/3.2.1/debian13/x86_64/            flat; key GPG-KEY-Mellanox.pub there (doca/3.2.1/rhel9/x86_64: rpm)
     system/el9/                            the RHEL family's own packages, as far as roles ask for them
 """
 
@@ -42,6 +43,7 @@ class Layout:
 
 HTTP_PORT = 8080  # of the lab's server, on the bridge
 _CUDA = "cuda/repos"
+_DOCA = "doca/3.2.1"
 _TOOLKIT_KEY = "libnvidia-container/gpgkey"
 
 # repository -> release (or "" for all others) -> where
@@ -66,12 +68,27 @@ LAYOUTS: Mapping[str, Mapping[str, Layout]] = {
         "": Layout("tools", "tools/site.asc"),
         **{f"el{n}": Layout(f"tools/el{n}", "tools/site.asc") for n in rpm_packages.MAJORS},
     },
+    "doca": {
+        name: Layout(f"{_DOCA}/{folder}/x86_64", f"{_DOCA}/{folder}/x86_64/GPG-KEY-Mellanox.pub")
+        for name, folder in (
+            *((f"debian{n}", f"debian{n}") for n in (12, 13)),
+            *(("ubuntu2204", "ubuntu22.04"), ("ubuntu2404", "ubuntu24.04")),
+            *((f"el{n}", f"rhel{n}") for n in rpm_packages.MAJORS),
+        )
+    },
     "system": {f"el{n}": Layout(f"system/el{n}", "system/RPM-GPG-KEY") for n in rpm_packages.MAJORS},
 }
-ORIGINS = {"cuda": "NVIDIA", "toolkit": "https://nvidia.github.io/libnvidia-container", "tools": "site"}
+ORIGINS = {
+    **{"cuda": "NVIDIA", "toolkit": "https://nvidia.github.io/libnvidia-container"},
+    **{"tools": "site", "doca": "DOCA"},
+}
 _MODULAR = ("8", "9")  # RHEL 10 has no module streams
-# What roles are pointed at; the distribution's own packages come with the node.
-OFFERED = ("cuda", "toolkit", "tools")
+# What roles are pointed at, by the beginning of their variables' names; the distribution's own packages come
+# with the node.
+OFFERED = {
+    **{name: f"nvidia_repository_{name}" for name in ("cuda", "toolkit", "tools")},
+    "doca": "rdma_doca",
+}
 
 
 def layout(repository: str, release: str) -> Layout:
@@ -171,9 +188,9 @@ def _write_rpm(folder: Path, home: Path, key: str, rpms: list[Rpm], family: str)
     if folder.exists():
         return  # one repository for all major releases, as the container toolkit's
     major = family.removeprefix("el")
-    index = rpm_repository.write(
-        folder, rpms, lambda header: signing.detached(home, key, header), major, major in _MODULAR
-    )
+    # NVIDIA signs the packages of its CUDA repository, but of the container toolkit's only the index.
+    sign = (lambda header: signing.detached(home, key, header)) if "stable/rpm" not in str(folder) else None
+    index = rpm_repository.write(folder, rpms, sign, major, major in _MODULAR)
     signing.sign(home, key, index, {"--detach-sign": "repomd.xml.asc"})
 
 

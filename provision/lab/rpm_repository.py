@@ -19,8 +19,13 @@ _DEFAULT_STREAM = "latest-dkms"
 _MODULE_VERSION = 20251201000000
 
 
-def write(folder: Path, rpms: list[Rpm], sign: Callable[[bytes], bytes], major: str, modules: bool) -> Path:
-    """Write the packages, signed, and their indexes into `folder`; returns repomd.xml, not signed yet."""
+def write(
+    folder: Path, rpms: list[Rpm], sign: Callable[[bytes], bytes] | None, major: str, modules: bool
+) -> Path:
+    """Write the packages and their indexes into `folder`; returns repomd.xml, not signed yet.
+
+    `sign` makes the signature of a package's header; None: packages are not signed.
+    """
     repodata = folder / "repodata"
     repodata.mkdir(parents=True)
     packed = [(rpm, pack(rpm, sign)) for rpm in rpms]
