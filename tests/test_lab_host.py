@@ -284,7 +284,9 @@ def test_a_layer_has_safe_modes_whatever_the_umask(tmp_path: Path, monkeypatch: 
     assert other != made, "a layer in use is never changed"
 
 
-REPOSITORY = Repository(Path("/www"), {"cuda": "A" * 40, "toolkit": "B" * 40, "tools": "C" * 40})
+REPOSITORY = Repository(
+    Path("/www"), {"cuda": "A" * 40, "toolkit": "B" * 40, "tools": "C" * 40, "doca": "D" * 40}
+)
 
 
 def test_the_inventory_is_one_that_ansible_reads(tmp_path: Path) -> None:
@@ -313,9 +315,11 @@ def test_the_inventory_is_one_that_ansible_reads(tmp_path: Path) -> None:
     assert one["nvidia_repository_cuda_url"] == "http://10.80.0.1:8080/cuda/repos/debian13/x86_64/"
     assert two["nvidia_repository_cuda_key_url"].endswith("debian12/x86_64/3bf863cc.pub")
     assert two["nvidia_repository_tools_key_fingerprint"] == "C" * 40
+    assert two["rdma_doca_key_fingerprint"] == "D" * 40
+    assert two["rdma_doca_url"].endswith("/doca/3.2.1/debian12/x86_64/")
     wanted = {
         f"nvidia_repository_{r}_{v}"
-        for r in REPOSITORY.fingerprints
+        for r in ("cuda", "toolkit", "tools")
         for v in ("url", "key_url", "key_fingerprint")
     }
     assert wanted <= set(one)

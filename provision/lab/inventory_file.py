@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,16 @@ def render(lab: LabRecord, repository: Repository) -> str:
         "ansible_ssh_private_key_file": str(lab.place.key),
         "ansible_ssh_common_args": " ".join(f"-o {key}={value}" for key, value in options.items()),
         "ansible_python_interpreter": "/usr/bin/python3",
-        **{f"nvidia_repository_{name}_key_fingerprint": repository.fingerprints[name] for name in OFFERED},
+        **{f"{start}_key_fingerprint": repository.fingerprints[name] for name, start in OFFERED.items()},
+        **_locked_memory(),
     }
     text: str = yaml.safe_dump(
         {"gpu_nodes": {"hosts": hosts, "vars": group}}, sort_keys=False, width=200, default_flow_style=False
     )
     return (
         f"{_FIRST_LINE} for the lab {lab.name!r}; written again by the next one.\n"
-        "# Any Ansible inventory works with gpuprov. The nvidia_repository_* variables are what a site with\n"
-        "# its own mirror of NVIDIA's packages sets, too; without them the roles use NVIDIA's public ones.\n"
+        "# Any Ansible inventory works with gpuprov. The *_url, *_key_url and *_key_fingerprint variables\n"
+        "# are what a site with its own mirror of NVIDIA's packages sets; without them the roles use its own.\n"
         "---\n" + text
     )
 
@@ -69,11 +71,26 @@ def _give_to_caller(path: Path) -> None:
         os.chown(path, int(user), int(group))
 
 
+def _locked_memory() -> dict[str, str]:
+    """How much memory nodes may lock, where this machine allows less than the role's default: a container
+    cannot have more than its host."""
+    _soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if hard == resource.RLIM_INFINITY or _may_raise_limits():
+        return {}
+    return {"rdma_memlock": str(hard // 1024)}
+
+
+def _may_raise_limits() -> bool:
+    status = Path("/proc/self/status").read_text()
+    effective = int(status.partition("CapEff:")[2].split()[0], 16)
+    return bool(effective >> 24 & 1)  # CAP_SYS_RESOURCE
+
+
 def _repository_places(lab: LabRecord, release: str) -> dict[str, Any]:
     server = f"http://{lab.bridge_address}:{HTTP_PORT}"
     variables = {}
-    for name in OFFERED:
+    for name, start in OFFERED.items():
         place = layout(name, release)
-        variables[f"nvidia_repository_{name}_url"] = f"{server}/{place.folder}/"
-        variables[f"nvidia_repository_{name}_key_url"] = f"{server}/{place.key}"
+        variables[f"{start}_url"] = f"{server}/{place.folder}/"
+        variables[f"{start}_key_url"] = f"{server}/{place.key}"
     return variables

@@ -6,7 +6,7 @@ ELF objects, tools run the simulated ones.
 
 - name: nvidia-utils                 # placeholders are usable in every text: {version} 1:580.95.05-1,
   versions: ["580.95.05-1"]          # {upstream} 580.95.05, {branch} 580, {kernel_release} (uname -r), {name}
-  repository: cuda                   # cuda, toolkit or tools
+  repository: cuda                   # cuda, toolkit, tools or doca
   distributions: [debian]            # debian, ubuntu; both unless said
   architecture: amd64                # or all
   depends: ["libnvidia-ml1 (= {version})"]      # and the other relations: recommends, conflicts, provides…
@@ -32,7 +32,7 @@ from provision.errors import LabError
 from provision.lab.debfile import Deb, PackedFile
 from provision.lab.elf import LICENSES, kernel_module, shared_library
 
-REPOSITORIES = ("cuda", "toolkit", "tools")
+REPOSITORIES = ("cuda", "toolkit", "tools", "doca")
 DISTRIBUTIONS = ("debian", "ubuntu")
 _RELATIONS = (
     "pre-depends",

@@ -70,7 +70,7 @@ def test_every_file_is_promised_with_content_owner_and_mode(role: str) -> None:
     for fact in written:
         if facts[fact].operator == "template":
             stem = fact.removesuffix(".content")
-            assert facts[f"{stem}.mode"].value == "0644", fact
+            assert facts[f"{stem}.mode"].value in ("0644", "0755"), fact
             assert facts[f"{stem}.owner"].value == "root:root", fact
 
 

@@ -16,6 +16,7 @@ HARMLESS = ("ib_umad", "ib_uverbs", "rdma_ucm", "nvidia_peermem", "ib_core", "ml
 NVIDIA = ("nvidia", "nvidia_uvm", "nvidia_modeset", "nvidia_drm", "nvidia_peermem")
 SIMULATED = (*HARMLESS, *NVIDIA, "nouveau")
 NO_DEVICE, BAD_FORMAT, NOT_PERMITTED = "No such device", "Exec format error", "Operation not permitted"
+INVALID = "Invalid argument"
 
 
 class RefusedError(Exception):
@@ -85,6 +86,8 @@ def load(node, name: str) -> None:
             [f"{name}: version magic '{facts['vermagic']}' should be '{platform.release()} SMP preempt'"],
         )
         raise RefusedError(BAD_FORMAT)
+    if name == "nvidia_peermem" and path and "ib_core" not in facts.get("depends", ""):
+        raise RefusedError(INVALID)  # built without OFED's peer memory interface
     depends = [
         one.replace("-", "_")
         for one in facts.get("depends", "").split(",")
