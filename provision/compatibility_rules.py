@@ -188,7 +188,9 @@ def _supported_release(_rule: Mapping[str, Any], subject: Subject) -> Said:
     if subject.node is None:
         return None
     os = subject.node["os"]
-    here = (os["id"], str(os["version_id"]))
+    version = str(os["version_id"])
+    # Roles know the RHEL family by its major releases: 9, not 9.4.
+    here = (os["id"], version.partition(".")[0] if os["family"] == "redhat" else version)
     missing = [
         role.name
         for role in all_roles().values()
