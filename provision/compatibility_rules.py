@@ -74,6 +74,11 @@ def _text(subject: Subject, name: str, after: str = "") -> str | None:
     return value.partition(after)[2] or None if after else value
 
 
+def _newest(version: str | None) -> str | None:
+    """A branch as something newer than all its releases: one that needs 580.65.06 is content with 580."""
+    return f"{version}.9999" if version is not None and version.isdigit() else version
+
+
 def _known_branch(rule: Mapping[str, Any], subject: Subject) -> Said:
     value = _text(subject, rule["variable"])
     if value is None:
@@ -106,7 +111,7 @@ def _floor_by_major(rule: Mapping[str, Any], subject: Subject) -> Said:
     if value is None or driver is None:
         return None
     floor = rule["floors"].get(value.split(".")[0])
-    if floor is None or versions.at_least(driver, floor):
+    if floor is None or versions.at_least(str(_newest(driver)), floor):
         return None
     return (
         f"{rule['variable']}: {rule['what']} {value} needs driver {floor} or newer, not {driver}",
@@ -136,7 +141,8 @@ def _same_version(rule: Mapping[str, Any], subject: Subject) -> Said:
 
 def _floor_by_architecture(rule: Mapping[str, Any], subject: Subject) -> Said:
     value, floor = _text(subject, rule["variable"]), rule["floors"].get(subject.gpu("architecture"))
-    if value is None or floor is None or versions.at_least(value, floor):
+    newest = _newest(value) if rule["variable"] == "nvidia_driver_version" else value
+    if value is None or floor is None or versions.at_least(str(newest), floor):
         return None
     return (
         f"{_product(subject)} needs {rule['what']} {floor} or newer, {rule['variable']} is {value}",
@@ -171,6 +177,35 @@ def _flavour_by_architecture(rule: Mapping[str, Any], subject: Subject) -> Said:
 
 def _flavour_by_sku(rule: Mapping[str, Any], subject: Subject) -> Said:
     return _flavour(rule, subject, "sku")
+
+
+def _value_below(rule: Mapping[str, Any], subject: Subject) -> Said:
+    version = _text(subject, rule["version"])
+    if subject.get(rule["variable"]) != rule["value"] or version is None:
+        return None
+    if not versions.at_least(version, rule["below"]):
+        return None
+    return (
+        f"{rule['variable']}: {rule['what']} ended before {rule['below']}; {rule['version']} is {version}",
+        f"set {rule['variable']} to auto, or {rule['version']} to something older than {rule['below']}",
+    )
+
+
+def _value_by_os(rule: Mapping[str, Any], subject: Subject) -> Said:
+    if subject.node is None or subject.get(rule["variable"]) != rule["value"]:
+        return None
+    os = subject.node["os"]
+    fits = os["id"] in rule.get("ids", [os["id"]]) and os["family"] in rule.get("families", [os["family"]])
+    lacking = [
+        f"{name}: {value}" for name, value in rule.get("only_with", {}).items() if subject.get(name) != value
+    ]
+    if fits and not lacking:
+        return None
+    why = f"without {', '.join(lacking)}" if fits else f"on {os['id']}"
+    return (
+        f"{rule['variable']} is {rule['value']}: there is not {rule['what']} {why}",
+        f"set {rule['variable']}: {rule['instead']}" + (f", or {', '.join(lacking)}" if fits else ""),
+    )
 
 
 def _product(subject: Subject) -> str:
@@ -219,10 +254,12 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Subject], Said]] = {
     "same_major": _same_major,
     "same_version": _same_version,
     "supported_release": _supported_release,
+    "value_below": _value_below,
+    "value_by_os": _value_by_os,
     "version_format": _version_format,
 }
 # These judge a machine, the others judge versions alone.
 NEED_NODE = frozenset(
     {"below_by_architecture", "flavour_by_architecture", "flavour_by_sku", "floor_by_architecture", "has_gpu"}
-    | {"supported_release"}
+    | {"supported_release", "value_by_os"}
 )

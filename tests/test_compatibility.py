@@ -44,7 +44,19 @@ def test_every_shipped_stack_is_possible(name: str) -> None:
 @pytest.mark.parametrize(
     ("variables", "rule", "words"),
     [
-        ({"nvidia_driver_version": "580"}, "driver-version-format", "'580' is not a version"),
+        ({"nvidia_driver_version": 580}, "driver-version-format", "580 is not a version"),
+        ({"nvidia_driver_version": "580."}, "driver-version-format", "'580.' is not a version"),
+        ({"nvidia_driver_version": "585"}, "driver-branch-exists", "no driver branch 585"),
+        (
+            {"nvidia_driver_version": "570", "gpuprov_stack": "r580-cuda13.0"},
+            "cuda-driver-floor",
+            "needs driver 580.65.06 or newer, not 570",
+        ),
+        (
+            {"nvidia_driver_version": "620.10.01", "nvidia_driver_flavour": "proprietary"},
+            "driver-flavour-of-branch",
+            "ended before 620",
+        ),
         ({"nvidia_driver_version": 580.126}, "driver-version-format", "580.126"),
         ({"nccl_version": "NCCL-3.7"}, "nccl-version-format", "NCCL-3.7"),
         ({"nccl_version": "2.29.7"}, "nccl-version-format", "2.29.7"),
@@ -85,6 +97,10 @@ def test_what_is_impossible_anywhere_is_refused(variables: dict[str, Any], rule:
         {"nccl_enabled": False, "nccl_version": "NCCL-3.7"},
         {"gpuprov_roles": ["nvidia_driver"], "nccl_version": "NCCL-3.7", "cuda_toolkit_version": "12.7"},
         {"nvidia_driver_version": "525.60.13"},
+        {"nvidia_driver_version": "580", "gpuprov_stack": "r580-cuda13.0"},
+        {"nvidia_driver_version": "525"},
+        {"nvidia_driver_version": "610.43.02", "nvidia_driver_flavour": "proprietary"},
+        {"nvidia_driver_version": "620.10.01", "nvidia_driver_flavour": "auto"},
     ],
     ids=str,
 )
@@ -93,7 +109,7 @@ def test_what_is_possible_or_not_known_yet_is_not_refused(variables: dict[str, A
 
 
 def test_a_version_that_depends_on_the_machine_is_judged_on_the_machine() -> None:
-    variables = declared(nvidia_driver_version="{{ '580' if gpuprov_node.gpu.count == 8 else '580.126.09' }}")
+    variables = declared(nvidia_driver_version="{{ '580.' if gpuprov_node.gpu.count == 8 else '580.126.09' }}")
     assert compatibility.check_declared(variables, "gpu-01") == []
     assert [each.rule for each in compatibility.check_node(variables, machine(), "gpu-01")] == [
         "driver-version-format"
@@ -139,6 +155,19 @@ def test_a_version_that_depends_on_the_machine_is_judged_on_the_machine() -> Non
             "driver-dropped-architecture",
             "590",
         ),
+        (
+            {"nvidia_driver_version": "595", "gpuprov_roles": ["nvidia_driver"]},
+            {"sku": None, "architecture": "volta"},
+            "driver-dropped-architecture",
+            "590",
+        ),
+        (
+            {"nvidia_driver_version": "550", "gpuprov_roles": ["nvidia_driver"]},
+            {"sku": "b200", "architecture": "blackwell"},
+            "driver-for-architecture",
+            "b200 needs driver 570.26 or newer",
+        ),
+        ({"nvidia_driver_modules": "prebuilt"}, {}, "driver-prebuilt-modules", "built and signed on debian"),
     ],
 )
 def test_what_a_machine_cannot_do_is_refused(
@@ -157,6 +186,39 @@ def test_a_release_no_role_knows_is_refused() -> None:
     assert refusal.rule == "supported-release"
     assert "ubuntu 24.04" in refusal.what
     assert "debian 13" in refusal.fix
+
+
+def on(os_id: str, family: str, version: str) -> dict[str, Any]:
+    node = machine()
+    node["os"] = {**node["os"], "id": os_id, "family": family, "version_id": version}
+    return node
+
+
+def test_a_branch_is_as_new_as_its_newest_release() -> None:
+    variables = declared(nvidia_driver_version="570", gpuprov_roles=["nvidia_driver"])
+    assert compatibility.check_node(variables, machine(sku="b200", architecture="blackwell"), "gpu-01") == []
+
+
+def test_the_distributions_driver_is_for_distributions_that_have_one() -> None:
+    variables = declared(nvidia_driver_source="distribution", gpuprov_roles=["nvidia_driver"])
+    refusals = compatibility.check_node(variables, on("rocky", "redhat", "9.4"), "gpu-01")
+    refusal = next(each for each in refusals if each.rule == "driver-source")
+    assert "own archive on rocky" in refusal.what
+    assert "nvidia_driver_source: repository" in refusal.fix
+    for os_id in ("debian", "ubuntu"):
+        refusals = compatibility.check_node(variables, on(os_id, "debian", "13"), "gpu-01")
+        assert "driver-source" not in {each.rule for each in refusals}
+
+
+def test_prebuilt_modules_are_ubuntus_and_come_from_its_archive() -> None:
+    variables = {"nvidia_driver_modules": "prebuilt", "gpuprov_roles": ["nvidia_driver"]}
+    ubuntu = on("ubuntu", "debian", "24.04")
+    refusals = compatibility.check_node(declared(**variables), ubuntu, "gpu-01")
+    refusal = next(each for each in refusals if each.rule == "driver-prebuilt-modules")
+    assert "nvidia_driver_source: distribution" in refusal.fix
+    variables["nvidia_driver_source"] = "distribution"
+    refusals = compatibility.check_node(declared(**variables), ubuntu, "gpu-01")
+    assert "driver-prebuilt-modules" not in {each.rule for each in refusals}
 
 
 def test_a_machine_without_gpus_on_purpose_is_let_be() -> None:

@@ -143,6 +143,7 @@ def test_a_failure_that_was_put_right_or_whose_kernel_is_gone_is_none(machine: M
 def test_a_machine_without_efi_has_no_secure_boot(machine: Machine) -> None:
     assert machine.value("secure_boot.enabled") is None
     assert machine.value("secure_boot.enrolled") is None
+    assert machine.value("secure_boot.rejects_dkms") is False
 
 
 def test_secure_boot_is_what_firmware_and_shim_say_together(machine: Machine) -> None:
@@ -162,11 +163,13 @@ def test_secure_boot_is_what_firmware_and_shim_say_together(machine: Machine) ->
 def test_the_key_is_enrolled_when_its_certificate_is_in_a_list(machine: Machine, where: str) -> None:
     machine.file(SECURE_BOOT, b"\x06\0\0\0\1")
     assert machine.value("secure_boot.enrolled") is False, "no key was made yet"
+    assert machine.value("secure_boot.rejects_dkms") is True
     machine.file("/var/lib/dkms/mok.pub", CERTIFICATE)
     machine.file(f"/sys/firmware/efi/{where}", b"\x07\0\0\0" + b"another certificate" * 9)
     assert machine.value("secure_boot.enrolled") is False
     machine.file(f"/sys/firmware/efi/{where}", b"\x07\0\0\0" + b"header" + CERTIFICATE + b"another")
     assert machine.value("secure_boot.enrolled") is True
+    assert machine.value("secure_boot.rejects_dkms") is False
 
 
 def test_the_key_is_the_one_dkms_signs_with_here(machine: Machine) -> None:

@@ -72,7 +72,15 @@ def secure_boot_enrolled():
     return bool(certificate) and any(certificate in keys for keys in machine_owner_keys())
 
 
-SECURE_BOOT_FACTS = {"enabled": secure_boot_enabled, "enrolled": secure_boot_enrolled}
+def rejects_dkms():
+    return bool(secure_boot_enabled() and not secure_boot_enrolled())
+
+
+SECURE_BOOT_FACTS = {
+    "enabled": secure_boot_enabled,
+    "enrolled": secure_boot_enrolled,
+    "rejects_dkms": rejects_dkms,
+}
 
 
 def secure_boot_probes(names):
