@@ -208,6 +208,17 @@ def _value_by_os(rule: Mapping[str, Any], subject: Subject) -> Said:
     )
 
 
+def _said_by_role(rule: Mapping[str, Any], subject: Subject) -> Said:
+    """A role's own reasons against a choice, in its own variables: stated once, for it and for us."""
+    role = all_roles().get(rule["role"])
+    if subject.node is None or role is None or not subject.uses(role):
+        return None
+    reasons = subject.get(rule["reasons"])
+    if not reasons:
+        return None
+    return f"{rule['variable']} {subject.get(rule['variable'])} cannot work: {reasons}", rule["fix"]
+
+
 def _product(subject: Subject) -> str:
     return str(subject.gpu("sku") or f"a {subject.gpu('architecture')} GPU")
 
@@ -251,6 +262,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Subject], Said]] = {
     "has_gpu": _has_gpu,
     "known_branch": _known_branch,
     "known_release": _known_release,
+    "said_by_role": _said_by_role,
     "same_major": _same_major,
     "same_version": _same_version,
     "supported_release": _supported_release,
@@ -261,5 +273,5 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Subject], Said]] = {
 # These judge a machine, the others judge versions alone.
 NEED_NODE = frozenset(
     {"below_by_architecture", "flavour_by_architecture", "flavour_by_sku", "floor_by_architecture", "has_gpu"}
-    | {"supported_release", "value_by_os"}
+    | {"said_by_role", "supported_release", "value_by_os"}
 )

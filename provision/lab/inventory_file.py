@@ -43,7 +43,7 @@ def render(lab: LabRecord, repository: Repository) -> str:
     return (
         f"{_FIRST_LINE} for the lab {lab.name!r}; written again by the next one.\n"
         "# Any Ansible inventory works with gpuprov. The *_url, *_key_url and *_key_fingerprint variables\n"
-        "# are what a site with its own mirror of NVIDIA's packages sets; without them the roles use its own.\n"
+        "# are what a site with a mirror of NVIDIA's packages sets; without them the roles use its own.\n"
         "---\n" + text
     )
 
