@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,8 +70,32 @@ def check_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any], whe
 
 
 def _judged(subject: rules.Subject, *, needs_node: bool) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
-    judged = ((rule, rule.judge(rule.data, subject)) for rule in _rules() if rule.needs_node is needs_node)
-    return tuple((rule, said) for rule, said in judged if said is not None)
+    found: list[tuple[_Rule, tuple[str, str]]] = []
+    for rule in _rules():
+        if rule.needs_node is needs_node:
+            said = [rule.judge(rule.data, subject), *_of_each(rule, subject)]
+            found.extend((rule, each) for each in said if each is not None)
+    return tuple(found)
+
+
+class _OneValue(rules.Subject):
+    """A subject of whose variable `name`, a list, only one value is seen."""
+
+    def __init__(self, subject: rules.Subject, name: str, value: Any) -> None:
+        self.__dict__.update(vars(subject))
+        self._name, self._one = name, value
+
+    def get(self, name: str) -> Any:
+        return self._one if name == self._name else super().get(name)
+
+
+def _of_each(rule: _Rule, subject: rules.Subject) -> Iterator[tuple[str, str] | None]:
+    """The same for each value of the list `each` names, but the one `variable` has and was judged already."""
+    name = str(rule.data.get("each", ""))
+    values = subject.get(name) if name else None
+    for value in values if isinstance(values, list) else []:
+        if value != subject.get(rule.data["variable"]):
+            yield rule.judge({**rule.data, "variable": name}, _OneValue(subject, name, value))
 
 
 def _refusals(judged: tuple[tuple[_Rule, tuple[str, str]], ...], where: str) -> list[Refusal]:

@@ -1,0 +1,98 @@
+"""NCCL's promises, and the lint of its settings: the role's own tasks, run by Ansible on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from provision import expectations, paths, stack
+
+LINTS = ("Refuse settings that are not", "Refuse values of more", "Refuse settings for finding")
+
+
+def promised(os_id: str, version: str, family: str, **settings: Any) -> dict[str, Any]:
+    node = {
+        "os": {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": "x86_64"},
+        "kernel": {"release": "6.12.107"},
+        "gpu": {"sku": None, "count": 8, "architecture": "hopper", "fabric": "none", "pci_ids": []},
+    }
+    declared = {**stack.load(stack.DEFAULT).variables, "gpuprov_roles": ["nccl"]}
+    declared.update({f"nccl_{name}": value for name, value in settings.items()})
+    return {each.fact: each.value for each in expectations.of_node(declared, node)}
+
+
+def lint(folder: Path, settings: dict[str, Any], **more: Any) -> str:
+    """What the role's own checks of nccl_settings say; empty when they pass."""
+    preflight = yaml.safe_load((paths.ROLES / "nccl/tasks/preflight.yml").read_text())
+    tasks = [task for task in preflight if task["name"].startswith(LINTS)]
+    assert len(tasks) == len(LINTS)
+    variables = yaml.safe_load((paths.ROLES / "nccl/vars/debian.yml").read_text())
+    variables["nccl_allow_debugging"] = False
+    play = {"hosts": "localhost", "gather_facts": False, "tasks": tasks}
+    play["vars"] = {**variables, "nccl_settings": settings, **more}
+    (folder / "play.yml").write_text(json.dumps([play]))
+    done = subprocess.run(
+        [
+            str(Path(sys.executable).parent / "ansible-playbook"),
+            "-i",
+            "localhost,",
+            "-c",
+            "local",
+            "play.yml",
+        ],
+        cwd=folder,
+        env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "False"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("os_id", "version", "family", "packages"),
+    [
+        ("debian", "13", "debian", ("libnccl2", "libnccl-dev")),
+        ("ubuntu", "22.04", "debian", ("libnccl2", "libnccl-dev")),
+        ("rocky", "9.4", "redhat", ("libnccl", "libnccl-devel")),
+    ],
+)
+def test_runtime_and_headers_have_one_version(os_id: str, version: str, family: str, packages: Any) -> None:
+    facts = promised(os_id, version, family)
+    assert {facts[f"package.{name}.version"] for name in packages} == {"2.29.7-1+cuda12.9"}
+    assert ("file./etc/apt/preferences.d/nccl.content" in facts) == (family == "debian")
+
+
+def test_settings_are_one_line_each_in_order() -> None:
+    facts = promised("debian", "13", "debian", settings={"NCCL_IB_TC": 106, "NCCL_IB_HCA": "=mlx5_0,mlx5_1"})
+    assert facts["file./etc/nccl.conf.content"].splitlines()[1:] == [
+        "NCCL_IB_HCA==mlx5_0,mlx5_1",
+        "NCCL_IB_TC=106",
+    ]
+
+
+def test_settings_of_a_site_are_accepted(tmp_path: Path) -> None:
+    assert lint(tmp_path, {"NCCL_IB_HCA": "=mlx5_0", "NCCL_IB_TC": 106, "NCCL_DEBUG": "WARN"}) == ""
+    assert lint(tmp_path, {"NCCL_ALGO": "Ring"}, nccl_allow_debugging=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"LD_PRELOAD": "x.so"}, "names LD_PRELOAD, which NCCL does not read"),
+        ({"NCCL_IB_HCA": "mlx5_0\nLD_PRELOAD=x"}, "the value of NCCL_IB_HCA goes over several lines"),
+        ({"NCCL_DEBUG": "INFO"}, "would leave NCCL_DEBUG set for every job"),
+        ({"NCCL_P2P_DISABLE": 1, "NCCL_ALGO": "Ring"}, "would leave NCCL_P2P_DISABLE, NCCL_ALGO set"),
+    ],
+)
+def test_what_does_not_belong_there_is_refused(tmp_path: Path, settings: dict[str, Any], words: str) -> None:
+    said = " ".join(lint(tmp_path, settings).replace("\\n", " ").split())
+    assert words in said
