@@ -1,0 +1,93 @@
+"""The real hands of `up`, with Ansible and observation scripted: shards, boots, what is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import assess, hooks, runner, up_hands
+from provision.assess import Assessment
+from provision.inventory import Fleet, Node
+from provision.observe import Observation
+from provision.plan import NodePlan, Plan
+from provision.runner import Outcome
+from provision.store import RunFolder
+from provision.up_hands import AnsibleHands, Journal
+
+SECRET = "corr3ct-h0rse"
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...], float]]:
+    """(playbook, hosts, minutes) of each run of Ansible; all goes well."""
+    runs: list[tuple[str, tuple[str, ...], float]] = []
+
+    def play(playbook: Path, hosts: Mapping[str, Any], *, timeout: float, **_: Any) -> dict[str, Outcome]:
+        runs.append((playbook.name, tuple(hosts), timeout / 60))
+        return {name: Outcome(name, "ok", 1) for name in hosts}
+
+    monkeypatch.setattr(runner, "run_playbook", play)
+    return runs
+
+
+def hands(tmp_path: Path, count: int, **options: Any) -> AnsibleHands:
+    names = [f"gpu-{number:04d}" for number in range(count)]
+    fleet = Fleet(tmp_path / "fleet.yml", {name: Node(name, (), {}) for name in names}, {})
+    known = Assessment(
+        fleet, {}, {name: {} for name in names}, {}, frozenset(), {}, {name: {} for name in names}
+    )
+    plan = Plan({name: NodePlan(name, ("nccl",), (), False, 1.0) for name in names}, (), {})
+    folder = RunFolder.create("up", {}, tmp_path)
+    none = hooks.Runner({}, "run", fleet.source, lambda *_: None, lambda _: None)
+    return AnsibleHands(known, plan, Journal(folder, (SECRET,)), none, "run-1", **options)
+
+
+def test_more_nodes_than_one_ansible_should_have_are_done_in_shards(
+    tmp_path: Path, played: list[tuple[str, tuple[str, ...], float]]
+) -> None:
+    ours = hands(tmp_path, 1201, forks=100)
+    outcomes = ours.apply(dict.fromkeys(ours.plan.nodes, ("nccl",)))
+    assert len(outcomes) == 1201
+    assert [len(names) for _, names, _ in played] == [up_hands.SHARD, up_hands.SHARD, 201]
+    assert [round(minutes) for _, _, minutes in played] == [5 * 64, 5 * 64, 3 * 64]
+
+
+def looking(ids: Mapping[str, Sequence[str]]) -> Callable[..., Assessment]:
+    """Each look finds the next boot id of a node's list."""
+    left = {node: list(found) for node, found in ids.items()}
+
+    def look(known: Assessment, chosen: Sequence[str], **_: Any) -> Assessment:
+        seen = {node: Observation(node, {"boot.id": left[node].pop(0)}) for node in chosen}
+        return replace(known, observations=seen, drifts={node: [] for node in chosen})
+
+    return look
+
+
+def test_every_boot_is_written_down_the_ones_we_made_and_the_others(
+    tmp_path: Path, played: list[tuple[str, tuple[str, ...], float]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assess, "look", looking({"gpu-0000": ["a2", "a3"], "gpu-0001": ["b1", "b1"]}))
+    again: list[Sequence[str]] = []
+    ours = hands(tmp_path, 2, boots={"gpu-0000": "a1", "gpu-0001": "b1"}, rebooted=again.append)
+    assert ours.look(["gpu-0000", "gpu-0001"])["gpu-0000"].boot == "a2"  # it booted by itself
+    assert set(ours.reboot(["gpu-0000"])) == {"gpu-0000"}
+    ours.look(["gpu-0000", "gpu-0001"])
+    assert again == [["gpu-0000"]]
+    assert played[0][0] == "reboot.yml"
+    folder = ours.journal.folder
+    boots = [(record["node"], record["before"], record["after"]) for record in folder.read("boots")]
+    assert boots == [("gpu-0000", "a1", "a2"), ("gpu-0000", "a2", "a3")]
+    assert [(record["node"], record["boot"]) for record in folder.read("reboots")] == [("gpu-0000", "a2")]
+
+
+def test_what_a_hook_printed_is_kept_in_a_file_without_secrets(tmp_path: Path) -> None:
+    ours = hands(tmp_path, 1)
+    ours.journal.called(hooks.Called("drain", ("../gpu",), "", 0, 1.0, f"token {SECRET}\n"))
+    (record,) = ours.journal.folder.read("hooks")
+    kept = ours.journal.folder.path / record["output"]
+    assert kept.parent == ours.journal.folder.path / "hooks"
+    assert kept.read_text() == "token ********\n"
