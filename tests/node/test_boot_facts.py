@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.test_observe import Machine
+from tests.node.test_observe import KEY, KEY_FINGERPRINT, Machine
 
 NEW, OLD = "6.12.107+deb13-amd64", "6.12.9+deb13-amd64"
 LOG = (
@@ -203,3 +203,12 @@ def test_a_library_that_does_not_fit_the_module_is_named(machine: Machine) -> No
     assert machine.value("driver.mismatch") == "module 580.95.05, library 580.126.09"
     machine.file("/proc/driver/nvidia/version", line.replace("580.95.05", "580.126.09"))
     assert machine.value("driver.mismatch") is None
+
+
+def test_keys_that_apt_trusts_for_everything_are_found(machine: Machine) -> None:
+    fact = f"pgp_key.{KEY_FINGERPRINT}.trusted_by"
+    assert machine.value(fact) == []
+    machine.file("/etc/apt/trusted.gpg.d/old.asc", KEY)
+    machine.file("/etc/apt/trusted.gpg.d/README", "no keyring")
+    assert machine.value(fact) == ["/etc/apt/trusted.gpg.d/old.asc"]
+    assert machine.value("pgp_key.0123.trusted_by") == []

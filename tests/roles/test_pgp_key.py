@@ -187,8 +187,11 @@ class Installed:
         self.path = folder / "keyring.gpg"
         self.source = folder / "served.asc"
 
-    def run(self, fingerprint: str = FINGERPRINT, check: bool = False, url: str = "") -> dict[str, Any]:
+    def run(
+        self, fingerprint: str = FINGERPRINT, check: bool = False, url: str = "", state: str = "present"
+    ) -> dict[str, Any]:
         arguments = {
+            "state": state,
             "url": url or self.source.as_uri(),
             "path": str(self.path),
             "fingerprint": fingerprint,
@@ -295,3 +298,45 @@ def test_an_address_that_does_not_answer_is_named(node: Installed) -> None:
     answer = node.run(url="http://127.0.0.1:9/key.asc")
     assert answer["failed"] is True
     assert "http://127.0.0.1:9/key.asc" in answer["msg"]
+
+
+OTHER = KEY + b"other"
+
+
+@pytest.mark.parametrize("order", [(KEY, OTHER), (OTHER, KEY)])
+@pytest.mark.parametrize("form", ["binary", "armoured"])
+def test_a_revoked_key_leaves_a_keyring_and_the_others_stay(
+    node: Installed, order: tuple[bytes, bytes], form: str
+) -> None:
+    packets = b"".join(packet(6, key) + packet(13, b"Somebody") + packet(2, b"signature") for key in order)
+    node.path.write_bytes(armoured(packets) if form == "armoured" else packets)
+    node.path.chmod(0o640)
+    assert node.run(check=True, state="absent")["changed"] is True
+    assert FINGERPRINT in pgp.fingerprints(node.path.read_bytes())
+    assert node.run(state="absent")["changed"] is True
+    data = node.path.read_bytes()
+    assert pgp.fingerprints(data) == [sha1_fingerprint(OTHER)]
+    assert pgp.dearmour(data) == packet(6, OTHER) + packet(13, b"Somebody") + packet(2, b"signature")
+    assert data.startswith(b"-----BEGIN") == (form == "armoured"), "apt goes by the name of the file"
+    assert node.path.stat().st_mode & 0o777 == 0o640
+    assert node.run(state="absent")["changed"] is False
+
+
+def test_a_keyring_that_held_only_the_revoked_key_goes(node: Installed) -> None:
+    assert node.run(state="absent")["changed"] is False, "there is none"
+    node.path.write_bytes(packet(6, KEY))
+    assert node.run(state="absent")["changed"] is True
+    assert not node.path.exists()
+
+
+def test_what_is_no_keyring_is_left_alone(node: Installed) -> None:
+    node.path.write_bytes(b"KBXf nonsense")
+    assert node.run(state="absent")["changed"] is False
+    assert node.path.read_bytes() == b"KBXf nonsense"
+
+
+def test_what_we_write_gpg_reads(gpg: Gpg) -> None:
+    one = pgp.fingerprints(gpg("--export", "one"))[0]
+    assert gpg.fingerprints(pgp.armoured(pgp.without(gpg("--export"), one))) == pgp.fingerprints(
+        gpg("--export", "two")
+    )

@@ -1,5 +1,5 @@
 #!/usr/bin/python
-"""Installs the one OpenPGP key a package repository is trusted by, after checking its fingerprint."""
+"""Installs the one OpenPGP key a package repository is trusted by, or takes a key out of a keyring."""
 
 from __future__ import absolute_import, division, print_function
 
@@ -13,17 +13,23 @@ description:
     download.
 options:
   url:
-    description: Where the key is, armoured or binary.
+    description: Where the key is, armoured or binary. Required unless O(state=absent).
     type: str
-    required: true
   path:
-    description: The keyring file to write.
+    description: The keyring file to write, or to take the key out of.
     type: path
     required: true
   fingerprint:
     description: Fingerprint of the primary key, 40 (version 4) or 64 (version 6) hexadecimal digits.
     type: str
     required: true
+  state:
+    description:
+      - V(absent) takes the key, and what belongs to it, out of the keyring, and removes a keyring that held
+        no other. A file that is no keyring is left alone.
+    type: str
+    choices: [present, absent]
+    default: present
   timeout:
     description: Seconds to wait for the download.
     type: int
@@ -109,7 +115,13 @@ def _crc24(data):
 
 
 def read_packets(data):
-    """Yield (tag, body) for each OpenPGP packet in `data` (RFC 9580, section 4.2). Raises NotAKeyError."""
+    """Yield (tag, body) for each OpenPGP packet in `data`. Raises NotAKeyError."""
+    for tag, body, _whole in whole_packets(data):
+        yield tag, body
+
+
+def whole_packets(data):
+    """Yield (tag, body, packet) for each packet in `data` (RFC 9580, section 4.2). Raises NotAKeyError."""
     position = 0
     while position < len(data):
         first = data[position]
@@ -123,7 +135,7 @@ def read_packets(data):
             start, length = _old_length(data, position + 1, first & 3)
         if start + length > len(data):
             raise NotAKeyError("it is cut off in the middle of a packet")
-        yield tag, data[start : start + length]
+        yield tag, data[start : start + length], data[position : start + length]
         position = start + length
 
 
@@ -145,6 +157,38 @@ def _old_length(data, at, kind):
     return at + size, int.from_bytes(data[at : at + size], "big")
 
 
+def fingerprint_of(body):
+    """The fingerprint of a public-key packet. Raises NotAKeyError."""
+    if body[:1] == b"\x04":
+        digest = hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body)  # noqa: S324 - what OpenPGP says
+    elif body[:1] == b"\x06":
+        digest = hashlib.sha256(b"\x9b" + len(body).to_bytes(4, "big") + body)
+    else:
+        raise NotAKeyError("it is a key of a version that is no longer safe to use")
+    return digest.hexdigest().upper()
+
+
+def without(data, unwanted):
+    """The packets of `data` less the key `unwanted` and all that belongs to it. Raises NotAKeyError."""
+    kept = b""
+    keep = True
+    for tag, body, packet in whole_packets(data):
+        if tag == PUBLIC_KEY:
+            keep = body[:1] not in (b"\x04", b"\x06") or fingerprint_of(body) != unwanted
+        if keep:
+            kept += packet
+    return kept
+
+
+def armoured(data):
+    """`data` as text that apt reads from a file called .asc."""
+    text = base64.b64encode(data)
+    lines = [text[at : at + 64] for at in range(0, len(text), 64)]
+    checksum = b"=" + base64.b64encode(_crc24(data).to_bytes(3, "big"))
+    begin, end = b"-----BEGIN PGP PUBLIC KEY BLOCK-----", b"-----END PGP PUBLIC KEY BLOCK-----"
+    return b"\n".join([begin, b"", *lines, checksum, end, b""])
+
+
 def fingerprints(data):
     """Fingerprints of all primary keys in `data`, armoured or binary, upper case. Raises NotAKeyError."""
     found = []
@@ -153,13 +197,7 @@ def fingerprints(data):
             raise NotAKeyError("it holds a secret key")
         if tag != PUBLIC_KEY:
             continue
-        if body[:1] == b"\x04":
-            digest = hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body)  # noqa: S324 - what OpenPGP says
-        elif body[:1] == b"\x06":
-            digest = hashlib.sha256(b"\x9b" + len(body).to_bytes(4, "big") + body)
-        else:
-            raise NotAKeyError("it is a key of a version that is no longer safe to use")
-        found.append(digest.hexdigest().upper())
+        found.append(fingerprint_of(body))
     if not found:
         raise NotAKeyError("there is no public key in it")
     return found
@@ -212,14 +250,35 @@ def write(module, path, data):
     module.atomic_move(temporary, path)
 
 
+def remove(module, path, unwanted):
+    """Take the key out of the keyring at `path`; ends the module."""
+    try:
+        with open(path, "rb") as keyring:
+            data = keyring.read(LARGEST_KEY)
+        kept = without(dearmour(data), unwanted)
+    except (FileNotFoundError, NotAKeyError):
+        module.exit_json(changed=False)
+    changed = len(kept) != len(dearmour(data))
+    if changed and not module.check_mode:
+        if kept:
+            mode = os.stat(path).st_mode & 0o7777
+            write(module, path, armoured(kept) if b"-----BEGIN PGP" in data else kept)
+            os.chmod(path, mode)
+        else:
+            os.unlink(path)
+    module.exit_json(changed=changed, fingerprint=unwanted)
+
+
 def main():
     module = AnsibleModule(
         argument_spec={
-            "url": {"type": "str", "required": True},
+            "url": {"type": "str"},
+            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
             "path": {"type": "path", "required": True},
             "fingerprint": {"type": "str", "required": True, "no_log": False},
             "timeout": {"type": "int", "default": 60},
         },
+        required_if=[("state", "present", ["url"])],
         add_file_common_args=True,
         supports_check_mode=True,
     )
@@ -227,6 +286,9 @@ def main():
     expected = module.params["fingerprint"].replace(" ", "").upper()
     if not re.match(r"^([0-9A-F]{40}|[0-9A-F]{64})$", expected):
         module.fail_json(msg="'{0}' is not a fingerprint: 40 or 64 hexadecimal digits.".format(expected))
+
+    if module.params["state"] == "absent":
+        remove(module, path, expected)
 
     changed = installed(path) != [expected]
     if changed:

@@ -1,6 +1,6 @@
 """The keys in a keyring file, read without gpg."""
 
-from provision.node.observe.files import TOTAL_LIMIT, ReadError, read_bytes
+from provision.node.observe.files import TOTAL_LIMIT, ReadError, names_in, read_bytes
 from provision.node.observe.probe import FAMILIES, Family, one_each
 
 
@@ -76,4 +76,21 @@ def key_fingerprints(path, _attribute):
         raise ReadError("not an OpenPGP keyring") from None
 
 
-FAMILIES["pgp_key"] = Family(("fingerprints",), one_each(key_fingerprints))
+def trusted_by(wanted):
+    """The files by which apt trusts this key for every repository, whatever their Signed-By."""
+    folder = "/etc/apt/trusted.gpg.d"
+    found = []
+    for path in ["/etc/apt/trusted.gpg", *(folder + "/" + name for name in names_in(folder))]:
+        try:
+            if wanted in (key_fingerprints(path, None) or []):
+                found.append(path)
+        except ReadError:
+            pass  # apt does not read it either
+    return found
+
+
+def pgp_key_attribute(item, attribute):
+    return trusted_by(item) if attribute == "trusted_by" else key_fingerprints(item, attribute)
+
+
+FAMILIES["pgp_key"] = Family(("fingerprints", "trusted_by"), one_each(pgp_key_attribute))
