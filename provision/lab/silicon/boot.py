@@ -3,6 +3,7 @@
 import platform
 from pathlib import Path
 
+import bridges
 import kernel_log
 import modprobe
 import settings as gpu_settings
@@ -20,6 +21,7 @@ def boot(node, arguments: list) -> int:
     gpu_settings.after_boot(node)
     kernel_log.begin(node.folder)
     surfaces.unload_everything(node.folder)
+    bridges.reset(node)
     surfaces.write_pci(node)
     kernel_log.append(node.folder, _kernel_lines(node), at=0.0)
     settings = Settings(node.root)

@@ -71,6 +71,7 @@ FAULTS = {
     ),
     "burn_dies": ("a GPU's gpu_burn process dies", [_gpu()], ["gpu"]),
     "gpu_slow": ("a GPU computes slowly", [_gpu(), _factor(0.7)], ["gpu"]),
+    "acs_on": ("the firmware leaves PCI access control on in the bridges above the GPUs", [], []),
     "gpu_missing": ("a GPU is not on the PCI bus", [_gpu()], ["gpu"]),
     "gpu_swapped": ("another GPU of the same kind is in the slot", [_gpu()], ["gpu"]),
     "vbios": (

@@ -8,6 +8,7 @@ import struct
 import time
 from pathlib import Path
 
+import bridges
 import noise
 
 SPEEDS = {
@@ -38,6 +39,7 @@ def make_folders(folder: Path) -> None:
     (folder / "run").chmod(0o777)
     for name in ("proc_modules", "kmsg", "counter"):
         (folder / name).touch()
+    (folder / "proc_cpuinfo").write_text(bridges.cpuinfo())
     (folder / "counter").chmod(0o666)
 
 
@@ -47,6 +49,8 @@ def write_pci(node) -> None:
     lost = [gpu["address"] for gpu in node.present() if node.lost(gpu)]
     wanted = dict(_gpus(node))
     wanted.update(_switches(node))
+    above = dict(bridges.wanted(node))
+    wanted.update(above)
     for known in devices.iterdir():
         if known.name not in wanted:
             shutil.rmtree(str(known))
@@ -56,6 +60,9 @@ def write_pci(node) -> None:
             (devices / address / name).write_text(text + "\n")
         (devices / address / "irq").write_text("0\n")
         (devices / address / "resource").write_text("0x0 0x0 0x0\n" * 13)
+        if address in above:
+            bridges.write_config(node, devices / address, address)
+            continue
         (devices / address / "config").write_bytes(b"\xff" * 64 if address in lost else _config(files))
 
 

@@ -1,0 +1,62 @@
+"""The root ports above the GPUs: PCI bridges with an ACS register that firmware fills and setpci can write.
+
+Nothing of it is in sysfs but configuration space: who is below whom stands in a bridge's bus numbers.
+"""
+
+import struct
+from pathlib import Path
+
+AER, ACS = 0x100, 0x148  # where the two extended capabilities are
+REDIRECTING = 0x1D  # source validation, request and completion redirect, upstream forwarding
+FIRMWARE = 0x40  # a place of nobody's, where we note what firmware set
+
+
+def wanted(node):
+    """Address -> files of sysfs of each bridge, but for its configuration space."""
+    for slot, gpu in enumerate(node.gpus):
+        yield (
+            f"0000:00:{slot + 1:02x}.0",
+            {
+                "vendor": "0x8086",
+                "device": "0x352a",
+                "subsystem_vendor": "0x8086",
+                "subsystem_device": "0x0000",
+                "class": "0x060400",
+                "revision": "0x04",
+                "numa_node": str(gpu["numa"]),
+                "enable": "1",
+            },
+        )
+
+
+def write_config(node, folder: Path, address: str) -> None:
+    """Configuration space of the bridge at `address`; what was written into its register meanwhile is kept,
+    until the firmware's setting changes or the machine boots."""
+    setting = REDIRECTING if node.fault("acs_on") else 0
+    file = folder / "config"
+    if file.exists() and file.read_bytes()[FIRMWARE] == setting:
+        return
+    gpu = node.gpus[int(address[8:10], 16) - 1]
+    bus = int(gpu["address"][5:7], 16)
+    space = bytearray(4096)
+    struct.pack_into("<HHHHI", space, 0, 0x8086, 0x352A, 0x0547, 0x0010, 0x060400 << 8 | 0x04)
+    space[0x0E] = 0x01
+    space[0x18:0x1B] = bytes((0, bus, bus))
+    space[FIRMWARE] = setting
+    struct.pack_into("<I", space, AER, 0x0001 | 2 << 16 | ACS << 20)
+    struct.pack_into("<IHH", space, ACS, 0x000D | 1 << 16, 0x005F, setting)
+    file.write_bytes(space)
+
+
+def reset(node) -> None:
+    """As firmware leaves the bridges at boot."""
+    for address, _ in wanted(node):
+        file = node.folder / "sys_pci" / address / "config"
+        if file.exists():
+            file.unlink()
+
+
+def cpuinfo() -> str:
+    """This machine's /proc/cpuinfo as bare metal would print it: a server of eight GPUs is no guest."""
+    text = Path("/proc/cpuinfo").read_text(errors="replace")
+    return text.replace(" hypervisor ", " ")
