@@ -170,3 +170,26 @@ def test_without_persistence_the_override_is_gone_and_the_daemon_off() -> None:
     facts = promised(nvidia_driver_persistence=False)
     assert facts["file./etc/systemd/system/nvidia-persistenced.service.d/gpuprov.conf.content"].value is None
     assert facts["service.nvidia-persistenced.enabled"].value == "disabled"
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_a_stack_pins_everything_and_says_where_its_numbers_come_from(name: str) -> None:
+    import yaml
+
+    data = yaml.safe_load((paths.DATA / "stacks" / f"{name}.yml").read_text())
+    assert data["name"] == name
+    assert data["sources"]
+    assert set(data["variables"]) == {
+        "nvidia_driver_version",
+        "cuda_toolkit_version",
+        "cuda_toolkit_release",
+        "nccl_version",
+        "container_toolkit_version",
+    }
+    chosen = data["variables"]
+    assert chosen["cuda_toolkit_release"].startswith(chosen["cuda_toolkit_version"] + ".")
+    major = chosen["cuda_toolkit_version"].split(".")[0]
+    assert f"+cuda{major}." in chosen["nccl_version"]
+    branch, cuda = re.fullmatch(r"r(\d+)-cuda([\d.]+)", name).groups()  # type: ignore[union-attr]
+    assert chosen["nvidia_driver_version"].startswith(branch + ".")
+    assert chosen["cuda_toolkit_version"] == cuda
