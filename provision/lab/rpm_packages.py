@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,8 @@ _FORMAT = "see provision/lab/rpm_packages.py for the format"
 _VERSION = re.compile(r"(\d+:)?[0-9A-Za-z.+~^_]+-[0-9A-Za-z.+~^_]+\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*\Z")
 
+# Packages of Debian itself that NVIDIA's depend on, as the RHEL family calls them.
+_NAMES = {"libibumad3": "libibumad", "libibverbs1": "libibverbs"}
 # Debian's words in rpm's: what a maintainer script is told, and when it is run.
 _DEB_SCRIPTS = {
     "preinst": ("pre", "set -- install"),
@@ -78,16 +80,18 @@ def read_rpms(path: Path, kernel: str, major: str) -> dict[str, list[Rpm]]:
     Raises LabError that names the file, the entry and the key.
     """
     target = _Target(major, kernel)
+    described = list(packages.entries(packages.fixture_files(path / "redhat")))
+    debian = list(packages.entries(packages.fixture_files(path)))
+    names = {one["same_as"]: one["name"] for one, _ in described if "same_as" in one and "name" in one}
     repositories: dict[str, list[Rpm]] = {name: [] for name in REPOSITORIES}
-    for entry, where in packages.entries(packages.fixture_files(path / "redhat")):
+    for entry, where in described:
         _check(entry, where)
         if major not in entry.get("majors", MAJORS):
             continue
-        made = (
-            _translated(entry, path, target, where)
-            if "same_as" in entry
-            else _described(entry, target, where)
-        )
+        if "same_as" in entry:
+            made = _translated(entry, debian, {**_NAMES, **names}, target, where)
+        else:
+            made = _described(entry, target, where)
         for repository, rpm in made:
             if rpm.filename in {known.filename for known in repositories[repository]}:
                 raise LabError(f"{where}: {rpm.filename} is there twice", "remove one")
@@ -170,19 +174,14 @@ def _filled(text: str, words: Mapping[str, str]) -> str:
 
 
 def _translated(
-    entry: Mapping[str, Any], path: Path, target: _Target, where: str
+    entry: Mapping[str, Any],
+    debian: Iterable[tuple[Any, str]],
+    names: Mapping[str, str],
+    target: _Target,
+    where: str,
 ) -> Iterator[tuple[str, Rpm]]:
     """The apt repository's packages of that name, with the file layout, scripts and relations of an rpm."""
-    names = {
-        one["same_as"]: one["name"]
-        for one, _ in packages.entries(packages.fixture_files(path / "redhat"))
-        if "same_as" in one and "name" in one
-    }
-    found = [
-        (deb, of)
-        for deb, of in packages.entries(packages.fixture_files(path))
-        if fnmatch.fnmatchcase(str(deb.get("name")), entry["same_as"])
-    ]
+    found = [(deb, of) for deb, of in debian if fnmatch.fnmatchcase(str(deb.get("name")), entry["same_as"])]
     if not found:
         raise LabError(f"{where}: no package of the apt repository is called {entry['same_as']}", _FORMAT)
     for deb, of in found:
