@@ -25,8 +25,10 @@ OWNERS = {
     "markupsafe": {"report/html.py"},
     "packaging": set(),
     "paramiko": {"ssh.py"},
+    "pytest": {"testinfra_suite/plugin.py"},
     "rich": {"terminal.py"},
     "shtab": {"cli.py"},
+    "testinfra": {"testinfra_suite/fleet.py"},
     # yamlfile reads what users write; the others read shipped data, or write the lab's inventory.
     "yaml": {
         "yamlfile.py",
@@ -39,9 +41,8 @@ OWNERS = {
 
 # From the top down. A module imports from its own layer and those below; a folder stands for what is in it.
 LAYERS: tuple[tuple[str, set[str]], ...] = (
-    ("the command line", {"cli"}),
+    ("the command line, and pytest's", {"cli", "testinfra_suite"}),
     ("one file per verb", {"commands"}),
-    ("a plug-in of pytest", {"testinfra_suite"}),
     ("simulated nodes", {"lab"}),
     (
         "what a verb does",

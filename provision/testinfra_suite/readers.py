@@ -1,0 +1,226 @@
+"""How testinfra reads each family of facts: its own modules, and `host.run` for what it has none for.
+
+Nothing here knows the program that gpuprov sends to nodes; only the names of the facts (docs/facts.md) are
+shared. Where both would have to read the same file in the same way, another source is taken.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+from collections.abc import Callable
+from typing import Any
+
+_VERSION = re.compile(r"^\d+(?:\.\d+)+$")
+
+
+class Unreadable(Exception):  # noqa: N818 - it is no error: the test is skipped with these words
+    """There is no independent way to read the fact; the text says why."""
+
+
+class Reader:
+    """Reads facts of one node. What one program lists for many facts is asked once: a reader is for one
+    look."""
+
+    def __init__(self, host: Any) -> None:
+        """`host` is testinfra's."""
+        self.host = host
+
+    def read(self, fact: str) -> Any:
+        """The value of a fact as docs/facts.md describes it. Raises Unreadable."""
+        family, _, rest = fact.partition(".")
+        if family not in _FAMILIES:
+            raise Unreadable(f"testinfra has no way of its own to read {family} facts")
+        return _FAMILIES[family](self)(rest)
+
+    # --- packages
+
+    def package(self, rest: str) -> Any:
+        name, _, attribute = rest.rpartition(".")
+        if attribute == "held":
+            return name in self._held
+        if attribute not in ("version", "status"):
+            raise Unreadable(f"unknown attribute {attribute}")
+        if self._has_dpkg:
+            said = self.host.run("dpkg-query -f '${db:Status-Status}' -W %s", name)
+            status = said.stdout.strip() if said.rc == 0 else "not-installed"
+            if attribute == "status":
+                return "absent" if status == "not-installed" else status
+            if status in ("not-installed", "config-files"):
+                return None
+            return self.host.package(name).version
+        package = self.host.package(name)
+        if attribute == "status":
+            return "installed" if package.is_installed else "absent"
+        if not package.is_installed:
+            return None
+        epoch = self.host.check_output("rpm -q --queryformat='%%{EPOCH}' %s", name)
+        before = "" if epoch in ("(none)", "0") else f"{epoch}:"
+        return f"{before}{package.version}-{package.release}"
+
+    @functools.cached_property
+    def _has_dpkg(self) -> bool:
+        return bool(self.host.file("/var/lib/dpkg/status").exists)
+
+    @functools.cached_property
+    def _held(self) -> frozenset[str]:
+        if not self._has_dpkg:
+            raise Unreadable("what dnf's versionlock means for a package is read by dnf alone")
+        return frozenset(self.host.check_output("apt-mark showhold").split())
+
+    # --- files
+
+    def file(self, rest: str) -> Any:
+        path, _, attribute = rest.rpartition(".")
+        file = self.host.file(path)
+        if attribute == "target":
+            return self.host.check_output("readlink %s", path) if file.is_symlink else None
+        if attribute == "exists":
+            return bool(file.exists)
+        if not file.exists:
+            return None
+        if attribute == "content":
+            return file.content.decode("utf-8", "replace")
+        if attribute == "sha256":
+            return file.sha256sum
+        if attribute in ("mode", "owner"):
+            # testinfra's mode and user are of a link itself; the fact is of what it leads to.
+            real = self.host.file(self.host.check_output("readlink -f %s", path))
+            return f"{real.mode:04o}" if attribute == "mode" else f"{real.user}:{real.group}"
+        raise Unreadable(f"unknown attribute {attribute}")
+
+    # --- services, modules, parameters
+
+    def service(self, rest: str) -> Any:
+        unit, _, attribute = rest.rpartition(".")
+        known = self.host.run("systemctl cat %s", unit).rc == 0
+        if not known:
+            return None
+        service = self.host.service(unit)
+        if attribute == "active":
+            said = self.host.run("systemctl is-active %s", unit).stdout.strip()
+            # The module and the word must agree: `activating` is no service that runs.
+            return said if service.is_running == (said == "active") else f"{said}, but testinfra disagrees"
+        if attribute == "enabled":
+            return self.host.run("systemctl is-enabled %s", unit).stdout.strip() or None
+        raise Unreadable(f"unknown attribute {attribute}")
+
+    def module(self, rest: str) -> Any:
+        name = rest.rpartition(".")[0].replace("-", "_")
+        return name in self._modules
+
+    @functools.cached_property
+    def _modules(self) -> frozenset[str]:
+        lines = self.host.check_output("lsmod").splitlines()[1:]
+        return frozenset(line.split()[0] for line in lines if line.strip())
+
+    def sysctl(self, rest: str) -> Any:
+        return str(self.host.sysctl(rest.rpartition(".")[0]))
+
+    # --- the driver
+
+    def driver(self, rest: str) -> Any:
+        if rest == "loaded_version":
+            version = self.host.file("/sys/module/nvidia/version")
+            return version.content_string.strip() if version.exists else None
+        if rest == "installed_version":
+            for name in ("nvidia", "nvidia-current", "nvidia-current-open"):
+                said = self.host.run("modinfo -F version %s", name)
+                if said.rc == 0:
+                    return said.stdout.strip()
+            return None
+        if rest == "userspace_version":
+            return self._library
+        if rest == "flavour":
+            version = self.host.file("/proc/driver/nvidia/version")
+            if not version.exists:
+                return None
+            return "open" if "Open Kernel Module" in version.content_string else "proprietary"
+        if rest == "mismatch":
+            loaded, library = self.driver("loaded_version"), self._library
+            differ = loaded is not None and library is not None and loaded != library
+            return f"module {loaded}, library {library}" if differ else None
+        raise Unreadable(f"unknown attribute {rest}")
+
+    @functools.cached_property
+    def _library(self) -> str | None:
+        for line in self.host.check_output("ldconfig -p").splitlines():
+            if line.strip().startswith("libnvidia-ml.so.1 "):
+                real = self.host.check_output("readlink -f %s", line.rpartition(" => ")[2].strip())
+                version = real.rpartition("libnvidia-ml.so.")[2]
+                return version if _VERSION.match(version) else None
+        return None
+
+    def nvidia_smi(self, rest: str) -> Any:
+        said = self.host.run("nvidia-smi --query-gpu=%s --format=csv,noheader,nounits", rest)
+        if said.rc != 0:
+            raise Unreadable(f"nvidia-smi ended with {said.rc}")
+        return [line.strip() for line in said.stdout.splitlines() if line.strip()]
+
+    # --- the machine
+
+    def kernel(self, rest: str) -> Any:
+        if rest == "release":
+            return self.host.check_output("uname -r")
+        raise Unreadable(f"kernel.{rest} is worked out by gpuprov and told by no tool")
+
+    def gpu(self, rest: str) -> Any:
+        if rest != "count":
+            raise Unreadable(f"gpu.{rest} is worked out by gpuprov and told by no tool")
+        return len(self.pci_functions("0x03"))
+
+    def pci_functions(self, kind: str) -> list[str]:
+        """The PCI ids of NVIDIA's functions whose class begins with `kind`, in address order: 10de:2330."""
+        script = (
+            "cd /sys/bus/pci/devices && for d in *; do test -e $d/class && "
+            "echo $d $(cat $d/class $d/vendor $d/device); done; true"
+        )
+        rows = [line.split() for line in self.host.check_output(script).splitlines()]
+        found = [row for row in rows if len(row) == 4 and row[2] == "0x10de" and row[1].startswith(kind)]
+        return [f"10de:{row[3].removeprefix('0x')}" for row in sorted(found)]
+
+    def secure_boot(self, rest: str) -> Any:
+        if rest != "enabled" or not self.host.exists("mokutil"):
+            raise Unreadable("without mokutil on the node nobody else tells it")
+        said = self.host.run("mokutil --sb-state")
+        return None if said.rc != 0 else "SecureBoot enabled" in said.stdout
+
+    def pgp_key(self, rest: str) -> Any:
+        file = self.host.file(rest.rpartition(".")[0])
+        if not file.exists:
+            return None
+        try:
+            done = subprocess.run(
+                ["gpg", "--batch", "--no-options", "--with-colons", "--show-keys"],
+                input=file.content,
+                capture_output=True,
+                timeout=30,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as why:
+            raise Unreadable(f"gpg cannot be started here: {why}") from None
+        found, primary = [], False
+        for line in done.stdout.decode("utf-8", "replace").splitlines():
+            words = line.split(":")
+            if words[0] in ("pub", "sub"):
+                primary = words[0] == "pub"
+            elif words[0] == "fpr" and primary:
+                found.append(words[9])
+                primary = False
+        return found
+
+
+_FAMILIES: dict[str, Callable[[Reader], Callable[[str], Any]]] = {
+    "package": lambda reader: reader.package,
+    "file": lambda reader: reader.file,
+    "service": lambda reader: reader.service,
+    "module": lambda reader: reader.module,
+    "sysctl": lambda reader: reader.sysctl,
+    "driver": lambda reader: reader.driver,
+    "nvidia_smi": lambda reader: reader.nvidia_smi,
+    "kernel": lambda reader: reader.kernel,
+    "gpu": lambda reader: reader.gpu,
+    "secure_boot": lambda reader: reader.secure_boot,
+    "pgp_key": lambda reader: reader.pgp_key,
+}
