@@ -15,7 +15,7 @@ import datetime
 import functools
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -149,8 +149,13 @@ def derive(folder: RunFolder) -> dict[Key, float]:
         for row in _rows(folder, "drifts")
         if row.get("when") == "before" and str(row.get("fact")).startswith("package.")
     }
+    begun: dict[str, list[float]] = {}
+    for row in _rows(folder, "reboots"):
+        moment = _moment(row.get("time"))
+        if moment is not None:
+            begun.setdefault(str(row.get("node")), []).append(moment)
     took: dict[Key, list[float]] = {}
-    for (node, what), seconds in _spent(_rows(folder, "events")).items():
+    for (node, what), seconds in _spent(_rows(folder, "events"), begun).items():
         if node in done and node in kinds and 0 <= seconds <= LONGEST:
             took.setdefault((what, kinds[node], (node, what) in installing), []).append(seconds)
     return {key: median(seconds) for key, seconds in took.items()}
@@ -160,9 +165,11 @@ def _rows(folder: RunFolder, name: str) -> Iterator[dict[str, Any]]:
     return itertools.islice(folder.read(name), LINES)
 
 
-def _spent(events: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
-    """(node, role or REBOOT) → seconds. A node's first event only starts its clock. Reboots start together,
-    after the last role of the wave."""
+def _spent(
+    events: Iterable[Mapping[str, Any]], begun: Mapping[str, Sequence[float]]
+) -> dict[tuple[str, str], float]:
+    """(node, role or REBOOT) → seconds. A node's first event only starts its clock. A reboot starts when the
+    run says so (`begun`, by node), else after the last role of the wave."""
     spent: dict[tuple[str, str], float] = {}
     before: dict[str, float] = {}
     roles_ended = 0.0
@@ -180,9 +187,9 @@ def _spent(events: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
                 add(node, role, now - before[node])
             roles_ended = now
             rebooting.pop(node, None)
-        elif "reboot" in str(event.get("task")).lower() and roles_ended:
+        elif "reboot" in str(event.get("task")).lower() and (roles_ended or node in begun):
             rebooting[node] = now
-            add(node, REBOOT, now - roles_ended)
+            add(node, REBOOT, now - max([t for t in begun.get(node, ()) if t <= now], default=roles_ended))
         elif node in rebooting and str(event.get("task")).startswith("Wait"):
             add(node, REBOOT, now - rebooting.pop(node))
         before[node] = now

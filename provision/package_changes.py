@@ -62,14 +62,24 @@ class _Drifts:
 def of_node(drifts: Sequence[Drift], facts: Mapping[str, Any]) -> tuple[PackageChange, ...]:
     """The packages these drifts of one node are about, in the order of their first drift."""
     found: dict[str, _Drifts] = {}
+    headers: list[PackageChange] = []
     for drift in drifts:
         fact = drift.expectation.fact
-        if fact.startswith(_FAMILY):
+        if fact == "kernel.headers" and not drift.unknown:
+            headers.append(_of_headers(drift, facts))
+        elif fact.startswith(_FAMILY):
             name, _, attribute = fact[len(_FAMILY) :].rpartition(".")
             package = found.setdefault(name, _Drifts())
             package.of.setdefault(attribute, []).append(drift)
             package.roles[drift.expectation.role] = None
-    return tuple(_change(name, package, facts) for name, package in found.items())
+    return (*headers, *(_change(name, package, facts) for name, package in found.items()))
+
+
+def _of_headers(drift: Drift, facts: Mapping[str, Any]) -> PackageChange:
+    """The one package that is promised by what it brings: its name holds the kernel's release."""
+    prefix = "kernel-devel-" if facts.get("os.family") == "redhat" else "linux-headers-"
+    name = f"{prefix}{drift.expectation.value}"
+    return PackageChange(name, Change.INSTALL, None, None, None, (drift.expectation.role,))
 
 
 def _change(name: str, package: _Drifts, facts: Mapping[str, Any]) -> PackageChange:

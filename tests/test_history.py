@@ -94,6 +94,16 @@ def test_a_reboot_lasts_from_the_end_of_the_roles_until_everything_has_started(t
     assert history.derive(an_up(tmp_path, events))["reboot", KIND, False] == (230 + 310) / 2
 
 
+def test_a_reboot_that_waited_for_its_turn_is_timed_from_its_turn(tmp_path: Path) -> None:
+    reboot = "Reboot and wait for the node to come back"
+    events = [event(0, "a"), event(0, "b"), event(30, "a", "nccl"), event(30, "b", "nccl")]
+    events += [event(150, "a", "", reboot, "changed"), event(320, "b", "", reboot, "changed")]
+    folder = an_up(tmp_path, events)
+    for at, node in ((50, "a"), (200, "b"), (9999, "b")):
+        folder.append("reboots", {"time": clock(at), "node": node})
+    assert history.derive(folder)["reboot", KIND, False] == (100 + 120) / 2
+
+
 def test_only_nodes_that_ended_well_and_runs_that_ended_teach(tmp_path: Path) -> None:
     simple(tmp_path, 100, status="failed")
     simple(tmp_path, 100, check=True)
@@ -161,6 +171,7 @@ DAMAGES: dict[str, Any] = {
     ],
     "facts.jsonl": ["{", '{"node": "a", "when": "before", "facts": 3}\n', "[]\n", "x\ny\n"],
     "outcomes.jsonl": ["", '{"node": {}}\n', "x\ny\n", '{"node": ["a"], "status": "done"}\n'],
+    "reboots.jsonl": ["x\ny\n", '{"node": 3, "time": []}\n', "[]\n"],
     "drifts.jsonl": ["x\ny\n", '{"when": "before", "fact": 3, "node": ["a"]}\n'],
     "run.json": ["", "[]", "{}", '{"format": 99}', '{"finished": 1, "arguments": 7}', "\0"],
     KEPT: ["", "[]", '{"format": 1}', '{"format": 1, "durations": [["a"]]}',

@@ -179,6 +179,15 @@ def test_an_unreadable_package_promises_nothing() -> None:
     assert found == PackageChange("x", Change.UNKNOWN, None, None, None, ("nccl",))
 
 
+@pytest.mark.parametrize(
+    ("family", "name"), [("debian", "linux-headers-6.12"), ("redhat", "kernel-devel-6.12")]
+)
+def test_the_headers_of_a_kernel_are_a_package_too(family: str, name: str) -> None:
+    missing = Drift("a", Expectation("nvidia_driver", "kernel.headers", "contains", "6.12", "why"), [])
+    (found,) = make({"a": [missing]}, {"os.family": family}).nodes["a"].packages
+    assert (found.name, found.change, found.roles) == (name, Change.INSTALL, ("nvidia_driver",))
+
+
 # --- as it is told
 
 
