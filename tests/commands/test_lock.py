@@ -1,0 +1,173 @@
+"""gpuprov lock as a person types it, and how plan, up and drift are held to what it wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import cli, inventory, lockfile, observe
+from provision.errors import ExitCode
+from provision.inventory import Node
+from provision.observe import Observation
+
+BASE: dict[str, Any] = {
+    "os.id": "debian",
+    "os.version_id": "13",
+    "os.codename": "trixie",
+    "os.family": "debian",
+    "os.arch": "x86_64",
+    "kernel.release": "6.12",
+    "kernel.boot_release": "6.12",
+    "gpu.count": 1,
+    "gpu.nvswitch_count": 0,
+    "gpu.pci": [{"address": "0000:01:00.0", "device_id": "10de:26b9"}],
+}
+ONLY = ("--set", "gpuprov_roles=[package_lock]")
+PIN = "file./etc/apt/preferences.d/gpuprov-lock"
+
+
+@pytest.fixture
+def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, dict[str, Any]]:
+    """Node → what it has installed; a fleet of three L40S nodes that answers from it."""
+    there: dict[str, dict[str, Any]] = {
+        name: {"libnccl2": "2.29.7-1"} for name in ("gpu-01", "gpu-02", "gpu-03")
+    }
+
+    def answer(
+        nodes: Collection[Node],
+        ask: Mapping[str, Collection[str]],
+        *,
+        on_done: Callable[[Observation], None] | None = None,
+        **_options: Any,
+    ) -> dict[str, Observation]:
+        found = {}
+        for node in nodes:
+            mine = there[node.name]
+            facts = {fact: fact_of(fact, mine) for fact in ask[node.name]}
+            found[node.name] = (
+                Observation(node.name, error=mine["error"])
+                if "error" in mine
+                else Observation(node.name, facts | BASE)
+            )
+            if on_done is not None:
+                on_done(found[node.name])
+        return found
+
+    names = tuple(there)
+    monkeypatch.setattr(observe, "observe", answer)
+    monkeypatch.setattr(
+        inventory,
+        "load",
+        lambda source, _files=(): inventory.Fleet(
+            source, {n: Node(n, (), {}) for n in names}, {"all": names}
+        ),
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "inventory.yml").touch()
+    return there
+
+
+def fact_of(fact: str, mine: Mapping[str, Any]) -> Any:
+    if fact.startswith("packages."):
+        return {name: version for name, version in mine.items() if name != "pins"}
+    if fact.startswith("package."):
+        name, _, attribute = fact.removeprefix("package.").rpartition(".")
+        absent = {"version": None, "status": "absent", "held": False}
+        return (
+            {"version": mine[name], "status": "installed", "held": False}[attribute]
+            if name in mine
+            else absent[attribute]
+        )
+    return mine.get("pins", {}).get(fact)
+
+
+def gpuprov(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = cli.main([*words, *ONLY])
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err
+
+
+def test_a_fleet_is_locked_and_what_moves_is_named(
+    packages: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    code, out, err = gpuprov(capsys, "lock")
+    assert code == ExitCode.OK, err
+    file = tmp_path / lockfile.NAME
+    assert f"debian 13 x86_64, l40s: 1 package as on gpu-[01-03]\nwritten to {file}\n" in out
+    assert lockfile.read(file).origin["nodes"] == "gpu-[01-03]"
+    packages["gpu-02"]["libnccl2"] = "2.30-1"
+    code, out, _ = gpuprov(capsys, "plan", "--json")
+    changed = json.loads(out)["nodes"]["gpu-02"]["packages"]
+    assert [(each["name"], each["before"], each["after"], each["roles"]) for each in changed] == [
+        ("libnccl2", "2.30-1", "2.29.7-1", ["package_lock"])
+    ]
+    assert "libnccl2" not in gpuprov(capsys, "plan", "--no-lock")[1]
+    code, out, _ = gpuprov(capsys, "drift")
+    assert code == ExitCode.DRIFT
+    assert "package.libnccl2.version is 2.30-1, must be 2.29.7-1" in out
+
+
+def test_nodes_that_disagree_need_a_majority(
+    packages: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    packages["gpu-02"]["libnccl2"] = "2.30-1"
+    code, out, err = gpuprov(capsys, "lock")
+    assert code == ExitCode.ERROR
+    assert out == ""
+    assert "libnccl2 is 2.29.7-1 on gpu-[01,03], 2.30-1 on gpu-02\n  → " in err
+    assert not (tmp_path / lockfile.NAME).exists()
+    code, out, _ = gpuprov(capsys, "lock", "--majority", "-o", "other.yml")
+    assert code == ExitCode.OK
+    assert "gpu-02: overruled by the majority of their kind" in out
+    assert lockfile.read(tmp_path / "other.yml").groups[0].packages == {"libnccl2": "2.29.7-1"}
+
+
+def test_nodes_that_are_no_good_are_named_unless_forced(
+    packages: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    packages["gpu-03"]["error"] = "no route to gpu-03"
+    code, _, err = gpuprov(capsys, "lock")
+    assert code == ExitCode.ERROR
+    assert "not good enough to be a source:\n  gpu-03: no route to it\n  → " in err
+    code, out, _ = gpuprov(capsys, "lock", "--force", "--json")
+    assert code == ExitCode.OK
+    document = json.loads(out)
+    assert document["forced"] == {"gpu-03": "no route to gpu-03"}
+    assert document["groups"][0]["nodes"] == "gpu-[01-02]"
+
+
+def test_an_old_lock_file_does_not_stop_a_new_one(
+    packages: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    gpuprov(capsys, "lock")
+    for node in packages.values():
+        node.update(libnccl2="2.30-1", pins={f"{PIN}.content": "the old pins"})
+    assert gpuprov(capsys, "lock")[0] == ExitCode.OK
+    assert lockfile.read(tmp_path / lockfile.NAME).groups[0].packages == {"libnccl2": "2.30-1"}
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize("verb", ["plan", "drift", "up"])
+def test_a_bad_lock_file_stops_every_verb_with_its_line(
+    verb: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    gpuprov(capsys, "lock")
+    file = tmp_path / lockfile.NAME
+    file.write_text(file.read_text().replace('"2.29.7-1"', "2.29"))
+    code, _, err = gpuprov(capsys, verb)
+    assert code == ExitCode.ERROR
+    assert f"{file}:16: groups.0.packages.libnccl2: 2.29 is no exact version; quote it" in err
+    assert gpuprov(capsys, verb, "--lock", "none.yml")[0] == ExitCode.ERROR
+
+
+@pytest.mark.usefixtures("packages")
+def test_it_cannot_be_written_where_nothing_can(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = gpuprov(capsys, "lock", "-o", "nowhere/x.yml")
+    assert code == ExitCode.USAGE
+    assert "cannot be written: No such file" in err
