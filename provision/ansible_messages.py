@@ -6,9 +6,12 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from provision.fault_causes import cause_of
 from provision.secrets_mask import masked
 
 MESSAGE_LIMIT = 600
+_SAID = ("stdout", "module_stdout", "stderr", "module_stderr", "msg")
+_SEARCHED = 64 * 1024  # characters, from the end, in which a cause is looked for
 
 _NOISE = (
     re.compile(r"^(Task failed: |Module failed: |Action failed: )+"),
@@ -59,5 +62,9 @@ def message_of(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
     details = details or _last_lines(result.get("stdout") or result.get("module_stdout"), 2)
     joined = " · ".join(parts)
     parts += [line for line in details if line not in joined]
+    everything = "\n".join(str(result.get(name) or "") for name in _SAID)
+    cause = cause_of(everything[-_SEARCHED:])
+    if cause:
+        parts = [f"{cause}; said was: {' · '.join(parts)}"]
     line = str(masked(" · ".join(parts), secrets))
     return line if len(line) <= MESSAGE_LIMIT else line[: MESSAGE_LIMIT - 1] + "…"

@@ -61,6 +61,7 @@ class Up:
             for number, wave in enumerate(self._plan.waves, 1):
                 self.stopped = self.stopped or self._halted()
                 if self.stopped:
+                    self._say(f"not attempted: {fold(wave)}")
                     self._ledger.end_all(wave, Status.NOT_ATTEMPTED, self.stopped)
                     continue
                 if len(self._plan.waves) > 1:
@@ -101,6 +102,7 @@ class Up:
         for node, why in (self._hands.undrain(number, back) if back else {}).items():
             left[node] += f"; and {why}"
         for node, why in left.items():
+            self._say(f"{node}: not attempted: {why}")
             self._ledger.end(node, Status.NOT_ATTEMPTED, why)
         return [node for node in wave if node not in left]
 

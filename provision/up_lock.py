@@ -72,5 +72,7 @@ def _still_busy(
         pause(BUSY_PAUSE)
         waited += BUSY_PAUSE
         busy = {said.node: said.busy for said in lock.take(list(busy)).values() if said.busy}
+    for node in busy:
+        say(f"{node}: not attempted: it did not end")
     why = f"after {BUSY_SECONDS / 60:.0f} min an earlier run still has running there: "
     return {node: Result(node, Status.NOT_ATTEMPTED, why + ", ".join(names)) for node, names in busy.items()}

@@ -180,4 +180,6 @@ class Work:
             result = replace(result, message=f"{result.message} ({self._clocks[result.node]})")
         self.ended(result)
         detail = f": {result.message.splitlines()[0]}" if result.message else ""
-        self.progress.done(f"{result.node}: {result.status}{detail}")
+        # Who was not attempted was said in one line for all of them.
+        said = result.status is Status.NOT_ATTEMPTED
+        self.progress.done("" if said else f"{result.node}: {result.status}{detail}")

@@ -85,6 +85,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "ansible_events",
             "ansible_handover",
             "ansible_messages",
+            "fault_causes",
             "answer",
             "connection",
             "crew",
