@@ -85,7 +85,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
         ),
         _locked,
     ),
-    # E: Failed to fetch http://m/x.deb  Hash Sum mismatch · File has unexpected size (12 != 34). Mirror sync …
+    # E: Failed to fetch http://m/x.deb  Hash Sum mismatch · File has unexpected size (12 != 34). Mirror …
     (
         re.compile(
             r"Failed to fetch \w+://(?P<host>[^/\s]+)\S*\s+"
@@ -106,7 +106,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
             + (f" (its key is {match['key']})" if match["key"] else "")
         ),
     ),
-    # E: Failed to fetch http://10.0.0.1:8080/x.deb  Could not connect to 10.0.0.1:8080 (10.0.0.1). - connect …
+    # E: Failed to fetch http://10.0.0.1:8080/x.deb  Could not connect to 10.0.0.1:8080 (10.0.0.1). - …
     (
         re.compile(
             r"Failed to fetch \w+://(?P<host>[^/\s]+)\S*\s+(?P<why>[^\n·]{3,160}?)(?=\s*(?:\n|·|$|E: |W:))"
