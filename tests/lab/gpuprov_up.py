@@ -1,0 +1,46 @@
+"""Runs `gpuprov up` as an operator does, for tests of single roles on lab nodes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Operator:
+    """One inventory and its folder of runs."""
+
+    def __init__(self, inventory: Path, runs: Path) -> None:
+        self.inventory = inventory
+        self.runs = runs
+
+    def call(
+        self, verb: str, *arguments: str, timeout: int = 600, **variables: Any
+    ) -> subprocess.CompletedProcess[str]:
+        """The finished process of `gpuprov VERB`, with `--set` for each variable."""
+        chosen = [
+            word for name, value in variables.items() for word in ("--set", f"{name}={json.dumps(value)}")
+        ]
+        return subprocess.run(
+            [sys.executable, "-m", "provision.cli", verb, str(self.inventory), *arguments, *chosen],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(self.runs), "COLUMNS": "4000"},
+        )
+
+    def drifted(self, **variables: Any) -> dict[str, Any]:
+        """fact → what `drift --json` found."""
+        done = self.call("drift", "--json", **variables)
+        return {drift["fact"]: drift for drift in json.loads(done.stdout)["drifts"]}
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """All a process printed, each run of white space as one space."""
+    return " ".join((done.stdout + done.stderr).split())

@@ -1,0 +1,101 @@
+"""A wrong key and a tampered package: a clear line, nothing half done, and the next run works.
+
+The tests run in the order written: each stands on the state the one before left.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.errors import ExitCode
+from provision.lab.spec import NodeSpec
+from tests.lab.conftest import running_lab
+from tests.lab.gpuprov_up import Operator, said
+
+ROLES = ["nvidia_repository", "nvidia_driver"]
+CUDA = "cuda/repos/debian13/x86_64"
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("bad")
+    with running_lab("bad", (NodeSpec("gpu-01", "l40s"),), folder / "lab.yml") as running:
+        # The repositories are shared by all labs: this one serves a copy that may be spoilt.
+        www = running.record.place.www
+        copy = folder / "www"
+        shutil.copytree(www.resolve(), copy)
+        www.unlink()
+        www.symlink_to(copy)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def operator(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def node(lab: Any) -> Any:
+    return lab.node("gpu-01")
+
+
+@pytest.fixture(scope="module")
+def served(lab: Any) -> Path:
+    return Path(lab.record.place.www.resolve())
+
+
+def consistent(node: Any) -> None:
+    """Nothing is half configured, and apt has nothing to repair."""
+    assert node.run("sudo dpkg --audit").stdout == ""
+    assert node.run("sudo apt-get check", check=False).returncode == 0
+
+
+def test_another_key_than_declared_is_refused_by_name(operator: Operator, node: Any, served: Path) -> None:
+    key = served / CUDA / "8793F200.pub"
+    right = key.read_bytes()
+    key.write_bytes((served / "tools" / "site.asc").read_bytes())
+    try:
+        done = operator.call("up", gpuprov_roles=ROLES)
+    finally:
+        key.write_bytes(right)
+    assert done.returncode == ExitCode.UNHEALTHY, said(done)
+    assert f"{CUDA}/8793F200.pub is not the expected one and was not installed. Expected fingerprint" in said(
+        done
+    )
+    assert node.run("ls /usr/share/keyrings/nvidia-cuda.gpg", check=False).returncode != 0
+    assert node.run("ls /etc/apt/sources.list.d/nvidia-cuda.sources", check=False).returncode != 0
+    consistent(node)
+
+
+def test_a_tampered_package_is_not_installed_and_named(operator: Operator, node: Any, served: Path) -> None:
+    package = served / CUDA / "nvidia-kernel-support_580.126.09-1_amd64.deb"
+    right = package.read_bytes()
+    middle = len(right) // 2
+    package.write_bytes(right[:middle] + bytes([right[middle] ^ 0xFF]) + right[middle + 1 :])
+    try:
+        done = operator.call("up", gpuprov_roles=ROLES)
+    finally:
+        package.write_bytes(right)
+    assert done.returncode == ExitCode.UNHEALTHY, said(done)
+    assert "A package in the repository is not the one that its signed index names" in said(done)
+    assert f"/{CUDA}/./{package.name}" in said(done)
+    assert "Hash Sum mismatch" in said(done)
+    installed = node.run(
+        "dpkg-query -W -f '${db:Status-Status} ${Package}\\n' 'nvidia-driver-cuda' libcuda1", check=False
+    )
+    assert "installed nvidia-driver-cuda" not in installed.stdout.replace("not-installed", "")
+    consistent(node)
+
+
+def test_the_next_run_works_when_the_causes_are_gone(operator: Operator, node: Any) -> None:
+    done = operator.call("up", gpuprov_roles=ROLES)
+    assert done.returncode == ExitCode.OK, said(done)
+    assert "580.126.09" in node.run("cat /proc/driver/nvidia/version").stdout
+    assert operator.drifted(gpuprov_roles=ROLES) == {}
+    consistent(node)
