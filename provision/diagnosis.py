@@ -92,6 +92,15 @@ class _Seen:
         return str(self.wanted.get("driver.loaded_version") or "")
 
     @property
+    def has_dkms_package(self) -> bool:
+        """Whether a package with the driver's sources for DKMS is on the node, configured or not."""
+        return any(
+            "dkms" in fact and fact.endswith(".status") and value not in (None, "absent", "config-files")
+            for fact, value in self.facts.items()
+            if fact.startswith("package.")
+        )
+
+    @property
     def fabric_managers(self) -> dict[str, str]:
         """Installed fabric manager packages with their versions."""
         return {
@@ -182,8 +191,8 @@ def _headers(seen: _Seen) -> Diagnosis | None:
     built, headers = seen.texts("dkms.nvidia.built"), seen.facts.get("kernel.headers")
     if not isinstance(headers, list) or not seen.boots or seen.boots in headers or seen.boots in built:
         return None
-    if not built and not any("dkms" in fact for fact in seen.wanted):
-        return None  # the module does not come from DKMS here
+    if not built and not seen.has_dkms_package:
+        return None  # the module does not come from DKMS here, or not yet
     running = "" if seen.boots == seen.text("kernel.release") else ", which the next boot uses,"
     return Diagnosis(
         "headers-missing",

@@ -125,6 +125,13 @@ def test_a_bare_node_has_no_diagnosis() -> None:
     assert diagnose(bare) == []
 
 
+def test_headers_are_missed_where_dkms_has_something_to_build() -> None:
+    facts = {**GOOD, "kernel.headers": [], "dkms.nvidia.built": []}
+    assert diagnose(facts, WANTED) == [], "a node that is to get its driver is not ill"
+    (found,) = diagnose({**facts, "package.nvidia-kernel-open-dkms.status": "installed"}, WANTED)
+    assert found.rule == "headers-missing"
+
+
 def test_a_split_that_took_only_a_part_is_repaired_and_not_rebooted() -> None:
     facts = {**GOOD, "driver.userspace_version": "580.159.03"}
     (found,) = diagnose(facts, WANTED)
