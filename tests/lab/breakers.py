@@ -13,6 +13,9 @@ from provision.expectations import Expectation
 
 _STATUS = "/var/lib/dpkg/status"
 
+# A lab node is a container, whose clock is this machine's: there is nothing to break, and nothing to repair.
+NOT_ON_LAB_NODES = frozenset({"clock.keeper", "clock.state"})
+
 
 def command(expectation: Expectation) -> str:
     """A command for a root shell. Raises LookupError for a kind of fact nobody has thought about yet."""
@@ -111,6 +114,34 @@ def _key(path: str, _: Expectation) -> str:
     return f"cat /usr/share/keyrings/debian-archive-keyring.gpg > {shlex.quote(path)}"
 
 
+def _locked_memory(subject: str, _: Expectation) -> str:
+    if subject == "session":
+        return "printf '* - memlock 64\\nroot - memlock 64\\n' > /etc/security/limits.d/99-other.conf"
+    if subject == "systemd":  # the file is as it was, but systemd has read another
+        file = "/etc/systemd/system.conf.d/90-gpuprov-rdma.conf"
+        return (
+            f"cp -p {file} /tmp/kept && sed -i 's/=.*/=64K/' {file} && systemctl daemon-reexec && "
+            f"cp -p /tmp/kept {file}"
+        )
+    unit = f"/run/systemd/system/{subject}"
+    return (
+        f"printf '[Service]\\nExecStart=/bin/sleep infinity\\n' > {unit} && systemctl daemon-reload && "
+        f"systemctl start {subject} && "
+        f"prlimit --pid $(systemctl show --property=MainPID --value {subject}) --memlock=65536:"
+    )
+
+
+def _kernel_file(path: str, text: str) -> str:
+    """Something else in the place of a file of this machine's kernel, for the node alone."""
+    return f"echo {text} > /run/broken && mount --bind /run/broken {path}"
+
+
+def _governors(_item: str, _: Expectation) -> str:
+    folder = "/sys/devices/system/cpu/cpufreq"
+    policy = f"{folder}/policy0"
+    return f"mount -t tmpfs none {folder} && mkdir {policy} && echo powersave > {policy}/scaling_governor"
+
+
 BREAKERS: dict[tuple[str, str], Any] = {
     ("file", "content"): _file_content,
     ("file", "mode"): _file_mode,
@@ -126,4 +157,7 @@ BREAKERS: dict[tuple[str, str], Any] = {
     ("driver", ""): _driver,
     ("sysctl", "value"): _sysctl,
     ("pgp_key", "fingerprints"): _key,
+    ("limits", "memlock"): _locked_memory,
+    ("cpu", "governors"): _governors,
+    ("memory", "numa_balancing"): lambda _, __: _kernel_file("/proc/sys/kernel/numa_balancing", "1"),
 }

@@ -50,7 +50,11 @@ class Walk:
         seen = assess.assess(inventory.load(lab.inventory), {})
         self.left = seen.drifts
         self.promised = {
-            node: [each for each in expected if each.role != HARDWARE]
+            node: [
+                each
+                for each in expected
+                if each.role != HARDWARE and each.fact not in breakers.NOT_ON_LAB_NODES
+            ]
             for node, expected in seen.expected.items()
         }
 
