@@ -15,7 +15,7 @@ from provision.errors import StackError
 class Sku:
     """One GPU product. `memory_mib` as nvidia-smi says; `nvlink` is (links, GB/s per link, both ways).
 
-    `fabric`: what its usual baseboard connects the GPUs with (nvswitch, nvlink5, none)."""
+    `fabric`: what its usual baseboard connects the GPUs with (nvswitch, nvlink5, imex, none)."""
 
     id: str
     product_names: tuple[str, ...]
@@ -101,7 +101,8 @@ def _shared_architecture(ids: Sequence[str]) -> str | None:
 
 
 def _fabric(sku: Sku | None, nvswitches: int) -> str:
-    """B200 and B300 baseboards have switches that are no PCI devices of NVIDIA; all before show theirs."""
+    """B200 and B300 baseboards have switches that are no PCI devices, those of an NVL72 rack are in
+    trays of their own; all before show theirs."""
     if nvswitches > 0:
         return "nvswitch"
-    return "nvlink5" if sku is not None and sku.fabric == "nvlink5" else "none"
+    return sku.fabric if sku is not None and sku.fabric in ("nvlink5", "imex") else "none"

@@ -90,7 +90,7 @@ def describe_node(facts: Mapping[str, Any]) -> dict[str, Any]:
     """Base facts → `gpuprov_node`: {os: {id, version_id, codename, family, arch}, kernel: {release, boot_release},
     gpu: {sku, count, architecture, fabric, pci_ids, product_names}}.
 
-    `sku`, `architecture` are None when unknown; `fabric` is one of nvswitch, nvlink5, none."""
+    `sku`, `architecture` are None when unknown; `fabric` is one of nvswitch, nvlink5, imex, none."""
     return {
         "os": {key: facts.get(f"os.{key}") for key in ("id", "version_id", "codename", "family", "arch")},
         "kernel": {key: facts.get(f"kernel.{key}") for key in ("release", "boot_release")},

@@ -22,6 +22,8 @@ def facts(*ids: str, switches: int = 0) -> dict[str, Any]:
         (facts(*["2330"] * 8, switches=4), "h100-sxm", "hopper", "nvswitch"),
         (facts(*["2330"] * 4), "h100-sxm", "hopper", "none"),
         (facts(*["2901"] * 8), "b200", "blackwell", "nvlink5"),
+        (facts(*["2941"] * 4), "gb200", "blackwell", "imex"),
+        (facts("2342"), "gh200", "hopper", "none"),
         (facts("26b9"), "l40s", "ada", "none"),
         (facts("20B5"), "a100-pcie-80", "ampere", "none"),
         (facts("2330", "2331"), None, "hopper", "none"),
@@ -42,7 +44,7 @@ def test_no_two_products_share_a_pci_id_and_all_are_described() -> None:
     assert len(ids) == len(set(ids))
     for sku in skus.all_skus().values():
         assert all(pci_id.startswith("10de:") and pci_id == pci_id.lower() for pci_id in sku.pci_ids)
-        assert sku.fabric in ("nvswitch", "nvlink5", "none")
+        assert sku.fabric in ("nvswitch", "nvlink5", "imex", "none")
         assert sku.memory_mib > 1000
         assert sku.power_w > 10
 

@@ -1,0 +1,84 @@
+"""The programs that make an NVLink fabric, under whatever name their package has: fabric manager, IMEX."""
+
+from provision.node.observe.driver import driver_loaded
+from provision.node.observe.files import ReadError
+from provision.node.observe.package import dnf_locks, dpkg_packages, dpkg_paragraphs, has_rpm, is_locked
+from provision.node.observe.probe import FAMILIES, Family, Probe, attribute_of
+
+# The branch is part of the name up to 580 (nvidia-imex-580) and not later; rpm once had one hyphen more.
+FABRIC_PACKAGES = {
+    "manager": ("nvidia-fabricmanager", "nvidia-fabric-manager"),
+    "imex": ("nvidia-imex",),
+}
+
+
+def fabric_program(package):
+    """Which of the two a package is, or None."""
+    for program, stems in FABRIC_PACKAGES.items():
+        for stem in stems:
+            rest = package[len(stem) :]
+            if package.startswith(stem) and (not rest or (rest[0] == "-" and rest[1:].isdigit())):
+                return program
+    return None
+
+
+def fabric_facts(names, installed):
+    """`installed`: package -> (version, whether it is held). Of several packages each has to say the same."""
+    loaded = None
+    facts = {}
+    for fact in names:
+        program, _, what = attribute_of(fact).partition("_")
+        mine = {name: installed[name] for name in installed if fabric_program(name) == program}
+        versions = sorted({version for version, _held in mine.values()})
+        if what == "package":
+            facts[fact] = ", ".join(sorted(mine)) or None
+        elif what == "version":
+            facts[fact] = ", ".join(versions) or None
+        elif what == "held":
+            facts[fact] = bool(mine) and all(held for _version, held in mine.values())
+        else:
+            loaded = driver_loaded("loaded_version")
+            upstream = [version.partition(":")[2] or version for version in versions]
+            facts[fact] = [version.rpartition("-")[0] for version in upstream] == [loaded]
+    return facts
+
+
+def dpkg_fabric(names):
+    found = set()
+    for paragraph in dpkg_paragraphs():
+        if paragraph[:15] == b"Package: nvidia":
+            found.add(paragraph[9 : paragraph.find(b"\n")].decode("ascii", "replace").strip())
+    packages = dpkg_packages({name for name in found if fabric_program(name)})
+    whole = {name: each for name, each in packages.items() if each["status"] == "installed"}
+    return fabric_facts(names, {name: (each["version"], each["held"]) for name, each in whole.items()})
+
+
+def parse_rpm_fabric(names, output):
+    locks = dnf_locks()
+    found = {}
+    for line in output.splitlines():
+        fields = line.split("|")
+        if len(fields) != 3:
+            raise ReadError("rpm answered: " + line[:200])
+        epoch = "" if fields[1] in ("(none)", "0") else fields[1] + ":"
+        version = epoch + fields[2].strip()
+        found[fields[0]] = (version, is_locked(locks, fields[0], version))
+    return fabric_facts(names, found)
+
+
+def fabric_probes(names):
+    if has_rpm():
+        form = "%{NAME}|%{EPOCH}|%{VERSION}-%{RELEASE}\n"
+        command = ["rpm", "-qa", "--qf", form, "nvidia-fabric*", "nvidia-imex*"]
+        return [Probe(names, command=command, parse=parse_rpm_fabric)]
+    return [Probe(names, read=lambda: dpkg_fabric(names))]
+
+
+FAMILIES["fabric"] = Family(
+    (
+        *("manager_package", "manager_version", "manager_held", "manager_matches_driver"),
+        *("imex_package", "imex_version", "imex_held", "imex_matches_driver"),
+    ),
+    fabric_probes,
+    items=False,
+)

@@ -1,0 +1,197 @@
+"""GPU settings on lab nodes: made, kept after a reboot, watched, and refused when impossible."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from provision.errors import ExitCode
+from provision.lab.spec import NodeSpec
+from tests.lab.conftest import running_lab
+
+if TYPE_CHECKING:
+    from tests.lab.conftest import Lab, LabNode
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLES = "[nvidia_repository,nvidia_driver,nvlink,gpu_settings]"
+MIG = {"enabled": True, "profiles": {"0": ["1g.10gb", "3g.40gb"]}}
+SETTINGS: dict[str, Any] = {
+    "gpu_settings_power_limit": 350,
+    "gpu_settings_locked_clocks": [1110, 1410],
+    "gpu_settings_compute_mode": "exclusive_process",
+    "gpu_settings_mig": MIG,
+}
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """An H100, which forgets its MIG mode, and an A100, which does not."""
+    nodes = (NodeSpec("gpu-01", "h100-sxm"), NodeSpec("gpu-02", "a100-sxm-80"))
+    with running_lab("gpusettings", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+        yield running
+
+
+def gpuprov(lab: Lab, verb: str, *words: str, **settings: Any) -> tuple[int, str]:
+    chosen = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
+    sets = [word for one in [f"gpuprov_roles={ROLES}", *chosen] for word in ("--set", one)]
+    done = subprocess.run(
+        [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), *sets, *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(lab.inventory.parent / "runs")},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def field(node: LabNode, name: str) -> list[str]:
+    query = f"nvidia-smi --query-gpu={name} --format=csv,noheader,nounits"
+    return node.run(query).stdout.splitlines()
+
+
+def partitions(node: LabNode) -> str:
+    """The MIG devices of all GPUs, in the words of nvidia-smi."""
+    lines = node.run("nvidia-smi -L").stdout.splitlines()
+    return " ".join(line.split()[1].rstrip(":") for line in lines if line.strip())
+
+
+def as_declared(node: LabNode) -> None:
+    assert field(node, "power.limit") == ["350.00"] * 8
+    assert field(node, "compute_mode") == ["Exclusive_Process"] * 8
+    assert field(node, "mig.mode.current") == ["Enabled", *["Disabled"] * 7]
+    assert partitions(node) == "0 3g.40gb 1g.10gb 1 2 3 4 5 6 7"
+
+
+def test_bare_nodes_get_their_settings_and_a_second_run_does_nothing(lab: Lab) -> None:
+    code, said = gpuprov(lab, "up", **SETTINGS)
+    assert code == ExitCode.OK, said
+    for node in lab.nodes:
+        as_declared(node)
+    code, said = gpuprov(lab, "up", **SETTINGS)
+    assert code == ExitCode.OK, said
+    assert "2 nodes already as declared" in said
+
+
+def test_the_role_itself_is_changeless_and_clean_in_check_mode(lab: Lab) -> None:
+    for words in ([], ["--check"]):
+        code, said = gpuprov(lab, "up", "--full", *words, **SETTINGS)
+        assert code == ExitCode.OK, said
+        newest = max((lab.inventory.parent / "runs").glob("*-up"))
+        events = [json.loads(line) for line in (newest / "events.jsonl").read_text().splitlines()]
+        assert any(event["role"] == "gpu_settings" for event in events)
+        assert not [event for event in events if event.get("changed")], said
+
+
+def test_a_reboot_forgets_and_the_boot_sets_it_again(lab: Lab) -> None:
+    node = lab.node("gpu-01")
+    node.reboot()
+    node.run("sudo timeout 120 systemctl is-system-running --wait", check=False, timeout=150)
+    as_declared(node)
+    code, said = gpuprov(lab, "drift", **SETTINGS)
+    assert code == ExitCode.OK, said
+
+
+def test_a_limit_changed_by_hand_is_drift_on_that_gpu_and_the_role_alone_mends_it(lab: Lab) -> None:
+    node = lab.node("gpu-02")
+    node.run("sudo nvidia-smi -i 3 -pl 300")
+    code, said = gpuprov(lab, "drift", **SETTINGS)
+    assert code == ExitCode.DRIFT, said
+    assert "nvidia_smi.power.limit" in said
+    assert "300.00" in said
+    assert "gpu-02" in said
+    for other in ("compute_mode", "mig.", "gpu-01"):
+        assert other not in said, said
+    code, said = gpuprov(lab, "up", **SETTINGS)
+    assert code == ExitCode.OK, said
+    as_declared(node)
+    newest = max((lab.inventory.parent / "runs").glob("*-up"))
+    events = [json.loads(line) for line in (newest / "events.jsonl").read_text().splitlines()]
+    assert {event["role"] for event in events if event["role"]} == {"gpu_settings"}
+    assert {event["node"] for event in events} == {"gpu-02"}
+
+
+def test_partitions_taken_down_by_hand_come_back(lab: Lab) -> None:
+    node = lab.node("gpu-01")
+    node.run("sudo nvidia-smi mig -i 0 -dci && sudo nvidia-smi mig -i 0 -dgi")
+    code, said = gpuprov(lab, "drift", **SETTINGS)
+    assert (code, "mig.devices" in said) == (ExitCode.DRIFT, True), said
+    code, said = gpuprov(lab, "up", **SETTINGS)
+    assert code == ExitCode.OK, said
+    as_declared(node)
+
+
+def test_a_restart_of_the_persistence_daemon_does_not_lose_them(lab: Lab) -> None:
+    node = lab.node("gpu-01")
+    node.run("sudo systemctl restart nvidia-persistenced.service")
+    node.run("sudo timeout 60 systemctl is-active --wait gpuprov-gpu-settings.service", check=False)
+    as_declared(node)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"gpu_settings_power_limit": 900},
+            "GPU 0, 1, 2, 3, 4, 5, 6, 7: a power limit of 900 W is outside what the board allows, 200 to 700 W.",
+        ),
+        (
+            {"gpu_settings_mig": {"enabled": True, "profiles": {"all": ["5g.40gb"]}}},
+            "there is no MIG profile 5g.40gb",
+        ),
+        ({"gpu_settings_locked_clocks": [1111, 1410]}, "a graphics clock of 1111 MHz is not supported"),
+    ],
+)
+def test_what_a_board_cannot_do_is_refused_and_nothing_changes(
+    lab: Lab, settings: dict[str, Any], words: str
+) -> None:
+    node = lab.node("gpu-01")
+    code, said = gpuprov(lab, "up", "--nodes", "gpu-01", **{**SETTINGS, **settings})
+    assert code == ExitCode.UNHEALTHY, said
+    assert words in " ".join(said.split()), said
+    assert "Traceback" not in said
+    as_declared(node)
+
+
+def test_partitions_do_not_change_under_a_running_process(lab: Lab) -> None:
+    node = lab.node("gpu-01")
+    mark = '{"tool": "train", "pid": %d, "since": 1, "slots": [0]}'
+    node.run("nohup sleep 600 >/dev/null 2>&1 & echo $! > /tmp/pid")
+    pid = int(node.run("cat /tmp/pid").stdout)
+    node.run(f"echo '{mark % pid}' > /var/lib/silicon/run/load.{pid}")
+    other = {"enabled": True, "profiles": {"0": ["7g.80gb"]}}
+    code, said = gpuprov(lab, "up", "--nodes", "gpu-01", **{**SETTINGS, "gpu_settings_mig": other})
+    node.run(f"kill {pid}; rm /var/lib/silicon/run/load.{pid}")
+    assert code == ExitCode.UNHEALTHY, said
+    assert f"GPU 0: process {pid} (train) uses it" in " ".join(said.split()), said
+    as_declared(node)
+
+
+def test_the_ecc_mode_changes_with_the_reboot_that_up_makes(lab: Lab) -> None:
+    node = lab.node("gpu-02")
+    before = node.boot_id()
+    code, said = gpuprov(lab, "up", "--nodes", "gpu-02", gpu_settings_ecc="disabled", **SETTINGS)
+    assert code == ExitCode.OK, said
+    assert node.boot_id() != before
+    assert field(node, "ecc.mode.current") == ["Disabled"] * 8
+    as_declared(node)
+
+
+def test_nothing_declared_leaves_nothing_behind(lab: Lab) -> None:
+    node = lab.node("gpu-02")
+    code, said = gpuprov(lab, "up", "--nodes", "gpu-02")
+    assert code == ExitCode.OK, said
+    left = node.run(
+        "ls /etc/systemd/system/gpuprov-gpu-settings.service /usr/local/sbin/gpuprov-*", check=False
+    )
+    assert left.stdout == ""
+    code, said = gpuprov(lab, "drift", "--nodes", "gpu-02")
+    assert code == ExitCode.OK, said

@@ -1,0 +1,115 @@
+"""Which machine needs fabric manager, nvlsm or IMEX, and what is promised of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from provision import expectations, skus, stack
+
+SYSTEMS = {"debian": ("13", "debian"), "ubuntu": ("24.04", "debian"), "rocky": ("9.4", "redhat")}
+
+
+def machine(pci_id: str, count: int = 8, switches: int = 0, os_id: str = "debian") -> dict[str, Any]:
+    version, family = SYSTEMS[os_id]
+    devices = [{"address": str(number), "device_id": f"10de:{pci_id}"} for number in range(count)]
+    seen = {"gpu.count": count, "gpu.pci": devices, "gpu.nvswitch_count": switches}
+    return {
+        "os": {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": "x86_64"},
+        "kernel": {"release": "6.12.107"},
+        "gpu": skus.describe_gpus(seen),
+    }
+
+
+def promised(node: dict[str, Any], **declared: Any) -> dict[str, Any]:
+    variables = {**stack.load(stack.DEFAULT).variables, "gpuprov_roles": ["nvlink"], **declared}
+    return {each.fact: each.value for each in expectations.of_node(variables, node)}
+
+
+@pytest.mark.parametrize(
+    ("node", "needs"),
+    [
+        (machine("26b9"), set()),  # L40S
+        (machine("20b5", 4), set()),  # A100 PCIe, bridged in pairs
+        (machine("2330", 4), set()),  # 4-GPU HGX H100 without NVSwitch, or one passed through to a guest
+        (machine("2342", 1), set()),  # GH200 alone
+        (machine("20b2", switches=6), {"manager"}),  # HGX A100
+        (machine("2330", switches=4), {"manager"}),
+        (machine("2335", switches=4), {"manager"}),
+        (machine("2901"), {"manager", "nvlsm", "ib_umad"}),  # HGX B200
+        (machine("3182"), {"manager", "nvlsm", "ib_umad"}),  # HGX B300
+        (machine("2941", 4), {"imex"}),  # GB200 NVL72 compute tray
+        (machine("31c2", 4), {"imex"}),  # GB300
+    ],
+)
+def test_the_hardware_decides_what_runs(node: dict[str, Any], needs: set[str]) -> None:
+    facts = promised(node, nvlink_imex_nodes=["10.0.0.1"], nvidia_driver_version="595.71.05")
+    found = {
+        name
+        for name, fact in {
+            "manager": "service.nvidia-fabricmanager.active",
+            "nvlsm": "package.nvlsm.status",
+            "ib_umad": "module.ib_umad.loaded",
+            "imex": "service.nvidia-imex.active",
+        }.items()
+        if fact in facts
+    }
+    assert found == needs
+    assert bool(facts) == bool(needs)
+
+
+@pytest.mark.parametrize("version", ["570.124.06", "580.126.09", "595.71.05"])
+@pytest.mark.parametrize("os_id", sorted(SYSTEMS))
+def test_fabric_manager_has_the_drivers_version_under_any_name(version: str, os_id: str) -> None:
+    facts = promised(machine("2330", switches=4, os_id=os_id), nvidia_driver_version=version)
+    assert facts["fabric.manager_version"] == version
+    assert facts["fabric.manager_matches_driver"] is True
+    assert facts["fabric.manager_held"] is True
+    assert facts["nvidia_smi.fabric.state"] == ["Completed"] * 8
+
+
+def test_a_driver_declared_as_a_branch_decides_when_it_is_there() -> None:
+    facts = promised(machine("2330", switches=4), nvidia_driver_version="580")
+    assert "fabric.manager_version" not in facts
+    assert facts["fabric.manager_matches_driver"] is True
+
+
+def test_partitioned_gpus_are_not_waited_for() -> None:
+    mig = {"enabled": True, "profiles": {"all": ["1g.10gb"]}}
+    assert "nvidia_smi.fabric.state" not in promised(machine("2330", switches=4), gpu_settings_mig=mig)
+
+
+def test_nvlsm_has_a_version_of_its_own() -> None:
+    facts = promised(machine("2901"), nvlink_nvlsm_version="2025.10.14-1")
+    assert facts["package.nvlsm.version"] == "2025.10.14-1"
+    assert facts["file./etc/modules-load.d/gpuprov-nvlink.conf.content"].endswith("\nib_umad\n")
+
+
+def test_a_tray_names_all_trays_of_its_rack() -> None:
+    trays = ["10.0.0.1", "10.0.0.2", "fd00::3"]
+    facts = promised(machine("2941", 4), nvlink_imex_nodes=trays)
+    assert facts["file./etc/nvidia-imex/nodes_config.cfg.content"].splitlines()[1:] == trays
+    assert facts["fabric.imex_version"] == "580.126.09"
+    assert not [fact for fact in facts if "manager" in fact]
+
+
+@pytest.mark.parametrize(
+    ("os_id", "branch", "first"),
+    [
+        ("debian", "580", "nvidia-fabricmanager-580"),
+        ("debian", "595", "nvidia-fabricmanager"),
+        ("rocky", "580", "nvidia-fabric-manager"),
+        ("rocky", "595", "nvidia-fabricmanager"),
+    ],
+)
+def test_the_likely_name_is_asked_first_and_all_are(os_id: str, branch: str, first: str) -> None:
+    from provision.role import all_roles
+
+    declared = {"nvidia_driver_version": f"{branch}.1.2"}
+    renderer = expectations.renderer_for(
+        all_roles()["nvlink"], declared, machine("2330", switches=4, os_id=os_id)
+    )
+    names = renderer.value("{{ __nvlink_managers }}")
+    assert names[0] == first
+    assert {"nvidia-fabricmanager", f"nvidia-fabricmanager-{branch}"} <= set(names)
