@@ -120,7 +120,8 @@ def about(expected: Expected) -> str:
 
 def _groups(made: Plan) -> list[list[str]]:
     """Nodes that differ in the same way; first what no role repairs, then by reboot and time."""
-    others = {name: _likeness(node) for name, node in made.nodes.items() if not node.as_declared}
+    words: dict[Any, str] = {}  # equal nodes share their expectations: each difference is worded once
+    others = {name: _likeness(node, words) for name, node in made.nodes.items() if not node.as_declared}
     groups = [names for _, names in shown.grouped(others)]
 
     def badness(names: Sequence[str]) -> tuple[Any, ...]:
@@ -130,9 +131,19 @@ def _groups(made: Plan) -> list[list[str]]:
     return sorted(groups, key=badness, reverse=True)
 
 
-def _likeness(node: NodePlan) -> tuple[Any, ...]:
-    drifts = ((d.expectation.role, d.expectation.fact, shown.difference(d)) for d in node.drifts)
+def _likeness(node: NodePlan, words: dict[Any, str]) -> tuple[Any, ...]:
+    drifts = ((d.expectation.role, d.expectation.fact, _difference(d, words)) for d in node.drifts)
     return (node.roles, reboot_word(node), node.reboot_because, *drifts)
+
+
+def _difference(drift: Drift, words: dict[Any, str]) -> str:
+    found = drift.found
+    if drift.unknown or not isinstance(found, str | int | None):
+        return shown.difference(drift)
+    key = (id(drift.expectation), type(found), found)
+    if key not in words:
+        words[key] = shown.difference(drift)
+    return words[key]
 
 
 def _effort(node: NodePlan) -> str:
