@@ -34,7 +34,7 @@ PACKAGES = (
         "logrotate",
     ),
 )
-DNF = ("dnf", "python3-dnf", "dnf-plugins-core", "rpm", "gpg")
+DNF = ("dnf", "python3-dnf", "dnf-plugins-core", "rpm", "gpg", "dracut-core")
 # Taken out of a tree with dnf, where to ask Debian's package manager is a mistake that works by accident.
 _DEBIAN_TOOLS = ("apt", "apt-cache", "apt-config", "apt-get", "apt-key", "apt-mark", "dpkg", "dpkg-query")
 _DEBIAN_FILES = (
