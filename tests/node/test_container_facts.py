@@ -116,6 +116,17 @@ def test_what_it_names_and_the_machine_has_not(machine: Machine, text: str, stal
     assert machine.value("container.cdi.stale") == stale
 
 
+def test_another_driver_than_the_loaded_one_is_stale(machine: Machine) -> None:
+    loaded = (
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {}  Sat Aug 19 01:15:15 UTC 2023\nGCC version: x\n"
+    )
+    machine.write(specification("/dev/nvidia0", "/dev/nvidia1"))
+    machine.file("/proc/driver/nvidia/version", loaded.format(DRIVER))
+    assert machine.value("container.cdi.stale") == []
+    machine.file("/proc/driver/nvidia/version", loaded.format("570.124.06"))
+    assert machine.value("container.cdi.stale") == [f"driver {DRIVER}"]
+
+
 def test_of_a_partitioned_gpu_its_instances_count(machine: Machine) -> None:
     folder = "/proc/driver/nvidia/capabilities/gpu1/mig/gi2"
     machine.file(f"{folder}/access", "DeviceFileMinor: 156\nDeviceFileMode: 292\n")
@@ -151,9 +162,12 @@ def test_what_is_no_specification_is_a_problem(machine: Machine, text: str) -> N
 
 
 def test_device_files_without_their_link_are_named(machine: Machine) -> None:
-    assert machine.value("container.dev_char.missing") == ["/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
-    machine.link("/dev/char/0:0", "../nvidia0")  # all three have one number here, and a link has one target
-    assert machine.value("container.dev_char.missing") == ["/dev/nvidia1", "/dev/nvidiactl"]
+    machine.device("nvidia-nvswitch0")
+    machine.device("nvidia-caps/nvidia-cap1")
+    found = ["/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"]
+    assert machine.value("container.dev_char.missing") == found
+    machine.link("/dev/char/0:0", "../nvidia0")  # what stands for devices here has one number
+    assert machine.value("container.dev_char.missing") == []
 
 
 # --- runtimes
@@ -206,6 +220,10 @@ def test_containerd_in_both_formats(host: Tree, text: str) -> None:
     host.file("/etc/containerd/conf.d/99-nvidia.toml", text)
     assert host.value("container_runtime.containerd.path") == "/usr/bin/nvidia-container-runtime"
     assert host.value("container_runtime.containerd.cdi") is True
+    assert host.value("container_runtime.containerd.keeps_runc") is False
+    with_runc = text.replace("runtimes.nvidia]", "runtimes.runc]") + text
+    host.file("/etc/containerd/conf.d/99-nvidia.toml", with_runc)
+    assert host.value("container_runtime.containerd.keeps_runc") is True
     assert host.value("container_runtime.containerd.imported") is False
     host.file("/etc/containerd/config.toml", '# imports = ["/etc/containerd/conf.d/*.toml"]\nversion = 2\n')
     assert host.value("container_runtime.containerd.imported") is False

@@ -73,7 +73,7 @@ def nvidia_ctk(node, arguments: list) -> int:
     if words[:1] == ["config"]:
         return _config(node, words[1:])
     if words[:2] == ["system", "create-dev-char-symlinks"]:
-        return _dev_char(node)
+        return _dev_char("--dry-run" in words)
     log("error", f"unknown command: {' '.join(arguments)}")
     return 1
 
@@ -155,19 +155,21 @@ def _config(node, words: list) -> int:
     return 0
 
 
-def _dev_char(node) -> int:
+def _dev_char(dry_run: bool) -> int:
     """/dev/char/MAJOR:MINOR for each device file of the driver."""
-    if not node.privileged():
-        log("error", "failed to create link creator: permission denied")
-        return 1
     place = Path("/dev/char")
-    place.mkdir(exist_ok=True)
     for path in [*sorted(Path("/dev").glob("nvidia*")), *sorted(Path("/dev/nvidia-caps").glob("*"))]:
-        if path.is_dir():
+        if path.is_dir() or path.name.startswith(("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink")):
             continue
         major, minor = devices.numbers(str(path))[:2]
         link = place / f"{major}:{minor}"
-        if not link.is_symlink():
-            log("info", f"Creating link {link} => {path}")
+        log("info", f"Creating link {link} => {path}")
+        if dry_run:
+            continue
+        try:
+            place.mkdir(exist_ok=True)
             link.symlink_to(path)
+        except OSError as error:
+            why = (error.strerror or str(error)).lower()
+            log("warning", f"Could not create symlink: symlink {path} {link}: {why}")
     return 0

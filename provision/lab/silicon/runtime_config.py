@@ -1,19 +1,12 @@
 """`nvidia-ctk runtime configure`: the settings of Docker, containerd and CRI-O, as the tool writes them."""
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
-_CONTAINERD = """\
-version = {version}
-
-[plugins]
-
-  [plugins."{plugin}"]
-{cdi}
-    [plugins."{plugin}".containerd]
-{default}
-      [plugins."{plugin}".containerd.runtimes]
-
+# What it takes for the options of a runtime when its source knows no runc.
+_RUNTIME = """\
         [plugins."{plugin}".containerd.runtimes.nvidia]
           privileged_without_host_devices = false
           runtime_engine = ""
@@ -22,7 +15,7 @@ version = {version}
 
           [plugins."{plugin}".containerd.runtimes.nvidia.options]
             BinaryName = "/usr/bin/nvidia-container-runtime"
-{options}"""
+"""
 _CRIO = """
 [crio]
 
@@ -54,7 +47,7 @@ def configure(node, flags: dict) -> int:
         path = node.root / (flags.get("--drop-in-config") or "/etc/containerd/conf.d/99-nvidia.toml").lstrip(
             "/"
         )
-        text = _containerd(node, path, flags.get("--config") or "/etc/containerd/config.toml", default, cdi)
+        text = _containerd(node, path, flags)
     elif runtime == "crio":
         path = node.root / (flags.get("--drop-in-config") or "/etc/crio/conf.d/99-nvidia.toml").lstrip("/")
         text = _CRIO.format(default='    default_runtime = "nvidia"\n' if default else "")
@@ -78,19 +71,60 @@ def _docker(path: Path, default: bool, cdi: bool) -> str:
     return json.dumps(settings, indent=4, sort_keys=True)
 
 
-def _containerd(node, drop_in: Path, config: str, default: bool, cdi: bool) -> str:
-    """The drop-in; containerd reads it only if its main file imports it."""
-    main = node.root / config.lstrip("/")
+def _containerd(node, drop_in: Path, flags: dict) -> str:
+    """The drop-in; containerd reads it only if its main file imports it.
+
+    Up to 2.0 containerd does not merge what two files say of one plugin: the drop-in's replaces the other's.
+    So the tool copies the plugin's whole section from its source, which is the main file unless it is told to
+    ask containerd: then what nobody wrote down, such as runc, is in it too.
+    """
+    main = node.root / (flags.get("--config") or "/etc/containerd/config.toml").lstrip("/")
     text = main.read_text() if main.exists() else "version = 2\n"
+    source = text
+    if flags.get("--config-source") == "command":
+        asked = subprocess.run(["containerd", "config", "dump"], stdout=subprocess.PIPE, check=True)
+        source = asked.stdout.decode()
     pattern = f"/{drop_in.parent.relative_to(node.root)}/*.toml"
     if pattern not in text:
         main.parent.mkdir(parents=True, exist_ok=True)
         main.write_text(f'imports = ["{pattern}"]\n' + text)
-    three = "version = 3" in text
-    return _CONTAINERD.format(
-        version=3 if three else 2,
-        plugin="io.containerd.cri.v1.runtime" if three else "io.containerd.grpc.v1.cri",
-        default='      default_runtime_name = "nvidia"\n' if default else "",
-        cdi="    enable_cdi = true\n" if cdi else "",
-        options="            SystemdCgroup = true\n" if "SystemdCgroup = true" in text else "",
-    )
+    version = 3 if re.search(r"(?m)^version = 3", source) else 2
+    plugin = "io.containerd.cri.v1.runtime" if version == 3 else "io.containerd.grpc.v1.cri"
+    tables = _tables(source, f'plugins."{plugin}"')
+    name = f'plugins."{plugin}"'
+    runc = f"{name}.containerd.runtimes.runc"
+    added = _RUNTIME.format(plugin=plugin)
+    if runc in tables:
+        kin = {
+            header: body for header, body in tables.items() if header == runc or header.startswith(runc + ".")
+        }
+        added = "".join(
+            f"[{header.replace(runc, runc[:-4] + 'nvidia')}]\n{body}" for header, body in kin.items()
+        )
+        binary = '  BinaryName = "/usr/bin/nvidia-container-runtime"\n'
+        added = re.sub(r"(?m)^ *BinaryName = .*\n", binary, added)
+    for header in [one for one in tables if one.startswith(f"{name}.containerd.runtimes.nvidia")]:
+        del tables[header]
+    plugin_body = re.sub(r"(?m)^ *enable_cdi = .*\n", "", tables.pop(name, ""))
+    if "--cdi.enabled" in flags:
+        plugin_body = "    enable_cdi = true\n" + plugin_body
+    containerd_body = tables.pop(f"{name}.containerd", "")
+    if "--set-as-default" in flags:
+        containerd_body = re.sub(r"(?m)^ *default_runtime_name = .*\n", "", containerd_body)
+        containerd_body = '      default_runtime_name = "nvidia"\n' + containerd_body
+    head = f"version = {version}\n\n[plugins]\n\n  [{name}]\n{plugin_body}\n"
+    head += f"    [{name}.containerd]\n{containerd_body}\n"
+    return head + "".join(f"[{header}]\n{body}" for header, body in tables.items()) + added
+
+
+def _tables(text: str, prefix: str) -> dict:
+    """Header -> lines, of the tables of one plugin in a TOML file."""
+    found, header = {}, ""
+    for line in text.splitlines():
+        if line.strip().startswith("["):
+            header = line.strip().strip("[]").replace("'", '"')
+            if header == prefix or header.startswith(prefix + "."):
+                found[header] = ""
+        elif header in found:
+            found[header] += line + "\n"
+    return found

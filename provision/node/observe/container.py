@@ -129,6 +129,10 @@ def cdi_stale(specification):
     for path in specification.files:
         if not os.path.exists(at(path)):
             yield path
+    described = cdi_driver(specification)
+    loaded = read_text("/proc/driver/nvidia/version")
+    if described and loaded and " %s " % described not in loaded.replace("\n", " "):
+        yield "driver " + described
 
 
 def cdi_driver(specification):
@@ -177,10 +181,12 @@ def dev_char_missing():
     for folder in ("/dev", "/dev/nvidia-caps"):
         for name in names_in(folder):
             path = folder + "/" + name
-            if name[:6] != "nvidia" or os.path.isdir(at(path)):
+            # No container is given the files of switches and of GPUDirect Storage.
+            other = name[:6] != "nvidia" or name.startswith(("nvidia-fs", "nvidia-nvswitch", "nvidia-nvlink"))
+            if other or os.path.isdir(at(path)):
                 continue
             numbers = cdi_numbers(path)
-            if numbers and not (link_target("/dev/char/%d:%d" % numbers) or "").endswith("/" + name):
+            if numbers and link_target("/dev/char/%d:%d" % numbers) is None:
                 missing.append(path)
     return cdi_listed(missing)
 

@@ -66,6 +66,9 @@ def containerd_value(what):
             toml_value(CONTAINERD_DROP_IN, name, "enable_cdi") for name in (".v1.cri", ".cri.v1.runtime")
         ]
         return {"true": True, "false": False}.get(found[0] or found[1])
+    if what == "keeps_runc":
+        # Up to 2.0 the drop-in replaces all that was known of runtimes, also what is built in.
+        return toml_value(CONTAINERD_DROP_IN, "containerd.runtimes.runc", "runtime_type") is not None
     return toml_value(CONTAINERD_DROP_IN, "runtimes.nvidia.options", "BinaryName")
 
 
@@ -111,7 +114,7 @@ def runtimes_unconfigured():
     """The installed runtimes that do not know the NVIDIA runtime."""
     told = {name: bool(runtime_value(name, "path")) for name in runtimes_to_tell()}
     if told.get("containerd"):
-        told["containerd"] = containerd_value("imported")
+        told["containerd"] = containerd_value("imported") and containerd_value("keeps_runc")
     return [name for name in sorted(told) if not told[name]]
 
 
@@ -123,7 +126,7 @@ def runtimes_without_cdi():
 
 FAMILIES["container_runtime"] = Family(
     (
-        *("path", "cdi", "imported", "installed", "restart_required", "mode"),
+        *("path", "cdi", "imported", "installed", "restart_required", "mode", "keeps_runc"),
         *("unconfigured", "without_cdi"),
     ),
     one_each(runtime_value),

@@ -1,0 +1,111 @@
+#!/usr/bin/python
+"""Merges settings into a JSON file that has other owners too; refuses one that is not JSON, with the line."""
+
+from __future__ import absolute_import, division, print_function
+
+DOCUMENTATION = r"""
+module: gpuprov_json
+short_description: Merge settings into a JSON file
+description:
+  - Sets what is given and keeps everything else, the order of the keys too.
+  - A file that is not JSON is left alone and refused with the line and column of the error.
+options:
+  path:
+    description: The file; made when it is not there.
+    type: path
+    required: true
+  settings:
+    description: What has to be in it. Mappings are merged, everything else is replaced.
+    type: dict
+    required: true
+author: gpuprov
+"""
+
+EXAMPLES = r"""
+- name: Tell Docker of the NVIDIA runtime
+  gpuprov_json:
+    path: /etc/docker/daemon.json
+    settings: {runtimes: {nvidia: {path: nvidia-container-runtime}}}
+"""
+
+RETURN = r"""
+keys_to_set:
+  description: The top-level keys whose value was changed (or would be, in check mode).
+  returned: always
+  type: list
+settings:
+  description: The whole content as it is now (or would be, in check mode).
+  returned: always
+  type: dict
+"""
+
+import json  # noqa: E402
+import os  # noqa: E402
+import tempfile  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+
+def merged(old, new):
+    """`old` with `new` set in it: mappings key by key, lists and values as a whole."""
+    result = dict(old)
+    for key, value in new.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict)
+        result[key] = merged(result[key], value) if both else value
+    return result
+
+
+def read(module, path):
+    """The settings in the file; none when it is absent or empty. Ends the module when they make no sense."""
+    fix = "Correct it; it was not changed."
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        module.fail_json(msg="{0} cannot be read: {1}. {2}".format(path, error, fix))
+    if not text.strip():
+        return {}
+    try:
+        settings = json.loads(text)
+    except ValueError as error:
+        line = getattr(error, "lineno", 1)
+        shown = "".join(text.splitlines()[line - 1 : line]).strip()[:80]
+        module.fail_json(msg="{0} is not JSON: {1}: {2!r}. {3}".format(path, error, shown, fix))
+    if not isinstance(settings, dict):
+        module.fail_json(msg="{0} is JSON, but not an object of settings. {1}".format(path, fix))
+    return settings
+
+
+def write(module, path, settings):
+    """Write the file whole or not at all; a new one is everybody's to read."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    fresh = not os.path.exists(path)
+    handle, temporary = tempfile.mkstemp(dir=module.tmpdir)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(json.dumps(settings, indent=4, ensure_ascii=False) + "\n")
+    if fresh:
+        os.chmod(temporary, 0o644)
+    module.atomic_move(temporary, path)
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "path": {"type": "path", "required": True},
+            "settings": {"type": "dict", "required": True},
+        },
+        supports_check_mode=True,
+    )
+    path = module.params["path"]
+    old = read(module, path)
+    new = merged(old, module.params["settings"])
+    changed = [key for key in new if key not in old or old[key] != new[key]]
+    if changed and not module.check_mode:
+        write(module, path, new)
+    module.exit_json(changed=bool(changed), keys_to_set=changed, settings=new)
+
+
+if __name__ == "__main__":
+    main()
