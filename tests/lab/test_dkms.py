@@ -1,8 +1,8 @@
 """DKMS for real: Debian's own driver, headers, compiler and kernel; a build that fails, and one that works.
 
 Debian 13's nvidia-open-kernel-dkms 550 does not compile against its kernel 6.12, and leaves its package half
-configured; the proprietary one compiles. The node runs on the kernel of the host: that in its /boot is only ever
-the kernel that will boot. The tests run in the order written, and take minutes of compiling.
+configured; the proprietary one compiles. The node runs on the kernel of the host: that in its /boot is
+only ever the kernel that will boot. The tests run in the order written, and take minutes of compiling.
 """
 
 from __future__ import annotations
