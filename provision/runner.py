@@ -187,9 +187,10 @@ class _Stop:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {
-            number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        }
+        chosen = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup means what it says
+            chosen.append(signal.SIGHUP)
+        before = {number: signal.signal(number, note) for number in chosen}
         try:
             yield
         finally:

@@ -250,7 +250,10 @@ def _signals_interrupt() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    chosen = [
+        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
+    ]
+    before = {number: signal.signal(number, interrupt) for number in chosen}  # nohup means what it says
     try:
         yield
     finally:

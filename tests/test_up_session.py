@@ -631,6 +631,16 @@ def test_termination_is_an_interrupt(world: World) -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_nohup_means_what_it_says(world: World) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.on_play = lambda: signal.raise_signal(signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert up(world) == ExitCode.OK
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_playbooks_up_runs_are_there() -> None:
     assert (paths.PLAYBOOKS / "up.yml").is_file()
     assert (paths.PLAYBOOKS / "reboot.yml").is_file()
