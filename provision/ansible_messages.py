@@ -65,6 +65,6 @@ def message_of(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
     everything = "\n".join(str(result.get(name) or "") for name in _SAID)
     cause = cause_of(everything[-_SEARCHED:])
     if cause:
-        parts = [f"{cause}; said was: {' · '.join(parts)}"]
+        parts = [f"{cause} · said: {' · '.join(parts)}"]
     line = str(masked(" · ".join(parts), secrets))
     return line if len(line) <= MESSAGE_LIMIT else line[: MESSAGE_LIMIT - 1] + "…"
