@@ -1,0 +1,276 @@
+"""Our modules for the package manager on the RHEL family, against stand-ins on PATH that say what dnf 4 and
+rpm 4.20 printed on a node with NVIDIA's module streams."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import paths
+
+# dnf --quiet --disableplugin=versionlock repoquery --available --qf …, the stream 580-open enabled.
+REPOQUERY = """\
+kmod-nvidia-open-dkms|3|580.126.09|1.el9|x86_64|nvidia-cuda
+
+kmod-nvidia-open-dkms|3|580.95.05|1.el9|x86_64|nvidia-cuda
+
+libnccl|0|2.29.3|1+cuda13.1|x86_64|nvidia-cuda
+
+libnccl|0|2.29.7|1+cuda12.9|x86_64|nvidia-cuda
+
+libnccl|0|2.29.7|1+cuda13.2|x86_64|nvidia-cuda
+
+nvidia-driver-cuda|3|580.126.09|1.el9|x86_64|nvidia-cuda
+
+nvidia-driver-cuda|3|580.95.05|1.el9|x86_64|nvidia-cuda
+
+nvidia-driver-cuda|3|580.95.05|1.el9|i686|nvidia-cuda
+
+nvidia-kmod-common|3|580.126.09|1.el9|noarch|nvidia-cuda
+"""
+# rpm -qa --qf …
+INSTALLED = """\
+gpg-pubkey|(none)|7ab6d9bc|6b00fb37|(none)
+libnvidia-ml|3|580.126.09|1.el9|x86_64
+nvlsm|(none)|2025.10.14|1|x86_64
+nvidia-driver-cuda|3|580.126.09|1.el9|x86_64
+nvidia-kmod-common|3|580.126.09|1.el9|noarch
+"""
+# What `dnf versionlock add --raw` left.
+LOCKS = """\
+
+# Added lock on Sat Nov 21 03:43:52 2026
+nvidia-driver-cuda-3:580.126.09-1.el9.*
+"""
+RHEL = 'NAME="Rocky Linux"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.6"\n'
+ADD = "dnf --quiet --assumeyes --setopt=exit_on_lock=True --disablerepo=* versionlock add --raw"
+DELETE = "dnf --quiet --assumeyes --setopt=exit_on_lock=True --disablerepo=* versionlock delete"
+# The modules open these; on this machine they are another system's, or not there.
+REDIRECTED = ("/etc/os-release", "/etc/dnf/plugins/versionlock.list", "/etc/dnf/plugins/versionlock.conf")
+PROGRAM = """
+import builtins, json, os, runpy, sys
+from ansible.module_utils import basic
+there, real_open, real_exists = json.loads(sys.argv[3]), builtins.open, os.path.exists
+builtins.open = lambda path, *rest, **named: real_open(there.get(path, path), *rest, **named)
+os.path.exists = lambda path: real_exists(there.get(path, path))
+basic._ANSIBLE_ARGS = json.dumps({'ANSIBLE_MODULE_ARGS': json.loads(sys.argv[2])}).encode()
+basic._ANSIBLE_PROFILE = 'legacy'
+runpy.run_path(sys.argv[1], run_name='__main__')
+"""
+
+
+class Node:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        self.log.touch()
+
+    def says(self, name: str, text: str, status: int = 0, stream: str = "1") -> None:
+        (self.folder / f"{name}.txt").write_text(text)
+        file = self.folder / name
+        file.write_text(
+            f'#!/bin/sh\necho "{name} $*" >> {self.log}\n'
+            f"cat {self.folder}/{name}.txt >&{stream}\nexit {status}\n"
+        )
+        file.chmod(0o755)
+
+    def file(self, path: str, text: str) -> None:
+        (self.folder / path.rpartition("/")[2]).write_text(text)
+
+    def ran(self, name: str) -> list[str]:
+        return [line for line in self.log.read_text().splitlines() if line.startswith(f"{name} ")]
+
+    def run(self, module: str, check: bool = False, **arguments: Any) -> dict[str, Any]:
+        told = json.dumps({**arguments, "_ansible_check_mode": check})
+        where = {path: str(self.folder / path.rpartition("/")[2]) for path in REDIRECTED}
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM, str(paths.MODULES / f"{module}.py"), told, json.dumps(where)],
+            env={**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+        assert done.stdout, done.stderr
+        return dict(json.loads(done.stdout))
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    if os.uname().machine != "x86_64":
+        pytest.skip("the recorded output is of an x86_64 machine")
+    found = Node(tmp_path)
+    found.file("/etc/os-release", RHEL)
+    found.file("/etc/dnf/plugins/versionlock.conf", "[main]\nenabled = 1\n")
+    found.file("/etc/dnf/plugins/versionlock.list", LOCKS)
+    found.says("dnf", REPOQUERY)
+    found.says("rpm", INSTALLED)
+    for absent in ("apt-get", "apt-cache", "apt-mark", "dpkg-query"):
+        found.says(absent, "asked on the wrong system", status=1)
+    return found
+
+
+def test_versions_and_specs_have_what_dnf_needs(node: Node) -> None:
+    node.says("rpm", "package nvidia-driver-cuda is not installed\n", status=1)
+    answer = node.run(
+        "gpuprov_offered",
+        packages={
+            "nvidia-driver-cuda": "580.95.05",
+            "libnccl": "2.29.7-1+cuda12.9",
+            "nvidia-kmod-common": "",
+        },
+    )
+    assert answer["versions"] == {
+        "nvidia-driver-cuda": "3:580.95.05-1.el9",
+        "libnccl": "2.29.7-1+cuda12.9",
+        "nvidia-kmod-common": "3:580.126.09-1.el9",
+    }
+    assert answer["specs"] == [
+        "libnccl-2.29.7-1+cuda12.9.x86_64",
+        "nvidia-driver-cuda-3:580.95.05-1.el9.x86_64",
+        "nvidia-kmod-common-3:580.126.09-1.el9.noarch",
+    ]
+    assert answer["satisfied"] is False
+    assert answer["missing"] == []
+    assert not node.ran("apt-cache")
+
+
+def test_what_a_lock_hides_is_offered_all_the_same(node: Node) -> None:
+    node.run("gpuprov_offered", packages={"nvidia-driver-cuda": "580.95.05"})
+    (query,) = node.ran("dnf")
+    assert "--disableplugin=versionlock" in query
+    assert "--cacheonly" not in query
+
+
+def test_the_newest_is_chosen_by_value_not_by_letter(node: Node) -> None:
+    node.says("rpm", "", status=1)
+    answer = node.run("gpuprov_offered", packages={"nvidia-driver-cuda": "580.*", "libnccl": ""})
+    assert answer["versions"] == {"nvidia-driver-cuda": "3:580.126.09-1.el9", "libnccl": "2.29.7-1+cuda13.2"}
+
+
+def test_what_is_installed_as_wanted_is_not_looked_up(node: Node) -> None:
+    answer = node.run("gpuprov_offered", packages={"nvidia-driver-cuda": "580.126.09", "nvlsm": ""})
+    assert answer["satisfied"] is True
+    assert answer["versions"] == {"nvidia-driver-cuda": "3:580.126.09-1.el9", "nvlsm": "2025.10.14-1"}
+    assert answer["specs"] == ["nvidia-driver-cuda-3:580.126.09-1.el9.x86_64", "nvlsm-2025.10.14-1.x86_64"]
+    assert not node.ran("dnf")
+
+
+def test_what_is_missing_is_said_after_one_refresh_and_in_check_mode_without(node: Node) -> None:
+    wanted = {"nvidia-driver-cuda": "999.1", "no-such-package": ""}
+    answer = node.run("gpuprov_offered", packages=wanted)
+    assert sorted(answer["missing"]) == [
+        "No repository offers the package no-such-package.",
+        "nvidia-driver-cuda 999.1 is not offered; offered are: 3:580.126.09-1.el9, 3:580.95.05-1.el9.",
+    ]
+    assert [line for line in node.ran("dnf") if "makecache" in line] == [
+        "dnf --quiet --assumeyes --setopt=exit_on_lock=True --refresh makecache"
+    ]
+    node.log.write_text("")
+    node.run("gpuprov_offered", check=True, packages=wanted)
+    assert ["--cacheonly" in line for line in node.ran("dnf")] == [True]
+
+
+def test_only_repositories_of_the_origin_count(node: Node) -> None:
+    node.says("rpm", "", status=1)
+    answer = node.run("gpuprov_offered", packages={"libnccl": ""}, origin="^system$")
+    assert answer["versions"] == {}
+
+
+def test_a_repository_out_of_reach_is_named(node: Node) -> None:
+    said = "Error: Failed to download metadata for repo 'nvidia-cuda': Cannot download repomd.xml"
+    node.says("dnf", said, status=1, stream="2")
+    answer = node.run("gpuprov_offered", packages={"absent": ""})
+    assert answer["failed"] is True
+    assert "nvidia-cuda" in answer["msg"]
+
+
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        ("1:1.0-1", "9.0-1"),
+        ("1.10-1", "1.9-1"),
+        ("1.0-2", "1.0-1"),
+        ("1.0.1-1", "1.0-1"),
+        ("1.0a-1", "1.0-1"),
+        ("1.1-1", "1.a-1"),
+        ("1.0-1", "1.0~rc1-1"),
+        ("1.0^git1-1", "1.0-1"),
+        ("1.0.1-1", "1.0^git1-1"),
+        ("2.29.7-1+cuda13.2", "2.29.7-1+cuda12.9"),
+    ],
+)
+def test_versions_are_compared_as_rpm_does(node: Node, newer: str, older: str) -> None:
+    node.says("rpm", "", status=1)
+    for pair in ((newer, older), (older, newer)):
+        lines = []
+        for text in pair:
+            epoch, colon, rest = text.partition(":")
+            version, _, release = (rest if colon else text).rpartition("-")
+            lines.append(f"x|{epoch if colon else '0'}|{version}|{release}|x86_64|r")
+        node.says("dnf", "\n".join(lines) + "\n")
+        assert node.run("gpuprov_offered", packages={"x": ""})["versions"] == {"x": newer}
+
+
+def test_holding_locks_the_installed_version_and_asks_no_repository(node: Node) -> None:
+    answer = node.run("gpuprov_hold", patterns=["*nvidia*"], version="580.126.09")
+    assert answer["marked"] == ["libnvidia-ml", "nvidia-kmod-common"], "one is locked already"
+    assert node.ran("dnf") == [
+        f"{ADD} libnvidia-ml-3:580.126.09-1.el9.* nvidia-kmod-common-3:580.126.09-1.el9.*"
+    ]
+    assert not node.ran("apt-mark")
+
+
+def test_what_is_locked_at_its_version_is_no_change(node: Node) -> None:
+    answer = node.run("gpuprov_hold", packages=["nvidia-driver-cuda"])
+    assert answer["changed"] is False
+    assert not node.ran("dnf")
+
+
+def test_a_lock_at_another_version_is_replaced(node: Node) -> None:
+    node.file("/etc/dnf/plugins/versionlock.list", "nvidia-driver-cuda-3:580.95.05-1.el9.*\nvim-2:9-1.*\n")
+    answer = node.run("gpuprov_hold", packages=["nvidia-driver-cuda"])
+    assert answer["marked"] == ["nvidia-driver-cuda"]
+    assert node.ran("dnf") == [
+        f"{DELETE} nvidia-driver-cuda-3:580.95.05-1.el9.*",
+        f"{ADD} nvidia-driver-cuda-3:580.126.09-1.el9.*",
+    ]
+
+
+def test_a_pattern_that_lets_the_next_version_in_is_no_hold(node: Node) -> None:
+    node.file("/etc/dnf/plugins/versionlock.list", "*nvidia*580*\n")
+    assert node.run("gpuprov_hold", packages=["nvlsm", "libnvidia-ml"])["marked"] == ["libnvidia-ml", "nvlsm"]
+    assert not [line for line in node.ran("dnf") if "delete" in line], "somebody else's line stays"
+
+
+def test_letting_go_deletes_the_lines_of_the_package(node: Node) -> None:
+    answer = node.run("gpuprov_hold", packages=["nvidia-driver-cuda", "nvlsm", "absent"], held=False)
+    assert answer["marked"] == ["nvidia-driver-cuda"]
+    assert node.ran("dnf") == [f"{DELETE} nvidia-driver-cuda-3:580.126.09-1.el9.*"]
+
+
+def test_the_plugin_is_installed_when_it_is_missing(node: Node) -> None:
+    (node.folder / "versionlock.conf").unlink()
+    node.run("gpuprov_hold", packages=["nvlsm"])
+    assert node.ran("dnf")[0].endswith("install python3-dnf-plugin-versionlock")
+
+
+def test_check_mode_changes_nothing_and_a_missing_package_is_named(node: Node) -> None:
+    assert node.run("gpuprov_hold", check=True, packages=["absent", "nvlsm"])["marked"] == ["absent", "nvlsm"]
+    assert not node.ran("dnf")
+    answer = node.run("gpuprov_hold", packages=["absent"])
+    assert answer["failed"] is True
+    assert "absent" in answer["msg"]
+
+
+def test_a_refusal_of_dnf_is_named(node: Node) -> None:
+    node.says("dnf", "Error: There is no space left on device\n", status=1, stream="2")
+    answer = node.run("gpuprov_hold", packages=["nvlsm"])
+    assert answer["failed"] is True
+    assert "no space left" in answer["msg"]
