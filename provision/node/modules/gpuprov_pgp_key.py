@@ -8,9 +8,8 @@ module: gpuprov_pgp_key
 short_description: Install a package repository's OpenPGP key, checked against its fingerprint
 description:
   - Downloads a public key, computes the fingerprint of its primary key on the node, and installs it as a
-    binary keyring for apt's C(Signed-By) only when it is the expected one.
-  - Needs no gpg on the node. A keyring that already holds exactly the expected key is left alone, without a
-    download.
+    binary keyring for apt's C(Signed-By) only when it is the expected one. Needs no gpg on the node.
+  - A keyring that already holds exactly the expected key is left alone, without a download.
 options:
   url:
     description: Where the key is, armoured or binary. Required unless O(state=absent).
@@ -24,9 +23,7 @@ options:
     type: str
     required: true
   state:
-    description:
-      - V(absent) takes the key, and what belongs to it, out of the keyring, and removes a keyring that held
-        no other. A file that is no keyring is left alone.
+    description: V(absent) takes the key out of the keyring, and removes a keyring that held no other.
     type: str
     choices: [present, absent]
     default: present
@@ -182,11 +179,10 @@ def without(data, unwanted):
 
 def armoured(data):
     """`data` as text that apt reads from a file called .asc."""
-    text = base64.b64encode(data)
-    lines = [text[at : at + 64] for at in range(0, len(text), 64)]
+    text = base64.encodebytes(data)
     checksum = b"=" + base64.b64encode(_crc24(data).to_bytes(3, "big"))
-    begin, end = b"-----BEGIN PGP PUBLIC KEY BLOCK-----", b"-----END PGP PUBLIC KEY BLOCK-----"
-    return b"\n".join([begin, b"", *lines, checksum, end, b""])
+    begin, end = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n", b"\n-----END PGP PUBLIC KEY BLOCK-----\n"
+    return begin + text + checksum + end
 
 
 def fingerprints(data):
@@ -259,13 +255,12 @@ def remove(module, path, unwanted):
     except (FileNotFoundError, NotAKeyError):
         module.exit_json(changed=False)
     changed = len(kept) != len(dearmour(data))
-    if changed and not module.check_mode:
-        if kept:
-            mode = os.stat(path).st_mode & 0o7777
-            write(module, path, armoured(kept) if b"-----BEGIN PGP" in data else kept)
-            os.chmod(path, mode)
-        else:
-            os.unlink(path)
+    if changed and not module.check_mode and kept:
+        mode = os.stat(path).st_mode & 0o7777
+        write(module, path, armoured(kept) if b"-----BEGIN PGP" in data else kept)
+        os.chmod(path, mode)
+    elif changed and not module.check_mode:
+        os.unlink(path)
     module.exit_json(changed=changed, fingerprint=unwanted)
 
 
