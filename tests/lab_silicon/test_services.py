@@ -158,6 +158,24 @@ def test_the_specification_has_the_form_of_the_toolkits_own(node: Make) -> None:
     assert f"{library}::/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1" in text
 
 
+def test_mig_devices_stand_in_place_of_their_gpu(node: Make) -> None:
+    one = node("a100-pcie-80")
+    assert one.run("nvidia-smi", "-i", "1", "-mig", "1").returncode == 0
+    assert one.run("nvidia-smi", "-i", "1", "--gpu-reset").returncode == 0
+    assert one.run("nvidia-smi", "mig", "-i", "1", "-cgi", "3g.40gb", "-C").returncode == 0
+    shown = list((one.state / "proc_driver/nvidia/capabilities/gpu1/mig").glob("gi*/ci0/access"))
+    minor = int(shown[0].read_text().splitlines()[0].partition(":")[2])
+    spec = yaml.safe_load(one.run("nvidia-ctk", "cdi", "generate").stdout)
+    found = {
+        each["name"]: [one["path"] for one in each["containerEdits"]["deviceNodes"]]
+        for each in spec["devices"]
+    }
+    rights = [f"/dev/nvidia-caps/nvidia-cap{minor - 1}", f"/dev/nvidia-caps/nvidia-cap{minor}"]
+    assert found["1:0"] == ["/dev/nvidia1", *rights]
+    assert "1" not in found
+    assert "0" in found
+
+
 def test_settings_of_the_toolkit_are_written_in_place(node: Make) -> None:
     one = node("a100-pcie-80")
     assert (

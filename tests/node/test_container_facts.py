@@ -135,8 +135,11 @@ def test_of_a_partitioned_gpu_its_instances_count(machine: Machine) -> None:
     machine.write(specification("/dev/nvidia0", "/dev/nvidia1"))
     caps = ["/dev/nvidia-caps/nvidia-cap156", "/dev/nvidia-caps/nvidia-cap157"]
     assert machine.value("container.cdi.missing") == caps
-    machine.write(specification("/dev/nvidia0", "/dev/nvidia1", *caps))
+    for path in (*caps, "/dev/nvidia-caps/nvidia-cap138"):
+        machine.file(path, "")
+    machine.write(specification("/dev/nvidia0", "/dev/nvidia1", *caps, "/dev/nvidia-caps/nvidia-cap138"))
     assert machine.value("container.cdi.missing") == []
+    assert machine.value("container.cdi.stale") == ["/dev/nvidia-caps/nvidia-cap138"], "its instance is gone"
 
 
 def test_long_lists_are_cut_and_counted(machine: Machine) -> None:

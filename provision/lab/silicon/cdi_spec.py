@@ -6,6 +6,8 @@ The order of keys, the indentation and the options are those of `nvidia-ctk cdi 
 from pathlib import Path
 
 import devices
+import mig_files
+from nvidia_smi_mig import mig_uuid
 
 KIND = "nvidia.com/gpu"
 HOOK = "/usr/bin/nvidia-cdi-hook"
@@ -31,15 +33,29 @@ def build(node, toolkit: str) -> dict:
     """The specification, in the order in which it is written."""
     edits = [(gpu, _edits_of_gpu(gpu, version_of(toolkit))) for gpu in node.usable()]
     named = []
+    every = []
     for index, (gpu, edit) in enumerate(edits):
-        named += [(str(index), edit), (gpu["uuid"], edit)]
-    named.append(("all", _together([edit for _, edit in edits])))
+        parts = mig_files.instances(node, gpu)
+        if parts is None:
+            named += [(str(index), edit), (gpu["uuid"], edit)]
+            every.append(edit)
+        for number, part in enumerate(parts or []):
+            rights = [_right(minor) for minor in mig_files.minors(gpu, part)]
+            one = dict(edit, deviceNodes=[*edit["deviceNodes"][:1], *rights])
+            named += [(f"{index}:{number}", one), (mig_uuid(gpu, part), one)]
+            every.append(one)
+    named.append(("all", _together(every)))
     spec = {"cdiVersion": "0.5.0", "kind": KIND}
     if any("additionalGids" in edit for _, edit in named):
         spec["cdiVersion"] = "0.7.0"
     spec["devices"] = [{"name": name, "containerEdits": edit} for name, edit in named]
     spec["containerEdits"] = _common(node, version_of(toolkit))
     return spec
+
+
+def _right(minor: int) -> dict:
+    path = f"/dev/nvidia-caps/nvidia-cap{minor}"
+    return _device(path, (1, 19)) or {"path": path}
 
 
 def _edits_of_gpu(gpu, toolkit: tuple) -> dict:
@@ -171,4 +187,5 @@ def _item(value, depth: int) -> str:
 
 def _scalar(value) -> str:
     text = str(value)
-    return f'"{text}"' if isinstance(value, str) and text.isdigit() else text
+    number = text.replace(":", "").isdigit()  # YAML reads 1:0 as sixty
+    return f'"{text}"' if isinstance(value, str) and number else text

@@ -7,6 +7,7 @@ import sys
 
 import devices
 import kernel_log
+import mig_files
 import surfaces
 import xid
 from module_file import Settings, find, information
@@ -105,6 +106,7 @@ def load(node, name: str) -> None:
     surfaces.load_module(node.folder, name, facts.get("version", ""), depends)
     devices.make(node, name)
     if name == "nvidia":
+        mig_files.write(node)
         xid.report(node, node.faults)
 
 

@@ -67,6 +67,9 @@ class Settings:
         self.driver["holder"] = holder(self.node)
         write_atomically(self.node.folder / "inforom.json", json.dumps(self.inforom) + "\n")
         write_atomically(self.node.folder / "run/settings.json", json.dumps(self.driver) + "\n")
+        import mig_files  # which reads these settings
+
+        mig_files.write(self.node)
 
 
 def after_boot(node) -> None:

@@ -122,9 +122,12 @@ def cdi_of_machine():
 
 def cdi_stale(specification):
     """What the specification names and this machine has not, or under another number."""
+    here = set(cdi_of_machine())
     for path, numbers in specification.nodes.items():
         found = cdi_numbers(path)
-        if found is None or (numbers is not None and numbers != found):
+        # The file of a MIG instance may outlive the instance.
+        gone = path.startswith("/dev/nvidia-caps/") and path not in here
+        if found is None or gone or (numbers is not None and numbers != found):
             yield path
     for path in specification.files:
         if not os.path.exists(at(path)):
