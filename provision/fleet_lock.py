@@ -9,6 +9,7 @@ resumes its run. The program on the node is node/lock.py.
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import json
 import os
@@ -102,7 +103,7 @@ class FleetLock:
     def renew(self, nodes: Collection[str] = ()) -> None:
         """Confirm our locks (of `nodes`, or all); one that a reboot cleared is taken again. One that somebody
         else has by now is said in `lost`. A node that does not answer keeps what it has."""
-        chosen = [node for node in (nodes or self._held) if node in self._held]
+        chosen = [node for node in list(nodes or self._held) if node in self._held]
         for said in self._ask("renew", chosen).values() if chosen else ():
             if said.state in ("held", "twin"):
                 self._held.pop(said.node, None)
@@ -122,7 +123,8 @@ class FleetLock:
 
     def _confirm(self) -> None:
         while not self._ended.wait(RENEW):
-            self.renew()
+            with contextlib.suppress(Exception):  # the next one makes up for it: a lease is three of them
+                self.renew()
 
     def _stop(self) -> None:
         self._ended.set()

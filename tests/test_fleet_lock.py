@@ -178,6 +178,31 @@ def test_locks_are_confirmed_in_the_background_until_they_are_released(
     assert not [thread for thread in threading.enumerate() if thread.name == "fleet-lock"]
 
 
+def test_a_confirmation_that_fails_is_made_up_for_by_the_next(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_lock, "RENEW", 0.05)
+    calls = 0
+
+    def flaky(programs: Mapping[str, str]) -> dict[str, bytes | NodeError]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError("no more file descriptors")
+        return machines.run(programs)
+
+    lock = FleetLock("run-1", flaky)
+    lock.take(["gpu-01"])
+    lock.keep()
+    for _ in range(200):
+        if calls > 3:
+            break
+        time.sleep(0.05)
+    lock.release()
+    assert calls > 3
+    assert machines.lock("gpu-01") is None
+
+
 def test_a_node_that_cannot_be_asked_is_named_and_the_others_are_locked(machines: Machines) -> None:
     machines.dead.add("gpu-02")
     (machines.home / "gpu-03").mkdir()
