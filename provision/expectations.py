@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision import skus, versions, yamlfile
+from provision import skus, versions, watched, yamlfile
 from provision.errors import StackError
 from provision.memo import Memo, frozen
 from provision.role import Promise, Role, all_defaults, all_roles
 from provision.templating import BadTemplateError, NotPlainError, Renderer
+from provision.watched import Watched
 
 HARDWARE = "hardware"  # stands in Expectation.role for what no role can repair
 # In a fact's name to ask for: the node puts its own there, which the controller does not know yet.
@@ -103,13 +104,21 @@ def facts_to_ask(declared: Mapping[str, Any]) -> frozenset[str]:
     def compute(mentioned: set[str]) -> frozenset[str]:
         names: set[str] = set()
         for role in _roles_of(declared, mentioned):
+            known: list[Mapping[tuple[str, ...], Any]] = []
             for machine in hypothetical_machines(role):
-                renderer = renderer_for(role, declared, machine, mentioned)
-                for promise in role.promises:
-                    names.update(fact for fact, _local in _instances(promise, renderer))
+                # Most roles look at little of a machine: one that agrees in that has the same facts.
+                if not any(watched.agrees(machine, reads) for reads in known):
+                    view = Watched(machine)
+                    names.update(_names_on(role, renderer_for(role, declared, view, mentioned)))
+                    known.append(view.reads)
         return frozenset(names)
 
     return _facts.get(declared, _shipped(), compute)
+
+
+def _names_on(role: Role, renderer: Renderer) -> Iterator[str]:
+    for promise in role.promises:
+        yield from (fact for fact, _local in _instances(promise, renderer))
 
 
 def _shipped() -> int:
@@ -133,7 +142,8 @@ def renderer_for(
 ) -> Renderer:
     """The variables a role sees on a node. All roles' defaults are in a play, its own are the nearest."""
     own = role.own_vars(gpuprov_node["os"])
-    return Renderer([{"gpuprov_node": gpuprov_node}, own, declared, role.defaults, all_defaults()], mentioned)
+    layers = [own, declared, role.defaults, all_defaults()]
+    return Renderer(layers, mentioned, given={"gpuprov_node": gpuprov_node})
 
 
 def hypothetical_machines(role: Role) -> Iterator[dict[str, Any]]:

@@ -149,14 +149,20 @@ def _is_template(text: str) -> bool:
 
 class Renderer:
     """Renders over layers of variables, the strongest first. `mentioned` grows with each name looked at.
+    `given` are values that hold no template, and win over all layers.
 
     >>> Renderer([{"a": "{{ b + 1 }}", "b": 7}]).value("{{ a }}")
     8
     """
 
-    def __init__(self, layers: Sequence[Mapping[str, Any]], mentioned: set[str] | None = None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Mapping[str, Any]],
+        mentioned: set[str] | None = None,
+        given: Mapping[str, Any] | None = None,
+    ) -> None:
         self._layers = layers
-        self._rendered: dict[str, Any] = {}
+        self._rendered: dict[str, Any] = dict(given or {})
         self._rendering: list[str] = []
         self.mentioned: set[str] = set() if mentioned is None else mentioned
 

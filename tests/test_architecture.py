@@ -129,6 +129,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "wording",
             "terminal",
             "versions",
+            "watched",
             "yamlfile",
         },
     ),
