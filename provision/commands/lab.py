@@ -61,7 +61,7 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node",
         action="append",
-        metavar="NAME=SKU[:RELEASE]",
+        metavar="NAME=SKU[:RELEASE][+containers]",
         help="one node, repeatable; SKU: h100-sxm h200-sxm a100-sxm-80 a100-pcie-80 l40s b200; "
         "RELEASE: debian13 (default) debian12 ubuntu2404 ubuntu2204 rhel10 rhel9 rhel8 rocky9",
     )

@@ -142,6 +142,18 @@ def _governors(_item: str, _: Expectation) -> str:
     return f"mount -t tmpfs none {folder} && mkdir {policy} && echo powersave > {policy}/scaling_governor"
 
 
+# In the specification a device ends with its permissions, and the list of mounts is the last.
+_CDI = {
+    "cdi.missing": r"sed -i '/path: .dev.nvidia7$/,/permissions:/d' /var/run/cdi/nvidia.yaml",
+    "cdi.stale": "echo '        - hostPath: /usr/lib/libgone.so.1' >> /var/run/cdi/nvidia.yaml",
+    "dev_char.missing": "rm /dev/char/195:0",
+}
+
+
+def _runtime_mode(_: str, __: Expectation) -> str:
+    return """sed -i 's/^mode = "auto"$/mode = "legacy"/' /etc/nvidia-container-runtime/config.toml"""
+
+
 BREAKERS: dict[tuple[str, str], Any] = {
     ("file", "content"): _file_content,
     ("file", "mode"): _file_mode,
@@ -157,6 +169,8 @@ BREAKERS: dict[tuple[str, str], Any] = {
     ("driver", ""): _driver,
     ("sysctl", "value"): _sysctl,
     ("pgp_key", "fingerprints"): _key,
+    ("container", ""): lambda _, expectation: _CDI[expectation.fact.partition(".")[2]],
+    ("container_runtime", "mode"): _runtime_mode,
     ("limits", "memlock"): _locked_memory,
     ("cpu", "governors"): _governors,
     ("memory", "numa_balancing"): lambda _, __: _kernel_file("/proc/sys/kernel/numa_balancing", "1"),

@@ -1,0 +1,115 @@
+"""What container_toolkit promises of runtimes, CDI and restarts, on every distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from provision import expectations, stack
+from provision.role import all_roles
+
+RUNTIMES = ("docker", "containerd", "crio", "podman")
+
+
+def machine(os_id: str = "debian", version: str = "13", count: int = 8) -> dict[str, Any]:
+    family = "debian" if os_id in ("debian", "ubuntu") else "redhat"
+    return {
+        "os": {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": "x86_64"},
+        "kernel": {"release": "6.12.107"},
+        "gpu": {"sku": None, "count": count, "architecture": "hopper", "fabric": "none", "pci_ids": []},
+    }
+
+
+def promised(node: dict[str, Any] | None = None, **declared: Any) -> dict[str, expectations.Expectation]:
+    settings = {f"container_toolkit_{name}": value for name, value in declared.items()}
+    variables = {**stack.load(stack.DEFAULT).variables, **settings}
+    found = expectations.of_node(variables, node or machine())
+    return {each.fact: each for each in found if each.role == "container_toolkit"}
+
+
+def test_a_runtime_is_promised_only_when_it_is_asked_for() -> None:
+    assert not [fact for fact in promised() if fact.startswith("container_runtime.") and "nvidia" not in fact]
+    for runtime in RUNTIMES:
+        facts = promised(runtimes=[runtime])
+        named = {fact.split(".")[1] for fact in facts if fact.startswith("container_runtime.")}
+        assert named == {runtime, "nvidia"}
+
+
+def test_a_restart_is_shown_for_what_needs_one_and_docker_reloads_for_the_rest() -> None:
+    facts = promised(runtimes=["docker", "containerd"])
+    assert facts["container_runtime.docker.path"].restarts == ()
+    assert facts["container_runtime.docker.cdi"].restarts == ("docker.service",)
+    assert facts["container_runtime.containerd.keeps_runc"].restarts == ("containerd.service",)
+    due = facts["container_runtime.docker.restart_required"]
+    assert (due.value, due.restarts) == (False, ("docker.service",))
+
+
+@pytest.mark.parametrize("told", ["auto", ["auto"]])
+def test_auto_promises_that_none_was_forgotten(told: Any) -> None:
+    facts = promised(runtimes=told)
+    assert facts["container_runtime.all.unconfigured"].value == []
+    assert facts["container_runtime.all.without_cdi"].value == []
+    assert "container_runtime.docker.path" not in facts
+    assert "container_runtime.docker.restart_required" in facts
+
+
+def test_without_cdi_nothing_is_promised_of_it() -> None:
+    facts = promised(cdi=False, runtimes=["docker", "containerd"])
+    assert not [fact for fact in facts if fact.startswith("container.cdi.") or fact.endswith(".cdi")]
+    assert facts["service.nvidia-cdi-refresh.path.enabled"].value == "disabled"
+    drop_in = "file./etc/systemd/system/nvidia-cdi-refresh.service.d/10-gpuprov.conf"
+    assert facts[f"{drop_in}.exists"].value is False
+    assert f"{drop_in}.content" not in facts
+
+
+def test_a_machine_without_a_gpu_has_no_specification_to_be_true() -> None:
+    assert "container.cdi.missing" in promised()
+    assert "container.cdi.missing" not in promised(machine(count=0))
+
+
+@pytest.mark.parametrize(
+    ("version", "before"), [("1.18.2-1", True), ("1.19.0-1", False), ("1.19.1-1", True), ("1.20.0-1", True)]
+)
+def test_the_order_at_boot_where_the_packages_service_allows_it(version: str, before: bool) -> None:
+    """1.19.0 starts it after multi-user.target, which waits for Docker: both ways would be a circle."""
+    fact = "file./etc/systemd/system/nvidia-cdi-refresh.service.d/10-gpuprov.conf.content"
+    text = promised(version=version)[fact].value
+    assert ("Before=docker.service" in text) is before
+    assert "TimeoutStartSec=90s" in text
+    assert "create-dev-char-symlinks" in text
+
+
+@pytest.mark.parametrize("os_id", ["debian", "ubuntu", "rhel", "rocky", "almalinux"])
+def test_all_four_packages_are_held_everywhere_and_apt_is_told_on_debian_only(os_id: str) -> None:
+    version = {"debian": "12", "ubuntu": "24.04"}.get(os_id, "9.4")
+    facts = promised(machine(os_id, version), version="1.19.1-1")
+    packages = {fact.split(".")[1] for fact in facts if fact.endswith(".held")}
+    assert packages == {
+        *("nvidia-container-toolkit", "nvidia-container-toolkit-base"),
+        *("libnvidia-container-tools", "libnvidia-container1"),
+    }
+    assert all(facts[f"package.{name}.version"].value == "1.19.1-1" for name in packages)
+    preferences = [fact for fact in facts if fact.startswith("file./etc/apt/")]
+    assert bool(preferences) is (os_id in ("debian", "ubuntu"))
+
+
+@pytest.mark.parametrize(
+    ("os_id", "version", "packages"),
+    [
+        ("debian", "12", {"docker.io"}),
+        ("debian", "13", {"docker.io", "docker-cli"}),
+        ("ubuntu", "22.04", {"docker.io"}),
+        ("rocky", "9.4", set()),
+    ],
+)
+def test_the_distributions_own_docker_where_it_has_one(os_id: str, version: str, packages: set[str]) -> None:
+    facts = promised(machine(os_id, version), install_runtime="docker")
+    assert {fact.split(".", 1)[1].removesuffix(".status") for fact in facts if "docker" in fact} == packages
+
+
+def test_every_runtime_has_a_version_that_reads_the_specification() -> None:
+    own = all_roles()["container_toolkit"].own_vars(machine()["os"])
+    known = own["__container_toolkit_runtimes"]
+    oldest = {"docker": "26.1", "containerd": "1.7.16", "crio": "1.30", "podman": "5.1"}
+    assert {name: each["cdi"] for name, each in known.items()} == oldest
