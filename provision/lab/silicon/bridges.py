@@ -6,9 +6,10 @@ Nothing of it is in sysfs but configuration space: who is below whom stands in a
 import struct
 from pathlib import Path
 
+EXPRESS = 0x60  # the PCI Express capability: without it nobody looks for extended ones
 AER, ACS = 0x100, 0x148  # where the two extended capabilities are
 REDIRECTING = 0x1D  # source validation, request and completion redirect, upstream forwarding
-FIRMWARE = 0x40  # a place of nobody's, where we note what firmware set
+FIRMWARE = 0xF0  # a place of nobody's, where we note what firmware set
 
 
 def wanted(node):
@@ -42,6 +43,8 @@ def write_config(node, folder: Path, address: str) -> None:
     struct.pack_into("<HHHHI", space, 0, 0x8086, 0x352A, 0x0547, 0x0010, 0x060400 << 8 | 0x04)
     space[0x0E] = 0x01
     space[0x18:0x1B] = bytes((0, bus, bus))
+    space[0x34] = EXPRESS
+    struct.pack_into("<BBH", space, EXPRESS, 0x10, 0, 0x0142)  # a root port, version 2
     space[FIRMWARE] = setting
     struct.pack_into("<I", space, AER, 0x0001 | 2 << 16 | ACS << 20)
     struct.pack_into("<IHH", space, ACS, 0x000D | 1 << 16, 0x005F, setting)
