@@ -13,6 +13,7 @@ from provision.history import Expected, Minutes, kind_of
 from provision.observe import Observation
 from provision.package_changes import PackageChange
 
+_LOADED = ("driver", "kernel", "module", "rdma")  # families of facts about what the kernel has in memory
 FORKS = 50  # nodes `up` changes at the same time unless it is told otherwise
 
 
@@ -139,9 +140,9 @@ def _durations(
 
 
 def _in_use(drift: Drift) -> bool:
-    """Whether something else than the declared is there already. Where nothing is (no driver loaded), the
-    role first tries without a reboot."""
-    return drift.found not in (None, False, "", [])
+    """Whether the kernel has something else in memory than the declared, which no role takes from under its
+    users. Where nothing is (no driver loaded), and for settings, the role first tries without a reboot."""
+    return drift.expectation.fact.partition(".")[0] in _LOADED and drift.found not in (None, False, "", [])
 
 
 def _because(drift: Drift) -> str:

@@ -23,8 +23,10 @@ from provision.package_changes import Change, PackageChange
 SCHEMA = json.loads((paths.DATA / "schemas" / "plan.schema.json").read_text())
 
 
-def drift(node: str, role: str, *, reboot: bool = False, unknown: bool = False, found: Any = None) -> Drift:
-    return Drift(node, Expectation(role, "a.b", "equals", 1, "why", reboot), found, unknown)
+def drift(
+    node: str, role: str, *, reboot: bool = False, unknown: bool = False, found: Any = None, fact: str = "a.b"
+) -> Drift:
+    return Drift(node, Expectation(role, fact, "equals", 1, "why", reboot), found, unknown)
 
 
 def of_package(
@@ -72,11 +74,24 @@ def test_a_reboot_costs_minutes() -> None:
     assert again.minutes == still.minutes + 5
 
 
-@pytest.mark.parametrize(("found", "word"), [("570.1", "yes"), (True, "yes"), (None, "may"), (False, "may")])
-def test_a_reboot_is_sure_only_where_something_else_is_in_use(found: Any, word: str) -> None:
-    node = make({"a": [drift("a", "nvidia_driver", reboot=True, found=found)]}).nodes["a"]
+@pytest.mark.parametrize(
+    ("fact", "found", "word"),
+    [
+        ("driver.loaded_version", "570.1", "yes"),
+        ("module.nouveau.loaded", True, "yes"),
+        ("driver.loaded_version", None, "may"),
+        ("module.nvidia_peermem.loaded", False, "may"),
+        ("nvidia_smi.mig.mode.current", ["Disabled"], "may"),
+        ("file./etc/modprobe.d/x.conf.content", "options nvidia x=1", "may"),
+    ],
+)
+def test_a_reboot_is_sure_only_where_the_kernel_has_something_else_in_memory(
+    fact: str, found: Any, word: str
+) -> None:
+    waiting = Drift("a", Expectation("nvidia_driver", fact, "equals", "x", "why", True), found)
+    node = make({"a": [waiting]}).nodes["a"]
     assert plan_report.reboot_word(node) == word
-    assert node.reboot_because == ("a.b (nvidia_driver): why",)
+    assert node.reboot_because == (f"{fact} (nvidia_driver): why",)
 
 
 def test_a_node_that_asks_for_a_reboot_gets_one_with_its_roles_and_only_then() -> None:
@@ -207,8 +222,8 @@ def everything() -> tuple[Assessment, plan.Plan]:
     ]
     found = {
         "gpu-1": [drift("gpu-1", "nccl")],
-        "gpu-2": [*moved, drift("gpu-2", "nvidia_driver", reboot=True, found="570.1")],
-        "gpu-3": [*moved, drift("gpu-3", "nvidia_driver", reboot=True, found="570.1")],
+        "gpu-2": [*moved, drift("gpu-2", "nvidia_driver", reboot=True, found="570.1", fact="driver.flavour")],
+        "gpu-3": [*moved, drift("gpu-3", "nvidia_driver", reboot=True, found="570.1", fact="driver.flavour")],
         "gpu-4": [drift("gpu-4", HARDWARE)],
         "gpu-5": [],
     }
@@ -242,7 +257,7 @@ def test_equal_nodes_are_told_once_and_the_worst_first() -> None:
     assert [head.split("  ")[0] for head in heads] == ["gpu-4", "gpu-[2-3]", "gpu-1"]
     assert "gpu-[2-3]  (2 nodes)  1 role, reboot, about 11 min (estimate)" in said
     assert "    libcuda1, libnvidia-ml1 570.1-1 → 580.1\n" in said
-    assert "  restarts x.service\n  reboot:\n    a.b (nvidia_driver): why\n" in said
+    assert "  restarts x.service\n  reboot:\n    driver.flavour (nvidia_driver): why\n" in said
     assert "gpuprov up would change 3 nodes in 2 waves" in said
     assert "  wave 1 (canary): gpu-[1-2], up to 1 reboot\n  wave 2 (batch): gpu-3, up to 1 reboot" in said
 
