@@ -49,7 +49,7 @@ _PLUGIN_KEPT = "usr/share/dnf-plugins-core/versionlock.py"
 _TREES = CACHE / "trees"
 # Counts up when `_finish` changes, so that an old tree is not taken for a new one.
 _RECIPE = 1
-_RECIPE_DNF = 2
+_RECIPE_DNF = 3
 
 
 def packages(base: Base) -> tuple[str, ...]:
@@ -181,5 +181,8 @@ def _leave_dnf_alone(tree: Path) -> None:
     for name in _DEBIAN_FILES:
         place = tree / name
         shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
-    (tree / "var/lib/dpkg/alternatives").mkdir(parents=True)  # where update-alternatives keeps its choices
+    # Debian's update-alternatives in the place, and under the name, of the other one; their files begin alike.
+    (tree / "var/lib/alternatives").mkdir()
+    (tree / "var/lib/dpkg").mkdir()
+    (tree / "var/lib/dpkg/alternatives").symlink_to("../alternatives")
     (tree / "usr/sbin/alternatives").symlink_to("../bin/update-alternatives")
