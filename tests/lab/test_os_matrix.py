@@ -1,0 +1,169 @@
+"""Every operating system the roles name: `up` from bare, `up` again, check mode before and after, drift.
+
+Debian is Debian. Ubuntu and the RHEL family are Debian trees under their identity, the latter with a real dnf,
+rpm, module streams and versionlock; what that proves, and what it does not, is in provision/lab/README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.errors import ExitCode
+from provision.lab.releases import RELEASES
+from provision.lab.spec import NodeSpec
+from provision.role import all_roles
+from tests.lab.conftest import Lab, LabNode, running_lab
+
+ROOT = Path(__file__).resolve().parents[2]
+LINES = {
+    "apt": {"debian12": "l40s", "debian13": "h100-sxm", "ubuntu2204": "b200", "ubuntu2404": "h100-sxm"},
+    "dnf": {"rhel8": "b200", "rhel9": "h100-sxm", "rhel10": "l40s"},
+}
+DRIVER = "580.126.09"
+pytestmark = pytest.mark.timeout(1500)
+
+
+class Fleet:
+    """The nodes of one package manager, and gpuprov run on all of them."""
+
+    def __init__(self, lab: Lab, folder: Path) -> None:
+        self.lab = lab
+        self.runs = folder
+
+    def gpuprov(self, verb: str, *options: str) -> tuple[int, str, list[dict[str, Any]]]:
+        """Exit code, output, and the events of its run."""
+        before = set(self.runs.glob("*"))
+        done = subprocess.run(
+            [sys.executable, "-m", "provision.cli", verb, str(self.lab.inventory), *options],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(self.runs)},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=1200,
+        )
+        files = [run / "events.jsonl" for run in set(self.runs.glob("*")) - before]
+        lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
+        return done.returncode, done.stdout + done.stderr, [json.loads(line) for line in lines]
+
+
+def kinds(events: list[dict[str, Any]], kind: str) -> list[str]:
+    return [
+        f"{event['node']} · {event['role']} · {event['task']}" for event in events if event["kind"] == kind
+    ]
+
+
+@pytest.fixture(scope="module", params=sorted(LINES))
+def fleet(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    wanted = tuple(NodeSpec(release, sku, release) for release, sku in LINES[request.param].items())
+    folder = tmp_path_factory.mktemp(request.param)
+    with running_lab(f"os-{request.param}", wanted, folder / "lab.yml") as lab:
+        (folder / "runs").mkdir()
+        yield Fleet(lab, folder / "runs")
+
+
+@pytest.fixture(scope="module")
+def looked(fleet: Fleet) -> tuple[int, str, list[dict[str, Any]]]:
+    """Check mode on bare nodes."""
+    marks = {node.name: node.run("sudo touch /run/before; ls /etc").stdout for node in fleet.lab.nodes}
+    answer = fleet.gpuprov("up", "--check")
+    for node in fleet.lab.nodes:
+        changed = node.run("sudo find /etc /usr /opt -newer /run/before -type f ! -name '*.pyc'").stdout
+        assert not changed.strip(), f"check mode wrote on {node.name}: {changed}"
+        assert node.run("ls /etc").stdout == marks[node.name]
+    return answer
+
+
+@pytest.fixture(scope="module")
+def declared(fleet: Fleet, looked: Any) -> Fleet:
+    """The nodes as `gpuprov up` leaves them."""
+    del looked  # before anything is installed
+    status, output, _ = fleet.gpuprov("up")
+    assert status == ExitCode.OK, output
+    return fleet
+
+
+def test_check_mode_of_bare_nodes_fails_nowhere_and_names_changes(fleet: Fleet, looked: Any) -> None:
+    _, output, events = looked
+    assert kinds(events, "failed") == [], output
+    would = Counter(line.partition(" · ")[0] for line in kinds(events, "changed"))
+    assert set(would) == {node.name for node in fleet.lab.nodes}, output
+
+
+def test_the_second_up_finds_nothing_to_do(declared: Fleet) -> None:
+    status, output, events = declared.gpuprov("up")
+    assert status == ExitCode.OK, output
+    assert events == [], output
+
+
+def test_every_role_again_changes_nothing(declared: Fleet) -> None:
+    status, output, events = declared.gpuprov("up", "--full")
+    assert status == ExitCode.OK, output
+    assert kinds(events, "changed") == []
+    ran = {(event["node"], event["role"]) for event in events}
+    for node in declared.lab.nodes:
+        for role in all_roles():
+            assert (node.name, role) in ran, f"{role} did not run on {node.name}"
+
+
+def test_check_mode_of_nodes_that_match_is_clean(declared: Fleet) -> None:
+    _, output, events = declared.gpuprov("up", "--full", "--check")
+    assert len(events) > 100 * len(declared.lab.nodes), output
+    assert kinds(events, "changed") + kinds(events, "failed") == [], output
+
+
+def test_nothing_has_drifted(declared: Fleet) -> None:
+    status, output, _ = declared.gpuprov("drift")
+    assert status == ExitCode.OK, output
+
+
+def test_the_driver_is_one_and_held(declared: Fleet) -> None:
+    for node in declared.lab.nodes:
+        loaded = node.run("cat /proc/driver/nvidia/version").stdout
+        assert f" {DRIVER} " in loaded, node.name
+        assert node.run("sudo /usr/sbin/modinfo -F version nvidia").stdout.strip() == DRIVER, node.name
+        assert f"Driver Version: {DRIVER}" in node.run("nvidia-smi").stdout, node.name
+        assert holds(node), node.name
+
+
+def holds(node: LabNode) -> bool:
+    """Whether the package manager itself refuses to move the driver."""
+    if not RELEASES[node.release].dnf:
+        moved = node.run("sudo apt-get --simulate dist-upgrade").stdout
+        return not re.search(r"^(Inst|Remv) \S*(nvidia|nccl|cuda)", moved, re.MULTILINE)
+    moved = node.run("sudo dnf --assumeno upgrade", check=False)
+    return "Nothing to do." in moved.stdout + moved.stderr
+
+
+def test_rpm_and_dnf_accept_what_was_installed(declared: Fleet) -> None:
+    """The packages the lab makes are read by the real rpm; the streams by the real dnf."""
+    for node in declared.lab.nodes:
+        if not RELEASES[node.release].dnf:
+            continue
+        name = f"kmod-nvidia-open-dkms-{DRIVER}-1.el{RELEASES[node.release].major}.x86_64"
+        assert name in node.run("rpm -qa").stdout.split()
+        assert node.run(f"rpm --verify --nodeps {name}").stdout == "", "every file as packed"
+        signed = node.run("rpm -q --qf '%{SIGPGP:pgpsig}%{DSAHEADER:pgpsig}' nvidia-driver-cuda").stdout
+        assert "Key ID" in signed
+        streams = node.run("sudo dnf --quiet module list --enabled", check=False).stdout
+        assert ("580-open [e]" in streams) is (RELEASES[node.release].major in ("8", "9")), streams
+
+
+def test_every_line_is_one_the_roles_name(fleet: Fleet) -> None:
+    for node in fleet.lab.nodes:
+        os_release = dict(
+            line.split("=", 1) for line in node.run("cat /etc/os-release").stdout.splitlines() if "=" in line
+        )
+        os_id, version = (os_release[key].strip('"') for key in ("ID", "VERSION_ID"))
+        short = version.partition(".")[0] if RELEASES[node.release].dnf else version
+        for role in all_roles().values():
+            assert (os_id, short) in {(one, number) for one, _family, number in role.releases()}, role.name
