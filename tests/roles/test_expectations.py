@@ -79,7 +79,8 @@ def test_three_versions_of_the_driver_are_promised_and_only_those_in_memory_need
     for name in ("loaded", "installed", "userspace"):
         assert facts[f"driver.{name}_version"].value == "580.95.05"
     reboots = {fact for fact, each in facts.items() if each.reboot and each.role == "nvidia_driver"}
-    assert reboots == {"driver.loaded_version", "driver.flavour", "module.nouveau.loaded"}
+    options = "file./etc/modprobe.d/gpuprov-nvidia.conf.content"
+    assert reboots == {"driver.loaded_version", "driver.flavour", "module.nouveau.loaded", options}
 
 
 @pytest.mark.parametrize(
