@@ -10,6 +10,8 @@ from typing import Any
 from provision.drift import Drift
 
 _FAMILY = "package."
+# Promised by what they are, because their names vary; and what they are called until that is known.
+_KINDS = {"fabric.manager_": "nvidia-fabricmanager", "fabric.imex_": "nvidia-imex"}
 _ABSENT = ("absent", "config-files", None)  # of what dpkg calls a package that is not there
 
 
@@ -67,12 +69,29 @@ def of_node(drifts: Sequence[Drift], facts: Mapping[str, Any]) -> tuple[PackageC
         fact = drift.expectation.fact
         if fact == "kernel.headers" and not drift.unknown:
             headers.append(_of_headers(drift, facts))
-        elif fact.startswith(_FAMILY):
-            name, _, attribute = fact[len(_FAMILY) :].rpartition(".")
+        elif named := _package_of(fact, facts):
+            name, attribute = named
             package = found.setdefault(name, _Drifts())
             package.of.setdefault(attribute, []).append(drift)
             package.roles[drift.expectation.role] = None
     return (*headers, *(_change(name, package, facts) for name, package in found.items()))
+
+
+def _package_of(fact: str, facts: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The package a fact is about, and which attribute of it; None when it is about none."""
+    if fact.startswith(_FAMILY):
+        name, _, attribute = fact[len(_FAMILY) :].rpartition(".")
+        return name, attribute
+    for kind, usual in _KINDS.items():
+        attribute = fact.removeprefix(kind)
+        if attribute in ("version", "held") and attribute != fact:
+            return str(facts.get(f"{kind}package") or usual), attribute
+    return None
+
+
+def is_package(fact: str) -> bool:
+    """Whether a fact is about a package that a role installs."""
+    return _package_of(fact, {}) is not None
 
 
 def _of_headers(drift: Drift, facts: Mapping[str, Any]) -> PackageChange:

@@ -134,7 +134,7 @@ def _durations(
     reboot: bool,
 ) -> list[Expected]:
     kind = kind_of(facts)
-    installing = {d.expectation.role for d in drifts if d.expectation.fact.startswith("package.")}
+    installing = {d.expectation.role for d in drifts if package_changes.is_package(d.expectation.fact)}
     found = [durations.role(role, kind, role in installing) for role in roles]
     return [*found, durations.reboot(kind)] if reboot else found
 

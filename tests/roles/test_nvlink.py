@@ -113,3 +113,25 @@ def test_the_likely_name_is_asked_first_and_all_are(os_id: str, branch: str, fir
     names = renderer.value("{{ __nvlink_managers }}")
     assert names[0] == first
     assert {"nvidia-fabricmanager", f"nvidia-fabricmanager-{branch}"} <= set(names)
+
+
+def test_a_plan_names_the_package_that_is_there() -> None:
+    from provision import drift, package_changes
+
+    variables = {**stack.load(stack.DEFAULT).variables, "gpuprov_roles": ["nvlink"]}
+    found = expectations.of_node(variables, machine("2330", switches=4))
+    wanted = {each.fact: each for each in found}
+    facts = {"fabric.manager_package": "nvidia-fabricmanager-580", "fabric.manager_version": "580.95.05-1"}
+    drifts = [
+        drift.Drift("gpu-01", wanted["fabric.manager_version"], "580.95.05-1"),
+        drift.Drift("gpu-01", wanted["fabric.manager_matches_driver"], False),
+    ]
+    (change,) = package_changes.of_node(drifts, facts)
+    assert (change.name, change.before, change.after) == (
+        "nvidia-fabricmanager-580",
+        "580.95.05-1",
+        "580.126.09",
+    )
+    drifts = [drift.Drift("gpu-01", wanted["fabric.manager_version"], None)]
+    (change,) = package_changes.of_node(drifts, {})
+    assert (change.name, change.change) == ("nvidia-fabricmanager", package_changes.Change.INSTALL)
