@@ -105,7 +105,9 @@ def test_all_four_packages_are_held_everywhere_and_apt_is_told_on_debian_only(os
 )
 def test_the_distributions_own_docker_where_it_has_one(os_id: str, version: str, packages: set[str]) -> None:
     facts = promised(machine(os_id, version), install_runtime="docker")
-    assert {fact.split(".", 1)[1].removesuffix(".status") for fact in facts if "docker" in fact} == packages
+    found = {fact[len("package.") : -len(".status")] for fact in facts if fact.startswith("package.docker")}
+    assert found == packages
+    assert "container_runtime.docker.path" in facts, "what is installed is configured, too"
 
 
 def test_every_runtime_has_a_version_that_reads_the_specification() -> None:
