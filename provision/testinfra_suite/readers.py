@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import re
 import subprocess
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -187,17 +188,21 @@ class Reader:
         return None if said.rc != 0 else "SecureBoot enabled" in said.stdout
 
     def pgp_key(self, rest: str) -> Any:
-        file = self.host.file(rest.rpartition(".")[0])
+        path, _, attribute = rest.rpartition(".")
+        if attribute != "fingerprints":
+            raise Unreadable(f"pgp_key.*.{attribute} is worked out by gpuprov and told by no tool")
+        file = self.host.file(path)
         if not file.exists:
             return None
         try:
-            done = subprocess.run(
-                ["gpg", "--batch", "--no-options", "--with-colons", "--show-keys"],
-                input=file.content,
-                capture_output=True,
-                timeout=30,
-                check=False,
-            )
+            with tempfile.TemporaryDirectory(prefix="gpuprov-gpg-") as home:
+                done = subprocess.run(
+                    ["gpg", "--batch", "--no-options", "--homedir", home, "--with-colons", "--show-keys"],
+                    input=file.content,
+                    capture_output=True,
+                    timeout=30,
+                    check=False,
+                )
         except (OSError, subprocess.TimeoutExpired) as why:
             raise Unreadable(f"gpg cannot be started here: {why}") from None
         found, primary = [], False

@@ -1,0 +1,163 @@
+"""Three lab nodes of one kind: the odd VBIOS, the fact without an answer, the pass that expired."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.errors import ExitCode
+from provision.lab.elf import kernel_module
+from provision.lab.spec import NodeSpec
+from tests.lab.conftest import Lab, LabNode, running_lab
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = ("odd-01", "odd-02", "odd-03")
+ODD = "95.02.10.00.99"
+# No role takes part: what is declared is the business of other tests.
+NOTHING = ("--set", "gpuprov_roles=[]")
+NVIDIA_SMI = '#!/bin/sh\nexec /usr/bin/python3 -I -S /usr/lib/silicon/run.py nvidia-smi "$@"\n'
+pytestmark = pytest.mark.timeout(900)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    wanted = tuple(NodeSpec(name, "l40s") for name in NAMES)
+    with running_lab("odd", wanted, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+        for node in running.nodes:
+            load_driver(node)
+        yield running
+
+
+def load_driver(node: LabNode) -> None:
+    """The simulated driver without an installation: a module and a library on disk, then a boot."""
+    release = node.run("uname -r").stdout.strip()
+    module = base64.b64encode(kernel_module("nvidia", "580.126.09", "open", release, [])).decode()
+    folder, library = (
+        f"/usr/lib/modules/{release}/updates/dkms",
+        "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1",
+    )
+    node.run(
+        f"sudo mkdir -p {folder} && echo {module} | base64 -d | sudo tee {folder}/nvidia.ko > /dev/null && "
+        f"sudo ln -sfn libnvidia-ml.so.580.126.09 {library} && "
+        "echo blacklist nouveau | sudo tee /etc/modprobe.d/blacklist-nouveau.conf && "
+        f"printf '%s' {shlex.quote(NVIDIA_SMI)} | sudo tee /usr/bin/nvidia-smi > /dev/null && "
+        "sudo chmod 755 /usr/bin/nvidia-smi"
+    )
+    node.reboot()
+    node.run("sudo nvidia-smi -pm 1")
+    assert "580.126.09" in node.run("cat /proc/driver/nvidia/version").stdout
+
+
+@pytest.fixture(scope="module")
+def gpuprov(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    runs = tmp_path_factory.mktemp("runs")
+
+    def call(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), *words],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+            cwd=runs,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs)},
+        )
+
+    return call
+
+
+def drift(gpuprov: Any, *words: str) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, text, and document of one look."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "drift.json"
+        done = gpuprov("drift", *NOTHING, "--format", "json", "--output", str(file), *words)
+        assert file.exists(), done.stderr
+        return done.returncode, done.stdout, json.loads(file.read_text())
+
+
+def test_nodes_of_a_kind_are_alike_and_never_validated(gpuprov: Any) -> None:
+    code, text, found = drift(gpuprov)
+    assert code == ExitCode.OK, text
+    assert found["majority"]["compared"] == 3
+    assert "odd-[01-03]  never validated" in text
+    assert drift(gpuprov, "--require-validated")[0] == ExitCode.INCOMPLETE
+
+
+def test_the_odd_vbios_is_named_with_the_majority_and_its_place(lab: Lab, gpuprov: Any) -> None:
+    lab.node("odd-02").fault("vbios", gpu=5, version=ODD)
+    try:
+        code, text, found = drift(gpuprov)
+        assert drift(gpuprov, "--no-majority")[0] == ExitCode.OK
+    finally:
+        lab.node("odd-02").heal()
+    assert code == ExitCode.DRIFT
+    (odd,) = found["majority"]["outliers"]
+    assert (odd["node"], odd["fact"], odd["agree"], odd["answered"]) == ("odd-02", "firmware.gpu_vbios", 2, 3)
+    assert f"odd-02  firmware.gpu_vbios is {ODD} on GPU 5, 2 of 3 (l40s on debian 13) have " in text
+    assert drift(gpuprov)[0] == ExitCode.OK
+
+
+def test_a_node_without_an_answer_is_drift_and_three_values_are_ambiguous(lab: Lab, gpuprov: Any) -> None:
+    card = "/proc/driver/nvidia/gpus/*/information"
+    for node, version in zip(lab.nodes, ("01", "02", "03"), strict=True):
+        node.run(f"sudo sed -i 's/^Video BIOS: .*/Video BIOS: \\t 95.02.66.00.{version}/' {card}")
+    _, text, found = drift(gpuprov)
+    (tie,) = found["majority"]["ties"]
+    assert tie["fact"] == "firmware.gpu_vbios"
+    assert [side["nodes"] for side in tie["sides"]] == [["odd-01"], ["odd-02"], ["odd-03"]]
+    assert "firmware.gpu_vbios ambiguous, no value has a majority of l40s on debian 13: 1 have " in text
+    lab.node("odd-03").run(f"sudo sed -i 's/^Video BIOS: .*/Video BIOS: \\t ??.??.??.??.??/' {card}")
+    code, text, found = drift(gpuprov)
+    assert code == ExitCode.DRIFT
+    (unknown,) = [each for each in found["majority"]["outliers"] if each["unknown"]]
+    assert unknown["node"] == "odd-03"
+    assert "odd-03  firmware.gpu_vbios has no answer (the driver has not started the GPU at " in text
+    for node in lab.nodes:
+        node.fault("vbios", gpu=0)  # the surfaces are written again
+        node.heal()
+    assert drift(gpuprov)[0] == ExitCode.OK
+
+
+def test_a_pass_expires_when_what_it_depended_on_changes(lab: Lab, gpuprov: Any) -> None:
+    done = gpuprov("validate", "--checks", "gpu_inventory", "--json")
+    verdicts = {
+        node["node"]: [check["verdict"] for check in node["checks"]]
+        for node in json.loads(done.stdout)["nodes"]
+    }
+    assert verdicts == {name: ["pass"] for name in NAMES}, done.stdout[-2000:]
+    _, text, found = drift(gpuprov)
+    assert {each["check"] for each in found["validation"]["not_validated"]} == {
+        "p2p_bandwidth",
+        "nccl_all_reduce",
+        "gpu_burn",
+    }
+    assert "expired" not in text
+
+    lab.node("odd-01").fault("gpu_swapped", gpu=3)
+    lab.node("odd-02").fault("pcie_width", gpu=6, width=8)
+    try:
+        _, text, found = drift(gpuprov)
+    finally:
+        lab.node("odd-01").heal()
+        lab.node("odd-02").heal()
+    gone = {
+        each["node"]: [change["text"].partition(" ")[0] for change in each["changes"]]
+        for each in found["validation"]["not_validated"]
+        if each["verdict"] == "pass"
+    }
+    assert gone == {"odd-01": ["gpu.uuid[3]"], "odd-02": ["gpu.link_width[6]"]}
+    assert "odd-02  passed gpu_inventory on 20" in text
+    assert ", expired: gpu.link_width[6] 16 → 8\n" in text
+    assert "run: gpuprov validate --nodes odd-02 --checks gpu_inventory\n" in text
+    # The narrow link is odd among its kind as well; another GPU of the same kind is not.
+    assert [each["node"] for each in found["majority"]["outliers"]] == ["odd-02"]
