@@ -132,10 +132,22 @@ def cdi_stale(specification):
     for path in specification.files:
         if not os.path.exists(at(path)):
             yield path
-    described = cdi_driver(specification)
-    loaded = read_text("/proc/driver/nvidia/version")
-    if described and loaded and " %s " % described not in loaded.replace("\n", " "):
+    described, present = cdi_driver(specification), cdi_present_driver(specification)
+    if described and present and described != present:
         yield "driver " + described
+
+
+def cdi_present_driver(specification):
+    """The driver's version if what is loaded and what the libraries' link says agree, else None: which of the
+    two is wrong is told by facts of their own."""
+    loaded = (read_text("/proc/driver/nvidia/version") or "").replace("\n", " ")
+    for path in specification.files:
+        folder, _, name = path.rpartition("/")
+        if name.startswith(("libcuda.so.", "libnvidia-ml.so.")):
+            link = link_target(folder + "/libnvidia-ml.so.1") or ""
+            version = link.rpartition("libnvidia-ml.so.")[2]
+            return version if version and " %s " % version in loaded else None
+    return None
 
 
 def cdi_driver(specification):
