@@ -6,7 +6,6 @@ the facts that give it away. A rule that misses a fact is silent: the drift itse
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,16 +20,11 @@ _LONGEST = 320  # characters of what a node said (a compiler's message is the lo
 _LISTED = 12  # node names a command is shown with; it is typed, so it is not folded
 
 # Asked of every node beside what its roles promise; from files, but for one modinfo.
-_FABRIC_MANAGER = re.compile(r"^package\.(nvidia-fabric-?manager(?:-\d+)?)\.version$")
-_FABRIC_MANAGERS = (
-    *("nvidia-fabricmanager", "nvidia-fabric-manager"),
-    *(f"nvidia-fabricmanager-{branch}" for branch in (535, 550, 565, 570, 575, 580)),
-)
 FACTS = frozenset(
     {"driver.loaded_version", "driver.userspace_version", "driver.installed_version", "driver.flavour"}
     | {"module.nouveau.loaded", "kernel.headers", "kernel.initramfs_stale"}
     | {"dkms.nvidia.built", "dkms.nvidia.failed", "secure_boot.enabled", "secure_boot.enrolled"}
-    | {f"package.{name}.version" for name in _FABRIC_MANAGERS}
+    | {"fabric.manager_version", "fabric.manager_package"}
 )
 
 
@@ -99,15 +93,6 @@ class _Seen:
             for fact, value in self.facts.items()
             if fact.startswith("package.")
         )
-
-    @property
-    def fabric_managers(self) -> dict[str, str]:
-        """Installed fabric manager packages with their versions."""
-        return {
-            match[1]: one_line(versions.upstream(value), _LONGEST)
-            for fact, value in self.facts.items()
-            if isinstance(value, str) and (match := _FABRIC_MANAGER.match(fact))
-        }
 
 
 def diagnose(facts: Mapping[str, Any], expectations: Sequence[Expectation] = ()) -> list[Diagnosis]:
@@ -230,14 +215,14 @@ def _reboot_pending(seen: _Seen) -> Diagnosis | None:
 
 def _fabric_manager(seen: _Seen) -> Diagnosis | None:
     driver = seen.loaded or seen.text("driver.installed_version")
-    odd = {name: version for name, version in seen.fabric_managers.items() if version != driver}
-    if not driver or not odd:
+    version = versions.upstream(seen.text("fabric.manager_version"))
+    if not driver or not version or version == driver:
         return None
-    name, version = next(iter(sorted(odd.items())))
+    package = seen.text("fabric.manager_package") or "its package"
     both = f" (brings both to {seen.driver_wanted})" if seen.driver_wanted else ""
     return Diagnosis(
         "fabric-manager-mismatch",
-        f"fabric manager is {version} ({name}) and the driver {driver}: it refuses to start the fabric, "
+        f"fabric manager is {version} ({package}) and the driver {driver}: it refuses to start the fabric, "
         "and CUDA programs end with error 802",
         f"gpuprov up --nodes {NODES}{both}",
     )

@@ -23,8 +23,8 @@ GOOD: dict[str, Any] = {
     "secure_boot.enrolled": True,
     "dkms.nvidia.built": ["6.12.1"],
     "dkms.nvidia.failed": [],
-    "package.nvidia-fabricmanager-580.version": "580.126.09-1",
-    "package.nvidia-fabricmanager-570.version": None,
+    "fabric.manager_version": "580.126.09-1",
+    "fabric.manager_package": "nvidia-fabricmanager-580",
     "service.nvidia-fabricmanager.active": "active",
 }
 WANTED = [
@@ -74,7 +74,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "fabric-manager-mismatch": (
         {
-            "package.nvidia-fabricmanager-580.version": "580.95.05-1",
+            "fabric.manager_version": "580.95.05-1",
             "service.nvidia-fabricmanager.active": "failed",
         },
         "fabric manager is 580.95.05 (nvidia-fabricmanager-580) and the driver 580.126.09",
