@@ -1,0 +1,292 @@
+"""Days on which something else goes wrong: each ends in a clear line, and is over when its cause is gone.
+
+The tests run in the order written: each leaves both nodes as declared. A clock that is 400 days off cannot be
+set on one lab node alone; instead the mirror's list is 400 days over, which is what such a node would see.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from provision.errors import ExitCode
+from provision.lab import fleet, network, process, signing
+from provision.lab.repository import Repository
+from provision.lab.spec import NodeSpec
+from tests.lab.conftest import running_lab
+from tests.lab.gpuprov_up import ROOT
+
+if TYPE_CHECKING:
+    from tests.lab.conftest import Lab, LabNode
+
+pytestmark = pytest.mark.timeout(600)
+PACKAGES = ["--set", "gpuprov_roles=[nvidia_repository, nccl]", "--no-canary"]
+HOLD_DPKG = (
+    "import fcntl, time; lock = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(lock, fcntl.LOCK_EX);"
+    "print('held', flush=True); time.sleep(300)"
+)
+CUDA = "cuda/repos/debian13/x86_64"
+LISTS = "sudo rm -rf /var/lib/apt/lists/*; sudo rm -f /etc/apt/sources.list.d/*cuda*"
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    nodes = (NodeSpec("gpu-01", "h100-sxm"), NodeSpec("gpu-02", "h100-sxm"))
+    with running_lab("baddays", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def up(lab: Lab, runs: Path) -> Callable[..., subprocess.Popen[str]]:
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        where = [] if "--resume" in arguments else [str(lab.inventory), *PACKAGES]
+        return subprocess.Popen(
+            [sys.executable, "-m", "provision.cli", "up", *where, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs), "COLUMNS": "4000"},
+        )
+
+    return start
+
+
+Up = Callable[..., "subprocess.Popen[str]"]
+
+
+def finish(process: subprocess.Popen[str], code: ExitCode) -> str:
+    said, _ = process.communicate(timeout=500)
+    assert process.returncode == code, said
+    return said
+
+
+def records(runs: Path, name: str) -> list[dict[str, Any]]:
+    path = max(runs.glob("*-up")) / f"{name}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def consistent(node: LabNode) -> None:
+    assert node.run("sudo dpkg --audit").stdout == ""
+    assert node.run("sudo apt-get check", check=False).returncode == 0
+
+
+def without_nccl(node: LabNode) -> None:
+    unhold = "sudo apt-mark unhold libnccl2 libnccl-dev"
+    node.run(f"{unhold}; sudo apt-get purge -y -q libnccl2; sudo apt-get clean")
+
+
+def hold_dpkg(node: LabNode) -> None:
+    node.run(f"echo {shlex.quote(HOLD_DPKG)} > /tmp/hold.py; rm -f /tmp/held")
+    node.run(
+        "sudo setsid python3 /tmp/hold.py </dev/null > /tmp/held 2>&1 &"
+        " until grep -qx held /tmp/held; do sleep 0.1; done"
+    )
+
+
+def release_dpkg(node: LabNode) -> None:
+    node.run("sudo pkill -f /tmp/hold.py", check=False)
+
+
+def wait_until_apt_waits(node: LabNode, process: subprocess.Popen[str]) -> None:
+    for _ in range(600):
+        assert process.poll() is None, process.communicate()[0]
+        if node.run("pgrep -x apt-get", check=False).returncode == 0:
+            return
+        time.sleep(0.2)
+    pytest.fail("apt-get was never started")
+
+
+def test_both_nodes_are_brought_up(up: Up, lab: Lab) -> None:
+    finish(up(), ExitCode.OK)
+    for node in lab.nodes:
+        consistent(node)
+
+
+def test_the_mirror_goes_down_between_two_waves(up: Up, lab: Lab, runs: Path) -> None:
+    for node in lab.nodes:
+        without_nccl(node)
+    place = lab.record.place
+    pid = process.running(place.folder / "server.pid")
+    hook = lab.inventory.parent / "stop-the-mirror"
+    hook.write_text(f'#!/bin/sh\n[ "$1" = gpu-01 ] || kill {pid}\n')
+    hook.chmod(0o755)
+    try:
+        said = finish(up("--wave", "1", "--set", "gpuprov_drain_hook=stop-the-mirror"), ExitCode.UNHEALTHY)
+    finally:
+        process.wait_until(lambda: process.running(place.folder / "server.pid") is None, 10)
+        fleet._serve(lab.record, Repository(place.www.resolve(), {}))
+    assert f"the package repository {lab.record.bridge_address}:8080 did not give what was asked" in said
+    assert "is it up, and may this node reach it?" in said
+    assert "still drained, out of service until they are as declared: gpu-[01-02]" in said  # no undrain hook
+    assert {r["node"]: r["status"] for r in records(runs, "outcomes")} == {
+        "gpu-01": "done",
+        "gpu-02": "failed",
+    }
+    consistent(lab.node("gpu-02"))
+    finish(up("--resume", "--set", "gpuprov_drain_hook=null"), ExitCode.OK)
+
+
+def test_another_package_manager_keeps_the_lock(up: Up, lab: Lab) -> None:
+    node = lab.node("gpu-01")
+    without_nccl(node)
+    hold_dpkg(node)
+    try:
+        said = finish(up("--set", "gpuprov_package_lock_timeout=5"), ExitCode.UNHEALTHY)
+    finally:
+        release_dpkg(node)
+    assert "another package manager is at work there (" in said
+    assert "wait for it, or stop it; nothing was changed" in said
+    consistent(node)
+    finish(up("--resume"), ExitCode.OK)
+
+
+def test_the_disk_is_full(up: Up, lab: Lab) -> None:
+    node = lab.node("gpu-02")
+    without_nccl(node)
+    node.run("sudo mount -t tmpfs -o size=4k tmpfs /var/cache/apt/archives")
+    try:
+        said = finish(up(), ExitCode.UNHEALTHY)
+    finally:
+        node.run("sudo umount /var/cache/apt/archives")
+    assert "make some (df -h), then go on" in said or "make room (df -h, df -i), then go on" in said, said
+    consistent(node)
+    finish(up("--resume"), ExitCode.OK)
+
+
+@pytest.fixture
+def from_long_ago(lab: Lab, tmp_path: Path) -> Iterator[None]:
+    """The repository as a node sees it whose clock is ahead: its list, well signed, is over by 400 days."""
+    served = lab.record.place.www
+    shared = served.resolve()
+    shutil.copytree(shared, tmp_path / "www")
+    release = tmp_path / "www" / CUDA / "Release"
+    made, over = (
+        datetime.datetime.now(datetime.UTC) - datetime.timedelta(days=days, hours=1) for days in (407, 400)
+    )
+    fields = [line for line in release.read_text().splitlines() if not line.startswith("Date:")]
+    stamps = [
+        f"{name}: {when:%a, %d %b %Y %H:%M:%S UTC}" for name, when in (("Date", made), ("Valid-Until", over))
+    ]
+    for path in release.parent.glob("*Release*"):
+        path.unlink()
+    release.write_text("\n".join([*stamps, *fields]) + "\n")
+    with signing.keyring() as home:
+        signing.sign(home, signing.fingerprint(home, "cuda"), release)
+    served.unlink()
+    served.symlink_to(tmp_path / "www")
+    node = lab.node("gpu-01")
+    # A lab takes over what its host believes of dates, which may be nothing.
+    both = 'Acquire::Check-Date "true"; Acquire::Check-Valid-Until "true";'
+    node.run(f"echo '{both}' | sudo tee /etc/apt/apt.conf.d/zz-dates")
+    yield
+    node.run("sudo rm /etc/apt/apt.conf.d/zz-dates")
+    served.unlink()
+    served.symlink_to(shared)
+
+
+@pytest.mark.usefixtures("from_long_ago")
+def test_package_lists_that_are_over_by_400_days(up: Up, lab: Lab) -> None:
+    lab.node("gpu-01").run(LISTS)
+    said = finish(up(), ExitCode.UNHEALTHY)
+    assert "is expired (since 400d " in said, said
+    assert "the node's clock is wrong (timedatectl), or nobody refreshed the mirror" in said
+
+
+def test_and_are_not_any_more(up: Up, lab: Lab) -> None:
+    finish(up("--resume"), ExitCode.OK)
+    consistent(lab.node("gpu-01"))
+
+
+def test_an_installation_that_was_cut_is_finished_first(up: Up, lab: Lab, runs: Path) -> None:
+    node = lab.node("gpu-01")
+    without_nccl(node)
+    node.run(
+        "cd /tmp && apt-get download -q libnccl2 && sudo dpkg --unpack libnccl2_*.deb && rm libnccl2_*.deb"
+    )
+    assert node.run("sudo dpkg --audit").stdout != ""
+    finish(up(), ExitCode.OK)
+    assert "Finish an interrupted package installation" in {e["task"] for e in records(runs, "events")}
+    consistent(node)
+
+
+def test_what_an_earlier_run_left_running_is_waited_for(up: Up, lab: Lab) -> None:
+    node = lab.node("gpu-02")
+    without_nccl(node)
+    node.run("sudo env GPUPROV_RUN=20261121-up@elsewhere setsid sleep 12 </dev/null >/dev/null 2>&1 &")
+    said = finish(up(), ExitCode.OK)
+    assert "gpu-02: an earlier run is still at work there (" in said
+    assert " sleep); waiting for it" in said
+
+
+def test_a_node_that_boots_by_itself_in_the_middle_is_finished(up: Up, lab: Lab, runs: Path) -> None:
+    node = lab.node("gpu-01")
+    without_nccl(node)
+    before = node.boot_id()
+    hold_dpkg(node)
+    running = up()
+    wait_until_apt_waits(node, running)
+    node.run("sudo systemctl reboot", check=False)
+    said = finish(running, ExitCode.OK)
+    assert "gpu-01: it booted by itself in the middle of nccl" in said, said
+    assert [(b["node"], b["before"]) for b in records(runs, "boots")] == [("gpu-01", before)]
+    assert records(runs, "reboots") == []
+    consistent(node)
+
+
+def test_ssh_is_cut_for_half_a_minute(up: Up, lab: Lab) -> None:
+    node = lab.node("gpu-02")
+    without_nccl(node)
+    hold_dpkg(node)
+    running = up()
+    index = lab.record.node("gpu-02").index
+    try:
+        wait_until_apt_waits(node, running)
+        network.plug(lab.record.octet, index, False)
+        time.sleep(30)
+    finally:
+        network.plug(lab.record.octet, index, True)
+    time.sleep(2)
+    release_dpkg(node)
+    finish(running, ExitCode.OK)
+    consistent(node)
+
+
+def test_two_controllers_exclude_each_other_and_one_that_is_terminated_gives_its_locks_back(
+    up: Up, lab: Lab
+) -> None:
+    node = lab.node("gpu-01")
+    without_nccl(node)
+    without_nccl(lab.node("gpu-02"))
+    hold_dpkg(node)
+    try:
+        first = up("--nodes", "gpu-01")
+        wait_until_apt_waits(node, first)
+        with ThreadPoolExecutor(2) as pool:
+            both = pool.submit(lambda: finish(up(), ExitCode.ERROR))
+            other = pool.submit(lambda: finish(up("--nodes", "gpu-02"), ExitCode.OK))
+            assert f"gpu-01 by root@{os.uname().nodename} (process {first.pid})" in both.result()
+            other.result()
+        first.send_signal(signal.SIGTERM)
+        finish(first, ExitCode.INTERRUPTED)
+    finally:
+        release_dpkg(node)
+    assert node.run("sudo ls /run/gpuprov").stdout.split() == ["guard"]
+    finish(up(), ExitCode.OK)
