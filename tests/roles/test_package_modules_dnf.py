@@ -274,3 +274,60 @@ def test_a_refusal_of_dnf_is_named(node: Node) -> None:
     answer = node.run("gpuprov_hold", packages=["nvlsm"])
     assert answer["failed"] is True
     assert "no space left" in answer["msg"]
+
+
+QUIET = "dnf --quiet --setopt=exit_on_lock=True"
+
+
+def test_installing_says_what_came_and_went(node: Node) -> None:
+    newer = INSTALLED.replace("580.126.09", "580.95.05")
+    node.says("dnf", "")
+    (node.folder / "dnf").write_text(
+        f"#!/bin/sh\necho \"dnf $*\" >> {node.log}\nprintf '{newer}' > {node.folder}/rpm.txt\n"
+    )
+    answer = node.run(
+        "gpuprov_dnf",
+        name=["nvidia-driver-cuda-3:580.95.05-1.el9.x86_64"],
+        install_weak_deps=False,
+        allowerasing=True,
+        exclude=["kmod-nvidia*"],
+    )
+    assert answer["changed"] is True
+    assert "nvidia-driver-cuda|3|580.95.05|1.el9|x86_64" in answer["installed"]
+    assert "nvidia-driver-cuda|3|580.126.09|1.el9|x86_64" in answer["removed"]
+    assert node.ran("dnf") == [
+        f"{QUIET} --assumeyes --setopt=install_weak_deps=False --allowerasing --exclude=kmod-nvidia* install "
+        "nvidia-driver-cuda-3:580.95.05-1.el9.x86_64"
+    ]
+
+
+def test_what_is_there_is_no_change(node: Node) -> None:
+    assert node.run("gpuprov_dnf", name=["nvlsm"])["changed"] is False
+
+
+def test_removing_keeps_what_others_brought_when_told(node: Node) -> None:
+    node.run("gpuprov_dnf", name=["nvlsm"], state="absent", autoremove=False)
+    assert node.ran("dnf") == [f"{QUIET} --assumeyes remove --noautoremove nvlsm"]
+
+
+@pytest.mark.parametrize(("status", "said", "changed"), [(1, "Operation aborted.\n", True), (0, "", False)])
+def test_check_mode_asks_dnf_and_says_no(node: Node, status: int, said: str, changed: bool) -> None:
+    node.says("dnf", said, status=status, stream="2")
+    assert node.run("gpuprov_dnf", check=True, name=["libnccl"])["changed"] is changed
+    assert node.ran("dnf") == [f"{QUIET} --assumeno --cacheonly install libnccl"]
+
+
+def test_what_dnf_refuses_is_said_in_its_words(node: Node) -> None:
+    said = "Error: Unable to find a match: libnccl-9.9-1.x86_64\n"
+    node.says("dnf", said, status=1, stream="2")
+    for check in (False, True):
+        answer = node.run("gpuprov_dnf", check=check, name=["libnccl-9.9-1.x86_64"])
+        assert answer["failed"] is True
+        assert "Unable to find a match: libnccl-9.9-1" in answer["msg"]
+
+
+def test_a_lock_that_is_never_let_go_is_named(node: Node) -> None:
+    node.says("dnf", "", status=200)
+    answer = node.run("gpuprov_dnf", name=["libnccl"], lock_timeout=0)
+    assert answer["failed"] is True
+    assert "held dnf's lock for 0 seconds" in answer["msg"]
