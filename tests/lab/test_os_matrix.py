@@ -144,7 +144,7 @@ def holds(node: LabNode) -> bool:
     return "Nothing to do." in moved.stdout + moved.stderr
 
 
-def test_rpm_and_dnf_accept_what_was_installed(declared: Fleet) -> None:
+def test_the_real_rpm_accepts_what_was_installed(declared: Fleet) -> None:
     """The packages the lab makes are read by the real rpm; the streams by the real dnf."""
     for node in declared.lab.nodes:
         if not RELEASES[node.release].dnf:
