@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision import assess, hooks, paths, runner
+from provision import assess, diagnosis, hooks, paths, runner
 from provision.ansible_events import Event, Outcome
 from provision.assess import Assessment
 from provision.plan import Plan
@@ -93,7 +93,9 @@ def looks(found: Assessment) -> dict[str, Look]:
             reason = _boot_reason(said.facts)
             boot = str(said.facts.get("boot.id") or "")
             drifts = tuple(found.drifts.get(node, ()))
-            answers[node] = Look(node, drifts, boot_required=reason, boot=boot)
+            why = diagnosis.diagnose(said.facts, found.expected.get(node, ())) if drifts else ()
+            causes = tuple(cause.line([node]) for cause in why)
+            answers[node] = Look(node, drifts, boot_required=reason, boot=boot, causes=causes)
     return answers
 
 

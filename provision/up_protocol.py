@@ -22,6 +22,7 @@ class Look:
     error: str = ""
     unreachable: bool = False
     boot: str = ""
+    causes: tuple[str, ...] = ()  # what is wrong with its driver stack, and the next step, a line each
 
 
 class Hands(Protocol):

@@ -39,8 +39,8 @@ INCOMPLETE = {Status.UNREADABLE, Status.UNREACHABLE}
 
 @dataclass(frozen=True)
 class Result:
-    """How it ended for one node. `message` is one line; `drifts` are those that remain; `roles` those that
-    ran."""
+    """How it ended for one node. `message` is one line, and one for each cause that is known; `drifts` are
+    those that remain; `roles` those that ran."""
 
     node: str
     status: Status

@@ -199,7 +199,8 @@ class WaveWork:
             message = "only a reboot is missing (--no-reboot)"
             end(node, Status.REBOOT_NEEDED, message, drifts=look.drifts)
         else:
-            end(node, Status.NOT_HELD, count_of(look.drifts, "still not as declared"), drifts=look.drifts)
+            message = "\n".join([count_of(look.drifts, "still not as declared"), *look.causes])
+            end(node, Status.NOT_HELD, message, drifts=look.drifts)
         return {}
 
 

@@ -252,6 +252,14 @@ def test_a_promise_broken_by_another_role_gets_a_second_pass() -> None:
     assert up.results["a"].roles == ("nvidia_driver", "nvlink")
 
 
+def test_a_node_that_is_not_as_declared_is_told_with_the_cause_and_the_next_step() -> None:
+    cause = "nouveau is loaded and holds the GPUs; next: gpuprov up --nodes a"
+    hands = Remembering(looks={"a": [Look("a", (drift("a"),), causes=(cause,))]})
+    up = carry_out(plan_of({"a": [drift("a")]}), hands)
+    assert up.results["a"].status is Status.NOT_HELD
+    assert up.results["a"].message.splitlines() == ["1 expectation still not as declared", cause]
+
+
 def test_there_is_no_third_pass() -> None:
     looks = [Look("a", (drift("a", "nvlink", fact=f"fact.{number}.x"),)) for number in range(5)]
     hands = Remembering(looks={"a": looks})
