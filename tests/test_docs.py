@@ -13,6 +13,8 @@ import yaml
 from provision import cli
 from provision.checks import CHECKS
 from provision.errors import ExitCode
+from provision.lab.releases import RELEASES
+from provision.role import all_roles
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -62,6 +64,31 @@ def test_the_readme_names_every_check_and_no_other() -> None:
 
 def test_the_readme_names_every_role_and_no_other() -> None:
     assert table_column("role") == {path.parent.name for path in (ROOT / "roles").glob("*/expect.yml")}
+
+
+def systems() -> dict[str, str]:
+    """The README's operating systems, with what each was tested on."""
+    table = README.split("| system | tested on |")[1].split("\n\n")[0]
+    rows = [line.split("|") for line in table.splitlines() if line.startswith("| `")]
+    return {name: row[2].strip() for row in rows for name in re.findall(r"`([^`]+)`", row[1])}
+
+
+@pytest.mark.parametrize("role", sorted(all_roles()))
+def test_every_role_knows_the_operating_systems_of_the_readme_and_no_other(role: str) -> None:
+    assert {f"{name} {version}" for name, _, version in all_roles()[role].releases()} == set(systems())
+
+
+def test_the_readme_says_which_operating_systems_were_a_lab_tree() -> None:
+    """Each line boots in the lab; of the RHEL family one system of each major release stands for its kin."""
+    stated = systems()
+    for name, release in RELEASES.items():
+        os_id = name.rstrip("0123456789")
+        version = release.major if release.dnf else name.removeprefix(os_id)
+        known = [each for each in stated if each.replace(".", "").replace(" ", "") == f"{os_id}{version}"]
+        assert len(known) == 1, name
+        assert stated[known[0]] == ("Debian itself" if release.real else "a lab tree"), name
+    majors = {release.major for release in RELEASES.values() if release.dnf}
+    assert majors == {each.split()[1] for each in stated if each.split()[0] in ("rhel", "rocky", "almalinux")}
 
 
 def test_the_readme_states_each_stack_as_it_is() -> None:
