@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from provision import fleet_lock
-from provision.fleet_lock import Answer, FleetLock
+from provision.fleet_lock import Answer, FleetLock, LockedError
 from provision.node_names import fold
 from provision.up_result import Result, Status
 
 BUSY_SECONDS = 900.0  # how long what an earlier run left running on a node is waited for
 BUSY_PAUSE = 5.0
+RETRY = 3.0  # about so many seconds after a refusal it is tried once more
 
 
 @dataclass
@@ -36,7 +38,7 @@ def locked(
 ) -> Iterator[Locked]:
     """Hold the locks of `nodes`. Raises LockedError when another `up` has one of them."""
     try:
-        answers = lock.take(nodes)
+        answers = _taken(lock, nodes, pause)
         made = Locked(lock, {said.node: _unlocked(said) for said in answers.values() if said.error})
         made.clocks = fleet_lock.skewed(answers.values())
         for node, why in made.clocks.items():
@@ -49,6 +51,16 @@ def locked(
         if left:
             minutes = round(fleet_lock.LEASE / 60)
             say(f"{fold(left)}: the lock could not be given back; it ends by itself within {minutes} min")
+
+
+def _taken(lock: FleetLock, nodes: Sequence[str], pause: Callable[[float], None]) -> dict[str, Answer]:
+    """Take the locks, at the second attempt if need be: who is refused holds some for a moment, and two who
+    begin at the same time refuse each other."""
+    try:
+        return lock.take(nodes)
+    except LockedError:
+        pause(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - not for secrets
+    return lock.take(nodes)
 
 
 def _unlocked(said: Answer) -> Result:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from provision import up_lock
-from provision.fleet_lock import Answer
+from provision.fleet_lock import Answer, LockedError
 from provision.up_lock import locked
 from provision.up_result import Status
 
@@ -20,8 +20,13 @@ class Lock:
         self.answers = answers
         self.did: list[str] = []
 
+    refusals = 0
+
     def take(self, nodes: Collection[str]) -> dict[str, Answer]:
         self.did.append(f"take {' '.join(nodes)}")
+        if self.refusals:
+            self.refusals -= 1
+            raise LockedError("somebody is at work there")
         return {node: said.pop(0) if len(said := self.answers[node]) > 1 else said[0] for node in nodes}
 
     def keep(self) -> None:
@@ -45,6 +50,17 @@ def test_what_an_earlier_run_left_running_is_waited_for() -> None:
     assert heard[0] == "a: an earlier run is still at work there (4711 apt-get, 4712 dpkg); waiting for it"
     assert lock.did[-1] == "release"
     assert heard[-1] == "b: the lock could not be given back; it ends by itself within 30 min"
+
+
+def test_a_refusal_may_be_a_passing_one_and_is_final_the_second_time() -> None:
+    lock = Lock(a=[Answer("a", "taken")])
+    lock.refusals = 1
+    with hold(lock, ["a"], []):
+        assert lock.did == ["take a", "take a", "keep"]
+    lock.refusals = 2
+    with pytest.raises(LockedError), hold(lock, ["a"], []):
+        pytest.fail("nothing may be done without the lock")
+    assert lock.did[-1] == "release"
 
 
 def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,6 +136,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(assess, "look", made.look)
     monkeypatch.setattr(runner, "run_playbook", made.play)
     monkeypatch.setattr("provision.up_work.run_programs", made.programs)
+    monkeypatch.setattr("provision.up_lock.RETRY", 0.0)
 
     def load(options: Any) -> tuple[Fleet, dict[str, Any]]:
         from provision.commands import fleet_options
