@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,3 +69,22 @@ def test_the_layer_points_each_package_manager_at_the_lab() -> None:
     assert "etc/apt/sources.list" not in redhat
     debian = layer_files("debian13", "10.80.0.1", "KEY")
     assert not {"usr/lib/os-release", "etc/yum.repos.d/redhat.repo"} & set(debian), "Debian is what it is"
+
+
+def test_who_cleans_up_after_one_tree_leaves_the_builder_of_another_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stopped: list[int] = []
+    lines = [
+        (1, ["mmdebstrap", f"{tmp_path}/building-debian13"]),
+        (2, ["mmdebstrap", f"{tmp_path}/building-debian13-dnf"]),
+        (3, ["dpkg", f"--root={tmp_path}/building-debian13-dnf/x"]),
+        (4, ["gpg-agent", "--homedir", f"{tmp_path}/tmp-debian13/apt"]),
+    ]
+    monkeypatch.setattr(trees, "_TREES", tmp_path)
+    monkeypatch.setattr(trees.process, "command_lines", lambda: iter(lines))
+    monkeypatch.setattr(trees.process, "stop_pids", lambda pids, **_: stopped.extend(pids))
+    trees._abandon(RELEASES["debian13"].base)
+    assert stopped == [1, 4]
+    trees._abandon(RELEASES["rhel9"].base)
+    assert stopped == [1, 4, 2, 3]

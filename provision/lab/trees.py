@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,7 +107,8 @@ def abandon_builds() -> None:
 def _abandon(base: Base) -> None:
     """Stop what still works on a half-built tree (mmdebstrap leaves a gpg agent, too) and remove it."""
     for folder in (_TREES / f"building-{base.name}", _TREES / f"tmp-{base.name}"):
-        strays = [pid for pid, words in process.command_lines() if any(str(folder) in word for word in words)]
+        inside = re.compile(re.escape(str(folder)) + r"(?![\w-])")  # debian13 is not debian13-dnf
+        strays = [pid for pid, words in process.command_lines() if any(map(inside.search, words))]
         process.stop_pids(strays, grace=15)
         remove_tree(folder)
 
