@@ -54,7 +54,7 @@ FACTS = frozenset(
     + ["driver.loaded_version", "driver.flavour", "driver.userspace_version"]
     + [f"sysctl.{key}.value" for key in ("vm.swappiness", "vm.nr_hugepages", "kernel.numa_balancing")]
 )
-# What drift asks beside the promises: the fleet's majority, fingerprints, causes but for modinfo, asked anyway
+# What drift asks beside the promises: the fleet's majority, fingerprints, causes. (modinfo is asked anyway.)
 BESIDE = (drift_report.FACTS | diagnosis.FACTS) - {"driver.installed_version"}
 
 

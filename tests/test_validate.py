@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import campaign, cli, validation
+from provision import campaign, cli, fingerprint, validated, validation
 from provision.checks import CHECKS
 from provision.checks.check import CheckNode
 from provision.commands import fleet_options
@@ -194,6 +194,29 @@ def test_healthy_nodes_pass_and_exit_is_0(machines: Machines, validate: Any) -> 
         assert (folder / name).stat().st_size > 0, name
     assert len(report["nodes"][0]["gpus"]) == 8
     assert report["nodes"][0]["facts"]["driver"] == "580.126.09"
+
+
+def test_each_result_is_kept_with_what_the_node_was_like(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01")
+    machines.add("gpu-02", BROKEN, **{"kernel.release": "6.12.108+deb13-amd64"})
+    machines.errors["gpu-03"] = "no route to host"
+    _, report, folder = validate()
+    kept = validated.read(["gpu-01", "gpu-02", "gpu-03"])
+    assert kept["gpu-03"] == {}, "nothing was measured on it"
+    for node in report["nodes"][:2]:
+        name = node["node"]
+        assert {check: result.verdict for check, result in kept[name].items()} == {
+            check["check"]: check["verdict"] for check in node["checks"]
+        }
+        for result in kept[name].values():
+            assert result.run == folder.name
+            assert result.known == fingerprint.of(machines.facts[name], {})
+    # Measured again after a change, one check alone: the others still belong to the machine of before.
+    machines.facts["gpu-01"]["kernel.release"] = "6.12.109+deb13-amd64"
+    validate("--checks", "gpu_burn")
+    again = validated.read(["gpu-01"])["gpu-01"]
+    assert again["gpu_burn"].known.values["kernel.release"] == "6.12.109+deb13-amd64"
+    assert again["p2p_bandwidth"] == kept["gpu-01"]["p2p_bandwidth"]
 
 
 def test_the_order_is_quick_pairs_group_heat(machines: Machines, validate: Any) -> None:
