@@ -137,7 +137,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
 
 # Above 300 lines, with the reason.
 LONG = {
-    "node/modules/gpuprov_offered.py": "an Ansible module travels as one file; a quarter is its documentation",
+    "node/modules/gpuprov_offered.py": "an Ansible module is one file; a quarter of it is documentation",
 }
 
 

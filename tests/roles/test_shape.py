@@ -211,6 +211,7 @@ def test_yamllint_passes() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.timeout(400)
 def test_ansible_lint_passes_at_production() -> None:
     done = tool("ansible-lint", "--offline", "--nocolor")
     assert done.returncode == 0, done.stdout + done.stderr
