@@ -183,7 +183,7 @@ def _leave_dnf_alone(tree: Path) -> None:
     for name in _DEBIAN_FILES:
         place = tree / name
         shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
-    # Debian's update-alternatives in the place, and under the name, of the other one; their files begin alike.
+    # Debian's update-alternatives in the other one's place; their files begin alike.
     (tree / "var/lib/alternatives").mkdir()
     (tree / "var/lib/dpkg").mkdir()
     (tree / "var/lib/dpkg/alternatives").symlink_to("../alternatives")
