@@ -87,8 +87,8 @@ def check_names(fleet: Fleet, overrides: Mapping[str, Any]) -> None:
 
 
 def describe_node(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Base facts → `gpuprov_node`: {os: {id, version_id, codename, family, arch}, kernel: {release, boot_release},
-    gpu: {sku, count, architecture, fabric, pci_ids, product_names}}.
+    """Base facts → `gpuprov_node`: {os: {id, version_id, codename, family, arch},
+    kernel: {release, boot_release}, gpu: {sku, count, architecture, fabric, pci_ids, product_names}}.
 
     `sku`, `architecture` are None when unknown; `fabric` is one of nvswitch, nvlink5, imex, none."""
     return {
