@@ -109,7 +109,8 @@ def test_what_is_possible_or_not_known_yet_is_not_refused(variables: dict[str, A
 
 
 def test_a_version_that_depends_on_the_machine_is_judged_on_the_machine() -> None:
-    variables = declared(nvidia_driver_version="{{ '580.' if gpuprov_node.gpu.count == 8 else '580.126.09' }}")
+    version = "{{ '580.' if gpuprov_node.gpu.count == 8 else '580.126.09' }}"
+    variables = declared(nvidia_driver_version=version)
     assert compatibility.check_declared(variables, "gpu-01") == []
     assert [each.rule for each in compatibility.check_node(variables, machine(), "gpu-01")] == [
         "driver-version-format"
