@@ -1,4 +1,4 @@
-"""Lock files: read with errors that name the line, made from nodes that agree, refused where they cannot be."""
+"""Lock files: read with errors that name the line, made from nodes that agree, refused otherwise."""
 
 from __future__ import annotations
 
