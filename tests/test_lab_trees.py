@@ -10,7 +10,7 @@ import pytest
 from provision import node_program
 from provision.lab import trees
 from provision.lab.layer import layer_files
-from provision.lab.releases import RELEASES
+from provision.lab.releases import RELEASES, Base
 from provision.lab.spec import parse_node
 
 FAMILIES = {"debian": "debian", "ubuntu": "debian", "rhel": "redhat", "rocky": "redhat"}
@@ -76,15 +76,15 @@ def test_who_cleans_up_after_one_tree_leaves_the_builder_of_another_alone(
 ) -> None:
     stopped: list[int] = []
     lines = [
-        (1, ["mmdebstrap", f"{tmp_path}/building-debian13"]),
-        (2, ["mmdebstrap", f"{tmp_path}/building-debian13-dnf"]),
-        (3, ["dpkg", f"--root={tmp_path}/building-debian13-dnf/x"]),
-        (4, ["gpg-agent", "--homedir", f"{tmp_path}/tmp-debian13/apt"]),
+        (1, ["mmdebstrap", f"{tmp_path}/building-one"]),
+        (2, ["mmdebstrap", f"{tmp_path}/building-one-dnf"]),
+        (3, ["dpkg", f"--root={tmp_path}/building-one-dnf/x"]),
+        (4, ["gpg-agent", "--homedir", f"{tmp_path}/tmp-one/apt"]),
     ]
     monkeypatch.setattr(trees, "_TREES", tmp_path)
     monkeypatch.setattr(trees.process, "command_lines", lambda: iter(lines))
     monkeypatch.setattr(trees.process, "stop_pids", lambda pids, **_: stopped.extend(pids))
-    trees._abandon(RELEASES["debian13"].base)
+    trees._abandon(Base("one", "trixie"))
     assert stopped == [1, 4]
-    trees._abandon(RELEASES["rhel9"].base)
+    trees._abandon(Base("one-dnf", "trixie", dnf=True))
     assert stopped == [1, 4, 2, 3]

@@ -41,7 +41,7 @@ class Release:
 
 TRIXIE = Base("debian13", "trixie")
 BOOKWORM = Base("debian12", "bookworm")
-TRIXIE_DNF = Base("debian13-dnf", "trixie", dnf=True)
+TRIXIE_DNF = Base("dnf-debian13", "trixie", dnf=True)
 
 
 def os_release(fields: Mapping[str, str]) -> str:

@@ -107,7 +107,7 @@ def abandon_builds() -> None:
 def _abandon(base: Base) -> None:
     """Stop what still works on a half-built tree (mmdebstrap leaves a gpg agent, too) and remove it."""
     for folder in (_TREES / f"building-{base.name}", _TREES / f"tmp-{base.name}"):
-        inside = re.compile(re.escape(str(folder)) + r"(?![\w-])")  # debian13 is not debian13-dnf
+        inside = re.compile(re.escape(str(folder)) + r"(?![\w-])")  # one tree, not all whose names begin so
         strays = [pid for pid, words in process.command_lines() if any(map(inside.search, words))]
         process.stop_pids(strays, grace=15)
         remove_tree(folder)
