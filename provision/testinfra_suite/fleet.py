@@ -54,6 +54,10 @@ class Suite:
         self.secrets = seen.secrets
         self.cases = [case for name in fleet.nodes for case in _cases(name, seen)]
 
+    def close(self) -> None:
+        """Forget the shared connections; they end by themselves soon after."""
+        self._sockets.cleanup()
+
     def _observe(
         self, nodes: Collection[Node], _ask: Mapping[str, Collection[str]], **_options: Any
     ) -> dict[str, Observation]:

@@ -45,6 +45,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("gpuprov_case", cases, ids=_names(cases))
 
 
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if _SUITE in config.stash:
+        config.stash[_SUITE].close()
+
+
 def _names(cases: list[Case]) -> list[str]:
     """A fact that several items of one role are about has as many tests; their names differ by a number."""
     seen: Counter[str] = Counter()

@@ -260,6 +260,14 @@ def test_packages(packages: Callable[[str], Any], fact: str, value: Any) -> None
     assert packages(fact) == value
 
 
+def test_blank_lines_between_packages_may_be_several(machine: Machine) -> None:
+    """As a hand leaves them; dpkg reads over them."""
+    one = "Package: {}\nStatus: install ok installed\nArchitecture: all\nVersion: 1-1\n"
+    machine.file("/var/lib/dpkg/status", one.format("first") + "\n\n" + one.format("second") + "\n\n\n\n")
+    assert machine.value("package.first.version") == "1-1"
+    assert machine.value("package.second.version") == "1-1"
+
+
 def test_an_interrupted_dpkg_is_seen(machine: Machine, packages: Callable[[str], Any]) -> None:
     update = "Package: held-one\nStatus: hold ok unpacked\nArchitecture: all\nVersion: 590-1\n"
     machine.file("/var/lib/dpkg/updates/0001", update)

@@ -16,7 +16,7 @@ def dpkg_paragraphs():
     if data is None:
         raise ReadError("there is no dpkg database on this machine")
     for paragraph in data.split(b"\n\n"):
-        yield paragraph
+        yield paragraph.lstrip(b"\n")  # several blank lines separate as one does
     for name in names_in("/var/lib/dpkg/updates"):
         if name.isdigit():
             for paragraph in (read_bytes("/var/lib/dpkg/updates/" + name) or b"").split(b"\n\n"):

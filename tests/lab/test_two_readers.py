@@ -1,0 +1,203 @@
+"""Two readers that share nothing, our observer and testinfra, read every promise of a node alike: after up,
+and with each of them broken in turn.
+
+`pytest --pyargs provision.testinfra_suite` then names what `gpuprov drift` names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import assess, inventory
+from provision.errors import ExitCode
+from provision.expectations import HARDWARE, Expectation
+from provision.lab.spec import NodeSpec
+from provision.testinfra_suite.fleet import Suite
+from provision.testinfra_suite.readers import Reader, Unreadable
+from tests.lab import breakers
+from tests.lab.conftest import Lab, running_lab
+
+ROOT = Path(__file__).resolve().parents[2]
+NODE = "read-01"
+pytestmark = pytest.mark.timeout(1200)
+
+# Nobody but gpuprov reads these families; the suite says so of each fact, and counts them.
+OURS_ALONE = frozenset(
+    {"clock", "container", "cpu", "dkms", "fabric", "limits", "memory", "mig", "packages", "pci", "rdma"}
+)
+WITHOUT_A_TOOL = frozenset({"kernel", "secure_boot", "container_runtime", "pgp_key"})
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with running_lab(
+        "read", (NodeSpec(NODE, "b200"),), tmp_path_factory.mktemp("lab") / "lab.yml"
+    ) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def call(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("work")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(folder / "runs")}
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", *words],
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+            cwd=folder,
+            env={**environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+        )
+
+    done = run("provision.cli", "up", str(lab.inventory))
+    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
+    return run
+
+
+class Readers:
+    """Both of them, on the one node."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.fleet = inventory.load(lab.inventory)
+        self.suite = Suite([f"--inventory={lab.inventory}"])
+        self.promised: list[Expectation] = []
+
+    def ours(self) -> dict[str, Any]:
+        """Every promised fact as our observer reads it, in one look."""
+        seen = assess.assess(self.fleet, {})
+        self.promised = [each for each in seen.expected[NODE] if each.role != HARDWARE]
+        said = seen.observations[NODE]
+        assert said.error is None, said.error
+        assert not {each.fact for each in self.promised} & set(said.problems), said.problems
+        return {each.fact: said.facts[each.fact] for each in self.promised}
+
+    def theirs(self, facts: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        """The same as testinfra reads them, and why it cannot read the others."""
+        reader = Reader(self.suite.readers[NODE].host)
+        found: dict[str, Any] = {}
+        unread: dict[str, str] = {}
+        for fact in facts:
+            try:
+                found[fact] = reader.read(fact)
+            except Unreadable as why:
+                unread[fact] = str(why)
+        return found, unread
+
+
+@pytest.fixture(scope="module")
+def readers(lab: Lab, call: Any) -> Iterator[Readers]:
+    assert call
+    both = Readers(lab)
+    yield both
+    both.suite.close()
+
+
+def test_both_read_a_node_that_is_as_declared_the_same(readers: Readers) -> None:
+    ours = readers.ours()
+    theirs, unread = readers.theirs(ours)
+    assert {fact: (ours[fact], value) for fact, value in theirs.items() if ours[fact] != value} == {}
+    families = {fact.partition(".")[0] for fact in unread}
+    assert families <= OURS_ALONE | WITHOUT_A_TOOL, unread
+    assert len(theirs) > 150
+    assert all(each.holds(ours[each.fact]) for each in readers.promised)
+
+
+def can_break(expectation: Expectation) -> bool:
+    """Whether a command can make it untrue; what only hardware or a daemon can do is left to other tests."""
+    try:
+        return bool(breaks(expectation))
+    except LookupError:
+        return False
+
+
+def breaks(expectation: Expectation) -> str:
+    """A command for a root shell that makes a promise untrue wherever a node shows it. Raises LookupError."""
+    family, _, rest = expectation.fact.partition(".")
+    if family == "module":
+        name = rest.rpartition(".")[0]
+        return f"modprobe -r {name}" if expectation.value else f"modprobe {name}"
+    if expectation.fact == "driver.loaded_version":  # the kernel shows it in two places
+        both = breakers.command(expectation)
+        return f"{both}; echo 470.00.01 > /sys/module/nvidia/version"
+    return breakers.command(expectation)
+
+
+def rounds(promised: list[Expectation]) -> Iterator[list[Expectation]]:
+    """The promises to break together: in each round one of every file, package and unit."""
+    left = list({each.fact: each for each in promised}.values())
+    while left:
+        items: set[str] = set()
+        chosen = []
+        for each in left:
+            item = each.fact.rpartition(".")[0]
+            if item not in items:
+                items.add(item)
+                chosen.append(each)
+        yield chosen
+        left = [each for each in left if each not in chosen]
+
+
+def test_both_see_every_promise_that_is_broken(readers: Readers, lab: Lab) -> None:
+    readers.ours()
+    _, unread = readers.theirs({each.fact for each in readers.promised})
+    planted = 0
+    both_read = [each for each in readers.promised if each.fact not in unread and can_break(each)]
+    for chosen in rounds(both_read):
+        script = "\n".join(f"( {breaks(each)} ) || echo 'FAILED: {each.fact}'" for each in chosen)
+        done = lab.node(NODE).run(f"sudo bash -s <<'BREAK' 2>&1\n{script}\nBREAK")
+        assert "FAILED" not in done.stdout, done.stdout
+        ours = readers.ours()
+        theirs, _ = readers.theirs(each.fact for each in chosen)
+        differ = {fact: (ours.get(fact), value) for fact, value in theirs.items() if ours.get(fact) != value}
+        assert differ == {}
+        still = [each.fact for each in chosen if each.holds(ours[each.fact]) or each.holds(theirs[each.fact])]
+        assert still == [], "the promise was not broken"
+        planted += len(chosen)
+    assert planted > 150
+    sys.stderr.write(f"{planted} promises broken, seen by both readers\n")
+
+
+def test_the_suite_then_fails_where_drift_says_so_and_nowhere_else(
+    lab: Lab, call: Any, tmp_path: Path
+) -> None:
+    found = json.loads(call("provision.cli", "drift", str(lab.inventory), "--json").stdout)
+    drifted = {f"{each['role']}/{each['fact']}" for each in found["drifts"]}
+    done, cases = run_suite(call, lab, tmp_path)
+    assert done.returncode == 1, done.stdout[-3000:]
+    named = {name for name, outcome in cases.items() if outcome == "failed"}
+    unread = {name for name, outcome in cases.items() if outcome == "skipped"}
+    assert named == drifted - unread
+    assert len(named) > 100
+    said = [line for line in done.stdout.splitlines() if line.startswith("gpuprov: ")]
+    assert all(" facts not read independently: " in line for line in said)
+    assert sum(int(line.split()[1]) for line in said) == list(cases.values()).count("skipped") > 0
+
+
+def run_suite(call: Any, lab: Lab, folder: Path) -> tuple[subprocess.CompletedProcess[str], dict[str, str]]:
+    """The suite as CI starts it, and from its JUnit file the outcome of each role/fact."""
+    report = folder / "suite.xml"
+    done = call(
+        *("pytest", "-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"),
+        *("-p", "provision.testinfra_suite.plugin", "--pyargs", "provision.testinfra_suite"),
+        *("--gpuprov-inventory", str(lab.inventory), "--junitxml", str(report)),
+    )
+    cases: dict[str, str] = {}
+    for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 - our own file
+        name = str(case.get("name")).partition(f"[{NODE}-")[2].rpartition("]")[0].partition("#")[0]
+        tags = {child.tag for child in case}
+        outcome = "failed" if tags & {"failure", "error"} else "skipped" if "skipped" in tags else "passed"
+        if cases.get(name) != "failed":
+            cases[name] = outcome
+    return done, cases
