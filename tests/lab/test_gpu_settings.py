@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from tests.lab.conftest import Lab, LabNode
 
 ROOT = Path(__file__).resolve().parents[2]
-ROLES = "[nvidia_repository,nvidia_driver,nvlink,gpu_settings]"
+BARE = "[nvidia_repository,nvidia_driver,nvlink,gpu_settings]"  # what a bare node needs
 MIG = {"enabled": True, "profiles": {"0": ["1g.10gb", "3g.40gb"]}}
 SETTINGS: dict[str, Any] = {
     "gpu_settings_power_limit": 350,
@@ -39,9 +39,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield running
 
 
-def gpuprov(lab: Lab, verb: str, *words: str, **settings: Any) -> tuple[int, str]:
+def gpuprov(
+    lab: Lab, verb: str, *words: str, roles: str = "[gpu_settings]", **settings: Any
+) -> tuple[int, str]:
     chosen = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
-    sets = [word for one in [f"gpuprov_roles={ROLES}", *chosen] for word in ("--set", one)]
+    sets = [word for one in [f"gpuprov_roles={roles}", *chosen] for word in ("--set", one)]
     done = subprocess.run(
         [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), *sets, *words],
         env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(lab.inventory.parent / "runs")},
@@ -72,11 +74,11 @@ def as_declared(node: LabNode) -> None:
 
 
 def test_bare_nodes_get_their_settings_and_a_second_run_does_nothing(lab: Lab) -> None:
-    code, said = gpuprov(lab, "up", **SETTINGS)
+    code, said = gpuprov(lab, "up", roles=BARE, **SETTINGS)
     assert code == ExitCode.OK, said
     for node in lab.nodes:
         as_declared(node)
-    code, said = gpuprov(lab, "up", **SETTINGS)
+    code, said = gpuprov(lab, "up", roles=BARE, **SETTINGS)
     assert code == ExitCode.OK, said
     assert "2 nodes already as declared" in said
 
@@ -182,22 +184,22 @@ def test_another_fabric_manager_is_seen_replaced_and_started_anew_with_the_gpus(
     before = node.run("systemctl show --property=ActiveEnterTimestampMonotonic nvidia-fabricmanager").stdout
     other = "nvidia-fabricmanager-580=580.95.05-1"
     node.run(f"sudo apt-get install -y --allow-downgrades --allow-change-held-packages {other}")
-    code, said = gpuprov(lab, "drift", **SETTINGS)
+    code, said = gpuprov(lab, "drift", roles=BARE, **SETTINGS)
     assert code == ExitCode.DRIFT, said
     for words in ("fabric.manager_version", "fabric.manager_matches_driver", "580.95.05"):
         assert words in said, said
-    code, said = gpuprov(lab, "up", **SETTINGS)
+    code, said = gpuprov(lab, "up", roles=BARE, **SETTINGS)
     assert code == ExitCode.OK, said
     after = node.run("systemctl show --property=ActiveEnterTimestampMonotonic nvidia-fabricmanager").stdout
     assert after != before
     assert field(node, "fabric.state,fabric.status") == ["Completed, Success"] * 8
     as_declared(node)
-    code, said = gpuprov(lab, "drift", **SETTINGS)
+    code, said = gpuprov(lab, "drift", roles=BARE, **SETTINGS)
     assert code == ExitCode.OK, said
 
 
 def test_a_fabric_manager_that_is_not_the_drivers_cannot_be_declared(lab: Lab) -> None:
-    code, said = gpuprov(lab, "up", nvlink_version="580.95.05", **SETTINGS)
+    code, said = gpuprov(lab, "up", roles=BARE, nvlink_version="580.95.05", **SETTINGS)
     assert code == ExitCode.ERROR, said
     assert "nvlink_version is 580.95.05, but must equal nvidia_driver_version" in said
 
