@@ -182,10 +182,10 @@ def test_what_a_machine_cannot_do_is_refused(
 
 def test_a_release_no_role_knows_is_refused() -> None:
     node = machine()
-    node["os"] = {**node["os"], "id": "ubuntu", "version_id": "24.04"}
+    node["os"] = {**node["os"], "id": "ubuntu", "version_id": "20.04"}
     (refusal,) = compatibility.check_node(declared(), node, "gpu-01")
     assert refusal.rule == "supported-release"
-    assert "ubuntu 24.04" in refusal.what
+    assert "ubuntu 20.04" in refusal.what
     assert "debian 13" in refusal.fix
 
 

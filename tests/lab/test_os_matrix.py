@@ -1,7 +1,8 @@
 """Every operating system the roles name: `up` from bare, `up` again, check mode before and after, drift.
 
 Debian is Debian. Ubuntu and the RHEL family are Debian trees under their identity, the latter with a real
-dnf, rpm, module streams and versionlock; what that proves, and what it does not, is in provision/lab/README.md.
+dnf, rpm, module streams and versionlock; what that proves, and what it does not, is in
+provision/lab/README.md.
 """
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ def test_modules_built_before_ofed_are_drift_and_no_driver_is_none() -> None:
     built = ours(**DOCA)["rdma.peermem"]
     assert [built.holds(kind) for kind in ("ofed", "absent", "plain")] == [True, True, False]
     assert "rdma.peermem" not in ours()
-    assert ours()["rdma.core_stale"].reboot
+    assert ours(**DOCA)["rdma.core_stale"].reboot
+    assert "rdma.core_stale" not in ours()
 
 
 def test_the_distributions_stack_tolerates_no_source_of_the_other() -> None:
