@@ -39,7 +39,7 @@ def command(lab: Lab, runs: Path, roles: Sequence[str], **declared: str) -> Gpup
             [sys.executable, "-m", "provision.cli", *words],
             capture_output=True,
             text=True,
-            timeout=900,
+            timeout=1800,
             check=False,
             env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs)},
         )
