@@ -51,5 +51,5 @@ class Stage:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=180,
         )
