@@ -31,7 +31,7 @@ from tests.lab.gpuprov_up import ROOT
 if TYPE_CHECKING:
     from tests.lab.conftest import Lab, LabNode
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 PACKAGES = ["--set", "gpuprov_roles=[nvidia_repository, nccl]", "--no-canary"]
 HOLD_DPKG = (
     "import fcntl, time; lock = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(lock, fcntl.LOCK_EX);"

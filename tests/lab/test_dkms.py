@@ -24,7 +24,7 @@ DRIVER = {"gpuprov_roles": ROLES, "nvidia_driver_source": "distribution", "nvidi
 OPEN = {**DRIVER, "nvidia_driver_flavour": "open"}
 PROPRIETARY = {**DRIVER, "nvidia_driver_flavour": "proprietary"}
 ERROR = r"nvidia/\S+\.c:\d+:\d+: error: "
-pytestmark = pytest.mark.timeout(3000)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from tests.lab.gpuprov_up import Operator, said
 ROLES = ["nvidia_repository", "nvidia_driver"]
 EFI = "/sys/firmware/efi"
 SHIM = "605dab50-e046-4300-abb6-3dd810dd8b23"
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

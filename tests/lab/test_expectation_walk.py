@@ -32,7 +32,7 @@ NODES = (
     NodeSpec("walk-03", "h100-sxm", "debian12"),
     NodeSpec("walk-04", "b200"),
 )
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")

@@ -31,7 +31,7 @@ LINES = {
     "dnf": {"rhel8": "b200", "rhel9": "h100-sxm", "rhel10": "l40s"},
 }
 DRIVER = "580.126.09"
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 class Fleet:

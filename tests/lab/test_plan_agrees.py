@@ -15,7 +15,7 @@ from tests.lab.conftest import Lab, running_lab
 
 ROLES = ("nvidia_repository", "nvidia_driver", "cuda_toolkit", "nccl", "container_toolkit", "package_lock")
 OLD_DRIVER = ("--set", "nvidia_driver_version=570.124.06")
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")

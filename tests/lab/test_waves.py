@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tests.lab.conftest import Lab, LabNode
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 NODES = tuple(NodeSpec(f"gpu-{number:02d}", "h100-sxm" if number <= 8 else "l40s") for number in range(1, 13))
 # One small role: what is tried here is the order of things, not the software.
