@@ -17,7 +17,7 @@ import pytest
 from provision.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def gpuprov(lab: Any, runs: Path) -> Any:
     """Runs one gpuprov command against the lab's inventory and returns the finished process."""
 
-    def call(verb: str, *arguments: str, timeout: int = 600) -> subprocess.CompletedProcess[str]:
+    def call(verb: str, *arguments: str, timeout: int = 1200) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), *arguments],
             capture_output=True,
@@ -80,7 +80,7 @@ def test_a_bare_fleet_drifts_and_its_plan_says_why(gpuprov: Any) -> None:
 
 
 def test_up_brings_bare_nodes_to_what_was_declared(gpuprov: Any) -> None:
-    done = gpuprov("up", timeout=900)
+    done = gpuprov("up", timeout=1500)
     assert done.returncode == ExitCode.OK, said(done)
     again = gpuprov("drift")
     assert again.returncode == ExitCode.OK, said(again)

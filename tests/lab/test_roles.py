@@ -25,7 +25,7 @@ DRIVER_PACKAGES = [
     *("nvidia-persistenced", "firmware-nvidia-gsp", "libcuda1", "libcudadebugger1", "libnvidia-cfg1"),
     *("libnvidia-ml1", "libnvidia-nvvm4", "libnvidia-ptxjitcompiler1", "nvidia-opencl-icd"),
 ]
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1500)
 
 
 def environment() -> dict[str, str]:
@@ -51,7 +51,7 @@ def declared(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
         capture_output=True,
         text=True,
         check=False,
-        timeout=850,
+        timeout=1400,
     )
     assert done.returncode == ExitCode.OK, done.stdout + done.stderr
     return lab
@@ -238,7 +238,7 @@ class Playbook:
             capture_output=True,
             text=True,
             check=False,
-            timeout=850,
+            timeout=1400,
         )
         counts = {
             match[1]: {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match[2])}

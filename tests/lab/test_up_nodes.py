@@ -25,7 +25,7 @@ HOLD_DPKG = (
     "import fcntl, time; lock = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(lock, fcntl.LOCK_EX);"
     "print('held', flush=True); time.sleep(300)"
 )
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1200)
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -54,7 +54,7 @@ ONLY_RDMA = ("--set", "gpuprov_roles=[rdma]")
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str]:
-    said, _ = process.communicate(timeout=400)
+    said, _ = process.communicate(timeout=900)
     return process.returncode, said
 
 

@@ -20,7 +20,7 @@ import pytest
 from provision.errors import ExitCode
 
 ROOT = Path(__file__).resolve().parents[2]
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1800)
 NODE = "gpu-01"  # H100 SXM
 
 Validate = Callable[..., tuple[int, set[tuple[str, str, str]]]]
@@ -37,7 +37,7 @@ def gpuprov(
             [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), "--nodes", NODE, *arguments],
             capture_output=True,
             text=True,
-            timeout=600,
+            timeout=1500,
             check=False,
             env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs)},
         )
