@@ -31,7 +31,7 @@ LINES = {
     "dnf": {"rhel8": "b200", "rhel9": "h100-sxm", "rhel10": "l40s"},
 }
 DRIVER = "580.126.09"
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
 
 class Fleet:
@@ -50,7 +50,7 @@ class Fleet:
             capture_output=True,
             text=True,
             check=False,
-            timeout=1200,
+            timeout=3600,
         )
         files = [run / "events.jsonl" for run in set(self.runs.glob("*")) - before]
         lines = [line for file in files if file.exists() for line in file.read_text().splitlines()]
