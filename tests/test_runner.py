@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -106,7 +107,8 @@ def test_each_host_has_the_outcome_its_events_tell(tmp_path: Path) -> None:
     assert outcomes["broken"].task == "Break"
     assert outcomes["broken"].message == "the command ended with status 100 · E: no such package"
     assert outcomes["looping"].message.startswith("bad: the command ended with status 1")
-    assert "Connection refused" in outcomes["gone"].message
+    # ssh has ended by the time Ansible writes to it, or has not.
+    assert re.search("Connection refused|could not be sent", outcomes["gone"].message)
 
     seen = [(event.node, event.task, event.kind, event.ignored) for event in events]
     assert ("changed", "Change", "changed", False) in seen

@@ -120,7 +120,7 @@ BREAKAGES = {
     ("gpu-01", "apt-mark unhold nvidia-driver-cuda"): ("nvidia_driver", "package.nvidia-driver-cuda.held"),
     ("gpu-01", "systemctl stop nvidia-persistenced"): ("nvidia_driver", "service.nvidia-persistenced.active"),
     ("gpu-03", "sed -i '1i # edited' /etc/modprobe.d/*nouveau*.conf"): ("nvidia_driver", "modprobe.d"),
-    ("gpu-03", "sed -i 's/unlimited/64/' /etc/security/limits.d/*gpuprov*"): ("rdma", "limits.d"),
+    ("gpu-03", "sed -i 's/memlock .*/memlock 64/' /etc/security/limits.d/*gpuprov*"): ("rdma", "limits.d"),
     ("gpu-03", "rm /usr/share/keyrings/*cuda*"): ("nvidia_repository", "pgp_key"),
 }
 
