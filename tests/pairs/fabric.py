@@ -1,0 +1,84 @@
+"""A fabric with planted faults that answers pairs and groups, as the real one would, for tests."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from provision.pairs.pairing import Topology
+from provision.pairs.results import Outcome, Result
+from provision.pairs.suspects import Diagnosis, diagnose, next_round
+
+RATE = 48.0
+
+
+def racked(nodes: int, size: int) -> Topology:
+    """Nodes n0 … in racks r0 … of `size`."""
+    names = tuple(f"n{i}" for i in range(nodes))
+    return Topology(names, {name: f"r{i // size}" for i, name in enumerate(names)})
+
+
+@dataclass
+class Fabric:
+    """`faults`: (kind, name, …) → factor of the rate, None for a hang. Kinds: node, port (node, rail), link
+    (both nodes in order), leaf, uplink (rack), path (both racks in order). `true_racks`: what the inventory
+    may not say."""
+
+    fleet: Topology
+    faults: dict[tuple[str, ...], float | None] = field(default_factory=dict)
+    noise: float = 0.01
+    seed: int = 0
+    rails: Sequence[str] = ("",)
+    expected: float | None = None
+    disturbed: Collection[tuple[int, str]] = ()  # (round, node): slow this once
+    true_racks: dict[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        self.chance = random.Random(self.seed)  # noqa: S311 - a seed reproduces it
+        self.rounds = 0
+        self.asked: list[Sequence[tuple[str, ...]]] = []
+
+    def through(self, nodes: Sequence[str], rail: str) -> Iterable[tuple[str, ...]]:
+        racks = self.true_racks or self.fleet.racks
+        known = sorted({racks[node] for node in nodes if node in racks})
+        for node in nodes:
+            yield "node", node
+            yield "port", node, rail
+        for rack in known:
+            yield "leaf", rack
+            if len(known) > 1:
+                yield "uplink", rack
+        if len(nodes) == 2:
+            yield ("link", *sorted(nodes))
+        if len(known) == 2:
+            yield ("path", *known)
+
+    def measure(self, groups: Sequence[tuple[str, ...]]) -> list[Result]:
+        """The results of one round; what is measured at once must be disjoint."""
+        self.rounds += 1
+        self.asked.append(groups)
+        assert len({node for group in groups for node in group}) == sum(map(len, groups))
+        return [self._answer(group, rail) for group in groups for rail in self.rails]
+
+    def _answer(self, nodes: tuple[str, ...], rail: str) -> Result:
+        factors = [self.faults[part] for part in self.through(nodes, rail) if part in self.faults]
+        if None in factors:
+            return Result(nodes, self.rounds, Outcome.HANG, rail=rail, expected=self.expected)
+        factor = min([1.0, *(one for one in factors if one is not None)])
+        if any((self.rounds, node) in self.disturbed for node in nodes):
+            factor *= 0.5
+        value = RATE * factor * self.chance.gauss(1, self.noise)
+        return Result(nodes, self.rounds, value=value, rail=rail, expected=self.expected)
+
+    def run(self) -> Diagnosis:
+        """All rounds of the default plan, and what comes of them."""
+        results: list[Result] = []
+        while pairs := next_round(self.fleet, results):
+            results += self.measure(pairs)
+        self.results = results
+        return diagnose(self.fleet, results)
+
+
+def named(diagnosis: Diagnosis) -> set[str]:
+    return {culprit.device for culprit in diagnosis.culprits}
