@@ -43,6 +43,7 @@ def run_playbook(
     forks: int = 25,
     timeout: float | None = None,
     check_mode: bool = False,
+    tags: Collection[str] = (),
     vault_password_files: Sequence[Path] = (),
     secrets: Collection[str] = (),
 ) -> dict[str, Outcome]:
@@ -51,7 +52,8 @@ def run_playbook(
     run on it").
 
     `on_event` is called in this thread. After `timeout` seconds Ansible is stopped, and hosts that had not
-    finished are failed. `secrets` are texts to mask in what comes back, beside the values of variables named
+    finished are failed. `tags`: only what has one of these tags (or `always`) is run; none stands for all.
+    `secrets` are texts to mask in what comes back, beside the values of variables named
     like secrets.
 
     Raises GpuprovError when the playbook could not be run at all, and KeyboardInterrupt after Ansible was
@@ -76,6 +78,8 @@ def run_playbook(
 
     with handover.private_folder() as folder:
         arguments = ["--check"] * check_mode
+        if tags:
+            arguments += ["--tags", ",".join(sorted(tags))]
         for file in vault_password_files:
             arguments += ["--vault-password-file", str(Path(file).absolute())]
         inventory = handover.write_inventory(folder, hosts)

@@ -183,6 +183,33 @@ def test_what_a_node_told_about_itself_is_never_a_template(tmp_path: Path) -> No
     assert events[-1].result["msg"] == "{{ lookup('pipe', 'id') }} and 2"
 
 
+def test_only_what_has_one_of_the_tags_is_run_with_all_that_a_role_includes(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        tasks = tmp_path / "roles" / name / "tasks"
+        tasks.mkdir(parents=True)
+        (tasks / "main.yml").write_text(
+            f"- ansible.builtin.debug: {{msg: {name}}}\n  changed_when: true\n  notify: told\n"
+            "- ansible.builtin.include_tasks: more.yml\n"
+        )
+        (tasks / "more.yml").write_text(f"- ansible.builtin.debug: {{msg: more of {name}}}\n")
+        (tmp_path / "roles" / name / "handlers").mkdir()
+        (tmp_path / "roles" / name / "handlers/main.yml").write_text(
+            f"- name: Tell\n  listen: told\n  ansible.builtin.debug: {{msg: told by {name}}}\n"
+        )
+    play = tmp_path / "play.yml"
+    play.write_text(
+        "- hosts: all\n  gather_facts: false\n"
+        "  pre_tasks: [{ansible.builtin.debug: {msg: before}, tags: always}]\n"
+        "  roles: [{role: one, tags: one}, {role: two, tags: two}]\n"
+    )
+    events: list[Event] = []
+    outcome = run_playbook(play, {"a": local()}, on_event=events.append, tags=["two"])["a"]
+    assert (outcome.status, outcome.changed) == ("ok", 1)
+    said = [event.result["msg"] for event in events if "msg" in event.result]
+    assert [text for text in said if not text.startswith("told")] == ["before", "two", "more of two"]
+    assert "told by two" in said
+
+
 def test_check_mode_changes_nothing(tmp_path: Path) -> None:
     made = tmp_path / "made"
     tasks = playbook(tmp_path, f"- ansible.builtin.file: {{path: {made}, state: directory, mode: '0755'}}")

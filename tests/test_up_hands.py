@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import assess, hooks, runner, up_hands
+from provision import assess, hooks, paths, runner, up_hands, yamlfile
 from provision.assess import Assessment
 from provision.inventory import Fleet, Node
 from provision.observe import Observation
@@ -54,6 +54,31 @@ def test_more_nodes_than_one_ansible_should_have_are_done_in_shards(
     assert len(outcomes) == 1201
     assert [len(names) for _, names, _ in played] == [up_hands.SHARD, up_hands.SHARD, 201]
     assert [round(minutes) for _, _, minutes in played] == [5 * 64, 5 * 64, 3 * 64]
+
+
+def test_ansible_hears_only_of_roles_that_a_node_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[set[str], dict[str, list[str]]]] = []
+
+    def play(_: Path, hosts: Mapping[str, Any], *, tags: Collection[str], **__: Any) -> dict[str, Outcome]:
+        asked.append((set(tags), {name: variables["gpuprov_roles"] for name, variables in hosts.items()}))
+        return {name: Outcome(name, "ok", 1) for name in hosts}
+
+    monkeypatch.setattr(runner, "run_playbook", play)
+    ours = hands(tmp_path, 2)
+    ours.apply({"gpu-0000": ("nccl",), "gpu-0001": ("rdma", "nccl")})
+    assert asked == [({"nccl", "rdma"}, {"gpu-0000": ["nccl"], "gpu-0001": ["rdma", "nccl"]})]
+
+
+def test_every_role_of_the_playbook_has_its_name_as_tag_and_asks_for_it() -> None:
+    (play,) = yamlfile.load(paths.PLAYBOOKS / "up.yml")
+    for entry in play["roles"]:
+        assert entry["tags"] == entry["role"]
+        assert entry["when"] == f"gpuprov_roles is undefined or '{entry['role']}' in gpuprov_roles"
+    tasks = {task["name"]: task["tags"] for task in play["pre_tasks"]}
+    assert tasks.pop("Pin locked packages before any role chooses a version") == "package_lock"
+    assert set(tasks.values()) == {"always"}
 
 
 def looking(ids: Mapping[str, Sequence[str]]) -> Callable[..., Assessment]:
