@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from provision.lab import repository, signing
 from provision.lab.debfile import Deb, PackedFile
 from provision.lab.elf import kernel_module, shared_library
 from provision.lab.packages import read_packages, upstream
+from provision.lab.places import PACKAGES, SILICON
 
 KERNEL = "6.1.0-test"
 SAMPLE = """
@@ -131,6 +134,47 @@ def test_a_mistake_in_packages_yml_is_named_with_its_entry(
         read_packages(sample, KERNEL)
     assert about in refused.value.what
     assert "packages.yml" in refused.value.what
+
+
+@pytest.mark.parametrize(
+    ("repository_name", "name", "path"),
+    [
+        ("tools", "perftest", "/usr/bin/ib_write_bw"),
+        ("tools", "ibverbs-utils", "/usr/bin/ibv_devinfo"),
+        ("tools", "fio", "/usr/bin/fio"),
+        ("tools", "nvme-cli", "/usr/sbin/nvme"),
+        ("cuda", "datacenter-gpu-manager-4-core", "/usr/bin/dcgmi"),
+    ],
+)
+@pytest.mark.parametrize("distribution", ["debian", "ubuntu"])
+def test_a_tool_comes_with_the_package_of_its_name(
+    repository_name: str, name: str, path: str, distribution: str
+) -> None:
+    built = read_packages(PACKAGES, KERNEL, distribution)[repository_name]
+    (package,) = (deb for deb in built if deb.control["Package"] == name)
+    tool = path.rpartition("/")[2]
+    assert package.files[path].content.decode().endswith(f'/run.py {tool} "$@"\n')
+    assert package.files[path].mode == 0o755
+
+
+def test_every_tool_that_can_be_broken_is_in_some_package_or_in_the_layer() -> None:
+    launched = {
+        file.content.decode().rpartition("run.py ")[2].split()[0]
+        for debs in read_packages(PACKAGES, KERNEL).values()
+        for deb in debs
+        for file in deb.files.values()
+        if b"/usr/lib/silicon/run.py " in file.content
+    }
+    listed = subprocess.run(
+        [sys.executable, "-I", "-S", str(SILICON / "run.py"), "fault", "--list", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    (missing,) = (fault for fault in json.loads(listed.stdout) if fault["id"] == "tool_missing")
+    (breakable,) = (one["allowed"] for one in missing["parameters"] if one["name"] == "tool")
+    assert set(breakable) - launched == {"dmesg"}
 
 
 def test_a_missing_packages_yml_is_said(tmp_path: Path) -> None:

@@ -229,3 +229,16 @@ def test_headers_are_found_under_the_name_of_the_running_kernel(kernel: str, nev
 
 def test_there_are_fixtures_of_the_family() -> None:
     assert len(fixture_files(PACKAGES / "redhat")) >= 3
+
+
+def test_the_tools_that_look_at_cards_and_drives_come_with_their_packages() -> None:
+    built = shipped("9")
+    for repository, name, path in (
+        ("system", "perftest", "/usr/bin/ib_write_bw"),
+        ("system", "libibverbs-utils", "/usr/bin/ibv_devinfo"),
+        ("tools", "fio", "/usr/bin/fio"),
+        ("tools", "nvme-cli", "/usr/sbin/nvme"),
+        ("cuda", "datacenter-gpu-manager-4-core", "/usr/bin/dcgmi"),
+    ):
+        (rpm,) = (one for one in built[repository] if one.name == name)
+        assert rpm.files[path].content.endswith(f'/run.py {path.rpartition("/")[2]} "$@"\n'.encode())

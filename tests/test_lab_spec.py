@@ -10,10 +10,10 @@ import pytest
 from provision.cli import main
 from provision.commands import lab as command
 from provision.errors import ExitCode, LabError, UsageError
-from provision.lab import network, node
-from provision.lab.places import LabPlace
+from provision.lab import network, node, record, silicon_state
+from provision.lab.places import LabPlace, NodePlace
 from provision.lab.record import LabRecord, NodeRecord
-from provision.lab.spec import DEFAULT_NODES, SKUS, NodeSpec, lab_name, parse_node, wanted_nodes
+from provision.lab.spec import DEFAULT_NODES, NETWORKS, SKUS, NodeSpec, lab_name, parse_node, wanted_nodes
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,8 @@ from provision.lab.spec import DEFAULT_NODES, SKUS, NodeSpec, lab_name, parse_no
         ("a=b200:debian13", NodeSpec("a", "b200", "debian13")),
         ("a=b200+containers", NodeSpec("a", "b200", "debian13", containers=True)),
         ("a=b200:debian12+containers", NodeSpec("a", "b200", "debian12", containers=True)),
+        ("a=h100-sxm+ib", NodeSpec("a", "h100-sxm", "debian13", network="ib")),
+        ("a=l40s:rhel9+containers+roce", NodeSpec("a", "l40s", "rhel9", containers=True, network="roce")),
     ],
 )
 def test_a_node_is_name_sku_and_release(text: str, expected: NodeSpec) -> None:
@@ -40,7 +42,12 @@ def test_a_node_is_name_sku_and_release(text: str, expected: NodeSpec) -> None:
         ("gpu-01=h100", "no SKU 'h100'"),
         ("gpu-01=h100-sxm:", "no release ''"),
         ("gpu-01=h100-sxm:ubuntu", "no release 'ubuntu'"),
-        ("gpu-01=h100-sxm:debian12+boats", "no release 'debian12+boats'"),
+        ("gpu-01=h100-sxm:debian12+boats", "a node cannot be +boats"),
+        ("gpu-01=h100-sxm+", "a node cannot be +"),
+        ("gpu-01=h100-sxm+none", "a node cannot be +none"),
+        ("gpu-01=h100-sxm:+ib", "no release ''"),
+        ("gpu-01=h100-sxm+ib+roce", "says twice what its network is"),
+        ("gpu+ib=h100-sxm", "cannot be a host name"),
         ("GPU=l40s", "cannot be a host name"),
         ("-a=l40s", "cannot be a host name"),
         ("a-=l40s", "cannot be a host name"),
@@ -101,12 +108,13 @@ def test_addresses_are_distinct_and_never_the_bridges() -> None:
     assert network.bridge_address(78) not in addresses
 
 
-def test_the_help_lists_every_sku() -> None:
+def test_the_help_lists_every_sku_and_network() -> None:
     parser = argparse.ArgumentParser()
     command.add_arguments(parser)
     verbs = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction))
     text = verbs.choices["up"].format_help().replace("\n", " ")
     assert [sku for sku in SKUS if sku not in text] == []
+    assert [network for network in NETWORKS if f"+{network}" not in text] == []
 
 
 @pytest.mark.parametrize(
@@ -150,6 +158,34 @@ def test_a_lab_takes_new_nodes_and_refuses_changed_ones() -> None:
     assert [(n.name, n.index) for n in more.nodes] == [("one", 1), ("two", 2), ("three", 3)]
     with pytest.raises(LabError, match="already has one=l40s:debian13"):
         LAB.with_nodes((NodeSpec("one", "b200"),))
+
+
+def test_a_lab_remembers_what_joins_its_nodes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("provision.lab.places.STATE", tmp_path)
+    monkeypatch.setattr("provision.lab.record.STATE", tmp_path)
+    LAB.with_nodes((NodeSpec("three", "h100-sxm", network="roce"),)).save()
+    known = record.load("mine")
+    assert known is not None
+    assert known.node("three").spec == NodeSpec("three", "h100-sxm", network="roce")
+    assert (known.node("three").index, known.node("one").network) == (3, "none")
+    with pytest.raises(
+        LabError, match=r"already has three=h100-sxm:debian13\+roce, asked for is three=h100-sxm"
+    ):
+        known.with_nodes((NodeSpec("three", "h100-sxm"),))
+
+
+@pytest.mark.parametrize(("network", "cards"), [("none", 0), ("ib", 9), ("roce", 9)])
+def test_a_node_is_made_with_its_cards(
+    network: str, cards: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provision.lab.places.STATE", tmp_path)
+    place = NodePlace("mine", "one")
+    silicon_state.create(place, "h100-sxm", 7, 100.0, network)
+    shown = sorted(path.name for path in (place.silicon / "sys/class/infiniband").iterdir())
+    assert len(shown) == cards
+    if cards:
+        layer = (place.silicon / "sys/class/infiniband/mlx5_0/ports/1/link_layer").read_text()
+        assert layer == ("InfiniBand\n" if network == "ib" else "Ethernet\n")
 
 
 def test_only_a_node_for_containers_gets_what_they_need(

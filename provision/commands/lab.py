@@ -20,6 +20,7 @@ It needs root, and changes nothing outside its own bridge, /var/lib/gpuprov-lab 
 
   sudo gpuprov lab up                              3 nodes, and inventory/lab.yml
   sudo gpuprov lab up --node gpu-01=b200 --node gpu-02=l40s:debian12
+  sudo gpuprov lab up --node gpu-01=h100-sxm+ib    with RDMA cards (+ib or +roce) and NVMe drives
   sudo gpuprov lab fault gpu-01 burn_errors gpu=5  break something (--list: what)
   sudo gpuprov lab fault gpu-01 --heal
   sudo gpuprov lab ssh gpu-01 nvidia-smi
@@ -61,9 +62,10 @@ def _add_up(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--node",
         action="append",
-        metavar="NAME=SKU[:RELEASE][+containers]",
+        metavar="NAME=SKU[:RELEASE][+ib|+roce][+containers]",
         help="one node, repeatable; SKU: h100-sxm h200-sxm a100-sxm-80 a100-pcie-80 l40s b200; "
-        "RELEASE: debian13 (default) debian12 ubuntu2404 ubuntu2204 rhel10 rhel9 rhel8 rocky9",
+        "RELEASE: debian13 (default) debian12 ubuntu2404 ubuntu2204 rhel10 rhel9 rhel8 rocky9; "
+        "+ib or +roce: with RDMA cards and drives; +containers: containers can be started on it",
     )
     parser.add_argument(
         "--inventory",

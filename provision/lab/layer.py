@@ -52,9 +52,10 @@ gpgkey={key}
 """
 
 # nspawn mounts /proc last, so nothing can be mounted over it from outside: the node does it, first thing.
+# What a machine with RDMA cards has beyond its GPUs follows (silicon/mounts.py).
 SURFACES_UNIT = """\
 [Unit]
-Description=Kernel surfaces of the simulated GPUs
+Description=Kernel surfaces of the simulated hardware
 DefaultDependencies=no
 Conflicts=shutdown.target
 Before=sysinit.target shutdown.target
@@ -65,6 +66,7 @@ RemainAfterExit=yes
 ExecStart=/bin/mount --bind /var/lib/silicon/proc_driver /proc/driver
 ExecStart=/bin/sh -c 'cd /var/lib/silicon; [ ! -s proc_cpuinfo ] || mount --bind proc_cpuinfo /proc/cpuinfo'
 ExecStart=/bin/sh -c '[ ! -e /proc/modules ] || mount --bind /var/lib/silicon/proc_modules /proc/modules'
+ExecStart=/usr/bin/python3 -I -S /usr/lib/silicon/run.py mounts
 
 [Install]
 WantedBy=sysinit.target

@@ -43,7 +43,7 @@ def prepare(lab: LabRecord, node: NodeRecord) -> None:
     write_file(place.disk, HOST_KEY, "", 0o600)
     (place.disk / HOST_KEY).unlink()
     call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", node.name, "-f", place.disk / HOST_KEY)
-    silicon_state.create(place, node.sku, lab.seed * 1000 + node.index, lab.speed)
+    silicon_state.create(place, node.sku, lab.seed * 1000 + node.index, lab.speed, node.network)
     (place.folder / "prepared").touch()
 
 

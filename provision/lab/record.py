@@ -25,10 +25,11 @@ class NodeRecord:
     release: str
     index: int
     containers: bool = False
+    network: str = "none"
 
     @property
     def spec(self) -> NodeSpec:
-        return NodeSpec(self.name, self.sku, self.release, self.containers)
+        return NodeSpec(self.name, self.sku, self.release, self.containers, self.network)
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class LabRecord:
         have = {node.name: node.spec for node in nodes}
         for spec in wanted:
             if spec.name not in have:
-                nodes.append(NodeRecord(spec.name, spec.sku, spec.release, len(nodes) + 1, spec.containers))
+                nodes.append(NodeRecord(index=len(nodes) + 1, **asdict(spec)))
             elif have[spec.name] != spec:
                 raise LabError(
                     f"lab {self.name!r} already has {have[spec.name]}, asked for is {spec}",

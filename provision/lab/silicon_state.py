@@ -14,11 +14,11 @@ from provision.lab.places import SILICON, NodePlace
 SURFACES = ("proc_driver", "sys_pci", "sys_module")
 
 
-def create(place: NodePlace, sku: str, seed: int, speed: float) -> None:
-    """Make the state of a new node: its GPUs as they leave the factory, no driver loaded."""
+def create(place: NodePlace, sku: str, seed: int, speed: float, network: str) -> None:
+    """Make the state of a new node: its GPUs as they leave the factory, no driver loaded; its RDMA cards."""
     place.silicon.mkdir(parents=True, exist_ok=True)
     options = ["--sku", sku, "--name", place.name, "--seed", str(seed), "--speed", f"{speed:g}"]
-    options += ["--network", "none"]  # a lab node's kernel has no place for /sys/class/infiniband
+    options += ["--network", network]
     call(*_program("new"), "--dir", place.silicon, *options)
     for name in SURFACES:
         (place.silicon / name).mkdir(exist_ok=True)

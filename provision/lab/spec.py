@@ -12,7 +12,9 @@ from provision.lab.releases import RELEASES
 SKUS = ("h100-sxm", "h200-sxm", "a100-sxm-80", "a100-pcie-80", "l40s", "b200")
 DEFAULT_RELEASE = "debian13"
 MOST_NODES = 250
-CONTAINERS = "+containers"  # behind a node: containers can be started on it
+# What may stand behind a node, each after a plus.
+CONTAINERS = "containers"  # containers can be started on it
+NETWORKS = ("ib", "roce")  # it has RDMA cards, of InfiniBand or of Ethernet
 
 # Both end up in interface aliases, namespace names, host names and paths; the dot separates them there.
 _NODE_NAME = re.compile(r"[a-z]([a-z0-9-]{0,30}[a-z0-9])?\Z")
@@ -24,15 +26,19 @@ class NodeSpec:
     """One node as asked for: `name`, `sku` (one of SKUS), `release` (a key of RELEASES).
 
     `containers`: containers can be started on it, which takes some of its isolation from this host away.
+    `network`: what its RDMA cards speak, one of NETWORKS, or "none": it has no cards.
     """
 
     name: str
     sku: str
     release: str = DEFAULT_RELEASE
     containers: bool = False
+    network: str = "none"
 
     def __str__(self) -> str:
-        return f"{self.name}={self.sku}:{self.release}{CONTAINERS if self.containers else ''}"
+        words = [self.network] if self.network in NETWORKS else []
+        words += [CONTAINERS] if self.containers else []
+        return "+".join([f"{self.name}={self.sku}:{self.release}", *words])
 
 
 DEFAULT_NODES = (
@@ -43,20 +49,21 @@ DEFAULT_NODES = (
 
 
 def parse_node(text: str) -> NodeSpec:
-    """The node written as `NAME=SKU` or `NAME=SKU:RELEASE`, either with `+containers` behind it.
+    """The node written as `NAME=SKU` or `NAME=SKU:RELEASE`, with `+ib`, `+roce`, `+containers` behind it.
 
-    >>> parse_node("gpu-02=l40s:debian12")
-    NodeSpec(name='gpu-02', sku='l40s', release='debian12', containers=False)
+    >>> str(parse_node("gpu-02=l40s+roce"))
+    'gpu-02=l40s:debian13+roce'
 
     Raises UsageError that quotes the text and says which part is wrong.
     """
     where = f"--node {text!r}"
-    containers = text.endswith(CONTAINERS)
-    name, equals, rest = text.removesuffix(CONTAINERS).partition("=")
-    sku, _, release = rest.partition(":")
+    name, equals, rest = text.partition("=")
+    kind, *extras = rest.split("+")
+    sku, _, release = kind.partition(":")
     if not equals or not name or not sku:
         raise UsageError(
-            f"{where} is not NAME=SKU[:RELEASE][+containers]", "for example --node gpu-01=h100-sxm:debian12"
+            f"{where} is not NAME=SKU[:RELEASE][+ib|+roce][+containers]",
+            "for example --node gpu-01=h100-sxm:debian12",
         )
     if not _NODE_NAME.match(name):
         raise UsageError(
@@ -65,11 +72,28 @@ def parse_node(text: str) -> NodeSpec:
         )
     if sku not in SKUS:
         raise UsageError(f"{where}: there is no SKU {sku!r} in the lab", f"known: {', '.join(SKUS)}")
-    if ":" in rest and release not in RELEASES:
+    if ":" in kind and release not in RELEASES:
         raise UsageError(
             f"{where}: there is no release {release!r} in the lab", f"known: {', '.join(RELEASES)}"
         )
-    return NodeSpec(name, sku, release or DEFAULT_RELEASE, containers)
+    network = _network(where, extras)
+    return NodeSpec(name, sku, release or DEFAULT_RELEASE, CONTAINERS in extras, network)
+
+
+def _network(where: str, extras: Sequence[str]) -> str:
+    """What the cards speak, of all that stands behind a node."""
+    known = (*NETWORKS, CONTAINERS)
+    for extra in extras:
+        if extra not in known:
+            raise UsageError(
+                f"{where}: a node cannot be +{extra}", f"known: {', '.join(f'+{word}' for word in known)}"
+            )
+    networks = [extra for extra in extras if extra in NETWORKS]
+    if len(networks) > 1:
+        raise UsageError(
+            f"{where} says twice what its network is", f"give one of {', '.join(f'+{n}' for n in NETWORKS)}"
+        )
+    return networks[0] if networks else "none"
 
 
 def wanted_nodes(count: int | None, texts: Sequence[str] | None) -> tuple[NodeSpec, ...]:

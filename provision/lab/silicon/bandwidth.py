@@ -14,8 +14,10 @@ def host(node, gpu, direction: str, spread: float = 0.004) -> float:
 def pcie_factor(node, gpu) -> float:
     """What remains of a GPU's PCIe link: lanes, and half for each generation it is behind."""
     width, slow = node.fault("pcie_width", gpu=gpu["slot"]), node.fault("pcie_gen", gpu=gpu["slot"])
+    wired = node.fault("pcie_wired")
+    lanes = min(width["width"] if width else 16, wired["width"] if wired else 16)
     behind = max(0, node.sku["pcie"] - slow["gen"]) if slow else 0
-    return (width["width"] / 16.0 if width else 1.0) * 0.5**behind
+    return lanes / 16.0 * 0.5**behind
 
 
 def peer(node, one, other, kind: str):

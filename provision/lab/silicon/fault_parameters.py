@@ -13,6 +13,11 @@ TOOLS = (
     "nvidia-ctk",
     "nv-fabricmanager",
     "nvidia-persistenced",
+    "ib_write_bw",
+    "ibv_devinfo",
+    "dcgmi",
+    "fio",
+    "nvme",
 )
 REQUIRED = object()
 

@@ -25,6 +25,11 @@ FAULTS = {
         [factor(0.7)],
         [],
     ),
+    "overlap_slow": (
+        "a GPU computes slowly while it communicates, and only then",
+        [gpu(), factor(0.6), onset()],
+        ["gpu"],
+    ),
     "disk_slow": ("a disk is slow", [factor(0.3), onset()], []),
     "dcgm_fails": (
         "dcgmi diag finds a GPU's memory bad",

@@ -1,4 +1,4 @@
-"""Runs one simulated tool: `python3 -I -S run.py TOOL ARGS…`; `new`, `fault` and `boot` are the lab's own.
+"""Runs one simulated tool: `run.py TOOL ARGS…`; `new`, `fault`, `mounts` and `boot` are the lab's own.
 
 Exit statuses are the real tools'; 2 with one line on stderr when the lab itself is asked something wrong.
 """
@@ -28,6 +28,7 @@ def _tools() -> dict:
     tools = {
         "boot": ("boot", "boot"),
         "dmesg": ("dmesg", "dmesg"),
+        "mounts": ("mounts", "mounts"),
         "modprobe": ("modprobe", "modprobe"),
         "rmmod": ("modprobe", "rmmod"),
         "nvidia-smi": ("nvidia_smi", "nvidia_smi"),
@@ -43,6 +44,7 @@ def _tools() -> dict:
         "ib_write_bw": ("ib_write_bw", "ib_write_bw"),
         "dcgmi": ("dcgmi", "dcgmi"),
         "fio": ("fio", "fio"),
+        "python3": ("training", "python3"),
         "nvidia-ctk": ("nvidia_ctk", "nvidia_ctk"),
         "nvidia-cdi-hook": ("cdi_hook", "nvidia_cdi_hook"),
         "nvidia-container-runtime": ("container_runtime", "nvidia_container_runtime"),

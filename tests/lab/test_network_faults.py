@@ -1,0 +1,170 @@
+"""A node with RDMA cards and drives: `up` brings the tools, a healthy one passes with the shipped limits, and
+each fault of a card, a disk or a tool is named, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import yaml
+
+from provision.errors import ExitCode
+from provision.lab.spec import NodeSpec
+from tests.lab.conftest import Lab, LabNode, running_lab
+from tests.lab.gpuprov_up import Operator, said
+
+NAME = "gpu-01"
+VARIABLES: dict[str, Any] = {
+    "gpuprov_roles": ["nvidia_repository", "rdma", "nvidia_driver", "nvlink", "validation_tools"],
+    "gpuprov_expected_nics": 8,
+    "gpuprov_expected_nvmes": 4,
+    "validation_tools_dcgm_level": 2,
+    "validation_tools_scratch_dir": "/var/tmp",
+}
+# What no role installs; an administrator who wants the checks does.
+PACKAGES = "fio nvme-cli datacenter-gpu-manager-4-cuda13"
+# A site's own limits: gpuprov ships none for disks, and what has no limit is no pass.
+DISK = {
+    "sku": "h100-sxm",
+    "thresholds": {
+        f"disk_speed.{way}": {
+            **{"limit": limit, "unit": "MB/s", "direction": "at_least"},
+            **{"kind": "measured", "date": "2026-09", "source": "this site's drives"},
+        }
+        for way, limit in (("write", 2000), ("read", 5000))
+    },
+}
+PORTS, LOOPBACK, RAIL, DISKS, DCGM = (
+    "network_ports",
+    "rdma_loopback",
+    "nccl_network",
+    "disk_speed",
+    "dcgm_diag",
+)
+Validate = Callable[..., tuple[int, set[tuple[str, str, str]]]]
+pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    nodes = (NodeSpec(NAME, "h100-sxm", network="ib"),)
+    with running_lab("nics", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    folder = tmp_path_factory.mktemp("inventory")
+    declared = yaml.safe_load(lab.inventory.read_text())
+    declared["gpu_nodes"]["hosts"][NAME].update(VARIABLES)
+    (folder / "nodes.yml").write_text(yaml.safe_dump(declared))
+    (folder / "disk.yml").write_text(yaml.safe_dump(DISK))
+    operator = Operator(folder / "nodes.yml", tmp_path_factory.mktemp("runs"))
+    done = operator.call("up", timeout=1500)
+    assert done.returncode == ExitCode.OK, said(done)
+    lab.node(NAME).as_root(f"apt-get install --yes --no-install-recommends {PACKAGES}", timeout=300)
+    return operator
+
+
+@pytest.fixture
+def node(lab: Lab) -> LabNode:
+    return lab.node(NAME)
+
+
+@pytest.fixture
+def validate(operator: Operator) -> Validate:
+    """Exit code, and (check, device, verdict) of everything that is neither a pass nor skipped."""
+
+    def run(*checks: str) -> tuple[int, set[tuple[str, str, str]]]:
+        limits = operator.inventory.with_name("disk.yml")
+        done = operator.call("validate", "--json", "--checks", ",".join(checks), "--thresholds", str(limits))
+        assert done.stdout.strip(), done.stderr
+        (seen,) = json.loads(done.stdout)["nodes"]
+        assert {check["check"] for check in seen["checks"]} == set(checks)
+        found = {
+            (check["check"], finding["device"], finding["verdict"])
+            for check in seen["checks"]
+            for finding in check["findings"]
+            if finding["verdict"] not in ("pass", "skip")
+        }
+        return done.returncode, found
+
+    return run
+
+
+@pytest.mark.usefixtures("operator")
+def test_cards_stand_in_sysfs_beside_what_the_kernel_has_and_after_a_reboot_as_well(node: LabNode) -> None:
+    node.reboot()
+    shown = node.run("ls /sys/class/infiniband /sys/class/net /sys/class/tty").stdout.split()
+    assert {"mlx5_0", "mlx5_8", "ens28np0", "lo", "console"} <= set(shown)
+    assert node.run("cat /sys/class/infiniband/mlx5_3/device/vendor").stdout == "0x15b3\n"
+    assert node.run("systemctl is-system-running").stdout == "running\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "package"),
+    [
+        ("ib_write_bw", "perftest"),
+        ("ibv_devinfo", "ibverbs-utils"),
+        ("fio", "fio"),
+        ("nvme", "nvme-cli"),
+        ("dcgmi", "datacenter-gpu-manager-4-core"),
+    ],
+)
+@pytest.mark.usefixtures("operator")
+def test_each_tool_is_a_packages(program: str, package: str, node: LabNode) -> None:
+    path = node.as_root(f"command -v {program}").stdout.strip()
+    assert node.run(f"dpkg-query --search {path}").stdout == f"{package}: {path}\n"
+
+
+def test_a_healthy_node_passes(validate: Validate) -> None:
+    assert validate(PORTS, LOOPBACK, RAIL, DISKS, DCGM) == (ExitCode.OK, set())
+
+
+FAULTS: list[tuple[str, dict[str, Any], list[str], set[tuple[str, str, str]]]] = [
+    ("port_down", {"nic": 1}, [PORTS, LOOPBACK], {(PORTS, "mlx5_1", "fail")}),
+    ("nic_missing", {"nic": 2}, [PORTS], {(PORTS, "node", "fail")}),
+    ("nic_slow", {"nic": 3, "factor": 0.5}, [PORTS, LOOPBACK], {(LOOPBACK, "mlx5_3", "fail")}),
+    ("gpudirect_slow", {"nic": 6}, [LOOPBACK], {(LOOPBACK, "mlx5_6", "fail")}),
+    ("disk_slow", {}, [DISKS], {(DISKS, "node", "fail")}),
+    ("dcgm_fails", {"gpu": 5}, [DCGM], {(DCGM, "gpu5", "fail")}),
+    ("tool_truncated", {"tool": "fio"}, [DISKS], {(DISKS, "node", "error")}),
+    ("tool_garbage", {"tool": "dcgmi"}, [DCGM], {(DCGM, "node", "error")}),
+    ("tool_garbage", {"tool": "ib_write_bw"}, [LOOPBACK], {(LOOPBACK, "node", "error")}),
+]
+
+
+@pytest.mark.parametrize(
+    ("fault", "parameters", "checks", "expected"),
+    FAULTS,
+    ids=[f"{fault[0]}-{fault[1].get('tool', fault[2][-1])}" for fault in FAULTS],
+)
+def test_a_fault_is_named_and_nothing_else(
+    fault: str,
+    parameters: dict[str, Any],
+    checks: list[str],
+    expected: set[tuple[str, str, str]],
+    node: LabNode,
+    validate: Validate,
+) -> None:
+    node.fault(fault, **parameters)
+    try:
+        code, found = validate(*checks)
+    finally:
+        node.heal()
+    assert found == expected
+    failed = any(verdict == "fail" for _, _, verdict in expected)
+    assert code == (ExitCode.UNHEALTHY if failed else ExitCode.INCOMPLETE)
+
+
+def test_a_worn_drive_is_named(node: LabNode, validate: Validate) -> None:
+    """The rest of what host_health says is the machine's that the lab runs on: its limits, its IOMMU."""
+    drives = {f"nvme{number}" for number in range(4)}
+    node.fault("nvme_worn", drive=1)
+    try:
+        _, found = validate("host_health")
+    finally:
+        node.heal()
+    assert {row for row in found if row[1] in drives} == {("host_health", "nvme1", "warn")}
