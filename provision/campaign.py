@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision import __version__, fleet_judge, offender_history, offenders, thresholds
+from provision import __version__, fleet_judge, fleet_versions, offender_history, offenders, thresholds
 from provision.checks import CHECKS, gpu_inventory, kernel_incidents, kernel_log
 from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Command, Measurement, Output
 from provision.checks.nccl_tests import without_environment
@@ -79,8 +79,11 @@ def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> lis
     ]
 
 
-def raw_from_answer(node: str, check: str, answer: Mapping[str, Any], boot_id_before: str) -> Raw:
-    """The answer of playbooks/validate.yml (untrusted) → Raw. What does not have its shape is an `error`."""
+def raw_from_answer(
+    node: str, check: str, answer: Mapping[str, Any], boot_id_before: str, asked: Sequence[str] = ()
+) -> Raw:
+    """The answer of playbooks/validate.yml (untrusted) → Raw. What does not have its shape, or lacks the
+    output of a command that was `asked` for (by name), is an `error`."""
     try:
         outputs = tuple(_output(output) for output in answer["outputs"])
         boot_id = str(answer.get("boot_id", ""))
@@ -89,7 +92,9 @@ def raw_from_answer(node: str, check: str, answer: Mapping[str, Any], boot_id_be
             node, check, error=f"the node's answer was not understood: {type(error).__name__}: {error}"
         )
     seconds = sum(output.seconds for output in _of_the_test(outputs))
-    return Raw(node, check, outputs, seconds, boot_id, boot_id_before)
+    lacking = [name for name in asked if name not in {output.name for output in outputs}]
+    said = f"the node's answer lacks the output of {', '.join(lacking)}" if lacking else ""
+    return Raw(node, check, outputs, seconds, boot_id, boot_id_before, said)
 
 
 def _of_the_test(outputs: Iterable[Output]) -> list[Output]:
@@ -242,13 +247,17 @@ def _header(node: Seen, measurements: Iterable[Measurement]) -> dict[str, Any]:
         "driver": driver or "",
         "sku": node.gpuprov_node["gpu"]["sku"] or "",
         "gpus": node.gpuprov_node["gpu"]["count"],
+        **({"pcie_width": node.lanes} if node.lanes else {}),
     }
 
 
-def fleet_health(folder: RunFolder, nodes: Iterable[NodeHealth], *, interrupted: bool = False) -> FleetHealth:
+def fleet_health(
+    folder: RunFolder, nodes: Iterable[NodeHealth], seen: Mapping[str, Seen], *, interrupted: bool = False
+) -> FleetHealth:
     """The whole report: the nodes judged against each other as well, and what run.json says of the run."""
     meta = folder.meta()
-    compared, not_compared = fleet_judge.judge(nodes)
+    measured, not_compared = fleet_judge.judge(nodes)
+    compared, ambiguous = fleet_versions.judge(measured, seen)
     judged = offenders.escalate(compared, offender_history.recalled(folder))
     return FleetHealth(
         run_id=folder.path.name,
@@ -259,7 +268,7 @@ def fleet_health(folder: RunFolder, nodes: Iterable[NodeHealth], *, interrupted:
         asked=tuple(meta.get("asked", ())),
         nodes=judged,
         interrupted=interrupted,
-        not_compared=not_compared,
+        not_compared=(*not_compared, *ambiguous),
     )
 
 
@@ -275,10 +284,10 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
             f"{folder.path} ran the check {unknown[0]!r}, which is not installed here",
             "install the distribution it came from, then judge again",
         )
-    nodes = []
-    for node in read_seen(folder).values():
-        limits = thresholds.for_sku(node.check_node.sku, override) if node.gpuprov_node else {}
+    nodes, known = [], read_seen(folder)
+    for node in known.values():
+        limits = node.limits(override)
         raws = [raw for name in asked if (raw := read_raw(folder, node.node, name)) is not None]
         results = {raw.check: judge_check(node, raw, limits) for raw in raws}
         nodes.append(judge_node(node, results, asked, lost=any(raw.unreachable for raw in raws)))
-    return fleet_health(folder, nodes, interrupted=bool(meta.get("interrupted")))
+    return fleet_health(folder, nodes, known, interrupted=bool(meta.get("interrupted")))

@@ -11,8 +11,8 @@ from provision.assess import Assessment
 from provision.diagnosis import NODES, Diagnosis, selection
 from provision.drift import Drift
 from provision.errors import ExitCode
-from provision.majority import Comparison, Outlier, Tie, Voter
-from provision.node_names import fold
+from provision.majority import Comparison, Voter
+from provision.odd_ones import odd_one, tie
 from provision.secrets_mask import masked
 from provision.terminal import printable
 from provision.validated import Standing
@@ -81,33 +81,6 @@ def _voters(seen: Assessment, answered: Sequence[str]) -> dict[str, Voter]:
 
 
 # --- wording
-
-
-def odd_one(outlier: Outlier) -> str:
-    """How a node differs from its kind, in one line without its name."""
-    usual = shown.value(outlier.majority)
-    most = f"{outlier.agree} of {outlier.answered} ({outlier.kind}) have {usual}"
-    if outlier.majority is None:
-        most = "nor do those that answered agree" if outlier.answered >= majority.SMALLEST else ""
-    if outlier.unknown:
-        return f"has no answer ({shown.value(outlier.problem)})" + (f", {most}" if most else "")
-    where = majority.places(outlier)
-    if where:
-        text = ", ".join(
-            f"{shown.value(value)} on {outlier.per} {_numbers(at)}" for value, at in where.items()
-        )
-        return f"is {text}, {most}"
-    return f"is {shown.value(outlier.found)}, {most}"
-
-
-def _numbers(found: Sequence[int]) -> str:
-    return ",".join(map(str, found))
-
-
-def tie(found: Tie) -> str:
-    """Which nodes have which value, where no value has a majority."""
-    sides = (f"{len(nodes)} have {shown.value(value)} ({fold(nodes)})" for value, nodes in found.sides)
-    return f"ambiguous, no value has a majority of {found.kind}: {', '.join(sides)}"
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ DEPENDS: Mapping[str, frozenset[str]] = {
     "network_ports": _CARDS,
     "rdma_loopback": _SOFTWARE | _GPUS | _PATHS | _CARDS,
     "disk_speed": frozenset({"kernel.release", "firmware.bios_version"}),
+    "versions": _SOFTWARE | _CARDS | {"firmware.gpu_vbios", "firmware.gpu_gsp", "firmware.bios_version"},
     "host_health": _SOFTWARE | _GPUS | _PATHS | _CARDS,
     "p2p_bandwidth": _SOFTWARE | _GPUS | _PATHS,
     "nccl_all_reduce": frozenset(PARTS),

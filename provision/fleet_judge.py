@@ -85,7 +85,11 @@ def _grouped(
                 value = number(m.value) if metric else None
                 if metric is None or value is None or not math.isfinite(value):
                     continue
-                place = {"position": m.device, "gpu_count": str(node.facts.get("gpus", ""))}
+                wired = str(node.facts.get("pcie_width", ""))  # slots with fewer lanes are slower in these
+                place = {
+                    "position": f"{m.device} {wired}",
+                    "gpu_count": f"{node.facts.get('gpus', '')} {wired}",
+                }
                 groups[sku, metric.name][place.get(metric.compare, "")].append(
                     (index, m.device, value, m.unit)
                 )

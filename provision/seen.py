@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from provision import thresholds
 from provision.checks.check import CheckNode
 from provision.errors import InventoryError, RunFolderError
 from provision.store import RunFolder
+from provision.thresholds import Threshold
 
 _NO_GPU = "no NVIDIA GPU on its PCI bus: not a GPU node, or its GPUs are not seated or have no power"
 
 # What a check may know of a node's variables. Never all of them: there are passwords among them.
 _VARIABLES = (
-    "nvidia_driver_persistence",
+    *("nvidia_driver_source", "nvidia_driver_version", "nvidia_driver_flavour", "nvidia_driver_persistence"),
+    *("gpuprov_ignore_majority", "gpuprov_pcie_width"),
     "gpu_settings_compute_mode",
     "gpu_settings_ecc",
     "gpu_settings_mig",
@@ -47,6 +51,18 @@ class Seen:
     unreachable: bool = False
     missing_gpus: bool = False
     problems: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def lanes(self) -> int | None:
+        """How many lanes the slots of its GPUs are wired with, where the inventory says so."""
+        lanes = self.variables.get("gpuprov_pcie_width")
+        return lanes if isinstance(lanes, int) else None
+
+    def limits(self, override: Path | None = None) -> Mapping[str, Threshold]:
+        """The thresholds that hold for it; `override` is a user's file. Raises ThresholdError."""
+        if not self.gpuprov_node:
+            return {}
+        return thresholds.for_sku(self.check_node.sku, override, self.lanes)
 
     @property
     def check_node(self) -> CheckNode:

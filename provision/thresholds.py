@@ -11,7 +11,7 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -27,6 +27,7 @@ _KINDS = ("measured", "vendor", "derived")
 _FIELDS = {"limit", "unit", "direction", "source", "kind"}
 _OPTIONAL = {"date"}  # of a user's limit; ours all have one
 _DATE = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
+WIDEST = 16  # lanes of a slot; limits are given for these
 _EVERY_SKU = "any"  # in a user's file: these limits hold for every SKU
 
 
@@ -57,13 +58,17 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in _FOLDER.glob("*.yml") if path.stem != "metrics"))
 
 
-def for_sku(sku: str | None, override: Path | None = None) -> Mapping[str, Threshold]:
+def for_sku(sku: str | None, override: Path | None = None, lanes: object = None) -> Mapping[str, Threshold]:
     """Thresholds by metric name for a SKU; empty when there is none (a judge then says `warn`, never `pass`).
+
+    `lanes`: how many each slot of the node is wired with, where its inventory says so (`gpuprov_pcie_width`).
 
     `override` is a user's file, whose limits win: one YAML document per SKU with `sku:` (or `sku: any`) and
     `thresholds:`. Raises ThresholdError with file, key and what to do.
     """
     limits = dict(_shipped(sku)) if sku in available() else {}
+    if sku is not None and isinstance(lanes, int) and 0 < lanes < WIDEST:
+        limits = {name: _wired(limit, able(sku), lanes) for name, limit in limits.items()}
     if override is not None:
         try:
             stamp = override.stat().st_mtime_ns
@@ -73,6 +78,17 @@ def for_sku(sku: str | None, override: Path | None = None) -> Mapping[str, Thres
             if named in (sku, _EVERY_SKU):
                 limits.update(given)
     return limits
+
+
+def _wired(limit: Threshold, known: Capacities, lanes: int) -> Threshold:
+    """The limit in a slot with fewer lanes than 16: a rate that PCIe carries falls with them."""
+    source = f"{limit.source}; slots of {lanes} lanes (gpuprov_pcie_width)"
+    if limit.metric == "gpu_inventory.pcie_width":
+        return replace(limit, limit=min(limit.limit, float(lanes)), source=source)
+    copies = limit.unit == "GB/s" and limit.metric.startswith(("p2p_bandwidth.", "nccl_"))
+    if not copies or limit.limit > known.get("pcie", (0.0, 0.0))[0]:
+        return limit  # no rate between devices, or one that only NVLink reaches
+    return replace(limit, limit=limit.limit * lanes / WIDEST, source=source, kind="derived")
 
 
 @cache

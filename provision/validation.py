@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import campaign, fingerprint, offender_history, paths, runner, stack, thresholds, validated
+from provision import campaign, fingerprint, offender_history, paths, runner, stack, validated
 from provision.campaign import Raw
-from provision.checks.check import Command
+from provision.checks.check import KERNEL_LOG_DELTA, Command
 from provision.errors import ExitCode, GpuprovError, RunFolderError, StackError
 from provision.fingerprint import Fingerprint
 from provision.health import CheckResult, FleetHealth
@@ -94,8 +94,7 @@ class _Run:
         if store:
             campaign.keep_raw(self.folder, raw)
         node = self.seen[raw.node]
-        limits = thresholds.for_sku(node.check_node.sku, self.settings.override)
-        result = campaign.judge_check(node, raw, limits)
+        result = campaign.judge_check(node, raw, node.limits(self.settings.override))
         self.results.setdefault(raw.node, {})[raw.check] = result
         if raw.unreachable:
             self.lost.add(raw.node)
@@ -114,7 +113,7 @@ class _Run:
             for name, node in self.seen.items()
         ]
         offender_history.recall(self.folder, nodes)
-        fleet = campaign.fleet_health(self.folder, nodes, interrupted=interrupted)
+        fleet = campaign.fleet_health(self.folder, nodes, self.seen, interrupted=interrupted)
         rows = [
             {"node": node.node, **asdict(finding)}
             for node in fleet.nodes
@@ -221,6 +220,7 @@ def _seen(observation: Observation, variables: Mapping[str, Any]) -> Seen:
 def _measure(run: _Run, check: str, progress: Progress) -> None:
     """One check on all nodes that can take it and have not yet."""
     todo: dict[str, dict[str, Any]] = {}
+    asked: dict[str, list[str]] = {}  # the outputs that each node owes
     for name, node in run.seen.items():
         if node.error:
             continue
@@ -234,6 +234,7 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
         commands = campaign.commands_for(check, node.check_node, run.settings.options)
         if commands:
             todo[name] = _play_variables(run.variables[name], commands)
+            asked[name] = [*(command.name for command in commands), KERNEL_LOG_DELTA]
             continue
         boot_id = str(node.facts.get("boot.id") or "")  # nothing to run: what was looked at is all there is
         result = run.take(Raw(name, check, boot_id=boot_id, boot_id_before=boot_id))
@@ -248,8 +249,8 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
         if event.kind in ("ok", "changed") and isinstance(answer, Mapping):
             answered.add(event.node)
             boot_id = str(run.seen[event.node].facts.get("boot.id") or "")
-            result = run.take(campaign.raw_from_answer(event.node, check, answer, boot_id))
-            progress.done(f"{event.node}: {check}: {result.verdict}")
+            raw = campaign.raw_from_answer(event.node, check, answer, boot_id, asked[event.node])
+            progress.done(f"{event.node}: {check}: {run.take(raw).verdict}")
 
     limit = max(variables["gpuprov_task_timeout"] for variables in todo.values())
     rounds = math.ceil(len(todo) / run.settings.forks)

@@ -21,6 +21,7 @@ OWN = {
     "gpuprov_roles": "the roles this node takes part in; all when absent",
     "gpuprov_sku": "the GPU product this node must have",
     "gpuprov_expected_gpus": "how many GPUs this node must have",
+    "gpuprov_pcie_width": "lanes the slots of its GPUs are wired with, where that is fewer than 16",
     "gpuprov_expected_nics": "how many RDMA cards between nodes it must have, or the list of their names",
     "gpuprov_expected_nvmes": "how many NVMe drives it must have",
     "gpuprov_container_image": "an image on the node; validate then starts a container of it with the GPUs",
@@ -53,6 +54,11 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         ("gpuprov_drain_hook", "gpuprov_undrain_hook"),
         lambda value: isinstance(value, str) and bool(value.strip()) and "{{" not in value,
         "the path of a program, without templates",
+    ),
+    (
+        ("gpuprov_pcie_width",),
+        lambda value: type(value) is int and value in (1, 2, 4, 8, 16),
+        "1, 2, 4, 8 or 16",
     ),
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )

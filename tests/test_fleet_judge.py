@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -256,6 +257,15 @@ def test_what_most_are_like_rests_on_more_than_half(values: list[float], toleran
     assert usual.core > len(values) // 2
     assert min(values) <= usual.middle <= max(values)
     assert typical(values[::-1], tolerance) == usual
+
+
+def test_slots_with_fewer_lanes_are_compared_with_their_like() -> None:
+    rates = {f"gpu{i}": 55.0 for i in range(8)}
+    whole = [node(f"gpu-{i}", rates, check="p2p_bandwidth", metric="h2d") for i in range(6)]
+    narrow = node("gpu-6", dict.fromkeys(rates, 27.5), check="p2p_bandwidth", metric="h2d")
+    assert {name for name, _ in accused([*whole, narrow])} == {"gpu-6"}
+    declared = replace(narrow, facts={**narrow.facts, "pcie_width": 8})
+    assert accused([*whole, declared]) == {}
 
 
 def test_the_shipped_table_names_checks_that_exist() -> None:

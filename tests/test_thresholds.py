@@ -87,6 +87,25 @@ def test_a_users_limit_wins_and_the_others_stay(tmp_path: Path) -> None:
     assert for_sku("h100-sxm")["p2p_bandwidth.p2p_read"].limit == 335
 
 
+def test_slots_with_fewer_lanes_lower_what_pcie_carries_and_nothing_else(tmp_path: Path) -> None:
+    whole, half = for_sku("h100-sxm"), for_sku("h100-sxm", lanes=8)
+    changed = {name for name in whole if half[name].limit != whole[name].limit}
+    assert changed == {"gpu_inventory.pcie_width", "p2p_bandwidth.h2d", "p2p_bandwidth.d2h"}
+    assert half["gpu_inventory.pcie_width"].limit == 8
+    assert half["p2p_bandwidth.h2d"].limit == whole["p2p_bandwidth.h2d"].limit / 2
+    assert "8 lanes (gpuprov_pcie_width)" in half["p2p_bandwidth.h2d"].source
+    assert for_sku("h100-sxm", lanes=16) == whole
+    # Without NVLink the GPUs reach each other through their slots.
+    peers = "p2p_bandwidth.p2p_read"
+    assert for_sku("l40s", lanes=4)[peers].limit == for_sku("l40s")[peers].limit / 4
+    own = write(
+        tmp_path / "own.yml", {"sku": "l40s", "thresholds": {"p2p_bandwidth.h2d": {**GOOD, "limit": 20}}}
+    )
+    assert for_sku("l40s", own, 8)["p2p_bandwidth.h2d"].limit == 20, (
+        "what a user states, they state of their machines"
+    )
+
+
 def test_one_file_for_several_skus_and_for_any(tmp_path: Path) -> None:
     rate = {**GOOD, "unit": "Gflop/s"}
     file = write(

@@ -15,7 +15,7 @@ import yaml
 
 from provision import campaign, cli, fingerprint, validated, validation
 from provision.checks import CHECKS
-from provision.checks.check import Check, CheckNode, Measurement, fact
+from provision.checks.check import KERNEL_LOG_DELTA, Check, CheckNode, Measurement, fact
 from provision.commands import fleet_options
 from provision.errors import ExitCode, InventoryError, RunFolderError, UsageError
 from provision.health import from_json
@@ -42,6 +42,7 @@ HEALTHY = {
     "all_gather_perf": "nccl_all_gather/healthy.txt",
     "reduce_scatter_perf": "nccl_reduce_scatter/healthy.txt",
     "alltoall_perf": "nccl_alltoall/healthy.txt",
+    "torch": "ddp_scaling/healthy.jsonl",
     "gpu_burn": "gpu_burn/healthy.txt",
     "telemetry": "gpu_burn/telemetry.csv",
     "error_counters": "gpu_burn/error-counters.txt",
@@ -67,6 +68,8 @@ FACTS = {
     **{"hca.ports": [], "hca.counters": [], "hca.functions": [], "hca.mtus": {}, "firmware.rdma": []},
     **{"module.nouveau.loaded": False, "module.nvidia.loaded": True, "module.nvidia_peermem.loaded": False},
     **{"driver.flavour": "open", "driver.mismatch": None, "driver.broken_libraries": []},
+    **{"driver.loaded_version": "580.126.09", "driver.userspace_version": "580.126.09"},
+    **{"fabric.manager_version": "580.126.09-1", "fabric.manager_matches_driver": True},
     **{"limits.session.memlock": "unlimited", "memory.shm_bytes": 2**39, "pci.hypervisor": None},
     **{"pci.acs_harmful": [], "pci.iommu": "passthrough", "cpu.governors": ["performance"]},
     **{"clock.state": "synchronised", "clock.largest_error_us": 1200, "clock.uptime_s": 90000},
@@ -150,6 +153,7 @@ class Machines:
             }
             for command in variables["gpuprov_commands"]
         ]
+        outputs.append({**outputs[0], "name": KERNEL_LOG_DELTA, "argv": [], "stdout": "", "seconds": 0.0})
         return {"outputs": outputs, "boot_id": self.boot_id}
 
     def _sample(self, name: str, command: Mapping[str, Any]) -> str:
@@ -376,6 +380,16 @@ def test_a_reboot_during_the_run_is_not_a_pass(machines: Machines, validate: Any
 def test_an_answer_of_another_shape_is_an_error(answer: dict[str, Any]) -> None:
     raw = campaign.raw_from_answer("gpu-01", "gpu_inventory", answer, "")
     assert "not understood" in raw.error
+
+
+def test_an_answer_that_lacks_an_output_is_an_error() -> None:
+    """A sampler's, or the kernel's messages: without them a check may find nothing wrong."""
+    output = {"name": "gpu_burn", "argv": ["gpu_burn"], "rc": 0, "stdout": "", "stderr": "", "seconds": 1.0}
+    output |= {"timed_out": False, "truncated": False, "not_started": ""}
+    answer = {"outputs": [output], "boot_id": "boot-1"}
+    raw = campaign.raw_from_answer("gpu-01", "gpu_burn", answer, "boot-1", ["gpu_burn", "telemetry"])
+    assert raw.error == "the node's answer lacks the output of telemetry"
+    assert campaign.raw_from_answer("gpu-01", "gpu_burn", answer, "boot-1", ["gpu_burn"]).error == ""
 
 
 def test_an_interrupt_leaves_a_report_and_resume_goes_on(machines: Machines, validate: Any) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from provision.checks import (
     dcgm_diag,
+    ddp_scaling,
     disk_speed,
     gpu_burn,
     gpu_inventory,
@@ -23,6 +24,7 @@ from provision.checks import (
     network_ports,
     p2p_bandwidth,
     rdma_loopback,
+    versions,
 )
 from provision.checks.check import Check
 from provision.checks.registry import Checks
@@ -30,6 +32,7 @@ from provision.checks.registry import Checks
 CHECKS: dict[str, Check] = Checks(
     {
         "gpu_inventory": gpu_inventory,
+        "versions": versions,
         "host_health": host_health,
         "network_ports": network_ports,
         "rdma_loopback": rdma_loopback,
@@ -41,6 +44,7 @@ CHECKS: dict[str, Check] = Checks(
         "nccl_alltoall": nccl_alltoall,
         "nccl_network": nccl_network,
         "disk_speed": disk_speed,
+        "ddp_scaling": ddp_scaling,
         "gpu_burn": gpu_burn,
         "dcgm_diag": dcgm_diag,
     }

@@ -7,11 +7,11 @@ is: a setting that is off is a matter of configuration, and no broken GPU.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from provision.checks import json_text
 from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict, unmeasured
@@ -51,6 +51,7 @@ class _Result:
     status: str
     said: tuple[str, ...] = ()
     severity: int = 0
+    deployment: bool = False  # of the tests that every level runs
 
 
 def _level(node: CheckNode) -> int:
@@ -85,19 +86,45 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     if output.truncated:
         raise ParseError("dcgmi: the output was cut at its size limit", "run the check again")
     results = _results(output)
+    if level > 1 and all(one.deployment for one in results) and not _accused(results):
+        raise ParseError(f"dcgmi diag ran none of the tests of level {level}", "run the check again")
     tested = {one.device for one in results if one.device != "node" and one.status != "skip"}
     if len(tested) != node.gpu_count:
         raise ParseError(
             f"dcgmi diag tested {len(tested)} GPUs, the node has {node.gpu_count}",
             "look at the gpu_inventory check, and at what dcgmi discovery -l lists",
         )
-    for result in results:
+    for result in _worst_of_each([*results, *_left_out(results, tested)]):
         found.append(Measurement(result.test, result.status, "", result.device))
         if result.said:
             found.append(Measurement(f"{result.test}.said", "; ".join(result.said)[:500], "", result.device))
         if result.severity:
             found.append(Measurement(f"{result.test}.severity", result.severity, "", result.device))
     return found
+
+
+def _accused(results: Sequence[_Result]) -> bool:
+    """A test that fails may end the run."""
+    return any(one.status in ("fail", "not run") for one in results)
+
+
+def _worst_of_each(results: Iterable[_Result]) -> list[_Result]:
+    """A device that a test names twice is as well as the worse of both says."""
+    order = ("skip", "pass", "warn", "not run", "fail")
+    kept: dict[tuple[str, str], _Result] = {}
+    for one in results:
+        other = kept.setdefault((one.test, one.device), one)
+        if order.index(one.status) > order.index(other.status):
+            kept[one.test, one.device] = one
+    return list(kept.values())
+
+
+def _left_out(results: Sequence[_Result], tested: Iterable[str]) -> Iterable[_Result]:
+    """What a test that speaks of GPUs does not say of one of them: it may be lost since the test before."""
+    for test in dict.fromkeys(one.test for one in results):
+        named = {one.device for one in results if one.test == test and one.device != "node"}
+        for device in sorted(set(tested) - named) if named else ():
+            yield _Result(test, device, "not run")
 
 
 def _results(output: Output) -> list[_Result]:
@@ -108,7 +135,7 @@ def _results(output: Output) -> list[_Result]:
             "look whether nvidia-dcgm (nv-hostengine) runs",
         )
     try:
-        document = json.loads(output.stdout[begin:])
+        document = json_text.decode_all(output.stdout[begin:])
         body = document.get("DCGM Diagnostic") or document.get("DCGM GPU Diagnostic") or document
         if error := body.get("runtime_error") or document.get("runtime_error"):
             raise ParseError(f"dcgmi diag: {str(error)[:200]}", "look whether nvidia-dcgm runs")
@@ -117,7 +144,7 @@ def _results(output: Output) -> list[_Result]:
             for category in body["test_categories"]
             for test in category["tests"]
             if test is not None  # DCGM 3 writes one after each
-            for result in _of_test(test)
+            for result in _of_test(test, str(category["category"]))
         ]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"[:200]
@@ -127,20 +154,21 @@ def _results(output: Output) -> list[_Result]:
     return results
 
 
-def _of_test(test: Mapping[str, Any]) -> Iterable[_Result]:
+def _of_test(test: Mapping[str, Any], category: str) -> Iterable[_Result]:
     """The results of one test by device, and its summary where that says more.
 
     DCGM 4: `entity_group` and `entity_id`; DCGM 3: `gpu_ids`, one or several in a text, or none at all.
     """
     name = str(test["name"]).lower().replace(" ", "_")
+    deployment = category.strip().lower() == "deployment"
     given = list(test["results"])
     summary = test.get("test_summary") or {}
     whole = _status(summary) if summary else ""
     if whole == "fail" and not any(_status(result) == "fail" for result in given):
-        yield _Result(name, "node", "fail", _said(summary), _severity(summary))
+        yield _Result(name, "node", "fail", _said(summary), _severity(summary), deployment)
     for result in given:
         for device in _devices(result):
-            yield _Result(name, device, _status(result), _said(result), _severity(result))
+            yield _Result(name, device, _status(result), _said(result), _severity(result), deployment)
 
 
 def _devices(result: Mapping[str, Any]) -> list[str]:

@@ -6,11 +6,11 @@ there, and nothing anywhere else; the file is removed also when fio was killed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+from provision.checks import json_text
 from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict, by_threshold
@@ -78,7 +78,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     if begin < 0:
         raise ParseError(f"fio printed no JSON: {last_words(output)}", "see what fio says by hand")
     try:
-        document, _ = json.JSONDecoder().raw_decode(output.stdout, begin)
+        document, _ = json_text.decode(output.stdout, begin)
         jobs = {str(job["jobname"]): job for job in document["jobs"]}
         if set(jobs) != set(_WAYS):
             raise ParseError(f"fio ran the jobs {sorted(jobs)}, not write and read", "report the new format")
@@ -87,14 +87,25 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
                 raise ParseError(
                     f"fio failed to {way} in {folder}: {last_words(output)}", "look at the disk and its space"
                 )
-            rate, moved = float(jobs[way][way]["bw_bytes"]), float(jobs[way][way]["io_bytes"])
-            if not 0 < rate < float("inf") or not moved > 0:
+            rate, moved = (_bytes(jobs[way][way][name]) for name in ("bw_bytes", "io_bytes"))
+            if not rate or not moved:
                 raise ParseError(f"fio moved nothing to {way} in {folder}", "run the check again")
             found.append(Measurement(way, round(rate / 1e6, 1), "MB/s"))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         problem = f"{type(error).__name__}: {error}"[:200]
         raise ParseError(f"fio: its JSON was not understood: {problem}", "run the check again") from error
+    if output.rc:
+        raise ParseError(
+            f"fio ended with status {output.rc}: {last_words(output)}", "look at the disk and its space"
+        )
     return found
+
+
+def _bytes(value: Any) -> float:
+    """A number of bytes, or of bytes a second. Raises ValueError on a text, and on what is no amount."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r:.60} is no number of bytes")
+    return float(value)
 
 
 def judge(

@@ -62,7 +62,8 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         down: dict[int, set[int]] = {}
         if nvlink is not None and not _unreadable(found, "nvlink"):
             down = nvlink_status.inactive(nvlink)
-        read = functools.partial(nvlink_errors.parse, inactive=down)
+        linked = any(m.value for m in found if m.metric == "nvlink_links")
+        read = functools.partial(nvlink_errors.parse, inactive=down, linked=linked)
         found += _from("nvlink_errors", outputs["nvlink_errors"], read)
     yardstick = outputs.get("dmesg")
     busy = yardstick is not None and yardstick.seconds > _IDLE_DMESG

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provision.checks import host_rules, storage_rules
-from provision.checks.check import CheckNode, Command, Measurement, Output, fact, last_words
+from provision.checks.check import CheckNode, Command, Measurement, Output, last_words
 from provision.checks.host_rules import finding
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict, unmeasured
@@ -24,7 +24,7 @@ STAGE = "quick"
 NEEDS: tuple[str, ...] = ()
 FACTS: tuple[str, ...] = (
     *("module.nouveau.loaded", "module.nvidia.loaded", "module.nvidia_peermem.loaded"),
-    *("driver.flavour", "driver.mismatch", "driver.broken_libraries"),
+    *("driver.flavour", "driver.broken_libraries"),
     *("limits.session.memlock", "memory.shm_bytes", "hca.ports"),
     *("pci.hypervisor", "pci.acs_harmful", "pci.iommu", "cpu.governors"),
     *("clock.state", "clock.largest_error_us", "clock.uptime_s"),
@@ -34,7 +34,8 @@ FACTS: tuple[str, ...] = (
 ID = "host_health"
 
 _DRIVE = re.compile(r"nvme\d{1,4}")
-_LISTED = re.compile(r"^GPU \d+: .*\(UUID: GPU-", re.MULTILINE)
+_LISTED = re.compile(r"^GPU \d+: .*\(UUID: (GPU-[^)\s]+)\)", re.MULTILINE)
+_GPU_LINE = re.compile(r"^GPU \d|^GP?U? ?\Z", re.MULTILINE)  # or its first letters, at the end
 _CONTAINER_SECONDS = 120.0
 
 
@@ -104,7 +105,10 @@ def _container(output: Output) -> list[Measurement]:
     if output.not_started or output.timed_out or output.truncated:
         why = output.not_started or f"it did not end within {output.seconds:.0f} s"
         return [Measurement("unreadable", f"the container: {why}", "")]
-    seen = len(_LISTED.findall(output.stdout))
+    listed = _LISTED.findall(output.stdout)
+    if len(listed) != len(_GPU_LINE.findall(output.stdout)):
+        return [Measurement("unreadable", "the container: nvidia-smi -L lists a GPU without its UUID", "")]
+    seen = len(set(listed))
     found = [Measurement("container_gpus", seen, "GPUs")]
     if output.rc != 0 or not seen:
         found.append(Measurement("container_said", last_words(output), ""))
@@ -155,17 +159,21 @@ def _judge_container(node: CheckNode, measurements: Sequence[Measurement]) -> li
     values = {m.metric: m.value for m in measurements if m.metric.startswith("container_")}
     if not _runtime(node):
         try:
-            fact(node, "container_runtime.all.installed")
+            host_rules.texts(node, "container_runtime.all.installed")
         except ParseError as error:
             return [unmeasured(ID, error.what)]
         message = f"no container of {image} can be started: neither Docker nor podman is installed"
         return [finding(ID, Verdict.FAIL, message, "container_gpus")]
     seen = values.get("container_gpus")
     if seen is None:
-        return []  # said already, as what could not be read
-    if seen == node.gpu_count:
-        return []
+        if any(m.metric == "unreadable" and m.device == "node" for m in measurements):
+            return []  # said already
+        return [unmeasured(ID, f"no container of {image} was started")]
     said = str(values.get("container_said", ""))
+    if seen == node.gpu_count:
+        if not said:
+            return []
+        return [unmeasured(ID, f"a container of {image} sees all GPUs, and failed: {said}")]
     message = f"a container of {image} sees {seen} of {node.gpu_count} GPUs"
     return [
         finding(

@@ -7,6 +7,7 @@ from typing import Any
 
 from provision.checks.check import CheckNode, fact
 from provision.checks.limits import limits
+from provision.checks.rdma_port import entries
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict
 
@@ -44,41 +45,60 @@ def texts(node: CheckNode, name: str) -> list[str]:
 def number_of(node: CheckNode, name: str) -> int | None:
     """A fact that is a whole number or not there. Raises ParseError when it is something else."""
     value = fact(node, name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+    if value is not None and (
+        not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64
+    ):
         raise ParseError(f"{name} is not a number: {value!r:.60}", "run the check again")
+    return value
+
+
+def text_of(node: CheckNode, name: str) -> str | None:
+    """A fact that is a text or not there. Raises ParseError when it is something else."""
+    value = fact(node, name)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise ParseError(f"{name} is not a text: {value!r:.60}", "run the check again")
+    return value
+
+
+def word_of(node: CheckNode, name: str, *known: str) -> str:
+    """A fact that is one of some words. Raises ParseError when it is something else."""
+    value = fact(node, name)
+    if not isinstance(value, str) or value not in known:
+        raise ParseError(f"{name} is {value!r:.60}, not {' or '.join(known)}", "run the check again")
+    return value
+
+
+def flag_of(node: CheckNode, name: str) -> bool:
+    """A fact that is true or false. Raises ParseError when it is something else."""
+    value = fact(node, name)
+    if not isinstance(value, bool):
+        raise ParseError(f"{name} is neither true nor false: {value!r:.60}", "run the check again")
     return value
 
 
 def judge_modules(check: str, node: CheckNode) -> list[Finding]:
     """Whose kernel module has the GPUs."""
-    if fact(node, "module.nouveau.loaded"):
+    if flag_of(node, "module.nouveau.loaded"):
         message = "nouveau is loaded: NVIDIA's driver cannot take the GPUs"
         return [finding(check, Verdict.FAIL, message, "module", "nouveau")]
-    if not fact(node, "module.nvidia.loaded"):
+    if not flag_of(node, "module.nvidia.loaded"):
         message = "the kernel module nvidia is not loaded: no program can use the GPUs"
         return [finding(check, Verdict.FAIL, message, "module", "none")]
     return []
 
 
 def judge_libraries(check: str, node: CheckNode) -> list[Finding]:
-    """Whether the driver's user space can be loaded and is of the module's version."""
+    """Whether the driver's user space can be loaded."""
     broken = texts(node, "driver.broken_libraries")
-    if broken:
-        message = f"libraries of the driver cannot be loaded (empty, or no library): {', '.join(broken[:3])}"
-        return [finding(check, Verdict.FAIL, message, "libraries", len(broken), evidence=tuple(broken[:8]))]
-    mismatch = fact(node, "driver.mismatch")
-    if not mismatch:
+    if not broken:
         return []
-    message = f"the driver's module and library differ: {mismatch}"
-    if node.facts.get("boot.required") is True:
-        message += "; a reboot is planned, which loads the installed module"
-        return [finding(check, Verdict.WARN, message, "driver_mismatch", str(mismatch), action="reboot")]
-    return [finding(check, Verdict.FAIL, message, "driver_mismatch", str(mismatch), action="reboot")]
+    message = f"libraries of the driver cannot be loaded (empty, or no library): {', '.join(broken[:3])}"
+    return [finding(check, Verdict.FAIL, message, "libraries", len(broken), evidence=tuple(broken[:8]))]
 
 
 def judge_memlock(check: str, node: CheckNode) -> list[Finding]:
     """RDMA locks the memory it registers; a node without such cards does not."""
-    if not fact(node, "hca.ports"):
+    if not entries(node, "hca.ports"):
         return []
     row = limits("host_limits")["memlock"]
     declared = node.variables.get("rdma_memlock")
@@ -120,8 +140,11 @@ def judge_shm(check: str, node: CheckNode) -> list[Finding]:
 
 def judge_pci(check: str, node: CheckNode) -> list[Finding]:
     """What stands between GPUs and cards. A virtual machine needs both, its host has to see to the rest."""
-    if fact(node, "pci.hypervisor") is not None:
+    hypervisor = fact(node, "pci.hypervisor")
+    if isinstance(hypervisor, str):
         return []
+    if hypervisor is not None:
+        raise ParseError(f"pci.hypervisor is {hypervisor!r:.60}", "run the check again")
     found = []
     bridges = texts(node, "pci.acs_harmful")
     if bridges:
@@ -139,7 +162,7 @@ def judge_pci(check: str, node: CheckNode) -> list[Finding]:
                 evidence=tuple(bridges[:8]),
             )
         )
-    state = fact(node, "pci.iommu")
+    state = word_of(node, "pci.iommu", "off", "passthrough", "translated", "mixed")
     if state in ("translated", "mixed"):
         message = f"the IOMMU translates what GPUs and cards address ({state}): peer traffic takes a detour"
         found.append(
@@ -148,7 +171,7 @@ def judge_pci(check: str, node: CheckNode) -> list[Finding]:
                 Verdict.WARN,
                 message,
                 "iommu",
-                str(state),
+                state,
                 limit="off or passthrough",
                 source="NCCL user guide, troubleshooting: iommu=pt",
             )
@@ -175,7 +198,7 @@ def judge_governor(check: str, node: CheckNode) -> list[Finding]:
 
 def judge_clock(check: str, node: CheckNode) -> list[Finding]:
     """Whether the clock is kept; it cannot be yet right after boot."""
-    state = fact(node, "clock.state")
+    state = word_of(node, "clock.state", "synchronised", "unsynchronised", "host")
     if state != "unsynchronised":
         return []
     row = limits("host_limits")["clock_settling_s"]
@@ -192,9 +215,9 @@ def judge_clock(check: str, node: CheckNode) -> list[Finding]:
 def judge_gpudirect(check: str, node: CheckNode) -> list[Finding]:
     """A way from RDMA cards to GPU memory: DMA-BUF (open modules, kernel 5.12), or nvidia-peermem."""
     method = node.variables.get("gpudirect_rdma_method", "auto")
-    if not fact(node, "hca.ports") or method == "none" or not fact(node, "module.nvidia.loaded"):
+    if not entries(node, "hca.ports") or method == "none" or not flag_of(node, "module.nvidia.loaded"):
         return []
-    peermem = bool(fact(node, "module.nvidia_peermem.loaded"))
+    peermem = flag_of(node, "module.nvidia_peermem.loaded")
     release = str(node.facts.get("kernel.release") or "")
     head = release.split("-")[0].split(".")[:2]
     new_enough = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provision.checks import nvbandwidth
+from provision.checks import mig_mode, nvbandwidth
 from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict, below_peers, by_threshold, limit_text, number, unmeasured
@@ -33,7 +33,7 @@ _PEER_FAIL = 0.10
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
     program = str(node.variables.get("validation_tools_nvbandwidth_path", "/usr/bin/nvbandwidth"))
     return [
-        Command("mig", ("nvidia-smi", "--query-gpu=mig.mode.current", "--format=csv,noheader"), 60.0),
+        mig_mode.command(),
         Command(
             "nvbandwidth",
             (program, "-j", "-b", _BUFFER, "-t", _CASE),
@@ -49,15 +49,8 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
     Raises ParseError.
     """
-    modes = [line.strip() for line in completed(outputs, "mig").stdout.splitlines() if line.strip()]
-    if len(modes) != node.gpu_count or not set(modes) <= {"Enabled", "Disabled", "[N/A]", "N/A"}:
-        raise ParseError(
-            f"nvidia-smi did not tell the MIG mode of {node.gpu_count} GPUs: {last_words(outputs['mig'])}",
-            "look at the gpu_inventory check",
-        )
-    partitioned = [index for index, mode in enumerate(modes) if mode == "Enabled"]
-    if partitioned:  # CUDA then shows slices in the place of GPUs
-        return [Measurement("mig", True, "", f"gpu{index}") for index in partitioned]
+    if partitioned := mig_mode.measure(node, outputs):
+        return partitioned
     output = completed(outputs, "nvbandwidth")
     if output.truncated:
         raise ParseError("nvbandwidth: the output was cut at its size limit", "run the check again")

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from provision.checks.check import CheckNode, Command, Measurement, Output, fact
+from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.nccl_collective import Collective
 from provision.checks.rdma_loopback import gpu_reach
+from provision.checks.rdma_port import entries, rate_of
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict, by_threshold
 from provision.thresholds import Threshold
@@ -43,10 +44,7 @@ def _rail(node: CheckNode) -> tuple[int, float]:
 
     (0, 0) without a port that is up. Raises ParseError.
     """
-    try:
-        rates = [float(p["rate"]) for p in fact(node, "rdma.ports") or () if p["state"] == "ACTIVE"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ParseError(f"rdma.ports was not understood: {error!r}", "run the check again") from error
+    rates = [rate for rate in map(rate_of, entries(node, "rdma.ports")) if rate]
     if not rates:
         return 0, 0.0
     rate, count = max(Counter(rates).items(), key=lambda item: (item[1], item[0]))

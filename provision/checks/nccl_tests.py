@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
+from provision.checks import json_text
 from provision.errors import ParseError
 
 
@@ -175,7 +176,7 @@ def _rates(busbws: list[Any], algbws: list[Any]) -> list[tuple[float, float]]:
 
 def _from_json(text: str) -> Result:
     try:
-        document: dict[str, Any] = json.loads(text)
+        document: dict[str, Any] = json_text.decode_all(text)
         if document.get("errors"):
             raise ParseError(f"nccl-tests: {str(document['errors'][0])[:200]}", "look at the kernel log")
         rows = tuple(_json_row(row) for row in document["results"])
@@ -198,5 +199,12 @@ def _from_json(text: str) -> Result:
 def _json_row(row: dict[str, Any]) -> Row:
     runs = [row["out_of_place"], row["in_place"]]
     checked = [int(run["nwrong"]) for run in runs if run["nwrong"] not in (None, "N/A", -1)]
-    rates = _rates([run["bus_bw"] for run in runs], [run["alg_bw"] for run in runs])
-    return Row(int(row["size"]), *min(rates), sum(checked) if checked else None)
+    rates = _rates(*([_amount(run[name]) for run in runs] for name in ("bus_bw", "alg_bw")))
+    return Row(int(_amount(row["size"])), *min(rates), sum(checked) if checked else None)
+
+
+def _amount(value: Any) -> float:
+    """What `-J` writes as a number. Raises ValueError on a text: the settings alone are written as such."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"{value!r:.60} is not a number")
+    return value

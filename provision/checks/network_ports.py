@@ -12,7 +12,7 @@ from typing import Any
 
 from provision.checks import network_rules
 from provision.checks.check import CheckNode, Command, Measurement, Output
-from provision.checks.rdma_port import Port, compute_ports, ports_of
+from provision.checks.rdma_port import Port, compute_ports, entries, ports_of
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict, unmeasured
 from provision.thresholds import Threshold
@@ -73,7 +73,7 @@ def judge(
     if not chosen:
         return findings
     uptime = node.facts.get("clock.uptime_s")
-    uptime = uptime if isinstance(uptime, int) else None
+    uptime = uptime if isinstance(uptime, int) and 0 <= uptime < 2**64 else None
     declared = {(str(row["device"]), str(row.get("port", 1))): row for row in _declared_ports(node)}
     for port in chosen:
         findings += _judge_port(node, port, chosen, declared.get((port.device, port.number), {}), uptime)
@@ -183,8 +183,7 @@ def _judge_count(node: CheckNode, ports: Sequence[Port], chosen: Sequence[Port])
 
 def _without_driver(node: CheckNode, there: set[str]) -> list[Finding]:
     """Cards on the PCI bus like others that work, for which the driver made no RDMA device."""
-    rows = node.facts.get("hca.functions")
-    rows = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    rows = _cards(node, "hca.functions")
     working = {
         (row.get("device_id"), row.get("link_width_max")) for row in rows if row.get("device") in there
     }
@@ -204,8 +203,7 @@ def _without_driver(node: CheckNode, there: set[str]) -> list[Finding]:
 
 def _judge_slots(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
     """PCIe lanes of each card, against cards of the same board: a slot may be wired narrow by design."""
-    rows = node.facts.get("firmware.rdma")
-    rows = [row for row in rows if isinstance(row, Mapping)] if isinstance(rows, list) else []
+    rows = _cards(node, "firmware.rdma")
     devices = {port.device for port in chosen}
     slots = {str(row.get("device")): row for row in rows if row.get("device") in devices}
     findings = []
@@ -232,8 +230,26 @@ def _judge_slots(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
     return findings
 
 
+def _cards(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
+    """A fact with an entry for each card; none where it could not be read, which `_unasked` tells."""
+    try:
+        return entries(node, name)
+    except ParseError:
+        return []
+
+
 def _unasked(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
-    """What could not be read. A declared MTU that nobody could read is an error."""
+    """What could not be read is an error: cards and their lanes, and a declared MTU."""
+    findings = []
+    for name in ("hca.functions", "firmware.rdma"):
+        try:
+            entries(node, name)
+        except ParseError as error:
+            findings.append(unmeasured(ID, error.what))
+    return findings + _unasked_mtu(node, chosen)
+
+
+def _unasked_mtu(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
     why = node.problems.get("hca.mtus")
     if not why or not any(port.active for port in chosen):
         return []

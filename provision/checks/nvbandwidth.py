@@ -6,12 +6,12 @@ them, and the exit status is 0 all the same.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from provision.checks import json_text
 from provision.errors import ParseError
 
 Row = tuple[float | None, ...]
@@ -71,7 +71,7 @@ def _cell(text: Any, name: str) -> float | None:
 
 def _from_json(text: str) -> dict[str, Matrix]:
     try:
-        document, _ = json.JSONDecoder().raw_decode(text)
+        document, _ = json_text.decode(text)
         body = document["nvbandwidth"]
         if body.get("error"):
             words = " ".join(str(body["error"]).split())[:200]

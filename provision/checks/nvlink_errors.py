@@ -35,10 +35,12 @@ _GPU = re.compile(r"^GPU (\d{1,4}): ")
 _COUNTER = re.compile(r"^\s+Links? (\d{1,3})(?:-(\d{1,3}))?: (.+): ([0-9a-fA-Fxe.+-]{1,30}|N/A|\[N/A\])\s*$")
 
 
-def parse(output: Output, inactive: Mapping[int, Collection[int]] | None = None) -> list[Measurement]:
+def parse(
+    output: Output, inactive: Mapping[int, Collection[int]] | None = None, linked: bool = False
+) -> list[Measurement]:
     """Per GPU: `nvlink_errors` of its worst link, `nvlink_recoveries` of all, and `nvlink_worst`, which link
-    it is. No output: no NVLink. `inactive`: GPU → the links that are down, which have no counters. Raises
-    ParseError.
+    it is. No output: no NVLink, unless the GPUs are known to be `linked`. `inactive`: GPU → the links that
+    are down, which have no counters. Raises ParseError.
     """
     errors: dict[int, dict[int, int]] = {}
     recoveries: dict[int, int] = defaultdict(int)
@@ -69,6 +71,11 @@ def parse(output: Output, inactive: Mapping[int, Collection[int]] | None = None)
             raise ParseError(
                 f"nvidia-smi nvlink -e: not understood: {line.strip()[:120]!r}", "report the new format"
             )
+    if linked and not told:
+        raise ParseError(
+            "nvidia-smi nvlink -e tells of no GPU, nvidia-smi nvlink -s of active links",
+            "run the check again",
+        )
     # A counter that only one of the GPUs with links lacks, although the link is up, was lost on the way.
     every = set().union(*told.values())
     down = inactive or {}

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from provision.checks import perftest
-from provision.checks.check import CheckNode, Command, Measurement, Output, completed, fact, last_words
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
+from provision.checks.rdma_port import entries, rate_of
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict, below_peers, by_threshold, limit_text, unmeasured
 from provision.thresholds import Threshold
@@ -64,16 +65,16 @@ class _Port:
 def _ports(node: CheckNode) -> tuple[list[_Port], list[str]]:
     """The ports that are up, and the names of those that are not. Raises ParseError."""
     up, down = [], []
-    try:
-        for entry in fact(node, "rdma.ports") or ():
-            rate = float(entry["rate"] or 0)
-            port = _Port(str(entry["device"]), str(entry["port"]), rate)
-            if entry["state"] == "ACTIVE" and rate > 0:
-                up.append(port)
-            else:
-                down.append(port.name)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ParseError(f"rdma.ports was not understood: {error!r}", "run the check again") from error
+    for entry in entries(node, "rdma.ports"):
+        device, number = entry.get("device"), entry.get("port")
+        if not isinstance(device, str) or not isinstance(number, str):
+            raise ParseError("rdma.ports: an entry without device or port", "run the check again")
+        rate = rate_of(entry)
+        port = _Port(device, number, rate)
+        if rate:
+            up.append(port)
+        else:
+            down.append(port.name)
     return up, down
 
 
@@ -155,7 +156,9 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
 def gpu_reach(node: CheckNode) -> float:
     """Gb/s that a port can be given from a GPU's memory at most: its slot may be slower than the port."""
-    return _GPU_REACH.get(str(node.gpuprov_node["gpu"].get("architecture")), math.inf)
+    lanes = node.variables.get("gpuprov_pcie_width")
+    share = lanes / 16 if isinstance(lanes, int) else 1.0
+    return _GPU_REACH.get(str(node.gpuprov_node["gpu"].get("architecture")), math.inf) * share
 
 
 def _measured(port: _Port, output: Output) -> float:
@@ -206,12 +209,27 @@ def _judge_gpu(
     ports: Mapping[str, Mapping[str, Measurement]], slow: Iterable[str], thresholds: Mapping[str, Threshold]
 ) -> list[Finding]:
     said = {name: values["gpu"].value for name, values in ports.items() if "gpu" in values}
-    if "unsupported" in said.values():
+    if said and set(said.values()) == {"unsupported"}:
         reason = "ib_write_bw was built without CUDA: the way from GPU memory is not measured"
         return [Finding(ID, Verdict.SKIP, "node", reason, "gpu")]
     refused = sorted(name for name, value in said.items() if value == "refused")
-    able = {name: ports[name] for name in ports if name not in refused and name not in slow}
-    return _refused(refused, ports) + _failed("gpu", able) + _judge_memory("gpu", able, thresholds)
+    able = {
+        name: ports[name]
+        for name in ports
+        if name not in refused and name not in slow and said.get(name) != "unsupported"
+    }
+    return [
+        *_contradicted(name for name, value in said.items() if value == "unsupported"),
+        *_refused(refused, ports),
+        *_failed("gpu", able),
+        *_judge_memory("gpu", able, thresholds),
+    ]
+
+
+def _contradicted(names: Iterable[str]) -> list[Finding]:
+    """It is one program for all cards: what it can do on one, it is not built without on another."""
+    message = f"{_WORDS['gpu']}: ib_write_bw says that it was built without CUDA, and used it on other cards"
+    return [unmeasured(ID, message, device=name) for name in names]
 
 
 def _refused(refused: Sequence[str], ports: Mapping[str, Any]) -> list[Finding]:

@@ -74,16 +74,14 @@ class Port:
 
 def ports_of(node: CheckNode) -> list[Port]:
     """All ports, from the facts hca.ports, hca.counters and hca.mtus. Raises ParseError on what is none."""
-    entries = _entries("hca.ports", fact(node, "hca.ports"))
-    counters = {
-        (row.get("device"), row.get("port")): row
-        for row in _entries("hca.counters", fact(node, "hca.counters"))
-    }
-    mtus = node.facts.get("hca.mtus")
-    mtus = mtus if isinstance(mtus, Mapping) else {}
-    several = Counter(row.get("device") for row in entries)
+    ports = entries(node, "hca.ports")
+    counters = {(str(row.get("device")), str(row.get("port"))): row for row in entries(node, "hca.counters")}
+    mtus = node.facts.get("hca.mtus", {})
+    if not isinstance(mtus, Mapping):
+        raise ParseError("hca.mtus is not a map of ports", "run the check again")
+    several = Counter(str(row.get("device")) for row in ports)
     found = []
-    for row in entries:
+    for row in ports:
         device, number = row.get("device"), row.get("port")
         if not isinstance(device, str) or not isinstance(number, str) or not device or not number:
             raise ParseError("hca.ports: an entry without device or port", "run the check again")
@@ -91,10 +89,10 @@ def ports_of(node: CheckNode) -> list[Port]:
             _expect(row, key, str)
         for key in _NUMBERS:
             _expect(row, key, int)
+        _expect(row, "netdev_up", bool)
         counted = counters.get((device, number))
         if counted is None:
             raise ParseError(f"hca.counters says nothing of {device}/{number}", "run the check again")
-        mtu = mtus.get(f"{device}/{number}")
         found.append(
             Port(
                 name=f"{device}/{number}" if several[device] > 1 else device,
@@ -110,35 +108,63 @@ def ports_of(node: CheckNode) -> list[Port]:
                 roce_v2_ipv4=tuple(int(word) for word in _words(row.get("roce_v2_ipv4")) if word.isdecimal()),
                 board_id=row.get("board_id"),
                 netdev=row.get("netdev"),
-                netdev_up=row.get("netdev_up") if isinstance(row.get("netdev_up"), bool) else None,
+                netdev_up=row.get("netdev_up"),
                 carrier_downs=row.get("carrier_downs"),
-                errors={
-                    key: value
-                    for key, value in counted.items()
-                    if key not in ("device", "port")
-                    and isinstance(value, int)
-                    and not isinstance(value, bool)
-                },
-                mtu=mtu if isinstance(mtu, int) and not isinstance(mtu, bool) else None,
+                errors=_counts(counted),
+                mtu=_expect(mtus, f"{device}/{number}", int, "hca.mtus"),
             )
         )
     return found
+
+
+def rate_of(entry: Mapping[str, Any]) -> float:
+    """Gb/s of an entry of rdma.ports; 0 of a port that is not up. Raises ParseError: a port that is up has a
+    rate, and a text, or what no port can have (2^20 Gb/s), is none."""
+    state, rate = entry.get("state"), entry.get("rate")
+    if not isinstance(state, str):
+        raise ParseError("rdma.ports: an entry without state", "run the check again")
+    if state != "ACTIVE":
+        return 0.0
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 2**20:
+        raise ParseError(f"rdma.ports: the rate of a port that is up is {rate!r:.60}", "run the check again")
+    return float(rate)
+
+
+def _is_flat(row: Mapping[str, Any]) -> bool:
+    return not any(isinstance(value, list | Mapping) for value in row.values())
 
 
 def _words(text: Any) -> tuple[str, ...]:
     return tuple(word for word in str(text or "").split(",") if word)
 
 
-def _entries(name: str, value: Any) -> list[Mapping[str, Any]]:
+def entries(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
+    """A fact that is a list of entries of one shape. Raises ParseError when it is something else, or could
+    not be read.
+
+    What an entry does not say is None in it; one without a key that the others have has lost it.
+    """
+    value = fact(node, name)
     if not isinstance(value, list) or not all(isinstance(row, Mapping) for row in value):
         raise ParseError(f"{name} is not a list of entries", "run the check again")
+    if any(set(row) != set(value[0]) or not _is_flat(row) for row in value):
+        raise ParseError(f"{name}: its entries are not of one shape", "run the check again")
     return value
 
 
-def _expect(row: Mapping[str, Any], key: str, kind: type) -> None:
+def _counts(row: Mapping[str, Any]) -> dict[str, int]:
+    """The counters that the kernel has for a port. A number that cannot be read is no zero."""
+    names = [name for name in row if name not in ("device", "port") and row[name] is not None]
+    return {name: _expect(row, name, int, "hca.counters") for name in names}
+
+
+def _expect(row: Mapping[str, Any], key: str, kind: type, fact_name: str = "hca.ports") -> Any:
+    """The value, of that type (a number is never negative), or None. Raises ParseError."""
     value = row.get(key)
-    if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
-        raise ParseError(f"hca.ports: {key} is {value!r:.60}", "run the check again")
+    wrong = type(value) is not kind or (isinstance(value, int) and not 0 <= value < 2**64)
+    if value is not None and wrong:
+        raise ParseError(f"{fact_name}: {key} is {value!r:.60}", "run the check again")
+    return value
 
 
 def compute_ports(ports: Sequence[Port], named: Iterable[str] = ()) -> list[Port]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provision.checks.check import CheckNode, Output, fact, last_words
+from provision.checks import json_text
+from provision.checks.check import CheckNode, Output, last_words
 from provision.checks.host_rules import finding, number_of
 from provision.checks.limits import limits
+from provision.checks.rdma_port import entries
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict
 
@@ -23,17 +24,9 @@ _WARNINGS = (
 )
 
 
-def rows_of(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
-    """A fact that is a list of entries. Raises ParseError when it is something else."""
-    value = fact(node, name)
-    if not isinstance(value, list) or not all(isinstance(row, Mapping) for row in value):
-        raise ParseError(f"{name} is not a list of entries", "run the check again")
-    return value
-
-
 def judge_memory(check: str, node: CheckNode) -> list[Finding]:
     """Errors of memory modules, or of their controller where it cannot tell which."""
-    controllers, modules = rows_of(node, "edac.controllers"), rows_of(node, "edac.modules")
+    controllers, modules = entries(node, "edac.controllers"), entries(node, "edac.modules")
     days = max(1.0, (number_of(node, "clock.uptime_s") or 0) / 86400)
     per_day = limits("host_limits")["memory_corrected_per_day"]
     found = []
@@ -106,14 +99,16 @@ def _count(row: Mapping[str, Any], key: str) -> int:
     value = row.get(key)
     if value is None:
         return 0
-    if not isinstance(value, int) or isinstance(value, bool):
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
         raise ParseError(f"a memory error counter is no number: {value!r:.60}", "run the check again")
     return value
 
 
 def judge_drives(check: str, node: CheckNode) -> list[Finding]:
     """As many NVMe drives as declared, and each of them alive."""
-    drives = rows_of(node, "nvme.drives")
+    drives = entries(node, "nvme.drives")
+    if not all(isinstance(row.get("drive"), str) for row in drives):
+        raise ParseError("nvme.drives: an entry without drive", "run the check again")
     expected = node.variables.get("gpuprov_expected_nvmes")
     found = []
     if isinstance(expected, int) and not isinstance(expected, bool) and len(drives) < expected:
@@ -156,7 +151,7 @@ def smart_of(output: Output) -> dict[str, int]:
     if output.rc != 0 or output.truncated:
         raise ParseError(f"nvme smart-log failed: {last_words(output)}", "look at the drive: nvme smart-log")
     try:
-        document = json.loads(output.stdout)
+        document = json_text.decode_all(output.stdout)
     except (ValueError, RecursionError) as error:
         raise ParseError(f"nvme smart-log did not print JSON: {error}", "run the check again") from error
     if not isinstance(document, dict):

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from provision import compared, diagnosis, shown
 from provision.diagnosis import NODES, selection
 from provision.drift import Drift
-from provision.drift_report import DriftReport, Expiry, expiries, odd_one, tie
+from provision.drift_report import DriftReport, Expiry, expiries
 from provision.node_names import fold
+from provision.odd_ones import odd_one, tie
 from provision.wording import many
 
 

@@ -2,13 +2,16 @@
 
 Found, not listed, so that a new check is covered as soon as it is registered: a sample that is named after a
 command (`journal-xids.txt`, `nvlink-h100.txt`) is output of that command, any other may be of any command.
-Samples of facts (`*.json` with the key `facts`) are what was observed of the node.
+One called `*.stderr.txt` is what a program wrote there before it ended with status 1. Samples of facts
+(`*.json` with the key `facts`) are what was observed of a node, and the variables it has: outputs are tried
+on those called `facts-healthy*`.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +24,7 @@ from provision.checks.check import CheckNode, Output
 from provision.errors import ParseError
 from provision.judge import ACTIONS, Verdict, worst
 from provision.skus import all_skus
-from provision.thresholds import for_sku
+from provision.thresholds import Threshold, for_sku
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
@@ -35,6 +38,19 @@ _MACHINES: tuple[tuple[int, str | None, str, str], ...] = (
     (4, "a100-sxm-80", "nvswitch", "ampere"),
     (1, None, "none", "turing"),
 )
+
+# Programs of whose output nothing is read: one that serves another, and one that tidies up.
+UNREAD = re.compile(r".*\.server|removed")
+
+# No SKU has limits for a disk: who gives a folder gives them, too.
+_DISK = {
+    f"disk_speed.{way}": Threshold(f"disk_speed.{way}", limit, "MB/s", "at_least", "the site", "measured")
+    for way, limit in (("write", 1000), ("read", 2000))
+}
+
+
+def limits_of(node: CheckNode) -> dict[str, Threshold]:
+    return {**for_sku(node.sku), **_DISK}
 
 
 @dataclass(frozen=True)
@@ -53,7 +69,14 @@ class Scenario:
         return f"<{self.check} {self.sample} {self.verdict}>"
 
 
-def machine(count: int, sku: str | None, fabric: str, architecture: str, **more: Any) -> CheckNode:
+def machine(
+    count: int,
+    sku: str | None,
+    fabric: str,
+    architecture: str,
+    variables: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> CheckNode:
     names = list(all_skus()[sku].product_names) if sku else []
     gpu = {
         "count": count,
@@ -62,7 +85,7 @@ def machine(count: int, sku: str | None, fabric: str, architecture: str, **more:
         "architecture": architecture,
         "product_names": names,
     }
-    return CheckNode("gpu-01", {"gpu": gpu}, {}, **more)
+    return CheckNode("gpu-01", {"gpu": gpu}, variables or {}, **more)
 
 
 def judged(check: str, node: CheckNode, outputs: tuple[Output, ...]) -> Verdict:
@@ -73,7 +96,7 @@ def judged(check: str, node: CheckNode, outputs: tuple[Output, ...]) -> Verdict:
         found = module.parse(node, {output.name: output for output in outputs})
     except ParseError:
         return Verdict.ERROR
-    for limits in ({}, for_sku(node.sku)):  # the second is what counts
+    for limits in ({}, limits_of(node)):  # the second is what counts
         findings = module.judge(node, found, limits)
         assert findings, "a judge gives at least one finding"
         for finding in findings:
@@ -93,8 +116,19 @@ def command_outputs(check: str, node: CheckNode) -> tuple[Output, ...]:
     )
 
 
-def _said(name: str, text: str, outputs: tuple[Output, ...]) -> tuple[Output, ...]:
-    return tuple(replace(o, stdout=text) if o.name == name else o for o in outputs)
+def _said(name: str, file: str, text: str, outputs: tuple[Output, ...]) -> tuple[Output, ...]:
+    if file.endswith(".stderr.txt"):
+        said = {"rc": 1, "stdout": "", "stderr": text}
+    else:
+        said = {"rc": 0, "stdout": text, "stderr": ""}
+    return tuple(replace(o, **_of_its_card(o, said)) if o.name == name else o for o in outputs)
+
+
+def _of_its_card(output: Output, said: Mapping[str, Any]) -> dict[str, Any]:
+    """Samples are of the card mlx5_0; a program that was told of another one names that."""
+    cards = [word for word in output.argv if word.startswith("mlx5_")]
+    card = cards[0] if cards else "mlx5_0"
+    return {key: said[key].replace("mlx5_0", card) if key != "rc" else said[key] for key in said}
 
 
 def _files(check: str) -> dict[str, str]:
@@ -121,15 +155,12 @@ def _owners(files: Mapping[str, str], commands: list[str]) -> dict[str, list[str
 
 
 def _nodes(files: Mapping[str, str]) -> Iterator[tuple[str, CheckNode]]:
-    """The machines, and each with the facts of every sample of facts."""
+    """The machines, and the first of them with every sample of facts."""
     for kind in _MACHINES:
         yield "", machine(*kind)
     for name, text in files.items():
         if _is_facts(name, text):
-            document = json.loads(text)
-            for kind in _MACHINES:
-                facts, problems = document["facts"], document.get("problems", {})
-                yield name, machine(*kind, facts=facts, problems=problems)
+            yield name, machine(*_MACHINES[0], **json.loads(text))
 
 
 @cache
@@ -139,13 +170,15 @@ def scenarios(check: str) -> tuple[Scenario, ...]:
     found: dict[tuple[str, Verdict], Scenario] = {}
     for facts_of, node in _nodes(files):
         outputs = command_outputs(check, node)
-        owners = _owners(files, [output.name for output in outputs])
+        owners = _owners(files, [o.name for o in outputs if not UNREAD.fullmatch(o.name)])
         base = _best_answer(check, node, outputs, owners, files)
-        if not outputs and facts_of:
-            _note(found, facts_of, check, node, ())
+        if facts_of:
+            _note(found, facts_of, check, node, base)
+            if not facts_of.startswith("facts-healthy"):
+                continue
         for name, owned in owners.items():
             for file in owned:
-                _note(found, file, check, node, _said(name, files[file], base))
+                _note(found, file, check, node, _said(name, file, files[file], base))
         _note_hybrids(found, check, node, files, owners, base)
     understood = {file for file, verdict in found if verdict is not Verdict.ERROR}
     kept = [
@@ -177,11 +210,11 @@ def _note_hybrids(
             ]
             if len(other) != len(healthy) or not 1 < len(differing) <= 40:
                 continue
-            if judged(check, node, _said(name, files[well], base)) is not Verdict.PASS:
+            if judged(check, node, _said(name, well, files[well], base)) is not Verdict.PASS:
                 continue
             for at in differing:
                 one = "".join([*healthy[:at], other[at], *healthy[at + 1 :]])
-                _note(found, f"{file}:{at + 1}", check, node, _said(name, one, base))
+                _note(found, f"{file}:{at + 1}", check, node, _said(name, file, one, base))
 
 
 def _best_answer(
@@ -192,11 +225,9 @@ def _best_answer(
     files: Mapping[str, str],
 ) -> tuple[Output, ...]:
     """The healthiest answer that the samples can give: for one command after the other, the best sample."""
-    if len(owners) < 2:
-        return outputs
     for _ in range(2):  # what one says is read in the light of the others: a second look
         for name, owned in owners.items():
-            tried = [*(_said(name, files[file], outputs) for file in owned), outputs]
+            tried = [*(_said(name, file, files[file], outputs) for file in owned), outputs]
             outputs = min(tried, key=lambda answer: _errors(check, node, answer))
     return outputs
 
@@ -206,7 +237,7 @@ def _errors(check: str, node: CheckNode, outputs: tuple[Output, ...]) -> tuple[i
     module = CHECKS[check]
     try:
         found = module.parse(node, {output.name: output for output in outputs})
-        verdicts = [finding.verdict for finding in module.judge(node, found, for_sku(node.sku))]
+        verdicts = [finding.verdict for finding in module.judge(node, found, limits_of(node))]
     except ParseError:
         return 99, 0, 0
     bad = sum(verdict.badness for verdict in verdicts)

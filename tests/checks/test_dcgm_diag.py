@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,3 +118,55 @@ def test_an_unknown_form_is_refused(old: str, new: str) -> None:
     changed = Output("dcgmi", ("dcgmi",), 0, TEXT.replace(old, new), "", 1.0)
     with pytest.raises(ParseError, match="was not understood"):
         dcgm_diag.parse(NODE, {"dcgmi": changed})
+
+
+def changed(change: Callable[[list[Any]], Any], name: str = "v4-healthy") -> Output:
+    """A sample whose categories were changed."""
+    document = json.loads((FOLDER / f"{name}.json").read_text())
+    change(document["DCGM Diagnostic"]["test_categories"])
+    return Output("dcgmi", ("dcgmi",), 0, json.dumps(document), "", 1.0)
+
+
+def test_a_gpu_that_is_lost_between_two_tests_did_not_pass_the_second() -> None:
+    def lose(categories: list[Any]) -> None:
+        del categories[-1]["tests"][-1]["results"][6]
+
+    findings = dcgm_diag.judge(NODE, dcgm_diag.parse(NODE, {"dcgmi": changed(lose)}), {})
+    assert [(f.verdict, f.device) for f in findings] == [(Verdict.ERROR, "gpu6")]
+
+
+def test_a_lower_level_than_asked_for_is_refused() -> None:
+    """Whole and well-formed, but nothing ran beyond the look at the installation."""
+    output = changed(lambda categories: categories.__delitem__(slice(1, None)))
+    with pytest.raises(ParseError, match="none of the tests of level 2"):
+        dcgm_diag.parse(NODE, {"dcgmi": output})
+
+
+def test_instances_of_mig_are_no_gpus() -> None:
+    def split(categories: list[Any]) -> None:
+        for result in [r for category in categories for test in category["tests"] for r in test["results"]]:
+            result["entity_group"] = "GPU_I"
+
+    with pytest.raises(ParseError, match="tested 0 GPUs, the node has 8"):
+        dcgm_diag.parse(NODE, {"dcgmi": changed(split)})
+
+
+def test_a_result_that_swallowed_the_next_one_is_refused() -> None:
+    """The lines between two results were lost: GPU 3's Fail would give way to GPU 4's Pass."""
+    begin = TEXT.index('"status": "Fail"')
+    end = TEXT.index('"entity_group"', begin)
+    swallowed = TEXT[:begin] + '"status": "Fail",\n' + TEXT[end:]
+    with pytest.raises(ParseError, match="stands twice in one object"):
+        dcgm_diag.parse(NODE, {"dcgmi": Output("dcgmi", ("dcgmi",), 0, swallowed, "", 1.0)})
+
+
+def test_a_gpu_that_a_test_names_twice_is_as_well_as_the_worse_says() -> None:
+    """The lines between two tests were lost: the results of the second stand below the name of the first."""
+
+    def merge(categories: list[Any]) -> None:
+        memory, pcie = (category["tests"][0] for category in categories[1:3])
+        memory["results"] += pcie["results"]
+        del categories[2]
+
+    findings = dcgm_diag.judge(NODE, dcgm_diag.parse(NODE, {"dcgmi": changed(merge, "v4-memory-gpu3")}), {})
+    assert told(findings) == [(Verdict.FAIL, "gpu3", "memory", "replace part")]

@@ -94,3 +94,29 @@ def test_cut_anywhere_it_is_refused_or_means_the_same(sample: Sample, make_node:
     for length in range(0, len(text), 97):
         with pytest.raises(ParseError):
             disk_speed.parse(node, {"fio": Output("fio", ("fio",), 0, text[:length], "", 1.0)})
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"bw_bytes": 2811400000', '"bw_bytes": "2811400000"'),
+        ('"bw_bytes": 2811400000', '"bw_bytes": true'),
+        ('"bw_bytes": 2811400000', '"bw_bytes": "N/A"'),
+        ('"io_bytes": 42171000000', '"io_bytes": null'),
+        ('"bw_bytes": 2811400000', '"bw_bytes": 1e999'),
+    ],
+)
+def test_a_text_for_a_number_is_no_rate(old: str, new: str, sample: Sample, make_node: MakeNode) -> None:
+    text = sample("disk_speed/healthy.json")
+    assert old in text
+    node = make_node(validation_tools_scratch_dir="/scratch")
+    changed = Output("fio", ("fio",), 0, text.replace(old, new, 1), "", 1.0)
+    with pytest.raises(ParseError, match="was not understood"):
+        disk_speed.parse(node, {"fio": changed})
+
+
+def test_rates_of_a_run_that_failed_are_none(sample: Sample, make_node: MakeNode) -> None:
+    node = make_node(validation_tools_scratch_dir="/scratch")
+    output = Output("fio", ("fio",), 1, sample("disk_speed/healthy.json"), "fio: verify: bad header", 1.0)
+    with pytest.raises(ParseError, match="ended with status 1: fio: verify: bad header"):
+        disk_speed.parse(node, {"fio": output})

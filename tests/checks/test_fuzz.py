@@ -5,12 +5,13 @@ GPUPROV_FUZZ=thorough tries much more (many minutes): GPUPROV_FUZZ=thorough
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -18,10 +19,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from provision.checks import CHECKS
+from provision.checks import CHECKS, error_counters, telemetry
 from provision.checks.check import Output
 from provision.judge import Verdict
-from tests.checks.scenarios import Scenario, judged, scenarios
+from tests.checks.scenarios import UNREAD, Scenario, judged, scenarios
 
 THOROUGH = os.environ.get("GPUPROV_FUZZ") == "thorough"
 # By default a second of computing for each check and property; a slow parser gets fewer examples.
@@ -31,9 +32,9 @@ PLACES = 10**9 if THOROUGH else 40  # where an output is cut and lines are taken
 # A log is the sum of its lines: one that is lost is an event nobody can miss. What does notice is the
 # transport (see test_a_cut_log_is_no_quiet_log), and the end of the log, not each line.
 LOGS = {"journal", "dmesg", "kernel_log_delta"}
-
-# These need facts of the node beside what they print: they are tried with any text and any facts only.
-BUILT_IN_TESTS = {"dcgm_diag", "disk_speed", "host_health", "network_ports", "nccl_network", "rdma_loopback"}
+# Lists without an end, nvidia-smi -L: cut between two lines, one is a shorter list, which only the transport
+# can tell. That is what a container without all GPUs prints.
+LISTS = {"container"}
 
 every_check = pytest.mark.parametrize("check", list(CHECKS))
 fuzz = settings(
@@ -52,13 +53,27 @@ class Dice(random.Random):
 Mutation = Callable[[Dice, str], str]
 
 
+def stream(output: Output) -> str:
+    """Where a program said what it had to say."""
+    return "stderr" if output.stderr and not output.stdout else "stdout"
+
+
+def text_of(output: Output) -> str:
+    return str(getattr(output, stream(output)))
+
+
 def answers(one: Scenario, name: str, text: str, **more: Any) -> tuple[Output, ...]:
     """The outputs of a scenario, one of which says something else."""
-    return tuple(replace(o, stdout=text, **more) if o.name == name else o for o in one.outputs)
+    return tuple(replace(o, **{stream(o): text}, **more) if o.name == name else o for o in one.outputs)
 
 
 def spoken(one: Scenario, logs: bool = True) -> list[Output]:
-    return [o for o in one.outputs if o.stdout and (logs or o.name not in LOGS)]
+    return [o for o in one.outputs if text_of(o) and (logs or o.name not in LOGS)]
+
+
+def one_of_each_kind(outputs: tuple[Output, ...]) -> list[Output]:
+    """One of those that are asked of every card, or of every drive."""
+    return list({re.sub(r"\d+", "", output.name): output for output in outputs}.values())
 
 
 def of(check: str, *verdicts: Verdict) -> list[Scenario]:
@@ -169,12 +184,16 @@ def _commas(dice: Dice, text: str) -> str:
     return re.sub(r"(\d)\.(\d)", r"\1,\2", text, count=dice.choice((0, 1, 5)))
 
 
-def _retype(dice: Dice, text: str) -> str:
-    """Values of a JSON document of another type; other text is given a column more."""
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return "".join(line.rstrip("\n") + f" {dice.choice(STRANGE)}\n" for line in text.splitlines(True))
+GONE = object()
+OTHERS: tuple[Any, ...] = (
+    GONE, None, "N/A", "", "\x00\x1b[31m\n", "1,5", [], {}, True, -1, 10**400, 1e308, float("nan"),
+    "x", [[]], {"": 0},
+)  # fmt: skip
+
+
+def _altered(dice: Dice, document: Any) -> Any:
+    """A document with up to three of its values of another type, as text, or gone."""
+    document = copy.deepcopy(document)
     places: list[tuple[Any, Any]] = []
 
     def walk(value: Any) -> None:
@@ -186,23 +205,25 @@ def _retype(dice: Dice, text: str) -> str:
             walk(value[key])
 
     walk(document)
-    for holder, key in dice.sample(places, min(len(places), dice.randrange(1, 4))):
-        others: tuple[Any, ...] = (
-            None,
-            "N/A",
-            [],
-            {},
-            True,
-            -1,
-            1e308,
-            float("nan"),
-            10**400,
-            "x",
-            [[]],
-            {"": 0},
-        )
-        holder[key] = dice.choice(others)
-    return json.dumps(document)
+    chosen = dice.sample(places, min(len(places), dice.randrange(1, 4)))
+    for holder, key in chosen:
+        holder[key] = dice.choice((*OTHERS, str(holder[key]), copy.deepcopy(holder[key])))
+    for holder, _ in chosen:
+        if isinstance(holder, dict):
+            for name in [name for name, value in holder.items() if value is GONE]:
+                del holder[name]
+        else:
+            holder[:] = [value for value in holder if value is not GONE]
+    return document
+
+
+def _retype(dice: Dice, text: str) -> str:
+    """Values of a JSON document of another type; other text is given a column more."""
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError):
+        return "".join(line.rstrip("\n") + f" {dice.choice(STRANGE)}\n" for line in text.splitlines(True))
+    return json.dumps(_altered(dice, document))
 
 
 def _bomb(dice: Dice, text: str) -> str:
@@ -225,7 +246,7 @@ def mutated(dice: Dice, one: Scenario, kinds: dict[str, Mutation], logs: bool) -
     if not outputs:
         return one.outputs
     output = dice.choice(outputs)
-    text = output.stdout
+    text = text_of(output)
     for _ in range(dice.choice((1, 1, 2))):
         text = kinds[dice.choice(list(kinds))](dice, text)
     return answers(one, output.name, text)
@@ -249,7 +270,7 @@ def test_mutated_samples_raise_nothing_but_parse_errors(check: str, seed: int) -
 def test_any_text_raises_nothing_but_parse_errors(check: str, text: str, seed: int) -> None:
     dice = Dice(seed)
     one = dice.choice(scenarios(check))
-    for output in one.outputs:
+    for output in one_of_each_kind(one.outputs):
         judged(check, one.node, answers(one, output.name, text))
         judged(check, one.node, answers(one, output.name, text, rc=dice.choice((None, 1, 14, 139))))
 
@@ -281,7 +302,8 @@ def test_silence_is_no_health(check: str) -> None:
             if one.outputs:
                 silent = tuple(replace(o, stdout="", rc=rc) for o in one.outputs)
                 assert judged(check, one.node, silent) not in (Verdict.PASS, Verdict.WARN), one
-                assert judged(check, one.node, ()) is Verdict.ERROR, one
+                known = (Verdict.FAIL,) if one.node.facts and one.verdict is Verdict.FAIL else ()
+                assert judged(check, one.node, ()) in (Verdict.ERROR, *known), one
 
 
 JSON = st.recursive(
@@ -305,7 +327,22 @@ def test_strange_facts_raise_nothing_but_parse_errors(check: str, values: st.Dat
         facts.pop(name, None)
         if dice.random() < 0.8:
             facts[name] = values.draw(JSON)
-    judged(check, replace(one.node, facts=facts), one.outputs)
+    other = replace(one.node, facts=facts)
+    CHECKS[check].commands(other, {})
+    judged(check, other, one.outputs)
+
+
+@every_check
+@fuzz
+@given(seed=st.integers(0, 2**32))
+def test_altered_facts_raise_nothing_but_parse_errors(check: str, seed: int) -> None:
+    """Facts as they are, but for a value: a text for a number, a list for a map, a key that is missing."""
+    dice = Dice(seed)
+    one = dice.choice(scenarios(check))
+    if one.node.facts:
+        other = replace(one.node, facts=_altered(dice, dict(one.node.facts)))
+        CHECKS[check].commands(other, {})
+        judged(check, other, one.outputs)
 
 
 @every_check
@@ -321,8 +358,6 @@ def test_facts_nobody_could_read_are_no_health(check: str) -> None:
 @every_check
 def test_every_check_has_a_healthy_and_a_sick_sample(check: str) -> None:
     """Without them the tests below try nothing. See scenarios.py for how samples are found."""
-    if check in BUILT_IN_TESTS:
-        pytest.skip(f"{check} is judged from facts, which its own tests build: no sample of them is kept")
     assert of(check, Verdict.PASS), f"tests/fixtures/{check} has no sample that passes: {scenarios(check)}"
     assert of(check, Verdict.FAIL, Verdict.WARN), f"tests/fixtures/{check} has no sample that is flagged"
 
@@ -333,9 +368,9 @@ def test_no_cut_and_no_lost_line_turns_fail_into_pass(check: str) -> None:
     acquitted = []
     for one in of(check, Verdict.FAIL):
         for output in spoken(one, logs=False):
-            lines = output.stdout.splitlines(keepends=True)
+            lines = text_of(output).splitlines(keepends=True)
             step = max(1, len(lines) // PLACES)
-            offset = Dice(output.stdout).randrange(step)
+            offset = Dice(text_of(output)).randrange(step)
             for place in range(offset, len(lines), step):
                 less = {
                     "without line": lines[:place] + lines[place + 1 :],
@@ -348,6 +383,81 @@ def test_no_cut_and_no_lost_line_turns_fail_into_pass(check: str) -> None:
                     if judged(check, one.node, answers(one, output.name, "".join(left))) is Verdict.PASS
                 ]
     assert acquitted == []
+
+
+# What only explains, or makes a limit wider; and what the check says itself that it could not ask.
+ANY_TEXT = {"pci.hypervisor", "driver.loaded_version", "fabric.manager_version"}  # names, and versions
+HARMLESS_FACTS = {
+    "host_health": {
+        *("clock.uptime_s", "clock.largest_error_us", "kernel.release", "boot.required"),
+        "driver.flavour",
+    },
+    # What is compared with other nodes only; and IMEX, which the nodes of the samples have no use for.
+    "versions": {
+        *("driver.flavour", "driver.userspace_version", "kernel.release", "boot.required"),
+        *("firmware.gpu_vbios", "firmware.gpu_gsp", "firmware.bios_version", "firmware.system"),
+        *("firmware.rdma", "fabric.imex_version", "fabric.imex_matches_driver"),
+        "service.nvidia-imex.active",
+    },
+    "network_ports": {"clock.uptime_s", "hca.mtus"},
+    "rdma_loopback": {"firmware.rdma", "module.nvidia_peermem.loaded"},  # which GPU is near, and by which way
+}
+
+
+@every_check
+def test_no_lost_fact_turns_fail_into_pass(check: str) -> None:
+    """A fact that was not answered, or is of another type, is not known: whatever it said before."""
+    acquitted = []
+    for one in of(check, Verdict.FAIL, Verdict.PASS):
+        for name in set(one.node.facts) - HARMLESS_FACTS.get(check, set()):
+            others: dict[str, Any] = {
+                how: {**one.node.facts, name: value}
+                for how, value in (("a number", 7), ("a text", "N/A"), ("lists", [[]]), ("a map", {"": {}}))
+                if not (name in ANY_TEXT and how == "a text")
+            }
+            others["gone"] = {key: value for key, value in one.node.facts.items() if key != name}
+            acquitted += [
+                f"{one}: {name} {how}"
+                for how, facts in others.items()
+                if judged(check, replace(one.node, facts=facts), one.outputs) is Verdict.PASS
+            ]
+    assert acquitted == []
+
+
+def _without_some(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a list of entries is like when one of them has lost one of its keys, or its value."""
+    for at, row in enumerate(value) if isinstance(value, list) else ():
+        for key in row if isinstance(row, dict) else ():
+            yield (
+                f"[{at}] without {key}",
+                [*value[:at], {k: row[k] for k in row if k != key}, *value[at + 1 :]],
+            )
+
+
+@every_check
+def test_no_entry_that_lost_a_key_turns_fail_into_pass(check: str) -> None:
+    acquitted = [
+        f"{one}: {name}{how}"
+        for one in of(check, Verdict.FAIL)
+        for name in one.node.facts
+        for how, less in _without_some(one.node.facts[name])
+        if judged(check, replace(one.node, facts={**one.node.facts, name: less}), one.outputs) is Verdict.PASS
+    ]
+    assert acquitted == []
+
+
+# One log of the kernel is enough, if it reaches back to the boot; and a sampler is optional here, for runs
+# of the time before it are judged again. An answer that lacks one is refused: see tests/test_validate.py.
+OPTIONAL = LOGS | {telemetry.NAME, error_counters.NAME, "nvlink_errors"}
+
+
+@every_check
+def test_a_missing_output_is_no_health(check: str) -> None:
+    for one in of(check, Verdict.PASS):
+        for output in one.outputs:
+            rest = tuple(o for o in one.outputs if o is not output)
+            if output.name not in OPTIONAL and not UNREAD.fullmatch(output.name):
+                assert judged(check, one.node, rest) is not Verdict.PASS, (one, output.name)
 
 
 @every_check
@@ -384,8 +494,11 @@ def test_half_an_output_is_no_verdict(check: str, seed: int) -> None:
     outputs = spoken(one := dice.choice(healthy), logs=False) if healthy else []
     if outputs:
         output = dice.choice(outputs)
-        body = output.stdout.rstrip()
-        cut = answers(one, output.name, body[: dice.randrange(len(body))])
+        body = text_of(output).rstrip()
+        length = dice.randrange(len(body))
+        if output.name in LISTS and (not length or "\n" in body[length - 1 : length + 1]):
+            return
+        cut = answers(one, output.name, body[:length])
         assert judged(check, one.node, cut) is not Verdict.FAIL, (one, output.name)
 
 
@@ -416,7 +529,7 @@ def test_a_long_strange_output_is_read_in_a_moment(check: str, piece: str) -> No
     one = scenarios(check)[0]
     for head in ("", *{output.stdout[:2000] for output in one.outputs}):
         text = head + piece * (HUGE // len(piece))
-        for output in one.outputs:
+        for output in one_of_each_kind(one.outputs):
             started = time.process_time()
             judged(check, one.node, answers(one, output.name, text))
             assert time.process_time() - started < 10, (output.name, head[:40])

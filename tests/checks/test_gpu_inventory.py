@@ -378,3 +378,25 @@ def test_a_link_that_is_down_counts_no_errors_and_one_that_is_up_must(
     found = gpu_inventory.parse(make_node(), outputs)
     said = [str(m.value) for m in found if m.metric == "unreadable.nvlink_errors"]
     assert bool(said) is refused, said
+
+
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_links_that_are_up_have_counters(text: str, answers: Answers, judged: Judged) -> None:
+    """Two tools of one driver disagree: nothing printed, and status 0, is not nothing counted."""
+    silent = Output("nvlink_errors", ("nvidia-smi", "nvlink", "-e"), 0, text, "", 1.0)
+    findings = judged("gpu_inventory", *answers(), silent)
+    (told,) = [f for f in findings if f.verdict is not Verdict.PASS]
+    assert told.verdict is Verdict.ERROR
+    assert "nvlink -e tells of no GPU" in told.message
+
+
+def test_a_gpu_that_is_lost_before_the_links_are_asked_for_is_not_healthy(
+    answers: Answers, judged: Judged, sample: Sample
+) -> None:
+    links = sample("gpu_inventory/nvlink-h100.txt").partition("GPU 7:")[0]
+    counters = sample("gpu_inventory/nvlink-errors-h100.txt").partition("GPU 7:")[0]
+    seven = Output("nvlink", ("nvidia-smi",), 0, links, "", 1.0)
+    findings = judged("gpu_inventory", *answers(nvlink=seven))
+    assert (Verdict.ERROR, "gpu7", "") in bad(findings)
+    uncounted = Output("nvlink_errors", ("nvidia-smi",), 0, counters, "", 1.0)
+    assert (Verdict.ERROR, "gpu7", "") in bad(judged("gpu_inventory", *answers(), uncounted))

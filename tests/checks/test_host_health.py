@@ -21,7 +21,7 @@ SMART = {
 FACTS: dict[str, Any] = {
     **{"kernel.release": "6.12.107+deb13-amd64", "boot.required": False},
     **{"module.nouveau.loaded": False, "module.nvidia.loaded": True, "module.nvidia_peermem.loaded": False},
-    **{"driver.flavour": "open", "driver.mismatch": None, "driver.broken_libraries": []},
+    **{"driver.flavour": "open", "driver.broken_libraries": []},
     **{"limits.session.memlock": "unlimited", "memory.shm_bytes": 512 * 2**30},
     **{"hca.ports": [{"device": "mlx5_0", "port": "1"}]},
     **{"pci.hypervisor": None, "pci.acs_harmful": [], "pci.iommu": "passthrough"},
@@ -120,14 +120,6 @@ def test_what_only_looks_broken(judge: Judge, facts: Mapping[str, Any]) -> None:
         (
             {"module.nvidia.loaded": False, "driver.flavour": None},
             ("fail", "node", "module", CONFIGURE),
-        ),
-        (
-            {"driver.mismatch": "module 570.124.06, library 580.126.09"},
-            ("fail", "node", "driver_mismatch", "reboot"),
-        ),
-        (
-            {"driver.mismatch": "module 570.124.06, library 580.126.09", "boot.required": True},
-            ("warn", "node", "driver_mismatch", "reboot"),
         ),
         ({"driver.broken_libraries": ["/usr/lib64/libcuda.so.1"]}, ("fail", "node", "libraries", CONFIGURE)),
         ({"limits.session.memlock": "8192"}, ("fail", "node", "memlock", CONFIGURE)),
@@ -240,3 +232,73 @@ def test_facts_of_another_shape_are_errors(judge: Judge) -> None:
         "cpu.governors",
     ):
         assert {verdict for verdict, *_ in flagged(judge({name: 7}))} == {"error"}, name
+
+
+IMAGE = "nvcr.io/nvidia/cuda:13.0.1-base-ubuntu24.04"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"stdout": LISTED, "stderr": "nvidia-container-cli: device error", "rc": 1},
+        {"stdout": LISTED[:-30]},
+        {"stdout": LISTED, "truncated": True},
+    ],
+    ids=["listed, then failed", "cut inside a line", "cut at the limit"],
+)
+def test_a_list_of_gpus_that_is_not_whole_is_no_verdict(judge: Judge, answer: Mapping[str, Any]) -> None:
+    (found,) = flagged(judge(answers={"container": answer}, gpuprov_container_image=IMAGE))
+    assert found[:2] == ("error", "node")
+
+
+def test_a_gpu_that_is_listed_twice_is_one(judge: Judge) -> None:
+    seven = LISTED.partition("GPU 7")[0]
+    doubled = {"container": {"stdout": seven + seven.splitlines()[-1] + "\n"}}
+    found = flagged(judge(answers=doubled, gpuprov_container_image=IMAGE))
+    assert found == [("fail", "node", "container_gpus", CONFIGURE)]
+
+
+def test_a_container_sees_gpus_with_mig_as_they_are(judge: Judge) -> None:
+    lines = LISTED.splitlines(keepends=True)
+    lines.insert(1, "  MIG 3g.40gb     Device  0: (UUID: MIG-5f2a1c1e-0a9f-5d3e-8a55-7a3c5b0a7b11)\n")
+    answers = {"container": {"stdout": "".join(lines)}}
+    assert flagged(judge(answers=answers, gpuprov_container_image=IMAGE)) == []
+
+
+def test_a_container_that_was_asked_for_and_never_started_is_an_error(
+    make_node: Callable[..., CheckNode],
+) -> None:
+    node = replace(make_node(gpuprov_container_image=IMAGE), facts={**FACTS, "nvme.drives": []})
+    findings = host_health.judge(node, host_health.parse(node, {}), {})
+    assert flagged(findings) == [("error", "node", "", "run again")]
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"clock.state": "N/A"},
+        {"pci.iommu": "N/A"},
+        {"pci.hypervisor": 7},
+        {"hca.ports": {}},
+        {"module.nvidia_peermem.loaded": "false"},
+        modules(uncorrected=-1),
+        modules(corrected=10**400),
+        {"clock.uptime_s": 10**400},
+        {"nvme.drives": [{"drive": "nvme0", "state": "live"}, {"state": "dead"}]},
+    ],
+    ids=[
+        "clock",
+        "iommu",
+        "hypervisor",
+        "ports",
+        "text for a truth value",
+        "negative",
+        "huge",
+        "uptime",
+        "lost key",
+    ],
+)
+def test_a_word_that_nobody_knows_is_no_health(judge: Judge, facts: Mapping[str, Any]) -> None:
+    found = flagged(judge(facts))
+    assert found
+    assert {verdict for verdict, *_ in found} == {"error"}

@@ -128,6 +128,18 @@ def test_unchecked_sums_are_not_right_sums(sample: Sample, make_output: MakeOutp
     assert [f.verdict for f in findings] == [Verdict.ERROR, Verdict.PASS]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [('"bus_bw": 478.4', '"bus_bw": "478.4"'), ('"size": 17179869184', '"size": "17179869184"'),
+     ('"alg_bw": 273.37142857142857', '"alg_bw": true'), ('"bus_bw": 478.4', '"bus_bw": "N/A"')],
+)  # fmt: skip
+def test_a_text_for_a_number_is_no_rate(old: str, new: str, sample: Sample) -> None:
+    text = sample("nccl_all_reduce/healthy.json")
+    assert old in text
+    with pytest.raises(ParseError, match="was not understood"):
+        nccl_tests.parse(text.replace(old, new))
+
+
 def test_the_environment_never_leaves_this_module(sample: Sample) -> None:
     text = sample("nccl_all_reduce/healthy.json")
     assert "hunter2" in text

@@ -82,6 +82,20 @@ def test_ports_that_could_not_be_read_are_no_skip(make_node: MakeNode) -> None:
         nccl_network.parse(node, {})
 
 
+@pytest.mark.parametrize("rate", ["400", None, 0, -400, float("nan"), 2**64])
+def test_a_port_that_is_up_has_a_rate(rate: Any, make_node: MakeNode) -> None:
+    node = replace(make_node(), facts={"rdma.ports": [*ports(7), *ports(1, rate)]})
+    assert nccl_network.commands(node, {}) == []
+    with pytest.raises(ParseError, match="the rate of a port that is up is"):
+        nccl_network.parse(node, {})
+
+
+@pytest.mark.parametrize("found", ["", {}, 0, [[]]])
+def test_ports_of_another_shape_are_no_skip(found: Any, make_node: MakeNode) -> None:
+    with pytest.raises(ParseError, match="not a list of entries"):
+        nccl_network.parse(replace(make_node(), facts={"rdma.ports": found}), {})
+
+
 # -- what explains it
 
 

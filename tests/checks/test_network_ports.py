@@ -337,3 +337,47 @@ def test_the_counters_of_the_real_capture_are_all_known(judge: Judge, cards: Car
     cards.uptime = 12 * DAY
     assert set(COUNTERS) <= set(real)
     assert flagged(judge()) == []
+
+
+@pytest.mark.parametrize("name", ["hca.functions", "firmware.rdma"])
+def test_cards_that_nobody_could_read_are_an_error(judge: Judge, cards: Cards, name: str) -> None:
+    """A narrow slot, or a card without a driver, would go unseen."""
+    cards.problems[name] = "permission denied"
+    assert flagged(judge()) == [("error", "node", "", "run again")]
+
+
+def test_what_is_known_to_be_broken_is_told_beside_what_is_not_known(judge: Judge, cards: Cards) -> None:
+    cards.problems["firmware.rdma"] = "permission denied"
+    cards.ports[2].update(state="DOWN", phys_state="Polling")
+    assert {(verdict, device) for verdict, device, *_ in flagged(judge())} == {
+        ("fail", "mlx5_2"),
+        ("error", "node"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda cards: cards.counters[4].update(symbol_error="999999999"), "symbol_error is '999999999'"),
+        (lambda cards: cards.counters[4].update(symbol_error=-1), "symbol_error is -1"),
+        (lambda cards: cards.counters[4].update(symbol_error=10**400), "symbol_error is 1000"),
+        (lambda cards: cards.counters[4].pop("symbol_error"), "not of one shape"),
+        (lambda cards: cards.ports[4].pop("rate"), "not of one shape"),
+        (lambda cards: cards.ports[4].update(rate=-400), "rate is -400"),
+        (lambda cards: cards.ports[4].update(netdev_up="no"), "netdev_up is 'no'"),
+        (lambda cards: cards.mtus.update({"mlx5_4/1": "4096"}), "mlx5_4/1 is '4096'"),
+        (lambda cards: setattr(cards, "mtus", [4096]), "hca.mtus is not a map"),
+    ],
+)
+def test_a_number_that_is_none_is_not_taken_for_zero(
+    judge: Judge, cards: Cards, break_it: Callable[[Cards], Any], words: str
+) -> None:
+    break_it(cards)
+    with pytest.raises(ParseError, match=words):
+        judge()
+
+
+def test_an_uptime_that_cannot_be_makes_no_limit_wider(judge: Judge, cards: Cards) -> None:
+    cards.uptime = 10**400
+    cards.counters[4].update(port_rcv_errors=5000)
+    assert flagged(judge()) == [("fail", "mlx5_4", "port_rcv_errors", CABLE)]

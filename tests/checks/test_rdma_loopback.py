@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -210,3 +211,37 @@ def test_a_gpus_slot_may_be_slower_than_the_port(node: CheckNode, measured: Any)
         slower = outputs[f"{name}.gpu"].stdout.replace("391.86", "199.80")
         outputs[f"{name}.gpu"] = replace(outputs[f"{name}.gpu"], stdout=slower)
     assert bad(judge(node, outputs)) == []
+
+
+def test_one_card_without_cuda_beside_others_with_it_is_a_contradiction(
+    node: CheckNode, measured: Any
+) -> None:
+    """One program for all: its word of one card must not hide what another card's run has shown."""
+    findings = judge(node, measured(node, mlx5_0_gpu="no-cuda.stderr", mlx5_1_gpu="slow"))
+    assert bad(findings) == [(Verdict.ERROR, "mlx5_0", ""), (Verdict.FAIL, "mlx5_1", "gpu_share")]
+
+
+@pytest.mark.parametrize("rate", ["400", None, 0, -400, float("nan"), 2**64, True, [400]])
+def test_a_port_that_is_up_has_a_rate(rate: Any, node: CheckNode) -> None:
+    ports = [port(name, rate=rate if name == "mlx5_1" else 400) for name in CARDS]
+    node = replace(node, facts={**node.facts, "rdma.ports": ports})
+    assert rdma_loopback.commands(node, {}) == []
+    with pytest.raises(ParseError, match=r"rdma\.ports"):
+        rdma_loopback.parse(node, {})
+
+
+def test_a_run_whose_output_is_missing_is_an_error(node: CheckNode, measured: Any) -> None:
+    outputs = measured(node)
+    del outputs["mlx5_3.gpu"]
+    with pytest.raises(ParseError, match=r"the output of mlx5_3\.gpu is missing"):
+        rdma_loopback.parse(node, outputs)
+
+
+def test_the_decimal_comma_is_refused(node: CheckNode, measured: Any) -> None:
+    outputs = measured(node)
+    text = outputs["mlx5_0.host"].stdout
+    local = re.sub(r"(\d)\.(\d)", r"\1,\2", text)
+    assert local != text
+    outputs["mlx5_0.host"] = replace(outputs["mlx5_0.host"], stdout=local)
+    with pytest.raises(ParseError, match="row not understood"):
+        rdma_loopback.parse(node, outputs)
