@@ -7,6 +7,8 @@ from benchmarks.detection.cases import GPUS, Case, Draw, Entry, Expected
 HANDS = ("reseat or check cable", "replace part", "investigate", "power-cycle")
 RESET = ("reset GPU", "reboot", "power-cycle", "reseat or check cable", "replace part")
 LOOK = ("investigate", "replace part", "reseat or check cable")
+OTHER_DRIVERS = ("580.95.05", "570.172.08", "590.44.01")
+IMAGE = {"gpuprov_container_image": "nvcr.io/nvidia/cuda:12.9.1-base-ubuntu24.04"}
 
 
 def _double_bit(draw: Draw) -> Case:
@@ -125,7 +127,7 @@ def _hang(draw: Draw) -> Case:
 
 
 def _library(draw: Draw) -> Case:
-    other = draw.rng.choice(("580.95.05", "570.172.08", "590.44.01"))
+    other = draw.rng.choice(OTHER_DRIVERS)
     expected = Expected(("node",), ("reboot", "fix configuration"), verdicts=("error", "fail"))
     return Case((), expected, machine={"library": other})
 
@@ -140,6 +142,27 @@ def _empty_library(draw: Draw) -> Case:
     fault = f"library_empty name={draw.rng.choice(('libnvidia-ml', 'libcuda'))}"
     expected = Expected(("node",), ("fix configuration",), verdicts=("fail", "error"))
     return Case((fault,), expected)
+
+
+def _other_driver(draw: Draw) -> Case:
+    version = draw.rng.choice(OTHER_DRIVERS)
+    expected = Expected(("node",), ("fix configuration",), verdicts=("warn", "fail"))
+    return Case((), expected, machine={"driver": version})
+
+
+def _canary(draw: Draw) -> Case:
+    version = draw.rng.choice(OTHER_DRIVERS)
+    return Case(machine={"driver": version}, variables={"nvidia_driver_version": version})
+
+
+def _no_container(draw: Draw) -> Case:
+    expected = Expected(("node",), ("fix configuration", "investigate"))
+    fault = f"container_broken how={draw.rng.choice(('refused', 'none', 'some'))}"
+    return Case((fault,), expected, variables=IMAGE)
+
+
+def _container_not_asked(draw: Draw) -> Case:
+    return Case((f"container_broken how={draw.rng.choice(('refused', 'none', 'some'))}",))
 
 
 ENTRIES = (
@@ -161,8 +184,10 @@ ENTRIES = (
     Entry(23, "Xid of a user's program", _user_xid, trap=True),
     Entry(24, "driver wedged, tool hangs", _hang),
     Entry(25, "driver and library differ", _library),
-    Entry(26, "driver version drift"),
+    Entry(26, "driver version drift", _other_driver),
+    Entry(26, "canary group with another driver", _canary, trap=True),
     Entry(27, "nouveau loaded, no module", _no_module),
-    Entry(28, "container runtime misconfigured"),
+    Entry(28, "container runtime misconfigured", _no_container),
+    Entry(28, "container tests not asked for", _container_not_asked, trap=True),
     Entry(29, "empty or wrong library file", _empty_library),
 )

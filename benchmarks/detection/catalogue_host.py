@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.detection.cases import Case, Draw, Entry, Expected
+from benchmarks.detection.cases import GPUS, Case, Draw, Entry, Expected
 
 TOOLS = ("nvidia-smi", "gpu_burn", "nvbandwidth", "all_reduce_perf")
 # How a release that nobody has seen might print: (tool, what it prints, what it would print instead).
@@ -25,6 +25,7 @@ NEWER = (
 
 FLAGGED = ("fail", "warn")
 CONFIGURE = ("fix configuration",)
+SCRATCH = {"validation_tools_scratch_dir": "/scratch"}
 
 
 def _memlock(draw: Draw) -> Case:
@@ -77,11 +78,17 @@ def _fresh(draw: Draw) -> Case:
 
 def _slow_disk(draw: Draw) -> Case:
     expected = Expected(("node", "nvme0n1"), ("replace part", "investigate"), verdicts=("fail", "warn"))
-    return Case((f"disk_slow factor={draw.rest}",), expected)
+    return Case((f"disk_slow factor={draw.rest}",), expected, variables=SCRATCH)
 
 
 def _old_disk(draw: Draw) -> Case:
-    return Case((f"scratch_old factor={draw.rng.uniform(0.5, 0.9):.3f}",))
+    return Case((f"scratch_old factor={draw.rng.uniform(0.65, 0.9):.3f}",), variables=SCRATCH)
+
+
+def _no_scratch(_: Draw) -> Case:
+    return Case(
+        variables={"gpuprov_expected_nvmes": 0}, faults=tuple(f"nvme_missing drive={n}" for n in range(4))
+    )
 
 
 def _leaked(draw: Draw) -> Case:
@@ -102,6 +109,16 @@ def _vbios(draw: Draw) -> Case:
     gpu = draw.gpu()
     actions = ("fix configuration", "investigate")
     return Case((f"vbios gpu={gpu}",), Expected((f"gpu{gpu}",), actions, verdicts=("fail", "warn")))
+
+
+def _node_vbios(_: Draw) -> Case:
+    expected = Expected(("node",), ("fix configuration", "investigate"), verdicts=("warn", "fail"))
+    return Case(tuple(f"vbios gpu={gpu}" for gpu in range(GPUS)), expected)
+
+
+def _approved_vbios(_: Draw) -> Case:
+    approved = {"gpuprov_ignore_majority": ["firmware.gpu_vbios"]}
+    return Case(tuple(f"vbios gpu={gpu}" for gpu in range(GPUS)), variables=approved)
 
 
 def _mode(draw: Draw) -> Case:
@@ -151,17 +168,19 @@ ENTRIES = (
         "disk slow",
         _slow_disk,
         "slowdown",
-        (0.4, 0.9),
+        (0.45, 0.9),
         (0.05, 0.5),
         variant="s",
-        gap="no limit is known for a scratch disk: none is judged slow",
     ),
-    Entry(45, "old, healthy scratch disk", _old_disk, trap=True),
+    Entry(45, "no scratch disk, for none is asked for", _no_scratch, trap=True, variant="n"),
+    Entry(45, "old scratch disk, as fast as was stated", _old_disk, trap=True, variant="s"),
     Entry(46, "clock unsynchronised", _clock),
     Entry(46, "first minutes after boot", _fresh, trap=True),
     Entry(47, "leaked process on a GPU", _leaked),
     Entry(47, "monitoring agent", _agent, trap=True),
     Entry(48, "firmware drift", _vbios),
+    Entry(48, "firmware drift of a whole node", _node_vbios, variant="n"),
+    Entry(48, "two approved versions", _approved_vbios, trap=True),
     Entry(49, "persistence, MIG or ECC mode drift", _mode),
     Entry(50, "node unreachable or reboots in test", _interrupted),
     Entry(50, "reboots before the run", _rebooted_before, trap=True),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.detection.cases import FABRIC, GPUS, LINKS, Case, Draw, Entry, Expected
+from benchmarks.detection.tree import DRIVER
 
 HANDS = ("reseat or check cable", "replace part", "investigate", "power-cycle")
 RESET = ("reset GPU", "reboot", "power-cycle", "reseat or check cable", "replace part")
@@ -54,7 +55,8 @@ def _old_aer(draw: Draw) -> Case:
 
 
 def _wired(draw: Draw) -> Case:
-    return Case((f"pcie_wired width={draw.rng.choice((4, 8))}",), variables={"gpuprov_pcie_width": 8})
+    lanes = draw.rng.choice((4, 8))
+    return Case((f"pcie_wired width={lanes}",), variables={"gpuprov_pcie_width": lanes})
 
 
 def _old_replays(draw: Draw) -> Case:
@@ -124,18 +126,25 @@ def _unhealthy_fabric(draw: Draw) -> Case:
     return Case((f"fabric_unhealthy gpu={gpu} what={what}",), expected)
 
 
+def _other_manager(draw: Draw) -> Case:
+    # The old one ends as soon as it is started; where it still runs, it ends with the next reboot.
+    version = draw.rng.choice(("580.95.05", "570.172.08", "590.48.01"))
+    machine = {"manager": f"{version}-1", "fabric": draw.rng.random() < 0.5}
+    expected = Expected(("node",), ("fix configuration", "reboot"))
+    return Case((), expected, machine=machine)
+
+
+def _packaged_again(draw: Draw) -> Case:
+    release = draw.rng.choice(("2", "1ubuntu1", "0lambda0.22.04.1"))
+    return Case(machine={"manager": f"{DRIVER}-{release}"})
+
+
 ENTRIES = (
     Entry(1, "GPU missing", _gpu_missing),
     Entry(2, "GPU off the bus", _off_the_bus),
     Entry(2, "old Xid, before the last boot", _old_xid, trap=True),
     Entry(3, "PCIe width degraded", _width),
-    Entry(
-        3,
-        "slots wired with fewer lanes",
-        _wired,
-        trap=True,
-        gap="a machine wired with fewer lanes needs a limit of its own",
-    ),
+    Entry(3, "slots wired with fewer lanes", _wired, skus=("l40s",), trap=True),
     Entry(4, "PCIe generation degraded", _generation),
     Entry(5, "PCIe replay or AER storm", _replays, "replays", (10_000, 1_000_000), (100, 100_000)),
     Entry(5, "a few replays over a lifetime", _old_replays, "replays", (1, 99), trap=True),
@@ -157,6 +166,7 @@ ENTRIES = (
         skus=("h100-sxm", "h200-sxm", "b200"),
         variant="u",
     ),
-    Entry(12, "fabric manager and driver differ"),
+    Entry(12, "fabric manager and driver differ", _other_manager, skus=FABRIC),
+    Entry(12, "another package release of one version", _packaged_again, skus=FABRIC, trap=True),
     Entry(13, "IMEX not ready"),
 )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection import tree
+from benchmarks.detection.cases import FABRIC
 from benchmarks.detection.simulator import simulator
 from benchmarks.detection.virtual_time import Program
 from provision import answer, node_program
@@ -65,22 +66,26 @@ class Machine:
         seed: int,
         *,
         fabric: bool = True,
-        library: str = tree.DRIVER,
+        driver: str = tree.DRIVER,
+        library: str = "",
+        manager: str = "",
         module: str = "loaded",
         altered: tuple[str, str, str] | None = None,
         network: str = "",
     ) -> None:
-        """`fabric`: fabric manager runs. `library`: the version of user space. `module`: the driver's is
-        `loaded`; or there is `none`, and nouveau takes its place unless it is on the `blacklist`. `altered`:
-        what a tool prints (tool, words, other words), as a release of it that nobody knows would. `network`:
-        what joins the nodes, `ib` unless said otherwise.
+        """`fabric`: fabric manager runs. `driver`: its version; `library` that of user space and `manager`
+        that of fabric manager's package, when they are others. `module`: the driver's is `loaded`; or
+        there is `none`, and nouveau takes its place unless it is on the `blacklist`. `altered`: what a tool
+        prints (tool, words, other words), as a release of it that nobody knows would. `network`: what joins
+        the nodes, `ib` unless said otherwise.
         """
         self.silicon, self.name, self.altered = simulator(), name, altered
         self.folder = Path(tempfile.mkdtemp(dir=PLACE))
         self.state, self.root = self.folder / "state", self.folder / "root"
         self.world = self.silicon.world
         self.began = self.world.now
-        tree.lay_out(self.root, library, module)
+        joined = manager or f"{driver}-1" if sku in FABRIC else ""
+        tree.lay_out(self.root, driver, library or driver, module, joined)
         words = ["--dir", str(self.state), "--sku", sku, "--name", name, "--seed", str(seed), "--speed", "1"]
         self.lab("new", *words, *(["--network", network] if network else []))
         self._mount()

@@ -16,14 +16,24 @@ ID=debian
 VERSION_ID="13"
 VERSION_CODENAME=trixie
 """
+PACKAGE = """\
+Package: nvidia-fabricmanager-580
+Status: install ok installed
+Architecture: amd64
+Version: {version}
+"""
 
 
-def lay_out(root: Path, library: str, module: str) -> None:
-    """A node's files with this user space; the driver's module is `loaded`, `none` or on the `blacklist`."""
+def lay_out(root: Path, driver: str, library: str, module: str, manager: str) -> None:
+    """A node's files: a driver with this user space, whose module is `loaded`, `none` or on the `blacklist`;
+    the package of fabric manager, if there is one; Docker, and a scratch disk."""
     write(root, "etc/os-release", RELEASE)
     write(root, "proc/sys/kernel/random/boot_id", "00000000-0000-4000-8000-000000000001\n")
     write(root, "usr/share/gpu-burn/compare.ptx", "")
-    (root / "dev/shm").mkdir(parents=True)
+    write(root, "usr/bin/dockerd", "")
+    for folder in ("dev/shm", "scratch"):
+        (root / folder).mkdir(parents=True)
+    write(root, "var/lib/dpkg/status", PACKAGE.format(version=manager) if manager else "")
     libraries = root / "usr/lib/x86_64-linux-gnu"
     libraries.mkdir(parents=True)
     for name, version in (
@@ -43,7 +53,7 @@ def lay_out(root: Path, library: str, module: str) -> None:
     place = root / "lib/modules" / release / "updates/dkms"
     place.mkdir(parents=True)
     for name in MODULES:
-        (place / f"{name}.ko").write_bytes(_module(name, release))
+        (place / f"{name}.ko").write_bytes(_module(name, driver, release))
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -59,5 +69,5 @@ def _library(name: str) -> bytes:
 
 
 @functools.cache
-def _module(name: str, release: str) -> bytes:
-    return kernel_module(name, DRIVER, "open", release, [] if name == "nvidia" else ["nvidia"])
+def _module(name: str, driver: str, release: str) -> bytes:
+    return kernel_module(name, driver, "open", release, [] if name == "nvidia" else ["nvidia"])

@@ -15,10 +15,10 @@ from benchmarks.detection import machine
 from benchmarks.detection.cases import FLAGGED, SKUS, Case, Expected, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision import campaign, fleet_judge, stack, thresholds
+from provision import campaign, fleet_judge, fleet_versions, stack
 from provision.checks import CHECKS
 from provision.health import NodeHealth
-from provision.seen import seen
+from provision.seen import Seen, seen
 
 HEALTHY = "healthy"
 NAME = "node-1"
@@ -26,10 +26,12 @@ DECLARED: Mapping[str, Any] = {
     "gpuprov_expected_gpus": 8,
     "gpuprov_expected_nics": 8,
     "gpuprov_expected_nvmes": 4,
+    "validation_tools_torch_python": "/opt/pytorch/bin/python3",
 }
 GONE = "Failed to connect to the host via ssh: ssh: connect to host 192.0.2.1 port 22: No route to host"
 PEERS = 4  # healthy nodes of the same SKU in the run of every trial
 SEEDS_PER_FLEET = 500  # trials with seeds this near have the same peers
+OWN_LIMITS = Path(__file__).with_name("own_limits.yml")  # what nobody ships and an operator states
 OPTIONS: Mapping[str, Any] = {"burn_seconds": 60, "timeout": None}
 
 
@@ -101,9 +103,13 @@ def _run(trial: Trial, outcome: Outcome) -> None:
                 node.tool(*words.split()[1:])
             else:
                 node.fault(*words.split())
-        alone, outcome.seconds = validate(node, case.variables, case.event)
+        alone, outcome.seconds, known = validate(node, case.variables, case.event)
         slots = _slots(json.loads((node.state / "state.json").read_text()))
-    (health, *others), _ = fleet_judge.judge([alone, *peers(outcome.sku, trial.seed // SEEDS_PER_FLEET)])
+    company = peers(outcome.sku, trial.seed // SEEDS_PER_FLEET)
+    compared, _ = fleet_judge.judge([alone, *(health for health, _ in company)])
+    (health, *others), _ = fleet_versions.judge(
+        compared, {NAME: known, **{one.node: said for one, said in company}}
+    )
     _score(outcome, health, case.expected, slots)
     wronged = [other for other in others if other.verdict.value in FLAGGED]
     if wronged:
@@ -114,21 +120,22 @@ def _run(trial: Trial, outcome: Outcome) -> None:
 
 
 @functools.lru_cache(maxsize=len(SKUS))
-def peers(sku: str, block: int) -> tuple[NodeHealth, ...]:
+def peers(sku: str, block: int) -> tuple[tuple[NodeHealth, Seen], ...]:
     """Healthy nodes of this SKU, judged each by itself; those of one block of seeds are the same."""
     found = []
     for number in range(PEERS):
         with Machine(
             sku, f"node-{number + 2}", generator("peer", sku, block, number).randrange(2**31)
         ) as one:
-            found.append(validate(one, {})[0])
+            health, _, known = validate(one, {})
+            found.append((health, known))
     return tuple(found)
 
 
 def validate(
     one: Machine, variables: Mapping[str, Any], event: str = ""
-) -> tuple[NodeHealth, dict[str, float]]:
-    """What `gpuprov validate --stage burnin` does with one node: (its health, node seconds by stage).
+) -> tuple[NodeHealth, dict[str, float], Seen]:
+    """What `gpuprov validate --stage burnin` does with one node: its health, node seconds by stage, its look.
 
     `event`: `reboots CHECK` or `vanishes CHECK`, what happens to the node while that check runs.
     """
@@ -138,7 +145,7 @@ def validate(
     node = seen(one.name, facts, problems, stack.describe_node(facts), declared)
     results, seconds = {}, dict.fromkeys(campaign.STAGES, 0.0)
     if not node.error:
-        limits = thresholds.for_sku(node.check_node.sku)
+        limits = node.limits(OWN_LIMITS)
         boot_id = str(facts.get("boot.id") or "")
         for name in asked:
             commands = campaign.commands_for(name, node.check_node, OPTIONS)
@@ -152,7 +159,7 @@ def validate(
             seconds[CHECKS[name].STAGE] += raw.seconds
             if one.gone:
                 break
-    return campaign.judge_node(node, results, asked, lost=one.gone), seconds
+    return campaign.judge_node(node, results, asked, lost=one.gone), seconds, node
 
 
 def _score(outcome: Outcome, health: NodeHealth, expected: Expected | None, slots: Mapping[str, str]) -> None:
