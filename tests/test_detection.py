@@ -10,16 +10,17 @@ import os
 import re
 import secrets
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.detection import __main__ as command
 from benchmarks.detection import catalogue, report, scores
 from benchmarks.detection.__main__ import outcomes, trials
 from benchmarks.detection.cases import Entry
-from benchmarks.detection.trial import HEALTHY
+from benchmarks.detection.trial import HEALTHY, Trial
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -121,3 +122,24 @@ def test_a_mix_counts_only_what_was_tried() -> None:
     assert mixed.covered == pytest.approx(0.7)
     assert mixed.recall == pytest.approx((60 * 0.75 + 10) / 70)
     assert mixed.families == {"tried": 0.75, "half": 1.0, "not": None}
+
+
+def test_a_run_that_was_ended_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[Trial] = []
+
+    def run(asked: Sequence[Trial], jobs: int) -> Iterator[Outcome]:
+        for one in asked:
+            ran.append(one)
+            yield {"key": one.key, "seed": one.seed, "graded": one.graded, "trouble": "" if jobs else "oh"}
+
+    monkeypatch.setattr(command, "outcomes", run)
+    kept, asked = tmp_path / "kept", [Trial("1", seed) for seed in range(4)]
+    list(command.resumed(asked[:2], kept, 1))
+    list(command.resumed(asked[2:3], kept, 0))  # its trouble is no outcome
+    with kept.open("a") as file:
+        file.write('{"key": "1", "se')  # killed while writing
+    ran.clear()
+    assert [one["seed"] for one in command.resumed(asked, kept, 1)] == [0, 1, 2, 3]
+    assert ran == asked[2:]
+    assert not [one for one in command.resumed(asked, kept, 1) if one["trouble"]]
+    assert ran == asked[2:]

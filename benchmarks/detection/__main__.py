@@ -8,6 +8,7 @@ Exit status: 0 when every clear fault was caught and blamed rightly and nothing 
 from __future__ import annotations
 
 import argparse
+import json
 import multiprocessing
 import secrets
 import sys
@@ -42,6 +43,26 @@ def outcomes(asked: Sequence[Trial], jobs: int) -> Iterator[dict[str, Any]]:
             yield from pool.imap_unordered(trial.run, asked, chunksize=4)
 
 
+def resumed(asked: Sequence[Trial], kept: Path, jobs: int) -> Iterator[dict[str, Any]]:
+    """The outcomes of `asked`: those in the file `kept` (JSON lines) are read, the others run and added.
+
+    A line that was cut off when a run was ended is run again.
+    """
+    known: dict[Trial, dict[str, Any]] = {}
+    if kept.exists():
+        text = kept.read_text()
+        whole = text[: text.rfind("\n") + 1]
+        kept.write_text(whole)
+        rows = [json.loads(line) for line in whole.splitlines()]
+        known = {Trial(row["key"], row["seed"], row["graded"]): row for row in rows if not row["trouble"]}
+    yield from (known[one] for one in asked if one in known)
+    with kept.open("a") as file:
+        for outcome in outcomes([one for one in asked if one not in known], jobs):
+            file.write(json.dumps(outcome) + "\n")
+            file.flush()
+            yield outcome
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     seeds = _seeds(options.seeds)
@@ -54,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         graded=graded,
     )
     began, found = time.monotonic(), []
-    for one in outcomes(asked, options.jobs):
+    for one in resumed(asked, options.keep, options.jobs) if options.keep else outcomes(asked, options.jobs):
         found.append(one)
         if sys.stderr.isatty():
             print(f"\r{len(found)} of {len(asked)} nodes", end="", file=sys.stderr, flush=True)
@@ -81,6 +102,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--healthy", type=int, help="healthy nodes to run (2000; 100 with --quick)")
     parser.add_argument("--quick", action="store_true", help="few healthy nodes, no graded severities")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
+    parser.add_argument(
+        "--keep", type=Path, help="where outcomes are kept, so that the same command goes on if it was ended"
+    )
     parser.add_argument("--write", type=Path, help="the document whose tables are replaced")
     return parser.parse_args(arguments)
 
