@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.detection.cases import FABRIC, GPUS, LINKS, Case, Draw, Entry, Expected
+from benchmarks.detection.cases import FABRIC, GPUS, IMEX, LINKS, Case, Draw, Entry, Expected
 from benchmarks.detection.tree import DRIVER
 
 HANDS = ("reseat or check cable", "replace part", "investigate", "power-cycle")
@@ -139,6 +139,25 @@ def _packaged_again(draw: Draw) -> Case:
     return Case(machine={"manager": f"{DRIVER}-{release}"})
 
 
+def _no_imex(draw: Draw) -> Case:
+    """It does not run, or has another driver's version, which ends it as soon as it starts."""
+    how = draw.rng.choice(("stopped", "failed", "other version"))
+    version = draw.rng.choice(("580.95.05", "570.195.03", "590.44.01"))
+    machine = {
+        "stopped": {"imex": "inactive"},
+        "failed": {"imex": "failed"},
+        "other version": {"manager": f"{version}-1", "imex": draw.rng.choice(("failed", "active"))},
+    }[how]
+    expected = Expected(("node",), ("fix configuration",))
+    return Case((), expected, machine=machine)
+
+
+def _idle_tray(draw: Draw) -> Case:
+    """The domain of an idle rack calls itself unhealthy; that the daemon runs, of the driver's version, is
+    what a tray can be held to."""
+    return Case(machine={"manager": f"{DRIVER}-{draw.rng.choice(('1', '2'))}"})
+
+
 ENTRIES = (
     Entry(1, "GPU missing", _gpu_missing),
     Entry(2, "GPU off the bus", _off_the_bus),
@@ -168,5 +187,6 @@ ENTRIES = (
     ),
     Entry(12, "fabric manager and driver differ", _other_manager, skus=FABRIC),
     Entry(12, "another package release of one version", _packaged_again, skus=FABRIC, trap=True),
-    Entry(13, "IMEX not ready"),
+    Entry(13, "IMEX not ready", _no_imex, skus=IMEX),
+    Entry(13, "a tray whose rack runs nothing", _idle_tray, skus=IMEX, trap=True),
 )

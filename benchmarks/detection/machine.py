@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection import tree
-from benchmarks.detection.cases import FABRIC
+from benchmarks.detection.cases import FABRIC, IMEX
 from benchmarks.detection.simulator import simulator
 from benchmarks.detection.virtual_time import Program
 from provision import answer, node_program
@@ -69,23 +69,28 @@ class Machine:
         driver: str = tree.DRIVER,
         library: str = "",
         manager: str = "",
+        imex: str = "active",
         module: str = "loaded",
         altered: tuple[str, str, str] | None = None,
         network: str = "",
     ) -> None:
         """`fabric`: fabric manager runs. `driver`: its version; `library` that of user space and `manager`
-        that of fabric manager's package, when they are others. `module`: the driver's is `loaded`; or
+        that of the package of fabric manager or IMEX (`none`: there is none), when they are others; `imex`:
+        the state of its unit, where the rack's fabric needs it. `module`: the driver's is `loaded`; or
         there is `none`, and nouveau takes its place unless it is on the `blacklist`. `altered`: what a tool
         prints (tool, words, other words), as a release of it that nobody knows would. `network`: what joins
         the nodes, `ib` unless said otherwise.
         """
-        self.silicon, self.name, self.altered = simulator(), name, altered
+        self.silicon, self.sku, self.name, self.altered = simulator(), sku, name, altered
         self.folder = Path(tempfile.mkdtemp(dir=PLACE))
         self.state, self.root = self.folder / "state", self.folder / "root"
         self.world = self.silicon.world
         self.began = self.world.now
-        joined = manager or f"{driver}-1" if sku in FABRIC else ""
-        tree.lay_out(self.root, driver, library or driver, module, joined)
+        self.imex = imex if sku in IMEX and manager != "none" else ""
+        name = "nvidia-imex" if sku in IMEX else "nvidia-fabricmanager-580"
+        joined = sku in (*FABRIC, *IMEX) and manager != "none"
+        package = (name, manager or f"{driver}-1") if joined else None
+        tree.lay_out(self.root, driver, library or driver, module, package)
         words = ["--dir", str(self.state), "--sku", sku, "--name", name, "--seed", str(seed), "--speed", "1"]
         self.lab("new", *words, *(["--network", network] if network else []))
         self._mount()
@@ -160,6 +165,9 @@ class Machine:
         find, execute, known = space["find_tool"], space["execute"], self.silicon.tools
 
         def run(path: str, command: Sequence[str]) -> None:
+            if path == "systemctl":
+                os.write(1, self._units(command[command.index("--") + 1 :]).encode())
+                return
             if path not in known:
                 execute(path, command)
             program = self._start(command, {}, self.root)
@@ -170,8 +178,15 @@ class Machine:
         # adjtimex(2) is no file: the kernel's flag says that nobody keeps the clock, as on a fresh machine.
         if "kernel_clock" in space:
             space["kernel_clock"] = lambda: (0x40, 16_000_000)
-        space["find_tool"] = lambda name: name if name in known else find(name)
+        simulated = {*known, "systemctl"} if self.imex else known
+        space["find_tool"] = lambda name: name if name in simulated else find(name)
         space["execute"] = run
+
+    def _units(self, names: Sequence[str]) -> str:
+        """What `systemctl show` prints of these units: this machine has IMEX's."""
+        found = f"LoadState=loaded\nActiveState={self.imex}\nUnitFileState=enabled\n"
+        gone = "LoadState=not-found\nActiveState=inactive\nUnitFileState=\n"
+        return "\n".join(found if name.startswith("nvidia-imex") else gone for name in names)
 
     def measure(self, commands: Sequence[Command]) -> dict[str, Any]:
         """What the module gpuprov_run answers for these programs: its own words around our processes."""

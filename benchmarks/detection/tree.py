@@ -17,23 +17,23 @@ VERSION_ID="13"
 VERSION_CODENAME=trixie
 """
 PACKAGE = """\
-Package: nvidia-fabricmanager-580
+Package: {name}
 Status: install ok installed
 Architecture: amd64
 Version: {version}
 """
 
 
-def lay_out(root: Path, driver: str, library: str, module: str, manager: str) -> None:
+def lay_out(root: Path, driver: str, library: str, module: str, package: tuple[str, str] | None) -> None:
     """A node's files: a driver with this user space, whose module is `loaded`, `none` or on the `blacklist`;
-    the package of fabric manager, if there is one; Docker, and a scratch disk."""
+    the `package` (name, version) of fabric manager or IMEX, if there is one; Docker, and a scratch disk."""
     write(root, "etc/os-release", RELEASE)
     write(root, "proc/sys/kernel/random/boot_id", "00000000-0000-4000-8000-000000000001\n")
     write(root, "usr/share/gpu-burn/compare.ptx", "")
     write(root, "usr/bin/dockerd", "")
     for folder in ("dev/shm", "scratch"):
         (root / folder).mkdir(parents=True)
-    write(root, "var/lib/dpkg/status", PACKAGE.format(version=manager) if manager else "")
+    write(root, "var/lib/dpkg/status", PACKAGE.format(name=package[0], version=package[1]) if package else "")
     libraries = root / "usr/lib/x86_64-linux-gnu"
     libraries.mkdir(parents=True)
     for name, version in (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.detection import machine
-from benchmarks.detection.cases import FLAGGED, SKUS, Case, Expected, draw_case, generator
+from benchmarks.detection.cases import FLAGGED, IMEX, SKUS, Case, Expected, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from provision import campaign, fleet_judge, fleet_versions, stack
@@ -28,6 +28,7 @@ DECLARED: Mapping[str, Any] = {
     "gpuprov_expected_nvmes": 4,
     "validation_tools_torch_python": "/opt/pytorch/bin/python3",
 }
+TRAY = {"gpuprov_expected_gpus": 4, "gpuprov_expected_nics": 4}
 GONE = "Failed to connect to the host via ssh: ssh: connect to host 192.0.2.1 port 22: No route to host"
 PEERS = 4  # healthy nodes of the same SKU in the run of every trial
 SEEDS_PER_FLEET = 500  # trials with seeds this near have the same peers
@@ -141,7 +142,7 @@ def validate(
     """
     asked = campaign.select("burnin")
     facts, problems = one.observe(campaign.facts_for(asked))
-    declared = {**DECLARED, **variables}
+    declared = {**DECLARED, **(TRAY if one.sku in IMEX else {}), **variables}
     node = seen(one.name, facts, problems, stack.describe_node(facts), declared)
     results, seconds = {}, dict.fromkeys(campaign.STAGES, 0.0)
     if not node.error:

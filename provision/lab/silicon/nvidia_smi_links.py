@@ -127,7 +127,7 @@ def _errors(node, gpus) -> int:
             fault = node.fault("nvlink_errors", gpu=gpu["slot"], link=link)
             old = node.fault("nvlink_errors_old", gpu=gpu["slot"], link=link)
             count = fault["count"] if fault else 0
-            names = _new_names if node.sku["fabric"] == "nvlink5" else _old_names
+            names = _new_names if node.sku["fabric"] in ("nvlink5", "imex") else _old_names
             for name, value in names(node, gpu, link, count, old["count"] if old else 0):
                 print(f"\t Link {link}: {name}: {value}")
             print()

@@ -165,7 +165,7 @@ def _boards(node, one: dict, form: int, driver: str) -> list:
     inforom = [
         ("img_version", "Image Version", sku["vbios_inforom"]),
         ("oem_object", "OEM Object", "2.1"),
-        ("ecc_object", "ECC Object", "7.16" if sku["pcie"] == 5 else "6.16"),
+        ("ecc_object", "ECC Object", "7.16" if sku["pcie"] > 4 else "6.16"),
         ("pwr_object", "Power Management Object", NA),
     ]
     entries = [
@@ -198,7 +198,7 @@ def _place(node, one: dict, form: int):
         ("module_id", "Module Id", module),
         ("gpu_fabric_guid", "GPU Fabric GUID", "0x" + one["gpu"]["uuid"][-12:].rjust(16, "0")),
     )
-    known = node.sku["fabric"] == "nvlink5"
+    known = node.sku["fabric"] in ("nvlink5", "imex")
     rows = [(x, t, value if known or x == "module_id" else NA) for x, t, value in names]
     return ("platformInfo", "Platform Info", rows)
 

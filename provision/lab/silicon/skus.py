@@ -5,7 +5,8 @@ reports it; power, clocks and links from NVIDIA's datasheets; bandwidths from pu
 README, Azure azurehpc-health-checks, stas00/ml-engineering); burn rates (Gflop/s) are plausible, no more.
 
 `pairs`: NVLink bridges between two GPUs; `switches`: PCI ids of the NVSwitches, where they are PCI devices.
-`fabric`: what has to run before CUDA works (`nvswitch`: fabric manager; `nvlink5`: fabric manager and nvlsm).
+`fabric`: what has to run before CUDA works (`nvswitch`: fabric manager; `nvlink5`: fabric manager and nvlsm;
+`imex`: nothing on this machine, the rack's switch trays have it; IMEX is for memory shared across machines).
 `busbw` maps GPU count to all_reduce bus bandwidth; `ring` is what other collectives (and no NVLS) reach.
 """
 
@@ -252,3 +253,24 @@ SKUS = {
         "module": "OAM",
     },
 }
+
+# A compute tray of an NVL72 rack. Its GPUs are B200s with more power, two to a Grace CPU, which they reach by
+# NVLink C2C: how fast is plausible, no more.
+SKUS["gb200"] = dict(
+    SKUS["b200"],
+    name="NVIDIA GB200",
+    device="2941",
+    subsystem="2046",
+    buses=["01", "02", "81", "82"],
+    cpus=144,
+    memory=189471,
+    fabric="imex",
+    pcie=6,
+    power=1200,
+    h2d=198.0,
+    d2h=187.0,
+    busbw={4: 673, 3: 655, 2: 640},
+    gpu_part="2941-886-A1",
+    board_part="692-2G548-0220-000",
+    vbios_inforom="G548.0220.00.03",
+)

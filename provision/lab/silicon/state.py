@@ -165,7 +165,8 @@ class Node:
         """Whether CUDA programs find an initialised NVLink fabric, or need none."""
         if not self.sku["fabric"]:
             return True
-        return self.running("fabricmanager.ready") and not self.fault("fabric_down")
+        managed = self.sku["fabric"] == "imex" or self.running("fabricmanager.ready")
+        return managed and not self.fault("fabric_down")
 
     def running(self, marker: str) -> bool:
         """Whether the process that left run/<marker> (its pid inside) is alive."""

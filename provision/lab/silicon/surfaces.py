@@ -19,6 +19,7 @@ SPEEDS = {
     3: "8.0 GT/s PCIe",
     4: "16.0 GT/s PCIe",
     5: "32.0 GT/s PCIe",
+    6: "64.0 GT/s PCIe",
 }
 SIZES = {
     "nvidia": 60710912,
