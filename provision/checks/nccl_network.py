@@ -23,7 +23,7 @@ SUMMARY = "all-reduce over the node's own network cards: bandwidth as a share of
 SCOPE = "group"
 STAGE = "standard"
 NEEDS: tuple[str, ...] = ("all_reduce_perf",)
-FACTS: tuple[str, ...] = ("rdma.ports",)
+FACTS: tuple[str, ...] = ("rdma.ports", "firmware.rdma")
 
 ID = "nccl_network"
 
@@ -38,22 +38,31 @@ COLLECTIVE = Collective(
 _ITERATIONS = "5"  # at 16 GiB a tenth of NVLink's rate; twenty would take minutes
 
 
-def _rail(node: CheckNode) -> tuple[int, float]:
-    """How many cards join nodes, and their rate in Gb/s: the rate that most ports have (a storage card
-    differs).
+def _rail(node: CheckNode) -> tuple[int, float, int]:
+    """How many ports join nodes, their rate in Gb/s, and how many more of their kind are not up.
 
-    (0, 0) without a port that is up. Raises ParseError.
+    They are those of the board that most ports have, at the rate that most of these have: a storage card
+    differs. (0, 0, …) without a port that is up. Raises ParseError.
     """
-    rates = [rate for rate in map(rate_of, entries(node, "rdma.ports")) if rate]
-    if not rates:
-        return 0, 0.0
-    rate, count = max(Counter(rates).items(), key=lambda item: (item[1], item[0]))
-    return count, rate
+    ports = entries(node, "rdma.ports")
+    boards = {str(row.get("device")): row.get("board_id") for row in entries(node, "firmware.rdma")}
+    kinds: dict[Any, list[float]] = {}
+    for port in ports:
+        device = str(port.get("device"))
+        if device not in boards:
+            raise ParseError(f"firmware.rdma says nothing of {device:.60}", "run the check again")
+        kinds.setdefault(boards[device], []).append(rate_of(port))
+    up = [[rate for rate in rates if rate] for rates in kinds.values()]
+    if not any(up):
+        return 0, 0.0, 0
+    rates = max(kinds.values(), key=lambda found: (any(found), len(found), max(found)))
+    rate, count = max(Counter(filter(None, rates)).items(), key=lambda item: (item[1], item[0]))
+    return count, rate, rates.count(0.0)
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
     try:
-        cards, _ = _rail(node)
+        cards, _, _ = _rail(node)
     except ParseError:
         return []  # `parse` says so
     if not cards or node.gpu_count < 2:
@@ -65,13 +74,17 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
 
 
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
-    """As any collective, and `cards` with their `rate` in Gb/s; `rail_share`: the part of what the cards
-    carry in %.
+    """As any collective, and `cards` with their `rate` in Gb/s, `cards_down`; `rail_share`: the part of what
+    the cards carry in %.
 
     Fewer cards than GPUs share their rate. Raises ParseError.
     """
-    cards, rate = _rail(node)
-    found = [Measurement("cards", cards, "cards"), Measurement("rate", rate, "Gb/s")]
+    cards, rate, down = _rail(node)
+    found = [
+        Measurement("cards", cards, "cards"),
+        Measurement("rate", rate, "Gb/s"),
+        Measurement("cards_down", down, "cards"),
+    ]
     if not cards or node.gpu_count < 2:
         return found
     found += COLLECTIVE.parse(node, outputs)
@@ -93,6 +106,11 @@ def judge(
     busbw = values["busbw"].value
     what = f"{COLLECTIVE.words} reaches {busbw:g} GB/s with {cards} ports of {rate:g} Gb/s; its share of that"
     threshold = thresholds.get(f"{ID}.rail_share")
+    if down := values["cards_down"].value:
+        unknown = (
+            f"{what} is not judged: {down} more of their kind not up, whose GPUs share the others' cards"
+        )
+        return [*COLLECTIVE.judge_results(values), Finding(ID, Verdict.SKIP, "node", unknown, "rail_share")]
     return [
         *COLLECTIVE.judge_results(values),
         by_threshold(ID, what, values["rail_share"], threshold, action="investigate"),

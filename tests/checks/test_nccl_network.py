@@ -19,14 +19,25 @@ Sample = Callable[[str], str]
 MakeNode = Callable[..., CheckNode]
 
 
-def ports(count: int = 8, rate: float = 400, state: str = "ACTIVE") -> list[dict[str, Any]]:
-    return [{"device": f"mlx5_{n}", "port": "1", "state": state, "rate": rate} for n in range(count)]
+def ports(count: int = 8, rate: float = 400, state: str = "ACTIVE", first: int = 0) -> list[dict[str, Any]]:
+    numbers = range(first, first + count)
+    return [{"device": f"mlx5_{n}", "port": "1", "state": state, "rate": rate} for n in numbers]
+
+
+def facts(found: Any, storage: int = 8) -> dict[str, Any]:
+    """Facts with these ports; the cards from number `storage` on are of another board."""
+    rows = found if isinstance(found, list) and all(isinstance(row, dict) for row in found) else []
+    boards = [
+        {"device": row["device"], "board_id": "MT_2" if int(row["device"][5:]) >= storage else "MT_1"}
+        for row in rows
+    ]
+    return {"rdma.ports": found, "firmware.rdma": boards}
 
 
 @pytest.fixture
 def judge(make_node: MakeNode, sample: Sample) -> Callable[..., list[Finding]]:
     def run(name: str, found: list[dict[str, Any]], **more: Any) -> list[Finding]:
-        node = replace(make_node(**more), facts={"rdma.ports": found})
+        node = replace(make_node(**more), facts=facts(found))
         output = Output("all_reduce_perf", ("x",), 0, sample(f"nccl_network/{name}.txt"), "", 1.0)
         asked = nccl_network.commands(node, {})
         measured = nccl_network.parse(node, {"all_reduce_perf": output} if asked else {})
@@ -52,8 +63,28 @@ def test_fewer_cards_than_gpus_share_their_rate(judge: Any) -> None:
 
 
 def test_a_storage_card_is_not_the_rail(judge: Any) -> None:
-    (finding,) = judge("healthy", [*ports(), *ports(1, 100)])
+    (finding,) = judge("healthy", [*ports(), *ports(1, 100, first=8)])
     assert finding.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize("storage_rate", [200, 400])
+def test_with_a_port_off_nobody_knows_how_the_gpus_share_the_others(storage_rate: int, judge: Any) -> None:
+    off = [*ports(7), *ports(1, 10, "DOWN", first=7), *ports(1, storage_rate, first=8)]
+    (finding,) = judge("slow", off)
+    assert (finding.verdict, finding.metric) == (Verdict.SKIP, "rail_share")
+    assert "with 7 ports of 400 Gb/s; its share of that is not judged: 1 more" in finding.message
+
+
+def test_a_storage_port_that_is_off_changes_nothing(judge: Any) -> None:
+    (finding,) = judge("slow", [*ports(), *ports(1, 10, "DOWN", first=8)])
+    assert (finding.verdict, finding.value) == (Verdict.FAIL, 46.2)
+
+
+def test_a_card_whose_board_was_not_told_is_no_skip(make_node: MakeNode) -> None:
+    known = facts(ports())
+    node = replace(make_node(), facts={**known, "firmware.rdma": known["firmware.rdma"][1:]})
+    with pytest.raises(ParseError, match="nothing of mlx5_0"):
+        nccl_network.parse(node, {})
 
 
 def test_a_gpus_slot_may_be_slower_than_the_port(judge: Any) -> None:
@@ -62,7 +93,7 @@ def test_a_gpus_slot_may_be_slower_than_the_port(judge: Any) -> None:
 
 
 def test_nothing_but_the_network_may_be_used(make_node: MakeNode) -> None:
-    node = replace(make_node(), facts={"rdma.ports": ports()})
+    node = replace(make_node(), facts=facts(ports()))
     (command,) = nccl_network.commands(node, {})
     asked = {"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "IB"}
     assert asked.items() <= command.env.items()
@@ -84,7 +115,7 @@ def test_ports_that_could_not_be_read_are_no_skip(make_node: MakeNode) -> None:
 
 @pytest.mark.parametrize("rate", ["400", None, 0, -400, float("nan"), 2**64])
 def test_a_port_that_is_up_has_a_rate(rate: Any, make_node: MakeNode) -> None:
-    node = replace(make_node(), facts={"rdma.ports": [*ports(7), *ports(1, rate)]})
+    node = replace(make_node(), facts=facts([*ports(7), *ports(1, rate, first=7)]))
     assert nccl_network.commands(node, {}) == []
     with pytest.raises(ParseError, match="the rate of a port that is up is"):
         nccl_network.parse(node, {})
@@ -93,7 +124,7 @@ def test_a_port_that_is_up_has_a_rate(rate: Any, make_node: MakeNode) -> None:
 @pytest.mark.parametrize("found", ["", {}, 0, [[]]])
 def test_ports_of_another_shape_are_no_skip(found: Any, make_node: MakeNode) -> None:
     with pytest.raises(ParseError, match="not a list of entries"):
-        nccl_network.parse(replace(make_node(), facts={"rdma.ports": found}), {})
+        nccl_network.parse(replace(make_node(), facts=facts(found)), {})
 
 
 # -- what explains it
