@@ -38,6 +38,8 @@ class Program:
             name: io.TextIOWrapper(kept, "utf-8", "surrogateescape", write_through=name == "stderr")
             for name, kept in self.bytes.items()
         }
+        # A program may put other streams in their place; these close the bytes once nobody knows them.
+        self.first = dict(self.streams)
         self.wake, self.rc = world.now, None  # type: float, int | None
         self.over = False
         self.handlers: dict[int, Any] = {}
@@ -46,7 +48,7 @@ class Program:
 
     def body(self) -> None:
         """The program from its start to its end, in whatever thread this is."""
-        first = dict(self.streams)
+        first = self.first
         try:
             if self.signal is not None:
                 raise Killed(self.signal)
