@@ -13,36 +13,25 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision import __version__, fleet_judge, fleet_versions, offender_history, offenders, thresholds
+from provision import (
+    __version__,
+    checks_asked,
+    fleet_judge,
+    fleet_pairs,
+    fleet_versions,
+    offender_history,
+    offenders,
+    thresholds,
+)
 from provision.checks import CHECKS, gpu_inventory, kernel_incidents, kernel_log
 from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Command, Measurement, Output
 from provision.checks.nccl_tests import without_environment
-from provision.errors import ParseError, RunFolderError, UsageError
+from provision.errors import ParseError, RunFolderError
 from provision.health import CheckResult, FleetHealth, NodeHealth, roll_up
 from provision.judge import Finding, Verdict, unmeasured, worst
 from provision.seen import Seen, read_seen
 from provision.store import RunFolder, file_name
 from provision.suspects import point_at_cause
-
-STAGES = ("quick", "standard", "burnin")
-
-
-def select(stage: str, names: Sequence[str] = ()) -> tuple[str, ...]:
-    """The checks to run, in the order they run. `names` wins over `stage`; raises UsageError on an unknown
-    one.
-    """
-    unknown = [name for name in names if name not in CHECKS]
-    if unknown:
-        raise UsageError(f"unknown check {unknown[0]!r}", f"the checks are {', '.join(CHECKS)}")
-    stages = STAGES[: STAGES.index(stage) + 1]
-    return tuple(
-        name for name, check in CHECKS.items() if (name in names if names else check.STAGE in stages)
-    )
-
-
-def facts_for(asked: Iterable[str]) -> frozenset[str]:
-    """The facts that these checks read: the look before them asks for all at once."""
-    return frozenset(fact for name in asked for fact in getattr(CHECKS[name], "FACTS", ()))
 
 
 @dataclass(frozen=True)
@@ -217,6 +206,7 @@ def judge_node(
         return NodeHealth(node.node, Verdict.FAIL, tuple(checks), (), _header(node, ()), node.error)
     if node.error:
         return NodeHealth(node.node, Verdict.ERROR, (), (), _header(node, ()), node.error, node.unreachable)
+    asked = checks_asked.of_nodes(asked)
     checks = _reconciled([results[name] for name in asked if name in results])
     whole = not lost and len(checks) == len(asked)
     verdict = worst([roll_up(checks), *([] if whole else [Verdict.ERROR])])
@@ -258,7 +248,8 @@ def fleet_health(
     meta = folder.meta()
     measured, not_compared = fleet_judge.judge(nodes)
     compared, ambiguous = fleet_versions.judge(measured, seen)
-    judged = offenders.escalate(compared, offender_history.recalled(folder))
+    escalated = offenders.escalate(compared, offender_history.recalled(folder))
+    judged, fabric, untold = fleet_pairs.judge(folder, escalated, seen)
     return FleetHealth(
         run_id=folder.path.name,
         gpuprov_version=str(meta.get("gpuprov", __version__)),
@@ -268,7 +259,8 @@ def fleet_health(
         asked=tuple(meta.get("asked", ())),
         nodes=judged,
         interrupted=interrupted,
-        not_compared=(*not_compared, *ambiguous),
+        not_compared=(*not_compared, *ambiguous, *untold),
+        fabric=fabric,
     )
 
 
@@ -279,7 +271,8 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
     asked = [str(name) for name in meta.get("asked", ())]
     if meta.get("verb") != "validate" or not asked:
         raise RunFolderError(f"{folder.path} is not a validate run", "give the folder of a gpuprov validate")
-    if unknown := [name for name in asked if name not in CHECKS]:  # left out, its findings would be forgiven
+    # Left out, its findings would be forgiven.
+    if unknown := [name for name in checks_asked.of_nodes(asked) if name not in CHECKS]:
         raise RunFolderError(
             f"{folder.path} ran the check {unknown[0]!r}, which is not installed here",
             "install the distribution it came from, then judge again",
@@ -287,7 +280,8 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
     nodes, known = [], read_seen(folder)
     for node in known.values():
         limits = node.limits(override)
-        raws = [raw for name in asked if (raw := read_raw(folder, node.node, name)) is not None]
+        alone = checks_asked.of_nodes(asked)
+        raws = [raw for name in alone if (raw := read_raw(folder, node.node, name)) is not None]
         results = {raw.check: judge_check(node, raw, limits) for raw in raws}
         nodes.append(judge_node(node, results, asked, lost=any(raw.unreachable for raw in raws)))
     return fleet_health(folder, nodes, known, interrupted=bool(meta.get("interrupted")))

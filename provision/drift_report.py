@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provision import campaign, compared, fingerprint, majority, shown, validated
+from provision import checks_asked, compared, fingerprint, majority, shown, validated
 from provision.assess import Assessment
 from provision.diagnosis import NODES, Diagnosis, selection
 from provision.drift import Drift
@@ -57,7 +57,7 @@ def make(
     Raises RunFolderError when the index of validations cannot be read."""
     answered = [name for name, said in seen.observations.items() if said.error is None]
     results = validated.read(answered)
-    checks = campaign.select("standard")
+    checks = checks_asked.select("standard")
     standings = {}
     for name in answered:
         said = seen.observations[name]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from provision import campaign, report, validation
+from provision import checks_asked, report, validation
 from provision.health import NodeHealth
 from provision.inventory import Fleet
 from provision.judge import Verdict
@@ -29,7 +29,7 @@ def quick(
     Node → what was found, for those that failed or could not be measured: not knowing is not healthy.
     Raises KeyboardInterrupt after an interrupt."""
     part = replace(fleet, nodes={node: fleet.nodes[node] for node in nodes})
-    asked = campaign.select(QUICK)
+    asked = checks_asked.select(QUICK)
     folder = validation.open_folder(None, part, asked, settings)
     opened(folder)
     health, code = validation.validate(folder, part, overrides, asked, settings)

@@ -46,7 +46,8 @@ class NodeHealth:
 @dataclass(frozen=True)
 class FleetHealth:
     """The whole report. `started`/`finished` are ISO 8601 UTC; `asked` the checks that should have run;
-    `not_compared` what too few nodes have measured to judge it against the fleet, one line for each SKU.
+    `not_compared` what too few nodes have measured to judge it against the fleet, one line for each SKU, and
+    what pairs could not tell. `fabric`: findings on what lies between the nodes, links, leaves and uplinks.
     """
 
     run_id: str
@@ -58,6 +59,7 @@ class FleetHealth:
     nodes: tuple[NodeHealth, ...]
     interrupted: bool = False
     not_compared: tuple[str, ...] = ()
+    fabric: tuple[Finding, ...] = ()
 
     @property
     def counts(self) -> dict[Verdict, int]:
@@ -103,6 +105,7 @@ def from_json(document: Mapping[str, Any]) -> FleetHealth:
             asked=tuple(str(check) for check in document["asked"]),
             nodes=tuple(_node(node) for node in document["nodes"]),
             not_compared=tuple(str(line) for line in document.get("not_compared", ())),
+            fabric=tuple(_finding(finding) for finding in document.get("fabric", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"

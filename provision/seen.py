@@ -18,7 +18,7 @@ _NO_GPU = "no NVIDIA GPU on its PCI bus: not a GPU node, or its GPUs are not sea
 # What a check may know of a node's variables. Never all of them: there are passwords among them.
 _VARIABLES = (
     *("nvidia_driver_source", "nvidia_driver_version", "nvidia_driver_flavour", "nvidia_driver_persistence"),
-    *("gpuprov_ignore_majority", "gpuprov_pcie_width"),
+    *("gpuprov_ignore_majority", "gpuprov_pcie_width", "gpuprov_rack"),
     "gpu_settings_compute_mode",
     "gpu_settings_ecc",
     "gpu_settings_mig",

@@ -14,9 +14,20 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import campaign, fingerprint, offender_history, paths, runner, stack, validated
+from provision import (
+    campaign,
+    checks_asked,
+    fingerprint,
+    node_commands,
+    offender_history,
+    pair_campaign,
+    paths,
+    runner,
+    stack,
+    validated,
+)
 from provision.campaign import Raw
-from provision.checks.check import KERNEL_LOG_DELTA, Command
+from provision.checks.check import KERNEL_LOG_DELTA
 from provision.errors import ExitCode, GpuprovError, RunFolderError, StackError
 from provision.fingerprint import Fingerprint
 from provision.health import CheckResult, FleetHealth
@@ -26,12 +37,6 @@ from provision.observe import Observation, observe
 from provision.seen import Seen, for_checks, seen
 from provision.store import RunFolder, runs_home
 from provision.terminal import Progress
-
-# The task's own limit, over all deadlines of its programs: a killed program has two graces of 5 s, and the
-# module is copied over first. A node that is silent longer is given up.
-_GRACE_PER_PROGRAM = 15.0
-_GRACE = 30.0
-_KERNEL_LOG = 40.0  # the kernel log is read before and after, 20 s at most each time
 
 
 @dataclass(frozen=True)
@@ -138,8 +143,10 @@ def validate(
     with Progress("validate", total=len(fleet.nodes) * len(asked)) as progress:
         try:
             _look(run, fleet, progress)
-            for check in asked:
+            for check in checks_asked.of_nodes(asked):
                 _measure(run, check, progress)
+            if pair_campaign.ID in asked:
+                pair_campaign.measure(folder, _able(run), variables, settings, progress)
         except KeyboardInterrupt:
             interrupted = True
             for name in fleet.nodes:
@@ -149,6 +156,11 @@ def validate(
     validated.publish(folder, verdicts)
     offender_history.remember(folder, health.nodes)
     return health, exit_code(health)
+
+
+def _able(run: _Run) -> dict[str, Seen]:
+    """The nodes that answered to the end of their own checks."""
+    return {name: node for name, node in run.seen.items() if not node.error and name not in run.lost}
 
 
 def _plain_variables(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -177,6 +189,7 @@ def _is_template(key: str, value: Any) -> bool:
 def exit_code(health: FleetHealth) -> ExitCode:
     """3 when a node failed, else 5 when something was not measured, else 0: a warning asks for a look."""
     verdicts = {node.verdict for node in health.nodes}
+    verdicts |= {finding.verdict for finding in health.fabric}
     if health.interrupted:
         return ExitCode.INTERRUPTED
     if Verdict.FAIL in verdicts:
@@ -191,7 +204,7 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
 
     found = observe(
         fleet.nodes.values(),
-        dict.fromkeys(fleet.nodes, fingerprint.FACTS | campaign.facts_for(run.asked)),
+        dict.fromkeys(fleet.nodes, fingerprint.FACTS | checks_asked.facts_for(run.asked)),
         timeout=run.settings.timeout or 60.0,
         connections=run.settings.connections,
         vault_password_files=run.settings.vault_password_files,
@@ -233,7 +246,7 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
             continue
         commands = campaign.commands_for(check, node.check_node, run.settings.options)
         if commands:
-            todo[name] = _play_variables(run.variables[name], commands)
+            todo[name] = node_commands.play_variables(run.variables[name], commands)
             asked[name] = [*(command.name for command in commands), KERNEL_LOG_DELTA]
             continue
         boot_id = str(node.facts.get("boot.id") or "")  # nothing to run: what was looked at is all there is
@@ -270,28 +283,3 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
             outcome = outcomes.get(name) or runner.Outcome(name, "failed", message="nothing was run on it")
             raw = Raw(name, check, error=outcome.message, unreachable=outcome.status == "unreachable")
             progress.done(f"{name}: {check}: {run.take(raw).verdict} ({outcome.message})")
-
-
-def _play_variables(variables: Mapping[str, Any], commands: Sequence[Command]) -> dict[str, Any]:
-    """The node's variables for Ansible, with the programs to run and the time the task may take."""
-    # What runs beside another takes no time of its own, but may need the graces to end.
-    seconds = (_GRACE_PER_PROGRAM + (0.0 if command.beside else command.deadline) for command in commands)
-    timeout = _GRACE + _KERNEL_LOG + sum(seconds)
-    return {
-        **variables,
-        "gpuprov_commands": [_plain(command) for command in commands],
-        "gpuprov_task_timeout": math.ceil(timeout),
-    }
-
-
-def _plain(command: Command) -> dict[str, Any]:
-    """A command in the words of the module gpuprov_run."""
-    return {
-        "name": command.name,
-        "argv": list(command.argv),
-        "deadline": command.deadline,
-        "cwd": command.cwd,
-        "env": dict(command.env),
-        "beside": command.beside,
-        "port": command.port,
-    }

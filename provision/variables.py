@@ -24,6 +24,9 @@ OWN = {
     "gpuprov_pcie_width": "lanes the slots of its GPUs are wired with, where that is fewer than 16",
     "gpuprov_expected_nics": "how many RDMA cards between nodes it must have, or the list of their names",
     "gpuprov_expected_nvmes": "how many NVMe drives it must have",
+    "gpuprov_rack": "what the nodes of a leaf switch share, its name or number; pairs are chosen by it",
+    "gpuprov_address": "where the other nodes reach this one; ansible_host when absent",
+    "gpuprov_oversubscription": "how many times more a rack sends than its uplinks carry; 1 when absent",
     "gpuprov_container_image": "an image on the node; validate then starts a container of it with the GPUs",
     "gpuprov_wave": "a number; nodes of a lower one are done first",
     "gpuprov_canary": "true: this node is done before others of its SKU and OS",
@@ -42,6 +45,7 @@ _NUMBERS = frozenset(
         *("gpuprov_hook_timeout", "gpuprov_package_lock_timeout"),
     }
 )
+_ADDRESS = re.compile(r"[0-9A-Za-z][0-9A-Za-z.:_-]*")
 # Names, what their values must be, and how that is said.
 _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("gpuprov_canary",), lambda value: isinstance(value, bool), "true or false"),
@@ -59,6 +63,23 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         ("gpuprov_pcie_width",),
         lambda value: type(value) is int and value in (1, 2, 4, 8, 16),
         "1, 2, 4, 8 or 16",
+    ),
+    (
+        ("gpuprov_rack",),
+        lambda value: type(value) is int or (isinstance(value, str) and bool(value.strip())),
+        "a name or a whole number",
+    ),
+    (
+        ("gpuprov_address",),
+        lambda value: (
+            isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z.:_-]*", value) is not None
+        ),
+        "a host name or an IP address",
+    ),
+    (
+        ("gpuprov_oversubscription",),
+        lambda value: type(value) in (int, float) and 1 <= value <= 64,
+        "a number from 1 to 64",
     ),
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )

@@ -48,7 +48,8 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     (
         "what a verb does",
         {"baseline", "campaign", "plan_report", "seen", "shown", "starter", "validation"}
-        | {"drift_formats", "drift_report", "fleet_versions", "odd_ones"}
+        | {"checks_asked", "drift_formats", "drift_report", "fleet_pairs", "fleet_versions", "odd_ones"}
+        | {"node_commands", "pair_campaign"}
         | {
             "gate",
             "hooks",

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from provision import campaign, cli, threshold_metrics, thresholds
+from provision import campaign, checks_asked, cli, threshold_metrics, thresholds
 from provision.campaign import Raw
 from provision.checks import CHECKS
 from provision.checks.check import Output
@@ -90,7 +90,7 @@ def test_the_example_is_installed_listed_and_judged(
 ) -> None:
     checks = fresh(installed)
     assert list(checks)[-1] == "max_sm_clock", "after the shipped ones"
-    assert campaign.select("quick", ["max_sm_clock"]) == ("max_sm_clock",)
+    assert checks_asked.select("quick", ["max_sm_clock"]) == ("max_sm_clock",)
     assert cli.main(["validate", "--list"]) == ExitCode.OK
     assert "(from gpuprov-max-sm-clock 1.0)" in capsys.readouterr().out
     seen = Seen("gpu-01", {}, GPUS, {})

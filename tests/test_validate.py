@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from provision import campaign, cli, fingerprint, validated, validation
+from provision import campaign, checks_asked, cli, fingerprint, validated, validation
 from provision.checks import CHECKS
 from provision.checks.check import KERNEL_LOG_DELTA, Check, CheckNode, Measurement, fact
 from provision.commands import fleet_options
@@ -240,7 +240,7 @@ def test_all_checks_on_a_healthy_node_pass_or_say_why_they_do_not_apply(
     found = {check["check"]: check["verdict"] for check in report["nodes"][0]["checks"]}
     assert {each for each in named(report) if each[3] != "skip"} == set()
     assert code == ExitCode.OK
-    assert found.keys() == set(campaign.select("standard"))
+    assert found.keys() == set(checks_asked.select("standard"))
     assert set(found.values()) == {"pass", "skip"}, found
 
 
@@ -439,7 +439,8 @@ def test_what_the_module_is_given(machines: Machines, validate: Any) -> None:
     validate("--checks", "gpu_burn", "--burn-seconds", "300", "--timeout", "20")
     variables = machines.hosts[0]["gpu-01"]
     command, *samplers = variables["gpuprov_commands"]
-    assert set(command) == {"name", "argv", "deadline", "cwd", "env", "beside", "port"}
+    names = {"name", "argv", "deadline", "cwd", "env", "beside", "port", "retry_on", "retry_for"}
+    assert set(command) == names
     assert {each["beside"] for each in samplers} == {command["name"]}
     assert command["argv"][-1] == "300"
     assert command["deadline"] == 320  # the timeout is for what comes beyond the load
@@ -457,15 +458,17 @@ def test_raw_output_is_kept_for_each_node_and_check(machines: Machines, validate
 
 
 def test_selection() -> None:
-    chosen = [campaign.select(stage) for stage in ("quick", "standard", "burnin")]
-    for stages, names in zip(({"quick"}, {"quick", "standard"}, set(campaign.STAGES)), chosen, strict=True):
+    chosen = [checks_asked.select(stage) for stage in ("quick", "standard", "burnin")]
+    for stages, names in zip(
+        ({"quick"}, {"quick", "standard"}, set(checks_asked.STAGES)), chosen, strict=True
+    ):
         assert names == tuple(name for name, check in CHECKS.items() if check.STAGE in stages)
     assert "gpu_inventory" in chosen[0]
     assert "gpu_burn" not in chosen[0]
     assert set(chosen[0]) < set(chosen[1]) <= set(chosen[2]) == set(CHECKS), "each stage adds to the last"
-    assert campaign.select("quick", ["gpu_burn", "gpu_inventory"]) == ("gpu_inventory", "gpu_burn")
+    assert checks_asked.select("quick", ["gpu_burn", "gpu_inventory"]) == ("gpu_inventory", "gpu_burn")
     with pytest.raises(UsageError, match="unknown check 'gpu_brun'"):
-        campaign.select("standard", ["gpu_brun"])
+        checks_asked.select("standard", ["gpu_brun"])
 
 
 def test_a_bad_thresholds_file_stops_before_any_node(
@@ -528,7 +531,7 @@ def test_every_check_has_its_samples_and_states_its_shape(name: str) -> None:
     facts = getattr(check, "FACTS", ())
     assert (FIXTURES / name).is_dir() or facts
     assert check.SCOPE in ("node", "pair", "group")
-    assert check.STAGE in campaign.STAGES
+    assert check.STAGE in checks_asked.STAGES
     assert check.SUMMARY
     assert check.NEEDS or facts
 

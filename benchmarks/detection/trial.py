@@ -15,7 +15,7 @@ from benchmarks.detection import machine
 from benchmarks.detection.cases import FLAGGED, IMEX, SKUS, Case, Expected, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision import campaign, fleet_judge, fleet_versions, stack
+from provision import campaign, checks_asked, fleet_judge, fleet_versions, stack
 from provision.checks import CHECKS
 from provision.health import NodeHealth
 from provision.seen import Seen, seen
@@ -140,11 +140,11 @@ def validate(
 
     `event`: `reboots CHECK` or `vanishes CHECK`, what happens to the node while that check runs.
     """
-    asked = campaign.select("burnin")
-    facts, problems = one.observe(campaign.facts_for(asked))
+    asked = checks_asked.select("burnin")
+    facts, problems = one.observe(checks_asked.facts_for(asked))
     declared = {**DECLARED, **(TRAY if one.sku in IMEX else {}), **variables}
     node = seen(one.name, facts, problems, stack.describe_node(facts), declared)
-    results, seconds = {}, dict.fromkeys(campaign.STAGES, 0.0)
+    results, seconds = {}, dict.fromkeys(checks_asked.STAGES, 0.0)
     if not node.error:
         limits = node.limits(OWN_LIMITS)
         boot_id = str(facts.get("boot.id") or "")

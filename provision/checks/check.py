@@ -44,7 +44,8 @@ class Command:
     """One program to run on the node as root. `deadline` in seconds: then it is killed and the check is
     `error`. `load`: the seconds of it that the program was asked to run. `beside`: the name of another
     command of the check; this one runs while that one does and is ended (TERM, then KILL) with it. `port`: of
-    one beside another, the TCP port it listens on: the other waits for that.
+    one beside another, the TCP port it listens on: the other waits for that. `retry_on`: it is run again
+    while it fails with these words, for `retry_for` seconds: a client, while nobody listens yet.
     """
 
     name: str
@@ -55,6 +56,8 @@ class Command:
     load: float = 0.0
     beside: str = ""
     port: int = 0
+    retry_on: str = ""
+    retry_for: float = 0.0
 
 
 @dataclass(frozen=True)

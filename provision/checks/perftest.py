@@ -11,7 +11,20 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from provision.checks.check import CheckNode
 from provision.errors import ParseError
+
+SIZE = 8388608  # bytes; azurehpc-health-checks measures at this size, and its limits hold for it
+QUEUE_PAIRS = 4
+_ITERATIONS = "1000"  # of each queue pair: 34 GB, most of a second on a 400 Gb/s port
+
+
+def argv(node: CheckNode, device: str, port: str, number: int) -> tuple[str, ...]:
+    """ib_write_bw as a server on this RDMA device and its port, at TCP port `number`; a client's has the
+    server's address behind it."""
+    program = str(node.variables.get("validation_tools_ib_write_bw_path", "/usr/bin/ib_write_bw"))
+    asked = ("-d", device, "-i", port, "-p", str(number), "-s", str(SIZE), "-q", str(QUEUE_PAIRS))
+    return (program, *asked, "-n", _ITERATIONS, "-F", "--report_gbits", "--perform_warm_up")
 
 
 @dataclass(frozen=True)

@@ -30,9 +30,6 @@ FACTS: tuple[str, ...] = ("rdma.ports", "firmware.rdma", "module.nvidia_peermem.
 
 ID = "rdma_loopback"
 
-_SIZE = 8388608  # bytes; azurehpc-health-checks measures at this size, and its limits hold for it
-_QUEUE_PAIRS = 4
-_ITERATIONS = "1000"  # of each queue pair: 34 GB, most of a second on a 400 Gb/s port
 _FIRST_PORT = (
     18515  # perftest's own; each pair of programs gets one, so that none waits for another's to close
 )
@@ -95,9 +92,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 
 def _pair(node: CheckNode, port: _Port, name: str, more: tuple[str, ...], number: int) -> list[Command]:
     """Client and server of one run."""
-    program = str(node.variables.get("validation_tools_ib_write_bw_path", "/usr/bin/ib_write_bw"))
-    asked = ("-d", port.device, "-i", port.port, "-p", str(number), "-s", str(_SIZE), "-q", str(_QUEUE_PAIRS))
-    argv = (program, *asked, "-n", _ITERATIONS, "-F", "--report_gbits", "--perform_warm_up", *more)
+    argv = (*perftest.argv(node, port.device, port.port, number), *more)
     env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return [
         Command(name, (*argv, "localhost"), 60.0, env=env),
@@ -165,13 +160,17 @@ def _measured(port: _Port, output: Output) -> float:
     if output.truncated:
         raise ParseError(f"ib_write_bw on {port.name}: the output was cut at its size limit", "run it again")
     result = perftest.parse(output.stdout)
-    if result.device != port.device or result.queue_pairs != _QUEUE_PAIRS or _SIZE not in result.average:
+    if (
+        result.device != port.device
+        or result.queue_pairs != perftest.QUEUE_PAIRS
+        or perftest.SIZE not in result.average
+    ):
         raise ParseError(
             f"ib_write_bw measured {result.device} with {result.queue_pairs} queue pairs, not {port.device} "
-            f"with {_QUEUE_PAIRS} at {_SIZE} bytes",
+            f"with {perftest.QUEUE_PAIRS} at {perftest.SIZE} bytes",
             "report the new format",
         )
-    return result.average[_SIZE]
+    return result.average[perftest.SIZE]
 
 
 def judge(

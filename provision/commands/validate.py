@@ -27,6 +27,7 @@ examples:
   gpuprov validate --nodes all
   gpuprov validate --nodes 'rack1:!gpu-07' --stage quick
   gpuprov validate --checks gpu_burn --burn-seconds 600
+  gpuprov validate --checks pair_bandwidth
   gpuprov validate --resume 20261121T101500.000Z-validate
 """
 
@@ -51,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # checks have limits of their own; one that was typed holds for them too
     parser.add_argument(
         "--checks", type=_checks, default=[], metavar="A,B", help="only these checks (see --list)"
+    )
+    parser.add_argument(
+        "--pairs",
+        action="store_true",
+        help="also measure pairs of nodes, and name the nodes, links and switches to blame",
     )
     parser.add_argument(
         "--stage",
@@ -92,11 +98,13 @@ def run(options: argparse.Namespace) -> ExitCode:
         return _list_checks()
     from pathlib import Path
 
-    from provision import campaign, stack, thresholds, validation
+    from provision import checks_asked, stack, thresholds, validation
 
     goes_on = options.resume and not options.stage and not options.checks
     checks = validation.asked_before(options.resume) if goes_on else options.checks
-    asked = campaign.select(options.stage or "standard", checks)
+    asked = checks_asked.select(options.stage or "standard", checks)
+    if options.pairs:
+        asked = tuple(dict.fromkeys((*asked, *checks_asked.PAIRS)))
     override = Path(options.thresholds) if options.thresholds else None
     thresholds.for_sku(None, override)  # a file that cannot be used is refused before any node is touched
     fleet, overrides = fleet_options.load(options)
@@ -139,11 +147,12 @@ def _publish(health: FleetHealth, path: Path, options: argparse.Namespace) -> No
 
 
 def _list_checks() -> ExitCode:
-    from provision.checks import CHECKS
+    from provision import checks_asked
     from provision.checks.registry import source_of
 
-    width = max(len(name) for name in CHECKS)
-    for name, check in CHECKS.items():
+    known = checks_asked.known()
+    width = max(len(name) for name in known)
+    for name, check in known.items():
         source = source_of(check)
         origin = f" (from {source})" if source else ""
         sys.stdout.write(f"{name:<{width}} {check.STAGE:<9} {check.SCOPE:<6} {check.SUMMARY}{origin}\n")

@@ -20,7 +20,7 @@ from provision.judge import spread, typical
 from provision.pairs import results as pair_results
 from provision.pairs.pairing import Topology
 from provision.pairs.results import Outcome, Result
-from provision.wording import many, quantity
+from provision.wording import many, one_line, quantity
 
 # SuperBench (ATC'24): IB loopback repeats within 0.04 %, collectives over it within 0.1 %; the noisiest pairs
 # seen differ by 2 %. One of eight cards, or a link at half its width, costs more than 10 %.
@@ -55,6 +55,7 @@ class Judged:
         """Evidence: `gpu-01 and gpu-07 in round 1: 24.1 GB/s, limit 43.2 GB/s, usual 48 GB/s`."""
         unit = self.result.unit
         shown = quantity(self.result.value, unit) if self.result.value is not None else self.result.outcome
+        shown += f" ({one_line(self.result.said, 160)})" if self.result.said else ""
         parts = [f"{self.result.name}: {shown}"]
         parts += [f"limit {quantity(self.limit, unit)}"] if self.limit is not None else []
         parts += [f"usual {quantity(self.usual, unit)}"] if self.usual is not None else []

@@ -32,7 +32,7 @@ class Result:
 
     `value` in `unit`, and `expected` the least (of a latency the most) it should be. `end`: the node whose
     own side failed, when the output proves it (no such device, wrong version); empty when either may have.
-    `size`: how many nodes the tool said took part.
+    `size`: how many nodes the tool said took part. `said`: why it failed, in the tool's words.
     """
 
     nodes: tuple[str, ...]
@@ -44,6 +44,7 @@ class Result:
     expected: float | None = None
     end: str = ""
     size: int | None = None
+    said: str = ""
 
     @property
     def name(self) -> str:

@@ -24,6 +24,7 @@ HEADINGS = {
     Verdict.WARN: "Warnings",
     Verdict.SKIP: "Skipped: declared not applicable",
 }
+FABRIC = "fabric"  # the name under which what lies between the nodes is told
 _VARYING = re.compile(
     r"GPU-[0-9a-fA-F-]{36}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d|\d+(?:\.\d+)*"
 )
@@ -105,6 +106,8 @@ def causes(fleet: FleetHealth) -> list[Cause]:
 
 
 def _culprits(fleet: FleetHealth) -> Iterator[Culprit]:
+    for finding in fleet.fabric:
+        yield Culprit(NodeHealth(FABRIC, finding.verdict, ()), finding)
     for node in fleet.nodes:
         if node.unreachable or node.error:
             action = "investigate" if node.unreachable else "run again"
@@ -184,8 +187,9 @@ def headline(fleet: FleetHealth) -> str:
 
 
 def overall(fleet: FleetHealth) -> Verdict:
-    """The worst verdict of any node; `error` when there is none, or nothing worse and an interrupt."""
-    verdicts = [node.verdict for node in fleet.nodes]
+    """The worst verdict of any node or of the fabric; `error` when there is none, or nothing worse and an
+    interrupt."""
+    verdicts = [node.verdict for node in fleet.nodes] + [finding.verdict for finding in fleet.fabric]
     if fleet.interrupted or not verdicts:
         verdicts.append(Verdict.ERROR)
     return max(verdicts, key=lambda verdict: verdict.badness)

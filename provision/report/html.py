@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def render(fleet: FleetHealth) -> Iterator[str]:
     stream = page.generate(
         fleet=fleet,
         nodes=nodes,
-        ids={id(node): number for number, node in enumerate(nodes)},
+        # What is no node, the fabric, has no section to link to.
+        ids=defaultdict(lambda: len(nodes), {id(node): number for number, node in enumerate(nodes)}),
         detailed=detailed,
         details=details,
         checks=checks,

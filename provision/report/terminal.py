@@ -10,7 +10,17 @@ from collections.abc import Iterator, Sequence
 from provision.health import FleetHealth, GpuIdentity
 from provision.judge import Verdict
 from provision.node_names import fold, natural
-from provision.report.causes import HEADINGS, SYMBOLS, Cause, Culprit, causes, coverage, headline, overall
+from provision.report.causes import (
+    FABRIC,
+    HEADINGS,
+    SYMBOLS,
+    Cause,
+    Culprit,
+    causes,
+    coverage,
+    headline,
+    overall,
+)
 from provision.wording import duration, many, one_line, quantity
 
 _CAUSES = 12  # shown of each verdict; the report files have all
@@ -172,6 +182,12 @@ def next_commands(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[tuple[
         yield f"gpuprov plan{_nodes(configuration)}", "shows what `gpuprov up` would put right on these nodes"
     if failed:
         yield f"gpuprov validate{_nodes(failed)}", "after the repair: proves it"
+    elif fleet.fabric:
+        names = ",".join(dict.fromkeys(finding.check for finding in fleet.fabric))
+        yield (
+            f"gpuprov validate --checks {names}",
+            "after the repair of the fabric: proves it",
+        )
     elif again and not fleet.interrupted:
         yield f"gpuprov validate{_nodes(again)}", "measures again what could not be measured"
     if silent:
@@ -188,7 +204,8 @@ def next_commands(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[tuple[
 
 
 def _on(found: Sequence[Cause], *verdicts: Verdict) -> list[str]:
-    return list(dict.fromkeys(name for cause in found if cause.verdict in verdicts for name in cause.nodes))
+    names = dict.fromkeys(name for cause in found if cause.verdict in verdicts for name in cause.nodes)
+    return [name for name in names if name != FABRIC]
 
 
 def _nodes(names: Sequence[str]) -> str:

@@ -1,6 +1,6 @@
 """The faults of network cards and their ports; see faults.py. `nic`: mlx5_<nic> on a healthy node."""
 
-from fault_parameters import REQUIRED, choice, number
+from fault_parameters import REQUIRED, choice, factor, number, text
 
 COUNTERS = (
     "symbol_error",
@@ -66,6 +66,18 @@ FAULTS = {
         ["nic"],
     ),
     "port_no_sm": ("a port lost its subnet manager and is still active", [nic()], ["nic"]),
+    "link_slow": (
+        "RDMA between this node and one other is slow, with all others it is not",
+        [text("peer", REQUIRED, "the other node's name"), factor(0.4)],
+        ["peer"],
+    ),
+    "link_hang": (
+        "RDMA between this node and one other connects, and nothing ever arrives",
+        [text("peer", REQUIRED, "the other node's name")],
+        ["peer"],
+    ),
+    "peers_slow": ("RDMA to every other node is slow, a loopback is not", [factor(0.4)], []),
+    "peers_hang": ("RDMA to every other node connects, and nothing ever arrives", [], []),
     "port_disabled": ("look-alike: an administrator has switched a port off", [nic()], ["nic"]),
     "port_errors_old": (
         "look-alike: a port's counters have errors of months",

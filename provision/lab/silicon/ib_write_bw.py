@@ -1,12 +1,11 @@
 """ib_write_bw of perftest, server and client, in the form of its source (linux-rdma/perftest).
 
-The two find each other through a file in the node's state; on a node the server listens as well.
+On one node the two find each other through a file in the node's state, on two over TCP (perftest_socket.py).
 """
 
 import contextlib
 import json
 import os
-import socket
 import sys
 import time
 from pathlib import Path
@@ -15,9 +14,10 @@ import bandwidth
 import cuda
 import nics
 import noise
+import perftest_output
+import perftest_socket
 from load import Load, wait
 
-RULE = "-" * 87
 _VALUES = {
     "-d": "device", "--ib-dev": "device", "-i": "ib_port", "--ib-port": "ib_port",
     "-p": "port", "--port": "port",
@@ -92,8 +92,8 @@ def ib_write_bw(node, arguments: list) -> int:
         return 1
     if options["host"]:
         return _client(node, options, card)
-    with _listening(node, options["port"]):
-        return _server(node, options, card)
+    with perftest_socket.listening(node, options["port"]) as listener:
+        return _server(node, options, card, listener)
 
 
 # -- finding each other
@@ -103,27 +103,7 @@ def _meeting(node, port: int) -> Path:
     return node.folder / "run" / f"perftest.{port}"
 
 
-@contextlib.contextmanager
-def _listening(node, port: int):
-    """What the kernel shows of a server: on a node a socket, for others nothing."""
-    listener = None
-    if str(node.root) == "/":
-        listener = socket.socket()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", port))
-        except OSError:
-            print(f"Couldn't listen to port {port}", file=sys.stderr)
-            sys.exit(1)
-        listener.listen(1)
-    try:
-        yield
-    finally:
-        if listener is not None:
-            listener.close()
-
-
-def _server(node, options: dict, card: dict) -> int:
+def _server(node, options: dict, card: dict, listener) -> int:
     print("\n************************************")
     print("* Waiting for client to connect... *")
     print("************************************")
@@ -132,7 +112,14 @@ def _server(node, options: dict, card: dict) -> int:
     meeting.write_text(json.dumps({"pid": os.getpid(), "device": card["name"]}))
     try:
         while True:
-            time.sleep(0.02)
+            agreed = None
+            if listener is None:
+                time.sleep(0.02)
+            else:
+                agreed = perftest_socket.answer(node, listener, _myself(node, options, card))
+            if agreed:
+                met = {"row": None if "lost" in agreed else _row(options, agreed["rate"])}
+                break
             try:
                 met = json.loads(meeting.read_text())
             except (OSError, ValueError):
@@ -144,12 +131,22 @@ def _server(node, options: dict, card: dict) -> int:
             meeting.unlink()
     if met["row"] is None:
         return _no_memory() if "cuda" in options else 1
-    _head(options, card, server=True)
-    _table(options, met["row"])
+    perftest_output.head(options, card, server=True)
+    perftest_output.table(options, met["row"])
     return 0
 
 
+def _myself(node, options: dict, card: dict) -> dict:
+    return {"name": node.name, "rate": _rate(node, card, None, options["qps"])}
+
+
+def _row(options: dict, rate: float) -> list:
+    return [options["size"], options["iters"] * options["qps"], rate * 1.0005, rate]
+
+
 def _client(node, options: dict, card: dict) -> int:
+    if perftest_socket.is_remote(options["host"]):
+        return _client_of_another(node, options, card)
     meeting = _meeting(node, options["port"])
     # Beside a socket there is nothing to wait for: perftest tries once.
     for _ in range(1 if str(node.root) == "/" else 100):
@@ -159,25 +156,44 @@ def _client(node, options: dict, card: dict) -> int:
     try:
         met = json.loads(meeting.read_text())
     except (OSError, ValueError):
-        print(f"Couldn't connect to {options['host']}:{options['port']}", file=sys.stderr)
-        print(" Unable to open file descriptor for socket connection", file=sys.stderr)
-        print(" Unable to init the socket connection", file=sys.stderr)
-        return 1
+        return _nobody(options)
     gpu = None
     if "cuda" in options:
         gpu = _gpu(node, options)
         if gpu is None or not _registers(node, options):
             _answer(meeting, met, None)
             return _no_memory()
-    rate = _rate(node, card, gpu, options["qps"])
-    sent = options["iters"] * options["qps"]
+    row = _row(options, _rate(node, card, gpu, options["qps"]))
     with Load(node, "ib_write_bw", [gpu] if gpu else []):
-        wait(node, 0.4 + options["size"] * 8.0 * sent / (rate * 1e9))
-    row = [options["size"], sent, rate * 1.0005, rate]
-    _head(options, card, server=False)
-    _table(options, row)
+        _send(node, row)
+    perftest_output.head(options, card, server=False)
+    perftest_output.table(options, row)
     _answer(meeting, met, row)
     return 0
+
+
+def _client_of_another(node, options: dict, card: dict) -> int:
+    mine = _myself(node, options, card)
+    with perftest_socket.asked(node, options["host"], options["port"], mine) as agreed:
+        if agreed is None:
+            return _nobody(options)
+        row = _row(options, agreed["rate"])
+        _send(node, row)
+    perftest_output.head(options, card, server=False)
+    perftest_output.table(options, row)
+    return 0
+
+
+def _send(node, row: list) -> None:
+    size, sent, _, rate = row
+    wait(node, 0.4 + size * 8.0 * sent / (rate * 1e9))
+
+
+def _nobody(options: dict) -> int:
+    print(f"Couldn't connect to {options['host']}:{options['port']}", file=sys.stderr)
+    print(" Unable to open file descriptor for socket connection", file=sys.stderr)
+    print(" Unable to init the socket connection", file=sys.stderr)
+    return 1
 
 
 def _answer(meeting: Path, met: dict, row) -> None:
@@ -240,52 +256,3 @@ def _rate(node, card: dict, gpu, pairs: int) -> float:
         rate *= 0.45 if node.fault("acs_on") else 1.0
     # 99.96 % repeatability (SuperBench, HCA loopback)
     return rate * noise.jitter(node, "loopback", "{}{}".format(number, "" if gpu is None else "gpu"), 0.0004)
-
-
-# -- printing
-
-
-def _head(options: dict, card: dict, server: bool) -> None:
-    ethernet = card["layer"] == "roce"
-    lines = [
-        RULE,
-        "                    RDMA_Write {}BW Test".format("Bidirectional " if options.get("both") else ""),
-        f" Dual-port       : OFF\t\tDevice         : {card['name']}",
-        f" Number of qps   : {options['qps']}\t\tTransport type : IB",
-        " Connection type : RC\t\tUsing SRQ      : OFF",
-        " PCIe relax order: ON\t\tLock-free      : OFF",
-        " ibv_wr* API     : ON\t\tUsing Enhanced Reorder      : OFF",
-    ]
-    if not server:
-        lines.append(" TX depth        : 128")
-    lines += [
-        " CQ Moderation   : 1",
-        " CQE Poll Batch  : Dynamic",
-        f" Mtu             : {1024 if ethernet else 4096}[B]",
-        " Link type       : {}".format("Ethernet" if ethernet else "IB"),
-        *([" GID index       : 3"] if ethernet else []),
-        " Max inline data : 0[B]",
-        " rdma_cm QPs\t : OFF",
-        " Data ex. method : Ethernet",
-        RULE,
-    ]
-    for side in ("local", "remote"):
-        for pair in range(options["qps"]):
-            lines.append(
-                f" {side} address: LID {0x30 + card['number']:#04x} QPN {0x120 + pair:#06x} PSN "
-                f"{0x3FF1BC + pair:#06x} RKey {0x1FFF00:#08x} VAddr {0x7F19ADCBF000 + (pair << 23):#018x}"
-            )
-    print("\n".join([*lines, RULE]))
-
-
-def _table(options: dict, row: list) -> None:
-    size, sent, peak, average = row
-    unit = "Gb/sec" if options.get("gbits") else "MiB/sec"
-    scale = 1.0 if options.get("gbits") else 1e9 / 8 / (1 << 20)
-    messages = average * 1e3 / (8 * size)
-    print(f" #bytes     #iterations    BW peak[{unit}]    BW average[{unit}]   MsgRate[Mpps]")
-    print(
-        f" {size:<7d}    {sent:<10d}       {peak * scale:<7.2f}            {average * scale:<7.2f}\t\t     "
-        f"{messages:<7.6f}"
-    )
-    print(RULE)

@@ -41,6 +41,8 @@ options:
       env: {description: Variables added to the environment., type: dict}
       beside: {description: The name of the program beside which this one runs., type: str}
       port: {description: The TCP port it listens on; the other waits for it., type: int, default: 0}
+      retry_on: {description: It is run again while it fails with these words., type: str, default: ""}
+      retry_for: {description: For so many seconds., type: float, default: 0}
   cap:
     description: Bytes kept of each stream. Of a longer one the beginning and the end are kept.
     type: int
@@ -67,6 +69,7 @@ gpuprov:
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
 READY = 10.0  # seconds for a program beside another to listen
 GRACE = 5.0  # seconds between TERM and KILL, and after KILL before we stop waiting
+RETRY = 0.5  # seconds between two tries
 DRAIN = 1.0  # seconds for what is still in the pipes after the program has ended
 CUT_MARK = "\n[gpuprov: %d bytes left out here]\n"
 DELTA = "kernel_log_delta"  # the name of the output with the kernel's messages of this run
@@ -233,6 +236,17 @@ def run_one(command, cap, enough=None):
     return result
 
 
+def run_again(command, cap):
+    """Run one program, again and again while it fails with the words of `retry_on`."""
+    words, until = command.get("retry_on") or "", time.monotonic() + float(command.get("retry_for") or 0)
+    while True:
+        result = run_one(command, cap)
+        failed = result["rc"] not in (0, None) and words in result["stdout"] + result["stderr"]
+        if not words or not failed or time.monotonic() + RETRY > until:
+            return result
+        time.sleep(RETRY)
+
+
 def listening(port):
     """Whether a program listens on this TCP port. Connecting to see would be its first client.
 
@@ -297,7 +311,7 @@ def run_all(commands, cap):
         for one in companions:
             one.wait_until_ready()
         try:
-            outputs[name] = run_one(command, cap)
+            outputs[name] = run_again(command, cap)
         finally:
             for one in companions:
                 one.enough.set()  # all at once: their graces pass together
@@ -377,6 +391,8 @@ def main():
         "env": {"type": "dict"},
         "beside": {"type": "str"},
         "port": {"type": "int", "default": 0},
+        "retry_on": {"type": "str", "default": ""},
+        "retry_for": {"type": "float", "default": 0.0},
     }
     module = AnsibleModule(
         argument_spec={

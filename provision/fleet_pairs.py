@@ -1,0 +1,73 @@
+"""What the pairs of a run say of its nodes and of what lies between them, from what the run folder keeps.
+
+run.json has who took part (`pairs`: nodes, and the others with the reason), pairs.jsonl each measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
+from typing import Any
+
+from provision.errors import RunFolderError
+from provision.health import CheckResult, NodeHealth
+from provision.judge import Finding, Verdict, unmeasured, worst
+from provision.pairs import findings, pairing
+from provision.pairs.pairing import Topology
+from provision.pairs.results import Outcome, Result
+from provision.pairs.write_bw import ID
+from provision.seen import Seen
+from provision.store import RunFolder
+
+NO_PORT = "no RDMA port of it is up"
+
+
+def topology(nodes: Iterable[str], seen: Mapping[str, Seen]) -> Topology:
+    """These nodes with their racks. Raises InventoryError."""
+    return pairing.topology({node: seen[node].variables for node in nodes})
+
+
+def keep(folder: RunFolder, results: Iterable[Result]) -> None:
+    """Store measurements of pairs, a line each."""
+    for result in results:
+        folder.append("pairs", asdict(result))
+
+
+def kept(folder: RunFolder) -> list[Result]:
+    """The measurements of a run so far. Raises RunFolderError."""
+    try:
+        return [_result(row) for row in folder.read("pairs")]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(f"{folder.path}/pairs.jsonl has a line that is no result: {error}") from error
+
+
+def _result(row: Mapping[str, Any]) -> Result:
+    return Result(**{**row, "nodes": tuple(row["nodes"]), "outcome": Outcome(row["outcome"])})
+
+
+def judge(
+    folder: RunFolder, nodes: Iterable[NodeHealth], seen: Mapping[str, Seen]
+) -> tuple[tuple[NodeHealth, ...], tuple[Finding, ...], tuple[str, ...]]:
+    """The nodes with what their pairs say of them, the findings of the fabric, and lines on what no
+    measurement could tell. Nothing changes in a run without pairs."""
+    nodes = tuple(nodes)
+    took_part = folder.meta().get("pairs")
+    if not isinstance(took_part, Mapping):
+        return nodes, (), ()
+    members = [str(node) for node in took_part["nodes"] if node in seen]
+    checks, fabric, untold = findings.judged(topology(members, seen), kept(folder))
+    others = {str(node): _left_out(str(why)) for node, why in took_part["left_out"].items()}
+    return tuple(_with(node, {**others, **checks}.get(node.node)) for node in nodes), fabric, untold
+
+
+def _left_out(why: str) -> CheckResult:
+    skipped = Finding(ID, Verdict.SKIP, "node", why, "pairs")
+    found = skipped if why == NO_PORT else unmeasured(ID, why)
+    return CheckResult(ID, found.verdict, (found,), (), 0.0)
+
+
+def _with(node: NodeHealth, check: CheckResult | None) -> NodeHealth:
+    if check is None or node.error:
+        return node
+    alone = [node.verdict] if node.checks else []  # one that was asked for pairs only has no verdict yet
+    return replace(node, checks=(*node.checks, check), verdict=worst([*alone, check.verdict]))

@@ -1,0 +1,163 @@
+"""Measuring pairs of nodes on the nodes: round after round, all pairs of a round at once, until nobody is
+left to suspect. Each round is kept before the next is chosen; a run that was ended goes on after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from provision import campaign, fleet_pairs, node_commands, paths, runner
+from provision.checks.check import Command, Output
+from provision.errors import GpuprovError, ParseError
+from provision.pairs import suspects, write_bw
+from provision.pairs.pairing import Pair, Topology
+from provision.pairs.results import Outcome, Result
+from provision.pairs.write_bw import ID as ID
+from provision.seen import Seen
+from provision.store import RunFolder
+from provision.terminal import Progress
+from provision.wording import many
+
+if TYPE_CHECKING:
+    from provision.validation import Settings
+
+_ADDRESS = "gpuprov_address"  # the inventory variable
+
+
+@dataclass
+class _Round:
+    """One round as it is run: who runs what, and what came back."""
+
+    pairs: Sequence[Pair]
+    number: int
+    commands: dict[str, list[Command]] = field(default_factory=dict)
+    asked: dict[Pair, list[tuple[str, float]]] = field(default_factory=dict)
+    outputs: dict[str, dict[str, Output]] = field(default_factory=dict)
+    silent: dict[str, str] = field(default_factory=dict)
+
+
+def measure(
+    folder: RunFolder,
+    able: Mapping[str, Seen],
+    variables: Mapping[str, Mapping[str, Any]],
+    settings: Settings,
+    progress: Progress,
+) -> None:
+    """Measure pairs of these nodes, as far as they have RDMA ports that are up. Raises InventoryError for a
+    rack that is none, and KeyboardInterrupt with all rounds but the last kept."""
+    members, left_out = [], {}
+    for name, node in able.items():
+        try:
+            if write_bw.rails(node.check_node):
+                members.append(name)
+            else:
+                left_out[name] = fleet_pairs.NO_PORT
+        except ParseError as error:
+            left_out[name] = f"its RDMA ports are not known: {error.what}"
+    fleet = fleet_pairs.topology(members, able)
+    folder.note(pairs={"nodes": members, "left_out": left_out})
+    results = fleet_pairs.kept(folder)
+    while pairs := suspects.next_round(fleet, results):
+        number = max((result.round for result in results), default=0) + 1
+        progress.step(f"{ID}: round {number} of {suspects.MOST_ROUNDS} at most, {many(len(pairs), 'pair')}")
+        found = _measured(folder, _planned(fleet, pairs, number, able, variables), variables, settings)
+        fleet_pairs.keep(folder, found)
+        results += found
+    for name in able:
+        progress.done(f"{name}: {ID}: {'measured' if name in members else left_out[name]}")
+
+
+def _planned(
+    fleet: Topology,
+    pairs: Sequence[Pair],
+    number: int,
+    able: Mapping[str, Seen],
+    variables: Mapping[str, Mapping[str, Any]],
+) -> _Round:
+    planned = _Round(pairs, number)
+    for pair in pairs:
+        host, guest = pair
+        server, client = able[host].check_node, able[guest].check_node
+        planned.commands[host], planned.commands[guest] = write_bw.commands(
+            server, client, _address(host, variables[host])
+        )
+        planned.asked[pair] = [
+            (ports[0].name, write_bw.expected(fleet, pair, ports, _oversubscription(variables[host])))
+            for ports in write_bw.shared(server, client)
+        ]
+    return planned
+
+
+def _address(name: str, variables: Mapping[str, Any]) -> str:
+    """Where other nodes reach this one."""
+    return str(variables.get(_ADDRESS) or variables.get("ansible_host") or name)
+
+
+def _oversubscription(variables: Mapping[str, Any]) -> float:
+    stated = variables.get(write_bw.OVERSUBSCRIBED, 1)
+    return float(stated) if isinstance(stated, int | float) and stated >= 1 else 1.0
+
+
+def _measured(
+    folder: RunFolder,
+    planned: _Round,
+    variables: Mapping[str, Mapping[str, Any]],
+    settings: Settings,
+) -> list[Result]:
+    """Run one round: server and client of each pair side by side, so that they start together."""
+    todo = {
+        node: node_commands.play_variables(variables[node], planned.commands[node])
+        for pair in planned.pairs
+        for node in pair
+        if planned.commands[node]
+    }
+
+    def on_event(event: runner.Event) -> None:
+        answer = event.result.get("gpuprov")
+        if event.kind in ("ok", "changed") and isinstance(answer, Mapping):
+            asked = [command.name for command in planned.commands[event.node]]
+            raw = campaign.raw_from_answer(event.node, f"{ID}.round{planned.number}", answer, "", asked)
+            campaign.keep_raw(folder, raw)
+            planned.outputs[event.node] = {output.name: output for output in raw.outputs}
+            if raw.error:
+                planned.silent[event.node] = raw.error
+
+    if todo:
+        limit = max(one["gpuprov_task_timeout"] for one in todo.values())
+        forks = max(2, settings.forks - settings.forks % 2)  # a server never waits for a client in the queue
+        try:
+            outcomes = runner.run_playbook(
+                paths.PLAYBOOKS / "validate.yml",
+                todo,
+                on_event=on_event,
+                forks=forks,
+                timeout=math.ceil(len(todo) / forks) * (limit + 60) + 60,
+                vault_password_files=settings.vault_password_files,
+            )
+        except GpuprovError as error:
+            outcomes = {name: runner.Outcome(name, "failed", message=error.what) for name in todo}
+        for node in todo:
+            if node not in planned.outputs:
+                planned.silent[node] = outcomes[node].message if node in outcomes else "nothing was run on it"
+    return [result for pair in planned.pairs for result in _results(planned, pair)]
+
+
+def _results(planned: _Round, pair: Pair) -> list[Result]:
+    asked = planned.asked[pair]
+    if not asked:
+        return [Result(pair, planned.number, Outcome.NOT_RUN, said="they have no rail in common")]
+    silent = [node for node in pair if node in planned.silent]
+    if silent:
+        end = silent[0] if len(silent) == 1 else ""
+        said = "; ".join(f"{node}: {planned.silent[node]}" for node in silent)
+        return [
+            Result(pair, planned.number, Outcome.ERROR, None, rail, "Gb/s", least, end, said=said)
+            for rail, least in asked
+        ]
+    host, guest = pair
+    return write_bw.results(
+        pair, planned.number, asked, planned.outputs.get(host, {}), planned.outputs.get(guest, {})
+    )
