@@ -16,7 +16,7 @@ from provision.errors import ParseError
 
 SIZE = 8388608  # bytes; azurehpc-health-checks measures at this size, and its limits hold for it
 QUEUE_PAIRS = 4
-_ITERATIONS = "1000"  # of each queue pair: 34 GB, most of a second on a 400 Gb/s port
+_ITERATIONS = 1000  # of each queue pair: 34 GB, most of a second on a 400 Gb/s port
 
 
 def argv(node: CheckNode, device: str, port: str, number: int) -> tuple[str, ...]:
@@ -24,7 +24,12 @@ def argv(node: CheckNode, device: str, port: str, number: int) -> tuple[str, ...
     server's address behind it."""
     program = str(node.variables.get("validation_tools_ib_write_bw_path", "/usr/bin/ib_write_bw"))
     asked = ("-d", device, "-i", port, "-p", str(number), "-s", str(SIZE), "-q", str(QUEUE_PAIRS))
-    return (program, *asked, "-n", _ITERATIONS, "-F", "--report_gbits", "--perform_warm_up")
+    return (program, *asked, "-n", str(_ITERATIONS), "-F", "--report_gbits", "--perform_warm_up")
+
+
+def seconds(rate: float) -> float:
+    """How long the transfer of `argv` takes at this rate in Gb/s."""
+    return SIZE * 8 * QUEUE_PAIRS * _ITERATIONS / (rate * 1e9)
 
 
 @dataclass(frozen=True)

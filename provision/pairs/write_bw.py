@@ -25,8 +25,8 @@ FACTS: tuple[str, ...] = ("hca.ports", "hca.counters", "hca.mtus")
 
 OVERSUBSCRIBED = "gpuprov_oversubscription"  # the inventory variable
 _FIRST_PORT = 18700
-_DEADLINE = 40.0  # seconds of a server, its wait for the client included
-_RUN = 30.0  # seconds of a client that is connected
+_SETTLE = 10.0  # seconds that a client may take beside its transfer, and a server waits for it
+_SLOWEST = 4  # times as long as at the port's rate a transfer may take; what takes longer hangs
 _RETRY = 75.0  # seconds in which a server comes up, or is done with a rail that hangs
 NOBODY = "Couldn't connect to"  # what the client says when nobody listens
 # What a program says of its own machine, before the other one has a part in it.
@@ -58,9 +58,11 @@ def commands(server: CheckNode, client: CheckNode, address: str) -> tuple[list[C
     serving, asking = [], []
     for number, (its, other) in enumerate(shared(server, client)):
         port = _FIRST_PORT + number
-        serving.append(Command(its.name, perftest.argv(server, its.device, its.number, port), _DEADLINE))
+        limit = _SETTLE + _SLOWEST * perftest.seconds(min(float(end.rate or 0) for end in (its, other)))
+        argv = perftest.argv(server, its.device, its.number, port)
+        serving.append(Command(its.name, argv, limit + _SETTLE))
         argv = (*perftest.argv(client, other.device, other.number, port), address)
-        asking.append(Command(other.name, argv, _RUN, retry_on=NOBODY, retry_for=_RETRY))
+        asking.append(Command(other.name, argv, limit, retry_on=NOBODY, retry_for=_RETRY))
     return serving, asking
 
 
