@@ -26,6 +26,7 @@ from provision.observe import Observation, observe
 from provision.seen import Seen, for_checks, seen
 from provision.store import RunFolder, runs_home
 from provision.terminal import Progress
+from provision.verdict_history import keep as keep_verdicts
 
 # The task's own limit, over all deadlines of its programs: a killed program has two graces of 5 s, and the
 # module is copied over first. A node that is silent longer is given up.
@@ -148,6 +149,7 @@ def validate(
     verdicts = {(node.node, one.check): one.verdict.value for node in health.nodes for one in node.checks}
     validated.publish(folder, verdicts)
     offender_history.remember(folder, health.nodes)
+    keep_verdicts(folder, health)
     return health, exit_code(health)
 
 
