@@ -20,6 +20,7 @@ from provision.store import RunFolder
 
 FILE = "verdicts.json"
 FORMAT = 1
+_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)  # what a strange file raises
 BAD = (Verdict.FAIL, Verdict.ERROR)  # not knowing is not healthy
 _LOOKED = 100  # earlier runs whose run.json is read
 _READ = 5  # of these, how many are read: a run of some nodes hides the others' last verdict
@@ -88,7 +89,7 @@ def _before(folder: RunFolder, fleet: FleetHealth) -> Iterator[Earlier]:
     with contextlib.suppress(OSError):
         names = sorted((path.name for path in home.glob(f"*Z-{verb}")), reverse=True)
     for name in [name for name in names if name < folder.path.name][:_LOOKED]:
-        with contextlib.suppress(GpuprovError, OSError, ValueError, TypeError, KeyError, AttributeError):
+        with contextlib.suppress(GpuprovError, OSError, *_DAMAGED):
             run = RunFolder(home / name)
             meta = run.meta()
             if meta.get("inventory") == fleet.inventory and set(meta.get("asked", ())) == set(fleet.asked):
