@@ -69,7 +69,8 @@ def test_one_line_says_it_in_the_terminal(both: tuple[Earlier, FleetHealth]) -> 
     text = terminal.summary(both[1], width=500, context=Context(both[0]))
     assert (
         "since the run of 2026-05-03 10:00:00 UTC: 2 newly unhealthy or not measured: a[1-2]; "
-        "2 still unhealthy or not measured: c[1-2]; 2 recovered: b[1-2]; 1 otherwise changed: d1; 1 not in the runs before: e1; "
+        "2 still unhealthy or not measured: c[1-2]; 2 recovered: b[1-2]; "
+        "1 otherwise changed: d1; 1 not in the runs before: e1; "
         "1 not in this run: f1; the longest since 2026-05-01 08:00:00 UTC\n"
     ) in text
 
