@@ -10,6 +10,7 @@ import base64
 import io
 import logging
 import statistics
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,6 +48,7 @@ _STYLE: Any = {
 _DEVICES = 72  # lines of one plot: a GB200 NVL72 domain
 _BINS, _LANES = 140, 5  # where dots of a strip may be: what would cover each other is drawn once
 _LABELS = 6  # of a strip
+_NAME = 30  # letters of a line beside a strip
 _WIDTH = 9.4  # inches of the fleet's chart
 _CHARACTER = 0.0125  # width of a letter in parts of a strip's width
 
@@ -190,8 +192,9 @@ def _draw_strip(axes: Axes, strip: Strip) -> None:
         axes.plot([statistics.median(every)] * 2, [-1, 1], color=_INK, linewidth=1.1)
     if strip.limit is not None:
         axes.plot([strip.limit] * 2, [-1, 1], color=_LIMIT, linewidth=1.4, linestyle=(0, (4, 2)))
-    what, better = one_line(strip.what, 44), "more" if strip.better == "at_least" else "less"
-    _beside(axes, -0.02, 0.68, f"{what[:1].upper()}{what[1:]}", _INK)
+    what, better = one_line(strip.what, 120), "more" if strip.better == "at_least" else "less"
+    what = textwrap.fill(f"{what[:1].upper()}{what[1:]}", _NAME, max_lines=2, placeholder="…")
+    _beside(axes, -0.02, 0.68 if "\n" not in what else 0.86, what, _INK)
     _beside(axes, -0.02, 0.16, f"{strip.unit}, {better} is better".lstrip(", "), _SOFT)
     _beside(
         axes, 1.02, 0.68, strip.limit_words or "no limit is known", _LIMIT if strip.limit_words else _SOFT

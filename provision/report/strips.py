@@ -59,15 +59,26 @@ class Sku:
     left_out: int
 
 
-def strips(fleet: FleetHealth) -> tuple[list[Sku], int]:
-    """The SKUs with the most nodes, and how many more there are. A node that was not reached has no SKU."""
+@dataclass(frozen=True)
+class Glance:
+    """The SKUs with the most nodes; `more_skus`: how many others there are; `nodes_unknown`: nodes of which
+    not even the SKU is known, as of one that was not reached."""
+
+    skus: tuple[Sku, ...]
+    more_skus: int
+    nodes_unknown: int
+
+
+def glance(fleet: FleetHealth) -> Glance:
+    """What to draw of a fleet, the largest SKU first."""
     groups: dict[str, list[NodeHealth]] = defaultdict(list)
     for node in fleet.nodes:
         if name := str(node.facts.get("sku") or (node.gpus[0].name if node.gpus else "")):
             groups[one_line(name, 60)].append(node)
     found = [_sku(name, nodes) for name, nodes in sorted(groups.items(), key=lambda one: -len(one[1]))]
     drawn = [sku for sku in found if sku.strips]
-    return drawn[:_SKUS], len(drawn[_SKUS:])
+    unknown = len(fleet.nodes) - sum(len(nodes) for nodes in groups.values())
+    return Glance(tuple(drawn[:_SKUS]), len(drawn[_SKUS:]), unknown)
 
 
 @dataclass

@@ -104,6 +104,7 @@ def test_what_was_not_measured_has_its_own_section_tile_and_reason(samples: Modu
         "did not run: nccl_all_reduce",
         "? did not run",
         "one GPU: there is nobody to reduce with",
+        "? Not in it: 2 nodes of unknown SKU.",
     ):
         assert wanted in shown, wanted
     assert "An empty report is not a healthy fleet." in Reader(page(samples.nothing())).text

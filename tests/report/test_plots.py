@@ -15,7 +15,7 @@ from provision.checks.telemetry_series import Series
 from provision.judge import Verdict
 from provision.report import plots
 from provision.report.plots import Image
-from provision.report.strips import Mark, Sku, Strip, strips
+from provision.report.strips import Mark, Sku, Strip, glance
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -95,7 +95,7 @@ def test_the_same_numbers_give_the_same_bytes_in_any_process(samples: ModuleType
         for _ in range(2)
     }
     assert len(runs) == 1
-    (skus, _) = strips(samples.demo())
+    skus = glance(samples.demo()).skus
     assert plots.fleet(skus) == plots.fleet(skus)
     svg = base64.b64decode(runs.pop().split(b",", 1)[1]).decode()
     assert "<dc:date>" not in svg
@@ -141,7 +141,7 @@ def test_values_that_are_all_alike_are_drawn(value: float) -> None:
 
 
 def test_hostile_names_are_text_in_a_well_formed_image(samples: ModuleType) -> None:
-    skus, _ = strips(samples.hostile())
+    skus = glance(samples.hostile()).skus
     names = ("$x^{$", "<script>alert(1)</script>", "]]>&amp;", "עברית ✗ 漢字")
     hostile = [
         Sku(

@@ -8,12 +8,13 @@ from types import ModuleType
 from provision.checks.check import Measurement
 from provision.health import CheckResult, FleetHealth, NodeHealth
 from provision.judge import Finding, Verdict
-from provision.report.strips import Sku, Strip, strips
+from provision.report.strips import Sku, Strip, glance
 
 
 def only(fleet: FleetHealth) -> Sku:
-    (sku,), more = strips(fleet)
-    assert more == 0
+    seen = glance(fleet)
+    assert seen.more_skus == 0
+    (sku,) = seen.skus
     return sku
 
 
@@ -50,7 +51,8 @@ def test_who_failed_stands_out_by_name_also_by_another_metric_of_the_check(sampl
 
 def test_nodes_without_a_value_are_counted(samples: ModuleType) -> None:
     sku = only(samples.unmeasured())
-    assert sku.nodes == 5  # the two that were not reached have no SKU
+    assert sku.nodes == 5
+    assert glance(samples.unmeasured()).nodes_unknown == 2  # that were not reached
     assert strip(sku, "burn rate").silent == 1
 
 
@@ -84,6 +86,17 @@ def test_who_stands_out_is_drawn_before_what_is_merely_measured(samples: ModuleT
     assert len(sku.strips) == 6
     assert sku.left_out == 2
     assert strip(sku, "rate of copies within a GPU's memory").marks
+
+
+def test_many_skus_are_counted_and_the_largest_is_first(samples: ModuleType) -> None:
+    def of(sku: str, number: int) -> NodeHealth:
+        node = with_rates(samples, f"{sku}-{number}")
+        return dataclasses.replace(node, facts={"sku": sku})
+
+    nodes = [of(f"sku{kind}", number) for kind in range(6) for number in range(1 + (kind == 5))]
+    seen = glance(samples.fleet(*nodes))
+    assert [sku.name for sku in seen.skus] == ["sku5", "sku0", "sku1", "sku2"]
+    assert seen.more_skus == 2
 
 
 def measured(check: str, metric: str, *findings: Finding) -> CheckResult:
