@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import io
 import logging
+import os
 import statistics
 import textwrap
 import warnings
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells users of its fonts and its cache
+os.environ.pop("MPLBACKEND", None)  # meant for somebody's screen; one it does not know would stop it
 
 import matplotlib  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import base64
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 from xml.etree import ElementTree
 
 import matplotlib
 import pytest
 
+import provision
 from provision.checks.telemetry_series import Series
 from provision.judge import Verdict
 from provision.report import plots
@@ -83,17 +86,23 @@ def test_many_gpus_cost_no_more_than_a_few() -> None:
     assert "gpu2999" in words(images[0])
 
 
-def test_the_same_numbers_give_the_same_bytes_in_any_process(samples: ModuleType) -> None:
+def test_the_same_numbers_give_the_same_bytes_in_any_process(samples: ModuleType, tmp_path: Path) -> None:
     program = (
         "import sys; from provision.report import plots\n"
         "from provision.checks.telemetry_series import Series\n"
         "one = Series([0.0, 2.0, 4.0], [50.0, 60.0, 61.0], [600.0, 690.0, 690.0], [1830.0, 1800.0, 1830.0])\n"
         "sys.stdout.write(plots.telemetry({'gpu0': one}, {})[0].source)"
     )
-    runs = {
-        subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=100).stdout
-        for _ in range(2)
-    }
+    (tmp_path / "matplotlibrc").write_text("font.size: 30\nbackend: nonsense\n")
+    runs = set()
+    for extra in ({}, {"MPLBACKEND": "nonsense"}):
+        environment = {**os.environ, "PYTHONPATH": str(Path(provision.__file__).parent.parent), **extra}
+        answer = subprocess.run(
+            [sys.executable, "-c", program],
+            capture_output=True, check=True, timeout=100, env=environment, cwd=tmp_path if extra else None,
+        )  # fmt: skip
+        assert answer.stderr == b""
+        runs.add(answer.stdout)
     assert len(runs) == 1
     skus = glance(samples.demo()).skus
     assert plots.fleet(skus) == plots.fleet(skus)
