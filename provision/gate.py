@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from provision import checks_asked, report, validation
+from provision import checks_asked, report, report_context, validation
 from provision.health import NodeHealth
 from provision.inventory import Fleet
 from provision.judge import Verdict
@@ -33,7 +33,7 @@ def quick(
     folder = validation.open_folder(None, part, asked, settings)
     opened(folder)
     health, code = validation.validate(folder, part, overrides, asked, settings)
-    report.write_all(health, folder.path, ["html", "json"])
+    report.write_all(health, folder, ["html", "json"], report_context.read(folder, health))
     folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
     folder.finish(code)
     if health.interrupted:

@@ -37,6 +37,7 @@ from provision.observe import Observation, observe
 from provision.seen import Seen, for_checks, seen
 from provision.store import RunFolder, runs_home
 from provision.terminal import Progress
+from provision.verdict_history import keep as keep_verdicts
 
 
 @dataclass(frozen=True)
@@ -155,6 +156,7 @@ def validate(
     verdicts = {(node.node, one.check): one.verdict.value for node in health.nodes for one in node.checks}
     validated.publish(folder, verdicts)
     offender_history.remember(folder, health.nodes)
+    keep_verdicts(folder, health)
     return health, exit_code(health)
 
 

@@ -22,6 +22,7 @@ OWNERS = {
     "ansible_runner": {"runner.py"},
     "jinja2": {"templating.py", "report/html.py"},
     "jsonschema": set(),  # the schema is held by tests; the program reads reports with health.from_json
+    "matplotlib": {"report/plots.py"},
     "markupsafe": {"report/html.py"},
     "packaging": set(),
     "paramiko": {"ssh.py"},
@@ -47,7 +48,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     ("simulated nodes", {"lab"}),
     (
         "what a verb does",
-        {"baseline", "campaign", "plan_report", "seen", "shown", "starter", "validation"}
+        {"baseline", "campaign", "plan_report", "report_context", "seen", "shown", "starter", "validation"}
         | {"checks_asked", "drift_formats", "drift_report", "fleet_pairs", "fleet_versions", "odd_ones"}
         | {"node_commands", "pair_campaign"}
         | {
@@ -117,7 +118,17 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     ),
     (
         "what is measured",
-        {"checks", "fingerprint", "health", "judge", "store", "suspects", "thresholds", "validated"}
+        {
+            "checks",
+            "fingerprint",
+            "health",
+            "judge",
+            "store",
+            "suspects",
+            "thresholds",
+            "validated",
+            "verdict_history",
+        }
         | {"fleet_judge", "fleet_metrics", "pairs", "threshold_metrics", "offenders", "offender_history"},
     ),
     (
@@ -404,7 +415,7 @@ def test_what_runs_on_nodes_is_python_36_and_standard_library(path: Path) -> Non
 
 # --- a light start ---
 
-HEAVY = ("ansible_runner", "jinja2", "jsonschema", "paramiko", "rich", "yaml")
+HEAVY = ("ansible_runner", "jinja2", "jsonschema", "matplotlib", "paramiko", "rich", "yaml")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,12 @@
 """What nvidia-smi says of the GPUs while they work: sampled beside a load, judged for what idle GPUs hide.
 
 An idle link saves power and runs at generation 1, an idle GPU is never throttled. `command` samples beside
-another command of the check, `parse` reads the samples; telemetry_rules.py judges them.
+another command of the check, `parse` makes measurements of the samples (telemetry_rows.py reads them);
+telemetry_rules.py judges those.
 """
 
 from __future__ import annotations
 
-import csv
-import datetime
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -15,15 +14,11 @@ from dataclasses import dataclass, field
 
 from provision.checks.check import Command, Measurement, Output
 from provision.checks.kernel_log import bus_address
+from provision.checks.telemetry_rows import FIELDS as FIELDS
+from provision.checks.telemetry_rows import absent, index, moment, number, rows
 from provision.errors import ParseError
 
 NAME = "telemetry"  # of the command
-FIELDS = (
-    "timestamp", "index", "utilization.gpu", "temperature.gpu", "power.draw", "clocks.current.sm",
-    "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max",
-    "clocks_event_reasons.active",
-)  # fmt: skip
-
 _INTERVAL = 2.0  # seconds between samples
 # 8 GPUs write a kilobyte a sample, and 2 MiB are kept: of a longer load no more than 1,500 samples are taken.
 _MOST_SAMPLES = 1500
@@ -92,19 +87,19 @@ def parse(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
     if output.not_started or output.timed_out:
         why = output.not_started or "it did not answer in time"
         raise ParseError(f"the GPUs were not sampled under load: {why}", "look at nvidia-smi on the node")
-    rows, lost = _rows(output)
+    samples, lost = rows(output)
     sampled: dict[int, _Samples] = {}
-    for row in rows:
+    for row in samples:
         _take(sampled, row)
     if not sampled and lost is None:
         raise ParseError("nvidia-smi sampled no GPU under load", "run the check again")
     found = [] if lost is None else [Measurement("lost", lost, "", _which(lost, gpus))]
     end = max((one.last for one in sampled.values()), default=0.0)
     patience = 5 * (float(output.argv[-1]) / 1000 if output.argv[-1].isdigit() else _INTERVAL)
-    for index, one in sorted(sampled.items()):
-        found += _measured(f"gpu{index}", one)
+    for gpu, one in sorted(sampled.items()):
+        found += _measured(f"gpu{gpu}", one)
         if end - one.last > patience:
-            found.append(Measurement("silent", round(end - one.last, 1), "s", f"gpu{index}"))
+            found.append(Measurement("silent", round(end - one.last, 1), "s", f"gpu{gpu}"))
     return found
 
 
@@ -116,61 +111,10 @@ def _which(lost: str, gpus: Mapping[str, str]) -> str:
     return gpus.get(bus_address(match[2])) or f"gpu@{bus_address(match[2])}"
 
 
-def _rows(output: Output) -> tuple[list[dict[str, str]], str | None]:
-    """The rows by field, and what was said of a GPU that was lost on the way."""
-    lines = output.stdout.splitlines()
-    whole = output.stdout.endswith("\n")
-    header: list[str] | None = None
-    rows: list[dict[str, str]] = []
-    lost = None
-    for number, line in enumerate(lines):
-        if not line.strip() or line.startswith("[gpuprov: "):
-            continue
-        if "GPU is lost." in line:
-            lost = line.strip()[:200]
-            continue
-        try:
-            cells = [cell.strip() for cell in next(csv.reader([line]))]
-        except csv.Error as error:
-            raise ParseError(
-                f"nvidia-smi: not understood: {line.strip()[:120]!r}", "run the check again"
-            ) from error
-        if header is None:
-            header = [re.sub(r" \[.*\]$", "", cell) for cell in cells]
-            if missing := [name for name in FIELDS if name not in header]:
-                raise ParseError(
-                    f"nvidia-smi gave no {missing[0]} under load: {line.strip()[:120]!r}",
-                    "report the new format",
-                )
-            continue
-        if cells[0] == "timestamp":
-            continue
-        if any(lines[at].startswith("[gpuprov: ") for at in (number - 1, number + 1) if 0 <= at < len(lines)):
-            continue  # half of it may be in what was left out
-        if number == len(lines) - 1 and not whole:
-            continue  # cut by the end of the load
-        if len(cells) != len(header):
-            raise ParseError(f"nvidia-smi: not understood: {line.strip()[:120]!r}", "run the check again")
-        rows.append(dict(zip(header, cells, strict=True)))
-    if header is None and lost is None:
-        said = (output.stdout.strip() or output.stderr.strip() or f"nothing, status {output.rc}").splitlines()
-        raise ParseError(f"nvidia-smi did not sample the GPUs: {said[-1][:160]}", "look at the kernel log")
-    return rows, lost
-
-
 def _take(gpus: dict[int, _Samples], row: Mapping[str, str]) -> None:
-    index = _number(row, "index")
-    try:
-        moment = datetime.datetime.strptime(row["timestamp"], "%Y/%m/%d %H:%M:%S.%f")
-    except ValueError as error:
-        raise ParseError(
-            f"nvidia-smi: timestamp is {row['timestamp'][:60]!r}", "report the new format"
-        ) from error
-    if index is None:
-        raise ParseError("nvidia-smi: a sample of no GPU", "report the new format")
-    one = gpus.setdefault(int(index), _Samples())
-    one.last = moment.replace(tzinfo=datetime.UTC).timestamp()
-    used = _number(row, "utilization.gpu")
+    one = gpus.setdefault(index(row), _Samples())
+    one.last = moment(row)
+    used = number(row, "utilization.gpu")
     if used is not None and used < _LOADED:
         return
     one.loaded += used is not None
@@ -179,38 +123,22 @@ def _take(gpus: dict[int, _Samples], row: Mapping[str, str]) -> None:
         (one.powers, "power.draw"),
         (one.clocks, "clocks.current.sm"),
     ):
-        if (value := _number(row, name)) is not None:
+        if (value := number(row, name)) is not None:
             kept.append(value)
     for whole, name in ((one.generations, "pcie.link.gen.current"), (one.widths, "pcie.link.width.current")):
-        if (value := _number(row, name)) is not None:
+        if (value := number(row, name)) is not None:
             whole.append(int(value))
-    if (best := _number(row, "pcie.link.gen.max")) is not None:
+    if (best := number(row, "pcie.link.gen.max")) is not None:
         one.generation_max = int(best)
-    if (best := _number(row, "pcie.link.width.max")) is not None:
+    if (best := number(row, "pcie.link.width.max")) is not None:
         one.width_max = int(best)
     reasons = row["clocks_event_reasons.active"]
     if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", reasons):
         one.reasons.append(int(reasons, 16))
-    elif not _absent(reasons):
+    elif not absent(reasons):
         raise ParseError(
             f"nvidia-smi: clocks_event_reasons.active is {reasons[:60]!r}", "report the new format"
         )
-
-
-def _absent(text: str) -> bool:
-    """`[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU is lost]`: in brackets it is no value."""
-    return text.startswith("[") or text in ("", "N/A")
-
-
-def _number(row: Mapping[str, str], name: str) -> float | None:
-    text = row[name]
-    if _absent(text):
-        return None
-    if not re.fullmatch(r"\d{1,12}(\.\d{1,6})?", text):
-        raise ParseError(
-            f"nvidia-smi: {name} is {text[:60]!r}, which is not a number", "report the new format"
-        )
-    return float(text)
 
 
 def _measured(device: str, one: _Samples) -> list[Measurement]:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from provision.health import FleetHealth
     from provision.report.changes import NodeChange
+    from provision.report.context import Context
     from provision.store import RunFolder
 
 FORMATS = ("json", "html", "md", "junit")
@@ -76,17 +77,18 @@ def run(options: argparse.Namespace) -> ExitCode:
         raise UsageError("--changes only tells what judging again changed", "add --rejudge")
     from pathlib import Path
 
-    from provision import report
+    from provision import report, report_context
     from provision.judge import Verdict
     from provision.report.causes import overall
 
     folder = find_run(options.run, Path(options.runs) if options.runs else None)
     health, changed = _judged(folder, options) if options.rejudge else (stored(folder), None)
     target = Path(options.output) if options.output else folder.path / ("rejudged" if options.rejudge else "")
-    files = report.write_all(health, target, options.format)
+    context = report_context.read(folder, health)
+    files = report.write_all(health, target, options.format, context)
     if changed is not None:
         _write_changes(changed, health, target)
-    _print(health, changed, files, options)
+    _print(health, changed, files, context, options)
     codes = {Verdict.FAIL: ExitCode.UNHEALTHY, Verdict.ERROR: ExitCode.INCOMPLETE}
     return codes.get(overall(health), ExitCode.OK)
 
@@ -179,6 +181,7 @@ def _print(
     health: FleetHealth,
     changed: list[NodeChange] | None,
     files: dict[str, Path],
+    context: Context,
     options: argparse.Namespace,
 ) -> None:
     import shutil
@@ -198,7 +201,8 @@ def _print(
             sys.stderr.writelines(f"{line}\n" for line in lines)
         return
     color = sys.stdout.isatty()
-    sys.stdout.write(terminal.summary(health, width=shutil.get_terminal_size((100, 24)).columns, color=color))
+    width = shutil.get_terminal_size((100, 24)).columns
+    sys.stdout.write(terminal.summary(health, width=width, color=color, context=context))
     if options.rejudge:
         told = [*(lines or ["no verdict changed"]), *(f"  {line}" for line in more)]
         sys.stdout.write("\njudged again:\n" + "".join(f"  {line}\n" for line in told))

@@ -10,9 +10,8 @@ from provision.commands import fleet_options
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from provision.health import FleetHealth
+    from provision.store import RunFolder
 
 FORMATS = ("html", "md", "junit", "json")
 
@@ -121,27 +120,28 @@ def run(options: argparse.Namespace) -> ExitCode:
     stack.check_names(fleet, overrides)
     folder = validation.open_folder(options.resume, fleet, asked, settings)
     health, code = validation.validate(folder, fleet, overrides, asked, settings)
-    _publish(health, folder.path, options)
+    _publish(health, folder, options)
     folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
     folder.finish(code)
     return code
 
 
-def _publish(health: FleetHealth, path: Path, options: argparse.Namespace) -> None:
+def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace) -> None:
     """The report's files, and on stdout the summary (or the JSON) with where they are."""
     import shutil
 
-    from provision import report
+    from provision import report, report_context
     from provision.report import json as json_report
     from provision.report import terminal
 
-    files = report.write_all(health, path, options.format)
+    context = report_context.read(folder, health)
+    files = report.write_all(health, folder, options.format, context)
     if options.json:
         sys.stdout.writelines(json_report.render(health))
         return
     width = shutil.get_terminal_size((100, 24)).columns
-    sys.stdout.write(terminal.summary(health, width=width, color=sys.stdout.isatty()))
-    sys.stdout.write(f"\nrun folder  {path}\n")
+    sys.stdout.write(terminal.summary(health, width=width, color=sys.stdout.isatty(), context=context))
+    sys.stdout.write(f"\nrun folder  {folder.path}\n")
     for name, file in files.items():
         sys.stdout.write(f"{name:<11} {file}\n")
 

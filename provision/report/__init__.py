@@ -13,19 +13,26 @@ from provision.errors import RunFolderError, UsageError
 
 if TYPE_CHECKING:
     from provision.health import FleetHealth
+    from provision.report.context import Context
     from provision.store import RunFolder
 
-# format → (module below, file name). Each module has `render(fleet) -> Iterable[str]`.
+# format → (module below, file name). Each module has `render(fleet) -> Iterable[str]`; those of _TELLING take
+# a Context as well.
 FORMATS = {
     "json": ("json", "report.json"),
     "html": ("html", "report.html"),
     "md": ("markdown", "report.md"),
     "junit": ("junit", "report.junit.xml"),
 }
+_TELLING = ("html", "md")
 
 
-def write_all(fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[str]) -> dict[str, Path]:
+def write_all(
+    fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[str], context: Context | None = None
+) -> dict[str, Path]:
     """Write the report in each of `formats` (names of FORMATS) below `folder`; format → the file written.
+
+    `context`: what is told beyond the run's own health (report_context.read), for those that show it.
 
     Each file appears whole or not at all: a reader, or a kill in the middle, never sees half a report.
     Raises UsageError for an unknown format, before anything is written, and RunFolderError when a file cannot
@@ -38,10 +45,9 @@ def write_all(fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[st
     written = {}
     for name in dict.fromkeys(formats):
         module, file_name = FORMATS[name]
-        render: Callable[[FleetHealth], Iterable[str]] = importlib.import_module(
-            f"{__name__}.{module}"
-        ).render
-        written[name] = _write(path / file_name, render(fleet))
+        told = () if context is None or name not in _TELLING else (context,)
+        render: Callable[..., Iterable[str]] = importlib.import_module(f"{__name__}.{module}").render
+        written[name] = _write(path / file_name, render(fleet, *told))
     return written
 
 

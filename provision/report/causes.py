@@ -105,6 +105,11 @@ def causes(fleet: FleetHealth) -> list[Cause]:
     )
 
 
+def worst_first(fleet: FleetHealth) -> list[NodeHealth]:
+    """The nodes in the order in which a person should look at them."""
+    return sorted(fleet.nodes, key=lambda node: (-node.verdict.badness, natural(node.node)))
+
+
 def _culprits(fleet: FleetHealth) -> Iterator[Culprit]:
     for finding in fleet.fabric:
         yield Culprit(NodeHealth(FABRIC, finding.verdict, ()), finding)

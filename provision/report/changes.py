@@ -11,7 +11,7 @@ from provision.judge import Finding
 from provision.node_names import fold
 from provision.wording import many, one_line, quantity
 
-_GONE = "not in the report"
+GONE = "not in the report"  # instead of a verdict
 _NODES = 20  # told one by one to a person; JSON has all
 _FINDINGS = 6
 
@@ -50,7 +50,7 @@ def between(before: FleetHealth, after: FleetHealth) -> list[NodeChange]:
     changed = []
     for name in [*new, *(name for name in old if name not in new)]:
         one, other = old.get(name), new.get(name)
-        was, now = one.verdict.value if one else _GONE, other.verdict.value if other else _GONE
+        was, now = one.verdict.value if one else GONE, other.verdict.value if other else GONE
         if was != now:
             changed.append(NodeChange(name, was, now, tuple(_findings(one, other))))
     return changed

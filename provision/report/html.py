@@ -1,15 +1,17 @@
 """report.html: one file that needs no network, for reading, filtering, printing and forwarding.
 
 Every text from a node passes `_shown` (control characters) and Jinja2's autoescape (markup); a content
-security policy in the page allows its own script and style and nothing else, should both ever fail.
+security policy in the page allows its own script and style and nothing else, should both ever fail. Charts
+are images within the page, in which nothing runs.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,21 @@ from markupsafe import Markup
 
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Verdict
-from provision.node_names import fold, natural
-from provision.report.causes import HEADINGS, SYMBOLS, causes, coverage, headline, missing, overall, silence
+from provision.node_names import fold
+from provision.report import plots, since, strips
+from provision.report.causes import (
+    HEADINGS,
+    SYMBOLS,
+    causes,
+    coverage,
+    headline,
+    missing,
+    overall,
+    silence,
+    worst_first,
+)
+from provision.report.context import NOTHING, Context
+from provision.report.plots import Image
 from provision.report.tables import tables
 from provision.report.terminal import next_commands
 from provision.wording import clean, columns, duration, many, moment, one_line, quantity
@@ -27,8 +42,10 @@ from provision.wording import clean, columns, duration, many, moment, one_line, 
 _TEMPLATES = Path(__file__).parent / "templates"
 # A browser must stay quick with the whole page. Every node has its row in the table; the full measurements
 # come worst node first until this many bytes are spent, and the page says that the rest is in report.json.
-_DETAILS = 7_000_000
+_DETAILS = 3_000_000
+_PLOTS = 1_200_000  # of these, worst node first as well; the samples themselves are in the run folder
 _CULPRITS = 60  # rows of one cause; the rest are named, and have their own row and details
+_CHANGED = 12  # nodes told one by one of what is new since the last run
 _CAUSES = 150  # of one verdict
 _EVIDENCE = 60  # lines
 _TILES = (
@@ -38,14 +55,17 @@ _TILES = (
     (Verdict.SKIP, "skipped: no check applies"),
     (Verdict.PASS, "healthy"),
 )
+_GPU = re.compile(r"\bgpu\d{1,4}\b")
 _LONG = 4000  # characters of one text: whatever is longer has its place in the raw output
 
 
-def render(fleet: FleetHealth) -> Iterator[str]:
+def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
     """The page in pieces."""
     environment = _environment()
-    nodes = sorted(fleet.nodes, key=lambda node: (-node.verdict.badness, natural(node.node)))
-    details, detailed = _details(environment, fleet, nodes)
+    nodes = worst_first(fleet)
+    drawn = _telemetry(nodes, context)
+    details, detailed = _details(environment, fleet, nodes, drawn)
+    glance = strips.glance(fleet)
     checks = list(dict.fromkeys((*fleet.asked, *(check.check for node in nodes for check in node.checks))))
     found = causes(fleet)
     page = environment.get_template("page.html.j2")
@@ -54,6 +74,7 @@ def render(fleet: FleetHealth) -> Iterator[str]:
         nodes=nodes,
         # What is no node, the fabric, has no section to link to.
         ids=defaultdict(lambda: len(nodes), {id(node): number for number, node in enumerate(nodes)}),
+        numbers={node.node: number for number, node in enumerate(nodes)},
         detailed=detailed,
         details=details,
         checks=checks,
@@ -64,6 +85,11 @@ def render(fleet: FleetHealth) -> Iterator[str]:
         overall=overall(fleet),
         coverage=coverage(fleet),
         commands=list(next_commands(fleet, found)),
+        since=since.since(context.earlier, fleet),
+        glance=glance,
+        chart=plots.fleet(glance.skus),
+        drawn=drawn,
+        not_drawn=[*(name for name in context.loads if name not in drawn), *context.not_read],
         **_inline(),
     )
     yield from _batched(stream)
@@ -83,7 +109,8 @@ def _environment() -> Environment:
         verdicts=sorted(Verdict, key=lambda v: -v.badness), passing=Verdict.PASS, id_of=id,
         duration=duration, moment=moment, many=many, one_line=one_line, quantity=quantity, fold=fold,
         silence=silence, missing=missing, tables=tables, facts=facts, evidence=_evidence,
-        row_words=_row_words, badge_cell=_cell, check_cells=_check_cells,
+        row_words=_row_words, badge_cell=_cell, check_cells=_check_cells, picture=_picture,
+        since_groups=since.groups, reasons=since.reasons, changed_shown=_CHANGED,
     )  # fmt: skip
     return environment
 
@@ -114,15 +141,51 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
+def _telemetry(nodes: Sequence[NodeHealth], context: Context) -> dict[str, dict[str, list[Image]]]:
+    """Node → check → its charts under load, worst node first, as far as the budget goes."""
+    spent, drawn = 0, {}
+    for node in nodes:
+        bad = _standing_out(node)
+        charts = {load.check: plots.telemetry(load.series, bad) for load in context.loads.get(node.node, ())}
+        spent += sum(len(image.source) for images in charts.values() for image in images)
+        if spent > _PLOTS:
+            break
+        if any(charts.values()):
+            drawn[node.node] = charts
+    return drawn
+
+
+def _standing_out(node: NodeHealth) -> dict[str, Verdict]:
+    """GPU → the worst verdict that names it, of those that are no pass."""
+    bad: dict[str, Verdict] = {}
+    for finding in (finding for check in node.checks for finding in check.findings):
+        if finding.verdict in (Verdict.WARN, Verdict.ERROR, Verdict.FAIL):
+            for name in _GPU.findall(finding.device):
+                bad[name] = max(bad.get(name, finding.verdict), finding.verdict, key=lambda v: v.badness)
+    return bad
+
+
+def _picture(image: Image) -> Markup:
+    """A chart, read aloud by its words. Its source is our own base64, longer than any text may be."""
+    tag = '<img src="{}" alt="{}" width="{}" height="{}" loading="lazy">'
+    source = Markup(image.source)  # noqa: S704
+    return Markup(tag).format(source, _shown(image.alt), image.width, image.height)  # noqa: S704
+
+
 def _details(
-    environment: Environment, fleet: FleetHealth, nodes: Sequence[NodeHealth]
+    environment: Environment,
+    fleet: FleetHealth,
+    nodes: Sequence[NodeHealth],
+    drawn: Mapping[str, Mapping[str, Sequence[Image]]],
 ) -> tuple[list[Markup], int]:
     """The full section of each node, worst first, as far as the budget goes; and how many that are."""
     template = environment.get_template("node.html.j2")
     spent, sections = 0, []
     for number, node in enumerate(nodes):
-        section = template.render(fleet=fleet, node=node, number=number)
+        charts = drawn.get(node.node, {})
+        section = template.render(fleet=fleet, node=node, number=number, charts=charts)
         spent += len(section.encode(errors="replace"))
+        spent -= sum(len(image.source) for images in charts.values() for image in images)
         if spent > _DETAILS:
             break
         sections.append(Markup(section))  # noqa: S704 - rendered with autoescape

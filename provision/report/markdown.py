@@ -8,7 +8,9 @@ from collections.abc import Iterable, Iterator
 from provision.health import FleetHealth
 from provision.judge import Verdict
 from provision.node_names import fold
+from provision.report import since
 from provision.report.causes import HEADINGS, SYMBOLS, Cause, causes, coverage, headline
+from provision.report.context import NOTHING, Context
 from provision.report.terminal import next_commands
 from provision.wording import clean, columns, duration, many, moment, one_line, quantity
 
@@ -21,10 +23,10 @@ _SPECIAL = re.compile(r"([\\`*{}\[\]|~>]|(?<!\w)_|_(?!\w))")
 _LINKED = re.compile(r"(@|#|:(?=//)|www\.)(?=[\w/])")
 
 
-def render(fleet: FleetHealth) -> Iterator[str]:
+def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
     """The document in pieces, kept below what one ticket takes."""
     budget = 60_000
-    for piece in _pieces(fleet):
+    for piece in _pieces(fleet, context):
         budget -= len(piece)
         if budget < 0:
             yield "\n… cut here to fit a ticket: report.html and report.json have the rest.\n"
@@ -32,10 +34,11 @@ def render(fleet: FleetHealth) -> Iterator[str]:
         yield piece
 
 
-def _pieces(fleet: FleetHealth) -> Iterator[str]:
+def _pieces(fleet: FleetHealth, context: Context) -> Iterator[str]:
     found = causes(fleet)
     yield f"# GPU fleet health: {escape(headline(fleet))}\n\n"
     yield from _header(fleet)
+    yield from _since(fleet, context)
     for verdict in sorted(HEADINGS, key=lambda verdict: -verdict.badness):
         group = [cause for cause in found if cause.verdict is verdict]
         if group:
@@ -67,6 +70,24 @@ def _header(fleet: FleetHealth) -> Iterator[str]:
     )
     for line in fleet.not_compared:
         yield f"\nNot compared with the fleet: {escape(one_line(line, 240))}.\n"
+
+
+def _since(fleet: FleetHealth, context: Context) -> Iterator[str]:
+    found = since.since(context.earlier, fleet)
+    if found is None:
+        return
+    yield f"\n## Since the last run\n\n{escape(moment(found.at))}, run {_code(found.run)}\n\n"
+    told = since.groups(found)
+    for words, nodes in told:
+        yield f"- {len(nodes):,} {words}: {escape(fold(nodes))}\n"
+    if not told:
+        yield "No node has another verdict.\n"
+    for change in found.newly[:_ROWS]:
+        reasons = "; ".join(since.reasons(change)) or "no reason was given"
+        yield f"- {escape(change.node)}: {change.was} → **{change.now}**: {escape(reasons)}\n"
+    for one in found.still[:_ROWS]:
+        if one.since:
+            yield f"- {escape(one.node)}: {one.verdict.value} since {escape(moment(one.since))}\n"
 
 
 def _cause(cause: Cause) -> str:

@@ -41,7 +41,7 @@ class Table:
 
 def tables(check: CheckResult) -> list[Table]:
     """All measurements of a check: a matrix per metric between pairs, then one table of the rest."""
-    blamed = _blamed(check.findings)
+    marked = blamed(check.findings)
     pairs: dict[tuple[str, str], list[Measurement]] = {}
     rest: list[Measurement] = []
     for row in check.measurements:
@@ -51,17 +51,18 @@ def tables(check: CheckResult) -> list[Table]:
             rest.append(row)
     found = []
     for (metric, unit), rows in pairs.items():
-        table = _matrix(metric, unit, rows, blamed)
+        table = _matrix(metric, unit, rows, marked)
         if table is None:
             rest += rows
         else:
             found.append(table)
-    return [*found, *([_plain(rest, blamed)] if rest else [])]
+    return [*found, *([_plain(rest, marked)] if rest else [])]
 
 
-def _blamed(findings: Iterable[Finding]) -> dict[tuple[str, str], Verdict]:
-    """(metric, device) → verdict; a finding on the pair gpu2-gpu6 is one on both of its directions."""
-    blamed: dict[tuple[str, str], Verdict] = {}
+def blamed(findings: Iterable[Finding]) -> dict[tuple[str, str], Verdict]:
+    """(metric, device) → verdict of what is no pass; a finding on the pair gpu2-gpu6 is one on both of its
+    directions."""
+    found: dict[tuple[str, str], Verdict] = {}
     for finding in findings:
         if finding.verdict is Verdict.PASS:
             continue
@@ -70,12 +71,12 @@ def _blamed(findings: Iterable[Finding]) -> dict[tuple[str, str], Verdict]:
             one, other = finding.device.split("-")
             devices += [f"{one}->{other}", f"{other}->{one}"]
         for device in devices:
-            blamed[finding.metric, device] = finding.verdict
-    return blamed
+            found[finding.metric, device] = finding.verdict
+    return found
 
 
 def _matrix(
-    metric: str, unit: str, rows: Sequence[Measurement], blamed: dict[tuple[str, str], Verdict]
+    metric: str, unit: str, rows: Sequence[Measurement], marked: dict[tuple[str, str], Verdict]
 ) -> Table | None:
     values = {tuple(row.device.split("->", 1)): row for row in rows}
     names = sorted({name for pair in values for name in pair}, key=natural)
@@ -90,7 +91,7 @@ def _matrix(
         if row is None:
             return None
         shade = None if source == target else _shade(_number(row), middle, faster_is_better)
-        return Cell(quantity(row.value), shade, blamed.get((metric, row.device)))
+        return Cell(quantity(row.value), shade, marked.get((metric, row.device)))
 
     cells = tuple((one_line(a, 40), tuple(cell(a, b) for b in names)) for a in names)
     return Table(
@@ -110,14 +111,14 @@ def _shade(value: float | None, middle: float, faster_is_better: bool) -> int | 
     return sum(share >= step for step in _SHADES)
 
 
-def _plain(rows: Sequence[Measurement], blamed: dict[tuple[str, str], Verdict]) -> Table:
+def _plain(rows: Sequence[Measurement], marked: dict[tuple[str, str], Verdict]) -> Table:
     devices = sorted({row.device for row in rows}, key=lambda name: (name != "node", natural(name)))
     metrics = dict.fromkeys((row.metric, row.unit) for row in rows)
     values = {(row.metric, row.unit, row.device): row for row in rows}
 
     def cell(metric: str, unit: str, device: str) -> Cell | None:
         row = values.get((metric, unit, device))
-        return None if row is None else Cell(quantity(row.value), None, blamed.get((metric, device)))
+        return None if row is None else Cell(quantity(row.value), None, marked.get((metric, device)))
 
     return Table(
         "",

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from provision.health import FleetHealth, GpuIdentity
 from provision.judge import Verdict
 from provision.node_names import fold, natural
+from provision.report import since
 from provision.report.causes import (
     FABRIC,
     HEADINGS,
@@ -21,6 +22,7 @@ from provision.report.causes import (
     headline,
     overall,
 )
+from provision.report.context import NOTHING, Context
 from provision.wording import duration, many, one_line, quantity
 
 _CAUSES = 12  # shown of each verdict; the report files have all
@@ -36,15 +38,16 @@ _COLOURS = {
 }
 
 
-def summary(fleet: FleetHealth, width: int = 100, color: bool = False) -> str:
+def summary(fleet: FleetHealth, width: int = 100, color: bool = False, context: Context = NOTHING) -> str:
     """The whole summary, ending in a newline: the headline, every cause worst first with its culprits, what
     was not measured as loud as what failed, and the next command.
 
-    `width` in columns (at least 40 are used); `color` adds ANSI colours, and never anything else.
+    `width` in columns (at least 40 are used); `color` adds ANSI colours, and never anything else; `context`:
+    earlier runs, for a line on what is new.
     """
     ink = _Ink(max(width, 40), color)
     found = causes(fleet)
-    lines = [ink.paint(overall(fleet), headline(fleet), bold=True), *_context(fleet, ink)]
+    lines = [ink.paint(overall(fleet), headline(fleet), bold=True), *_context(fleet, ink, context)]
     for verdict in sorted(HEADINGS, key=lambda verdict: -verdict.badness):
         group = [cause for cause in found if cause.verdict is verdict]
         if group:
@@ -83,8 +86,8 @@ class _Ink:
         ) or [indent]
 
 
-def _context(fleet: FleetHealth, ink: _Ink) -> Iterator[str]:
-    """How much was measured, and how long it took."""
+def _context(fleet: FleetHealth, ink: _Ink, context: Context) -> Iterator[str]:
+    """How much was measured, how long it took, and what is new."""
     seen = coverage(fleet)
     told = [f"{seen.measured:,} of {many(seen.asked, 'check')} measured"]
     if seen.nodes_silent:
@@ -93,6 +96,8 @@ def _context(fleet: FleetHealth, ink: _Ink) -> Iterator[str]:
     if fleet.asked:
         told.append(", ".join(one_line(name, 40) for name in fleet.asked))
     yield from ink.wrap(" · ".join(filter(None, told)), "", "")
+    if (found := since.since(context.earlier, fleet)) is not None:
+        yield from ink.wrap(since.line(found), "", "")
     for line in fleet.not_compared:
         yield from ink.wrap(f"not compared with the fleet: {one_line(line, 240)}", "", "")
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 
 from provision.checks.check import Measurement
+from provision.checks.telemetry_series import Series
 from provision.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
 from provision.judge import Finding, Verdict, worst
+from provision.report.causes import worst_first
+from provision.report.context import Context, Load
 
 CHECKS = ("gpu_inventory", "gpu_burn", "p2p_bandwidth", "nccl_all_reduce")
 SOURCE = "Azure/azurehpc-health-checks, conf/nd96isr_h100_v5.conf (May 2026)"
@@ -211,28 +215,61 @@ def nothing() -> FleetHealth:
 
 def hostile() -> FleetHealth:
     """Every text a node can choose, hostile; the names of checks and verdicts are ours."""
+    return told(*HOSTILE)
+
+
+def told(*texts: str) -> FleetHealth:
+    """A fleet whose nodes say these texts wherever they can."""
     found = [
         Finding(
             "gpu_burn", Verdict.FAIL, f"gpu{i} {text[:200]}", text,
             metric=text[:50], value=text[:200], unit=text[:50],
             limit=text[:200], source=text[:200], action="replace part", evidence=(text, *text.splitlines()),
         )
-        for i, text in enumerate(HOSTILE)
+        for i, text in enumerate(texts)
     ]  # fmt: skip
     rows = [
         Measurement(text[:50], text[:50], text[:50], f"{text[:50]}{a}->{text[:50]}{b}")
-        for text in HOSTILE
+        for text in texts
         for a, b in ((0, 1), (1, 0))
     ]
     rows.append(Measurement("rate", float("nan"), "GB/s", "gpu0->gpu1"))
     nodes = []
-    for number, text in enumerate(HOSTILE):
+    for number, text in enumerate(texts):
         identity = tuple(GpuIdentity(i, text, text[:99], text[:99], text[:99]) for i in range(2))
         facts = {text[:80]: text, "sku": text, "driver": text}
         results = (CheckResult("gpu_burn", Verdict.FAIL, tuple(found), tuple(rows), 1.0, text[:200]),)
         nodes.append(NodeHealth(f"n{number}-{text[:60]}", Verdict.FAIL, results, identity, facts))
         nodes.append(NodeHealth(f"u{number}-{text[:60]}", Verdict.ERROR, (), error=text, unreachable=True))
     return fleet(*nodes, asked=("gpu_burn",))
+
+
+def series(seed: int, hot: int | None = None, gpu_count: int = 8) -> dict[str, Series]:
+    """Two minutes of load, sampled every two seconds; one GPU may grow hot, and be held down for it."""
+    noise = random.Random(seed)  # noqa: S311 - the same noise every time
+    found = {}
+    for gpu in range(gpu_count):
+        one = Series()
+        for second in range(0, 120, 2):
+            warm = 1 - math.exp(-second / 15)
+            heat = 32 + (34 + 16 * (gpu == hot)) * warm + 3 * (gpu > 3) + noise.gauss(0, 0.5)
+            held = gpu == hot and heat > 78
+            one.seconds.append(second + 0.1 * gpu)
+            one.temperatures.append(round(heat))
+            one.powers.append(round(noise.gauss(530 if held else 690, 4) if second > 2 else 120, 2))
+            one.clocks.append(15 * round(noise.gauss(1410 if held else 1830, 5) / 15))
+        found[f"gpu{gpu}"] = one
+    return found
+
+
+def context(fleet: FleetHealth, most: int = 16, not_read: tuple[str, ...] = ()) -> Context:
+    """What a run folder holds besides: the worst nodes' load, gpu5 hot where its burn failed."""
+    loads = {}
+    for number, node in enumerate(worst_first(fleet)[:most]):
+        burnt = any(f is BURN for check in node.checks for f in check.findings)
+        load = Load("gpu_burn", f"raw/{node.node}/gpu_burn.json", series(number, 5 if burnt else None))
+        loads[node.node] = (load,)
+    return Context(loads=loads, not_read=not_read)
 
 
 def large(count: int = 1000, red: int = 40) -> FleetHealth:

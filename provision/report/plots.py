@@ -1,0 +1,283 @@
+"""The report's charts: matplotlib's SVG, the same bytes for the same numbers, as data for an <img> (pure).
+
+An image cannot run, load or link anything, whatever text of a node is in it. Colours are near Okabe and
+Ito's, which the colour-blind tell apart; a verdict has its own mark and line as well.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import logging
+import os
+import statistics
+import textwrap
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells users of its fonts and its cache
+os.environ.pop("MPLBACKEND", None)  # meant for somebody's screen; one it does not know would stop it
+
+import matplotlib  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: E402
+from matplotlib.figure import Figure  # noqa: E402
+from matplotlib.ticker import MaxNLocator  # noqa: E402
+
+from provision.checks.telemetry_series import Series, Value  # noqa: E402
+from provision.judge import Verdict  # noqa: E402
+from provision.node_names import natural  # noqa: E402
+from provision.report.strips import Sku, Strip  # noqa: E402
+from provision.wording import many, one_line, quantity  # noqa: E402
+
+_INK, _SOFT, _QUIET, _LINE, _LIMIT = "#171a1f", "#4d5866", "#9aa5b1", "#d8dde4", "#0b57a8"
+_TONE = {Verdict.FAIL: "#c43c00", Verdict.ERROR: "#a0447c", Verdict.WARN: "#b37400", Verdict.SKIP: _SOFT}
+_MARKER = {Verdict.FAIL: "X", Verdict.ERROR: "s", Verdict.WARN: "^", Verdict.SKIP: "o"}
+_DASH = {Verdict.FAIL: "-", Verdict.ERROR: ":", Verdict.WARN: "--", Verdict.SKIP: "-."}
+
+# Names of devices and nodes are text, never formulas; text stays text, for searching and for the eye.
+_STYLE: Any = {
+    "svg.fonttype": "none", "svg.hashsalt": "gpuprov", "text.parse_math": False, "text.usetex": False,
+    "font.family": "sans-serif", "font.size": 9.0, "font.sans-serif": ["DejaVu Sans", "Arial", "sans-serif"],
+    "text.color": _INK, "axes.labelcolor": _SOFT, "axes.edgecolor": _LINE, "xtick.color": _SOFT,
+    "ytick.color": _SOFT, "axes.spines.top": False, "axes.spines.right": False, "axes.unicode_minus": False,
+    "axes.titlelocation": "left", "axes.titley": 1.04, "axes.titlesize": 9.0,
+    "axes.titlecolor": _INK, "path.simplify": True,
+}  # fmt: skip
+
+_DEVICES = 72  # lines of one plot: a GB200 NVL72 domain
+_BINS, _LANES = 140, 5  # where dots of a strip may be: what would cover each other is drawn once
+_LABELS = 6  # of a strip
+_NAME = 30  # letters of a line beside a strip
+_WIDTH = 9.4  # inches of the fleet's chart
+_CHARACTER = 0.0125  # width of a letter in parts of a strip's width
+
+
+@dataclass(frozen=True)
+class Image:
+    """`source`: a data URL; `alt`: what it shows in words; `width`, `height` in CSS pixels."""
+
+    source: str
+    alt: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class _Quantity:
+    what: str
+    unit: str
+    values: Callable[[Series], Sequence[Value]]
+
+
+_QUANTITIES = (
+    _Quantity("temperature", "°C", lambda series: series.temperatures),
+    _Quantity("power", "W", lambda series: series.powers),
+    _Quantity("SM clock", "MHz", lambda series: series.clocks),
+)
+
+
+def telemetry(series: Mapping[str, Series], bad: Mapping[str, Verdict]) -> list[Image]:
+    """Temperature, power and SM clock over time, a chart each; none of what was not sampled.
+
+    `bad`: device → verdict of the devices that stand out: these are coloured and named, the others quiet.
+    """
+    shown = sorted(series, key=lambda name: (-_badness(bad, name), natural(name)))[:_DEVICES]
+    return [
+        image
+        for each in _QUANTITIES
+        if (image := _over_time(each, {name: series[name] for name in shown}, bad)) is not None
+    ]
+
+
+def _badness(bad: Mapping[str, Verdict], name: str) -> int:
+    return bad[name].badness if name in bad else 0
+
+
+def _over_time(what: _Quantity, series: Mapping[str, Series], bad: Mapping[str, Verdict]) -> Image | None:
+    known = {name: what.values(one) for name, one in series.items()}
+    known = {name: values for name, values in known.items() if any(v is not None for v in values)}
+    if not known:
+        return None
+    with matplotlib.rc_context():
+        _apply_style()
+        figure = Figure(figsize=(4.2, 2.35))
+        axes = figure.add_axes((0.13, 0.19, 0.73, 0.68))
+        last = {name: next(v for v in reversed(values) if v is not None) for name, values in known.items()}
+        for name in sorted(known, key=lambda name: _badness(bad, name)):
+            numbers = [float("nan") if value is None else value for value in known[name]]
+            verdict = bad.get(name)
+            style = ({"color": _QUIET, "linewidth": 0.9} if verdict is None else
+                     {"color": _TONE[verdict], "linewidth": 1.9, "linestyle": _DASH[verdict]})  # fmt: skip
+            axes.plot(series[name].seconds, numbers, **style)  # type: ignore[arg-type]
+        axes.set_title(f"{what.what}, {what.unit}")
+        axes.set_xlabel("seconds since the first sample")
+        _quiet_frame(axes)
+        axes.margins(x=0, y=0.12)
+        axes.xaxis.set_major_locator(MaxNLocator(5))
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+        named = [name for name in known if name in bad] or [_farthest(last)]
+        _name_ends(axes, {name: last[name] for name in named}, bad)
+        source = _svg(figure)
+    told = [_range(f"{what.what} of {many(len(known), 'GPU')}", known.values(), what.unit)]
+    told += [
+        _range(f"{name} ({bad[name].value})", [known[name]], what.unit) for name in named[:4] if name in bad
+    ]
+    return Image(source, "; ".join(told), 403, 226)
+
+
+def _range(who: str, values: Iterable[Sequence[Value]], unit: str) -> str:
+    flat = [value for each in values for value in each if value is not None]
+    return f"{one_line(who, 60)} {quantity(min(flat))} to {quantity(max(flat))} {unit}"
+
+
+def _farthest(last: Mapping[str, float]) -> str:
+    """Who ended farthest from the middle: where nobody has a finding, the one a reader asks for."""
+    middle = statistics.median(last.values())
+    return max(last, key=lambda name: abs(last[name] - middle))
+
+
+def _name_ends(axes: Axes, ends: Mapping[str, float], bad: Mapping[str, Verdict]) -> None:
+    """Each line's name at its right end, moved apart where they would lie on each other."""
+    low, high = axes.get_ylim()
+    right, room = axes.get_xlim()[1], (high - low) * 0.095
+    at = low - room
+    for name, value in sorted(ends.items(), key=lambda end: end[1]):
+        at = max(value, at + room)
+        style: Any = {"color": _TONE[bad[name]], "weight": "bold"} if name in bad else {"color": _SOFT}
+        axes.annotate(f" {one_line(name, 10)}", (right, at), va="center", annotation_clip=False, **style)
+
+
+def fleet(skus: Sequence[Sku]) -> Image | None:
+    """A strip for each key metric of each SKU: every value a dot, the limit a line, who stands out named."""
+    rows = sum(len(sku.strips) for sku in skus)
+    if not rows:
+        return None
+    height = 0.62 * rows + 0.42 * len(skus) + 0.05
+    with matplotlib.rc_context():
+        _apply_style()
+        figure = Figure(figsize=(_WIDTH, height))
+        top = 1.0
+        for sku in skus:
+            top -= 0.30 / height
+            title = f"{sku.name}: {many(sku.nodes, 'node')}"
+            figure.text(0.008, top, title, size=10, weight="bold", va="bottom")
+            for strip in sku.strips:
+                axes = figure.add_axes((0.205, top - 0.44 / height, 0.595, 0.34 / height))
+                _draw_strip(axes, strip)
+                top -= 0.62 / height
+            top -= 0.12 / height
+        source = _svg(figure)
+    alt = "; ".join(_strip_words(sku, strip) for sku in skus for strip in sku.strips)
+    return Image(source, alt[:1500], round(_WIDTH * 96), round(height * 96))
+
+
+def _draw_strip(axes: Axes, strip: Strip) -> None:
+    every = [*strip.values, *(mark.value for mark in strip.marks)]
+    edges = [*every, *([] if strip.limit is None else [strip.limit])]
+    low, high = min(edges), max(edges)
+    margin = (high - low) * 0.04 or abs(high) * 0.02 or 1.0
+    low, high = low - margin, high + margin
+    axes.set_xlim(low, high)
+    axes.set_ylim(-1, 1)
+    _quiet_frame(axes, grid=False)
+    axes.spines["left"].set_visible(False)
+    axes.set_yticks([])
+    axes.xaxis.set_major_locator(MaxNLocator(7))
+    axes.tick_params(labelsize=8, pad=2)
+    x, y = _dots(strip.values, low, high)
+    axes.plot(x, y, linestyle="", marker="o", markersize=3.2, color=_QUIET, markeredgewidth=0)
+    _draw_marks(axes, strip, low, high)
+    if every:
+        axes.plot([statistics.median(every)] * 2, [-1, 1], color=_INK, linewidth=1.1)
+    if strip.limit is not None:
+        axes.plot([strip.limit] * 2, [-1, 1], color=_LIMIT, linewidth=1.4, linestyle=(0, (4, 2)))
+    what, better = one_line(strip.what, 120), "more" if strip.better == "at_least" else "less"
+    what = textwrap.fill(f"{what[:1].upper()}{what[1:]}", _NAME, max_lines=2, placeholder="…")
+    _beside(axes, -0.02, 0.68 if "\n" not in what else 0.86, what, _INK)
+    _beside(axes, -0.02, 0.16, f"{strip.unit}, {better} is better".lstrip(", "), _SOFT)
+    _beside(
+        axes, 1.02, 0.68, strip.limit_words or "no limit is known", _LIMIT if strip.limit_words else _SOFT
+    )
+    if strip.silent:
+        said = f"? {many(strip.silent, 'node')} not measured"
+        _beside(axes, 1.02, 0.16, said, _TONE[Verdict.ERROR], weight="bold")
+
+
+def _beside(axes: Axes, x: float, y: float, text: str, color: str, weight: str = "normal") -> None:
+    """Words left or right of a strip; `x`, `y` in parts of its size."""
+    side = "right" if x < 0 else "left"
+    axes.text(
+        x, y, text, transform=axes.transAxes, size=8.2, ha=side, va="center", color=color, weight=weight
+    )
+
+
+def _dots(values: Iterable[float], low: float, high: float) -> tuple[list[float], list[float]]:
+    """Where the dots are: each value in one of a few lanes, and one dot for those that share a place."""
+    scale = _BINS / (high - low)
+    count: dict[int, int] = {}
+    for value in values:
+        place = int((value - low) * scale)
+        count[place] = min(count.get(place, 0) + 1, _LANES)
+    lanes = sorted((lane * 2 / (_LANES + 1) for lane in range(-(_LANES // 2), _LANES // 2 + 1)), key=abs)
+    dots = [
+        (low + (place + 0.5) / scale, lanes[lane]) for place, n in sorted(count.items()) for lane in range(n)
+    ]
+    return [x for x, _ in dots], [y for _, y in dots]
+
+
+def _draw_marks(axes: Axes, strip: Strip, low: float, high: float) -> None:
+    """The values that stand out, over each other's dots; the worst are named where there is room."""
+    marks = strip.marks
+    for verdict in sorted({mark.verdict for mark in marks}, key=lambda verdict: verdict.badness):
+        x, _ = _dots([mark.value for mark in marks if mark.verdict is verdict], low, high)
+        axes.plot(sorted(set(x)), [0.0] * len(set(x)), linestyle="", marker=_MARKER[verdict], markersize=7.5,
+                  color=_TONE[verdict], markeredgecolor="white", markeredgewidth=0.6)  # fmt: skip
+    taken: list[tuple[float, float]] = []
+    named: set[str] = set()
+    for mark in marks:
+        at = (mark.value - low) / (high - low)
+        half = len(mark.label) * _CHARACTER / 2
+        middle = min(max(at, half), 1 - half)
+        free = all(middle + half < start or middle - half > end for start, end in taken)
+        if mark.label in named or not free or len(named) == _LABELS:
+            continue
+        taken.append((middle - half, middle + half))
+        named.add(mark.label)
+        axes.text(middle, 1.02, mark.label, transform=axes.transAxes, size=8, ha="center", va="bottom",
+                  weight="bold", color=_TONE[mark.verdict])  # fmt: skip
+    left = len({mark.label for mark in marks} - named)
+    if left:
+        _beside(axes, 1.02, -0.36 if strip.silent else 0.16, f"and {left:,} more marked", _SOFT)
+
+
+def _strip_words(sku: Sku, strip: Strip) -> str:
+    every = [*strip.values, *(mark.value for mark in strip.marks)]
+    told = f"{sku.name} {_range(strip.what, [every], strip.unit)}"
+    marks = ", ".join(f"{mark.label} {quantity(mark.value)}" for mark in strip.marks[:3])
+    return f"{told}{f', stands out: {marks}' if marks else ''}"
+
+
+def _quiet_frame(axes: Axes, *, grid: bool = True) -> None:
+    axes.tick_params(length=0)
+    if grid:
+        axes.grid(axis="y", color=_LINE, linewidth=0.6)
+        axes.set_axisbelow(True)
+
+
+def _apply_style() -> None:
+    """Ours alone: a style file of the user's must not change a report."""
+    matplotlib.rcdefaults()
+    matplotlib.rcParams.update(_STYLE)
+
+
+def _svg(figure: Figure) -> str:
+    """The figure as a data URL."""
+    written = io.BytesIO()
+    FigureCanvasSVG(figure)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a letter that its font lacks: the browser has another
+        figure.savefig(written, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    return "data:image/svg+xml;base64," + base64.b64encode(written.getvalue()).decode()

@@ -1,0 +1,207 @@
+"""report.html in a real browser: filtered, sorted, opened, and deaf to what a node says."""
+
+from __future__ import annotations
+
+import html
+import http.server
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from provision.health import FleetHealth
+from provision.report.context import NOTHING, Context
+from provision.report.html import render
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync --disable-extensions "
+    "--disable-background-networking --disable-component-update --virtual-time-budget=8000"
+)
+# What a person does with the page, a step after the other; what they then see becomes the title.
+STEPS = """
+const seen = {};
+const all = (selector, from = document) => Array.from(from.querySelectorAll(selector));
+const names = selector => all(selector, document).map(element => element.textContent);
+const wait = milliseconds => new Promise(done => setTimeout(done, milliseconds));
+async function type(text) {
+  const box = document.getElementById("q");
+  box.value = text; box.dispatchEvent(new Event("input"));
+  await wait(400);
+}
+addEventListener("load", async () => {
+  try { %s } catch (error) { seen.error = String(error); }
+  document.title = JSON.stringify(seen);
+});
+"""
+
+
+def page(fleet: FleetHealth, context: Context = NOTHING) -> str:
+    return "".join(render(fleet, context))
+
+
+def dumped(file: Path) -> str:
+    """The page's DOM after its scripts have run."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium: the report's filter, sort and deafness were NOT tried in a browser")
+    profile = f"--user-data-dir={file.parent / 'profile'}"
+    command = [CHROMIUM, *FLAGS.split(), profile, "--dump-dom", file.as_uri()]
+    return subprocess.run(command, capture_output=True, timeout=100, check=True).stdout.decode()
+
+
+def title(dom: str) -> str:
+    found = re.search(r"<title>(.*?)</title>", dom, re.DOTALL)
+    assert found is not None
+    return html.unescape(found[1])
+
+
+def after(text: str, steps: str, folder: Path) -> dict[str, Any]:
+    """What is seen after these steps. Only they need a policy that allows them; the rest is as shipped."""
+    text, changed = re.subn(r"script-src '[^']+'", "script-src 'unsafe-inline'", text, count=1)
+    assert changed
+    file = folder / "report.html"
+    file.write_text(text.replace("</body>", f"<script>{STEPS % steps}</script></body>"), encoding="utf-8")
+    seen: dict[str, Any] = json.loads(title(dumped(file)))
+    assert "error" not in seen
+    return seen
+
+
+def test_filter_and_sort(samples: ModuleType, tmp_path: Path) -> None:
+    steps = """
+    await type("SERIAL");
+    seen.rows = names("#fleet tbody tr:not([hidden]) th");
+    seen.cards = all(".cause:not([hidden])").length;
+    seen.details = names("details.node:not([hidden]) .name");
+    seen.said = document.getElementById("shown").textContent;
+    await type("");
+    const byVerdict = document.querySelector("#fleet th:nth-child(2) button");
+    byVerdict.click(); byVerdict.click();
+    seen.order = names("#fleet tbody tr th");
+    seen.sorted = document.querySelector("#fleet th:nth-child(2)").getAttribute("aria-sort");
+    document.querySelector("input[value=fail]").click();
+    seen.healthy = names("#fleet tbody tr:not([hidden]) th");
+    """.replace("SERIAL", samples.BAD_GPU_SERIAL)
+    assert after(page(samples.demo()), steps, tmp_path) == {
+        "rows": ["gpu-03"],
+        "cards": 1,
+        "details": ["gpu-03"],
+        "said": "1 of 3 nodes",
+        "order": ["gpu-01", "gpu-02", "gpu-03"],
+        "sorted": "ascending",
+        "healthy": ["gpu-01", "gpu-02"],
+    }
+
+
+def test_two_hundred_nodes_with_charts_are_small_and_every_one_is_found(
+    samples: ModuleType, tmp_path: Path
+) -> None:
+    fleet = samples.large(200, 20)
+    text = page(fleet, samples.context(fleet))
+    assert len(text.encode()) < 5_000_000
+    steps = """
+    seen.rows = all("#fleet tbody tr").length;
+    await type("gpu-040");
+    seen.found = names("#fleet tbody tr:not([hidden]) th");
+    await type("wrong results");
+    seen.burnt = names("#fleet tbody tr:not([hidden]) th");
+    await type("");
+    document.querySelector("#fleet th:nth-child(1) button").click();
+    seen.first = document.querySelector("#fleet tbody th").textContent;
+    const link = all("#fleet tbody th a").find(a => a.textContent === "gpu-040");
+    link.click();
+    await wait(500);
+    const node = document.getElementById(link.hash.slice(1)).closest("details");
+    const charts = all("img", node);
+    await Promise.all(charts.map(chart => chart.decode()));
+    seen.open = node.open;
+    seen.charts = charts.filter(chart => chart.naturalWidth > 100 && chart.clientWidth > 100).length;
+    const whole = document.querySelector(".chart img");
+    await whole.decode();
+    seen.whole = whole.naturalWidth > 500;
+    """
+    assert after(text, steps, tmp_path) == {
+        "rows": 200,
+        "found": ["gpu-040"],
+        "burnt": ["gpu-040", "gpu-080", "gpu-120", "gpu-160", "gpu-200"],
+        "first": "gpu-001",
+        "open": True,
+        "charts": 3,
+        "whole": True,
+    }
+
+
+@pytest.fixture
+def asked() -> Iterator[tuple[str, list[str]]]:
+    """A web server's address, and what it was asked for."""
+    paths: list[str] = []
+
+    class Listener(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Nothing to say."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Listener)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", paths
+    server.shutdown()
+    server.server_close()
+
+
+def fetching(address: str) -> str:
+    """The ways to make a page fetch something, and two to run something, were a node's text markup."""
+    return (
+        f"<img src={address}/img><link rel=stylesheet href={address}/css><script src={address}/js></script>"
+        f"<iframe src={address}/frame></iframe><object data={address}/object></object>"
+        f"<video src={address}/video></video><div style='background:url({address}/style)'>x</div>"
+        f"<link rel=prefetch href={address}/prefetch><form action={address}/form></form>"
+        "<script>document.title='pwned'</script><img src=x onerror=\"document.title='pwned'\">"
+    )
+
+
+def test_the_shipped_policy_lets_the_shipped_script_run_and_nothing_else(
+    samples: ModuleType, tmp_path: Path, asked: tuple[str, list[str]]
+) -> None:
+    address, paths = asked
+    file = tmp_path / "report.html"
+    text = page(samples.hostile())
+    file.write_text(text.replace("<main>", f"<main>{fetching(address)}"), encoding="utf-8")
+    dom = dumped(file)
+    assert '<html lang="en" class="js">' in dom
+    assert "nodes unhealthy" in title(dom)
+    assert paths == []
+
+
+def test_this_test_would_see_a_fetch(tmp_path: Path, asked: tuple[str, list[str]]) -> None:
+    """Without the page's policy the same markup does fetch and run."""
+    address, paths = asked
+    file = tmp_path / "page.html"
+    file.write_text(f"<!doctype html><html><title>x</title><body>{fetching(address)}</body></html>")
+    assert title(dumped(file)) == "pwned"
+    assert {"/img", "/css", "/js", "/frame", "/style"} <= set(paths)
+
+
+def test_a_page_of_hostile_text_fetches_and_runs_nothing_even_without_its_policy(
+    samples: ModuleType, tmp_path: Path, asked: tuple[str, list[str]]
+) -> None:
+    """Escaping alone must hold: the policy is the second wall."""
+    address, paths = asked
+    fleet = samples.told(fetching(address), "$x$ <svg onload=\"document.title='pwned'\">")
+    text, removed = re.subn(
+        r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page(fleet, samples.context(fleet))
+    )
+    assert removed == 1
+    file = tmp_path / "report.html"
+    file.write_text(text, encoding="utf-8", errors="replace")
+    assert "pwned" not in title(dumped(file))
+    assert paths == []

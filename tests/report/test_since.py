@@ -1,0 +1,119 @@
+"""What is new since the last run, in every report for people, and nothing where there is no earlier run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from types import ModuleType
+
+import pytest
+
+from provision.health import FleetHealth, NodeHealth
+from provision.judge import Finding, Verdict
+from provision.report import html, markdown, terminal
+from provision.report import since as news
+from provision.report.context import Context
+from provision.verdict_history import Earlier
+
+DAY = "2026-05-03T10:00:00+00:00"
+PASS, WARN, FAIL, ERROR = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.ERROR
+
+
+def fleets(
+    samples: ModuleType, **verdicts: tuple[Verdict | None, Verdict | None]
+) -> tuple[Earlier, FleetHealth]:
+    """`name=(was, now)`; None: not in that run."""
+
+    def of(at: int) -> FleetHealth:
+        nodes = [node(samples, name, each[at]) for name, each in verdicts.items()]
+        return samples.fleet(*(one for one in nodes if one is not None), asked=("gpu_burn",))  # type: ignore[no-any-return]
+
+    before = dataclasses.replace(of(0), run_id="20260503T100000Z-validate", started=DAY)
+    names = frozenset(one.node for one in before.nodes)
+    since = {one.node: "2026-05-01T08:00:00Z" for one in before.nodes if one.verdict in (FAIL, ERROR)}
+    return Earlier(before, names, since), of(1)
+
+
+def node(samples: ModuleType, name: str, verdict: Verdict | None) -> NodeHealth | None:
+    if verdict is None:
+        return None
+    action = "none" if verdict is PASS else "investigate"
+    found = Finding("gpu_burn", verdict, "gpu5", f"burns at {verdict}", "rate", 4.0, action=action)
+    return samples.node(name, (samples.result("gpu_burn", [found], [], 1.0),))  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def both(samples: ModuleType) -> tuple[Earlier, FleetHealth]:
+    return fleets(
+        samples, a1=(PASS, FAIL), a2=(WARN, ERROR), b1=(FAIL, PASS), b2=(ERROR, WARN), c1=(FAIL, FAIL),
+        c2=(ERROR, FAIL), d1=(PASS, WARN), d2=(PASS, PASS), e1=(None, PASS), f1=(FAIL, None),
+    )  # fmt: skip
+
+
+def test_each_node_is_in_the_one_group_it_belongs_to(both: tuple[Earlier, FleetHealth]) -> None:
+    found = news.since(*both)
+    assert found is not None
+    assert dict(news.groups(found)) == {
+        "newly unhealthy or not measured": ("a1", "a2"),
+        "still unhealthy or not measured": ("c1", "c2"),
+        "recovered": ("b1", "b2"),
+        "otherwise changed": ("d1",),
+        "not in the runs before": ("e1",),
+        "not in this run": ("f1",),
+    }
+    assert [one.since for one in found.still] == ["2026-05-01T08:00:00Z"] * 2
+    assert news.reasons(found.newly[0]) == ["gpu_burn: gpu5 burns at fail"]
+
+
+def test_one_line_says_it_in_the_terminal(both: tuple[Earlier, FleetHealth]) -> None:
+    text = terminal.summary(both[1], width=500, context=Context(both[0]))
+    assert (
+        "since the run of 2026-05-03 10:00:00 UTC: 2 newly unhealthy or not measured: a[1-2]; "
+        "2 still unhealthy or not measured: c[1-2]; 2 recovered: b[1-2]; "
+        "1 otherwise changed: d1; 1 not in the runs before: e1; "
+        "1 not in this run: f1; the longest since 2026-05-01 08:00:00 UTC\n"
+    ) in text
+
+
+def test_the_page_tells_who_is_new_and_since_when_the_others_are(both: tuple[Earlier, FleetHealth]) -> None:
+    page = "".join(html.render(both[1], Context(both[0])))
+    section = page.split('<h2 id="since">')[1].split("</section>")[0]
+    words = re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", section))
+    assert "2 newly unhealthy or not measured a[1-2]" in words
+    assert "a1 pass fail this run gpu_burn: gpu5 burns at fail" in words
+    assert "c2 error fail 2026-05-01 08:00:00 UTC gpu_burn: gpu5 burns at fail" in words
+    assert re.search(r'<a href="#n\d+">a1</a>', section)
+
+
+def test_markdown_tells_it_too(both: tuple[Earlier, FleetHealth]) -> None:
+    text = "".join(markdown.render(both[1], Context(both[0])))
+    assert "## Since the last run\n" in text
+    assert "- 2 recovered: b\\[1-2\\]\n" in text
+    assert "- a1: pass → **fail**: gpu_burn: gpu5 burns at fail\n" in text
+    assert "- c1: fail since 2026-05-01 08:00:00 UTC\n" in text
+
+
+def test_nothing_new_is_said_in_words(samples: ModuleType) -> None:
+    before, now = fleets(samples, a=(PASS, PASS))
+    assert "UTC: no verdict changed\n" in terminal.summary(now, context=Context(before))
+    assert "No node has another verdict" in "".join(html.render(now, Context(before)))
+    assert "No node has another verdict" in "".join(markdown.render(now, Context(before)))
+
+
+def test_without_an_earlier_run_there_is_no_such_section(samples: ModuleType) -> None:
+    now = samples.demo()
+    assert news.since(None, now) is None
+    assert "ince the" not in terminal.summary(now)
+    assert 'id="since"' not in "".join(html.render(now))
+    assert "ince the" not in "".join(markdown.render(now))
+
+
+def test_a_hostile_name_is_shown_and_nothing_more(samples: ModuleType) -> None:
+    for text in samples.HOSTILE:
+        before, now = fleets(samples, **{text: (PASS, FAIL)})
+        page = "".join(html.render(now, Context(before)))
+        assert "<script>document" not in page
+        assert "<img src=x" not in page
+        assert not re.search(
+            "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", terminal.summary(now, context=Context(before))
+        )
