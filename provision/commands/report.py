@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from provision.report.changes import NodeChange
     from provision.store import RunFolder
 
-FORMATS = ("json", "html", "md", "junit")
+FORMATS = ("json", "html", "md", "junit", "nodes")
 
 EPILOG = """\
 No node is touched. --rejudge judges the raw output that the run kept: under new thresholds, or when a run was
@@ -183,8 +183,10 @@ def _print(
 ) -> None:
     import shutil
 
-    from provision.report import changes, json, terminal
+    from provision.report import changes, json, nodes, terminal
 
+    if "nodes" in files and (said := nodes.left_out(health)):
+        sys.stderr.write(f"{said}\n")
     if options.changes:
         _print_changes(changed or [], health, options)
         return

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from provision.health import FleetHealth
 
-FORMATS = ("html", "md", "junit", "json")
+FORMATS = ("html", "md", "junit", "json", "nodes")
 
 EPILOG = """\
 exit codes: 3 when a node failed a check; else 5 when something could not be measured or reached; else 0.
@@ -125,9 +125,11 @@ def _publish(health: FleetHealth, path: Path, options: argparse.Namespace) -> No
 
     from provision import report
     from provision.report import json as json_report
-    from provision.report import terminal
+    from provision.report import nodes, terminal
 
     files = report.write_all(health, path, options.format)
+    if "nodes" in options.format and (said := nodes.left_out(health)):
+        sys.stderr.write(f"{said}\n")
     if options.json:
         sys.stdout.writelines(json_report.render(health))
         return

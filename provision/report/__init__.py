@@ -1,11 +1,11 @@
-"""One file per report format. `write_all` makes the files; `terminal.summary` is what a person sees."""
+"""One module per report format. `write_all` makes the files; `terminal.summary` is what a person sees."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,17 +15,29 @@ if TYPE_CHECKING:
     from provision.health import FleetHealth
     from provision.store import RunFolder
 
-# format → (module below, file name). Each module has `render(fleet) -> Iterable[str]`.
-FORMATS = {
-    "json": ("json", "report.json"),
-    "html": ("html", "report.html"),
-    "md": ("markdown", "report.md"),
-    "junit": ("junit", "report.junit.xml"),
+# format → (module below, {file name: its function `(fleet) -> Iterable[str]`}), in the order of writing.
+FORMATS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "json": ("json", {"report.json": "render"}),
+    "html": ("html", {"report.html": "render"}),
+    "md": ("markdown", {"report.md": "render"}),
+    "junit": ("junit", {"report.junit.xml": "render"}),
+    "nodes": (
+        "nodes",
+        {  # whom to keep out first: a kill in between leaves no bad node at work
+            "nodes.exclude": "excluded",
+            "nodes.exclude.folded": "excluded_folded",
+            "nodes.fail": "failed",
+            "nodes.fail.folded": "failed_folded",
+            "nodes.pass": "passed",
+            "nodes.pass.folded": "passed_folded",
+        },
+    ),
 }
 
 
 def write_all(fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[str]) -> dict[str, Path]:
-    """Write the report in each of `formats` (names of FORMATS) below `folder`; format → the file written.
+    """Write the report in each of `formats` (names of FORMATS) below `folder`; format → its file, or the
+    first of its files.
 
     Each file appears whole or not at all: a reader, or a kill in the middle, never sees half a report.
     Raises UsageError for an unknown format, before anything is written, and RunFolderError when a file cannot
@@ -35,13 +47,15 @@ def write_all(fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[st
     for name in formats:
         if name not in FORMATS:
             raise UsageError(f"unknown report format: {name}", f"known formats: {', '.join(FORMATS)}")
-    written = {}
+    written: dict[str, Path] = {}
     for name in dict.fromkeys(formats):
-        module, file_name = FORMATS[name]
-        render: Callable[[FleetHealth], Iterable[str]] = importlib.import_module(
-            f"{__name__}.{module}"
-        ).render
-        written[name] = _write(path / file_name, render(fleet))
+        module, files = FORMATS[name]
+        for file_name, function in files.items():
+            render: Callable[[FleetHealth], Iterable[str]] = getattr(
+                importlib.import_module(f"{__name__}.{module}"), function
+            )
+            made = _write(path / file_name, render(fleet))
+            written.setdefault(name, made)
     return written
 
 
