@@ -100,6 +100,10 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     folder = find_run(options.run, Path(options.runs) if options.runs else None)
     health, changed = _judged(folder, options) if options.rejudge else (stored(folder), None)
+    if options.bundle is not None:
+        from provision.commands import report_bundle
+
+        return report_bundle.run(folder, health, options)
     target = Path(options.output) if options.output else folder.path / ("rejudged" if options.rejudge else "")
     files = report.write_all(health, target, options.format or FORMATS)
     if changed is not None:
