@@ -49,7 +49,8 @@ def run(folder: RunFolder, fleet: FleetHealth, options: argparse.Namespace) -> E
 
 
 def _declared(source: str, node: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
-    """The secret values the inventory gives the node, the names of its machines, and why there are none."""
+    """The secret values the inventory gives the node, its other machines' names and addresses, and why there
+    are none."""
     from provision import inventory
     from provision.secrets_mask import secrets_of
 
@@ -61,5 +62,7 @@ def _declared(source: str, node: str) -> tuple[tuple[str, ...], tuple[str, ...],
         fleet = inventory.load(path)
     except GpuprovError as error:
         return (), (), f"The inventory cannot be read ({error.what}): {unread}."
-    secrets = secrets_of(fleet.nodes[node].variables) if node in fleet.nodes else ()
-    return secrets, tuple(fleet.nodes), ""
+    own = fleet.nodes[node].variables if node in fleet.nodes else {}
+    addresses = {str(other.variables.get("ansible_host") or "") for other in fleet.nodes.values()}
+    others = {*fleet.nodes, *addresses} - {node, str(own.get("ansible_host"))}
+    return secrets_of(own), tuple(sorted(others)), ""

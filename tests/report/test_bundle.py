@@ -242,7 +242,7 @@ def test_no_other_machine_is_named_in_any_way(samples: ModuleType, runs: Path) -
 
 KEY = "b3BlbnNzaC1rZXktdjEAAAAABG5vbmUAAAAE"
 PLANTED = {
-    "environment dump": ("PATH=/bin\nDB_PASSWORD=Horse9 battery staple\nHOME=/root", "Horse9 battery staple"),
+    "environment dump": ("PATH=/bin\nDB_PASSWORD=Horse9 battery staple\nHOME=/root", "battery staple"),
     "exported": ("declare -x REGISTRY_TOKEN=tok-918273", "tok-918273"),
     "yaml": ("ansible_become_password: Sesame-77", "Sesame-77"),
     "json text": ('{"api_key": "k-\\"quoted\\"-1", "errors": 5}', "quoted"),
@@ -258,6 +258,7 @@ PLANTED = {
     "cut private key": (f"-----BEGIN RSA PRIVATE KEY-----\n{KEY}\nAAAAB3Nz", "AAAAB3Nz"),
     "pgp": (f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n{KEY}\n-----END PGP PRIVATE KEY BLOCK-----", KEY),
     "option": ("mysql --password swordfish3 --user root", "swordfish3"),
+    "sshpass": ("sshpass -p Open-5esame ssh gpu-03", "Open-5esame"),
     "curl user": ("curl -u admin:Tr0ub4dor https://x", "Tr0ub4dor"),
     "netrc": ("machine h login me password netrc-pw7", "netrc-pw7"),
     "shadow": ("root:$6$saltsalt$abcdefghijk/LMNOP:19000:0", "abcdefghijk/LMNOP"),
@@ -454,10 +455,13 @@ def test_the_inventory_s_secrets_are_known_where_it_is_still_there(
     samples: ModuleType, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inventory = tmp_path / "inventory.yml"
-    hosts = {"gpu-03": {"ansible_become_password": "plainword"}, "never-measured": {}}
+    hosts = {
+        "gpu-03": {"ansible_become_password": "plainword", "ansible_host": "10.9.8.3"},
+        "never-measured": {"ansible_host": "10.9.8.7"},
+    }
     inventory.write_text(json.dumps({"all": {"hosts": hosts}}))  # JSON is YAML
     folder = keep(
-        samples, runs, "it is plainword, says never-measured",
+        samples, runs, "it is plainword, says never-measured; 10.9.8.3 sends to 10.9.8.7:18515",
         change=lambda fleet: replace(fleet, inventory=str(inventory)),
     )  # fmt: skip
     assert cli.main(["report", "--bundle", "gpu-03", "--json"]) == ExitCode.OK
@@ -466,3 +470,4 @@ def test_the_inventory_s_secrets_are_known_where_it_is_still_there(
     assert folder.path.name.encode() in text
     assert b"plainword" not in text
     assert b"never-measured" not in text
+    assert b"10.9.8.3 sends to [another machine]:18515" in text
