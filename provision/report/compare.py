@@ -85,13 +85,15 @@ class Shift:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that differs. `new` and `gone`: (node, verdict); `only_before`, `only_after`: checks that
+    """Everything that differs. `failing_anew`: nodes that failed both times, now by other findings too;
+    `new` and `gone`: (node, verdict); `only_before`, `only_after`: checks that
     were asked for in one run; `unpaired`: `check.metric` measured in one run only, of checks that measured
     in both."""
 
     before: FleetHealth
     after: FleetHealth
     changed: tuple[NodeChange, ...]
+    failing_anew: tuple[NodeChange, ...]
     new: tuple[tuple[str, str], ...]
     gone: tuple[tuple[str, str], ...]
     only_before: tuple[str, ...]
@@ -103,8 +105,8 @@ class Comparison:
 
     @property
     def worse(self) -> bool:
-        """Whether a node fails that did not, or something was measured to be worse."""
-        failing = any(change.now == Verdict.FAIL for change in self.changed)
+        """Whether a node fails that did not, or by more than it did, or something was measured worse."""
+        failing = any(change.now == Verdict.FAIL for change in (*self.changed, *self.failing_anew))
         slower = any(shift.worse for shift in self.shifts) or any(one.worse for one in self.moved)
         return failing or slower or any(verdict == Verdict.FAIL for _, verdict in self.new)
 
@@ -132,6 +134,7 @@ def compare(before: FleetHealth, after: FleetHealth, use: Rules | None = None) -
         before,
         after,
         tuple(one for one in changes.between(before, after) if one.node in old and one.node in new),
+        tuple(one for name in both if (one := _failing_anew(old[name], new[name])).findings),
         tuple((name, new[name].verdict.value) for name in new if name not in old),
         tuple((name, old[name].verdict.value) for name in old if name not in new),
         tuple(name for name in before.asked if name not in after.asked),
@@ -141,6 +144,14 @@ def compare(before: FleetHealth, after: FleetHealth, use: Rules | None = None) -
         tuple(moved),
         tuple(_unpaired(before, after)),
     )
+
+
+def _failing_anew(before: NodeHealth, after: NodeHealth) -> NodeChange:
+    """What fails now and did not, on a node that failed already."""
+    fail = Verdict.FAIL
+    both = before.verdict is fail and after.verdict is fail
+    found = tuple(one for one in changes.findings(before, after) if both and one.now == fail)
+    return NodeChange(after.node, before.verdict.value, after.verdict.value, found)
 
 
 def _slots(node: NodeHealth) -> dict[str, GpuIdentity]:

@@ -9,6 +9,7 @@ from typing import Any
 from provision.health import FleetHealth
 from provision.node_names import fold
 from provision.report import changes
+from provision.report.changes import NodeChange
 from provision.report.compare import Comparison, Moved, Part, Rules, Shift
 from provision.wording import many, moment, one_line, quantity
 
@@ -26,6 +27,7 @@ def document(found: Comparison, use: Rules) -> dict[str, Any]:
         "worse": found.worse,
         "less_known": found.less_known,
         "changed": [asdict(change) for change in found.changed],
+        "failing_anew": [asdict(change) for change in found.failing_anew],
         "new": [{"node": name, "verdict": verdict} for name, verdict in found.new],
         "gone": [{"node": name, "verdict": verdict} for name, verdict in found.gone],
         "checks_only_before": list(found.only_before),
@@ -58,7 +60,8 @@ def text(found: Comparison, use: Rules) -> Iterator[str]:
     if found.before.gpuprov_version != found.after.gpuprov_version:
         yield "judged by two versions of gpuprov: a verdict may differ by its limit alone"
     worse = [one for one in found.moved if one.worse]
-    yield from _section("verdicts changed", [*changes.summary(found.changed), *_why(found)])
+    yield from _section("verdicts changed", [*changes.summary(found.changed), *_why(found.changed)])
+    yield from _section("failing as before, and now by these too", list(_why(found.failing_anew)))
     yield from _section(
         "worse than before", [*(_shift(one) for one in found.shifts if one.worse), *_moves(worse)]
     )
@@ -94,9 +97,9 @@ def _section(title: str, lines: Sequence[str], total: int | None = None) -> Iter
         yield f"  … and {total - len(lines):,} more; --json has all"
 
 
-def _why(found: Comparison) -> Iterator[str]:
-    yield from (f"  {line}" for line in changes.details(found.changed[:_SHOWN]))
-    if more := found.changed[_SHOWN:]:
+def _why(changed: Sequence[NodeChange]) -> Iterator[str]:
+    yield from (f"  {line}" for line in changes.details(changed[:_SHOWN]))
+    if more := changed[_SHOWN:]:
         yield f"  … and {many(len(more), 'more node')}; --json has all"
 
 

@@ -151,6 +151,16 @@ def test_verdicts_nodes_and_checks_that_changed(samples: ModuleType) -> None:
     assert compare.compare(before, replace(before, nodes=(*good[:2], samples.silent("gpu-03")))).less_known
 
 
+def test_a_node_that_fails_by_more_than_before_is_worse(samples: ModuleType) -> None:
+    slow, both = (samples.node("gpu-03", samples.checks(3, slow=(2, 6), burn=b), 3) for b in (None, 5))
+    found = compare.compare(samples.fleet(slow), samples.fleet(both))
+    assert found.changed == ()
+    assert found.worse
+    assert [one.device for change in found.failing_anew for one in change.findings] == ["gpu5"]
+    assert "and now by these too:\n    gpu-03 gpu_burn errors gpu5" in told(found)
+    assert compare.compare(samples.fleet(both), samples.fleet(slow)).failing_anew == ()
+
+
 def test_another_gpu_is_told_by_its_serial_and_where_it_was(samples: ModuleType) -> None:
     one, two = (samples.node(f"gpu-{i:02d}", samples.checks(i), i) for i in (1, 2))
     spare = replace(one.gpus[3], serial="1652899999999", uuid="GPU-new")
