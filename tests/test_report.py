@@ -70,6 +70,7 @@ def test_the_newest_run_is_rendered_in_all_formats_and_the_exit_code_is_its_heal
     RunFolder.create("drift", {}, runs=runs)  # newer, but measures no health
     assert cli.main(["report"]) == ExitCode.UNHEALTHY
     assert names(run.path) == {"report.json", "report.html", "report.md", "report.junit.xml"}
+    assert (run.path / "nodes.exclude").read_text() == "gpu-02\n"
     told = capsys.readouterr().out
     assert told.startswith("1 of 2 nodes unhealthy, 1 healthy\n")
     assert "gpu2-gpu6" in told

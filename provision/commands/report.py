@@ -1,4 +1,4 @@
-"""gpuprov report: write a stored run's report again, in other formats or judged under other thresholds."""
+"""gpuprov report: a stored run's report again, judged again, compared to another, or packed for a vendor."""
 
 from __future__ import annotations
 
@@ -16,20 +16,31 @@ if TYPE_CHECKING:
     from provision.report.context import Context
     from provision.store import RunFolder
 
-FORMATS = ("json", "html", "md", "junit")
+FORMATS = ("json", "html", "md", "junit", "nodes")
 
 EPILOG = """\
 No node is touched. --rejudge judges the raw output that the run kept: under new thresholds, or when a run was
 cut off before its report. What it writes goes to the run's folder `rejudged`, beside the report of the day,
 with changes.json: which nodes have another verdict now, by which finding, under which limit.
 
+--compare says whose verdict changed and by which finding, which nodes, checks and GPUs came or went, and
+which measurements moved by more than noise: by more than the changes of the SKU's other devices scatter, and
+by more than 2.3 % (5 % where too few were measured twice to know that). --rejudge judges both alike first.
+
+--bundle packs what a vendor needs to take a node or a GPU back: a readable summary, findings, measurements
+beside their peers', raw output, facts, the node's history. Secrets and the names of other nodes are removed.
+
 exit codes: as validate's: 3 when a node is unhealthy; else 5 when something was not measured; else 0.
+with --compare: 3 when a node fails that did not, or something was measured to be worse; else 5 when something
+that was measured before is not any more; else 0. with --bundle: 0 when the archive was written.
 
 examples:
   gpuprov report
   gpuprov report 20261121T101500.000Z-validate --format md --output .
   gpuprov report --rejudge --thresholds our-limits.yml
   gpuprov report --rejudge --thresholds our-limits.yml --changes --json
+  gpuprov report --compare 20261101T101500.000Z-validate 20261121T101500.000Z-validate
+  gpuprov report --bundle gpu-03 --output .
 """
 
 
@@ -51,11 +62,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         type=_formats,
-        default=list(FORMATS),
         metavar="A,B",
         help=f"reports to write (default {','.join(FORMATS)})",
     )
-    parser.add_argument("--output", metavar="DIR", help="write them here instead of into the run's folder")
+    parser.add_argument("--output", metavar="DIR", help="write here instead of into the run's folder")
     parser.add_argument("--rejudge", action="store_true", help="judge the kept raw output again")
     parser.add_argument(
         "--thresholds",
@@ -66,26 +76,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--changes", action="store_true", help="with --rejudge: print only whose verdict changed, and by what"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print the report (or the changes) as JSON instead of the summary"
+        "--compare", nargs=2, metavar=("A", "B"), help="what differs from run A to run B (folders, or names)"
     )
+    parser.add_argument(
+        "--bundle",
+        metavar="NODE",
+        help="pack all that the run knows of one node into an archive for its vendor",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of what a person reads")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    if options.thresholds and not options.rejudge:
-        raise UsageError("--thresholds only matters when judging again", "add --rejudge")
-    if options.changes and not options.rejudge:
-        raise UsageError("--changes only tells what judging again changed", "add --rejudge")
+    _refuse_contradictions(options)
+    if options.compare:
+        from provision.commands import report_compare
+
+        return report_compare.run(options)
     from pathlib import Path
 
     from provision import report, report_context
+    from provision.commands.stored_run import find_run, stored
     from provision.judge import Verdict
     from provision.report.causes import overall
 
     folder = find_run(options.run, Path(options.runs) if options.runs else None)
     health, changed = _judged(folder, options) if options.rejudge else (stored(folder), None)
+    if options.bundle is not None:
+        from provision.commands import report_bundle
+
+        return report_bundle.run(folder, health, options)
     target = Path(options.output) if options.output else folder.path / ("rejudged" if options.rejudge else "")
     context = report_context.read(folder, health)
-    files = report.write_all(health, target, options.format, context)
+    files = report.write_all(health, target, options.format or FORMATS, context)
     if changed is not None:
         _write_changes(changed, health, target)
     _print(health, changed, files, context, options)
@@ -93,56 +115,17 @@ def run(options: argparse.Namespace) -> ExitCode:
     return codes.get(overall(health), ExitCode.OK)
 
 
-def find_run(name: str | None, runs: Path | None) -> RunFolder:
-    """The run a user means: a folder, a name below `runs`, or the newest validate run.
-
-    Raises RunFolderError when there is none, or it is not a validate run.
-    """
-    from pathlib import Path
-
-    from provision import store
-    from provision.nearest import did_you_mean
-
-    if name is None:
-        return store.latest("validate", runs)
-    home = runs or store.runs_home()
-    here = Path(name).parent if Path(name).name == "report.json" else Path(name)
-    path = next((path for path in (here, home / name) if (path / "run.json").is_file()), None)
-    if path is None:
-        known = sorted((folder.name for folder in home.glob("*Z-validate")), reverse=True)
-        raise RunFolderError(
-            f"there is no run {name}: it is no run folder, and none in {home} has this name",
-            did_you_mean(
-                name, known, f"there are: {', '.join(known[:3])}" if known else "gpuprov validate makes one"
-            ),
-        )
-    folder = store.RunFolder.open(path)
-    verb = folder.meta().get("verb")
-    if verb != "validate":
-        raise RunFolderError(
-            f"{path} is a run of `{verb}`, which measures no health", "name a run of validate"
-        )
-    return folder
-
-
-def stored(folder: RunFolder) -> FleetHealth:
-    """The report a run wrote. Raises RunFolderError when it has none, or none that can be read."""
-    import json
-
-    from provision import health
-
-    path = folder.path / "report.json"
-    try:
-        return health.from_json(json.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise RunFolderError(
-            f"{folder.path} has no report.json: the run was cut off before it, or wrote other formats only",
-            "add --rejudge: it judges the raw output the run kept",
-        ) from None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}", "add --rejudge to make it anew") from error
-    except RunFolderError as error:
-        raise RunFolderError(f"{path}: {error.what}", error.fix) from error
+def _refuse_contradictions(options: argparse.Namespace) -> None:
+    """Raises UsageError for options that mean nothing together."""
+    if options.thresholds and not options.rejudge:
+        raise UsageError("--thresholds only matters when judging again", "add --rejudge")
+    if options.changes and not options.rejudge:
+        raise UsageError("--changes only tells what judging again changed", "add --rejudge")
+    for mode, others in (("compare", "run bundle format output changes"), ("bundle", "format changes")):
+        for other in others.split():
+            if getattr(options, mode) is not None and getattr(options, other):
+                name = f"the run {options.run}" if other == "run" else f"--{other}"
+                raise UsageError(f"--{mode} and {name} mean nothing together", f"leave out {name}")
 
 
 def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth, list[NodeChange] | None]:
@@ -150,6 +133,7 @@ def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth
     from pathlib import Path
 
     from provision import campaign
+    from provision.commands.stored_run import stored
     from provision.report import changes
 
     health = campaign.rejudge(folder, Path(options.thresholds) if options.thresholds else None)
@@ -186,8 +170,10 @@ def _print(
 ) -> None:
     import shutil
 
-    from provision.report import changes, json, terminal
+    from provision.report import changes, json, nodes, terminal
 
+    if "nodes" in files and (said := nodes.left_out(health)):
+        sys.stderr.write(f"{said}\n")
     if options.changes:
         _print_changes(changed or [], health, options)
         return

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from provision.health import FleetHealth
     from provision.store import RunFolder
 
-FORMATS = ("html", "md", "junit", "json")
+FORMATS = ("html", "md", "junit", "json", "nodes")
 
 EPILOG = """\
 exit codes: 3 when a node failed a check; else 5 when something could not be measured or reached; else 0.
@@ -132,10 +132,12 @@ def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace
 
     from provision import report, report_context
     from provision.report import json as json_report
-    from provision.report import terminal
+    from provision.report import nodes, terminal
 
     context = report_context.read(folder, health)
     files = report.write_all(health, folder, options.format, context)
+    if "nodes" in options.format and (said := nodes.left_out(health)):
+        sys.stderr.write(f"{said}\n")
     if options.json:
         sys.stdout.writelines(json_report.render(health))
         return

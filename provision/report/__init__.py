@@ -1,11 +1,11 @@
-"""One file per report format. `write_all` makes the files; `terminal.summary` is what a person sees."""
+"""One module per report format. `write_all` makes the files; `terminal.summary` is what a person sees."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,13 +16,24 @@ if TYPE_CHECKING:
     from provision.report.context import Context
     from provision.store import RunFolder
 
-# format → (module below, file name). Each module has `render(fleet) -> Iterable[str]`; those of _TELLING take
-# a Context as well.
-FORMATS = {
-    "json": ("json", "report.json"),
-    "html": ("html", "report.html"),
-    "md": ("markdown", "report.md"),
-    "junit": ("junit", "report.junit.xml"),
+# format → (module below, {file name: its function `(fleet) -> Iterable[str]`}), in the order of writing;
+# those of _TELLING take a Context as well.
+FORMATS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "json": ("json", {"report.json": "render"}),
+    "html": ("html", {"report.html": "render"}),
+    "md": ("markdown", {"report.md": "render"}),
+    "junit": ("junit", {"report.junit.xml": "render"}),
+    "nodes": (
+        "nodes",
+        {  # whom to keep out first: a kill in between leaves no bad node at work
+            "nodes.exclude": "excluded",
+            "nodes.exclude.folded": "excluded_folded",
+            "nodes.fail": "failed",
+            "nodes.fail.folded": "failed_folded",
+            "nodes.pass": "passed",
+            "nodes.pass.folded": "passed_folded",
+        },
+    ),
 }
 _TELLING = ("html", "md")
 
@@ -30,7 +41,8 @@ _TELLING = ("html", "md")
 def write_all(
     fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[str], context: Context | None = None
 ) -> dict[str, Path]:
-    """Write the report in each of `formats` (names of FORMATS) below `folder`; format → the file written.
+    """Write the report in each of `formats` (names of FORMATS) below `folder`; format → its file, or
+    the first of its files.
 
     `context`: what is told beyond the run's own health (report_context.read), for those that show it.
 
@@ -42,12 +54,16 @@ def write_all(
     for name in formats:
         if name not in FORMATS:
             raise UsageError(f"unknown report format: {name}", f"known formats: {', '.join(FORMATS)}")
-    written = {}
+    written: dict[str, Path] = {}
     for name in dict.fromkeys(formats):
-        module, file_name = FORMATS[name]
+        module, files = FORMATS[name]
         told = () if context is None or name not in _TELLING else (context,)
-        render: Callable[..., Iterable[str]] = importlib.import_module(f"{__name__}.{module}").render
-        written[name] = _write(path / file_name, render(fleet, *told))
+        for file_name, function in files.items():
+            render: Callable[..., Iterable[str]] = getattr(
+                importlib.import_module(f"{__name__}.{module}"), function
+            )
+            made = _write(path / file_name, render(fleet, *told))
+            written.setdefault(name, made)
     return written
 
 

@@ -52,7 +52,7 @@ def between(before: FleetHealth, after: FleetHealth) -> list[NodeChange]:
         one, other = old.get(name), new.get(name)
         was, now = one.verdict.value if one else GONE, other.verdict.value if other else GONE
         if was != now:
-            changed.append(NodeChange(name, was, now, tuple(_findings(one, other))))
+            changed.append(NodeChange(name, was, now, tuple(findings(one, other))))
     return changed
 
 
@@ -67,7 +67,8 @@ def _judged(node: NodeHealth | None) -> dict[tuple[str, str, str], Finding]:
     return found
 
 
-def _findings(before: NodeHealth | None, after: NodeHealth | None) -> Iterator[FindingChange]:
+def findings(before: NodeHealth | None, after: NodeHealth | None) -> Iterator[FindingChange]:
+    """The findings of one node that are other ones now; what passed both times is none."""
     old, new = _judged(before), _judged(after)
     # A limit holds for all devices of a node: what failed now may have been told with another device before.
     limits = {(check, metric): found.limit for (check, metric, _), found in old.items() if found.limit}

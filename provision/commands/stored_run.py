@@ -1,0 +1,62 @@
+"""The stored runs of validate that a user names, for the commands that read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from provision.errors import RunFolderError
+
+if TYPE_CHECKING:
+    from provision.health import FleetHealth
+    from provision.store import RunFolder
+
+
+def find_run(name: str | None, runs: Path | None) -> RunFolder:
+    """The run a user means: a folder, a name below `runs`, or the newest validate run.
+
+    Raises RunFolderError when there is none, or it is not a validate run.
+    """
+    from provision import store
+    from provision.nearest import did_you_mean
+
+    if name is None:
+        return store.latest("validate", runs)
+    home = runs or store.runs_home()
+    here = Path(name).parent if Path(name).name == "report.json" else Path(name)
+    path = next((path for path in (here, home / name) if (path / "run.json").is_file()), None)
+    if path is None:
+        known = sorted((folder.name for folder in home.glob("*Z-validate")), reverse=True)
+        raise RunFolderError(
+            f"there is no run {name}: it is no run folder, and none in {home} has this name",
+            did_you_mean(
+                name, known, f"there are: {', '.join(known[:3])}" if known else "gpuprov validate makes one"
+            ),
+        )
+    folder = store.RunFolder.open(path)
+    verb = folder.meta().get("verb")
+    if verb != "validate":
+        raise RunFolderError(
+            f"{path} is a run of `{verb}`, which measures no health", "name a run of validate"
+        )
+    return folder
+
+
+def stored(folder: RunFolder) -> FleetHealth:
+    """The report a run wrote. Raises RunFolderError when it has none, or none that can be read."""
+    import json
+
+    from provision import health
+
+    path = folder.path / "report.json"
+    try:
+        return health.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"{folder.path} has no report.json: the run was cut off before it, or wrote other formats only",
+            "add --rejudge: it judges the raw output the run kept",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}", "add --rejudge to make it anew") from error
+    except RunFolderError as error:
+        raise RunFolderError(f"{path}: {error.what}", error.fix) from error

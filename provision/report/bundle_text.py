@@ -1,0 +1,218 @@
+"""The readable files of an evidence bundle: for whoever at the vendor opens it first (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from provision.health import FleetHealth, NodeHealth
+from provision.judge import Finding, Verdict
+from provision.report import bundle_peers
+from provision.report.bundle_peers import Row
+from provision.report.bundle_timeline import Moment
+from provision.report.causes import missing, silence
+from provision.wording import clean, columns, many, moment, one_line, quantity
+
+_EVIDENCE = 40  # lines of raw output below a finding; raw/ has the rest
+_PART_NUMBER = re.compile(r"<board_part_number>([^<]{1,80})</board_part_number>")
+
+
+def readme(
+    fleet: FleetHealth, node: NodeHealth, seen: Mapping[str, Any], raw: Sequence[Mapping[str, Any]]
+) -> str:
+    """The summary's text: what machine, which GPUs, what is wrong. `seen`: the node's entry of facts.jsonl;
+    `raw`: the documents of its checks."""
+    title = f"GPU health evidence: {one_line(node.node, 200)}"
+    lines = [title, "=" * len(title), ""]
+    lines += [
+        f"verdict   {node.verdict.value}",
+        f"measured  {moment(fleet.started)}, run {one_line(fleet.run_id, 120)}",
+        f"by        gpuprov {one_line(fleet.gpuprov_version, 40)}",
+    ]
+    if node.error or node.unreachable:
+        lines.append(f"          {silence(node)}")
+    if absent := missing(fleet, node):
+        lines.append(f"          did not run: {', '.join(absent)}")
+    lines += ["", *_heading("Machine"), *_machine(node, seen)]
+    lines += ["", *_heading("GPUs"), *_gpus(node, seen, raw)]
+    return "\n".join(lines) + "\n"
+
+
+def findings(node: NodeHealth, rows: Sequence[Row]) -> str:
+    """The summary's second part: every finding that is no pass, worst first, beside the peers' numbers."""
+    found = [finding for check in node.checks for finding in check.findings]
+    bad = sorted((f for f in found if f.verdict is not Verdict.PASS), key=lambda f: -f.verdict.badness)
+    lines = ["", *_heading(f"Findings: {len(bad)} to look at, {len(found) - len(bad)} passed")]
+    if not bad:
+        lines.append("every check that ran passed" if found else "nothing was measured")
+    for finding in bad:
+        lines += ["", *_finding(node, finding, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _heading(text: str) -> list[str]:
+    return [text, "-" * len(text)]
+
+
+def _machine(node: NodeHealth, seen: Mapping[str, Any]) -> Iterator[str]:
+    facts, problems = _mapping(seen.get("facts")), _mapping(seen.get("problems"))
+    rows = [
+        ("system", facts.get("firmware.system")),
+        ("BIOS", facts.get("firmware.bios_version")),
+        ("CPU microcode", facts.get("firmware.cpu_microcode")),
+        ("operating system", node.facts.get("os")),
+        ("kernel", node.facts.get("kernel")),
+        ("driver", node.facts.get("driver")),
+        ("driver module", facts.get("driver.flavour")),
+        ("GPUs", f"{node.facts.get('gpus', '')} {node.facts.get('sku', '')}".strip()),
+        ("NVSwitches", facts.get("gpu.nvswitch_count")),
+    ]
+    for name, value in rows:
+        yield f"{name:<17} {one_line(str(value)) if value not in (None, '') else 'not stated'}"
+    for card in facts.get("firmware.rdma") or ():
+        if isinstance(card, Mapping):
+            words = (str(card.get(key) or "?") for key in ("device", "address", "board_id", "firmware"))
+            yield f"{'network card':<17} {one_line(', '.join(words))}"
+    for fact, why in sorted(problems.items()):
+        yield f"{'not read':<17} {one_line(f'{fact}: {why}', 300)}"
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _gpus(node: NodeHealth, seen: Mapping[str, Any], raw: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    vbios = {
+        m.device: str(m.value) for check in node.checks for m in check.measurements if m.metric == "vbios"
+    }
+    parts = part_numbers(raw)
+    if not node.gpus:
+        found = _mapping(seen.get("facts")).get("firmware.gpu_uuid")
+        yield "the identities of its GPUs were not measured"
+        if isinstance(found, list):
+            yield from (f"gpu{index}  uuid {one_line(str(uuid), 60)}" for index, uuid in enumerate(found))
+        return
+    heads = ("gpu", "model", "serial number", "part number", "VBIOS", "PCI address", "UUID")
+    table = [
+        (
+            f"gpu{gpu.index}", gpu.name, gpu.serial, parts.get(_bus(gpu.pci_address), ""),
+            vbios.get(f"gpu{gpu.index}", ""), gpu.pci_address, gpu.uuid,
+        )
+        for gpu in node.gpus
+    ]  # fmt: skip
+    yield from aligned([heads, *table])
+
+
+def part_numbers(raw: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """PCI address (bus and device) → board part number, where `nvidia-smi -q -x` was kept."""
+    found = {}
+    for document in raw:
+        for output in document.get("outputs") or ():
+            text = output.get("stdout") if isinstance(output, Mapping) else None
+            for piece in text.split('<gpu id="')[1:] if isinstance(text, str) else ():
+                if match := _PART_NUMBER.search(piece):
+                    found[_bus(piece.partition('"')[0])] = match[1].strip()
+    return found
+
+
+def _bus(address: str) -> str:
+    """00000000:18:00.0 and 0000:18:00.0 are one."""
+    return address.lower().partition(":")[2] or address.lower()
+
+
+def _finding(node: NodeHealth, finding: Finding, rows: Sequence[Row]) -> Iterator[str]:
+    check = f"{finding.check}: " if finding.check else ""
+    verdict = finding.verdict.value.upper()
+    yield f"{verdict} {one_line(finding.device, 80)}: {check}{one_line(finding.message)}"
+    named = set(re.findall(r"\bgpu\d+\b", finding.device))
+    for gpu in node.gpus:
+        if f"gpu{gpu.index}" in named:
+            words = f"serial {gpu.serial or 'not stated'}, {gpu.pci_address}, {gpu.uuid}"
+            yield f"  gpu{gpu.index}      {one_line(words, 300)}"
+    if finding.value is not None:
+        yield f"  measured  {quantity(finding.value, finding.unit)}"
+    if finding.limit:
+        yield f"  limit     {one_line(finding.limit, 200)}"
+        yield f"  source    {one_line(finding.source or 'not stated')}"
+    for line in bundle_peers.beside(finding, rows)[:8]:
+        yield f"  peers     {one_line(line, 300)}"
+    yield f"  action    {finding.action}"
+    for line in finding.evidence[:_EVIDENCE]:
+        yield f"  | {columns(line)}"
+
+
+def timeline(moments: Iterable[Moment]) -> str:
+    """The history, a line an event."""
+    return "".join(
+        f"{moment(one.at):<24} {one_line(one.run, 60)}  {_indented(one.what)}\n" for one in moments
+    )
+
+
+def _indented(text: str) -> str:
+    return " " * (len(text) - len(text.lstrip(" "))) + one_line(text, 400)
+
+
+def measurements(rows: Sequence[Row]) -> str:
+    """Every number beside its peers', as a table."""
+    heads = ("check", "metric", "device", "value", "unit", "others here", "count", "other nodes", "count")
+    table = [
+        (
+            row.check, row.metric, row.device, quantity(row.value), row.unit, quantity(row.here),
+            str(row.here_count), quantity(row.fleet), str(row.fleet_nodes),
+        )
+        for row in rows
+    ]  # fmt: skip
+    said = "others here: the median of the node's other devices of the kind\n"
+    said += "other nodes: the median of the same device on as many other nodes of the SKU\n\n"
+    return said + "\n".join(aligned([heads, *table])) + "\n"
+
+
+def aligned(table: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Rows in columns as wide as they need to be."""
+    cells = [[one_line(cell, 80) or "-" for cell in row] for row in table]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for row in cells:
+        yield "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def output(document: Mapping[str, Any]) -> str:
+    """The raw output of one check as a terminal would have shown it."""
+    parts = []
+    if document.get("error"):
+        parts.append(f"nothing came back: {document['error']}\n")
+    for one in document.get("outputs") or ():
+        if not isinstance(one, Mapping):
+            continue
+        words = one.get("argv")
+        command = " ".join(map(str, words)) if isinstance(words, list) else str(one.get("name"))
+        ends = [f"exit status {one.get('rc')}", f"{one.get('seconds')} s"]
+        ends += [word.replace("_", " ") for word in ("timed_out", "truncated") if one.get(word)]
+        ends += [f"did not start: {one['not_started']}"] if one.get("not_started") else []
+        parts.append(f"$ {command}\n# {', '.join(ends)}\n{one.get('stdout') or ''}\n")
+        if one.get("stderr"):
+            parts.append(f"# standard error\n{one['stderr']}\n")
+    return clean("\n".join(parts).replace("\r\n", "\n").replace("\r", "\n"))
+
+
+def removals(removed: Mapping[str, int]) -> str:
+    """What is not in the bundle, and how often it was taken out."""
+    said = ["", *_heading("Removed from every file")]
+    said += [f"{kind:<24} {many(count, 'place')}" for kind, count in sorted(removed.items()) if count]
+    said += [] if any(removed.values()) else ["nothing: no secret and no name of another machine was found"]
+    return "\n".join(said) + "\n"
+
+
+def contents(files: Mapping[str, bytes], notes: Iterable[str]) -> str:
+    """What the archive holds, and what it could not."""
+    words = {
+        "findings.json": "every judged measurement, with its limit, the limit's source and the action",
+        "measurements.txt": "every number beside those of its peers (measurements.json for programs)",
+        "timeline.txt": "what happened to the node, in this run and before",
+        "facts.json": "what was observed of the node: firmware, links, packages",
+        "raw/": "what each check printed: .txt to read, .json with exit status and times",
+        "MANIFEST.sha256": "check with: sha256sum -c MANIFEST.sha256",
+    }
+    lines = ["", *_heading(f"In this archive: {many(len(files) + 2, 'file')}")]
+    lines += [f"{name:<18} {said}" for name, said in words.items()]
+    return "\n".join([*lines, *(f"\n{note}" for note in notes)]) + "\n"

@@ -1,0 +1,267 @@
+"""Two runs of a fleet: whose verdict changed, what came and went, which GPUs are others, what slowed (pure).
+
+A measurement has moved when its relative change differs from that of its SKU's other devices by more than
+these differ among themselves (data/compare.yml): one noisy benchmark or one warm room accuses nobody. What a
+SKU moved as a whole is told once. Only metrics with a good and a bad direction are compared: those with
+limits, those the fleet is compared by, and rates. Counters that began at 0 have no relative change: limits
+judge them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from provision import fleet_metrics, threshold_metrics, yamlfile
+from provision.health import FleetHealth, GpuIdentity, NodeHealth
+from provision.judge import Verdict, number, typical
+from provision.node_names import natural
+from provision.paths import DATA
+from provision.report import changes
+from provision.report.changes import NodeChange
+
+_GPU = re.compile(r"\bgpu(\d{1,4})\b")
+_UNSTATED = re.compile(r"[\W0_]*|\W*(?:N/?A|unknown.*|none|not.*)\W*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """data/compare.yml: `minimum` and `alone` as fractions, `smallest_group` in devices."""
+
+    minimum: float
+    alone: float
+    smallest_group: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """Another GPU in a slot. `was`, `now`: serial number (else UUID), empty when there was none;
+    `moved_from`: where the new one was in the earlier run, `gpu-02 gpu3`."""
+
+    node: str
+    device: str
+    slot: str
+    was: str
+    now: str
+    moved_from: str = ""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """One measurement that moved. `change`: the fraction of the earlier value; `noise`: how much would not
+    have counted; `replaced`: it is another GPU."""
+
+    node: str
+    check: str
+    metric: str
+    device: str
+    unit: str
+    was: float
+    now: float
+    change: float
+    noise: float
+    worse: bool
+    replaced: bool = False
+
+
+@dataclass(frozen=True)
+class Shift:
+    """A metric that moved on a SKU as a whole: the median `change` of `values` measurements on `nodes`
+    nodes."""
+
+    sku: str
+    check: str
+    metric: str
+    change: float
+    worse: bool
+    nodes: int
+    values: int
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that differs. `failing_anew`: nodes that failed both times, now by other findings too;
+    `new` and `gone`: (node, verdict); `only_before`, `only_after`: checks that
+    were asked for in one run; `unpaired`: `check.metric` measured in one run only, of checks that measured
+    in both."""
+
+    before: FleetHealth
+    after: FleetHealth
+    changed: tuple[NodeChange, ...]
+    failing_anew: tuple[NodeChange, ...]
+    new: tuple[tuple[str, str], ...]
+    gone: tuple[tuple[str, str], ...]
+    only_before: tuple[str, ...]
+    only_after: tuple[str, ...]
+    parts: tuple[Part, ...]
+    shifts: tuple[Shift, ...]
+    moved: tuple[Moved, ...]
+    unpaired: tuple[str, ...]
+
+    @property
+    def worse(self) -> bool:
+        """Whether a node fails that did not, or by more than it did, or something was measured worse."""
+        failing = any(change.now == Verdict.FAIL for change in (*self.changed, *self.failing_anew))
+        slower = any(shift.worse for shift in self.shifts) or any(one.worse for one in self.moved)
+        return failing or slower or any(verdict == Verdict.FAIL for _, verdict in self.new)
+
+    @property
+    def less_known(self) -> bool:
+        """Whether something that was measured before is not any more."""
+        lost = (Verdict.ERROR, Verdict.SKIP)
+        return bool(self.gone or self.only_before) or any(change.now in lost for change in self.changed)
+
+
+@cache
+def rules() -> Rules:
+    """The shipped rules."""
+    document = yamlfile.load_mapping(DATA / "compare.yml")
+    return Rules(**{name: document[name] for name in Rules.__dataclass_fields__})
+
+
+def compare(before: FleetHealth, after: FleetHealth, use: Rules | None = None) -> Comparison:
+    """What differs from `before` to `after`; nodes are the same when they have the same name."""
+    old, new = ({node.node: node for node in fleet.nodes} for fleet in (before, after))
+    both = [name for name in new if name in old]
+    parts = tuple(_parts(old, new))
+    shifts, moved = _measured(old, new, both, parts, use or rules())
+    return Comparison(
+        before,
+        after,
+        tuple(one for one in changes.between(before, after) if one.node in old and one.node in new),
+        tuple(one for name in both if (one := _failing_anew(old[name], new[name])).findings),
+        tuple((name, new[name].verdict.value) for name in new if name not in old),
+        tuple((name, old[name].verdict.value) for name in old if name not in new),
+        tuple(name for name in before.asked if name not in after.asked),
+        tuple(name for name in after.asked if name not in before.asked),
+        parts,
+        tuple(shifts),
+        tuple(moved),
+        tuple(_unpaired(before, after)),
+    )
+
+
+def _failing_anew(before: NodeHealth, after: NodeHealth) -> NodeChange:
+    """What fails now and did not, on a node that failed already."""
+    fail = Verdict.FAIL
+    both = before.verdict is fail and after.verdict is fail
+    found = tuple(one for one in changes.findings(before, after) if both and one.now == fail)
+    return NodeChange(after.node, before.verdict.value, after.verdict.value, found)
+
+
+def _slots(node: NodeHealth) -> dict[str, GpuIdentity]:
+    """Slot → GPU: by PCI address, for the index of a GPU changes when one before it is lost."""
+    return {gpu.pci_address.lower() or f"gpu{gpu.index}": gpu for gpu in node.gpus}
+
+
+def _identity(one: GpuIdentity, other: GpuIdentity | None = None) -> str:
+    """Serial number, or UUID where it (or that of the `other`) is not stated, as on boards without one."""
+    for name in ("serial", "uuid"):
+        stated = [str(getattr(gpu, name)) for gpu in (one, other) if gpu]
+        if not any(_UNSTATED.fullmatch(text) for text in stated):
+            return stated[0]
+    return ""
+
+
+def _parts(old: Mapping[str, NodeHealth], new: Mapping[str, NodeHealth]) -> Iterator[Part]:
+    places = {_identity(gpu): f"{node.node} gpu{gpu.index}" for node in old.values() for gpu in node.gpus}
+    for name, node in new.items():
+        if name not in old or not node.gpus or not old[name].gpus:
+            continue  # not looked at in one of the runs: nobody knows
+        then, now = _slots(old[name]), _slots(node)
+        for slot in sorted({*then, *now}, key=natural):
+            one, other = then.get(slot), now.get(slot)
+            was = _identity(one, other) if one else ""
+            present = _identity(other, one) if other else ""
+            if was != present:
+                shown = other or one
+                device = f"gpu{shown.index}" if shown else ""
+                came = places.get(present, "") if present else ""
+                yield Part(name, device, slot, was, present, came)
+
+
+@cache
+def direction(check: str, metric: str, unit: str) -> str:
+    """`at_least` (low is bad), `at_most`, or nothing where neither is."""
+    name = f"{check}.{metric}"
+    compared = fleet_metrics.shipped().metrics.get(name)
+    limited = threshold_metrics.find(name)
+    stated = compared or limited
+    found = stated.direction if stated else ""
+    return found if found in ("at_least", "at_most") else "at_least" if unit.endswith("/s") else ""
+
+
+def _values(node: NodeHealth) -> dict[tuple[str, str, str, str], tuple[str, float]]:
+    """(check, metric, unit, device by slot) → (device, value), of what has a direction."""
+    slots = {gpu.index: slot for slot, gpu in _slots(node).items()}
+    found = {}
+    for check in node.checks:
+        for m in check.measurements:
+            value = number(m.value)
+            if value is None or not math.isfinite(value) or not direction(check.check, m.metric, m.unit):
+                continue
+            place = _GPU.sub(lambda match: slots.get(int(match[1]), match[0]), m.device)
+            found[check.check, m.metric, m.unit, place] = (m.device, value)
+    return found
+
+
+def _measured(
+    old: Mapping[str, NodeHealth],
+    new: Mapping[str, NodeHealth],
+    both: Iterable[str],
+    parts: Iterable[Part],
+    use: Rules,
+) -> tuple[list[Shift], list[Moved]]:
+    other_gpu = {(part.node, part.device) for part in parts if part.was and part.now}
+    groups: dict[tuple[str, str, str, str], list[tuple[str, str, float, float]]] = defaultdict(list)
+    for name in both:
+        sku, then = str(new[name].facts.get("sku") or ""), _values(old[name])
+        for key, (device, value) in _values(new[name]).items():
+            if key in then and then[key][1] > 0:
+                groups[sku, *key[:3]].append((name, device, then[key][1], value))
+    shifts, moved = [], []
+    for (sku, check, metric, unit), rows in groups.items():
+        ratios = [now / was for _, _, was, now in rows]
+        low_is_bad = direction(check, metric, unit) == "at_least"
+        middle, noise = 1.0, use.alone
+        if len(rows) >= use.smallest_group:
+            usual = typical(ratios, use.minimum)
+            middle, noise = usual.middle, max(use.minimum, usual.scatter)
+            if abs(middle - 1) > use.minimum:
+                nodes = len({name for name, *_ in rows})
+                worse = (middle < 1) == low_is_bad
+                shifts.append(Shift(sku, check, metric, middle - 1, worse, nodes, len(rows)))
+        for (name, device, was, now), ratio in zip(rows, ratios, strict=True):
+            # Against the others, and at all: who kept its rate while the others gained has not moved.
+            if abs(ratio - middle) > noise and abs(ratio - 1) > use.minimum:
+                gpus = {(name, f"gpu{index}") for index in _GPU.findall(device)}
+                moved.append(
+                    Moved(
+                        name, check, metric, device, unit, was, now, ratio - 1, noise,
+                        worse=(ratio < 1) == low_is_bad, replaced=bool(gpus & other_gpu),
+                    )
+                )  # fmt: skip
+    return shifts, sorted(moved, key=lambda one: (not one.worse, -abs(one.change), natural(one.node)))
+
+
+def _unpaired(before: FleetHealth, after: FleetHealth) -> Iterator[str]:
+    """Metrics of checks that ran both times, measured in one run only: another gpuprov may call them so."""
+
+    def metrics(fleet: FleetHealth) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = defaultdict(set)
+        for node in fleet.nodes:
+            for check in node.checks:
+                found[check.check] |= {
+                    m.metric for m in check.measurements if direction(check.check, m.metric, m.unit)
+                }
+        return found
+
+    one, other = metrics(before), metrics(after)
+    for check in one:
+        if one[check] and other.get(check):
+            yield from (f"{check}.{metric}" for metric in sorted(one[check] ^ other[check]))
