@@ -1,0 +1,137 @@
+"""Pairs of nodes over RDMA on six lab nodes in two racks: who is named for a slow link, a node that hangs, one
+that is gone, and that a healthy fleet passes. The programs on the nodes find each other over real TCP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import yaml
+
+from provision.errors import ExitCode
+from provision.lab.spec import NodeSpec
+from tests.lab.conftest import Lab, running_lab
+from tests.lab.gpuprov_up import Operator, said
+
+RACKS = {"n1": "a", "n2": "a", "n3": "a", "n4": "b", "n5": "b", "n6": "b"}
+CABLE = "reseat or check cable"
+Report = dict[str, Any]
+pytestmark = pytest.mark.timeout(1200)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    nodes = tuple(NodeSpec(name, "h100-sxm", network="ib") for name in RACKS)
+    with running_lab("pairs", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+        install = "apt-get update --quiet && apt-get install --yes --no-install-recommends perftest"
+        with ThreadPoolExecutor(len(RACKS)) as threads:
+            list(threads.map(lambda name: running.node(name).as_root(install, timeout=300), RACKS))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    declared = yaml.safe_load(lab.inventory.read_text())
+    for name, rack in RACKS.items():
+        declared["gpu_nodes"]["hosts"][name]["gpuprov_rack"] = rack
+    inventory = tmp_path_factory.mktemp("inventory") / "nodes.yml"
+    inventory.write_text(yaml.safe_dump(declared))
+    return Operator(inventory, tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture
+def measure(operator: Operator, lab: Lab) -> Iterator[Callable[..., tuple[int, Report]]]:
+    def run(*arguments: str) -> tuple[int, Report]:
+        done = operator.call("validate", "--json", "--checks", "pair_bandwidth", *arguments)
+        assert done.stdout.strip(), said(done)
+        return done.returncode, json.loads(done.stdout)
+
+    yield run
+    for name in RACKS:
+        lab.node(name).heal()
+
+
+def verdicts(report: Report) -> dict[str, str]:
+    return {node["node"]: node["verdict"] for node in report["nodes"]}
+
+
+def fabric(report: Report) -> list[tuple[str, str, str]]:
+    return [(finding["verdict"], finding["device"], finding["action"]) for finding in report["fabric"]]
+
+
+def findings(report: Report, name: str) -> list[Report]:
+    (node,) = [node for node in report["nodes"] if node["node"] == name]
+    return [finding for check in node["checks"] for finding in check["findings"]]
+
+
+def test_a_healthy_fleet_passes_in_two_rounds(measure: Any) -> None:
+    code, report = measure()
+    assert (code, fabric(report)) == (ExitCode.OK, [])
+    assert set(verdicts(report).values()) == {"pass"}
+    rows = [row for node in report["nodes"] for check in node["checks"] for row in check["measurements"]]
+    assert {row["device"].partition("->")[0] for row in rows} == {f"mlx5_{n}" for n in range(8)}
+    assert {row["device"].rpartition(" ")[2] for row in rows} == {"1", "2"}
+    assert all(380 < row["value"] < 400 for row in rows)
+
+
+def test_a_slow_link_is_named_and_neither_of_its_ends_is_accused(
+    measure: Any, lab: Lab, operator: Operator
+) -> None:
+    lab.node("n2").fault("link_slow", peer="n5", factor=0.4)
+    code, report = measure()
+    assert code == ExitCode.UNHEALTHY
+    assert fabric(report) == [("fail", "link n2-n5", CABLE)]
+    assert verdicts(report) == {name: "warn" if name in ("n2", "n5") else "pass" for name in RACKS}
+    again = operator.call("report", "--rejudge", "--json")
+    assert json.loads(again.stdout)["fabric"] == report["fabric"]
+    shown = said(operator.call("report"))
+    assert "link n2-n5 is slow" in shown
+    assert "--nodes fabric" not in shown
+
+
+def test_a_slow_rail_of_one_node_is_that_nodes(measure: Any, lab: Lab) -> None:
+    lab.node("n4").fault("nic_slow", nic=3, factor=0.5)
+    code, report = measure()
+    assert (code, fabric(report)) == (ExitCode.UNHEALTHY, [])
+    assert verdicts(report) == {name: "fail" if name == "n4" else "pass" for name in RACKS}
+    (finding,) = findings(report, "n4")
+    assert (finding["device"], finding["action"]) == ("mlx5_3", CABLE)
+
+
+def test_a_node_that_hangs_is_named_and_leaves_nothing_running(measure: Any, lab: Lab) -> None:
+    lab.node("n6").fault("peers_hang")
+    code, report = measure()
+    assert (code, fabric(report)) == (ExitCode.UNHEALTHY, [])
+    assert verdicts(report) == {name: "fail" if name == "n6" else "pass" for name in RACKS}
+    (finding,) = findings(report, "n6")
+    assert (finding["device"], finding["action"]) == ("node", "investigate")
+    assert "hangs" in finding["message"]
+    for name in RACKS:
+        left = lab.node(name).run("pgrep --full --list-full ib_write_bw", check=False)
+        assert left.stdout == "", f"{name}: {left.stdout}"
+
+
+def test_a_node_without_the_program_is_named_with_what_to_do(measure: Any, lab: Lab) -> None:
+    node = lab.node("n1")
+    node.as_root("mv /usr/bin/ib_write_bw /usr/bin/ib_write_bw.away")
+    try:
+        code, report = measure()
+    finally:
+        node.as_root("mv /usr/bin/ib_write_bw.away /usr/bin/ib_write_bw")
+    assert code == ExitCode.UNHEALTHY
+    assert verdicts(report) == {name: "fail" if name == "n1" else "pass" for name in RACKS}
+    said_of_it = json.dumps(findings(report, "n1"))
+    assert "is not installed" in said_of_it
+
+
+def test_a_node_that_is_gone_is_not_measured_and_the_others_are(measure: Any, lab: Lab) -> None:
+    lab.node("n3").power_off()
+    try:
+        code, report = measure()
+    finally:
+        lab.node("n3").power_on()
+    assert code == ExitCode.INCOMPLETE
+    assert verdicts(report) == {name: "error" if name == "n3" else "pass" for name in RACKS}
