@@ -32,10 +32,22 @@ class Expected:
 
 
 @dataclass(frozen=True)
+class FleetCase:
+    """A fleet in racks: `faults` of its fabric (tests/pairs/fabric.py: place → factor, None hangs), what is
+    `disturbed` once (round, node), and how `oversubscription` is declared."""
+
+    nodes: int
+    faults: Mapping[tuple[str, ...], float | None]
+    disturbed: tuple[tuple[int, str], ...] = ()
+    oversubscription: float = 1.0
+
+
+@dataclass(frozen=True)
 class Case:
     """One drawn case. `faults`: the lab's fault commands, word by word, or `reboot`, or `run TOOL …`;
     `machine`: how the node is made; `variables`: what the inventory declares; `event`: what happens during a
-    check; `expected` None for a healthy look-alike.
+    check; `fleet`: many nodes, of which only the network between them is tried; `expected` None for a healthy
+    look-alike.
     """
 
     faults: tuple[str, ...] = ()
@@ -43,6 +55,7 @@ class Case:
     machine: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
     event: str = ""
+    fleet: FleetCase | None = None
 
 
 @dataclass(frozen=True)

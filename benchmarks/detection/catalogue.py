@@ -8,7 +8,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 
-from benchmarks.detection import catalogue_gpu, catalogue_host, catalogue_links, catalogue_network
+from benchmarks.detection import (
+    catalogue_fleet,
+    catalogue_gpu,
+    catalogue_host,
+    catalogue_links,
+    catalogue_network,
+)
 from benchmarks.detection.cases import Entry, draw_case, generator
 
 CLASSES = range(1, 53)
@@ -18,6 +24,7 @@ ENTRIES: Mapping[str, Entry] = {
         *catalogue_links.ENTRIES,
         *catalogue_gpu.ENTRIES,
         *catalogue_network.ENTRIES,
+        *catalogue_fleet.ENTRIES,
         *catalogue_host.ENTRIES,
     )
 }

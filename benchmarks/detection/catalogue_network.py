@@ -131,8 +131,6 @@ ENTRIES = (
     Entry(36, "perftest without CUDA", _without_cuda, trap=True),
     Entry(37, "GID, PKey, MTU or SM wrong", _address),
     Entry(37, "storage port not in use", _roce, trap=True),
-    Entry(38, "bad cable or leaf between pairs", missing="needs pairs of nodes; checks are of one node"),
-    Entry(39, "bad node in a group collective", missing="needs groups of nodes; checks are of one node"),
     Entry(40, "straggler under overlap only", _overlap, "slowdown", (0.3, 0.8), (0.05, 0.4)),
     Entry(
         40, "slow only when all pairs talk", _redundancy, "slowdown", (0.25, 0.8), (0.01, 0.3), variant="a"

@@ -9,15 +9,17 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from benchmarks.detection import machine
-from benchmarks.detection.cases import FLAGGED, IMEX, SKUS, Case, Expected, draw_case, generator
+from benchmarks.detection import fleets, machine
+from benchmarks.detection.cases import FLAGGED, IMEX, SKUS, Case, Expected, FleetCase, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from provision import campaign, checks_asked, fleet_judge, fleet_versions, stack
 from provision.checks import CHECKS
 from provision.health import NodeHealth
+from provision.judge import Verdict, worst
 from provision.seen import Seen, seen
 
 HEALTHY = "healthy"
@@ -94,6 +96,9 @@ def _run(trial: Trial, outcome: Outcome) -> None:
         drawn, case = draw_case(entry, rng, graded=trial.graded)
         outcome.sku = drawn.sku
         outcome.severity = drawn.severity if entry.clear or entry.graded else None
+    if case.fleet is not None:
+        _run_fleet(outcome, case.fleet, case.expected, rng)
+        return
     made = (f"{name} {value}" for name, value in case.machine.items())
     outcome.faults = (*case.faults, *made, *filter(None, [case.event]))
     with Machine(outcome.sku, NAME, rng.randrange(2**31), **case.machine) as node:
@@ -118,6 +123,23 @@ def _run(trial: Trial, outcome: Outcome) -> None:
         outcome.accused += len(wronged)
         outcome.blamed, outcome.flagged = False, True
         outcome.findings += [f"innocent node accused: {other.node}" for other in wronged]
+
+
+def _run_fleet(outcome: Outcome, fleet: FleetCase, expected: Expected | None, rng: Random) -> None:
+    said = fleets.run(fleet, rng)
+    outcome.faults = tuple(f"{' '.join(place)} {factor}" for place, factor in fleet.faults.items())
+    outcome.verdict = worst([finding.verdict for _, finding in said] or [Verdict.PASS]).value
+    outcome.flagged = bool(said)
+    failures = [finding for _, finding in said if finding.verdict is Verdict.FAIL]
+    outcome.accused = len(failures)
+    outcome.findings = [
+        f"{f.verdict.value} {place} {f.device} [{f.action}]: {f.message}" for place, f in said
+    ]
+    if expected is None:
+        outcome.innocent = len(failures)
+        return
+    outcome.caught, outcome.blamed = fleets.score(said, expected)
+    outcome.innocent = 0 if outcome.blamed else max(0, len(failures) - len(expected.devices))
 
 
 @functools.lru_cache(maxsize=len(SKUS))

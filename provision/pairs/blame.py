@@ -202,13 +202,18 @@ def _costs(rows: Iterable[frozenset[Part]]) -> dict[Part, int]:
 
 
 def _certain(rows: Sequence[frozenset[Part]]) -> list[Part]:
-    """The culprits without whom the cheapest explanation is dearer by the margin."""
+    """The culprits without whom the cheapest explanation is dearer by the margin. That each rail of a part is
+    bad by itself is no other explanation than the part."""
     costs = _costs(rows)
     best = cheapest(rows, costs)
+
+    def forms(part: Part) -> set[Part]:
+        return {part, *(one for one in costs if not part.rail and one._replace(rail="") == part)}
+
     return [
         part
         for part in best.causes
-        if part.kind is not Kind.CHANCE and cheapest(rows, costs, {part}).least >= best.most + MARGIN
+        if part.kind is not Kind.CHANCE and cheapest(rows, costs, forms(part)).least >= best.most + MARGIN
     ]
 
 

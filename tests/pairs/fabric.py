@@ -31,6 +31,7 @@ class Fabric:
     seed: int = 0
     rails: Sequence[str] = ("",)
     expected: float | None = None
+    oversubscription: float = 1.0  # as it is declared: so much less is expected across racks
     disturbed: Collection[tuple[int, str]] = ()  # (round, node): slow this once
     true_racks: dict[str, str] | None = None
 
@@ -63,13 +64,15 @@ class Fabric:
 
     def _answer(self, nodes: tuple[str, ...], rail: str) -> Result:
         factors = [self.faults[part] for part in self.through(nodes, rail) if part in self.faults]
+        across = self.fleet.spans(nodes) is not False
+        least = self.expected and self.expected / (self.oversubscription if across else 1.0)
         if None in factors:
-            return Result(nodes, self.rounds, Outcome.HANG, rail=rail, expected=self.expected)
+            return Result(nodes, self.rounds, Outcome.HANG, rail=rail, expected=least)
         factor = min([1.0, *(one for one in factors if one is not None)])
         if any((self.rounds, node) in self.disturbed for node in nodes):
             factor *= 0.5
         value = RATE * factor * self.chance.gauss(1, self.noise)
-        return Result(nodes, self.rounds, value=value, rail=rail, expected=self.expected)
+        return Result(nodes, self.rounds, value=value, rail=rail, expected=least)
 
     def run(self) -> Diagnosis:
         """All rounds of the default plan, and what comes of them."""

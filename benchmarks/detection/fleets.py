@@ -1,0 +1,58 @@
+"""A trial of a fleet: pairs are chosen, measured on a simulated fabric and judged as `validate --pairs` does.
+
+What is simulated is the bandwidth that ib_write_bw reports (tests/pairs/fabric.py), not its output: that is
+tried on lab nodes. Culprits, all of them and nobody else, must be named within the product's four rounds.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from benchmarks.detection.cases import FLAGGED, Expected, FleetCase
+from provision.judge import Finding, Verdict
+from provision.pairs import findings
+from provision.pairs.pairing import across
+from tests.pairs.fabric import RATE, Fabric, racked
+
+SHARE = 0.9  # what a pair should reach at least (data/port_limits.yml)
+RAILS = ("mlx5_0", "mlx5_1")
+RACK = 8
+
+
+def run(case: FleetCase, rng: Random) -> list[tuple[str, Finding]]:
+    """(node or "fabric", finding) of all that is no pass."""
+    fleet = racked(case.nodes, RACK)
+    faults = {
+        (place if place != ("link", "first") else ("link", *sorted(rng.choice(across(fleet))))): factor
+        for place, factor in case.faults.items()
+    }
+    fabric = Fabric(
+        fleet,
+        faults,
+        noise=rng.uniform(0.001, 0.02),
+        seed=rng.randrange(2**31),
+        rails=RAILS,
+        expected=RATE * SHARE,
+        oversubscription=case.oversubscription,
+        disturbed=case.disturbed,
+    )
+    fabric.run()
+    checks, between, _ = findings.judged(fleet, fabric.results)
+    found = [("fabric", finding) for finding in between]
+    found += [(node, finding) for node, check in checks.items() for finding in check.findings]
+    return [(place, finding) for place, finding in found if finding.verdict.value in FLAGGED]
+
+
+def score(said: list[tuple[str, Finding]], expected: Expected) -> tuple[bool, bool]:
+    """(everything was caught, the blame is right): every expected part failed, with an action that helps, and
+    no other did. That nodes behind a bad leaf were not measured otherwise, an error, is right."""
+    failed = [(place, f) for place, f in said if f.verdict is Verdict.FAIL]
+    named = {f.device if place == "fabric" else place for place, f in failed}
+    caught = all(any(_is(name, one) for one in named) for name in expected.devices)
+    innocent = [one for one in named if not any(_is(name, one) for name in expected.devices)]
+    helps = all(f.action in expected.actions for _, f in failed)
+    return caught, caught and not innocent and helps
+
+
+def _is(name: str, one: str) -> bool:
+    return one.startswith(name[:-1]) if name.endswith("*") else one == name
