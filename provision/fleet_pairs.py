@@ -38,11 +38,24 @@ def kept(folder: RunFolder) -> list[Result]:
     try:
         return [_result(row) for row in folder.read("pairs")]
     except (KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(f"{folder.path}/pairs.jsonl has a line that is no result: {error}") from error
+        raise RunFolderError(
+            f"{folder.path}/pairs.jsonl has a line that is no result: {error!r}",
+            "something else than gpuprov changed the file",
+        ) from error
 
 
 def _result(row: Mapping[str, Any]) -> Result:
-    return Result(**{**row, "nodes": tuple(row["nodes"]), "outcome": Outcome(row["outcome"])})
+    result = Result(**{**row, "nodes": tuple(row["nodes"]), "outcome": Outcome(row["outcome"])})
+    texts = (*result.nodes, result.rail, result.unit, result.end, result.said)
+    numbers = [one for one in (result.value, result.expected, result.size) if one is not None]
+    if not (
+        isinstance(row["nodes"], list)
+        and type(result.round) is int
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(number, int | float) for number in numbers)
+    ):
+        raise TypeError("a field is of another type")
+    return result
 
 
 def judge(
@@ -51,13 +64,28 @@ def judge(
     """The nodes with what their pairs say of them, the findings of the fabric, and lines on what no
     measurement could tell. Nothing changes in a run without pairs."""
     nodes = tuple(nodes)
-    took_part = folder.meta().get("pairs")
-    if not isinstance(took_part, Mapping):
+    meta = folder.meta()
+    if ID not in meta.get("asked", ()):
         return nodes, (), ()
-    members = [str(node) for node in took_part["nodes"] if node in seen]
+    if "pairs" not in meta:  # it ended before
+        return tuple(_with(node, None) for node in nodes), (), ()
+    able, left_out = _took_part(folder, meta["pairs"])
+    members = [node for node in able if node in seen]
     checks, fabric, untold = findings.judged(topology(members, seen), kept(folder))
-    others = {str(node): _left_out(str(why)) for node, why in took_part["left_out"].items()}
-    return tuple(_with(node, {**others, **checks}.get(node.node)) for node in nodes), fabric, untold
+    checks = {**{node: _left_out(why) for node, why in left_out.items()}, **checks}
+    return tuple(_with(node, checks.get(node.node)) for node in nodes), fabric, untold
+
+
+def _took_part(folder: RunFolder, noted: Any) -> tuple[list[str], dict[str, str]]:
+    """Who was to be measured, and the others with the reason. Raises RunFolderError."""
+    try:
+        left_out = {str(node): str(why) for node, why in noted["left_out"].items()}
+        return [str(node) for node in noted["nodes"]], left_out
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(
+            f"{folder.path}/run.json does not say whose pairs were measured: {error!r}",
+            "something else than gpuprov changed the file",
+        ) from error
 
 
 def _left_out(why: str) -> CheckResult:
@@ -67,7 +95,9 @@ def _left_out(why: str) -> CheckResult:
 
 
 def _with(node: NodeHealth, check: CheckResult | None) -> NodeHealth:
-    if check is None or node.error:
+    if node.error:
         return node
+    if check is None:  # the run ended before: a check that was asked for is missing
+        return replace(node, verdict=worst([node.verdict, Verdict.ERROR]))
     alone = [node.verdict] if node.checks else []  # one that was asked for pairs only has no verdict yet
     return replace(node, checks=(*node.checks, check), verdict=worst([*alone, check.verdict]))

@@ -80,12 +80,13 @@ def _planned(
     planned = _Round(pairs, number)
     for pair in pairs:
         host, guest = pair
+        oversubscription = max(_oversubscription(variables[node]) for node in pair)  # both uplinks are used
         server, client = able[host].check_node, able[guest].check_node
         planned.commands[host], planned.commands[guest] = write_bw.commands(
             server, client, _address(host, variables[host])
         )
         planned.asked[pair] = [
-            (ports[0].name, write_bw.expected(fleet, pair, ports, _oversubscription(variables[host])))
+            (ports[0].name, write_bw.expected(fleet, pair, ports, oversubscription))
             for ports in write_bw.shared(server, client)
         ]
     return planned
@@ -93,7 +94,8 @@ def _planned(
 
 def _address(name: str, variables: Mapping[str, Any]) -> str:
     """Where other nodes reach this one."""
-    return str(variables.get(_ADDRESS) or variables.get("ansible_host") or name)
+    stated = (variables.get(key) for key in (_ADDRESS, "ansible_host", "ansible_ssh_host"))
+    return str(next(filter(None, stated), name))
 
 
 def _oversubscription(variables: Mapping[str, Any]) -> float:

@@ -379,3 +379,78 @@ def test_a_kernel_log_nobody_may_read_says_so(module: ModuleType, tmp_path: Any)
     delta = module.kernel_log_delta(module.kernel_lines(), 65536)
     assert "Operation not permitted" in delta["not_started"]
     assert delta["stdout"] == ""
+
+
+# --- again ---
+
+
+@pytest.fixture
+def run_again(module: ModuleType, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Runs a shell script with `$n`, the number of the try; gives the last output, and how often it ran."""
+    monkeypatch.setattr(module, "RETRY", 0.05)
+
+    def call(script: str, **more: Any) -> tuple[dict[str, Any], int]:
+        tries = tmp_path / "tries"
+        tries.write_text("")
+        counted = f"echo >> {tries}; n=$(wc -l < {tries}); {script}"
+        command = {"name": "it", "argv": ["sh", "-c", counted], "deadline": 20.0, **more}
+        found: dict[str, Any] = module.run_again(command, 65536)
+        return found, len(tries.read_text().splitlines())
+
+    return call
+
+
+NOBODY = "Couldn't connect to"
+AGAIN = {"retry_on": NOBODY, "retry_for": 20.0}
+
+
+@pytest.mark.parametrize("stream", ["1", "2"])
+def test_a_client_is_run_again_until_somebody_listens(stream: str, run_again: Callable[..., Any]) -> None:
+    script = f'if [ $n -lt 4 ]; then echo "{NOBODY} gpu-02" >&{stream}; exit 1; fi; echo done'
+    result, tries = run_again(script, **AGAIN)
+    assert (result["rc"], result["stdout"], result["stderr"], tries) == (0, "done\n", "", 4)
+
+
+def test_it_gives_up_after_its_time_with_what_was_said_last(run_again: Callable[..., Any]) -> None:
+    began = time.monotonic()
+    result, tries = run_again(f'echo "{NOBODY} gpu-02, try $n"; exit 3', retry_on=NOBODY, retry_for=0.6)
+    assert time.monotonic() - began < 10
+    assert tries > 1
+    assert (result["rc"], result["stdout"]) == (3, f"{NOBODY} gpu-02, try {tries}\n")
+    assert not result["timed_out"]
+
+
+@pytest.mark.parametrize(
+    ("script", "more", "rc"),
+    [
+        ("echo another trouble; exit 1", AGAIN, 1),
+        (f'echo "{NOBODY}"; exit 0', AGAIN, 0),
+        (f'echo "{NOBODY}"; exit 1', {"retry_on": NOBODY, "retry_for": 0.0}, 1),
+        (f'echo "{NOBODY}"; exit 1', {"retry_on": "", "retry_for": 20.0}, 1),
+        (f'echo "{NOBODY}"; exit 1', {}, 1),
+        (f'echo "{NOBODY}"; sleep 60', {**AGAIN, "deadline": 0.3}, None),
+    ],
+    ids=["another failure", "success", "no time for it", "no words", "not asked for", "a hang"],
+)
+def test_nothing_else_is_run_again(
+    script: str, more: dict[str, Any], rc: int | None, run_again: Callable[..., Any]
+) -> None:
+    result, tries = run_again(script, **more)
+    assert (result["rc"], tries, result["timed_out"]) == (rc, 1, rc is None)
+
+
+def test_what_does_not_start_is_not_started_again(module: ModuleType) -> None:
+    command = {"name": "it", "argv": ["no-such-tool"], "deadline": 1.0, **AGAIN, "retry_on": "not installed"}
+    began = time.monotonic()
+    assert "not installed" in module.run_again(command, 65536)["not_started"]
+    assert time.monotonic() - began < 5
+
+
+def test_one_that_is_tried_again_stands_once_among_the_outputs(
+    run_all: Callable[..., dict[str, dict[str, Any]]], tmp_path: Any
+) -> None:
+    flag = tmp_path / "flag"
+    script = f'test -e {flag} && echo done || {{ touch {flag}; echo "{NOBODY}"; exit 1; }}'
+    outputs = run_all({**a_command("client", "sh", "-c", script), **AGAIN}, a_command("after", "true"))
+    assert (outputs["client"]["rc"], outputs["client"]["stdout"]) == (0, "done\n")
+    assert outputs["after"]["rc"] == 0

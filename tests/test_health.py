@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -39,13 +40,23 @@ def fleet() -> FleetHealth:
         NodeHealth("gpu-01", Verdict.FAIL, (check,), (gpu,), {"os": "debian 13", "gpus": 8}),
         NodeHealth("gpu-02", Verdict.ERROR, (), error="no route to host", unreachable=True),
     )
-    return FleetHealth(
-        "run", "0.1.0", "inv.yml", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z", ("p2p_bandwidth",), nodes
+    fabric = Finding(
+        "pair_bandwidth", Verdict.FAIL, "uplink of rack a", "slow", "fabric", evidence=("24 Gb/s",)
     )
+    return FleetHealth(
+        "run", "0.1.0", "inv.yml", "2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z", ("p2p_bandwidth",), nodes,
+        fabric=(fabric,),
+    )  # fmt: skip
 
 
 def test_there_and_back_through_text(fleet: FleetHealth) -> None:
     assert from_json(json.loads(json.dumps(to_json(fleet)))) == fleet
+
+
+def test_a_report_of_before_pairs_has_no_findings_of_the_fabric(fleet: FleetHealth) -> None:
+    document = to_json(fleet)
+    assert document.pop("fabric")[0]["device"] == "uplink of rack a"
+    assert from_json(document) == replace(fleet, fabric=())
 
 
 def test_field_names_are_those_of_the_classes(fleet: FleetHealth) -> None:

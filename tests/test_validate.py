@@ -90,6 +90,7 @@ class Machines:
         self.tools: dict[str, dict[str, str]] = {}
         self.facts: dict[str, dict[str, Any]] = {}
         self.errors: dict[str, str] = {}
+        self.variables: dict[str, dict[str, Any]] = {}
         self.outcomes: dict[tuple[str, str], Outcome] = {}
         self.boot_id = "boot-1"
         self.interrupt_at = ""
@@ -183,7 +184,8 @@ def validate(
         *arguments: str, variables: Mapping[str, Any] | None = None, checks: Sequence[str] = FOUR
     ) -> tuple[int, dict[str, Any], Path]:
         nodes = {
-            name: Node(name, (), dict(variables or {})) for name in {**machines.tools, **machines.errors}
+            name: Node(name, (), {**(variables or {}), **machines.variables.get(name, {})})
+            for name in {**machines.tools, **machines.errors}
         }
         fleet = Fleet(tmp_path / "inventory.yml", nodes, {})
         # Reading an inventory takes Ansible a second; two tests below read a real one.

@@ -155,12 +155,14 @@ def _graded(result: Result, value: float, held: Usual, rate: Callable[[float], f
 
 
 def _pools(fleet: Topology, results: Sequence[Result]) -> Mapping[str, list[Result]]:
-    """What is compared with one another, by how it is called; a kind with few results joins all others."""
+    """What is compared with one another, by how it is called; a kind with few results joins all others, if
+    the same is expected of all: uplinks that carry less are not always full, and then reach far more."""
     kinds = {True: "across racks", False: "within racks", None: "of nodes whose racks are not all known"}
     pools: dict[str, list[Result]] = defaultdict(list)
     for result in results:
         pools[kinds[fleet.spans(result.nodes)]].append(result)
-    if len(pools) > 1 and min(map(len, pools.values())) < _SMALLEST:
+    alike = len({result.expected for result in results}) == 1
+    if alike and len(pools) > 1 and min(map(len, pools.values())) < _SMALLEST:
         return {"of all": list(results)}
     return pools
 

@@ -24,7 +24,7 @@ HEADINGS = {
     Verdict.WARN: "Warnings",
     Verdict.SKIP: "Skipped: declared not applicable",
 }
-FABRIC = "fabric"  # the name under which what lies between the nodes is told
+FABRIC = "the fabric"  # the name under which what lies between the nodes is told; no host is called so
 _VARYING = re.compile(
     r"GPU-[0-9a-fA-F-]{36}|[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.\d|\d+(?:\.\d+)*"
 )
@@ -178,7 +178,7 @@ _HEADLINE: tuple[tuple[Verdict, Callable[[int], str]], ...] = (
 
 
 def headline(fleet: FleetHealth) -> str:
-    """The fleet in one line: `1 of 3 nodes unhealthy, 2 healthy`."""
+    """The fleet in one line: `1 of 3 nodes unhealthy, 2 healthy; 1 failure between nodes`."""
     total, counts = len(fleet.nodes), fleet.counts
     if not total:
         return "nothing was measured: the run has no nodes"
@@ -188,6 +188,8 @@ def headline(fleet: FleetHealth) -> str:
         first, *rest = [(counts[verdict], words) for verdict, words in _HEADLINE if counts[verdict]]
         said = f"{first[0]:,} of {many(total, 'node')} {first[1](first[0]).partition(' ')[2]}"
         said += "".join(f", {words(count)}" for count, words in rest)
+    if between := sum(finding.verdict is Verdict.FAIL for finding in fleet.fabric):
+        said += f"; {many(between, 'failure')} between nodes"
     return f"{said}; the run was interrupted" if fleet.interrupted else said
 
 

@@ -1,14 +1,15 @@
-"""report.junit.xml: a test suite per node and a test case per check, for CI systems."""
+"""report.junit.xml: a test suite per node and a test case per check, for CI systems; what lies between the
+nodes, where something was found there, is a suite as well."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from provision.health import CheckResult, FleetHealth, NodeHealth
 from provision.judge import Finding, Verdict
-from provision.report.causes import missing, silence
+from provision.report.causes import FABRIC, missing, silence
 from provision.wording import clean, columns, one_line, quantity
 
 # What CI knows: `warn` passes, and is told in the case's output. `error` and `skip` never pass.
@@ -20,11 +21,24 @@ def render(fleet: FleetHealth) -> Iterator[str]:
     totals: Counter[Verdict] = Counter()
     for node in fleet.nodes:
         totals.update(_verdicts(fleet, node))
+    totals.update(finding.verdict for finding in fleet.fabric)
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
     yield f"<testsuites name={_attribute(f'gpuprov validate {fleet.run_id}')}{_counts(totals)}>\n"
     for node in fleet.nodes:
         yield from _suite(fleet, node)
+    if fleet.fabric:
+        yield from _fabric(fleet)
     yield "</testsuites>\n"
+
+
+def _fabric(fleet: FleetHealth) -> Iterator[str]:
+    """A case for each finding."""
+    counts = _counts(Counter(finding.verdict for finding in fleet.fabric))
+    yield f"<testsuite name={_attribute(FABRIC)}{counts} timestamp={_attribute(fleet.started)}>\n"
+    for finding in fleet.fabric:
+        names = f"classname={_attribute(FABRIC)} name={_attribute(f'{finding.check} {finding.device}')}"
+        yield _told(f"<testcase {names}", finding.verdict, (finding,))
+    yield "</testsuite>\n"
 
 
 def _verdicts(fleet: FleetHealth, node: NodeHealth) -> list[Verdict]:
@@ -76,7 +90,12 @@ def _case(node: NodeHealth, check: CheckResult) -> str:
         (finding for finding in check.findings if finding.verdict is not Verdict.PASS),
         key=lambda finding: -finding.verdict.badness,
     )
-    kind = _OUTCOMES.get(check.verdict)
+    return _told(case, check.verdict, notable)
+
+
+def _told(case: str, verdict: Verdict, notable: Sequence[Finding]) -> str:
+    """A case, begun, with what was found, worst first."""
+    kind = _OUTCOMES.get(verdict)
     if kind is None:
         told = f"<system-out>{_text(notable)}</system-out>" if notable else ""
         return f"{case}>{told}</testcase>\n" if told else f"{case}/>\n"

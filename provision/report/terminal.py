@@ -204,7 +204,7 @@ def next_commands(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[tuple[
         yield "gpuprov validate --nodes all", "measures every node of the inventory"
     elif not found and not fleet.interrupted:
         yield "gpuprov drift", "any time later: has anything moved since?"
-    elif not failed and not again and not silent and not fleet.interrupted:
+    elif not any((failed, again, silent, fleet.fabric, fleet.interrupted)):
         yield f"gpuprov validate{_nodes(_on(found, *HEADINGS))}", "after looking at the warnings above"
 
 

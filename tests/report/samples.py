@@ -172,6 +172,42 @@ def demo() -> FleetHealth:
     return fleet(*good, node("gpu-03", checks(3, slow=(2, 6), burn=5), 3))
 
 
+LINK = Finding(
+    "pair_bandwidth",
+    Verdict.FAIL,
+    "link gpu-01-gpu-03/rail mlx5_2",
+    "link gpu-01-gpu-03/rail mlx5_2 is slow: 2 measurements of this pair bad, and both ends pass with others",
+    metric="fabric",
+    action="reseat or check cable",
+    evidence=("gpu-01 and gpu-03 on rail mlx5_2 in round 1: 150 Gb/s, limit 360 Gb/s",),
+)
+
+
+def between() -> FleetHealth:
+    """Three nodes with nothing wrong, and a slow link between two of them."""
+    warning = dataclasses.replace(
+        LINK,
+        verdict=Verdict.WARN,
+        device="node",
+        message="it is at link gpu-01-gpu-03/rail mlx5_2, which is slow",
+        evidence=(),
+    )
+    fine = Finding(
+        "pair_bandwidth", Verdict.PASS, "node", "passes with 2 other nodes", "pairs", 394.0, "Gb/s"
+    )
+    nodes = []
+    for name in ("gpu-01", "gpu-02", "gpu-03"):
+        others = [other for other in ("gpu-01", "gpu-02", "gpu-03") if other != name]
+        rows = [
+            Measurement("bandwidth", 394.0, "Gb/s", f"mlx5_{rail}->{other} round {number}")
+            for number, other in enumerate(others, 1)
+            for rail in range(4)
+        ]
+        found = fine if name == "gpu-02" else warning
+        nodes.append(node(name, (result("pair_bandwidth", [found], rows, 0.0),), int(name[-2:])))
+    return dataclasses.replace(fleet(*nodes, asked=("pair_bandwidth",)), fabric=(LINK,))
+
+
 def silent(name: str, why: str = "ssh: connect to 10.0.3.44 port 22: timed out after 10 s") -> NodeHealth:
     return NodeHealth(name, Verdict.ERROR, (), error=why, unreachable=True)
 

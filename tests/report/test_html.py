@@ -14,7 +14,7 @@ from provision.report import html
 from provision.report.context import NOTHING, Context
 from provision.report.html import render
 
-FLEETS = ("healthy", "demo", "unmeasured", "interrupted", "nothing", "hostile")
+FLEETS = ("healthy", "demo", "unmeasured", "interrupted", "nothing", "hostile", "between")
 VOID = {"meta", "br", "input", "img"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
@@ -168,3 +168,15 @@ def test_a_large_fleet_stays_small_and_no_node_is_left_out(
     assert f"the details of {detailed:,} of 400 nodes are here" in text
     red = re.findall(r'<details class="node v-(\w+)"', text)
     assert red[:16] == ["fail"] * 16
+
+
+def test_what_lies_between_nodes_is_shown_and_links_nowhere(samples: ModuleType) -> None:
+    reader = Reader(page(samples.between()))
+    assert "link gpu-01-gpu-03/rail mlx5_2 is slow" in reader.text
+    assert "1 failure between nodes" in reader.text
+    assert "150 Gb/s, limit 360 Gb/s" in reader.text
+    targets = {attributes.get("id") for _, attributes in reader.tags}
+    links = {
+        str(a.get("href")) for tag, a in reader.tags if tag == "a" and str(a.get("href")).startswith("#")
+    }
+    assert {link[1:] for link in links} <= targets

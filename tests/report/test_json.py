@@ -17,7 +17,7 @@ from provision.report.json import render
 
 SCHEMA: dict[str, Any] = json.loads((DATA / "schemas" / "report.schema.json").read_text(encoding="utf-8"))
 VALIDATOR = Draft202012Validator(SCHEMA)
-FLEETS = ("healthy", "demo", "unmeasured", "interrupted", "nothing", "hostile")
+FLEETS = ("healthy", "demo", "unmeasured", "interrupted", "nothing", "hostile", "between")
 
 
 def document(fleet: health.FleetHealth) -> dict[str, Any]:

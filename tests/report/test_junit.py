@@ -24,7 +24,9 @@ def cases(root: ET.Element, node: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", ["healthy", "demo", "unmeasured", "interrupted", "nothing", "hostile"])
+@pytest.mark.parametrize(
+    "name", ["healthy", "demo", "unmeasured", "interrupted", "nothing", "hostile", "between"]
+)
 def test_the_counts_are_those_of_the_cases(samples: ModuleType, name: str) -> None:
     root = parsed(getattr(samples, name)())
     for element in (root, *root.iter("testsuite")):
@@ -61,3 +63,13 @@ def test_a_warning_passes_but_is_told(samples: ModuleType) -> None:
     root = parsed(samples.unmeasured())
     assert cases(root, "gpu-05")["nccl_all_reduce"] == "passed"
     assert "no limit is known" in "".join(str(out.text) for out in root.iter("system-out"))
+
+
+def test_what_lies_between_nodes_fails_in_a_suite_of_its_own(samples: ModuleType) -> None:
+    """The nodes have warnings alone, which pass: without it CI would be green."""
+    root = parsed(samples.between())
+    (failure,) = root.iter("failure")
+    assert "link gpu-01-gpu-03/rail mlx5_2 is slow" in str(failure.get("message"))
+    assert "limit 360 Gb/s" in str(failure.text)
+    assert cases(root, "the fabric") == {"pair_bandwidth link gpu-01-gpu-03/rail mlx5_2": "failure"}
+    assert {suite.get("name") for suite in parsed(samples.demo())} == {"gpu-01", "gpu-02", "gpu-03"}

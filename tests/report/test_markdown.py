@@ -76,3 +76,14 @@ def test_a_ticket_fits_into_a_ticket(samples: ModuleType) -> None:
     ticket = text(samples.large(2000, 200))
     assert len(ticket) < 65_536
     assert "150 nodes: gpu\\_inventory" in ticket or "150 nodes: gpu_inventory" in ticket
+
+
+def test_what_lies_between_nodes_is_there(samples: ModuleType) -> None:
+    ticket = text(samples.between())
+    assert ticket.startswith(
+        "# GPU fleet health: 2 of 3 nodes with warnings, 1 healthy; 1 failure between nodes"
+    )
+    failed = ticket.partition("## ✗ Failed")[2].partition("\n## ")[0]
+    assert "link gpu-01-gpu-03/rail mlx5_2 is slow" in failed
+    assert "    gpu-01 and gpu-03 on rail mlx5_2 in round 1: 150 Gb/s" in failed
+    assert "`gpuprov validate --checks pair_bandwidth`: after the repair of the fabric" in ticket

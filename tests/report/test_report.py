@@ -16,7 +16,7 @@ from provision.errors import RunFolderError, UsageError
 from provision.report import html
 from provision.store import RunFolder
 
-FLEETS = ("healthy", "demo", "unmeasured", "interrupted", "nothing", "hostile")
+FLEETS = ("healthy", "demo", "unmeasured", "interrupted", "nothing", "hostile", "between")
 
 
 @pytest.mark.parametrize("name", FLEETS)

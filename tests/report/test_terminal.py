@@ -8,11 +8,13 @@ from types import ModuleType
 
 import pytest
 
+from provision.errors import ExitCode
 from provision.judge import Finding, Verdict
-from provision.report.causes import causes
+from provision.report.causes import causes, overall
 from provision.report.changes import between
 from provision.report.changes import summary as changes
 from provision.report.terminal import summary
+from provision.validation import exit_code
 
 ANSI = re.compile(r"\x1b\[[\d;]*m")
 
@@ -171,3 +173,26 @@ def test_changes_names_nodes_whose_verdict_moved(samples: ModuleType) -> None:
     assert changes(between(before, after)) == ["gpu-03: pass → fail"]
     assert changes(between(after, after)) == []
     assert changes(between(samples.nothing(), before)) == ["gpu-[01-03]: not in the report → pass"]
+
+
+def test_what_lies_between_nodes_is_told_and_proved_by_measuring_pairs_again(samples: ModuleType) -> None:
+    fleet = samples.between()
+    told = summary(fleet)
+    assert told.splitlines()[0] == "2 of 3 nodes with warnings, 1 healthy; 1 failure between nodes"
+    assert "✗ FAIL pair_bandwidth: link gpu-01-gpu-03/rail mlx5_2 is slow" in flat(told)
+    assert "! WARN 2 nodes: pair_bandwidth: it is at link gpu-01-gpu-03/rail mlx5_2" in flat(told)
+    assert "\n      gpu-[01,03]\n" in told
+    assert "next: gpuprov validate --checks pair_bandwidth\n" in told
+    assert "then:" not in told
+    assert "--nodes" not in told
+    assert overall(fleet) is Verdict.FAIL
+    assert exit_code(fleet) is ExitCode.UNHEALTHY
+    alone = dataclasses.replace(samples.healthy(), fabric=(samples.LINK,))
+    assert summary(alone).startswith("all 3 nodes healthy; 1 failure between nodes\n")
+    assert "--nodes" not in summary(alone)
+
+
+def test_a_node_called_fabric_is_a_node(samples: ModuleType) -> None:
+    burnt = samples.node("fabric", samples.checks(3, burn=5))
+    told = summary(dataclasses.replace(samples.fleet(burnt), fabric=(samples.LINK,)))
+    assert "next: gpuprov validate --nodes fabric\n" in told

@@ -53,9 +53,12 @@ def answer(node, listener, mine: dict):
         if _hangs(node, theirs["name"]):
             _hang()
         agreed = _agreed(node, mine, theirs)
-        connection.sendall(json.dumps(dict(mine, **agreed)).encode() + b"\n")
         connection.settimeout(_PATIENCE)
-        done = connection.recv(1)  # the client is done, or gone
+        try:
+            connection.sendall(json.dumps(dict(mine, **agreed)).encode() + b"\n")
+            done = connection.recv(1)  # the client is done, or gone
+        except OSError:
+            done = b""
         return agreed if done else dict(agreed, lost=True)
 
 

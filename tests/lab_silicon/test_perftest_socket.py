@@ -1,0 +1,178 @@
+"""ib_write_bw between two nodes: a server on one, a client on the other, over TCP within this machine."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
+WORDS = ("-d", "mlx5_0", "-i", "1", "-s", "8388608", "-q", "4", "-n", "1000", "-F", "--report_gbits")
+SERVER = "127.0.0.2"  # localhost and 127.0.0.1 are a node's own
+AT_HOME = {"SILICON_ROOT": "/"}  # as on a lab node; elsewhere the two find each other through a file
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def port() -> int:
+    """A TCP port that is free."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        number: int = probe.getsockname()[1]
+        return number
+
+
+@pytest.fixture
+def start(port: int) -> Iterator[Start]:
+    """Starts ib_write_bw on a node; whatever still runs at the end is ended."""
+    running: list[subprocess.Popen[str]] = []
+
+    def begin(node: Silicon, *words: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            node.command("ib_write_bw", *WORDS, "-p", str(port), *words),
+            env=node.environment(**AT_HOME),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        running.append(process)
+        return process
+
+    yield begin
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def pair(node: Callable[..., Silicon]) -> tuple[Silicon, Silicon]:
+    return node(name="gpu-01", seed=1), node(name="gpu-02", seed=2)
+
+
+def listens(port: int) -> bool:
+    """Whether somebody does. Connecting to see would be the server's first client."""
+    with open("/proc/net/tcp") as table:  # noqa: PTH123 - /proc
+        return any(f":{port:04X} 00000000:0000 0A" in line for line in table)
+
+
+def serve(start: Start, node: Silicon, port: int) -> subprocess.Popen[str]:
+    server = start(node)
+    until = time.monotonic() + 20
+    while not listens(port):
+        assert server.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return server
+
+
+def rate(text: str) -> float:
+    """Gb/s of the only row."""
+    (row,) = re.findall(r"^ 8388608 .*$", text, re.MULTILINE)
+    return float(row.split()[3])
+
+
+@pytest.fixture
+def measured(start: Start, pair: tuple[Silicon, Silicon], port: int) -> Callable[[], tuple[float, float]]:
+    """Measures the pair: Gb/s as the client and as the server tell it."""
+
+    def measure() -> tuple[float, float]:
+        server = serve(start, pair[0], port)
+        asked = start(pair[1], SERVER).communicate(timeout=30)[0]
+        told = server.communicate(timeout=30)[0]
+        assert server.returncode == 0, told
+        return rate(asked), rate(told)
+
+    return measure
+
+
+def test_two_healthy_nodes_fill_their_ports(measured: Callable[[], tuple[float, float]]) -> None:
+    asked, told = measured()
+    assert 390 < asked < 400
+    assert told == pytest.approx(asked, rel=0.01)
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_a_slow_link_is_as_slow_whichever_end_has_it(
+    end: int, pair: tuple[Silicon, Silicon], measured: Callable[[], tuple[float, float]]
+) -> None:
+    pair[end].fault("set", "link_slow", f"peer=gpu-0{2 - end}", "factor=0.4")
+    assert measured()[0] == pytest.approx(0.4 * 393.6, rel=0.01)
+
+
+def test_a_slow_link_to_another_node_is_not_this_one(
+    pair: tuple[Silicon, Silicon], measured: Callable[[], tuple[float, float]]
+) -> None:
+    pair[0].fault("set", "link_slow", "peer=gpu-03", "factor=0.4")
+    assert measured()[0] > 390
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_the_slower_card_decides(
+    end: int, pair: tuple[Silicon, Silicon], measured: Callable[[], tuple[float, float]]
+) -> None:
+    pair[end].fault("set", "nic_slow", "nic=0", "factor=0.5")
+    assert measured()[0] == pytest.approx(0.5 * 393.6, rel=0.01)
+
+
+@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize("fault", [("peers_hang",), ("link_hang", "peer=gpu-0{other}")])
+def test_what_hangs_does_so_until_it_is_ended(
+    end: int, fault: tuple[str, ...], start: Start, pair: tuple[Silicon, Silicon], port: int
+) -> None:
+    pair[end].fault("set", *(word.format(other=2 - end) for word in fault))
+    server = serve(start, pair[0], port)
+    client = start(pair[1], SERVER)
+    with pytest.raises(subprocess.TimeoutExpired):
+        client.wait(2.0)  # healthy, it takes half a second
+    client.terminate()
+    assert "8388608 " not in client.communicate(timeout=10)[0]
+    server.terminate()
+    assert "BW average" not in server.communicate(timeout=10)[0]
+
+
+def test_when_nobody_listens_the_client_says_so_at_once(start: Start, pair: tuple[Silicon, Silicon]) -> None:
+    client = start(pair[1], SERVER)
+    said = client.communicate(timeout=30)[0]
+    assert client.returncode == 1
+    assert f"Couldn't connect to {SERVER}:" in said
+
+
+def test_a_server_whose_port_is_taken_says_so(start: Start, pair: tuple[Silicon, Silicon], port: int) -> None:
+    serve(start, pair[0], port)
+    second = start(pair[1])
+    assert f"Couldn't listen to port {port}" in second.communicate(timeout=30)[0]
+    assert second.returncode == 1
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", b"{}\n", b'{"name": 1, "rate": "x"}\n'])
+def test_who_is_no_client_does_not_end_the_server(
+    said: bytes, start: Start, pair: tuple[Silicon, Silicon], port: int
+) -> None:
+    server = serve(start, pair[0], port)
+    with socket.create_connection((SERVER, port), 10) as stranger:
+        stranger.sendall(said)
+    client = start(pair[1], SERVER)
+    assert rate(client.communicate(timeout=30)[0]) > 390
+    assert server.wait(30) == 0
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_client_that_dies_ends_its_server_with_an_error(
+    reset: bool, start: Start, pair: tuple[Silicon, Silicon], port: int
+) -> None:
+    server = serve(start, pair[0], port)
+    with socket.create_connection((SERVER, port), 10) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", reset, 0))
+        client.sendall(b'{"name": "gpu-02", "rate": 390}\n')
+        client.recv(65536)
+    said = server.communicate(timeout=30)[0]
+    assert server.returncode == 1
+    assert "BW average" not in said
+    assert "Traceback" not in said

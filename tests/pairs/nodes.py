@@ -1,0 +1,59 @@
+"""Nodes with RDMA ports, and what ib_write_bw prints between them, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from provision.checks.check import Output
+
+RATE = 400  # Gb/s of each port
+_COUNTERS = ("symbol_error", "link_downed")
+
+
+def facts(devices: Iterable[str] = ("mlx5_0", "mlx5_1"), rate: int = RATE, **more: Any) -> dict[str, Any]:
+    """The facts of a node with these InfiniBand cards; `device/port` is one port of a card with several."""
+    ports = [
+        {
+            **{"device": name.partition("/")[0], "port": name.partition("/")[2] or "1", "state": "ACTIVE"},
+            **{"link_layer": "InfiniBand", "phys_state": "LinkUp", "rate": rate, "link": "4X NDR"},
+            **{"lid": 1, "sm_lid": 1, "board_id": "MT_0000000838", "address": "0000:18:00.0", "pkeys": ""},
+            **{"gids": 1, "roce_v2_ipv4": "", "netdev": None, "netdev_up": None, "carrier_downs": None},
+            **more,
+        }
+        for name in devices
+    ]
+    counters = [
+        {"device": port["device"], "port": port["port"], **dict.fromkeys(_COUNTERS, 0)} for port in ports
+    ]
+    mtus = {f"{port['device']}/{port['port']}": 4096 for port in ports}
+    return {"hca.ports": ports, "hca.counters": counters, "hca.mtus": mtus}
+
+
+def printed(rate: float, device: str = "mlx5_0", pairs: int = 4, size: int = 8388608) -> str:
+    """What a client prints after its transfer."""
+    rule = "-" * 87
+    return (
+        f"{rule}\n                    RDMA_Write BW Test\n"
+        f" Dual-port       : OFF          Device         : {device}\n"
+        f" Number of qps   : {pairs}            Transport type : IB\n{rule}\n"
+        " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]\n"
+        f" {size}    4000             {rate:.2f}             {rate:.2f}             0.005850\n{rule}\n"
+    )
+
+
+SERVING = "\n************************************\n* Waiting for client to connect... *\n"
+NOBODY = (
+    "Couldn't connect to 10.0.0.1:18700\n Unable to open file descriptor for socket connection\n"
+    " Unable to init the socket connection\n"
+)
+NO_DEVICE = " IB device mlx5_0 not found\n Unable to find the Infiniband/RoCE device\n"
+
+
+def output(name: str = "mlx5_0", **more: Any) -> Output:
+    """One program's output; it ended well and printed nothing, if not said otherwise."""
+    plain: Mapping[str, Any] = {
+        **{"argv": ("ib_write_bw",), "rc": 0, "stdout": "", "stderr": "", "seconds": 1.5},
+        **{"timed_out": False, "truncated": False, "not_started": ""},
+    }
+    return Output(**{"name": name, **plain, **more})

@@ -1,0 +1,483 @@
+"""gpuprov validate on pairs of nodes: rounds, what is kept of them, and who is to blame in the report. The
+nodes are replaced at the same two doors as in test_validate.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import campaign, fleet_pairs, validation
+from provision.checks.check import KERNEL_LOG_DELTA
+from provision.errors import ExitCode, GpuprovError, RunFolderError
+from provision.health import from_json
+from provision.runner import Event, Outcome
+from provision.store import RunFolder
+from tests.pairs.nodes import NO_DEVICE, NOBODY, SERVING, facts, printed
+from tests.test_validate import Machines, named, verdicts
+from tests.test_validate import validate as validate
+
+ID = "pair_bandwidth"
+ONLY = ("--checks", ID)
+RATE = 394.0
+
+
+class Network(Machines):
+    """Nodes with RDMA ports and what lies between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow: dict[frozenset[str], float] = {}  # nodes that are slow, or links
+        self.missing: set[str] = set()  # without ib_write_bw
+        self.deviceless: set[str] = set()
+        self.silent: dict[str, Outcome] = {}
+        self.garbage: dict[str, Any] = {}
+        self.rounds: list[set[frozenset[str]]] = []
+        self.ports: list[dict[str, dict[str, str]]] = []
+        self.options: list[Mapping[str, Any]] = []
+        self.interrupt_round = 0
+        self.broken = ""
+
+    def add_pairs(self, count: int, **more: Any) -> None:
+        for number in range(1, count + 1):
+            self.add(f"gpu-{number:02d}", **facts(**more))
+
+    def run_playbook(
+        self, playbook: Path, hosts: Mapping[str, Mapping[str, Any]], *, on_event: Any, **options: Any
+    ) -> dict[str, Outcome]:
+        if not any("ib_write_bw" in host["gpuprov_commands"][0]["argv"][0] for host in hosts.values()):
+            return super().run_playbook(playbook, hosts, on_event=on_event, **options)
+        self.options.append(options)
+        if self.broken:
+            raise GpuprovError(self.broken)
+        named_by = {
+            str(self.variables.get(name, {}).get("gpuprov_address", name)): name for name in self.tools
+        }
+        partner: dict[str, str] = {}
+        for name, host in hosts.items():
+            if host["gpuprov_commands"][0]["retry_on"]:
+                server = named_by[host["gpuprov_commands"][0]["argv"][-1]]
+                partner |= {name: server, server: name}
+        assert partner.keys() == hosts.keys(), "each is in one pair"
+        self.rounds.append({frozenset(pair) for pair in partner.items()})
+        if len(self.rounds) == self.interrupt_round:
+            raise KeyboardInterrupt
+        outcomes = {}
+        for name, host in hosts.items():
+            outcomes[name] = self.silent.get(name, Outcome(name, "ok"))
+            if outcomes[name].status == "ok":
+                on_event(Event("started", name, "", "Run the check's programs"))
+                answer = self.garbage.get(name) or self._said(name, partner[name], host["gpuprov_commands"])
+                on_event(Event("ok", name, "", "Run the check's programs", {"gpuprov": answer}))
+        return outcomes
+
+    def _said(self, name: str, other: str, commands: list[dict[str, Any]]) -> dict[str, Any]:
+        plain = {"stdout": "", "stderr": "", "rc": 0, "seconds": 1.5, "timed_out": False}
+        plain |= {"truncated": False, "not_started": ""}
+        outputs = []
+        for command in commands:
+            one = {**plain, "name": command["name"], "argv": command["argv"]}
+            device = command["argv"][command["argv"].index("-d") + 1]
+            if name in self.missing:
+                one |= {"rc": None, "not_started": f"{command['argv'][0]} is not installed"}
+            elif name in self.deviceless:
+                one |= {"rc": 1, "stderr": NO_DEVICE}
+            elif not command["retry_on"]:
+                alone = other in self.missing | self.deviceless
+                one |= {"rc": None, "timed_out": True} if alone else {}
+                one["stdout"] = SERVING
+            elif other in self.missing | self.deviceless:
+                one |= {"rc": 1, "stdout": NOBODY}
+            else:
+                rate = min([RATE, *(r for nodes, r in self.slow.items() if nodes <= {name, other})])
+                one["stdout"] = printed(rate, device)
+            outputs.append(one)
+        outputs.append({**plain, "name": KERNEL_LOG_DELTA, "argv": []})
+        return {"outputs": outputs, "boot_id": "boot-1"}
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Network:
+    found = Network()
+    monkeypatch.setattr(validation, "observe", found.observe)
+    monkeypatch.setattr(validation.runner, "run_playbook", found.run_playbook)
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.chdir(tmp_path)
+    return found
+
+
+Validate = Callable[..., tuple[int, dict[str, Any], Path]]
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+
+
+def message(report: Mapping[str, Any], node: str) -> str:
+    (found,) = [one for one in report["nodes"] if one["node"] == node]
+    return "; ".join(finding["message"] for check in found["checks"] for finding in check["findings"])
+
+
+# --- a whole run ---
+
+
+def test_a_run_asked_for_pairs_alone_measures_them_and_passes(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(4)
+    code, report, folder = validate(*ONLY)
+    assert (code, report["asked"], report["fabric"]) == (ExitCode.OK, [ID], [])
+    assert set(verdicts(report).values()) == {"pass"}
+    assert machines.played == [], "no check of single nodes runs"
+    assert len(machines.rounds) == 2
+    assert machines.rounds[0].isdisjoint(machines.rounds[1])
+    assert {row["round"] for row in rows(folder)} == {1, 2}
+    assert len(rows(folder)) == 2 * 2 * 2, "two rounds of two pairs with two rails"
+    assert (folder / "raw" / "gpu-01" / f"{ID}.round1.json").exists()
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_pairs_come_after_the_checks_of_the_nodes(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(2)
+    code, report, folder = validate("--pairs", "--checks", "gpu_inventory")
+    assert (code, report["asked"]) == (ExitCode.OK, ["gpu_inventory", ID])
+    for node in report["nodes"]:
+        assert [check["check"] for check in node["checks"]] == ["gpu_inventory", ID]
+    assert [first for _, first in machines.played] == ["journal"] * 2
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_without_being_asked_no_pair_is_measured(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(2)
+    _, report, _ = validate("--stage", "quick")
+    assert ID not in report["asked"]
+    assert machines.rounds == []
+
+
+def test_a_slow_node_is_named_and_exit_is_3(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(6)
+    machines.slow[frozenset({"gpu-03"})] = 120.0
+    code, report, folder = validate(*ONLY)
+    assert code == ExitCode.UNHEALTHY
+    assert named(report) == {("gpu-03", ID, "node", "fail")}
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_a_slow_link_is_a_finding_of_the_fabric_and_exit_is_3(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(6)
+    validate(*ONLY)
+    link = min(machines.rounds[0], key=sorted)
+    machines.slow[link] = 120.0
+    code, report, folder = validate(*ONLY)
+    assert code == ExitCode.UNHEALTHY
+    (finding,) = report["fabric"]
+    assert (finding["device"], finding["verdict"]) == (f"link {'-'.join(sorted(link))}", "fail")
+    assert {name for name, verdict in verdicts(report).items() if verdict == "warn"} == link
+    assert "fail" not in verdicts(report).values()
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+@pytest.mark.parametrize("fault", ["missing", "deviceless"])
+def test_a_node_whose_own_end_fails_is_not_measured_and_exit_is_5(
+    fault: str, machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(6)
+    getattr(machines, fault).add("gpu-03")
+    code, report, _ = validate(*ONLY)
+    assert code == ExitCode.INCOMPLETE
+    assert named(report) == {("gpu-03", ID, "node", "error")}
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ({"silent": Outcome("gpu-03", "unreachable", message="connection reset")}, "connection reset"),
+        ({"silent": Outcome("gpu-03", "failed", message="two commands have one name")}, "one name"),
+        ({"garbage": {"outputs": 3}}, "not understood"),
+        ({"garbage": {"outputs": []}}, "lacks the output of mlx5_0, mlx5_1"),
+    ],
+)
+def test_a_node_that_does_not_answer_is_not_measured(
+    fault: dict[str, Any], said: str, machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(6)
+    for name, value in fault.items():
+        getattr(machines, name)["gpu-03"] = value
+    code, report, folder = validate(*ONLY)
+    assert code == ExitCode.INCOMPLETE
+    assert verdicts(report) == {f"gpu-0{i}": "error" if i == 3 else "pass" for i in range(1, 7)}
+    (finding,) = report["nodes"][2]["checks"][0]["findings"]
+    assert said in " ".join(finding["evidence"])
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_ansible_that_cannot_be_run_is_no_pass(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(4)
+    machines.broken = "ansible-playbook is not installed"
+    code, report, _ = validate(*ONLY)
+    assert code in (ExitCode.INCOMPLETE, ExitCode.UNHEALTHY)
+    assert "pass" not in verdicts(report).values()
+
+
+# --- who takes part ---
+
+
+def test_nodes_without_ports_are_skipped_and_unreadable_ones_are_errors(
+    machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(3)
+    machines.add("gpu-04")  # no port at all
+    machines.add("gpu-05", **facts(state="DOWN", phys_state="Polling"))
+    machines.add("gpu-06", **{**facts(), "hca.ports": "eight"})
+    machines.errors["gpu-07"] = "no route to host"
+    code, report, folder = validate(*ONLY)
+    assert code == ExitCode.INCOMPLETE
+    found = verdicts(report)
+    assert [found[f"gpu-0{i}"] for i in range(1, 8)] == [*["pass"] * 3, "skip", "skip", "error", "error"]
+    assert "no RDMA port of it is up" in message(report, "gpu-04")
+    assert "hca.ports is not a list" in message(report, "gpu-06")
+    assert "no route to host" in report["nodes"][6]["error"]
+    assert {node for pairs in machines.rounds for pair in pairs for node in pair} == {
+        f"gpu-0{i}" for i in (1, 2, 3)
+    }
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+@pytest.mark.parametrize(("count", "verdict"), [(1, "error"), (2, "pass"), (3, "pass"), (5, "pass")])
+def test_any_number_of_nodes(count: int, verdict: str, machines: Network, validate: Validate) -> None:
+    machines.add_pairs(count)
+    code, report, _ = validate(*ONLY)
+    assert set(verdicts(report).values()) == {verdict}
+    assert code == (ExitCode.OK if verdict == "pass" else ExitCode.INCOMPLETE)
+    for pairs in machines.rounds:
+        assert len(frozenset().union(*pairs)) == 2 * len(pairs), "nobody is in two pairs of a round"
+
+
+def test_nodes_with_different_rails_are_measured_on_those_they_share(
+    machines: Network, validate: Validate
+) -> None:
+    machines.add("gpu-01", **facts(("mlx5_0", "mlx5_1")))
+    machines.add("gpu-02", **facts(("mlx5_1", "mlx5_2")))
+    _, _, folder = validate(*ONLY)
+    assert {row["rail"] for row in rows(folder)} == {"mlx5_1"}
+
+
+def test_nodes_without_a_rail_in_common_say_so(machines: Network, validate: Validate) -> None:
+    machines.add("gpu-01", **facts(("mlx5_0",)))
+    machines.add("gpu-02", **facts(("mlx5_1",)))
+    code, report, folder = validate(*ONLY)
+    assert code == ExitCode.INCOMPLETE
+    assert {row["outcome"] for row in rows(folder)} == {"not run"}
+    (finding,) = report["nodes"][0]["checks"][0]["findings"]
+    assert "no rail in common" in " ".join(finding["evidence"])
+
+
+def test_a_hostile_name_of_a_node_or_a_card_is_data(machines: Network, validate: Validate) -> None:
+    device = "{{ lookup('pipe', 'id') }}\n\x1b[2J"
+    machines.add("gpu 01;`id`/../x", **facts((device, "mlx5_0")))
+    machines.add("gpu-02/rail 9", **facts((device, "mlx5_0")))
+    _, report, folder = validate(*ONLY)
+    assert {row["rail"] for row in rows(folder)} == {device, "mlx5_0"}
+    assert not (folder.parent / "x").exists()
+    for node in report["nodes"]:
+        for finding in node["checks"][0]["findings"]:
+            assert "\x1b" not in finding["message"]
+
+
+# --- how they reach one another, and what is expected ---
+
+
+def test_the_server_is_reached_at_its_address(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(2)
+    machines.variables = {
+        "gpu-01": {"gpuprov_address": "10.0.0.1", "ansible_host": "192.0.2.1"},
+        "gpu-02": {"gpuprov_address": "10.0.0.2"},
+    }
+    code, _, folder = validate(*ONLY)
+    assert code == ExitCode.OK
+    raw = [json.loads(path.read_text()) for path in (folder / "raw").rglob("*.json")]
+    words = {word for one in raw for output in one["outputs"] for word in output["argv"]}
+    assert words & {"10.0.0.1", "10.0.0.2"}
+    assert "192.0.2.1" not in words
+
+
+@pytest.mark.parametrize(
+    ("variables", "address"),
+    [
+        ({}, "gpu-01"),
+        ({"ansible_host": "192.0.2.1"}, "192.0.2.1"),
+        ({"ansible_ssh_host": "192.0.2.2"}, "192.0.2.2"),
+        ({"gpuprov_address": "10.0.0.1", "ansible_host": "192.0.2.1"}, "10.0.0.1"),
+    ],
+)
+def test_the_address(variables: dict[str, Any], address: str) -> None:
+    from provision import pair_campaign
+
+    assert pair_campaign._address("gpu-01", variables) == address
+
+
+def test_between_racks_the_larger_oversubscription_of_both_counts(
+    machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(4)
+    machines.variables = {
+        f"gpu-0{i}": {"gpuprov_rack": "a" if i < 3 else "b", "gpuprov_oversubscription": 1 if i < 3 else 3}
+        for i in range(1, 5)
+    }
+    _, _, folder = validate(*ONLY)
+    for row in rows(folder):
+        racks = {machines.variables[node]["gpuprov_rack"] for node in row["nodes"]}
+        assert row["expected"] == pytest.approx(120 if len(racks) > 1 else 360)
+
+
+def test_a_rack_that_is_missing_on_some_is_told(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(4)
+    machines.variables = {f"gpu-0{i}": {"gpuprov_rack": "a"} for i in (1, 2, 3)}
+    code, report, _ = validate(*ONLY)
+    assert code == ExitCode.OK
+    assert any("gpuprov_rack is missing on gpu-04" in line for line in report["not_compared"])
+
+
+@pytest.mark.parametrize(("forks", "used"), [(50, 50), (5, 4), (1, 2)])
+def test_a_server_and_its_client_always_run_at_once(
+    forks: int, used: int, machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(4)
+    validate(*ONLY, "--forks", str(forks))
+    assert {options["forks"] for options in machines.options} == {used}
+
+
+# --- interrupted, resumed, judged again ---
+
+
+def test_a_run_that_was_interrupted_in_round_2_goes_on_with_round_2(
+    machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(4)
+    machines.interrupt_round = 2
+    code, report, folder = validate(*ONLY)
+    assert (code, report["interrupted"]) == (ExitCode.INTERRUPTED, True)
+    first = rows(folder)
+    assert {row["round"] for row in first} == {1}
+    assert campaign.rejudge(folder) == from_json(report)
+
+    machines.interrupt_round = 0
+    machines.rounds.clear()
+    code, report, again = validate("--resume", folder.name)
+    assert (code, again, report["interrupted"]) == (ExitCode.OK, folder, False)
+    assert len(machines.rounds) == 1, "round 1 is not measured again"
+    assert {row["round"] for row in rows(folder)} == {1, 2}
+    assert rows(folder)[: len(first)] == first
+    assert set(verdicts(report).values()) == {"pass"}
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+@pytest.mark.parametrize("moment", ["before the pairs", "in round 1"])
+def test_a_node_whose_pairs_were_not_measured_is_not_healthy(
+    moment: str, machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(2)
+    if moment == "in round 1":
+        machines.interrupt_round = 1
+    else:
+        machines.interrupt_at = "gpu_burn"
+    code, report, folder = validate("--pairs", "--checks", "gpu_inventory,gpu_burn")
+    assert code == ExitCode.INTERRUPTED
+    assert set(verdicts(report).values()) == {"error"}
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_an_interrupt_after_all_checks_of_the_nodes_leaves_nobody_healthy(
+    machines: Network, validate: Validate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    machines.add_pairs(2)
+    monkeypatch.setattr(validation.pair_campaign, "measure", stop)
+    code, report, folder = validate("--pairs", "--checks", "gpu_inventory")
+    assert code == ExitCode.INTERRUPTED
+    assert set(verdicts(report).values()) == {"error"}
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_a_finished_run_that_is_resumed_measures_nothing(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(4)
+    _, report, folder = validate(*ONLY)
+    machines.rounds.clear()
+    code, again, _ = validate("--resume", folder.name)
+    assert (code, machines.rounds) == (ExitCode.OK, [])
+    assert again["nodes"] == report["nodes"]
+
+
+def test_a_node_that_is_in_the_pairs_and_not_in_the_facts_is_left_out_and_said(
+    machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(4)
+    _, _, folder = validate(*ONLY)
+    looks = (folder / "facts.jsonl").read_text().splitlines()
+    kept = [line for line in looks if json.loads(line)["node"] != "gpu-04"]
+    (folder / "facts.jsonl").write_text("\n".join(kept) + "\n")
+    health = campaign.rejudge(folder)
+    assert [node.node for node in health.nodes] == ["gpu-01", "gpu-02", "gpu-03"]
+    assert any("gpu-04 is not of this run" in line for line in health.not_compared)
+
+
+GOOD = {
+    **{"nodes": ["gpu-01", "gpu-02"], "round": 1, "outcome": "measured", "value": 390.0, "rail": "mlx5_0"},
+    **{"unit": "Gb/s", "expected": 360.0, "end": "", "size": None, "said": ""},
+}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"nodes": "gpu-01"},
+        {"nodes": 3},
+        {"nodes": [["gpu-01"], "gpu-02"]},
+        {"round": "one"},
+        {"round": None},
+        {"outcome": "great"},
+        {"value": "fast"},
+        {"expected": [1]},
+        {"rail": {}},
+        {"end": None},
+        {"more": 1},
+    ],
+)
+def test_a_line_that_is_no_result_is_refused_with_its_file(
+    change: dict[str, Any], machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(2)
+    _, _, folder = validate(*ONLY)
+    (folder / "pairs.jsonl").write_text(json.dumps({**GOOD, **change}) + "\n" + json.dumps(GOOD) + "\n")
+    with pytest.raises(RunFolderError, match=r"pairs\.jsonl has a line that is no result"):
+        campaign.rejudge(folder)
+
+
+def test_a_line_cut_by_a_kill_is_passed_over_and_one_in_the_middle_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder.create("validate", {}, tmp_path / "runs")
+    whole = json.dumps(GOOD)
+    path = folder.path / "pairs.jsonl"
+    path.write_text(f"{whole}\n{whole[:40]}")
+    assert [result.nodes for result in fleet_pairs.kept(folder)] == [("gpu-01", "gpu-02")]
+    path.write_text(f"{whole[:40]}\n{whole}\n")
+    with pytest.raises(RunFolderError, match=r"pairs\.jsonl:1 is not JSON"):
+        fleet_pairs.kept(folder)
+    path.write_text(json.dumps({"nodes": []}) + "\n")
+    with pytest.raises(RunFolderError, match="no result"):
+        fleet_pairs.kept(folder)
+
+
+@pytest.mark.parametrize("noted", [3, [], {}, {"nodes": ["gpu-01"]}, {"nodes": 3, "left_out": {}}])
+def test_a_run_that_does_not_say_who_took_part_is_refused(
+    noted: Any, machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(2)
+    _, _, folder = validate(*ONLY)
+    RunFolder.open(folder).note(pairs=noted)
+    with pytest.raises(RunFolderError, match=r"run\.json does not say whose pairs"):
+        campaign.rejudge(folder)
