@@ -5,19 +5,21 @@ run.json has who took part (`pairs`: nodes, and the others with the reason), pai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
 from provision.errors import RunFolderError
 from provision.health import CheckResult, NodeHealth
 from provision.judge import Finding, Verdict, unmeasured, worst
+from provision.node_names import fold
 from provision.pairs import findings, pairing
 from provision.pairs.pairing import Topology
 from provision.pairs.results import Outcome, Result
 from provision.pairs.write_bw import ID
 from provision.seen import Seen
 from provision.store import RunFolder
+from provision.wording import one_line
 
 NO_PORT = "no RDMA port of it is up"
 
@@ -73,7 +75,20 @@ def judge(
     members = [node for node in able if node in seen]
     checks, fabric, untold = findings.judged(topology(members, seen), kept(folder))
     checks = {**{node: _left_out(why) for node, why in left_out.items()}, **checks}
-    return tuple(_with(node, checks.get(node.node)) for node in nodes), fabric, untold
+    told = (*_several_versions(meta["pairs"].get("versions")), *untold)
+    return tuple(_with(node, checks.get(node.node)) for node in nodes), fabric, told
+
+
+def _several_versions(noted: Any) -> Iterator[str]:
+    """perftest asks for one version at both ends."""
+    versions = noted if isinstance(noted, Mapping) else {}
+    nodes: dict[str, list[str]] = {}
+    for node, version in versions.items():
+        if version:
+            nodes.setdefault(str(version), []).append(str(node))
+    if len(nodes) > 1:
+        each = ", ".join(f"{one_line(version, 40)} on {fold(names, 120)}" for version, names in nodes.items())
+        yield f"{ID}: ib_write_bw is of several versions, where both ends should have one: {each}"
 
 
 def _took_part(folder: RunFolder, noted: Any) -> tuple[list[str], dict[str, str]]:

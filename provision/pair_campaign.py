@@ -29,14 +29,12 @@ _ADDRESS = "gpuprov_address"  # the inventory variable
 
 @dataclass
 class _Round:
-    """One round as it is run: who runs what, and what came back."""
+    """One round: who runs what, and what each pair should reach on each rail."""
 
     pairs: Sequence[Pair]
     number: int
     commands: dict[str, list[Command]] = field(default_factory=dict)
     asked: dict[Pair, list[tuple[str, float]]] = field(default_factory=dict)
-    outputs: dict[str, dict[str, Output]] = field(default_factory=dict)
-    silent: dict[str, str] = field(default_factory=dict)
 
 
 def measure(
@@ -48,7 +46,8 @@ def measure(
 ) -> None:
     """Measure pairs of these nodes, as far as they have RDMA ports that are up. Raises InventoryError for a
     rack that is none, and KeyboardInterrupt with all rounds but the last kept."""
-    members, left_out = [], {}
+    members: list[str] = []
+    left_out: dict[str, str] = {}
     for name, node in able.items():
         try:
             if write_bw.rails(node.check_node):
@@ -57,8 +56,13 @@ def measure(
                 left_out[name] = fleet_pairs.NO_PORT
         except ParseError as error:
             left_out[name] = f"its RDMA ports are not known: {error.what}"
+    progress.step(f"{ID}: which ib_write_bw {many(len(members), 'node')} have")
+    with_ports = {name: able[name] for name in members}
+    versions, without = _versions(folder, with_ports, variables, settings)
+    members = [name for name in members if name not in without]
+    left_out |= without
     fleet = fleet_pairs.topology(members, able)
-    folder.note(pairs={"nodes": members, "left_out": left_out})
+    folder.note(pairs={"nodes": members, "left_out": left_out, "versions": versions})
     results = fleet_pairs.kept(folder)
     while pairs := suspects.next_round(fleet, results):
         number = max((result.round for result in results), default=0) + 1
@@ -110,56 +114,93 @@ def _measured(
     settings: Settings,
 ) -> list[Result]:
     """Run one round: server and client of each pair side by side, so that they start together."""
+    todo = {node: planned.commands[node] for pair in planned.pairs for node in pair}
+    outputs, silent = _run(folder, f"{ID}.round{planned.number}", todo, variables, settings)
+    return [result for pair in planned.pairs for result in _results(planned, pair, outputs, silent)]
+
+
+def _versions(
+    folder: RunFolder,
+    able: Mapping[str, Seen],
+    variables: Mapping[str, Mapping[str, Any]],
+    settings: Settings,
+) -> tuple[dict[str, str], dict[str, str]]:
+    """The version of each node's program ("" if it does not say), and why a node has none."""
+    todo = {name: [write_bw.version_command(node.check_node)] for name, node in able.items()}
+    outputs, missing = _run(folder, f"{ID}.version", todo, variables, settings)
+    found = {}
+    for name, said in outputs.items():
+        if name in missing:
+            continue
+        output = next(iter(said.values()))
+        if output.not_started:
+            missing[name] = f"{output.not_started}: the role rdma installs it, with perftest"
+        else:
+            found[name] = write_bw.version(output)
+    return found, missing
+
+
+def _run(
+    folder: RunFolder,
+    label: str,
+    commands: Mapping[str, Sequence[Command]],
+    variables: Mapping[str, Mapping[str, Any]],
+    settings: Settings,
+) -> tuple[dict[str, dict[str, Output]], dict[str, str]]:
+    """Run these programs on all nodes at once and keep what comes back as `label`: the outputs by node and
+    name, and why a node gave none."""
     todo = {
-        node: node_commands.play_variables(variables[node], planned.commands[node])
-        for pair in planned.pairs
-        for node in pair
-        if planned.commands[node]
+        node: node_commands.play_variables(variables[node], asked)
+        for node, asked in commands.items()
+        if asked
     }
+    outputs: dict[str, dict[str, Output]] = {}
+    silent: dict[str, str] = {}
 
     def on_event(event: runner.Event) -> None:
         answer = event.result.get("gpuprov")
         if event.kind in ("ok", "changed") and isinstance(answer, Mapping):
-            asked = [command.name for command in planned.commands[event.node]]
-            raw = campaign.raw_from_answer(event.node, f"{ID}.round{planned.number}", answer, "", asked)
+            asked = [command.name for command in commands[event.node]]
+            raw = campaign.raw_from_answer(event.node, label, answer, "", asked)
             campaign.keep_raw(folder, raw)
-            planned.outputs[event.node] = {output.name: output for output in raw.outputs}
+            outputs[event.node] = {output.name: output for output in raw.outputs}
             if raw.error:
-                planned.silent[event.node] = raw.error
+                silent[event.node] = raw.error
 
-    if todo:
-        limit = max(one["gpuprov_task_timeout"] for one in todo.values())
-        forks = max(2, settings.forks - settings.forks % 2)  # a server never waits for a client in the queue
-        try:
-            outcomes = runner.run_playbook(
-                paths.PLAYBOOKS / "validate.yml",
-                todo,
-                on_event=on_event,
-                forks=forks,
-                timeout=math.ceil(len(todo) / forks) * (limit + 60) + 60,
-                vault_password_files=settings.vault_password_files,
-            )
-        except GpuprovError as error:
-            outcomes = {name: runner.Outcome(name, "failed", message=error.what) for name in todo}
-        for node in todo:
-            if node not in planned.outputs:
-                planned.silent[node] = outcomes[node].message if node in outcomes else "nothing was run on it"
-    return [result for pair in planned.pairs for result in _results(planned, pair)]
+    if not todo:
+        return outputs, silent
+    limit = max(one["gpuprov_task_timeout"] for one in todo.values())
+    forks = max(2, settings.forks - settings.forks % 2)  # a server never waits for a client in the queue
+    try:
+        outcomes = runner.run_playbook(
+            paths.PLAYBOOKS / "validate.yml",
+            todo,
+            on_event=on_event,
+            forks=forks,
+            timeout=math.ceil(len(todo) / forks) * (limit + 60) + 60,
+            vault_password_files=settings.vault_password_files,
+        )
+    except GpuprovError as error:
+        outcomes = {name: runner.Outcome(name, "failed", message=error.what) for name in todo}
+    for node in todo:
+        if node not in outputs:
+            silent[node] = outcomes[node].message if node in outcomes else "nothing was run on it"
+    return outputs, silent
 
 
-def _results(planned: _Round, pair: Pair) -> list[Result]:
+def _results(
+    planned: _Round, pair: Pair, outputs: Mapping[str, dict[str, Output]], silent: Mapping[str, str]
+) -> list[Result]:
     asked = planned.asked[pair]
     if not asked:
         return [Result(pair, planned.number, Outcome.NOT_RUN, said="they have no rail in common")]
-    silent = [node for node in pair if node in planned.silent]
-    if silent:
-        end = silent[0] if len(silent) == 1 else ""
-        said = "; ".join(f"{node}: {planned.silent[node]}" for node in silent)
+    mute = [node for node in pair if node in silent]
+    if mute:
+        end = mute[0] if len(mute) == 1 else ""
+        said = "; ".join(f"{node}: {silent[node]}" for node in mute)
         return [
             Result(pair, planned.number, Outcome.ERROR, None, rail, "Gb/s", least, end, said=said)
             for rail, least in asked
         ]
     host, guest = pair
-    return write_bw.results(
-        pair, planned.number, asked, planned.outputs.get(host, {}), planned.outputs.get(guest, {})
-    )
+    return write_bw.results(pair, planned.number, asked, outputs.get(host, {}), outputs.get(guest, {}))

@@ -33,6 +33,7 @@ class Network(Machines):
         super().__init__()
         self.slow: dict[frozenset[str], float] = {}  # nodes that are slow, or links
         self.missing: set[str] = set()  # without ib_write_bw
+        self.versions: dict[str, str] = {}
         self.deviceless: set[str] = set()
         self.silent: dict[str, Outcome] = {}
         self.garbage: dict[str, Any] = {}
@@ -51,9 +52,13 @@ class Network(Machines):
     ) -> dict[str, Outcome]:
         if not any("ib_write_bw" in host["gpuprov_commands"][0]["argv"][0] for host in hosts.values()):
             return super().run_playbook(playbook, hosts, on_event=on_event, **options)
-        self.options.append(options)
         if self.broken:
             raise GpuprovError(self.broken)
+        if "--version" in next(iter(hosts.values()))["gpuprov_commands"][0]["argv"]:
+            for name, host in hosts.items():
+                on_event(Event("ok", name, "", "", {"gpuprov": self._version(name, host)}))
+            return {name: Outcome(name, "ok") for name in hosts}
+        self.options.append(options)
         named_by = {
             str(self.variables.get(name, {}).get("gpuprov_address", name)): name for name in self.tools
         }
@@ -74,6 +79,15 @@ class Network(Machines):
                 answer = self.garbage.get(name) or self._said(name, partner[name], host["gpuprov_commands"])
                 on_event(Event("ok", name, "", "Run the check's programs", {"gpuprov": answer}))
         return outcomes
+
+    def _version(self, name: str, host: Mapping[str, Any]) -> dict[str, Any]:
+        (command,) = host["gpuprov_commands"]
+        plain = {"stderr": "", "rc": 0, "seconds": 0.1, "timed_out": False, "truncated": False}
+        gone = f"{command['argv'][0]} is not installed" if name in self.missing else ""
+        said = f"Version: {self.versions.get(name, '6.24')}\n"
+        one = {**plain, "name": "version", "argv": command["argv"], "stdout": said, "not_started": gone}
+        log = {**plain, "name": KERNEL_LOG_DELTA, "argv": [], "stdout": "", "not_started": ""}
+        return {"outputs": [one, log], "boot_id": "boot-1"}
 
     def _said(self, name: str, other: str, commands: list[dict[str, Any]]) -> dict[str, Any]:
         plain = {"stdout": "", "stderr": "", "rc": 0, "seconds": 1.5, "timed_out": False}
@@ -189,6 +203,26 @@ def test_a_node_whose_own_end_fails_is_not_measured_and_exit_is_5(
     code, report, _ = validate(*ONLY)
     assert code == ExitCode.INCOMPLETE
     assert named(report) == {("gpu-03", ID, "node", "error")}
+
+
+def test_a_node_without_the_program_is_told_at_once_and_waited_for_by_nobody(
+    machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(6)
+    machines.missing.add("gpu-03")
+    _, report, folder = validate(*ONLY)
+    (finding,) = report["nodes"][2]["checks"][0]["findings"]
+    assert "ib_write_bw is not installed: the role rdma installs it" in finding["message"]
+    assert all("gpu-03" not in row["nodes"] for row in rows(folder))
+
+
+def test_two_versions_of_the_program_are_told(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(4)
+    machines.versions["gpu-02"] = "5.60"
+    code, report, _ = validate(*ONLY)
+    assert code == ExitCode.OK
+    (line,) = [line for line in report["not_compared"] if "versions" in line]
+    assert "6.24 on gpu-[01,03-04], 5.60 on gpu-02" in line
 
 
 @pytest.mark.parametrize(

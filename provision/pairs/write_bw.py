@@ -6,6 +6,7 @@ tries again while nobody listens yet, for connecting just to see would be the se
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 
 from provision.checks import perftest
@@ -27,7 +28,7 @@ OVERSUBSCRIBED = "gpuprov_oversubscription"  # the inventory variable
 _FIRST_PORT = 18700
 _SETTLE = 10.0  # seconds that a client may take beside its transfer, and a server waits for it
 _SLOWEST = 4  # times as long as at the port's rate a transfer may take; what takes longer hangs
-_RETRY = 75.0  # seconds in which a server comes up, or is done with a rail that hangs
+_RETRY = 100.0  # seconds in which servers come up, and are done with rails that hang, all together
 NOBODY = "Couldn't connect to"  # what the client says when nobody listens
 # What a program says of its own machine, before the other one has a part in it.
 _OWN_FAULT = (
@@ -37,6 +38,17 @@ _OWN_FAULT = (
 
 
 _Ended = Callable[..., Result]
+
+
+def version_command(node: CheckNode) -> Command:
+    """Asks for the program's version, and so whether it is there."""
+    return Command("version", (perftest.argv(node, "", "", 0)[0], "--version"), 15.0)
+
+
+def version(output: Output) -> str:
+    """`6.24` of "Version: 6.24"; "" when that is not what was said."""
+    match = re.search(r"\b\d+(?:\.\d+){1,3}\b", output.stdout)
+    return match[0] if match and not output.rc else ""
 
 
 def rails(node: CheckNode) -> list[Port]:

@@ -66,6 +66,9 @@ def _options(node, arguments: list) -> dict:
 
 def ib_write_bw(node, arguments: list) -> int:
     """The whole program; returns its exit status."""
+    if arguments in (["-V"], ["--version"]):
+        print("Version: 6.24")
+        return 0
     try:
         options = _options(node, arguments)
     except UsageError as why:

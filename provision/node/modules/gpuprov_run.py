@@ -42,7 +42,7 @@ options:
       beside: {description: The name of the program beside which this one runs., type: str}
       port: {description: The TCP port it listens on; the other waits for it., type: int, default: 0}
       retry_on: {description: It is run again while it fails with these words., type: str, default: ""}
-      retry_for: {description: For so many seconds., type: float, default: 0}
+      retry_for: {description: For so many seconds, those with the same words together., type: float}
   cap:
     description: Bytes kept of each stream. Of a longer one the beginning and the end are kept.
     type: int
@@ -236,15 +236,20 @@ def run_one(command, cap, enough=None):
     return result
 
 
-def run_again(command, cap):
-    """Run one program, again and again while it fails with the words of `retry_on`."""
-    words, until = command.get("retry_on") or "", time.monotonic() + float(command.get("retry_for") or 0)
+def run_again(command, cap, waited=None):
+    """Run one program, again and again while it fails with the words of `retry_on`. `waited`: seconds spent
+    so on these words before (by words, kept up to date): commands that wait for the same share their time.
+    """
+    waited = {} if waited is None else waited
+    words, most = command.get("retry_on") or "", float(command.get("retry_for") or 0)
     while True:
+        began = time.monotonic()
         result = run_one(command, cap)
         failed = result["rc"] not in (0, None) and words in result["stdout"] + result["stderr"]
-        if not words or not failed or time.monotonic() + RETRY > until:
+        if not words or not failed or waited.get(words, 0.0) + RETRY > most:
             return result
         time.sleep(RETRY)
+        waited[words] = waited.get(words, 0.0) + time.monotonic() - began
 
 
 def listening(port):
@@ -302,7 +307,7 @@ class Companion(threading.Thread):
 
 def run_all(commands, cap):
     """Run the commands in order, each with those beside it; the outputs in the order of the commands."""
-    outputs = {}
+    outputs, waited = {}, {}
     for command in commands:
         if command.get("beside"):
             continue
@@ -311,7 +316,7 @@ def run_all(commands, cap):
         for one in companions:
             one.wait_until_ready()
         try:
-            outputs[name] = run_again(command, cap)
+            outputs[name] = run_again(command, cap, waited)
         finally:
             for one in companions:
                 one.enough.set()  # all at once: their graces pass together
@@ -392,7 +397,7 @@ def main():
         "beside": {"type": "str"},
         "port": {"type": "int", "default": 0},
         "retry_on": {"type": "str", "default": ""},
-        "retry_for": {"type": "float", "default": 0.0},
+        "retry_for": {"type": "float"},
     }
     module = AnsibleModule(
         argument_spec={
