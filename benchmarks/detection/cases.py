@@ -10,6 +10,7 @@ from typing import Any
 SKUS = ("h100-sxm", "h200-sxm", "b200", "a100-sxm-80", "l40s")
 GPUS = 8  # of each of these machines
 IMEX = ("gb200",)  # compute trays of an NVL72 rack
+FOUR = (*IMEX, "a100-pcie-80")  # with four GPUs
 FABRIC = ("h100-sxm", "h200-sxm", "b200", "a100-sxm-80")
 LINKS = {"h100-sxm": 18, "h200-sxm": 18, "b200": 18, "a100-sxm-80": 12}
 
@@ -46,8 +47,8 @@ class FleetCase:
 class Case:
     """One drawn case. `faults`: the lab's fault commands, word by word, or `reboot`, or `run TOOL …`;
     `machine`: how the node is made; `variables`: what the inventory declares; `event`: what happens during a
-    check; `fleet`: many nodes, of which only the network between them is tried; `expected` None for a healthy
-    look-alike.
+    check; `everywhere`: the nodes it is compared with are the same; `fleet`: many nodes, of which only the
+    network between them is tried; `expected` None for a healthy look-alike.
     """
 
     faults: tuple[str, ...] = ()
@@ -55,6 +56,7 @@ class Case:
     machine: Mapping[str, Any] = field(default_factory=dict)
     variables: Mapping[str, Any] = field(default_factory=dict)
     event: str = ""
+    everywhere: bool = False
     fleet: FleetCase | None = None
 
 

@@ -82,7 +82,7 @@ def _cap(draw: Draw) -> Case:
 
 
 def _site_cap(draw: Draw) -> Case:
-    return Case((f"power_cap_site percent={draw.rng.randint(60, 95)}",))
+    return Case((f"power_cap_site percent={draw.rng.randint(60, 95)}",), everywhere=True)
 
 
 def _airflow(draw: Draw) -> Case:
@@ -176,13 +176,17 @@ ENTRIES = (
     Entry(18, "GPU slow", _slow, "slowdown", (0.25, 0.8), (0.01, 0.3)),
     Entry(18, "all GPUs of a node slow", _slow_node, "slowdown", (0.25, 0.8), (0.01, 0.3), variant="n"),
     Entry(19, "thermal throttle", _throttle, "slowdown", (0.25, 0.8), (0.01, 0.3)),
+    Entry(19, "brief software power cap", _brief_cap, trap=True),
     Entry(20, "power brake or cap", _brake, "slowdown", (0.25, 0.8), (0.01, 0.3)),
+    Entry(20, "power limit of one GPU low", _cap, "slowdown", (0.2, 0.5), variant="c"),
+    Entry(20, "power limited by policy on all nodes", _site_cap, trap=True),
     Entry(21, "cooling gradient", _hot, "°C above peers", (20, 40), (3, 25)),
     Entry(21, "warm end of the airflow", _airflow, trap=True),
     Entry(22, "silent wrong result", _wrong, "errors", (1, 10_000)),
     Entry(23, "GSP or PMU fault", _firmware),
     Entry(23, "Xid of a user's program", _user_xid, trap=True),
     Entry(24, "driver wedged, tool hangs", _hang),
+    Entry(24, "first call slow without persistence", _slow_first, trap=True),
     Entry(25, "driver and library differ", _library),
     Entry(26, "driver version drift", _other_driver),
     Entry(26, "canary group with another driver", _canary, trap=True),

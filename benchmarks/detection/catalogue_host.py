@@ -127,6 +127,14 @@ def _mode(draw: Draw) -> Case:
     return Case((f"gpu_mode gpu={gpu} mode={mode}",), expected)
 
 
+def _partitioned(_: Draw) -> Case:
+    return Case(
+        ("run nvidia-smi -mig 1", "reboot"),
+        variables={"gpu_settings_mig": {"enabled": True}},
+        everywhere=True,
+    )
+
+
 def _not_run(draw: Draw) -> Case:
     tool, how = draw.rng.choice(TOOLS), draw.rng.choice(("tool_missing", "tool_truncated", "tool_hang"))
     words = f" percent={draw.rng.randint(0, 97)}" if how == "tool_truncated" else ""
@@ -182,6 +190,7 @@ ENTRIES = (
     Entry(48, "firmware drift of a whole node", _node_vbios, variant="n"),
     Entry(48, "two approved versions", _approved_vbios, trap=True),
     Entry(49, "persistence, MIG or ECC mode drift", _mode),
+    Entry(49, "declared MIG, on all nodes", _partitioned, trap=True),
     Entry(50, "node unreachable or reboots in test", _interrupted),
     Entry(50, "reboots before the run", _rebooted_before, trap=True),
     Entry(51, "test could not run", _not_run),

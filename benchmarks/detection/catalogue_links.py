@@ -169,6 +169,8 @@ ENTRIES = (
     Entry(5, "a few replays over a lifetime", _old_replays, "replays", (1, 99), trap=True),
     Entry(5, "PCIe errors in the kernel log", _storm, variant="a"),
     Entry(5, "a few PCIe errors in the log", _old_aer, trap=True, variant="a"),
+    Entry(1, "SKU with fewer GPUs", lambda _: Case(), skus=("a100-pcie-80",), trap=True),
+    Entry(6, "host memory of the other socket slower", lambda _: Case(("numa_remote",)), trap=True),
     Entry(6, "host-device copies slow", _host_copies, "slowdown", (0.3, 0.9), (0.02, 0.4)),
     Entry(7, "NVLink down", _link_down, skus=FABRIC),
     Entry(8, "NVLink errors", _link_errors, "errors", (1_000, 1_000_000), (1, 1_000), skus=FABRIC),

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.detection import fleets, machine
-from benchmarks.detection.cases import FLAGGED, IMEX, SKUS, Case, Expected, FleetCase, draw_case, generator
+from benchmarks.detection.cases import FLAGGED, FOUR, SKUS, Case, Expected, FleetCase, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from provision import campaign, checks_asked, fleet_judge, fleet_versions, stack
@@ -30,7 +30,7 @@ DECLARED: Mapping[str, Any] = {
     "gpuprov_expected_nvmes": 4,
     "validation_tools_torch_python": "/opt/pytorch/bin/python3",
 }
-TRAY = {"gpuprov_expected_gpus": 4, "gpuprov_expected_nics": 4}
+FOUR_GPUS = {"gpuprov_expected_gpus": 4, "gpuprov_expected_nics": 4}
 GONE = "Failed to connect to the host via ssh: ssh: connect to host 192.0.2.1 port 22: No route to host"
 PEERS = 4  # healthy nodes of the same SKU in the run of every trial
 SEEDS_PER_FLEET = 500  # trials with seeds this near have the same peers
@@ -102,16 +102,12 @@ def _run(trial: Trial, outcome: Outcome) -> None:
     made = (f"{name} {value}" for name, value in case.machine.items())
     outcome.faults = (*case.faults, *made, *filter(None, [case.event]))
     with Machine(outcome.sku, NAME, rng.randrange(2**31), **case.machine) as node:
-        for words in case.faults:
-            if words == "reboot":
-                node.boot()
-            elif words.startswith("run "):
-                node.tool(*words.split()[1:])
-            else:
-                node.fault(*words.split())
+        _break(node, case)
         alone, outcome.seconds, known = validate(node, case.variables, case.event)
         slots = _slots(json.loads((node.state / "state.json").read_text()))
-    company = peers(outcome.sku, trial.seed // SEEDS_PER_FLEET)
+    company = (
+        peers(outcome.sku, trial.seed // SEEDS_PER_FLEET) if not case.everywhere else alike(outcome, case)
+    )
     compared, _ = fleet_judge.judge([alone, *(health for health, _ in company)])
     (health, *others), _ = fleet_versions.judge(
         compared, {NAME: known, **{one.node: said for one, said in company}}
@@ -123,6 +119,28 @@ def _run(trial: Trial, outcome: Outcome) -> None:
         outcome.accused += len(wronged)
         outcome.blamed, outcome.flagged = False, True
         outcome.findings += [f"innocent node accused: {other.node}" for other in wronged]
+
+
+def _break(node: Machine, case: Case) -> None:
+    for words in case.faults:
+        if words == "reboot":
+            node.boot()
+        elif words.startswith("run "):
+            node.tool(*words.split()[1:])
+        else:
+            node.fault(*words.split())
+
+
+def alike(outcome: Outcome, case: Case) -> tuple[tuple[NodeHealth, Seen], ...]:
+    """Other nodes in the same case, judged each by itself."""
+    found = []
+    for number in range(PEERS):
+        seed = generator("alike", outcome.key, outcome.seed, number).randrange(2**31)
+        with Machine(outcome.sku, f"node-{number + 2}", seed, **case.machine) as one:
+            _break(one, case)
+            health, _, known = validate(one, case.variables)
+            found.append((health, known))
+    return tuple(found)
 
 
 def _run_fleet(outcome: Outcome, fleet: FleetCase, expected: Expected | None, rng: Random) -> None:
@@ -164,7 +182,7 @@ def validate(
     """
     asked = checks_asked.select("burnin")
     facts, problems = one.observe(checks_asked.facts_for(asked))
-    declared = {**DECLARED, **(TRAY if one.sku in IMEX else {}), **variables}
+    declared = {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables}
     node = seen(one.name, facts, problems, stack.describe_node(facts), declared)
     results, seconds = {}, dict.fromkeys(checks_asked.STAGES, 0.0)
     if not node.error:

@@ -1,6 +1,7 @@
 """Copy bandwidth between host and each GPU, and between every pair of GPUs, over NVLink or PCIe.
 
-A slow pair is named as the pair, a GPU slow towards everybody as the GPU: one finding for each culprit.
+A slow pair is named as the pair, a GPU slow towards everybody as the GPU: one finding for each culprit. Host
+memory is that next to the GPU: nvbandwidth binds itself to its CPUs unless told not to (--disableAffinity).
 """
 
 from __future__ import annotations
