@@ -59,6 +59,11 @@ class Cause:
         """The nodes it is on, in natural order."""
         return tuple(dict.fromkeys(culprit.node.node for culprit in self.culprits))
 
+    @property
+    def between_nodes(self) -> bool:
+        """Whether it is a fault of what lies between the nodes."""
+        return self.nodes == (FABRIC,)
+
     @cached_property
     def same_words(self) -> bool:
         """Whether every culprit has the same message, so that saying it once says it all."""

@@ -174,6 +174,7 @@ def test_what_lies_between_nodes_is_shown_and_links_nowhere(samples: ModuleType)
     reader = Reader(page(samples.between()))
     assert "link gpu-01-gpu-03/rail mlx5_2 is slow" in reader.text
     assert "1 failure between nodes" in reader.text
+    assert "→ reseat or check cable between nodes" in " ".join(reader.text.split())
     assert "150 Gb/s, limit 360 Gb/s" in reader.text
     targets = {attributes.get("id") for _, attributes in reader.tags}
     links = {
