@@ -5,7 +5,7 @@ run.json has who took part (`pairs`: nodes, and the others with the reason), pai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -73,9 +73,12 @@ def judge(
         return tuple(_with(node, None) for node in nodes), (), ()
     able, left_out = _took_part(folder, meta["pairs"])
     members = [node for node in able if node in seen]
-    checks, fabric, untold = findings.judged(topology(members, seen), kept(folder))
+    results = kept(folder)
+    rounds = max((result.round for result in results), default=0)
+    checks, fabric, untold = findings.judged(topology(members, seen), results)
     checks = {**{node: _left_out(why) for node, why in left_out.items()}, **checks}
     told = (*_several_versions(meta["pairs"].get("versions")), *untold)
+    told += tuple(_not_met(members, rounds, meta["pairs"].get("round_seconds")))
     return tuple(_with(node, checks.get(node.node)) for node in nodes), fabric, told
 
 
@@ -89,6 +92,17 @@ def _several_versions(noted: Any) -> Iterator[str]:
     if len(nodes) > 1:
         each = ", ".join(f"{one_line(version, 40)} on {fold(names, 120)}" for version, names in nodes.items())
         yield f"{ID}: ib_write_bw is of several versions, where both ends should have one: {each}"
+
+
+def _not_met(members: Sequence[str], rounds: int, seconds: Any) -> Iterator[str]:
+    """What the pairs that were not measured would cost."""
+    every = pairing.exhaustive_rounds(len(members))
+    if rounds and rounds < every and isinstance(seconds, int | float):
+        cost = pairing.minutes(every, seconds)
+        yield (
+            f"{ID}: a link or a path that is bad for one pair alone shows only when that pair meets; "
+            f"all pairs take {every} rounds, about {max(1, round(cost))} min: --pairs all"
+        )
 
 
 def _took_part(folder: RunFolder, noted: Any) -> tuple[list[str], dict[str, str]]:

@@ -4,7 +4,9 @@ left to suspect. Each round is kept before the next is chosen; a run that was en
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +15,7 @@ from provision import campaign, fleet_pairs, node_commands, paths, runner
 from provision.checks.check import Command, Output
 from provision.errors import GpuprovError, ParseError
 from provision.pairs import suspects, write_bw
-from provision.pairs.pairing import Pair, Topology
+from provision.pairs.pairing import Pair, Topology, exhaustive, exhaustive_rounds
 from provision.pairs.results import Outcome, Result
 from provision.pairs.write_bw import ID as ID
 from provision.seen import Seen
@@ -24,6 +26,7 @@ from provision.wording import many
 if TYPE_CHECKING:
     from provision.validation import Settings
 
+_AGAIN = 2  # rounds after every pair was measured, for those that were bad
 _ADDRESS = "gpuprov_address"  # the inventory variable
 
 
@@ -62,16 +65,33 @@ def measure(
     members = [name for name in members if name not in without]
     left_out |= without
     fleet = fleet_pairs.topology(members, able)
-    folder.note(pairs={"nodes": members, "left_out": left_out, "versions": versions})
+    noted = {"nodes": members, "left_out": left_out, "versions": versions}
+    folder.note(pairs=noted)
     results = fleet_pairs.kept(folder)
-    while pairs := suspects.next_round(fleet, results):
-        number = max((result.round for result in results), default=0) + 1
-        progress.step(f"{ID}: round {number} of {suspects.MOST_ROUNDS} at most, {many(len(pairs), 'pair')}")
+    most = suspects.MOST_ROUNDS
+    if settings.every_pair:
+        most = exhaustive_rounds(len(members)) + _AGAIN
+    while pairs := _next(fleet, results, settings, most):
+        began, number = time.monotonic(), _done(results) + 1
+        progress.step(f"{ID}: round {number} of {most} at most, {many(len(pairs), 'pair')}")
         found = _measured(folder, _planned(fleet, pairs, number, able, variables), variables, settings)
+        folder.note(pairs={**noted, "round_seconds": round(time.monotonic() - began, 1)})
         fleet_pairs.keep(folder, found)
         results += found
     for name in able:
         progress.done(f"{name}: {ID}: {'measured' if name in members else left_out[name]}")
+
+
+def _done(results: Sequence[Result]) -> int:
+    """How many rounds are measured."""
+    return max((result.round for result in results), default=0)
+
+
+def _next(fleet: Topology, results: Sequence[Result], settings: Settings, most: int) -> tuple[Pair, ...]:
+    """The pairs of the next round; none when all is known. After every pair come those that were bad once."""
+    every = exhaustive(fleet.nodes) if settings.every_pair else iter(())
+    planned = next(itertools.islice(every, _done(results), None), None)
+    return planned or suspects.next_round(fleet, results, most=most)
 
 
 def _planned(

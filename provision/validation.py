@@ -42,13 +42,14 @@ from provision.verdict_history import keep as keep_verdicts
 
 @dataclass(frozen=True)
 class Settings:
-    """How to run the checks. `override`: the user's thresholds. `timeout`: seconds a node has to answer, and
-    a program beyond its load; None leaves each check its own."""
+    """How to run the checks. `every_pair`: measure all pairs of nodes. `override`: the user's thresholds.
+    `timeout`: seconds a node has to answer, and a program beyond its load; None leaves each check its own."""
 
     burn_seconds: int = 60
     timeout: float | None = None
     forks: int = 50
     connections: int = 64
+    every_pair: bool = False
     override: Path | None = None
     vault_password_files: tuple[Path, ...] = ()
 

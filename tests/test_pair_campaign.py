@@ -4,6 +4,7 @@ nodes are replaced at the same two doors as in test_validate.
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -515,3 +516,41 @@ def test_a_run_that_does_not_say_who_took_part_is_refused(
     RunFolder.open(folder).note(pairs=noted)
     with pytest.raises(RunFolderError, match=r"run\.json does not say whose pairs"):
         campaign.rejudge(folder)
+
+
+# --- every pair ---
+
+
+def test_every_pair_is_met_once_and_a_link_no_other_round_meets_is_named(
+    machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(6)
+    met = {frozenset(row["nodes"]) for row in rows(validate(*ONLY)[2])}
+    nodes = [f"gpu-0{number}" for number in range(1, 7)]
+    link = next(pair for pair in map(frozenset, itertools.combinations(nodes, 2)) if pair not in met)
+    machines.slow[link] = 100.0
+    code, report, _ = validate(*ONLY)
+    assert code == ExitCode.OK
+    (line,) = [line for line in report["not_compared"] if "--pairs all" in line]
+    assert "all pairs take 5 rounds, about 1 min" in line
+    code, report, folder = validate(*ONLY, "--pairs", "all")
+    assert code == ExitCode.UNHEALTHY
+    assert [finding["device"] for finding in report["fabric"]] == [f"link {'-'.join(sorted(link))}"]
+    pairs = {(row["round"], frozenset(row["nodes"])) for row in rows(folder)}
+    assert {nodes for number, nodes in pairs if number <= 5} == {nodes for _, nodes in pairs}
+    assert len([one for one in pairs if one[0] <= 5]) == 15
+    assert [nodes for number, nodes in pairs if number > 5] == [link]
+    assert not [line for line in report["not_compared"] if "--pairs all" in line]
+
+
+def test_every_pair_goes_on_where_it_was_interrupted(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(6)
+    machines.interrupt_round = 3
+    code, _, folder = validate(*ONLY, "--pairs", "all")
+    assert code == ExitCode.INTERRUPTED
+    machines.interrupt_round = 0
+    code, _, _ = validate("--resume", str(folder), "--pairs", "all")
+    assert code == ExitCode.OK
+    pairs = [(row["round"], *row["nodes"], row["rail"]) for row in rows(folder)]
+    assert len(pairs) == len(set(pairs))
+    assert len({frozenset(row["nodes"]) for row in rows(folder)}) == 15

@@ -54,8 +54,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--pairs",
-        action="store_true",
-        help="also measure pairs of nodes, and name the nodes, links and switches to blame",
+        nargs="?",
+        const="suspects",
+        choices=["suspects", "all"],
+        help="also measure pairs of nodes, and name the nodes, links and switches to blame: in a few rounds, "
+        "or every pair, which takes as many rounds as there are nodes",
     )
     parser.add_argument(
         "--stage",
@@ -114,6 +117,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         timeout=options.timeout,
         forks=options.forks,
         connections=options.connections,
+        every_pair=options.pairs == "all",
         override=override,
         vault_password_files=fleet_options.vault_password_files(options),
     )
