@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from provision import cli
-from provision.checks import CHECKS
+from provision import checks_asked, cli
 from provision.errors import ExitCode
 from provision.lab.releases import RELEASES
 from provision.role import all_roles
@@ -59,7 +58,7 @@ def test_every_shown_command_parses(command: str) -> None:
 
 
 def test_the_readme_names_every_check_and_no_other() -> None:
-    assert table_column("check") == set(CHECKS)
+    assert table_column("check") == set(checks_asked.known())
 
 
 def test_the_readme_names_every_role_and_no_other() -> None:

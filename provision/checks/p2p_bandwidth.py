@@ -1,7 +1,7 @@
 """Copy bandwidth between host and each GPU, and between every pair of GPUs, over NVLink or PCIe.
 
-A slow pair is named as the pair, a GPU slow towards everybody as the GPU: one finding for each culprit. Host
-memory is that next to the GPU: nvbandwidth binds itself to its CPUs unless told not to (--disableAffinity).
+A slow pair is named as the pair, a GPU slow towards everybody as the GPU: one finding for each culprit. The
+tool binds its host memory to the GPU's CPUs (nvbandwidth, unless --disableAffinity).
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from provision.judge import (
 from provision.suspects import Cell, explain
 from provision.thresholds import Threshold
 
-SUMMARY = (
-    "copy bandwidth host to GPU, GPU to host and between every pair of GPUs; the slow pair or GPU is named"
-)
+SUMMARY = "copy bandwidth host to GPU, GPU to host and between all GPUs; the slow pair or GPU is named"
 SCOPE = "pair"
 STAGE = "standard"
 NEEDS: tuple[str, ...] = ("nvbandwidth",)
