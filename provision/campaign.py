@@ -58,14 +58,15 @@ def raw_path(node: str, check: str) -> str:
 
 
 def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> list[Command]:
-    """The check's programs; beyond the load it makes none has more than the user's `timeout` seconds."""
-    found = CHECKS[check].commands(node, options)
-    timeout = options.get("timeout")
+    """The check's programs, within the user's time."""
+    return within(CHECKS[check].commands(node, options), options.get("timeout"))
+
+
+def within(commands: Iterable[Command], timeout: float | None) -> list[Command]:
+    """These programs; beyond the load it makes none has more than the user's `timeout` seconds."""
     if timeout is None:
-        return list(found)
-    return [
-        replace(command, deadline=min(command.deadline, command.load + float(timeout))) for command in found
-    ]
+        return list(commands)
+    return [replace(one, deadline=min(one.deadline, one.load + float(timeout))) for one in commands]
 
 
 def raw_from_answer(

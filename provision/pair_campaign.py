@@ -170,7 +170,7 @@ def _run(
     """Run these programs on all nodes at once and keep what comes back as `label`: the outputs by node and
     name, and why a node gave none."""
     todo = {
-        node: node_commands.play_variables(variables[node], asked)
+        node: node_commands.play_variables(variables[node], campaign.within(asked, settings.timeout))
         for node, asked in commands.items()
         if asked
     }

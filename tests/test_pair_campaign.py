@@ -41,6 +41,7 @@ class Network(Machines):
         self.rounds: list[set[frozenset[str]]] = []
         self.ports: list[dict[str, dict[str, str]]] = []
         self.options: list[Mapping[str, Any]] = []
+        self.programs: list[Mapping[str, Mapping[str, Any]]] = []
         self.interrupt_round = 0
         self.broken = ""
 
@@ -60,6 +61,7 @@ class Network(Machines):
                 on_event(Event("ok", name, "", "", {"gpuprov": self._version(name, host)}))
             return {name: Outcome(name, "ok") for name in hosts}
         self.options.append(options)
+        self.programs.append(hosts)
         named_by = {
             str(self.variables.get(name, {}).get("gpuprov_address", name)): name for name in self.tools
         }
@@ -554,3 +556,15 @@ def test_every_pair_goes_on_where_it_was_interrupted(machines: Network, validate
     pairs = [(row["round"], *row["nodes"], row["rail"]) for row in rows(folder)]
     assert len(pairs) == len(set(pairs))
     assert len({frozenset(row["nodes"]) for row in rows(folder)}) == 15
+
+
+def test_the_users_timeout_holds_for_the_programs_of_pairs(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(2)
+    validate(*ONLY, "--timeout", "7")
+    validate(*ONLY)
+    limited, free = (
+        {command["deadline"] for host in hosts.values() for command in host["gpuprov_commands"]}
+        for hosts in (machines.programs[0], machines.programs[-1])
+    )
+    assert limited == {7.0}
+    assert min(free) > 7.0
