@@ -20,13 +20,22 @@ OWN = {
     "gpuprov_stack": "the set of versions: a shipped stack's name, or a path to a file like it",
     "gpuprov_roles": "the roles this node takes part in; all when absent",
     "gpuprov_sku": "the GPU product this node must have",
-    "gpuprov_expected_gpus": "how many GPUs this node must have",
+    "gpuprov_expected_gpus": "how many GPUs this node must have; with 0 only pairs of nodes are measured",
     "gpuprov_pcie_width": "lanes the slots of its GPUs are wired with, where that is fewer than 16",
     "gpuprov_expected_nics": "how many RDMA cards between nodes it must have, or the list of their names",
     "gpuprov_expected_nvmes": "how many NVMe drives it must have",
     "gpuprov_rack": "what the nodes of a leaf switch share, its name or number; pairs are chosen by it",
     "gpuprov_address": "where the other nodes reach this one; ansible_host when absent",
     "gpuprov_oversubscription": "how many times more a rack sends than its uplinks carry; 1 when absent",
+    "gpuprov_rack_kw": "kilowatts that the nodes of its rack may draw together under burn-in",
+    "gpuprov_rack_loads": "how many nodes of its rack may be under burn-in load at the same time",
+    "gpuprov_fleet_kw": "kilowatts that all nodes may draw together under burn-in",
+    "gpuprov_fleet_loads": "how many nodes may be under burn-in load at the same time",
+    "gpuprov_node_kw": "the most kilowatts this node was seen to draw; reckoned from its GPUs when absent",
+    "gpuprov_launcher": "how NCCL is started across nodes: auto, openmpi or slurm; auto when absent",
+    "gpuprov_mpi_networks": "the networks that MPI's daemons talk over, as 10.1.0.0/16; any when absent",
+    "gpuprov_slurm_options": "options for srun, a list: a partition, an account",
+    "gpuprov_nccl_net": "the network plugin NCCL must use between nodes; IB where there are RDMA ports",
     "gpuprov_container_image": "an image on the node; validate then starts a container of it with the GPUs",
     "gpuprov_wave": "a number; nodes of a lower one are done first",
     "gpuprov_canary": "true: this node is done before others of its SKU and OS",
@@ -71,15 +80,48 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     ),
     (
         ("gpuprov_address",),
-        lambda value: (
-            isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z.:_-]*", value) is not None
-        ),
+        lambda value: isinstance(value, str) and _ADDRESS.fullmatch(value) is not None,
         "a host name or an IP address",
     ),
     (
         ("gpuprov_oversubscription",),
         lambda value: type(value) in (int, float) and 1 <= value <= 64,
         "a number from 1 to 64",
+    ),
+    (
+        ("gpuprov_rack_kw", "gpuprov_fleet_kw", "gpuprov_node_kw"),
+        lambda value: type(value) in (int, float) and 0 < value < 1e6,
+        "kilowatts, a number above 0",
+    ),
+    (
+        ("gpuprov_rack_loads", "gpuprov_fleet_loads"),
+        lambda value: type(value) is int and value > 0,
+        "a whole number above 0",
+    ),
+    (
+        ("gpuprov_launcher",),
+        lambda value: value in ("auto", "openmpi", "slurm"),
+        "auto, openmpi or slurm",
+    ),
+    (
+        ("gpuprov_mpi_networks",),
+        lambda value: isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F.:/,]+", value) is not None,
+        "networks as 10.1.0.0/16, separated by commas",
+    ),
+    (
+        ("gpuprov_slurm_options",),
+        lambda value: (
+            isinstance(value, list)
+            and all(isinstance(word, str) and re.fullmatch(r"-[!-~]+", word) for word in value)
+        ),
+        "a list of options, each with its value: --partition=gpu",
+    ),
+    (
+        ("gpuprov_nccl_net",),
+        lambda value: (
+            isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z ._-]*", value) is not None
+        ),
+        "the name of a plugin, such as IB",
     ),
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )

@@ -1,4 +1,5 @@
-"""ib_write_bw between two nodes: a server on one, a client on the other, over TCP within this machine."""
+"""ib_write_bw and ib_write_lat between two nodes: server on one, client on the other, over TCP within this
+machine."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from typing import Any
 import pytest
 
 Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
-WORDS = ("-d", "mlx5_0", "-i", "1", "-s", "8388608", "-q", "4", "-n", "1000", "-F", "--report_gbits")
+BANDWIDTH = ("ib_write_bw", "-s", "8388608", "-q", "4", "-n", "1000", "--report_gbits")
+LATENCY = ("ib_write_lat", "-s", "2", "-n", "5000")
+both = pytest.mark.parametrize("program", [BANDWIDTH, LATENCY], ids=["bandwidth", "latency"])
 SERVER = "127.0.0.2"  # localhost and 127.0.0.1 are a node's own
 AT_HOME = {"SILICON_ROOT": "/"}  # as on a lab node; elsewhere the two find each other through a file
 
@@ -31,12 +34,12 @@ def port() -> int:
 
 @pytest.fixture
 def start(port: int) -> Iterator[Start]:
-    """Starts ib_write_bw on a node; whatever still runs at the end is ended."""
+    """Starts a program on a node; whatever still runs at the end is ended."""
     running: list[subprocess.Popen[str]] = []
 
-    def begin(node: Silicon, *words: str) -> subprocess.Popen[str]:
+    def begin(node: Silicon, *words: str, program: tuple[str, ...] = BANDWIDTH) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            node.command("ib_write_bw", *WORDS, "-p", str(port), *words),
+            node.command(*program, "-d", "mlx5_0", "-i", "1", "-F", "-p", str(port), *words),
             env=node.environment(**AT_HOME),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -62,8 +65,10 @@ def listens(port: int) -> bool:
         return any(f":{port:04X} 00000000:0000 0A" in line for line in table)
 
 
-def serve(start: Start, node: Silicon, port: int) -> subprocess.Popen[str]:
-    server = start(node)
+def serve(
+    start: Start, node: Silicon, port: int, program: tuple[str, ...] = BANDWIDTH
+) -> subprocess.Popen[str]:
+    server = start(node, program=program)
     until = time.monotonic() + 20
     while not listens(port):
         assert server.poll() is None
@@ -78,16 +83,26 @@ def rate(text: str) -> float:
     return float(row.split()[3])
 
 
-@pytest.fixture
-def measured(start: Start, pair: tuple[Silicon, Silicon], port: int) -> Callable[[], tuple[float, float]]:
-    """Measures the pair: Gb/s as the client and as the server tell it."""
+def median(text: str) -> float:
+    """Microseconds of the only row, which is the form of perftest's REPORT_FMT_LAT to the byte."""
+    number = r"[\d.]+ *"
+    form = rf"^ 2       5000          ({number})        {number}      ({number})  \t       {number}     \t"
+    (row,) = re.findall(rf"{form}{number}\t\t{number}\t\t{number}$", text, re.MULTILINE)
+    assert float(row[0]) < float(row[1])
+    return float(row[1])
 
-    def measure() -> tuple[float, float]:
-        server = serve(start, pair[0], port)
-        asked = start(pair[1], SERVER).communicate(timeout=30)[0]
+
+@pytest.fixture
+def measured(start: Start, pair: tuple[Silicon, Silicon], port: int) -> Callable[..., tuple[float, float]]:
+    """Measures the pair: Gb/s or microseconds as the client and as the server tell it."""
+
+    def measure(program: tuple[str, ...] = BANDWIDTH) -> tuple[float, float]:
+        server = serve(start, pair[0], port, program)
+        asked = start(pair[1], SERVER, program=program).communicate(timeout=30)[0]
         told = server.communicate(timeout=30)[0]
         assert server.returncode == 0, told
-        return rate(asked), rate(told)
+        read = rate if program is BANDWIDTH else median
+        return read(asked), read(told)
 
     return measure
 
@@ -121,24 +136,57 @@ def test_the_slower_card_decides(
     assert measured()[0] == pytest.approx(0.5 * 393.6, rel=0.01)
 
 
+def test_two_healthy_nodes_are_as_late_as_their_cards(measured: Callable[..., tuple[float, float]]) -> None:
+    asked, told = measured(LATENCY)
+    assert asked == pytest.approx(1.87, rel=0.05)
+    assert told == pytest.approx(asked, rel=0.02)
+
+
+@pytest.mark.parametrize("end", [0, 1])
+@pytest.mark.parametrize("fault", ["link_late peer=gpu-0{other} factor=5", "peers_late factor=5"])
+def test_a_late_link_is_late_whichever_end_has_it_and_as_fast_as_ever(
+    end: int, fault: str, pair: tuple[Silicon, Silicon], measured: Callable[..., tuple[float, float]]
+) -> None:
+    pair[end].fault("set", *fault.format(other=2 - end).split())
+    assert measured(LATENCY)[0] == pytest.approx(5 * 1.87, rel=0.05)
+    assert measured()[0] > 390
+
+
+@pytest.mark.parametrize("fault", ["link_late peer=gpu-03", "link_slow peer=gpu-02", "nic_slow nic=0"])
+def test_what_does_not_make_this_link_late(
+    fault: str, pair: tuple[Silicon, Silicon], measured: Callable[..., tuple[float, float]]
+) -> None:
+    pair[0].fault("set", *fault.split())
+    assert measured(LATENCY)[0] == pytest.approx(1.87, rel=0.05)
+
+
+@both
 @pytest.mark.parametrize("end", [0, 1])
 @pytest.mark.parametrize("fault", [("peers_hang",), ("link_hang", "peer=gpu-0{other}")])
 def test_what_hangs_does_so_until_it_is_ended(
-    end: int, fault: tuple[str, ...], start: Start, pair: tuple[Silicon, Silicon], port: int
+    end: int,
+    fault: tuple[str, ...],
+    program: tuple[str, ...],
+    start: Start,
+    pair: tuple[Silicon, Silicon],
+    port: int,
 ) -> None:
     pair[end].fault("set", *(word.format(other=2 - end) for word in fault))
-    server = serve(start, pair[0], port)
-    client = start(pair[1], SERVER)
+    server = serve(start, pair[0], port, program)
+    client = start(pair[1], SERVER, program=program)
     with pytest.raises(subprocess.TimeoutExpired):
         client.wait(2.0)  # healthy, it takes half a second
     client.terminate()
-    assert "8388608 " not in client.communicate(timeout=10)[0]
+    assert "#bytes" not in client.communicate(timeout=10)[0]
     server.terminate()
-    assert "BW average" not in server.communicate(timeout=10)[0]
+    assert "#bytes" not in server.communicate(timeout=10)[0]
 
 
-def test_when_nobody_listens_the_client_says_so_at_once(start: Start, pair: tuple[Silicon, Silicon]) -> None:
-    client = start(pair[1], SERVER)
+@both
+def test_when_nobody_listens_the_client_says_so_at_once(
+    program: tuple[str, ...], start: Start, pair: tuple[Silicon, Silicon]
+) -> None:
+    client = start(pair[1], SERVER, program=program)
     said = client.communicate(timeout=30)[0]
     assert client.returncode == 1
     assert f"Couldn't connect to {SERVER}:" in said
@@ -151,7 +199,16 @@ def test_a_server_whose_port_is_taken_says_so(start: Start, pair: tuple[Silicon,
     assert second.returncode == 1
 
 
-@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", b"{}\n", b'{"name": 1, "rate": "x"}\n'])
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"GET / HTTP/1.0\r\n\r\n",
+        b"{}\n",
+        b'{"name": 1, "rate": "x"}\n',
+        b'{"name": "n", "latency": 2}\n',
+    ],
+)
 def test_who_is_no_client_does_not_end_the_server(
     said: bytes, start: Start, pair: tuple[Silicon, Silicon], port: int
 ) -> None:

@@ -14,6 +14,7 @@ TOOLS = (
     "nv-fabricmanager",
     "nvidia-persistenced",
     "ib_write_bw",
+    "ib_write_lat",
     "ibv_devinfo",
     "dcgmi",
     "fio",

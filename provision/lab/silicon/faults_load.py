@@ -41,6 +41,11 @@ FAULTS = {
         [factor(0.55)],
         [],
     ),
+    "nccl_tests_without_mpi": (
+        "look-alike: the nccl-tests programs were built without MPI: each process is a run of its own",
+        [],
+        [],
+    ),
     "perftest_without_cuda": ("look-alike: ib_write_bw was built without CUDA", [], []),
     "numa_remote": (
         "look-alike: host memory of the other socket is slower, to a program that does not bind itself",

@@ -16,6 +16,10 @@ def nic():
     return number("nic", REQUIRED, 0, 7, "which RDMA card between nodes")
 
 
+def _later():
+    return dict(factor(4.0, 1.0, 1000.0), meaning="how many times the healthy latency")
+
+
 # id -> (meaning, parameters, the parameters that tell two faults of one id apart)
 FAULTS = {
     "nic_missing": ("an RDMA card is not on the PCI bus", [nic()], ["nic"]),
@@ -76,6 +80,12 @@ FAULTS = {
         [text("peer", REQUIRED, "the other node's name")],
         ["peer"],
     ),
+    "link_late": (
+        "RDMA between this node and one other has a high latency and its usual rate",
+        [text("peer", REQUIRED, "the other node's name"), _later()],
+        ["peer"],
+    ),
+    "peers_late": ("RDMA to every other node has a high latency and its usual rate", [_later()], []),
     "peers_slow": ("RDMA to every other node is slow, a loopback is not", [factor(0.4)], []),
     "peers_hang": ("RDMA to every other node connects, and nothing ever arrives", [], []),
     "port_disabled": ("look-alike: an administrator has switched a port off", [nic()], ["nic"]),

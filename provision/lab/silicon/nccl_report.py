@@ -51,6 +51,24 @@ def tell_choice(name: str, size: int, algorithm: str, times: int) -> None:
         sys.stdout.write(line * times)
 
 
+class Silent:
+    """What all processes but the first one print: nothing."""
+
+    def head(self) -> None: ...
+
+    def devices(self, met: list) -> None: ...
+
+    def reduced(self, most: int) -> None: ...
+
+    def table_head(self) -> None: ...
+
+    def row(self, row: dict) -> None: ...
+
+    def footer(self, errors: int, average: float, least: float) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Report:
     """One run's output; `close` writes the JSON file, if one is wanted."""
 
@@ -119,19 +137,34 @@ class Report:
         )
         self.document["config"] = config
 
-    def devices(self, gpus: list, first: int) -> None:
-        """One line a GPU; the JSON has the first one only, as a program built without MPI does."""
-        host = platform.node().split(".")[0]
-        for rank, gpu in enumerate(gpus):
-            place = f"{gpu['address'].rpartition('.')[0]}"
-            print(
-                f"#  Rank {rank:2d} Group  0 Pid {os.getpid():6d} on {host:>10} device {first + rank:2d} "
-                f"[{place}] {self.node.sku['name']}"
-            )
+    def devices(self, met: list) -> None:
+        """One line a GPU, of all processes; of each process, the JSON has the first one only (util.cu)."""
+        rank, first = 0, []
+        for one in met:
+            for place, gpu in enumerate(one["gpus"]):
+                print(
+                    f"#  Rank {rank:2d} Group  0 Pid {one['pid']:6d} on {one['host']:>10} "
+                    f"device {gpu['device']:2d} [{gpu['address']}] {one['product']}"
+                )
+                if place == 0:
+                    first.append(
+                        {
+                            "rank": rank,
+                            "group": 0,
+                            "pid": one["pid"],
+                            "hostname": one["host"],
+                            "device": gpu["device"],
+                            "device_hex": gpu["address"],
+                            "device_info": one["product"],
+                        }
+                    )
+                rank += 1
         if self.document is not None:
-            one = {"rank": 0, "group": 0, "pid": os.getpid(), "hostname": host, "device": first}
-            one.update(device_hex=gpus[0]["address"].rpartition(".")[0], device_info=self.node.sku["name"])
-            self.document["config"]["devices"] = [one]
+            self.document["config"]["devices"] = first
+
+    def reduced(self, most: int) -> None:
+        """What becomes of sizes that no GPU has room for."""
+        print(f"#\n# Reducing maxBytes to {most} due to memory limitation")
 
     def table_head(self) -> None:
         """The three lines above the table."""

@@ -1,13 +1,17 @@
-"""The nccl-tests programs, in the form of their source from 2.17 on: text, JSON report, failures."""
+"""The nccl-tests programs, in the form of their source from 2.17 on: text, JSON report, failures.
+
+Started by a launcher they are one program of several processes (mpi.py), of which only the first one prints.
+"""
 
 import os
 import platform
 import re
 import sys
 
-import bandwidth
 import cuda
+import mpi
 import nccl_report
+import nccl_world
 import noise
 from load import Load, wait
 
@@ -148,22 +152,26 @@ def _perf(node, arguments: list, name: str) -> int:
             + " \n\t[-h,--help]"
         )
         return 0 if asked else 255
-    report = nccl_report.Report(node, program, options, arguments)
-    status = _run(node, name, options, report)
+    world = mpi.world(node)
+    report = (
+        nccl_report.Report(node, program, options, arguments) if world.rank == 0 else nccl_report.Silent()
+    )
+    status = _run(node, name, options, report, world)
     report.close()
     if status:
         print(f" .. {platform.node()} pid {os.getpid()}: Test failure common.cu:1452")
     return status
 
 
-def _run(node, name: str, options: Options, report) -> int:
+def _run(node, name: str, options: Options, report, world) -> int:
     gpus, wanted = cuda.devices(node), options.number("t") * options.number("g")
+    before = world.gather(node.name)[: world.rank].count(node.name)  # processes of this run on this node
     report.head()
     problem = cuda.error(node)
     if problem:
         print(f"{platform.node()}: Test CUDA failure common.cu:1024 '{cuda.NAMES[problem][1]}'")
         return CUDA_ERROR
-    first = int(os.environ.get("NCCL_TESTS_DEVICE") or 0)
+    first = int(os.environ.get("NCCL_TESTS_DEVICE") or before * wanted)
     if first + wanted > len(gpus) or wanted < 1:
         print(
             f"Invalid number of GPUs: {first + wanted} requested but only {len(gpus)} were found.",
@@ -172,50 +180,46 @@ def _run(node, name: str, options: Options, report) -> int:
         print("Please check the number of processes and GPUs per process.", file=sys.stderr)
         return NOT_IMPLEMENTED
     gpus = gpus[first : first + wanted]
-    report.devices(gpus, first)
-    if _no_peers() and os.environ.get("NCCL_NET") == "IB" and bandwidth.through_cards(node, gpus) is None:
+    team = nccl_world.Team(node, world, world.gather(nccl_world.introduction(node, gpus, first)))
+    report.devices(team.met)
+    if team.lacks_cards():
         print(
             f"{platform.node()}: Test NCCL failure common.cu:1279 'invalid usage (run with NCCL_DEBUG=WARN "
             "for details) / '"
         )
         return NCCL_ERROR
-    _fit_memory(node, options, gpus)
+    _fit_memory(options, min(one["memory"] for one in team.met), report)
+    world.gather("initialized")  # ncclCommInitRank returns when all have called it
     report.table_head()
     rows = []
     with Load(node, name + "_perf", gpus):
         wait(node, 3.0)
         for size in options.sizes():
-            row = _measure(node, name, options, gpus, size)
+            row = world.gather(_measure(node, name, options, team, size))[0]
             seconds = (
                 sum(one["time"] for one in row["bodies"]) * 1e-6 * (options.number("n") + options.number("w"))
             )
             wait(node, min(seconds, 20.0))
             report.row(row)
             rows.append(row)
-    return _verdict(rows, report)
+    status = _verdict(rows, report)
+    world.end()
+    return status
 
 
-def _fit_memory(node, options: Options, gpus: list) -> None:
-    total = (
-        min(
-            node.fault("memory_small", gpu=gpu["slot"])["mib"]
-            if node.fault("memory_small", gpu=gpu["slot"])
-            else node.sku["memory"]
-            for gpu in gpus
-        )
-        - 480
-    )
+def _fit_memory(options: Options, mib: int, report) -> None:
+    total = mib - 480
     total <<= 20
     reserved = min(-(-total // (16 * GIB)) * GIB, 4 * GIB)
     most = (total - reserved - GIB) // (3 if options.number("c") else 2)
     if options.largest > most:
         options.largest = most
         options.smallest = min(options.smallest, most)
-        print(f"#\n# Reducing maxBytes to {most} due to memory limitation")
+        report.reduced(most)
 
 
-def _measure(node, name: str, options: Options, gpus: list, asked: int) -> dict:
-    word, ranks = TYPES[options.type], len(gpus)
+def _measure(node, name: str, options: Options, team, asked: int) -> dict:
+    word, ranks, nodes = TYPES[options.type], team.ranks, len(team.order)
     elements = asked // word
     if name == "all_reduce":
         count, size = elements, elements * word
@@ -223,22 +227,16 @@ def _measure(node, name: str, options: Options, gpus: list, asked: int) -> dict:
         count = elements // ranks & ~(16 // word - 1)
         size = count * ranks * word
     factor = (2.0 if name == "all_reduce" else 1.0) * (ranks - 1) / ranks
-    nvls = os.environ.get("NCCL_NVLS_ENABLE", "1") != "0" and node.sku["architecture"] in (
-        "Hopper",
-        "Blackwell",
-    )
-    over_network = bandwidth.through_cards(node, gpus) if _no_peers() else None
-    nvls = nvls and over_network is None
-    best = over_network or bandwidth.collective(node, gpus, name, nvls or not node.sku["fabric"])
-    in_switch = nvls and node.sku["fabric"] and name == "all_reduce" and ranks > 2
+    agreed = team.agree(name)
+    best = agreed["rate"]
+    in_switch = agreed["switch"] and node.sku["fabric"] and name == "all_reduce" and ranks > 2
     times = 2 * (options.number("n") + options.number("w"))
-    nccl_report.tell_choice(name, size, "NVLS" if in_switch else "RING", times)
-    wrong = node.fault("wrong_result")
+    if team.world.rank == 0:
+        nccl_report.tell_choice(name, size, "NVLS" if in_switch else "RING", times)
     bodies = []
     for place in ("out", "in"):
-        latency = (11.0 + 0.7 * ranks + (26.0 if not node.sku["links"] else 0.0)) * noise.jitter(
-            node, "latency", f"{size}{place}", 0.02
-        )
+        latency = 11.0 + 0.7 * ranks + (26.0 if not node.sku["links"] else 0.0) + 6.0 * (nodes - 1)
+        latency *= noise.jitter(node, "latency", f"{size}{place}", 0.02)
         rate = best * noise.jitter(node, name, f"{size}{place}{ranks}", 0.003) * 1e3  # bytes per microsecond
         ramp = 9.5e6 / (best * 1e3) * (1.0 - 1.0 / (1.0 + size / 4.0e6)) if factor else 0.0
         took = latency + ramp + size * (factor or 0.0005) / rate
@@ -247,7 +245,7 @@ def _measure(node, name: str, options: Options, gpus: list, asked: int) -> dict:
                 "time": took,
                 "alg_bw": size / took / 1e3,
                 "bus_bw": size / took / 1e3 * factor,
-                "nwrong": (wrong["count"] if wrong else 0) if options.number("c") else None,
+                "nwrong": agreed["wrong"] if options.number("c") else None,
             }
         )
     return {
@@ -257,11 +255,6 @@ def _measure(node, name: str, options: Options, gpus: list, asked: int) -> dict:
         "redop": options.operation if name in ("all_reduce", "reduce_scatter") else "none",
         "bodies": bodies,
     }
-
-
-def _no_peers() -> bool:
-    """Whether NCCL was told to use neither peer access nor shared memory: the network is what remains."""
-    return all(os.environ.get(name) == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"))
 
 
 def _verdict(rows: list, report) -> int:

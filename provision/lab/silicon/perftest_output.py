@@ -3,26 +3,26 @@
 RULE = "-" * 87
 
 
-def head(options: dict, card: dict, server: bool) -> None:
+def head(options: dict, card: dict, server: bool, latency: bool = False) -> None:
     ethernet = card["layer"] == "roce"
+    test = "Latency" if latency else "{}BW".format("Bidirectional " if options.get("both") else "")
     lines = [
         RULE,
-        "                    RDMA_Write {}BW Test".format("Bidirectional " if options.get("both") else ""),
+        f"                    RDMA_Write {test} Test",
         f" Dual-port       : OFF\t\tDevice         : {card['name']}",
         f" Number of qps   : {options['qps']}\t\tTransport type : IB",
         " Connection type : RC\t\tUsing SRQ      : OFF",
-        " PCIe relax order: ON\t\tLock-free      : OFF",
+        " PCIe relax order: {}\t\tLock-free      : OFF".format("OFF" if latency else "ON"),
         " ibv_wr* API     : ON\t\tUsing Enhanced Reorder      : OFF",
     ]
     if not server:
-        lines.append(" TX depth        : 128")
+        lines.append(f" TX depth        : {1 if latency else 128}")
     lines += [
-        " CQ Moderation   : 1",
-        " CQE Poll Batch  : Dynamic",
+        *([] if latency else [" CQ Moderation   : 1", " CQE Poll Batch  : Dynamic"]),
         f" Mtu             : {1024 if ethernet else 4096}[B]",
         " Link type       : {}".format("Ethernet" if ethernet else "IB"),
         *([" GID index       : 3"] if ethernet else []),
-        " Max inline data : 0[B]",
+        f" Max inline data : {220 if latency else 0}[B]",
         " rdma_cm QPs\t : OFF",
         " Data ex. method : Ethernet",
         RULE,
@@ -45,5 +45,18 @@ def table(options: dict, row: list) -> None:
     print(
         f" {size:<7d}    {sent:<10d}       {peak * scale:<7.2f}            {average * scale:<7.2f}\t\t     "
         f"{messages:<7.6f}"
+    )
+    print(RULE)
+
+
+def latency_table(row: list) -> None:
+    size, sent, least, most, median, mean, deviation, most_of_100, most_of_1000 = row
+    print(
+        " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]"
+        "   99% percentile[usec]   99.9% percentile[usec] "
+    )
+    print(
+        f" {size:<7d} {sent}          {least:<7.2f}        {most:<7.2f}      {median:<7.2f}  \t"
+        f"       {mean:<7.2f}     \t{deviation:<7.2f}\t\t{most_of_100:<7.2f} \t\t{most_of_1000:<7.2f}"
     )
     print(RULE)

@@ -1,7 +1,7 @@
 """How perftest's client finds its server on another node: over TCP, as the real one does.
 
-Each says who it is and how fast its card is; the slower of both, and a fault of the link between them, decide
-the rate.
+Each says who it is and how fast, or how late, its card is; the worse of both, and a fault of the link between
+them, decide what is measured.
 """
 
 import contextlib
@@ -13,6 +13,8 @@ import time
 
 _LONGEST = 65536  # bytes of what the other one says
 _PATIENCE = 60.0  # seconds
+# what is measured -> the faults' word for it, which of two ends decides
+_MEASURED = {"rate": ("slow", min), "latency": ("late", max)}
 
 
 @contextlib.contextmanager
@@ -47,7 +49,7 @@ def answer(node, listener, mine: dict):
         return None
     connection, _ = listener.accept()
     with connection:
-        theirs = _said(connection)
+        theirs = _said(connection, mine)
         if theirs is None:
             return None  # somebody who only looked
         if _hangs(node, theirs["name"]):
@@ -72,7 +74,7 @@ def asked(node, host: str, port: int, mine: dict):
         return
     with connection:
         connection.sendall(json.dumps(mine).encode() + b"\n")
-        theirs = _said(connection)
+        theirs = _said(connection, mine)
         if theirs is None:
             yield None
             return
@@ -84,8 +86,8 @@ def asked(node, host: str, port: int, mine: dict):
             connection.sendall(b".")
 
 
-def _said(connection):
-    """The line the other one says about itself."""
+def _said(connection, mine: dict):
+    """The line the other one says about itself, of what this one measures."""
     connection.settimeout(_PATIENCE)
     line = b""
     while not line.endswith(b"\n"):
@@ -98,17 +100,24 @@ def _said(connection):
             return None
     try:
         said = json.loads(line)
-        return {"name": str(said["name"]), "rate": float(said["rate"])}
+        return {"name": str(said["name"]), _measured(mine): float(said[_measured(mine)])}
     except (ValueError, KeyError, TypeError):
         return None
 
 
 def _agreed(node, mine: dict, theirs: dict) -> dict:
-    """The rate between the two in Gb/s, as this end sees it: both know of the faults at their own end."""
-    rate = mine["rate"]
-    for fault in (node.fault("link_slow", peer=theirs["name"]), node.fault("peers_slow")):
-        rate *= fault["factor"] if fault else 1.0
-    return {"rate": min(rate, theirs["rate"])}
+    """The rate between the two in Gb/s, or the latency in microseconds, as this end sees it: both know of the
+    faults at their own end."""
+    key = _measured(mine)
+    word, worse = _MEASURED[key]
+    value = mine[key]
+    for fault in (node.fault(f"link_{word}", peer=theirs["name"]), node.fault(f"peers_{word}")):
+        value *= fault["factor"] if fault else 1.0
+    return {key: worse(value, theirs[key])}
+
+
+def _measured(mine: dict) -> str:
+    return next(key for key in _MEASURED if key in mine)
 
 
 def _hangs(node, name: str) -> bool:

@@ -42,6 +42,7 @@ def _tools() -> dict:
         "nvme": ("host_tools", "nvme"),
         "docker": ("host_tools", "docker"),
         "ib_write_bw": ("ib_write_bw", "ib_write_bw"),
+        "ib_write_lat": ("ib_write_lat", "ib_write_lat"),
         "dcgmi": ("dcgmi", "dcgmi"),
         "fio": ("fio", "fio"),
         "python3": ("training", "python3"),

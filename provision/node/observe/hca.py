@@ -10,13 +10,13 @@ from provision.node.observe.rdma import (
     INFINIBAND,
     NO_GID,
     PORT,
+    gid_table,
     netdev_of,
     parse_devinfo,
     partition_keys,
     port_folder,
     read_or_none,
     roce_v2_ipv4,
-    table_of,
 )
 
 PCI_FOLDER = "/sys/bus/pci/devices"
@@ -70,9 +70,9 @@ def carrier_downs(netdev):
 
 def port_entry(item):
     device, _, port = item.partition("/")
-    folder = port_folder(item)
     netdev = netdev_of(item)
-    gids = [gid for gid in table_of(folder + "gids/").values() if gid != NO_GID and gid[-19:] != NO_GID[-19:]]
+    table = gid_table(item)
+    gids = [gid for gid in table.values() if gid != NO_GID and gid[-19:] != NO_GID[-19:]]
     entry = {"device": device, "port": port}
     for attribute in ("link_layer", "state", "phys_state", "rate", "lid", "sm_lid"):
         entry[attribute] = PORT[attribute](item)
@@ -82,7 +82,7 @@ def port_entry(item):
         link=link_words(item),
         pkeys=",".join(partition_keys(item)),
         gids=len(gids),
-        roce_v2_ipv4=",".join(str(index) for index in roce_v2_ipv4(item)),
+        roce_v2_ipv4=",".join(str(index) for index in roce_v2_ipv4(item, table)),
         netdev=netdev,
         netdev_up=netdev_is_up(netdev),
         carrier_downs=carrier_downs(netdev),

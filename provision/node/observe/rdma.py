@@ -54,10 +54,16 @@ def partition_keys(item):
     return sorted(set(table_of(port_folder(item) + "pkeys/").values()) - {"0x0000"})
 
 
-def roce_v2_ipv4(item):
-    """Where in the GID table there is an IPv4 address for RoCE v2: what NCCL_IB_GID_INDEX has to name."""
+def gid_table(item):
+    """index -> GID. A card has 256, software 1024: a file for each."""
+    return table_of(port_folder(item) + "gids/")
+
+
+def roce_v2_ipv4(item, gids=None):
+    """Where in the GID table (read unless it is given) there is an IPv4 address for RoCE v2: what
+    NCCL_IB_GID_INDEX has to name."""
     folder = port_folder(item)
-    gids = table_of(folder + "gids/")
+    gids = gid_table(item) if gids is None else gids
     own = [index for index in gids if gids[index][: len(IPV4)] == IPV4]
     return [index for index in own if read_or_none("%sgid_attrs/types/%d" % (folder, index)) == "RoCE v2"]
 
