@@ -134,6 +134,9 @@ def read_raw(folder: RunFolder, node: str, check: str) -> Raw | None:
 
 def judge_check(node: Seen, raw: Raw, limits: Mapping[str, thresholds.Threshold]) -> CheckResult:
     """One check on one node: parse and judge what came back. Never raises for what a node said."""
+    if node.without_gpus:
+        skipped = Finding(raw.check, Verdict.SKIP, "node", "declared to have no GPU, and has none")
+        return _result(raw.check, [skipped], [], raw)
     check = CHECKS[raw.check]
     measurements: list[Measurement] = []
     try:
@@ -260,8 +263,9 @@ def fleet_health(
         asked=tuple(meta.get("asked", ())),
         nodes=judged,
         interrupted=interrupted,
-        not_compared=(*not_compared, *ambiguous, *untold),
+        not_compared=(*not_compared, *ambiguous),
         fabric=fabric,
+        between=untold,
     )
 
 

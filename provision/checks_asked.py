@@ -7,10 +7,11 @@ from typing import Any
 
 from provision import checks
 from provision.errors import UsageError
-from provision.pairs import write_bw
+from provision.pairs import nccl_group, nccl_pair, write_bw, write_lat
 
 STAGES = ("quick", "standard", "burnin")
-PAIRS = {write_bw.ID: write_bw}  # checks of pairs of nodes: asked for by name
+# Checks of nodes together: asked for by name, or by --pairs and --group.
+PAIRS = {check.ID: check for check in (write_bw, write_lat, nccl_pair, nccl_group)}
 
 
 def known() -> dict[str, Any]:
@@ -39,3 +40,9 @@ def facts_for(asked: Iterable[str]) -> frozenset[str]:
     """The facts that these checks read: the look before them asks for all at once."""
     every = known()
     return frozenset(fact for name in asked for fact in getattr(every[name], "FACTS", ()))
+
+
+def of_pairs(asked: Iterable[str]) -> tuple[str, ...]:
+    """Those of these checks that look at nodes together, in the order they run."""
+    wanted = set(asked)
+    return tuple(name for name in PAIRS if name in wanted)

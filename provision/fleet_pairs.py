@@ -1,6 +1,7 @@
 """What the pairs of a run say of its nodes and of what lies between them, from what the run folder keeps.
 
-run.json has who took part (`pairs`: nodes, and the others with the reason), pairs.jsonl each measurement.
+run.json has who took part in each check (`pairs`: its nodes, and the others with the reason), pairs.jsonl
+each measurement.
 """
 
 from __future__ import annotations
@@ -9,19 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
+from provision import checks_asked
 from provision.errors import RunFolderError
 from provision.health import CheckResult, NodeHealth
 from provision.judge import Finding, Verdict, unmeasured, worst
 from provision.node_names import fold
-from provision.pairs import findings, pairing
+from provision.pairs import groups, pairing
+from provision.pairs.metric import Metric
 from provision.pairs.pairing import Topology
 from provision.pairs.results import Outcome, Result
-from provision.pairs.write_bw import ID
 from provision.seen import Seen
 from provision.store import RunFolder
 from provision.wording import one_line
-
-NO_PORT = "no RDMA port of it is up"
 
 
 def topology(nodes: Iterable[str], seen: Mapping[str, Seen]) -> Topology:
@@ -29,16 +29,22 @@ def topology(nodes: Iterable[str], seen: Mapping[str, Seen]) -> Topology:
     return pairing.topology({node: seen[node].variables for node in nodes})
 
 
-def keep(folder: RunFolder, results: Iterable[Result]) -> None:
-    """Store measurements of pairs, a line each."""
+def note(folder: RunFolder, check: str, took: Mapping[str, Any]) -> None:
+    """Say in run.json who takes part in a check of pairs."""
+    folder.note(pairs={**noted(folder), check: took})
+
+
+def keep(folder: RunFolder, check: str, results: Iterable[Result]) -> None:
+    """Store a check's measurements of pairs, a line each."""
     for result in results:
-        folder.append("pairs", asdict(result))
+        folder.append("pairs", {"check": check, **asdict(result)})
 
 
-def kept(folder: RunFolder) -> list[Result]:
-    """The measurements of a run so far. Raises RunFolderError."""
+def kept(folder: RunFolder, check: str) -> list[Result]:
+    """A check's measurements in a run so far. Raises RunFolderError."""
     try:
-        return [_result(row) for row in folder.read("pairs")]
+        rows = [(row.pop("check"), row) for row in folder.read("pairs")]
+        return [_result(row) for of, row in rows if of == check]
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{folder.path}/pairs.jsonl has a line that is no result: {error!r}",
@@ -66,24 +72,51 @@ def judge(
     """The nodes with what their pairs say of them, the findings of the fabric, and lines on what no
     measurement could tell. Nothing changes in a run without pairs."""
     nodes = tuple(nodes)
+    fabric: tuple[Finding, ...] = ()
+    told: tuple[str, ...] = ()
     meta = folder.meta()
-    if ID not in meta.get("asked", ()):
-        return nodes, (), ()
-    if "pairs" not in meta:  # it ended before
+    for check, of_pairs in checks_asked.PAIRS.items():
+        if check in meta.get("asked", ()):
+            took = noted(folder).get(check)
+            nodes, found, lines = _judged(folder, of_pairs.METRIC, took, nodes, seen)
+            fabric, told = (*fabric, *found), (*told, *lines)
+    return nodes, fabric, told
+
+
+def noted(folder: RunFolder) -> Mapping[str, Any]:
+    """What run.json says of each check of pairs. Raises RunFolderError."""
+    found = folder.meta().get("pairs", {})
+    if not isinstance(found, Mapping):
+        raise _not_said(folder, f"a {type(found).__name__}")
+    return found
+
+
+def _not_said(folder: RunFolder, why: str) -> RunFolderError:
+    return RunFolderError(
+        f"{folder.path}/run.json does not say whose pairs were measured: {why}",
+        "something else than gpuprov changed the file",
+    )
+
+
+def _judged(
+    folder: RunFolder, metric: Metric, took: Any, nodes: tuple[NodeHealth, ...], seen: Mapping[str, Seen]
+) -> tuple[tuple[NodeHealth, ...], tuple[Finding, ...], tuple[str, ...]]:
+    """What one check's pairs say. `took`: who took part; None when the run ended before."""
+    if took is None:
         return tuple(_with(node, None) for node in nodes), (), ()
-    able, left_out = _took_part(folder, meta["pairs"])
+    able, left_out = took_part(folder, took)
     members = [node for node in able if node in seen]
-    results = kept(folder)
+    results = kept(folder, metric.check)
     rounds = max((result.round for result in results), default=0)
-    checks, fabric, untold = findings.judged(topology(members, seen), results)
-    checks = {**{node: _left_out(why) for node, why in left_out.items()}, **checks}
-    told = (*_several_versions(meta["pairs"].get("versions")), *untold)
-    told += tuple(_not_met(members, rounds, meta["pairs"].get("round_seconds")))
+    checks, fabric, untold = groups.judged(topology(members, seen), results, metric)
+    checks = {**{node: _left_out(metric, why) for node, why in left_out.items()}, **checks}
+    told = (*_several_versions(metric, took.get("versions")), *untold)
+    told += tuple(_not_met(metric.check, members, rounds, took.get("round_seconds")))
     return tuple(_with(node, checks.get(node.node)) for node in nodes), fabric, told
 
 
-def _several_versions(noted: Any) -> Iterator[str]:
-    """perftest asks for one version at both ends."""
+def _several_versions(metric: Metric, noted: Any) -> Iterator[str]:
+    """Both ends should be of one version."""
     versions = noted if isinstance(noted, Mapping) else {}
     nodes: dict[str, list[str]] = {}
     for node, version in versions.items():
@@ -91,36 +124,34 @@ def _several_versions(noted: Any) -> Iterator[str]:
             nodes.setdefault(str(version), []).append(str(node))
     if len(nodes) > 1:
         each = ", ".join(f"{one_line(version, 40)} on {fold(names, 120)}" for version, names in nodes.items())
-        yield f"{ID}: ib_write_bw is of several versions, where both ends should have one: {each}"
+        what = f"{metric.program} is of several versions, where both ends should have one"
+        yield f"{metric.check}: {what}: {each}"
 
 
-def _not_met(members: Sequence[str], rounds: int, seconds: Any) -> Iterator[str]:
+def _not_met(check: str, members: Sequence[str], rounds: int, seconds: Any) -> Iterator[str]:
     """What the pairs that were not measured would cost."""
     every = pairing.exhaustive_rounds(len(members))
     if rounds and rounds < every and isinstance(seconds, int | float):
         cost = pairing.minutes(every, seconds)
         yield (
-            f"{ID}: a link or a path that is bad for one pair alone shows only when that pair meets; "
+            f"{check}: a link or a path that is bad for one pair alone shows only when that pair meets; "
             f"all pairs take {every} rounds, about {max(1, round(cost))} min: --pairs all"
         )
 
 
-def _took_part(folder: RunFolder, noted: Any) -> tuple[list[str], dict[str, str]]:
+def took_part(folder: RunFolder, noted: Any) -> tuple[list[str], dict[str, str]]:
     """Who was to be measured, and the others with the reason. Raises RunFolderError."""
     try:
         left_out = {str(node): str(why) for node, why in noted["left_out"].items()}
         return [str(node) for node in noted["nodes"]], left_out
     except (KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(
-            f"{folder.path}/run.json does not say whose pairs were measured: {error!r}",
-            "something else than gpuprov changed the file",
-        ) from error
+        raise _not_said(folder, repr(error)) from error
 
 
-def _left_out(why: str) -> CheckResult:
-    skipped = Finding(ID, Verdict.SKIP, "node", why, "pairs")
-    found = skipped if why == NO_PORT else unmeasured(ID, why)
-    return CheckResult(ID, found.verdict, (found,), (), 0.0)
+def _left_out(metric: Metric, why: str) -> CheckResult:
+    skipped = Finding(metric.check, Verdict.SKIP, "node", why, "pairs")
+    found = skipped if why == metric.no_part else unmeasured(metric.check, why)
+    return CheckResult(metric.check, found.verdict, (found,), (), 0.0)
 
 
 def _with(node: NodeHealth, check: CheckResult | None) -> NodeHealth:

@@ -17,20 +17,24 @@ _KERNEL_LOG = 40.0  # the kernel log is read before and after, 20 s at most each
 
 def play_variables(variables: Mapping[str, Any], commands: Sequence[Command]) -> dict[str, Any]:
     """The node's variables for Ansible, with the programs to run and the time the task may take."""
+    return {
+        **variables,
+        "gpuprov_commands": [plain(command) for command in commands],
+        "gpuprov_task_timeout": math.ceil(_GRACE + longest(commands)),
+    }
+
+
+def longest(commands: Sequence[Command]) -> float:
+    """The most seconds these programs take on a node, with the looks at the kernel log before and after."""
     # What runs beside another takes no time of its own, but may need the graces to end.
     seconds = (
         _GRACE_PER_PROGRAM + (0.0 if command.beside else command.deadline + command.retry_for)
         for command in commands
     )
-    timeout = _GRACE + _KERNEL_LOG + sum(seconds)
-    return {
-        **variables,
-        "gpuprov_commands": [_plain(command) for command in commands],
-        "gpuprov_task_timeout": math.ceil(timeout),
-    }
+    return _KERNEL_LOG + sum(seconds)
 
 
-def _plain(command: Command) -> dict[str, Any]:
+def plain(command: Command) -> dict[str, Any]:
     """A command in the words of the module gpuprov_run."""
     return {
         "name": command.name,

@@ -5,19 +5,21 @@ left to suspect. Each round is kept before the next is chosen; a run that was en
 from __future__ import annotations
 
 import itertools
-import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
-from provision import campaign, fleet_pairs, node_commands, paths, runner
-from provision.checks.check import Command, Output
-from provision.errors import GpuprovError, ParseError
-from provision.pairs import suspects, write_bw
-from provision.pairs.pairing import Pair, Topology, exhaustive, exhaustive_rounds
+from provision import fleet_pairs
+from provision.checks.check import Command
+from provision.errors import ParseError
+from provision.nccl_pairs import NcclPairs, launcher
+from provision.pair_plays import Outputs, Plays
+from provision.pairs import groups, nccl_group, nccl_pair, suspects, write_bw, write_lat
+from provision.pairs.metric import Metric
+from provision.pairs.pairing import Pair, Topology, exhaustive, exhaustive_rounds, topology
 from provision.pairs.results import Outcome, Result
-from provision.pairs.write_bw import ID as ID
+from provision.perftest_pairs import PerftestPairs
 from provision.seen import Seen
 from provision.store import RunFolder
 from provision.terminal import Progress
@@ -26,60 +28,130 @@ from provision.wording import many
 if TYPE_CHECKING:
     from provision.validation import Settings
 
+_NEIGHBOURS = 5  # rounds for those next to one another in a bad group, and for those of them that are bad
 _AGAIN = 2  # rounds after every pair was measured, for those that were bad
-_ADDRESS = "gpuprov_address"  # the inventory variable
 
 
-@dataclass
-class _Round:
-    """One round: who runs what, and what each pair should reach on each rail."""
+class Tool(Protocol):
+    """How one metric is measured between nodes."""
 
-    pairs: Sequence[Pair]
-    number: int
-    commands: dict[str, list[Command]] = field(default_factory=dict)
-    asked: dict[Pair, list[tuple[str, float]]] = field(default_factory=dict)
+    metric: Metric
+
+    def takes_part(self, node: str) -> bool:
+        """Whether a node has what is to be measured. Raises ParseError when that is not known."""
+        ...
+
+    def prepare(self, members: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Node → its program's version ("" if it does not say); node → why it cannot be measured."""
+        ...
+
+    def expected(self, fleet: Topology, nodes: Sequence[str]) -> list[tuple[str, float | None]]:
+        """Each rail to measure ("": all at once) with what is expected; none when they share nothing."""
+        ...
+
+    def programs(self, nodes: Sequence[str]) -> dict[str, list[Command]]:
+        """What is run on which of these nodes to measure them together: two, or more of a metric of groups.
+        Raises InventoryError for more than can be."""
+        ...
+
+    def results(
+        self, nodes: Sequence[str], number: int, asked: Sequence[tuple[str, float | None]], outputs: Outputs
+    ) -> list[Result]:
+        """Their outputs → one result for each rail that was asked for."""
+        ...
+
+    def after(self, found: Sequence[Result]) -> None:
+        """End what a round's programs may have left on the nodes."""
+        ...
+
+    def close(self) -> None:
+        """Remove what `prepare` left on the nodes."""
+        ...
+
+
+TOOLS: Mapping[str, Callable[[Plays, Mapping[str, Seen]], Tool]] = {
+    write_bw.ID: partial(PerftestPairs, write_bw),
+    write_lat.ID: partial(PerftestPairs, write_lat),
+    nccl_pair.ID: partial(NcclPairs, nccl_pair),
+    nccl_group.ID: partial(NcclPairs, nccl_group),
+}
+
+
+def check_inventory(asked: Sequence[str], variables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises InventoryError for what checks between nodes could not use, before any node is touched."""
+    if asked:
+        topology(variables)
+    if {nccl_pair.ID, nccl_group.ID} & set(asked):
+        launcher(variables, list(variables))
 
 
 def measure(
+    check: str,
     folder: RunFolder,
     able: Mapping[str, Seen],
     variables: Mapping[str, Mapping[str, Any]],
     settings: Settings,
     progress: Progress,
 ) -> None:
-    """Measure pairs of these nodes, as far as they have RDMA ports that are up. Raises InventoryError for a
-    rack that is none, and KeyboardInterrupt with all rounds but the last kept."""
+    """Measure pairs of these nodes, as far as they take part. Raises InventoryError for a rack that is none,
+    and KeyboardInterrupt with all rounds but the last kept."""
+    plays = Plays(check, folder, variables, settings)
+    tool = TOOLS[check](plays, able)
+    members, left_out = _who_takes_part(tool, able)
+    try:
+        progress.step(f"{check}: which {tool.metric.program} {many(len(members), 'node')} have")
+        versions, without = tool.prepare(members)
+        members = [name for name in members if name not in without]
+        left_out |= without
+        noted = {"nodes": members, "left_out": left_out, "versions": versions}
+        fleet_pairs.note(folder, check, noted)
+        _rounds(tool, plays, fleet_pairs.topology(members, able), noted, progress)
+    finally:
+        tool.close()
+    for name in able:
+        progress.done(f"{name}: {check}: {'measured' if name in members else left_out[name]}")
+
+
+def _who_takes_part(tool: Tool, able: Mapping[str, Seen]) -> tuple[list[str], dict[str, str]]:
+    """The nodes to measure, and why the others are not."""
     members: list[str] = []
     left_out: dict[str, str] = {}
-    for name, node in able.items():
+    for name in able:
         try:
-            if write_bw.rails(node.check_node):
+            if tool.takes_part(name):
                 members.append(name)
             else:
-                left_out[name] = fleet_pairs.NO_PORT
+                left_out[name] = tool.metric.no_part
         except ParseError as error:
             left_out[name] = f"its RDMA ports are not known: {error.what}"
-    progress.step(f"{ID}: which ib_write_bw {many(len(members), 'node')} have")
-    with_ports = {name: able[name] for name in members}
-    versions, without = _versions(folder, with_ports, variables, settings)
-    members = [name for name in members if name not in without]
-    left_out |= without
-    fleet = fleet_pairs.topology(members, able)
-    noted = {"nodes": members, "left_out": left_out, "versions": versions}
-    folder.note(pairs=noted)
-    results = fleet_pairs.kept(folder)
-    most = suspects.MOST_ROUNDS
-    if settings.every_pair:
-        most = exhaustive_rounds(len(members)) + _AGAIN
-    while pairs := _next(fleet, results, settings, most):
+    return members, left_out
+
+
+def _rounds(tool: Tool, plays: Plays, fleet: Topology, noted: Mapping[str, Any], progress: Progress) -> None:
+    check, settings = plays.check, plays.settings
+    results = fleet_pairs.kept(plays.folder, check)
+    most = exhaustive_rounds(len(fleet.nodes)) + _AGAIN if settings.every_pair else suspects.MOST_ROUNDS
+    if tool.metric.group and len(fleet.nodes) > 2:
+        if not groups.of_group(results):
+            progress.step(f"{check}: all {many(len(fleet.nodes), 'node')} at once")
+            outputs, silent = plays.run("group", tool.programs(fleet.nodes))
+            found = _results(tool, fleet, fleet.nodes, groups.ROUND, outputs, silent)
+            fleet_pairs.keep(plays.folder, check, found)
+            results += found
+            tool.after(found)
+        if groups.as_expected(results):
+            return
+        results = groups.pairs_of(results)
+        most += _NEIGHBOURS
+    while pairs := _next(tool.metric, fleet, results, settings, most):
         began, number = time.monotonic(), _done(results) + 1
-        progress.step(f"{ID}: round {number} of {most} at most, {many(len(pairs), 'pair')}")
-        found = _measured(folder, _planned(fleet, pairs, number, able, variables), variables, settings)
-        folder.note(pairs={**noted, "round_seconds": round(time.monotonic() - began, 1)})
-        fleet_pairs.keep(folder, found)
+        progress.step(f"{check}: round {number} of {most} at most, {many(len(pairs), 'pair')}")
+        found = _measured(tool, plays, fleet, pairs, number)
+        seconds = round(time.monotonic() - began, 1)
+        fleet_pairs.note(plays.folder, check, {**noted, "round_seconds": seconds})
+        fleet_pairs.keep(plays.folder, check, found)
         results += found
-    for name in able:
-        progress.done(f"{name}: {ID}: {'measured' if name in members else left_out[name]}")
+        tool.after(found)
 
 
 def _done(results: Sequence[Result]) -> int:
@@ -87,140 +159,47 @@ def _done(results: Sequence[Result]) -> int:
     return max((result.round for result in results), default=0)
 
 
-def _next(fleet: Topology, results: Sequence[Result], settings: Settings, most: int) -> tuple[Pair, ...]:
+def _next(
+    metric: Metric, fleet: Topology, results: Sequence[Result], settings: Settings, most: int
+) -> tuple[Pair, ...]:
     """The pairs of the next round; none when all is known. After every pair come those that were bad once."""
     every = exhaustive(fleet.nodes) if settings.every_pair else iter(())
     planned = next(itertools.islice(every, _done(results), None), None)
-    return planned or suspects.next_round(fleet, results, most=most)
-
-
-def _planned(
-    fleet: Topology,
-    pairs: Sequence[Pair],
-    number: int,
-    able: Mapping[str, Seen],
-    variables: Mapping[str, Mapping[str, Any]],
-) -> _Round:
-    planned = _Round(pairs, number)
-    for pair in pairs:
-        host, guest = pair
-        oversubscription = max(_oversubscription(variables[node]) for node in pair)  # both uplinks are used
-        server, client = able[host].check_node, able[guest].check_node
-        planned.commands[host], planned.commands[guest] = write_bw.commands(
-            server, client, _address(host, variables[host])
-        )
-        planned.asked[pair] = [
-            (ports[0].name, write_bw.expected(fleet, pair, ports, oversubscription))
-            for ports in write_bw.shared(server, client)
-        ]
+    planned = planned or suspects.next_round(
+        fleet, results, most=most, tolerance=metric.tolerance, direction=metric.direction
+    )
+    if metric.group and not planned and _done(results) < most:
+        return groups.neighbours(fleet, results, metric)
     return planned
 
 
-def _address(name: str, variables: Mapping[str, Any]) -> str:
-    """Where other nodes reach this one."""
-    stated = (variables.get(key) for key in (_ADDRESS, "ansible_host", "ansible_ssh_host"))
-    return str(next(filter(None, stated), name))
-
-
-def _oversubscription(variables: Mapping[str, Any]) -> float:
-    stated = variables.get(write_bw.OVERSUBSCRIBED, 1)
-    return float(stated) if isinstance(stated, int | float) and stated >= 1 else 1.0
-
-
-def _measured(
-    folder: RunFolder,
-    planned: _Round,
-    variables: Mapping[str, Mapping[str, Any]],
-    settings: Settings,
-) -> list[Result]:
-    """Run one round: server and client of each pair side by side, so that they start together."""
-    todo = {node: planned.commands[node] for pair in planned.pairs for node in pair}
-    outputs, silent = _run(folder, f"{ID}.round{planned.number}", todo, variables, settings)
-    return [result for pair in planned.pairs for result in _results(planned, pair, outputs, silent)]
-
-
-def _versions(
-    folder: RunFolder,
-    able: Mapping[str, Seen],
-    variables: Mapping[str, Mapping[str, Any]],
-    settings: Settings,
-) -> tuple[dict[str, str], dict[str, str]]:
-    """The version of each node's program ("" if it does not say), and why a node has none."""
-    todo = {name: [write_bw.version_command(node.check_node)] for name, node in able.items()}
-    outputs, missing = _run(folder, f"{ID}.version", todo, variables, settings)
-    found = {}
-    for name, said in outputs.items():
-        if name in missing:
-            continue
-        output = next(iter(said.values()))
-        if output.not_started:
-            missing[name] = f"{output.not_started}: the role rdma installs it, with perftest"
-        else:
-            found[name] = write_bw.version(output)
-    return found, missing
-
-
-def _run(
-    folder: RunFolder,
-    label: str,
-    commands: Mapping[str, Sequence[Command]],
-    variables: Mapping[str, Mapping[str, Any]],
-    settings: Settings,
-) -> tuple[dict[str, dict[str, Output]], dict[str, str]]:
-    """Run these programs on all nodes at once and keep what comes back as `label`: the outputs by node and
-    name, and why a node gave none."""
-    todo = {
-        node: node_commands.play_variables(variables[node], campaign.within(asked, settings.timeout))
-        for node, asked in commands.items()
-        if asked
-    }
-    outputs: dict[str, dict[str, Output]] = {}
-    silent: dict[str, str] = {}
-
-    def on_event(event: runner.Event) -> None:
-        answer = event.result.get("gpuprov")
-        if event.kind in ("ok", "changed") and isinstance(answer, Mapping):
-            asked = [command.name for command in commands[event.node]]
-            raw = campaign.raw_from_answer(event.node, label, answer, "", asked)
-            campaign.keep_raw(folder, raw)
-            outputs[event.node] = {output.name: output for output in raw.outputs}
-            if raw.error:
-                silent[event.node] = raw.error
-
-    if not todo:
-        return outputs, silent
-    limit = max(one["gpuprov_task_timeout"] for one in todo.values())
-    forks = max(2, settings.forks - settings.forks % 2)  # a server never waits for a client in the queue
-    try:
-        outcomes = runner.run_playbook(
-            paths.PLAYBOOKS / "validate.yml",
-            todo,
-            on_event=on_event,
-            forks=forks,
-            timeout=math.ceil(len(todo) / forks) * (limit + 60) + 60,
-            vault_password_files=settings.vault_password_files,
-        )
-    except GpuprovError as error:
-        outcomes = {name: runner.Outcome(name, "failed", message=error.what) for name in todo}
-    for node in todo:
-        if node not in outputs:
-            silent[node] = outcomes[node].message if node in outcomes else "nothing was run on it"
-    return outputs, silent
+def _measured(tool: Tool, plays: Plays, fleet: Topology, pairs: Sequence[Pair], number: int) -> list[Result]:
+    """One round: both ends of each pair side by side, so that they start together."""
+    programs: dict[str, list[Command]] = {}
+    for pair in pairs:
+        programs |= tool.programs(pair)
+    outputs, silent = plays.run(f"round{number}", programs)
+    return [result for pair in pairs for result in _results(tool, fleet, pair, number, outputs, silent)]
 
 
 def _results(
-    planned: _Round, pair: Pair, outputs: Mapping[str, dict[str, Output]], silent: Mapping[str, str]
+    tool: Tool,
+    fleet: Topology,
+    nodes: tuple[str, ...],
+    number: int,
+    outputs: Outputs,
+    silent: Mapping[str, str],
 ) -> list[Result]:
-    asked = planned.asked[pair]
+    asked = tool.expected(fleet, nodes)
     if not asked:
-        return [Result(pair, planned.number, Outcome.NOT_RUN, said="they have no rail in common")]
-    mute = [node for node in pair if node in silent]
-    if mute:
-        end = mute[0] if len(mute) == 1 else ""
-        said = "; ".join(f"{node}: {silent[node]}" for node in mute)
-        return [
-            Result(pair, planned.number, Outcome.ERROR, None, rail, "Gb/s", least, end, said=said)
-            for rail, least in asked
-        ]
-    host, guest = pair
-    return write_bw.results(pair, planned.number, asked, outputs.get(host, {}), outputs.get(guest, {}))
+        return [Result(nodes, number, Outcome.NOT_RUN, said="they have no rail in common")]
+    mute = [node for node in nodes if node in silent]
+    if not mute:
+        return tool.results(nodes, number, asked, outputs)
+    end = mute[0] if len(mute) == 1 else ""
+    said = "; ".join(f"{node}: {silent[node]}" for node in mute)
+    unit = tool.metric.unit
+    return [
+        Result(nodes, number, Outcome.ERROR, None, rail, unit, expected, end, said=said)
+        for rail, expected in asked
+    ]

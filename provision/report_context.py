@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from provision import campaign, verdict_history
+from provision import campaign, checks_asked, fleet_pairs, verdict_history
 from provision.checks import telemetry, telemetry_series
 from provision.errors import GpuprovError
 from provision.health import FleetHealth, NodeHealth
-from provision.report.causes import worst_first
-from provision.report.context import Context, Load
+from provision.pairs import groups
+from provision.pairs.metric import Metric
+from provision.report.causes import silence, worst_first
+from provision.report.context import Context, Load, Pairs
+from provision.seen import Seen, read_seen
 from provision.store import RunFolder
 
 # A report must not take longer for its plots than for everything else: these many nodes' samples are read,
@@ -27,7 +31,30 @@ def read(folder: RunFolder, fleet: FleetHealth) -> Context:
         earlier=verdict_history.earlier(folder, fleet),
         loads={name: found for name, found in loads.items() if found},
         not_read=tuple(node.node for node in sampled[_NODES:]),
+        pairs=tuple(_pairs(folder, fleet)),
     )
+
+
+def _pairs(folder: RunFolder, health: FleetHealth) -> Iterator[Pairs]:
+    """What was measured between nodes; who has nothing to measure is no part of that, and is not missed."""
+    with contextlib.suppress(GpuprovError):
+        noted, known = fleet_pairs.noted(folder), read_seen(folder)
+        for check, of_pairs in checks_asked.PAIRS.items():
+            if check in noted:
+                found = _pairs_of(folder, of_pairs.METRIC, noted[check], health, known)
+                if found.results or not of_pairs.METRIC.group:  # a good group needs no pairs
+                    yield found
+
+
+def _pairs_of(
+    folder: RunFolder, metric: Metric, noted: Any, health: FleetHealth, known: Mapping[str, Seen]
+) -> Pairs:
+    able, left_out = fleet_pairs.took_part(folder, noted)
+    results = tuple(groups.pairs_of(fleet_pairs.kept(folder, metric.check)))
+    fleet = fleet_pairs.topology([node for node in able if node in known], known)
+    silent = {node.node: silence(node) for node in health.nodes if node.error and node.node not in able}
+    silent |= {node: why for node, why in left_out.items() if why != metric.no_part}
+    return Pairs(metric.check, metric.unit, fleet, results, silent, metric.direction, metric.tolerance)
 
 
 def _sampled(node: NodeHealth) -> Iterator[str]:

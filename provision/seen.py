@@ -18,7 +18,7 @@ _NO_GPU = "no NVIDIA GPU on its PCI bus: not a GPU node, or its GPUs are not sea
 # What a check may know of a node's variables. Never all of them: there are passwords among them.
 _VARIABLES = (
     *("nvidia_driver_source", "nvidia_driver_version", "nvidia_driver_flavour", "nvidia_driver_persistence"),
-    *("gpuprov_ignore_majority", "gpuprov_pcie_width", "gpuprov_rack"),
+    *("gpuprov_ignore_majority", "gpuprov_pcie_width", "gpuprov_rack", "gpuprov_nccl_net"),
     "gpu_settings_compute_mode",
     "gpu_settings_ecc",
     "gpu_settings_mig",
@@ -53,6 +53,11 @@ class Seen:
     problems: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def without_gpus(self) -> bool:
+        """Whether it was declared to have no GPU, and has none: its network can be measured, and no more."""
+        return bool(self.gpuprov_node) and not self.error and not self.gpuprov_node["gpu"]["count"]
+
+    @property
     def lanes(self) -> int | None:
         """How many lanes the slots of its GPUs are wired with, where the inventory says so."""
         lanes = self.variables.get("gpuprov_pcie_width")
@@ -85,7 +90,8 @@ def seen(
         raise InventoryError(
             f"gpuprov_expected_gpus of {name} is {expected!r}", "give the number of GPUs, without quotes"
         )
-    error = "" if gpuprov_node["gpu"]["count"] else _NO_GPU
+    none_wanted = "gpuprov_expected_gpus" in variables and not expected
+    error = "" if gpuprov_node["gpu"]["count"] or none_wanted else _NO_GPU
     missing = bool(error and expected)
     return Seen(name, facts, gpuprov_node, variables, error, missing_gpus=missing, problems=problems)
 

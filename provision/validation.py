@@ -139,7 +139,8 @@ def validate(
     folder: RunFolder, fleet: Fleet, overrides: Mapping[str, Any], asked: Sequence[str], settings: Settings
 ) -> tuple[FleetHealth, ExitCode]:
     """Measure what is not measured yet, and judge it all. An interrupt ends the measuring, not the report."""
-    variables = _plain_variables(fleet, overrides)
+    variables = plain_variables(fleet, overrides)
+    pair_campaign.check_inventory(checks_asked.of_pairs(asked), variables)
     run = _Run(folder, asked, settings, variables)
     interrupted = False
     with Progress("validate", total=len(fleet.nodes) * len(asked)) as progress:
@@ -147,8 +148,8 @@ def validate(
             _look(run, fleet, progress)
             for check in checks_asked.of_nodes(asked):
                 _measure(run, check, progress)
-            if pair_campaign.ID in asked:
-                pair_campaign.measure(folder, _able(run), variables, settings, progress)
+            for check in checks_asked.of_pairs(asked):
+                pair_campaign.measure(check, folder, _able(run), variables, settings, progress)
         except KeyboardInterrupt:
             interrupted = True
             for name in fleet.nodes:
@@ -166,7 +167,7 @@ def _able(run: _Run) -> dict[str, Seen]:
     return {name: node for name, node in run.seen.items() if not node.error and name not in run.lost}
 
 
-def _plain_variables(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def plain_variables(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """What each node declares; where a tool is may be a template, and is rendered. Raises StackError."""
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
     if not any(_is_template(key, value) for found in declared.values() for key, value in found.items()):
@@ -201,7 +202,7 @@ def exit_code(health: FleetHealth) -> ExitCode:
 
 
 def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
-    """Observe every node; who does not answer, or has no GPU, takes part in no check."""
+    """Observe every node; who does not answer, or has no GPU though none was ruled out, takes no part."""
     count = len(fleet.nodes)
     progress.step(f"looking at {count} node{'s' * (count != 1)}")
 
@@ -213,7 +214,7 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
         vault_password_files=run.settings.vault_password_files,
     )
     for name in fleet.nodes:
-        node = _seen(found[name], run.variables[name])
+        node = seen_of(found[name], run.variables[name])
         run.seen[name] = node
         run.folder.append("facts", asdict(node))
         if not node.error:
@@ -223,7 +224,8 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
             progress.done(f"{name}: {node.error}", count=len(run.asked))
 
 
-def _seen(observation: Observation, variables: Mapping[str, Any]) -> Seen:
+def seen_of(observation: Observation, variables: Mapping[str, Any]) -> Seen:
+    """What checks may know of a node that was looked at; `error` says why they cannot run on it."""
     name, facts = observation.node, observation.facts
     if observation.error:
         return Seen(name, {}, {}, {}, observation.error, observation.unreachable)
@@ -247,7 +249,9 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
         if known is not None and not known.error:
             progress.done(f"{name}: {check}: {run.take(known, store=False).verdict} (measured before)")
             continue
-        commands = campaign.commands_for(check, node.check_node, run.settings.options)
+        commands = []
+        if not node.without_gpus:
+            commands = campaign.commands_for(check, node.check_node, run.settings.options)
         if commands:
             todo[name] = node_commands.play_variables(run.variables[name], commands)
             asked[name] = [*(command.name for command in commands), KERNEL_LOG_DELTA]

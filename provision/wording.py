@@ -62,10 +62,11 @@ def duration(started: str, finished: str) -> str:
         ).total_seconds()
     except (ValueError, TypeError):
         return ""
-    return _spelled(int(seconds)) if seconds >= 0 else ""
+    return spelled(int(seconds)) if seconds >= 0 else ""
 
 
-def _spelled(seconds: int) -> str:
+def spelled(seconds: int) -> str:
+    """Seconds as a person says them: `45 s`, `4 min 12 s`, `26 h 5 min`."""
     if seconds < 60:
         return f"{seconds} s"
     if seconds < 3600:

@@ -140,6 +140,7 @@ def test_a_mistake_in_packages_yml_is_named_with_its_entry(
     ("repository_name", "name", "path"),
     [
         ("tools", "perftest", "/usr/bin/ib_write_bw"),
+        ("tools", "perftest", "/usr/bin/ib_write_lat"),
         ("tools", "ibverbs-utils", "/usr/bin/ibv_devinfo"),
         ("tools", "fio", "/usr/bin/fio"),
         ("tools", "nvme-cli", "/usr/sbin/nvme"),

@@ -235,6 +235,7 @@ def test_the_tools_that_look_at_cards_and_drives_come_with_their_packages() -> N
     built = shipped("9")
     for repository, name, path in (
         ("system", "perftest", "/usr/bin/ib_write_bw"),
+        ("system", "perftest", "/usr/bin/ib_write_lat"),
         ("system", "libibverbs-utils", "/usr/bin/ibv_devinfo"),
         ("tools", "fio", "/usr/bin/fio"),
         ("tools", "nvme-cli", "/usr/sbin/nvme"),

@@ -12,19 +12,22 @@ from typing import Any
 
 import pytest
 
-from provision import campaign, fleet_pairs, validation
+from provision import campaign, fleet_pairs, report_context, validation
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.errors import ExitCode, GpuprovError, RunFolderError
 from provision.health import from_json
+from provision.pair_plays import Plays
 from provision.runner import Event, Outcome
 from provision.store import RunFolder
-from tests.pairs.nodes import NO_DEVICE, NOBODY, SERVING, facts, printed
+from tests.pairs.nodes import NO_DEVICE, NOBODY, SERVING, facts, printed, printed_latency
 from tests.test_validate import Machines, named, verdicts
 from tests.test_validate import validate as validate
 
 ID = "pair_bandwidth"
 ONLY = ("--checks", ID)
 RATE = 394.0
+LATENCY = "pair_latency"
+MEDIAN = 1.87
 
 
 class Network(Machines):
@@ -33,7 +36,8 @@ class Network(Machines):
     def __init__(self) -> None:
         super().__init__()
         self.slow: dict[frozenset[str], float] = {}  # nodes that are slow, or links
-        self.missing: set[str] = set()  # without ib_write_bw
+        self.late: dict[frozenset[str], float] = {}  # the same, in microseconds
+        self.missing: set[str] = set()  # without the program
         self.versions: dict[str, str] = {}
         self.deviceless: set[str] = set()
         self.silent: dict[str, Outcome] = {}
@@ -52,7 +56,7 @@ class Network(Machines):
     def run_playbook(
         self, playbook: Path, hosts: Mapping[str, Mapping[str, Any]], *, on_event: Any, **options: Any
     ) -> dict[str, Outcome]:
-        if not any("ib_write_bw" in host["gpuprov_commands"][0]["argv"][0] for host in hosts.values()):
+        if not any("ib_write_" in host["gpuprov_commands"][0]["argv"][0] for host in hosts.values()):
             return super().run_playbook(playbook, hosts, on_event=on_event, **options)
         if self.broken:
             raise GpuprovError(self.broken)
@@ -89,6 +93,7 @@ class Network(Machines):
         gone = f"{command['argv'][0]} is not installed" if name in self.missing else ""
         said = f"Version: {self.versions.get(name, '6.24')}\n"
         one = {**plain, "name": "version", "argv": command["argv"], "stdout": said, "not_started": gone}
+        one |= {"rc": 1}  # as perftest's own ends after its version
         log = {**plain, "name": KERNEL_LOG_DELTA, "argv": [], "stdout": "", "not_started": ""}
         return {"outputs": [one, log], "boot_id": "boot-1"}
 
@@ -110,8 +115,14 @@ class Network(Machines):
             elif other in self.missing | self.deviceless:
                 one |= {"rc": 1, "stdout": NOBODY}
             else:
-                rate = min([RATE, *(r for nodes, r in self.slow.items() if nodes <= {name, other})])
-                one["stdout"] = printed(rate, device)
+                latency = "ib_write_lat" in command["argv"][0]
+                faults = self.late if latency else self.slow
+                found = [value for nodes, value in faults.items() if nodes <= {name, other}]
+                one["stdout"] = (
+                    printed_latency(max([MEDIAN, *found]), device)
+                    if latency
+                    else printed(min([RATE, *found]), device)
+                )
             outputs.append(one)
         outputs.append({**plain, "name": KERNEL_LOG_DELTA, "argv": []})
         return {"outputs": outputs, "boot_id": "boot-1"}
@@ -160,10 +171,30 @@ def test_a_run_asked_for_pairs_alone_measures_them_and_passes(machines: Network,
 def test_pairs_come_after_the_checks_of_the_nodes(machines: Network, validate: Validate) -> None:
     machines.add_pairs(2)
     code, report, folder = validate("--pairs", "--checks", "gpu_inventory")
-    assert (code, report["asked"]) == (ExitCode.OK, ["gpu_inventory", ID])
+    assert (code, report["asked"]) == (ExitCode.OK, ["gpu_inventory", ID, LATENCY])
     for node in report["nodes"]:
-        assert [check["check"] for check in node["checks"]] == ["gpu_inventory", ID]
+        assert [check["check"] for check in node["checks"]] == ["gpu_inventory", ID, LATENCY]
     assert [first for _, first in machines.played] == ["journal"] * 2
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_nodes_that_were_declared_without_gpus_have_their_pairs_measured(
+    machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(2)
+    for facts_of in machines.facts.values():
+        facts_of |= {"gpu.count": 0, "gpu.pci": []}
+    none = {"gpuprov_expected_gpus": 0}
+    code, report, _ = validate(*ONLY, variables=none)
+    assert (code, set(verdicts(report).values())) == (ExitCode.OK, {"pass"})
+    code, report, folder = validate("--pairs", "--checks", "gpu_inventory", variables=none)
+    assert (code, set(verdicts(report).values())) == (ExitCode.OK, {"pass"})
+    for node in report["nodes"]:
+        first, *others = node["checks"]
+        assert first["verdict"] == "skip"
+        assert [check["verdict"] for check in others] == ["pass", "pass"]
+        assert first["findings"][0]["message"] == "declared to have no GPU, and has none"
+    assert machines.played == [], "no program of a GPU runs"
     assert campaign.rejudge(folder) == from_json(report)
 
 
@@ -224,7 +255,7 @@ def test_two_versions_of_the_program_are_told(machines: Network, validate: Valid
     machines.versions["gpu-02"] = "5.60"
     code, report, _ = validate(*ONLY)
     assert code == ExitCode.OK
-    (line,) = [line for line in report["not_compared"] if "versions" in line]
+    (line,) = [line for line in report["between"] if "versions" in line]
     assert "6.24 on gpu-[01,03-04], 5.60 on gpu-02" in line
 
 
@@ -259,6 +290,83 @@ def test_ansible_that_cannot_be_run_is_no_pass(machines: Network, validate: Vali
     assert "pass" not in verdicts(report).values()
 
 
+# --- latency ---
+
+
+@pytest.mark.parametrize("count", [2, 3, 6])
+def test_latency_of_a_healthy_fleet_passes(count: int, machines: Network, validate: Validate) -> None:
+    machines.add_pairs(count)
+    code, report, folder = validate("--checks", LATENCY)
+    assert (code, report["asked"], report["fabric"]) == (ExitCode.OK, [LATENCY], [])
+    assert set(verdicts(report).values()) == {"pass"}
+    assert {(row["check"], row["unit"], row["expected"]) for row in rows(folder)} == {(LATENCY, "us", 10)}
+    (finding,) = report["nodes"][0]["checks"][0]["findings"]
+    assert (finding["value"], finding["unit"]) == (MEDIAN, "us")
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_a_late_node_is_named_by_its_latency_while_its_bandwidth_passes(
+    machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(6)
+    machines.late[frozenset({"gpu-03"})] = 6.0
+    code, report, folder = validate("--checks", f"{ID},{LATENCY}")
+    assert code == ExitCode.UNHEALTHY
+    assert named(report) == {("gpu-03", LATENCY, "node", "fail")}
+    assert "it has a high latency between nodes" in message(report, "gpu-03")
+    assert {row["check"] for row in rows(folder)} == {ID, LATENCY}
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_a_late_link_is_a_finding_of_the_fabric(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(6)
+    validate("--checks", LATENCY)
+    link = min(machines.rounds[0], key=sorted)
+    machines.late[link] = 6.0
+    code, report, folder = validate("--checks", LATENCY)
+    assert code == ExitCode.UNHEALTHY
+    (finding,) = report["fabric"]
+    assert (finding["check"], finding["device"]) == (LATENCY, f"link {'-'.join(sorted(link))}")
+    assert {name for name, verdict in verdicts(report).items() if verdict == "warn"} == link
+    assert "fail" not in verdicts(report).values()
+    assert any("6 us (99 % within 6.6 us), limit" in line for line in finding["evidence"])
+    assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_of_two_nodes_the_limit_decides(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(2)
+    machines.late[frozenset({"gpu-01", "gpu-02"})] = 25.0
+    code, report, _ = validate("--checks", LATENCY)
+    assert code == ExitCode.UNHEALTHY
+    assert [finding["device"] for finding in report["fabric"]] == ["suspects"]
+    assert set(verdicts(report).values()) == {"warn"}
+
+
+def test_a_slow_node_is_not_late(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(6)
+    machines.slow[frozenset({"gpu-03"})] = 120.0
+    _, report, _ = validate("--pairs", "--checks", "gpu_inventory")
+    assert named(report) == {("gpu-03", ID, "node", "fail")}
+
+
+def test_a_node_without_the_program_of_latency_is_told_so(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(4)
+    machines.missing.add("gpu-03")
+    code, report, _ = validate("--checks", LATENCY)
+    assert code == ExitCode.INCOMPLETE
+    assert "ib_write_lat is not installed: the role rdma installs it" in message(report, "gpu-03")
+
+
+@pytest.mark.parametrize("one", [ID, LATENCY])
+def test_pairs_with_one_of_the_two_named_measure_that_one(
+    one: str, machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(4)
+    _, report, folder = validate("--checks", one, "--pairs", "all")
+    assert report["asked"] == [one]
+    assert {row["check"] for row in rows(folder)} == {one}
+
+
 # --- who takes part ---
 
 
@@ -281,6 +389,31 @@ def test_nodes_without_ports_are_skipped_and_unreadable_ones_are_errors(
         f"gpu-0{i}" for i in (1, 2, 3)
     }
     assert campaign.rejudge(folder) == from_json(report)
+
+
+def test_the_report_is_told_what_the_run_folder_keeps_of_the_pairs(
+    machines: Network, validate: Validate
+) -> None:
+    machines.add_pairs(4)
+    machines.variables = {f"gpu-0{i}": {"gpuprov_rack": f"rack-{i % 2}"} for i in range(1, 5)}
+    machines.slow = {frozenset({"gpu-03"}): 150.0}
+    machines.add("gpu-05")  # no port at all: skipped, and not missed
+    machines.add("gpu-06", **{**facts(), "hca.ports": "eight"})
+    machines.errors["gpu-07"] = "no route to host"
+    _, report, folder = validate(*ONLY)
+    health = from_json(report)
+    (pairs,) = report_context.read(RunFolder.open(folder), health).pairs
+    assert (pairs.check, pairs.unit, pairs.direction) == (ID, "Gb/s", "at_least")
+    assert pairs.fleet.nodes == ("gpu-01", "gpu-02", "gpu-03", "gpu-04")
+    assert pairs.fleet.racks["gpu-03"] == "rack-1"
+    assert len(pairs.results) == len(rows(folder))
+    assert set(pairs.left_out) == {"gpu-06", "gpu-07"}
+    assert "no route to host" in pairs.left_out["gpu-07"]
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert 'alt="pair_bandwidth between 6 nodes: ' in page
+    assert "<b>? Took no part:</b> gpu-07: " in page
+    (folder / "pairs.jsonl").write_text('{"nodes": 3}\n')
+    assert report_context.read(RunFolder.open(folder), health).pairs == (), "never an error"
 
 
 @pytest.mark.parametrize(("count", "verdict"), [(1, "error"), (2, "pass"), (3, "pass"), (5, "pass")])
@@ -351,9 +484,8 @@ def test_the_server_is_reached_at_its_address(machines: Network, validate: Valid
     ],
 )
 def test_the_address(variables: dict[str, Any], address: str) -> None:
-    from provision import pair_campaign
-
-    assert pair_campaign._address("gpu-01", variables) == address
+    plays = Plays(ID, RunFolder(Path("unused")), {"gpu-01": variables}, validation.Settings())
+    assert plays.address("gpu-01") == address
 
 
 def test_between_racks_the_larger_oversubscription_of_both_counts(
@@ -375,7 +507,7 @@ def test_a_rack_that_is_missing_on_some_is_told(machines: Network, validate: Val
     machines.variables = {f"gpu-0{i}": {"gpuprov_rack": "a"} for i in (1, 2, 3)}
     code, report, _ = validate(*ONLY)
     assert code == ExitCode.OK
-    assert any("gpuprov_rack is missing on gpu-04" in line for line in report["not_compared"])
+    assert any("gpuprov_rack is missing on gpu-04" in line for line in report["between"])
 
 
 @pytest.mark.parametrize(("forks", "used"), [(50, 50), (5, 4), (1, 2)])
@@ -460,10 +592,11 @@ def test_a_node_that_is_in_the_pairs_and_not_in_the_facts_is_left_out_and_said(
     (folder / "facts.jsonl").write_text("\n".join(kept) + "\n")
     health = campaign.rejudge(folder)
     assert [node.node for node in health.nodes] == ["gpu-01", "gpu-02", "gpu-03"]
-    assert any("gpu-04 is not of this run" in line for line in health.not_compared)
+    assert any("gpu-04 is not of this run" in line for line in health.between)
 
 
 GOOD = {
+    "check": ID,
     **{"nodes": ["gpu-01", "gpu-02"], "round": 1, "outcome": "measured", "value": 390.0, "rail": "mlx5_0"},
     **{"unit": "Gb/s", "expected": 360.0, "end": "", "size": None, "said": ""},
 }
@@ -500,13 +633,13 @@ def test_a_line_cut_by_a_kill_is_passed_over_and_one_in_the_middle_is_refused(tm
     whole = json.dumps(GOOD)
     path = folder.path / "pairs.jsonl"
     path.write_text(f"{whole}\n{whole[:40]}")
-    assert [result.nodes for result in fleet_pairs.kept(folder)] == [("gpu-01", "gpu-02")]
+    assert [result.nodes for result in fleet_pairs.kept(folder, ID)] == [("gpu-01", "gpu-02")]
     path.write_text(f"{whole[:40]}\n{whole}\n")
     with pytest.raises(RunFolderError, match=r"pairs\.jsonl:1 is not JSON"):
-        fleet_pairs.kept(folder)
+        fleet_pairs.kept(folder, ID)
     path.write_text(json.dumps({"nodes": []}) + "\n")
     with pytest.raises(RunFolderError, match="no result"):
-        fleet_pairs.kept(folder)
+        fleet_pairs.kept(folder, ID)
 
 
 @pytest.mark.parametrize("noted", [3, [], {}, {"nodes": ["gpu-01"]}, {"nodes": 3, "left_out": {}}])
@@ -515,7 +648,15 @@ def test_a_run_that_does_not_say_who_took_part_is_refused(
 ) -> None:
     machines.add_pairs(2)
     _, _, folder = validate(*ONLY)
-    RunFolder.open(folder).note(pairs=noted)
+    RunFolder.open(folder).note(pairs={ID: noted})
+    with pytest.raises(RunFolderError, match=r"run\.json does not say whose pairs"):
+        campaign.rejudge(folder)
+
+
+def test_what_run_json_says_of_pairs_must_be_by_check(machines: Network, validate: Validate) -> None:
+    machines.add_pairs(2)
+    _, _, folder = validate(*ONLY)
+    RunFolder.open(folder).note(pairs=[ID])
     with pytest.raises(RunFolderError, match=r"run\.json does not say whose pairs"):
         campaign.rejudge(folder)
 
@@ -533,7 +674,7 @@ def test_every_pair_is_met_once_and_a_link_no_other_round_meets_is_named(
     machines.slow[link] = 100.0
     code, report, _ = validate(*ONLY)
     assert code == ExitCode.OK
-    (line,) = [line for line in report["not_compared"] if "--pairs all" in line]
+    (line,) = [line for line in report["between"] if "--pairs all" in line]
     assert "all pairs take 5 rounds, about 1 min" in line
     code, report, folder = validate(*ONLY, "--pairs", "all")
     assert code == ExitCode.UNHEALTHY
@@ -542,7 +683,7 @@ def test_every_pair_is_met_once_and_a_link_no_other_round_meets_is_named(
     assert {nodes for number, nodes in pairs if number <= 5} == {nodes for _, nodes in pairs}
     assert len([one for one in pairs if one[0] <= 5]) == 15
     assert [nodes for number, nodes in pairs if number > 5] == [link]
-    assert not [line for line in report["not_compared"] if "--pairs all" in line]
+    assert not [line for line in report["between"] if "--pairs all" in line]
 
 
 def test_every_pair_goes_on_where_it_was_interrupted(machines: Network, validate: Validate) -> None:

@@ -368,6 +368,15 @@ def test_a_node_without_its_declared_gpus_is_broken(machines: Machines, validate
     assert campaign.rejudge(folder) == from_json(report)
 
 
+def test_a_node_declared_without_gpus_has_no_check_of_gpus(machines: Machines, validate: Any) -> None:
+    machines.add("gpu-01", **{"gpu.count": 0, "gpu.pci": []})
+    _, report, folder = validate(variables={"gpuprov_expected_gpus": 0})
+    assert verdicts(report) == {"gpu-01": "skip"}, "what was not measured is never called healthy"
+    assert {check["verdict"] for check in report["nodes"][0]["checks"]} == {"skip"}
+    assert machines.played == []
+    assert campaign.rejudge(folder) == from_json(report)
+
+
 def test_a_reboot_during_the_run_is_not_a_pass(machines: Machines, validate: Any) -> None:
     machines.add("gpu-01")
     machines.boot_id = "boot-2"

@@ -1,4 +1,5 @@
-"""What the bandwidth programs of perftest (ib_write_bw, ib_read_bw, …) print → bandwidth by message size.
+"""What programs of perftest print as a table, and of its bandwidth programs (ib_write_bw, ib_read_bw, …) →
+bandwidth by message size.
 
 Their unit is in the table's header: Gb/s (10^9 bits) with --report_gbits, else MiB/s, which old versions
 write MB/sec. Server and client of a loopback may share a stream: header and rows then stand there twice.
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from provision.checks.check import CheckNode
 from provision.errors import ParseError
@@ -17,18 +19,30 @@ from provision.errors import ParseError
 SIZE = 8388608  # bytes; azurehpc-health-checks measures at this size, and its limits hold for it
 QUEUE_PAIRS = 4
 _ITERATIONS = 1000  # of each queue pair: 34 GB, most of a second on a 400 Gb/s port
+# For a driver in software, perftest's own size and 26 MB in all: where the CPU has other work, rxe ends a
+# message of 2,048 packets with an error (Failed status 9).
+SMALL = 65536
+_FEW = 100
 
 
-def argv(node: CheckNode, device: str, port: str, number: int) -> tuple[str, ...]:
+def argv(node: CheckNode, device: str, port: str, number: int, *, software: bool = False) -> tuple[str, ...]:
     """ib_write_bw as a server on this RDMA device and its port, at TCP port `number`; a client's has the
-    server's address behind it."""
+    server's address behind it. `software`: no card does it but a CPU, for which that would be hours."""
     program = str(node.variables.get("validation_tools_ib_write_bw_path", "/usr/bin/ib_write_bw"))
-    asked = ("-d", device, "-i", port, "-p", str(number), "-s", str(SIZE), "-q", str(QUEUE_PAIRS))
-    return (program, *asked, "-n", str(_ITERATIONS), "-F", "--report_gbits", "--perform_warm_up")
+    where = ("-d", device, "-i", port, "-p", str(number))
+    size, iterations = (SMALL, _FEW) if software else (SIZE, _ITERATIONS)
+    load = ("-s", str(size), "-q", str(QUEUE_PAIRS), "-n", str(iterations))
+    warm = () if software else ("--perform_warm_up",)
+    return (program, *where, *load, "-F", "--report_gbits", *warm)
+
+
+def size_asked(words: Sequence[str]) -> int:
+    """The size of message that an `argv` asks for."""
+    return SMALL if ("-s", str(SMALL)) in pairwise(words) else SIZE
 
 
 def seconds(rate: float) -> float:
-    """How long the transfer of `argv` takes at this rate in Gb/s."""
+    """How long the transfer of a card's `argv` takes at this rate in Gb/s."""
     return SIZE * 8 * QUEUE_PAIRS * _ITERATIONS / (rate * 1e9)
 
 
@@ -41,58 +55,83 @@ class Result:
     average: dict[int, float]
 
 
+@dataclass(frozen=True)
+class Table:
+    """What one run printed: its table's columns, where the one is that was looked for, each row's cells."""
+
+    device: str
+    queue_pairs: int
+    columns: tuple[str, ...]
+    at: int
+    rows: tuple[tuple[str, ...], ...]
+
+
 _COLUMN = re.compile(r"#\w+|(?:BW|MsgRate)(?: \w+)*\[[^\]]*\]|CPU_Util\[[^\]]*\]")
-_AVERAGE = re.compile(r"BW average\[([^\]]*)\]")
 _GBITS = {"Gb/sec": 1.0, "MiB/sec": 2**20 * 8 / 1e9, "MB/sec": 2**20 * 8 / 1e9}
+_AVERAGE = re.compile(rf"BW average\[(?:{'|'.join(_GBITS)})\]")
 _RULE = re.compile(r"^\s*-{20,}\s*$")
 _ROW = re.compile(r"^\s*\d+\s+\d+\s")
 _DEVICE = re.compile(r"\bDevice\s*: (\S+)")
-_QUEUE_PAIRS = re.compile(r"Number of qps\s*: (\d+)")
+_QUEUE_PAIRS = re.compile(r"Number of qps\s*: (\d{1,9})")
 
 
 def parse(text: str) -> Result:
-    """A whole run of one program. Raises ParseError when it failed, was cut, or is not understood."""
+    """A whole run of one bandwidth program. Raises ParseError when it failed, was cut, or is not
+    understood."""
+    found = table(text, _COLUMN, _AVERAGE)
+    unit = found.columns[found.at].partition("[")[2].rstrip("]")
+    average: dict[int, float] = {}
+    for row in found.rows:
+        size, rate = size_of(row), number(row, found.at, least=0.0) * _GBITS[unit]
+        average[size] = min(rate, average.get(size, math.inf))
+    return Result(found.device, found.queue_pairs, average)
+
+
+def table(text: str, column: re.Pattern[str], wanted: re.Pattern[str]) -> Table:
+    """The table of a whole run; `column` matches the name of each of its columns in the header, `wanted` that
+    of the one to read. Raises ParseError when the run failed, was cut, or is not understood."""
     lines = text.splitlines()
     heads = [at for at, line in enumerate(lines) if line.lstrip().startswith("#bytes")]
     device, pairs = set(_DEVICE.findall(text)), set(_QUEUE_PAIRS.findall(text))
     if not heads or len(device) != 1 or len(pairs) != 1:
         words = next((line.strip() for line in reversed(lines) if line.strip()), "nothing printed")
         raise ParseError(f"perftest: no result: {words[:160]}", "run the check again")
-    factor, columns = _columns(lines[at] for at in heads)
-    average: dict[int, float] = {}
+    found = {tuple(column.findall(lines[at])) for at in heads}
+    columns = found.pop()
+    places = [at for at, name in enumerate(columns) if wanted.fullmatch(name)]
+    if found or len(places) != 1:
+        what = f"perftest: header not understood: {' '.join(columns)[:120]}"
+        raise ParseError(what, "report the format")
+    rows: list[tuple[str, ...]] = []
     ended = False
     for line in lines[heads[0] :]:
         if _ROW.match(line):
-            size, rate = _row(line, columns)
-            average[size] = min(rate * factor, average.get(size, math.inf))
+            rows.append(tuple(line.split()))
+            if len(rows[-1]) != len(columns):
+                raise _unknown_row(rows[-1])
             ended = False
         elif _RULE.match(line):
-            ended = bool(average)
+            ended = bool(rows)
     if not ended:
         raise ParseError("perftest: the output stops before its end", "run the check again")
-    return Result(device.pop(), int(pairs.pop()), average)
+    return Table(device.pop(), int(pairs.pop()), columns, places[0], tuple(rows))
 
 
-def _columns(heads: Iterable[str]) -> tuple[float, list[str]]:
-    """The factor to Gb/s, and the table's columns."""
-    found = {tuple(_COLUMN.findall(head)) for head in heads}
-    columns = found.pop()
-    units = [match[1] for column in columns if (match := _AVERAGE.fullmatch(column))]
-    if found or len(units) != 1 or units[0] not in _GBITS:
-        raise ParseError(f"perftest: header not understood: {' '.join(columns)[:120]}", "report the format")
-    return _GBITS[units[0]], ["average" if _AVERAGE.fullmatch(column) else column for column in columns]
+def size_of(row: Sequence[str]) -> int:
+    """The bytes of a row's messages. Raises ParseError when they are no number."""
+    return int(number(row, 0, least=0.0))
 
 
-def _row(line: str, columns: list[str]) -> tuple[int, float]:
-    cells = line.split()
+def number(row: Sequence[str], at: int, *, least: float) -> float:
+    """The number in one cell of a row. Raises ParseError when it is none, or below `least`."""
     try:
-        if len(cells) != len(columns):
-            raise ValueError("another number of cells")
-        rate = float(cells[columns.index("average")])
-        if not 0 <= rate < math.inf:
-            raise ValueError("not a rate")
-        return int(cells[0]), rate
-    except ValueError as error:
-        raise ParseError(
-            f"perftest: row not understood: {line.strip()[:120]}", "run the check again"
-        ) from error
+        value = float(row[at])
+    except ValueError:
+        value = math.nan
+    if not least <= value < math.inf:
+        raise _unknown_row(row)
+    return value
+
+
+def _unknown_row(row: Iterable[str]) -> ParseError:
+    return ParseError(f"perftest: row not understood: {' '.join(row)[:120]}", "run the check again")

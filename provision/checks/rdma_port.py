@@ -28,7 +28,8 @@ _NUMBERS = ("rate", "lid", "sm_lid", "gids", "carrier_downs")
 class Port:
     """One port. `name` is mlx5_2, or mlx5_2/1 where the card has several; `link` is 4X NDR; numbers in Gb/s.
 
-    None is what the kernel does not say. `errors`: the counters by their names in sysfs.
+    None is what the kernel does not say. `errors`: the counters by their names in sysfs. `software`: no card
+    is behind it, a driver (rxe, siw) does RDMA on the CPU; the rate it states is not what that can do.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Port:
     carrier_downs: int | None
     errors: Mapping[str, int]
     mtu: int | None = None
+    software: bool = False
 
     @property
     def ethernet(self) -> bool:
@@ -112,6 +114,7 @@ def ports_of(node: CheckNode) -> list[Port]:
                 carrier_downs=row.get("carrier_downs"),
                 errors=_counts(counted),
                 mtu=_expect(mtus, f"{device}/{number}", int, "hca.mtus"),
+                software="address" in row and row["address"] is None,
             )
         )
     return found

@@ -26,7 +26,8 @@ examples:
   gpuprov validate --nodes all
   gpuprov validate --nodes 'rack1:!gpu-07' --stage quick
   gpuprov validate --checks gpu_burn --burn-seconds 600
-  gpuprov validate --checks pair_bandwidth
+  gpuprov validate --checks pair_bandwidth,pair_latency
+  gpuprov validate --checks nccl_group --nodes 'rack1:rack2'
   gpuprov validate --resume 20261121T101500.000Z-validate
 """
 
@@ -58,7 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         const="suspects",
         choices=["suspects", "all"],
         help="also measure pairs of nodes, and name the nodes, links and switches to blame: in a few rounds, "
-        "or every pair, which takes as many rounds as there are nodes",
+        "or every pair, which takes as many rounds as there are nodes; bandwidth and latency, or what "
+        "--checks names of the two",
+    )
+    parser.add_argument(
+        "--group",
+        action="store_true",
+        help="also run NCCL over all the nodes at once, and over pairs when that is not as it should be",
     )
     parser.add_argument(
         "--stage",
@@ -105,8 +112,9 @@ def run(options: argparse.Namespace) -> ExitCode:
     goes_on = options.resume and not options.stage and not options.checks
     checks = validation.asked_before(options.resume) if goes_on else options.checks
     asked = checks_asked.select(options.stage or "standard", checks)
-    if options.pairs:
-        asked = tuple(dict.fromkeys((*asked, *checks_asked.PAIRS)))
+    more = {"pairs": options.pairs and not checks_asked.of_pairs(asked), "group": options.group}
+    added = [name for name, check in checks_asked.PAIRS.items() if more.get(check.STAGE)]
+    asked = tuple(dict.fromkeys((*asked, *added)))
     override = Path(options.thresholds) if options.thresholds else None
     thresholds.for_sku(None, override)  # a file that cannot be used is refused before any node is touched
     fleet, overrides = fleet_options.load(options)

@@ -134,7 +134,7 @@ def _grade(
         between = sum(one.grade is Grade.UNKNOWN for one in found)
         if between and not math.isinf(held.clear):
             what = many(between, "result")
-            yield f"{what} {where}: below what is usual, but results scatter that much; neither good nor bad"
+            yield f"{what} {where}: worse than usual, but results scatter that much; neither good nor bad"
     if fastest and not expected:
         yield "nothing says what is expected: what slows all alike does not show where they are only compared"
 
@@ -208,7 +208,7 @@ def _said(where: str, members: Sequence[Result], rates: Mapping[Result, float], 
     usual, unit = ordered[len(ordered) // 2], members[0].unit
     seen = f"{many(len(members), 'result')} {where}: {quantity(usual.value, unit)} is usual"
     if not expected:
-        return f"{seen}, less than elsewhere; they are compared with one another alone"
+        return f"{seen}, worse than elsewhere; they are compared with one another alone"
     return (
         f"{seen} and hardly any reaches what is expected ({quantity(usual.expected, unit)}): all share the "
         "reason, or the expectation is wrong; nobody is named for it, and they are compared with one another"

@@ -32,7 +32,8 @@ class Result:
 
     `value` in `unit`, and `expected` the least (of a latency the most) it should be. `end`: the node whose
     own side failed, when the output proves it (no such device, wrong version); empty when either may have.
-    `size`: how many nodes the tool said took part. `said`: why it failed, in the tool's words.
+    `size`: how many nodes the tool said took part. `said`: why it failed, in the tool's words,
+    or what it says beside the value.
     """
 
     nodes: tuple[str, ...]

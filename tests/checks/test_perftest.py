@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,14 @@ def test_columns_are_found_by_name() -> None:
     assert perftest.parse(wider) == perftest.parse(TEXT)
     with pytest.raises(ParseError, match="row not understood"):
         perftest.parse(TEXT.replace("0.005862", "0.005862  3.4"))
+
+
+def test_a_number_of_thousands_of_digits_is_no_error_of_pythons() -> None:
+    """Python converts none of more than 4,300."""
+    many = "9" * 5000
+    with pytest.raises(ParseError, match="row not understood"):
+        perftest.parse(TEXT.replace(" 8388608 ", f" {many} "))
+    assert perftest.parse(re.sub(r"(qps   : )4", rf"\g<1>{many}", TEXT)).queue_pairs != 4
 
 
 @pytest.mark.parametrize("bad", ["nan", "inf", "-3", "39x"])

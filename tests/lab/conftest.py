@@ -52,16 +52,20 @@ class LabNode:
         self.address = record.address(member)
         self.place = record.node_place(member)
 
-    def run(self, command: str, check: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        """Run a shell command on the node as `ops` over ssh (sudo needs no password)."""
-        done = attempt(*node.ssh(self._record, self._member, [command]), timeout=timeout)
+    def run(
+        self, command: str, check: bool = True, timeout: float = 120, said: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a shell command on the node as `ops` over ssh (sudo needs no password); it reads `said`."""
+        done = attempt(*node.ssh(self._record, self._member, [command]), timeout=timeout, stdin=said)
         if check and done.returncode != 0:
             pytest.fail(f"{self.name}: {command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
 
-    def as_root(self, command: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def as_root(
+        self, command: str, timeout: float = 120, said: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a shell command on the node as root."""
-        return self.run(f"sudo sh -c {shlex.quote(command)}", timeout=timeout)
+        return self.run(f"sudo sh -c {shlex.quote(command)}", timeout=timeout, said=said)
 
     def fault(self, fault: str, **parameters: object) -> None:
         silicon_state.set_fault(self.place, fault, [f"{key}={value}" for key, value in parameters.items()])
@@ -107,8 +111,11 @@ class Lab:
 
 
 @contextlib.contextmanager
-def running_lab(prefix: str, wanted: tuple[NodeSpec, ...], inventory: Path) -> Iterator[Lab]:
-    """A fresh lab that no other test session has; what a killed session left is removed first."""
+def running_lab(
+    prefix: str, wanted: tuple[NodeSpec, ...], inventory: Path, speed: float = SPEED
+) -> Iterator[Lab]:
+    """A fresh lab that no other test session has; what a killed session left is removed first. `speed`:
+    simulated seconds per real second."""
     with contextlib.ExitStack() as stack:
         for number in range(1, 20):
             name = f"{prefix}{number}"
@@ -117,7 +124,7 @@ def running_lab(prefix: str, wanted: tuple[NodeSpec, ...], inventory: Path) -> I
                 break
         stack.callback(fleet.down, name, lambda _: None)
         with Progress("lab", total=len(wanted), stream=io.StringIO()) as progress:
-            record = fleet.up(name, wanted, inventory, progress, speed=SPEED, fresh=True)
+            record = fleet.up(name, wanted, inventory, progress, speed=speed, fresh=True)
         yield Lab(record, inventory)
 
 

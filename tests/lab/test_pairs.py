@@ -109,6 +109,25 @@ def test_a_slow_link_is_named_and_neither_of_its_ends_is_accused(
     assert "--nodes fabric" not in shown
 
 
+def test_a_late_link_is_named_by_its_latency_alone(measure: Any, lab: Lab, operator: Operator) -> None:
+    lab.node("n2").fault("link_late", peer="n5", factor=5)
+    code, report = measure("--checks", "pair_bandwidth,pair_latency")
+    assert (code, report["asked"]) == (ExitCode.UNHEALTHY, ["pair_bandwidth", "pair_latency"])
+    assert fabric(report) == [("fail", "link n2-n5", "investigate")]
+    assert report["fabric"][0]["check"] == "pair_latency"
+    found = {
+        check: {
+            node["node"]
+            for node in report["nodes"]
+            for one in node["checks"]
+            if one["check"] == check and one["verdict"] != "pass"
+        }
+        for check in report["asked"]
+    }
+    assert found == {"pair_bandwidth": set(), "pair_latency": {"n2", "n5"}}
+    assert "link n2-n5 has a high latency" in " ".join(told(operator).split())
+
+
 def test_a_slow_rail_of_one_node_is_that_nodes(measure: Any, lab: Lab) -> None:
     lab.node("n4").fault("nic_slow", nic=3, factor=0.5)
     code, report = measure()

@@ -408,7 +408,7 @@ SOURCES = {  # what the real build leaves, made without a compiler
     "nccl-tests": (
         "2.18.3",
         "all:\n\tmkdir -p build\n\tfor n in all_reduce all_gather reduce_scatter alltoall; do "
-        "echo '#!/bin/sh' > build/$${n}_perf; done\n",
+        "printf '#!/bin/sh\\n# %s\\n' '$(MPI) $(MPI_HOME)' > build/$${n}_perf; done\n",
     ),
     "nvbandwidth": ("0.8", "all:\n\techo '#!/bin/sh' > nvbandwidth\n"),
 }
@@ -463,4 +463,20 @@ def test_tools_are_built_from_verified_sources_once(playbook: Playbook, declared
     status, output, _ = playbook.run(*limits, **variables)
     assert status == 0, output
     assert node.run(f"test -x {prefix}/all_gather_perf").returncode == 0
+    assert node.run(f"cat {prefix}/all_reduce_perf").stdout.splitlines()[1].startswith("# 0 ")
+
+    with_mpi = {**variables, "validation_tools_mpi": True, "__validation_tools_mpi_build_packages": []}
+    status, output, _ = playbook.run(*limits, **with_mpi, validation_tools_mpirun_path="/opt/none/mpirun")
+    assert status != 0
+    assert "validation_tools_mpirun_path is /opt/none/mpirun, which is not on the machine" in output
+    status, output, _ = playbook.run(*limits, **with_mpi)
+    assert status == 0, output
+    built = node.run(f"cat {prefix}/all_reduce_perf").stdout
+    assert built.endswith("# 1 /usr/lib/x86_64-linux-gnu/openmpi\n")
+    node.run("sudo rm /usr/bin/mpirun")
+    status, output, _ = playbook.run(*limits, **with_mpi)
+    assert status == 0, output
+    assert "Open MPI" in node.run("mpirun --version").stdout
+    status, output, counts = playbook.run(*limits, **with_mpi)
+    assert (status, counts["gpu-02"]["changed"]) == (0, 0), output
     node.run("sudo rm -r /opt/site /opt/gpuprov /srv/sources /usr/local/bin/cmake")

@@ -42,6 +42,20 @@ def printed(rate: float, device: str = "mlx5_0", pairs: int = 4, size: int = 838
     )
 
 
+def printed_latency(median: float, device: str = "mlx5_0", size: int = 2) -> str:
+    """What a client of ib_write_lat prints after its messages."""
+    rule = "-" * 87
+    return (
+        f"{rule}\n                    RDMA_Write Latency Test\n"
+        f" Dual-port       : OFF\t\tDevice         : {device}\n"
+        f" Number of qps   : 1\t\tTransport type : IB\n{rule}\n"
+        " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]"
+        "   99% percentile[usec]   99.9% percentile[usec] \n"
+        f" {size:<7d} 5000          {median * 0.95:<7.2f}        {median * 3:<7.2f}      {median:<7.2f}  "
+        f"\t       {median:<7.2f}     \t0.18   \t\t{median * 1.1:<7.2f} \t\t{median * 2:<7.2f}\n{rule}\n"
+    )
+
+
 SERVING = "\n************************************\n* Waiting for client to connect... *\n"
 NOBODY = (
     "Couldn't connect to 10.0.0.1:18700\n Unable to open file descriptor for socket connection\n"

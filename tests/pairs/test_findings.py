@@ -13,6 +13,7 @@ from provision.pairs.findings import judged
 from provision.pairs.pairing import Pair, Topology
 from provision.pairs.results import Outcome, Result
 from provision.pairs.suspects import next_round
+from provision.pairs.write_bw import METRIC
 from tests.pairs.fabric import racked
 
 RAILS = ("mlx5_0", "mlx5_1/1")
@@ -41,7 +42,7 @@ def campaign(fleet: Topology, measure: Measure, rails: Sequence[str] = RAILS) ->
 
 
 def told(fleet: Topology, measure: Measure, rails: Sequence[str] = RAILS) -> Any:
-    return judged(fleet, campaign(fleet, measure, rails))
+    return judged(fleet, campaign(fleet, measure, rails), METRIC)
 
 
 def verdicts(checks: dict[str, CheckResult], *nodes: str) -> set[Verdict]:
@@ -217,7 +218,7 @@ def test_a_leaf_that_may_be_it_as_well_does_not_fail_its_one_measured_node() -> 
         *(answer(pair, 3, "mlx5_0") for pair in (("n3", "n5"), ("n4", "n6"))),
         Result(("n2", "n1"), 3, Outcome.NOT_RUN, said="they have no rail in common"),
     ]
-    checks, fabric, _ = judged(fleet, results)
+    checks, fabric, _ = judged(fleet, results, METRIC)
     assert Verdict.FAIL not in verdicts(checks, *fleet.nodes)
     (finding,) = fabric
     assert "leaf of rack a" in finding.message
@@ -269,7 +270,7 @@ def test_an_oversubscribed_fabric_blames_nobody_whether_its_uplinks_are_full_or_
 def test_results_of_strangers_are_left_out_and_said() -> None:
     results = campaign(FLEET, answer)
     strange = [answer(("n0", "gone-01"), 1, "mlx5_0"), answer(("n0", "n0"), 2, "mlx5_0")]
-    checks, _, lines = judged(FLEET, [*results, *strange])
+    checks, _, lines = judged(FLEET, [*results, *strange], METRIC)
     assert verdicts(checks, *FLEET.nodes) == {Verdict.PASS}
     assert any("gone-01 is not of this run" in line for line in lines)
     assert any("it takes different nodes" in line for line in lines)

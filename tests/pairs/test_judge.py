@@ -99,7 +99,7 @@ def test_an_oversubscribed_fabric_is_slower_across_racks_by_design() -> None:
     judgement = judge(fleet, two_rounds(fabric))
     assert Grade.BAD not in {one.grade for one in judgement.judged}
     assert "16 results across racks" in judgement.notes[0]
-    assert "less than elsewhere" in judgement.notes[0]
+    assert "worse than elsewhere" in judgement.notes[0]
     crossing = [one for one in judgement.judged if fleet.spans(one.result.nodes)]
     assert {one.grade for one in crossing} == {Grade.UNKNOWN}, "half the rate hides a fault of half the rate"
 

@@ -9,8 +9,9 @@ import pytest
 from provision.checks.check import CheckNode, Output
 from provision.errors import ParseError
 from provision.pairs.pairing import Topology
+from provision.pairs.perftest_ends import rails, shared, version
 from provision.pairs.results import Outcome, Result
-from provision.pairs.write_bw import commands, expected, rails, results, shared
+from provision.pairs.write_bw import commands, expected, results
 from tests.pairs.nodes import NO_DEVICE, NOBODY, RATE, SERVING, facts, output, printed
 
 PAIR = ("gpu-01", "gpu-02")
@@ -48,6 +49,18 @@ def test_a_slower_port_has_more_time() -> None:
     slow = commands(node(), node("gpu-02", rate=25), "a")[1][0].deadline
     assert fast < 20
     assert slow > fast + 25, "34 GB at 25 Gb/s take 11 s, and may take a few times that"
+
+
+def test_a_driver_in_software_sends_little_and_has_a_cpus_time_for_it() -> None:
+    """rxe states 2.5 Gb/s whatever it does; a card of such a rate would send 34 GB in two minutes."""
+    card, software = node(rate=2), node("gpu-02", rate=2, address=None)
+    (its, *_), (other, *_) = commands(card, software, "a")
+    for one in (its, other):
+        words = [one.argv[one.argv.index(option) + 1] for option in ("-s", "-q", "-n")]
+        assert words == ["65536", "4", "100"]
+        assert "--perform_warm_up" not in one.argv
+    assert 60 < other.deadline < its.deadline < other.retry_for
+    assert "8388608" in commands(card, card, "a")[1][0].argv
 
 
 def test_a_card_with_two_ports_has_a_rail_for_each() -> None:
@@ -109,9 +122,8 @@ ASKED = output(stdout=printed(395.0))
 
 
 def read(server: Output | None, client: Output | None) -> Result:
-    asked = [("mlx5_0", 360.0)]
-    served, answered = ({one.name: one} if one else {} for one in (server, client))
-    (result,) = results(PAIR, 2, asked, served, answered)
+    outputs = {name: {one.name: one} for name, one in zip(PAIR, (server, client), strict=True) if one}
+    (result,) = results(PAIR, 2, [("mlx5_0", 360.0)], outputs)
     assert (result.nodes, result.round, result.rail, result.expected) == (PAIR, 2, "mlx5_0", 360.0)
     return result
 
@@ -121,11 +133,29 @@ def test_what_was_measured() -> None:
     assert (result.outcome, result.value, result.unit) == (Outcome.MEASURED, 395.0, "Gb/s")
 
 
+def test_what_a_driver_in_software_was_asked_for() -> None:
+    argv = commands(node(), node("gpu-02", address=None), "a")[1][0].argv
+    small = printed(0.2, size=65536)
+    assert read(SERVED, output(argv=argv, stdout=small)).value == 0.2
+    assert read(SERVED, output(argv=argv, stdout=printed(0.2))).outcome is Outcome.ERROR
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [({"stdout": "Version: 6.24\n", "rc": 1}, "6.24"), ({"stdout": "Version: 24.10.0.65\n"}, "24.10.0.65")]
+    + [({"stdout": text, "rc": 1}, "") for text in ("", "usage: 1.2\n", "error 10.0.0.1\n")],
+)
+def test_the_version_it_says(said: dict[str, Any], found: str) -> None:
+    """perftest 6.24 says it and ends with 1."""
+    assert version(output("version", **said)) == found
+
+
 def test_each_rail_has_its_result() -> None:
     slow = output("mlx5_0/2", stdout=printed(100.0))
     asked = [("mlx5_0/1", 360.0), ("mlx5_0/2", 180.0), ("mlx5_9", 360.0)]
     served = {name: output(name) for name, _ in asked}
-    found = results(PAIR, 1, asked, served, {"mlx5_0/1": output(stdout=printed(RATE)), "mlx5_0/2": slow})
+    answered = {"mlx5_0/1": output(stdout=printed(RATE)), "mlx5_0/2": slow}
+    found = results(PAIR, 1, asked, dict(zip(PAIR, (served, answered), strict=True)))
     assert [(one.rail, one.outcome, one.value, one.expected) for one in found] == [
         ("mlx5_0/1", Outcome.MEASURED, 400.0, 360.0),
         ("mlx5_0/2", Outcome.MEASURED, 100.0, 180.0),

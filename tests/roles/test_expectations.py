@@ -179,3 +179,32 @@ def test_a_stack_pins_everything_and_says_where_its_numbers_come_from(name: str)
     branch, cuda = re.fullmatch(r"r(\d+)-cuda([\d.]+)", name).groups()  # type: ignore[union-attr]
     assert chosen["nvidia_driver_version"].startswith(branch + ".")
     assert chosen["cuda_toolkit_version"] == cuda
+
+
+MPIRUN = {"debian": "/usr/bin/mpirun", "redhat": "/usr/lib64/openmpi/bin/mpirun"}
+MPI_PACKAGES = {"debian": ("openmpi-bin", "libopenmpi-dev"), "redhat": ("openmpi", "openmpi-devel")}
+
+
+@pytest.mark.parametrize("family", ["debian", "redhat"])
+@pytest.mark.parametrize("method", ["package", "source"])
+def test_mpi_is_promised_where_it_is_asked_for_and_its_headers_for_a_build(family: str, method: str) -> None:
+    node = machine()
+    if family == "redhat":
+        node["os"].update(id="rocky", version_id="9.4", family="redhat")
+    run, build = (f"package.{name}.status" for name in MPI_PACKAGES[family])
+    mpirun = f"file.{MPIRUN[family]}.exists"
+    stamp = "file./opt/gpuprov/src/nccl-tests.built.content"
+    without = promised(node, validation_tools_method=method)
+    assert not {run, build, mpirun} & set(without)
+    found = promised(node, validation_tools_method=method, validation_tools_mpi=True)
+    assert found[run].value == "installed"
+    assert found[mpirun].value is True
+    assert (build in found) == (method == "source")
+    if method == "source":
+        assert found[stamp].value == without[stamp].value.replace("\n", " MPI\n")
+
+
+def test_a_sites_own_mpirun_is_promised_where_it_is() -> None:
+    found = promised(validation_tools_mpi=True, validation_tools_mpirun_path="/opt/hpcx/ompi/bin/mpirun")
+    assert found["file./opt/hpcx/ompi/bin/mpirun.exists"].value is True
+    assert "file./usr/bin/mpirun.exists" not in found

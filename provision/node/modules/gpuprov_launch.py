@@ -1,0 +1,278 @@
+#!/usr/bin/python
+"""Lets nodes start an MPI program on one another for a while, with a key that is made for it."""
+
+from __future__ import absolute_import, division, print_function
+
+DOCUMENTATION = r"""
+module: gpuprov_launch
+short_description: Let nodes start MPI daemons on one another, for a while
+description:
+  - OpenMPI starts its daemons on other nodes over ssh. O(state=open) makes a key pair on the node, whose
+    private part never leaves it, and says which host keys its sshd has. O(state=admit) takes the certificate
+    for that key, and lets in whoever has one of the same authority, to start an MPI daemon and nothing else.
+    O(state=close) ends what was started, and removes both.
+  - A timer of systemd closes it as well, O(seconds) after it was opened, when nobody else does.
+options:
+  state:
+    description: What to do.
+    type: str
+    required: true
+    choices: [open, admit, end, close]
+  launch:
+    description: The name of this launch, in letters, digits, dots and dashes.
+    type: str
+    required: true
+  user:
+    description: Who the programs run as, and whose key it is; whoever Ansible logged in as when empty.
+    type: str
+    default: ""
+  seconds:
+    description: How long it stays open at most.
+    type: int
+    default: 3600
+  mpirun:
+    description: Where OpenMPI's mpirun is; looked for when empty.
+    type: str
+    default: ""
+  scripts:
+    description: What to put on the node as C(accept), C(reach) and C(close); see provision/data/launch.
+    type: dict
+    default: {}
+  certificate:
+    description: The certificate of the node's key.
+    type: str
+    default: ""
+  authority:
+    description: The public key of the authority that signed it, as in a file of authorized keys.
+    type: str
+    default: ""
+author: gpuprov
+"""
+
+EXAMPLES = r"""
+- name: Open
+  gpuprov_launch: {state: open, launch: 20261122T101500-nccl, user: root}
+"""
+
+RETURN = r"""
+gpuprov:
+  description: public_key, host_keys, user, mpirun (what --version says, or why not), slurm, hostname.
+  returned: O(state=open)
+  type: dict
+"""
+
+import os  # noqa: E402
+import pwd  # noqa: E402
+import re  # noqa: E402
+import shutil  # noqa: E402
+import socket  # noqa: E402
+import stat  # noqa: E402
+import subprocess  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+HOME = "/run/gpuprov-launch"
+SSHD_KEYS = "/etc/ssh"
+# Debian and Ubuntu; the RHEL family; NVIDIA's HPC-X
+MPIRUNS = ("mpirun", "/usr/lib64/openmpi/bin/mpirun", "/opt/hpcx/ompi/bin/mpirun")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,80}\Z")
+_LINE = re.compile(r"[ -~]{1,4000}\Z")
+
+
+class LaunchError(Exception):
+    """What cannot be done, for the user."""
+
+
+def whose(user):
+    """The account of this user; of whoever logged in and became root, when empty."""
+    name = user or os.environ.get("SUDO_USER") or os.environ.get("DOAS_USER")
+    return pwd.getpwnam(name) if name else pwd.getpwuid(os.getuid())
+
+
+def folder_of(launch):
+    return os.path.join(HOME, launch)
+
+
+def run(argv, timeout=20, **options):
+    """(exit status, what was printed); the status is None when it did not start or end."""
+    try:
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False, **options
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    return done.returncode, done.stdout.decode("utf-8", "replace")
+
+
+def authorized_keys(account):
+    """The file in which sshd looks for this user's keys. Raises LaunchError."""
+    status, said = run(
+        ["/usr/sbin/sshd", "-T", "-C", "user=%s,host=localhost,addr=127.0.0.1" % account.pw_name]
+    )
+    name = ".ssh/authorized_keys"
+    for line in said.splitlines() if status == 0 else ():
+        key, _, value = line.partition(" ")
+        if key == "authorizedkeysfile":
+            name = (value.split() or ["none"])[0]
+        elif key == "pubkeyauthentication" and value == "no":
+            raise LaunchError("its sshd takes no keys (PubkeyAuthentication no)")
+    if name == "none":
+        raise LaunchError("its sshd reads no file of keys (AuthorizedKeysFile none)")
+    for letter, value in (("%h", account.pw_dir), ("%u", account.pw_name), ("%U", str(account.pw_uid))):
+        name = name.replace(letter, value)
+    return os.path.join(account.pw_dir, name.replace("%%", "%"))
+
+
+def write(path, text, mode, account):
+    """A file of the user's, whole."""
+    with open(path, "w", opener=lambda name, flags: os.open(name, flags | os.O_EXCL, mode)) as stream:
+        stream.write(text)
+    os.chown(path, account.pw_uid, account.pw_gid)
+
+
+def open_launch(launch, account, seconds, scripts):
+    """The node's key pair and scripts; the public key. What an earlier one left behind is removed."""
+    keys = authorized_keys(account)
+    close(launch, keys)
+    folder = folder_of(launch)
+    os.makedirs(HOME, mode=0o755, exist_ok=True)
+    os.mkdir(folder, 0o700)
+    os.chown(folder, account.pw_uid, account.pw_gid)
+    write(folder + ".close", scripts["close"], 0o600, pwd.getpwuid(0))
+    timer = ["systemd-run", "--quiet", "--on-active=%d" % seconds, "--unit=gpuprov-launch-" + launch]
+    status, said = run([*timer, "/bin/sh", folder + ".close", "close", keys])
+    if status != 0:
+        close(launch, keys)
+        raise LaunchError("no timer could be set to close it: %s" % said.strip()[-200:])
+    if not os.path.exists(keys):
+        write(os.path.join(folder, "created"), "", 0o600, account)
+    for name in ("accept", "reach"):
+        write(os.path.join(folder, name), scripts[name], 0o644, account)
+    made = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", launch, "-f", os.path.join(folder, "key")]
+    status, said = run(made)
+    if status != 0:
+        raise LaunchError("ssh-keygen made no key: %s" % said.strip()[-200:])
+    for name in ("key", "key.pub"):
+        os.chown(os.path.join(folder, name), account.pw_uid, account.pw_gid)
+    with open(os.path.join(folder, "key.pub")) as stream:
+        return stream.read().strip()
+
+
+def admit(launch, account, certificate, authority):
+    """Take the certificate, and let in those of the same authority."""
+    folder, keys = folder_of(launch), authorized_keys(account)
+    if not os.path.isdir(folder):
+        raise LaunchError("the launch is not open any more")
+    write(os.path.join(folder, "key-cert.pub"), certificate + "\n", 0o600, account)
+    parent = os.path.dirname(keys)
+    if not os.path.isdir(parent):
+        os.mkdir(parent, 0o700)
+        os.chown(parent, account.pw_uid, account.pw_gid)
+    options = 'restrict,cert-authority,principals="gpuprov-launch-%s"' % launch
+    line = "%s %s gpuprov-launch-%s\n" % (options, authority, launch)
+    fresh = not os.path.exists(keys)
+    with open(keys, "ab+", opener=lambda name, flags: os.open(name, flags, 0o600)) as stream:
+        if stat.S_ISREG(os.fstat(stream.fileno()).st_mode) and stream.seek(0, os.SEEK_END):
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) != b"\n":  # as it will be again when it is closed
+                line = "\n" + line
+                write(os.path.join(folder, "unended"), "", 0o600, account)
+        stream.write(line.encode("ascii"))
+    if fresh:
+        os.chown(keys, account.pw_uid, account.pw_gid)
+
+
+def end(launch, *close_too):
+    """End what runs for it."""
+    script = folder_of(launch) + ".close"
+    if os.path.exists(script):
+        status, said = run(["/bin/sh", script, *close_too], timeout=60)
+        if status != 0:
+            raise LaunchError("what it started could not be ended: %s" % said.strip()[-200:])
+
+
+def close(launch, keys):
+    """As if it had never been."""
+    end(launch, "close", keys)
+    run(["systemctl", "stop", "gpuprov-launch-%s.timer" % launch])
+
+
+def host_keys():
+    """The public keys of the node's sshd, as `type base64`, of the kinds that are still used."""
+    found = []
+    for name in sorted(os.listdir(SSHD_KEYS)) if os.path.isdir(SSHD_KEYS) else ():
+        if name.startswith("ssh_host_") and name.endswith("_key.pub"):
+            with open(os.path.join(SSHD_KEYS, name)) as stream:
+                found.append(" ".join(stream.read().split()[:2]))
+    return [key for key in found if key.startswith(("ssh-ed25519 ", "ssh-rsa ", "ecdsa-sha2-"))]
+
+
+def slurm(hostname):
+    """What Slurm knows of this node: its name and state, and srun's kinds of MPI; empty without Slurm."""
+    status, said = run(["sinfo", "--noheader", "--Node", "--nodes", hostname, "--format=%N %T"])
+    words = said.split()
+    if status != 0 or len(words) < 2:
+        return {}
+    _, kinds = run(["srun", "--mpi=list"])
+    listed = [word for word in re.findall(r"[a-z][a-z0-9_]+", kinds) if word != "none"]
+    return {"node": words[0], "state": words[1], "mpi": listed[:40]}
+
+
+def looked(launch, account, params):
+    """What the controller has to know of this node."""
+    hostname = socket.gethostname().partition(".")[0]
+    mpirun = params["mpirun"] or next(filter(None, map(shutil.which, MPIRUNS)), "mpirun")
+    status, said = run([mpirun, "--version"])
+    first = (said.strip().splitlines() or [""])[0][:200]
+    return {
+        "public_key": open_launch(launch, account, params["seconds"], params["scripts"]),
+        "user": account.pw_name,
+        "host_keys": host_keys(),
+        "hostname": hostname,
+        "mpirun": mpirun if status == 0 else "",
+        "version": first if status == 0 else "",
+        "mpirun_missing": "" if status == 0 else first,
+        "slurm": slurm(hostname),
+    }
+
+
+def main():
+    states = ["open", "admit", "end", "close"]
+    module = AnsibleModule(
+        argument_spec={
+            "state": {"type": "str", "required": True, "choices": states},
+            "launch": {"type": "str", "required": True},
+            "user": {"type": "str", "default": ""},
+            "seconds": {"type": "int", "default": 3600},
+            "mpirun": {"type": "str", "default": ""},
+            "scripts": {"type": "dict", "default": {}},
+            "certificate": {"type": "str", "default": ""},
+            "authority": {"type": "str", "default": "", "no_log": False},
+        }
+    )
+    params = module.params
+    launch = params["launch"]
+    if not _NAME.match(launch):
+        module.fail_json(msg="no name of a launch: %r" % launch[:80])
+    if any(params[key] and not _LINE.match(params[key]) for key in ("certificate", "authority")):
+        module.fail_json(msg="a key or certificate is one line of plain text")
+    answer = {}
+    try:
+        account = whose(params["user"])
+        if params["state"] == "open":
+            answer = looked(launch, account, params)
+        elif params["state"] == "admit":
+            admit(launch, account, params["certificate"], params["authority"])
+        elif params["state"] == "end":
+            end(launch)
+        else:
+            close(launch, authorized_keys(account))
+    except KeyError:
+        module.fail_json(msg="there is no user %s" % params["user"][:80])
+    except (LaunchError, OSError) as trouble:
+        module.fail_json(msg=str(trouble)[:300])
+    module.exit_json(changed=params["state"] != "end", gpuprov=answer)
+
+
+if __name__ == "__main__":
+    main()

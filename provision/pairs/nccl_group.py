@@ -1,0 +1,15 @@
+"""The check nccl_group: see nccl_between.py."""
+
+from __future__ import annotations
+
+from provision.pairs import nccl_between
+from provision.pairs.metric import Metric
+
+ID = "nccl_group"
+SUMMARY = "NCCL all-reduce over all the nodes at once, and over pairs of them to name who is to blame"
+SCOPE = "group"
+STAGE = "group"
+FACTS = nccl_between.FACTS
+METRIC = Metric(
+    ID, "busbw", nccl_between.UNIT, "all_reduce_perf", nccl_between.INSTALLS, nccl_between.NO_GPU, group=True
+)

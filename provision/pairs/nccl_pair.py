@@ -1,0 +1,13 @@
+"""The check nccl_pair: see nccl_between.py."""
+
+from __future__ import annotations
+
+from provision.pairs import nccl_between
+from provision.pairs.metric import Metric
+
+ID = "nccl_pair"
+SUMMARY = "NCCL all-reduce over pairs of nodes: the nodes, links and switches to blame"
+SCOPE = "pair"
+STAGE = "by name"
+FACTS = nccl_between.FACTS
+METRIC = Metric(ID, "busbw", nccl_between.UNIT, "all_reduce_perf", nccl_between.INSTALLS, nccl_between.NO_GPU)

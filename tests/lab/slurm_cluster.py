@@ -1,0 +1,96 @@
+"""Real Slurm on running lab nodes: the distribution's packages, one munge key, the first node as controller.
+
+What works on Debian 13 (Slurm 24.11, OpenMPI 5.0, both with PMIx 5), tried there:
+
+* `srun --mpi=list` says none, pmix (pmix_v5), cray_shasta and pmi2. No package beyond slurm-wlm is needed:
+  the plugins are in slurm-wlm-basic-plugins.
+* `srun -N2 -n2 --mpi=pmix PROGRAM` makes one MPI program of its tasks, and so does `--mpi=pmix_v5`.
+* Without `--mpi` (MpiDefault=none), with `--mpi=none` and with `--mpi=pmi2` each task is a program of its
+  own: OpenMPI 5 no longer speaks PMI-2.
+* `salloc -N2 -n2 mpirun -np 2 PROGRAM` works as well, without ssh: OpenMPI starts its daemons with srun.
+
+The nodes' kernel offers no cgroup controllers, so nothing is confined: a job sees all devices, and the GPUs
+it was given only in CUDA_VISIBLE_DEVICES.
+"""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tests.lab.conftest import LabNode
+
+PACKAGES = ("slurm-wlm", "munge")
+CONFIGURATION = """\
+ClusterName=lab
+SlurmctldHost={controller}
+SlurmUser=slurm
+AuthType=auth/munge
+StateSaveLocation=/var/spool/slurmctld
+SlurmdSpoolDir=/var/spool/slurmd
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+GresTypes=gpu
+ReturnToService=2
+MpiDefault=none
+NodeName={names} CPUs={cpus} Gres=gpu:{gpus} State=UNKNOWN
+PartitionName=gpu Nodes={names} Default=YES MaxTime=INFINITE State=UP
+"""
+# The key comes on standard input: it is a secret of the cluster, and a command line is everybody's.
+CONFIGURE = """\
+set -e
+install -d /etc/slurm /var/spool/slurmd
+install -d -o slurm -g slurm /var/spool/slurmctld
+base64 -d > /etc/munge/munge.key
+chown munge:munge /etc/munge/munge.key
+chmod 0400 /etc/munge/munge.key
+cat > /etc/slurm/slurm.conf <<'END'
+{configuration}END
+echo 'Name=gpu File=/dev/nvidia[0-{last}]' > /etc/slurm/gres.conf
+echo 'CgroupPlugin=disabled' > /etc/slurm/cgroup.conf
+systemctl restart munge
+systemctl restart {services}
+"""
+
+
+def start(nodes: Sequence[LabNode], gpus: int = 8, patience: float = 30) -> LabNode:
+    """Make one cluster of these nodes, whose GPU driver runs; returns the controller, where `srun` is called.
+
+    Every node has `gpus` GPUs and is idle when this returns; else the test fails within `patience` seconds.
+    """
+    controller = nodes[0]
+    install(nodes, *PACKAGES)
+    key = base64.b64encode(secrets.token_bytes(128)).decode()
+    cpus = controller.run("nproc").stdout.strip()
+    text = CONFIGURATION.format(
+        controller=controller.name, names=",".join(node.name for node in nodes), cpus=cpus, gpus=gpus
+    )
+    for node in nodes:
+        services = "slurmctld slurmd" if node is controller else "slurmd"
+        node.as_root(CONFIGURE.format(configuration=text, last=gpus - 1, services=services), said=key)
+    until = time.monotonic() + patience
+    while True:
+        states = controller.run("sinfo --noheader --Node --format=%T", check=False).stdout.split()
+        if states == ["idle"] * len(nodes):
+            return controller
+        if time.monotonic() > until:
+            pytest.fail(f"after {patience:.0f} s the nodes of the Slurm cluster are {states}, not idle")
+        time.sleep(0.3)
+
+
+def install(nodes: Sequence[LabNode], *packages: str) -> None:
+    """Install packages on all nodes at once."""
+    command = (
+        f"DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends {' '.join(packages)}"
+    )
+    with ThreadPoolExecutor(len(nodes)) as threads:
+        list(threads.map(lambda node: node.as_root(command, timeout=300), nodes))

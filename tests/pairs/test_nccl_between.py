@@ -1,0 +1,267 @@
+"""NCCL between nodes: what is expected, and what is said of what came back, whatever that is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from provision.checks.check import CheckNode, Output
+from provision.errors import ParseError
+from provision.pairs import nccl_between
+from provision.pairs.results import Outcome, Result
+from provision.thresholds import Threshold, for_sku
+from tests.pairs.nodes import facts, output
+from tests.pairs.world import HEAD, ranks, table
+
+PAIR = ("gpu-01", "gpu-02")
+HOSTS = ("h1", "h2")
+NAMES = {"10.0.0.1": "gpu-01", "h1": "gpu-01", "10.0.0.2": "gpu-02", "h2": "gpu-02"}
+
+
+def read(one: Output | None, gpus: int = 16) -> Result:
+    found = nccl_between.result(PAIR, 2, 150.0, one, gpus, NAMES)
+    assert (found.nodes, found.round, found.expected, found.unit, found.rail) == (PAIR, 2, 150.0, "GB/s", "")
+    return found
+
+
+def node(count: int = 8, sku: str | None = "h100-sxm", **more: Any) -> CheckNode:
+    known = {"gpu": {"count": count, "sku": sku}}
+    return CheckNode("gpu-01", known, more.pop("variables", {}), facts(**more))
+
+
+# --- what is run ---
+
+
+def test_the_program_is_that_of_one_node_with_fewer_iterations() -> None:
+    program = nccl_between.program(node(), others_have_ports=True)
+    words = " ".join(program.argv)
+    assert words.startswith("/usr/bin/all_reduce_perf -b 8G -e 16G -f 2 -g 8 ")
+    assert "-n 5 " in words
+    assert words.endswith("-c 1"), "results are checked"
+    assert program.env["NCCL_NET"] == "IB", "TCP would only be slow"
+    assert program.env["NCCL_DEBUG_FILE"] == "/dev/stderr", "not into the table"
+
+
+@pytest.mark.parametrize(
+    ("variables", "ports", "net"),
+    [({}, False, None), ({}, True, "IB"), ({"gpuprov_nccl_net": "AWS Libfabric"}, True, "AWS Libfabric")],
+)
+def test_the_network_that_nccl_must_use(variables: dict[str, Any], ports: bool, net: str | None) -> None:
+    assert nccl_between.program(node(variables=variables), ports).env.get("NCCL_NET") == net
+
+
+def test_more_nodes_have_more_time() -> None:
+    assert nccl_between.deadline(1000) > nccl_between.deadline(2) + 100
+
+
+# --- what it should reach ---
+
+FEW = ("mlx5_0", "mlx5_1")
+EIGHT = tuple(f"mlx5_{number}" for number in range(8))
+H100 = for_sku("h100-sxm")
+
+
+def test_it_should_reach_a_share_of_what_the_cards_carry_together() -> None:
+    assert nccl_between.carries(node(devices=FEW), H100) == pytest.approx(0.75 * 2 * 400 / 8)
+    assert nccl_between.carries(node(devices=EIGHT[:4], rate=200), H100) == pytest.approx(0.75 * 800 / 8)
+
+
+def test_and_no_more_than_its_gpus_reach_among_themselves() -> None:
+    ring = H100["nccl_all_reduce.busbw_ring_8gpu"].limit
+    assert ring < 8 * 400 / 8
+    assert nccl_between.carries(node(devices=EIGHT), H100) == pytest.approx(0.75 * float(ring))
+
+
+def test_without_a_ring_limit_the_plain_one_caps() -> None:
+    one = Threshold("nccl_all_reduce.busbw_8gpu", 40.0, "GB/s", "at_least", "measured", "here", "2026-11")
+    assert nccl_between.carries(node(devices=FEW), {one.metric: one}) == pytest.approx(30.0)
+
+
+def test_one_gpu_has_no_others_to_be_capped_by() -> None:
+    assert nccl_between.carries(node(1, devices=FEW), {}) == pytest.approx(75.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "known"),
+    [
+        (node(sku=None), {}),  # nobody knows what its GPUs reach
+        (node(3), H100),  # or three of them
+        (node(devices=()), H100),
+        (node(state="DOWN"), H100),
+    ],
+)
+def test_nothing_is_expected_where_nothing_is_known(one: CheckNode, known: dict[str, Threshold]) -> None:
+    assert nccl_between.carries(one, known) is None
+
+
+def test_facts_that_cannot_be_read_are_no_absence_of_ports() -> None:
+    silent = CheckNode("gpu-01", {"gpu": {"count": 8, "sku": None}}, {}, {}, {"hca": "permission denied"})
+    with pytest.raises(ParseError, match="permission denied"):
+        nccl_between.carries(silent, {})
+
+
+# --- what came back ---
+
+
+def test_what_was_measured_is_the_largest_size() -> None:
+    found = read(output(stdout=table(HOSTS, 380.0)))
+    assert (found.outcome, found.value, found.size) == (Outcome.MEASURED, 380.0, 2)
+    assert (found.end, found.said) == ("", "")
+
+
+def test_a_group_says_how_many_nodes_it_had() -> None:
+    nodes = tuple(f"gpu-{number}" for number in range(6))
+    found = nccl_between.result(nodes, 0, None, output(stdout=table(nodes, 50.0)), 48, {})
+    assert (found.outcome, found.value, found.size, found.nodes) == (Outcome.MEASURED, 50.0, 6, nodes)
+
+
+def test_a_build_without_mpi_measures_each_node_itself_and_that_is_nothing() -> None:
+    found = read(output(stdout=table(["h1"], 470.0) + table(["h2"], 470.0)))
+    assert (found.outcome, found.value, found.end) == (Outcome.NOT_RUN, None, "")
+    assert "built without MPI" in found.said
+    assert "validation_tools_mpi" in found.said
+
+
+def test_fewer_gpus_than_all_is_no_measurement_of_all() -> None:
+    found = read(output(stdout=table(["h1"], 470.0)))
+    assert (found.outcome, found.value) == (Outcome.NOT_RUN, None)
+    assert "ran on 8 GPUs, not on the 16 of all nodes" in found.said
+
+
+def test_wrong_elements_are_no_rate_however_fast() -> None:
+    found = read(output(stdout=table(HOSTS, 380.0, wrong="3"), rc=1))
+    assert (found.outcome, found.value) == (Outcome.ERROR, None)
+    assert "wrong elements: silent data corruption" in found.said
+
+
+def test_results_that_were_not_checked_are_no_measurement() -> None:
+    found = read(output(stdout=table(HOSTS, 380.0, wrong="N/A")))
+    assert (found.outcome, found.value) == (Outcome.ERROR, None)
+    assert "did not check its results" in found.said
+
+
+BEGAN = HEAD + ranks(HOSTS)
+NCCL = "h2: Test NCCL failure common.cu:1080 'unhandled system error (run with NCCL_DEBUG=INFO)'\n"
+CUDA = "h2: Test CUDA failure common.cu:1001 'out of memory'\n"
+
+
+@pytest.mark.parametrize(
+    ("failure", "end", "said"),
+    [
+        (NCCL, "", "unhandled system error"),  # NCCL fails at one end for what the other one does
+        (CUDA, "gpu-02", "out of memory"),
+        (CUDA.replace("h2", "  h2", 1), "gpu-02", "out of memory"),
+        (CUDA.replace("h2", "elsewhere"), "", "out of memory"),
+        (CUDA.replace("h2", "x" * 500), "", "out of memory"),
+    ],
+)
+def test_a_failure_after_the_header_is_an_error(failure: str, end: str, said: str) -> None:
+    found = read(output(stdout=BEGAN + failure, rc=3))
+    assert (found.outcome, found.value, found.end) == (Outcome.ERROR, None, end)
+    assert said in found.said
+
+
+def test_a_table_that_stops_or_was_cut_is_an_error() -> None:
+    whole = table(HOSTS)
+    stops = read(output(stdout=whole[: whole.index("# Out of bounds")], rc=137))
+    assert (stops.outcome, stops.value) == (Outcome.ERROR, None)
+    assert "stops before its end" in stops.said
+    cut = read(output(stdout=whole, truncated=True))
+    assert (cut.outcome, cut.value) == (Outcome.ERROR, None)
+
+
+def test_a_hang_says_so_and_where_it_has_not_begun_what_may_be_why() -> None:
+    late = read(output(stdout=BEGAN, rc=None, timed_out=True, seconds=181.2))
+    assert (late.outcome, late.value, late.end, late.said) == (Outcome.HANG, None, "", "no end after 181 s")
+    early = read(output(stdout="", rc=None, timed_out=True, seconds=181.2))
+    assert early.outcome is Outcome.HANG
+    assert "MPI's daemons may not reach one another over TCP" in early.said
+
+
+WARNED = "[n3:00900] plm:ssh: Warning: setpgid(903,903) failed in parent with errno=Permission denied(13)\n"
+REFUSED = (
+    "root@10.0.0.2: Permission denied (publickey).\n"
+    "gpuprov: ssh to 10.0.0.2 ended with status 255\n"
+    "--------------------------------------------------------------------------\n"
+    "ORTE was unable to reliably start one or more daemons.\n"
+)
+
+
+@pytest.mark.parametrize("before", ["", WARNED])
+def test_a_node_that_refuses_ssh_is_named(before: str) -> None:
+    found = read(output(stderr=before + REFUSED, rc=1))
+    assert (found.outcome, found.end) == (Outcome.ERROR, "gpu-02")
+    assert "Permission denied (publickey)" in found.said
+    assert "gpuprov: ssh to 10.0.0.2 ended with status 255" in found.said
+    assert "setpgid" not in found.said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ssh: connect to host 10.0.0.2 port 22: No route to host",
+        "ssh: Could not resolve hostname gpu-02: Name or service not known",
+        "Connection closed by 10.0.0.2 port 22",
+    ],
+)
+def test_why_ssh_did_not_get_there_is_told(said: str) -> None:
+    found = read(output(stderr=f"{said}\r\ngpuprov: ssh to 10.0.0.2 ended with status 255\n", rc=1))
+    assert found.said == f"{said}; gpuprov: ssh to 10.0.0.2 ended with status 255"
+
+
+def test_a_host_key_that_is_another_is_named() -> None:
+    said = "Host key verification failed.\ngpuprov: ssh to 10.0.0.2 ended with status 255\n"
+    found = read(output(stderr=said, rc=1))
+    assert (found.outcome, found.end) == (Outcome.ERROR, "gpu-02")
+    assert "verification failed" in found.said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "gpuprov: ssh to 10.0.0.9 ended with status 255\n",  # a stranger
+        "gpuprov: ssh to 10.0.0.1 ended with status 255\ngpuprov: ssh to 10.0.0.2 ended with status 255\n",
+        "srun: error: Unable to allocate resources: Requested nodes are busy\n",
+        "There are not enough slots available in the system\n",
+        "x" * 100_000,
+        "\x1b[2J\x00\n" * 50,
+        "",
+    ],
+)
+def test_what_was_not_started_is_nobodys_fault(said: str) -> None:
+    found = read(output(stderr=said, rc=1))
+    assert (found.outcome, found.value, found.end) == (Outcome.NOT_RUN, None, "")
+    assert found.said
+    assert found.said.isprintable()
+    assert len(found.said) <= 300
+    if "srun" in said:
+        assert "Requested nodes are busy" in found.said
+
+
+def test_no_answer_and_a_program_that_is_missing_are_of_the_first_node() -> None:
+    assert (read(None).outcome, read(None).end, read(None).said) == (Outcome.ERROR, "gpu-01", "no answer")
+    missing = read(output(rc=None, not_started="mpirun is not installed"))
+    assert (missing.outcome, missing.end) == (Outcome.ERROR, "gpu-01")
+    assert missing.said == "mpirun is not installed"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "# Using devices",
+        "# Using devices\n{}",
+        table(HOSTS).replace("380.00", "nan"),
+        table(HOSTS).replace("380.00", "-1"),
+        table(HOSTS).replace("380.00", "1e999"),
+        table(HOSTS).replace("GB/s", "MB/s"),
+        table(HOSTS).replace("busbw", "\x1b[2J"),
+        "# Using devices\n" + "# Rank 0 \n" * 5000,
+        '{"x": "# Using devices"}',
+    ],
+)
+def test_garbage_is_an_error_and_never_a_rate(text: str) -> None:
+    found = read(output(stdout=text))
+    assert (found.outcome, found.value) == (Outcome.ERROR, None)
+    assert found.said.isprintable()
+    assert len(found.said) <= 300
