@@ -46,8 +46,9 @@ class NodeHealth:
 @dataclass(frozen=True)
 class FleetHealth:
     """The whole report. `started`/`finished` are ISO 8601 UTC; `asked` the checks that should have run;
-    `not_compared` what too few nodes have measured to judge it against the fleet, one line for each SKU, and
-    what pairs could not tell. `fabric`: findings on what lies between the nodes, links, leaves and uplinks.
+    `not_compared` what too few nodes have measured to judge it against the fleet, one line for each SKU.
+    `fabric`: findings on what lies between the nodes, links, leaves and uplinks; `between`: lines on what is
+    to be known of those measurements besides, and what they could not tell.
     """
 
     run_id: str
@@ -60,6 +61,7 @@ class FleetHealth:
     interrupted: bool = False
     not_compared: tuple[str, ...] = ()
     fabric: tuple[Finding, ...] = ()
+    between: tuple[str, ...] = ()
 
     @property
     def counts(self) -> dict[Verdict, int]:
@@ -106,6 +108,7 @@ def from_json(document: Mapping[str, Any]) -> FleetHealth:
             nodes=tuple(_node(node) for node in document["nodes"]),
             not_compared=tuple(str(line) for line in document.get("not_compared", ())),
             fabric=tuple(_finding(finding) for finding in document.get("fabric", ())),
+            between=tuple(str(line) for line in document.get("between", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         problem = f"{type(error).__name__}: {error}"

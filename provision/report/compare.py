@@ -193,7 +193,9 @@ def direction(check: str, metric: str, unit: str) -> str:
     limited = threshold_metrics.find(name)
     stated = compared or limited
     found = stated.direction if stated else ""
-    return found if found in ("at_least", "at_most") else "at_least" if unit.endswith("/s") else ""
+    if found in ("at_least", "at_most"):
+        return found
+    return "at_least" if unit.endswith("/s") else "at_most" if unit == "us" else ""
 
 
 def _values(node: NodeHealth) -> dict[tuple[str, str, str, str], tuple[str, float]]:

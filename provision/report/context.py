@@ -1,4 +1,5 @@
-"""What a report tells beyond the health of one run: earlier runs, and the GPUs under load over time."""
+"""What a report tells beyond the health of one run: earlier runs, the GPUs under load over time, and what was
+measured between nodes."""
 
 from __future__ import annotations
 
@@ -6,6 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from provision.checks.telemetry_series import Series
+from provision.pairs.judge import TOLERANCE
+from provision.pairs.pairing import Topology
+from provision.pairs.results import Result
 from provision.verdict_history import Earlier
 
 
@@ -19,14 +23,30 @@ class Load:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """What one check measured between the nodes of `fleet`, in `unit`; `direction`: `at_least` (more is
+    better) or `at_most`, and `tolerance` as in pairs/metric.py. `left_out`: node → why it took no part."""
+
+    check: str
+    unit: str
+    fleet: Topology
+    results: tuple[Result, ...]
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    direction: str = "at_least"
+    tolerance: float = TOLERANCE
+
+
+@dataclass(frozen=True)
 class Context:
     """`earlier`: what the runs before said, None when there is none. `loads`: node → the load of each check
     that kept samples, for the nodes that are worst; `not_read`: the nodes whose samples were left alone.
+    `pairs`: the checks between nodes.
     """
 
     earlier: Earlier | None = None
     loads: Mapping[str, tuple[Load, ...]] = field(default_factory=dict)
     not_read: tuple[str, ...] = ()
+    pairs: tuple[Pairs, ...] = ()
 
 
 NOTHING = Context()

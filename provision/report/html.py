@@ -21,7 +21,8 @@ from markupsafe import Markup
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Verdict
 from provision.node_names import fold
-from provision.report import plots, since, strips
+from provision.report import pair_maps, peer_maps, plots, since, strips
+from provision.report.canvas import Image
 from provision.report.causes import (
     HEADINGS,
     SYMBOLS,
@@ -34,7 +35,6 @@ from provision.report.causes import (
     worst_first,
 )
 from provision.report.context import NOTHING, Context
-from provision.report.plots import Image
 from provision.report.tables import tables
 from provision.report.terminal import next_commands
 from provision.wording import clean, columns, duration, many, moment, one_line, quantity
@@ -43,7 +43,8 @@ _TEMPLATES = Path(__file__).parent / "templates"
 # A browser must stay quick with the whole page. Every node has its row in the table; the full measurements
 # come worst node first until this many bytes are spent, and the page says that the rest is in report.json.
 _DETAILS = 3_000_000
-_PLOTS = 1_200_000  # of these, worst node first as well; the samples themselves are in the run folder
+# Charts over time are within this as well, worst node first, and have what heat maps leave of all images.
+_PLOTS, _IMAGES = 1_200_000, 1_500_000
 _CULPRITS = 60  # rows of one cause; the rest are named, and have their own row and details
 _CHANGED = 12  # nodes told one by one of what is new since the last run
 _CAUSES = 150  # of one verdict
@@ -63,7 +64,11 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
     """The page in pieces."""
     environment = _environment()
     nodes = worst_first(fleet)
-    drawn = _telemetry(nodes, context)
+    between = [pair_maps.between(fleet, pairs) for pairs in context.pairs]
+    inside = peer_maps.peers(fleet)
+    heat = [shown.image for maps in between for shown in maps.shown]
+    heat += [shown.image for maps in inside.skus for shown in maps.shown]
+    drawn = _telemetry(nodes, context, min(_PLOTS, _IMAGES - sum(len(image.source) for image in heat)))
     details, detailed = _details(environment, fleet, nodes, drawn)
     glance = strips.glance(fleet)
     checks = list(dict.fromkeys((*fleet.asked, *(check.check for node in nodes for check in node.checks))))
@@ -88,11 +93,21 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
         since=since.since(context.earlier, fleet),
         glance=glance,
         chart=plots.fleet(glance.skus),
+        pair_maps=between,
+        peer_maps=inside,
         drawn=drawn,
         not_drawn=[*(name for name in context.loads if name not in drawn), *context.not_read],
         **_inline(),
     )
     yield from _batched(stream)
+
+
+def page(template: str, style: str, **values: Any) -> Iterator[str]:
+    """Another page with this one's look: `style` is its own style sheet after the common one; no script."""
+    own = [(_TEMPLATES / name).read_text(encoding="utf-8") for name in ("style.css", style)]
+    text = "\n".join(own)
+    inline = {"style": Markup(text), "style_hash": Markup(_hash(text))}  # noqa: S704 - our own files
+    yield from _batched(_environment().get_template(template).generate(**inline, **values))
 
 
 def _environment() -> Environment:
@@ -110,7 +125,7 @@ def _environment() -> Environment:
         duration=duration, moment=moment, many=many, one_line=one_line, quantity=quantity, fold=fold,
         silence=silence, missing=missing, tables=tables, facts=facts, evidence=_evidence,
         row_words=_row_words, badge_cell=_cell, check_cells=_check_cells, picture=_picture,
-        since_groups=since.groups, reasons=since.reasons, changed_shown=_CHANGED,
+        breakable=_breakable, since_groups=since.groups, reasons=since.reasons, changed_shown=_CHANGED,
     )  # fmt: skip
     return environment
 
@@ -141,14 +156,14 @@ def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _telemetry(nodes: Sequence[NodeHealth], context: Context) -> dict[str, dict[str, list[Image]]]:
-    """Node → check → its charts under load, worst node first, as far as the budget goes."""
+def _telemetry(nodes: Sequence[NodeHealth], context: Context, room: int) -> dict[str, dict[str, list[Image]]]:
+    """Node → check → its charts under load, worst node first, as far as there is room (bytes)."""
     spent, drawn = 0, {}
     for node in nodes:
         bad = _standing_out(node)
         charts = {load.check: plots.telemetry(load.series, bad) for load in context.loads.get(node.node, ())}
         spent += sum(len(image.source) for images in charts.values() for image in images)
-        if spent > _PLOTS:
+        if spent > room:
             break
         if any(charts.values()):
             drawn[node.node] = charts
@@ -218,6 +233,11 @@ def _check_cells(node: NodeHealth, checks: Sequence[str]) -> Markup:
     """The cells of one row: the verdict of each check; one that is missing was not measured."""
     have = {check.check: check.verdict for check in node.checks}
     return Markup("").join(_CELLS[have[name]] if name in have else _DID_NOT_RUN for name in checks)
+
+
+def _breakable(name: str) -> Markup:
+    """A check's name, which may go on in the next line after an underscore and nowhere else."""
+    return Markup("_<wbr>").join(_shown(part) for part in name.split("_"))
 
 
 def _evidence(lines: Sequence[str]) -> str:

@@ -70,6 +70,8 @@ def _header(fleet: FleetHealth) -> Iterator[str]:
     )
     for line in fleet.not_compared:
         yield f"\nNot compared with the fleet: {escape(one_line(line, 240))}.\n"
+    for line in fleet.between:
+        yield f"\nBetween nodes: {escape(one_line(line, 240))}.\n"
 
 
 def _since(fleet: FleetHealth, context: Context) -> Iterator[str]:

@@ -1,51 +1,35 @@
-"""The report's charts: matplotlib's SVG, the same bytes for the same numbers, as data for an <img> (pure).
-
-An image cannot run, load or link anything, whatever text of a node is in it. Colours are near Okabe and
-Ito's, which the colour-blind tell apart; a verdict has its own mark and line as well.
-"""
+"""The report's charts of values: GPUs over time, and where the fleet stands (pure). See `canvas` for how."""
 
 from __future__ import annotations
 
-import base64
-import io
-import logging
-import os
 import statistics
 import textwrap
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells users of its fonts and its cache
-os.environ.pop("MPLBACKEND", None)  # meant for somebody's screen; one it does not know would stop it
+from provision.checks.telemetry_series import Series, Value
+from provision.judge import Verdict
+from provision.node_names import natural
+from provision.report.canvas import (
+    DPI,
+    INK,
+    LIMIT,
+    LINE,
+    QUIET,
+    SOFT,
+    TONE,
+    Axes,
+    Image,
+    MaxNLocator,
+    canvas,
+    svg,
+)
+from provision.report.strips import Sku, Strip
+from provision.wording import many, one_line, quantity
 
-import matplotlib  # noqa: E402
-from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: E402
-from matplotlib.figure import Figure  # noqa: E402
-from matplotlib.ticker import MaxNLocator  # noqa: E402
-
-from provision.checks.telemetry_series import Series, Value  # noqa: E402
-from provision.judge import Verdict  # noqa: E402
-from provision.node_names import natural  # noqa: E402
-from provision.report.strips import Sku, Strip  # noqa: E402
-from provision.wording import many, one_line, quantity  # noqa: E402
-
-_INK, _SOFT, _QUIET, _LINE, _LIMIT = "#171a1f", "#4d5866", "#9aa5b1", "#d8dde4", "#0b57a8"
-_TONE = {Verdict.FAIL: "#c43c00", Verdict.ERROR: "#a0447c", Verdict.WARN: "#b37400", Verdict.SKIP: _SOFT}
 _MARKER = {Verdict.FAIL: "X", Verdict.ERROR: "s", Verdict.WARN: "^", Verdict.SKIP: "o"}
 _DASH = {Verdict.FAIL: "-", Verdict.ERROR: ":", Verdict.WARN: "--", Verdict.SKIP: "-."}
-
-# Names of devices and nodes are text, never formulas; text stays text, for searching and for the eye.
-_STYLE: Any = {
-    "svg.fonttype": "none", "svg.hashsalt": "gpuprov", "text.parse_math": False, "text.usetex": False,
-    "font.family": "sans-serif", "font.size": 9.0, "font.sans-serif": ["DejaVu Sans", "Arial", "sans-serif"],
-    "text.color": _INK, "axes.labelcolor": _SOFT, "axes.edgecolor": _LINE, "xtick.color": _SOFT,
-    "ytick.color": _SOFT, "axes.spines.top": False, "axes.spines.right": False, "axes.unicode_minus": False,
-    "axes.titlelocation": "left", "axes.titley": 1.04, "axes.titlesize": 9.0,
-    "axes.titlecolor": _INK, "path.simplify": True,
-}  # fmt: skip
 
 _DEVICES = 72  # lines of one plot: a GB200 NVL72 domain
 _BINS, _LANES = 140, 5  # where dots of a strip may be: what would cover each other is drawn once
@@ -53,16 +37,6 @@ _LABELS = 6  # of a strip
 _NAME = 30  # letters of a line beside a strip
 _WIDTH = 9.4  # inches of the fleet's chart
 _CHARACTER = 0.0125  # width of a letter in parts of a strip's width
-
-
-@dataclass(frozen=True)
-class Image:
-    """`source`: a data URL; `alt`: what it shows in words; `width`, `height` in CSS pixels."""
-
-    source: str
-    alt: str
-    width: int
-    height: int
 
 
 @dataclass(frozen=True)
@@ -101,31 +75,37 @@ def _over_time(what: _Quantity, series: Mapping[str, Series], bad: Mapping[str, 
     known = {name: values for name, values in known.items() if any(v is not None for v in values)}
     if not known:
         return None
-    with matplotlib.rc_context():
-        _apply_style()
-        figure = Figure(figsize=(4.2, 2.35))
+    unit, each = _time_unit(max(series[name].seconds[-1] for name in known))
+    with canvas(4.2, 2.35) as figure:
         axes = figure.add_axes((0.13, 0.19, 0.73, 0.68))
         last = {name: next(v for v in reversed(values) if v is not None) for name, values in known.items()}
         for name in sorted(known, key=lambda name: _badness(bad, name)):
             numbers = [float("nan") if value is None else value for value in known[name]]
             verdict = bad.get(name)
-            style = ({"color": _QUIET, "linewidth": 0.9} if verdict is None else
-                     {"color": _TONE[verdict], "linewidth": 1.9, "linestyle": _DASH[verdict]})  # fmt: skip
-            axes.plot(series[name].seconds, numbers, **style)  # type: ignore[arg-type]
+            style = ({"color": QUIET, "linewidth": 0.9} if verdict is None else
+                     {"color": TONE[verdict], "linewidth": 1.9, "linestyle": _DASH[verdict]})  # fmt: skip
+            axes.plot([at / each for at in series[name].seconds], numbers, **style)  # type: ignore[arg-type]
         axes.set_title(f"{what.what}, {what.unit}")
-        axes.set_xlabel("seconds since the first sample")
+        axes.set_xlabel(f"{unit} since the first sample")
         _quiet_frame(axes)
         axes.margins(x=0, y=0.12)
         axes.xaxis.set_major_locator(MaxNLocator(5))
         axes.yaxis.set_major_locator(MaxNLocator(5))
         named = [name for name in known if name in bad] or [_farthest(last)]
         _name_ends(axes, {name: last[name] for name in named}, bad)
-        source = _svg(figure)
+        source = svg(figure)
     told = [_range(f"{what.what} of {many(len(known), 'GPU')}", known.values(), what.unit)]
     told += [
         _range(f"{name} ({bad[name].value})", [known[name]], what.unit) for name in named[:4] if name in bad
     ]
     return Image(source, "; ".join(told), 403, 226)
+
+
+def _time_unit(longest: float) -> tuple[str, float]:
+    """What a person counts so many seconds in, and how many seconds one of it is."""
+    return (
+        ("seconds", 1.0) if longest <= 900 else ("minutes", 60.0) if longest <= 10800 else ("hours", 3600.0)
+    )
 
 
 def _range(who: str, values: Iterable[Sequence[Value]], unit: str) -> str:
@@ -146,7 +126,7 @@ def _name_ends(axes: Axes, ends: Mapping[str, float], bad: Mapping[str, Verdict]
     at = low - room
     for name, value in sorted(ends.items(), key=lambda end: end[1]):
         at = max(value, at + room)
-        style: Any = {"color": _TONE[bad[name]], "weight": "bold"} if name in bad else {"color": _SOFT}
+        style: Any = {"color": TONE[bad[name]], "weight": "bold"} if name in bad else {"color": SOFT}
         axes.annotate(f" {one_line(name, 10)}", (right, at), va="center", annotation_clip=False, **style)
 
 
@@ -156,9 +136,7 @@ def fleet(skus: Sequence[Sku]) -> Image | None:
     if not rows:
         return None
     height = 0.62 * rows + 0.42 * len(skus) + 0.05
-    with matplotlib.rc_context():
-        _apply_style()
-        figure = Figure(figsize=(_WIDTH, height))
+    with canvas(_WIDTH, height) as figure:
         top = 1.0
         for sku in skus:
             top -= 0.30 / height
@@ -169,9 +147,9 @@ def fleet(skus: Sequence[Sku]) -> Image | None:
                 _draw_strip(axes, strip)
                 top -= 0.62 / height
             top -= 0.12 / height
-        source = _svg(figure)
+        source = svg(figure)
     alt = "; ".join(_strip_words(sku, strip) for sku in skus for strip in sku.strips)
-    return Image(source, alt[:1500], round(_WIDTH * 96), round(height * 96))
+    return Image(source, alt[:1500], round(_WIDTH * DPI), round(height * DPI))
 
 
 def _draw_strip(axes: Axes, strip: Strip) -> None:
@@ -188,22 +166,20 @@ def _draw_strip(axes: Axes, strip: Strip) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(7))
     axes.tick_params(labelsize=8, pad=2)
     x, y = _dots(strip.values, low, high)
-    axes.plot(x, y, linestyle="", marker="o", markersize=3.2, color=_QUIET, markeredgewidth=0)
+    axes.plot(x, y, linestyle="", marker="o", markersize=3.2, color=QUIET, markeredgewidth=0)
     _draw_marks(axes, strip, low, high)
     if every:
-        axes.plot([statistics.median(every)] * 2, [-1, 1], color=_INK, linewidth=1.1)
+        axes.plot([statistics.median(every)] * 2, [-1, 1], color=INK, linewidth=1.1)
     if strip.limit is not None:
-        axes.plot([strip.limit] * 2, [-1, 1], color=_LIMIT, linewidth=1.4, linestyle=(0, (4, 2)))
+        axes.plot([strip.limit] * 2, [-1, 1], color=LIMIT, linewidth=1.4, linestyle=(0, (4, 2)))
     what, better = one_line(strip.what, 120), "more" if strip.better == "at_least" else "less"
     what = textwrap.fill(f"{what[:1].upper()}{what[1:]}", _NAME, max_lines=2, placeholder="…")
-    _beside(axes, -0.02, 0.68 if "\n" not in what else 0.86, what, _INK)
-    _beside(axes, -0.02, 0.16, f"{strip.unit}, {better} is better".lstrip(", "), _SOFT)
-    _beside(
-        axes, 1.02, 0.68, strip.limit_words or "no limit is known", _LIMIT if strip.limit_words else _SOFT
-    )
+    _beside(axes, -0.02, 0.68 if "\n" not in what else 0.86, what, INK)
+    _beside(axes, -0.02, 0.16, f"{strip.unit}, {better} is better".lstrip(", "), SOFT)
+    _beside(axes, 1.02, 0.68, strip.limit_words or "no limit is known", LIMIT if strip.limit_words else SOFT)
     if strip.silent:
         said = f"? {many(strip.silent, 'node')} not measured"
-        _beside(axes, 1.02, 0.16, said, _TONE[Verdict.ERROR], weight="bold")
+        _beside(axes, 1.02, 0.16, said, TONE[Verdict.ERROR], weight="bold")
 
 
 def _beside(axes: Axes, x: float, y: float, text: str, color: str, weight: str = "normal") -> None:
@@ -234,7 +210,7 @@ def _draw_marks(axes: Axes, strip: Strip, low: float, high: float) -> None:
     for verdict in sorted({mark.verdict for mark in marks}, key=lambda verdict: verdict.badness):
         x, _ = _dots([mark.value for mark in marks if mark.verdict is verdict], low, high)
         axes.plot(sorted(set(x)), [0.0] * len(set(x)), linestyle="", marker=_MARKER[verdict], markersize=7.5,
-                  color=_TONE[verdict], markeredgecolor="white", markeredgewidth=0.6)  # fmt: skip
+                  color=TONE[verdict], markeredgecolor="white", markeredgewidth=0.6)  # fmt: skip
     taken: list[tuple[float, float]] = []
     named: set[str] = set()
     for mark in marks:
@@ -247,10 +223,10 @@ def _draw_marks(axes: Axes, strip: Strip, low: float, high: float) -> None:
         taken.append((middle - half, middle + half))
         named.add(mark.label)
         axes.text(middle, 1.02, mark.label, transform=axes.transAxes, size=8, ha="center", va="bottom",
-                  weight="bold", color=_TONE[mark.verdict])  # fmt: skip
+                  weight="bold", color=TONE[mark.verdict])  # fmt: skip
     left = len({mark.label for mark in marks} - named)
     if left:
-        _beside(axes, 1.02, -0.36 if strip.silent else 0.16, f"and {left:,} more marked", _SOFT)
+        _beside(axes, 1.02, -0.36 if strip.silent else 0.16, f"and {left:,} more marked", SOFT)
 
 
 def _strip_words(sku: Sku, strip: Strip) -> str:
@@ -263,21 +239,5 @@ def _strip_words(sku: Sku, strip: Strip) -> str:
 def _quiet_frame(axes: Axes, *, grid: bool = True) -> None:
     axes.tick_params(length=0)
     if grid:
-        axes.grid(axis="y", color=_LINE, linewidth=0.6)
+        axes.grid(axis="y", color=LINE, linewidth=0.6)
         axes.set_axisbelow(True)
-
-
-def _apply_style() -> None:
-    """Ours alone: a style file of the user's must not change a report."""
-    matplotlib.rcdefaults()
-    matplotlib.rcParams.update(_STYLE)
-
-
-def _svg(figure: Figure) -> str:
-    """The figure as a data URL."""
-    written = io.BytesIO()
-    FigureCanvasSVG(figure)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a letter that its font lacks: the browser has another
-        figure.savefig(written, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(written.getvalue()).decode()

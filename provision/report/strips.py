@@ -73,12 +73,17 @@ def glance(fleet: FleetHealth) -> Glance:
     """What to draw of a fleet, the largest SKU first."""
     groups: dict[str, list[NodeHealth]] = defaultdict(list)
     for node in fleet.nodes:
-        if name := str(node.facts.get("sku") or (node.gpus[0].name if node.gpus else "")):
-            groups[one_line(name, 60)].append(node)
+        if name := sku_name(node):
+            groups[name].append(node)
     found = [_sku(name, nodes) for name, nodes in sorted(groups.items(), key=lambda one: -len(one[1]))]
     drawn = [sku for sku in found if sku.strips]
     unknown = len(fleet.nodes) - sum(len(nodes) for nodes in groups.values())
     return Glance(tuple(drawn[:_SKUS]), len(drawn[_SKUS:]), unknown)
+
+
+def sku_name(node: NodeHealth) -> str:
+    """What a node is grouped by: its SKU, or its GPUs' product name; "" when neither is known."""
+    return one_line(str(node.facts.get("sku") or (node.gpus[0].name if node.gpus else "")), 60)
 
 
 @dataclass

@@ -100,6 +100,8 @@ def _context(fleet: FleetHealth, ink: _Ink, context: Context) -> Iterator[str]:
         yield from ink.wrap(since.line(found), "", "")
     for line in fleet.not_compared:
         yield from ink.wrap(f"not compared with the fleet: {one_line(line, 240)}", "", "")
+    for line in fleet.between:
+        yield from ink.wrap(f"between nodes: {one_line(line, 240)}", "", "")
 
 
 def _section(group: Sequence[Cause], ink: _Ink) -> Iterator[str]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
+from collections.abc import Mapping
+from typing import Any
 
 from provision.checks.check import Measurement
 from provision.checks.telemetry_series import Series
 from provision.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
 from provision.judge import Finding, Verdict, worst
+from provision.pairs import findings, write_bw
+from provision.pairs.pairing import Topology
+from provision.pairs.results import Result
 from provision.report.causes import worst_first
-from provision.report.context import Context, Load
+from provision.report.context import Context, Load, Pairs
+from tests.pairs.fabric import Fabric
 
 CHECKS = ("gpu_inventory", "gpu_burn", "p2p_bandwidth", "nccl_all_reduce")
 SOURCE = "Azure/azurehpc-health-checks, conf/nd96isr_h100_v5.conf (May 2026)"
@@ -45,6 +51,8 @@ SLOW = Finding(
     action="investigate",
     evidence=(" 2    371.02    370.87       N/A    371.10    370.95    371.00     61.30    370.99",),
 )
+# Of `racks(16, 4)`: a leaf switch at less than half its rate, and a link at two thirds.
+LEAF_AND_LINK = {("leaf", "rack-03"): 0.4, ("link", "gpu-01", "gpu-02"): 0.66}
 HOSTILE = (
     "<script>document.title='pwned'</script>",
     "\x1b[2J\x1b]0;pwned\x07red\x1b[31m",
@@ -345,3 +353,51 @@ def wide(count: int, findings: int) -> FleetHealth:
             results.append(result(check, rows, [], 10.0))
         nodes.append(node(f"gpu-{number:05d}", tuple(results), number))
     return fleet(*nodes)
+
+
+def measured(
+    fleet: Topology, faults: Mapping[tuple[str, ...], float | None], rails: int = 4, **more: Any
+) -> tuple[Result, ...]:
+    """What ib_write_bw says in all rounds between these nodes of 400 Gb/s rails, with such faults
+    (tests/pairs/fabric.py)."""
+    names = tuple(f"mlx5_{rail}" for rail in range(rails))
+    fabric = Fabric(fleet, dict(faults), rails=names, expected=48.0 * 0.9, **more)
+    fabric.run()
+    return tuple(
+        dataclasses.replace(
+            one, unit="Gb/s", value=one.value and one.value * 8, expected=one.expected and one.expected * 8
+        )
+        for one in fabric.results
+    )
+
+
+def with_pairs(fleet: FleetHealth, pairs: Pairs) -> FleetHealth:
+    """The same nodes with what their pairs say of them."""
+    checks, fabric, told = findings.judged(pairs.fleet, pairs.results, write_bw.METRIC)
+    nodes = []
+    for one in fleet.nodes:
+        check = checks.get(one.node)
+        found = () if check is None else (check,)
+        verdict = worst([one.verdict, *(each.verdict for each in found)])
+        nodes.append(dataclasses.replace(one, checks=(*one.checks, *found), verdict=verdict))
+    asked = (*fleet.asked, pairs.check)
+    return dataclasses.replace(fleet, nodes=tuple(nodes), asked=asked, fabric=fabric, between=told)
+
+
+def racks(count: int, size: int) -> Topology:
+    """`count` nodes gpu-01 … in racks rack-01 … of `size`."""
+    names = tuple(f"gpu-{number:0{len(str(count))}d}" for number in range(1, count + 1))
+    return Topology(names, {name: f"rack-{place // size + 1:02d}" for place, name in enumerate(names)})
+
+
+def clustered(
+    count: int = 16, size: int = 4, faults: Mapping[tuple[str, ...], float | None] = LEAF_AND_LINK
+) -> tuple[FleetHealth, Context]:
+    """A fleet with a slow pair of GPUs on one node, faults between the nodes, and load of the worst."""
+    topology = racks(count, size)
+    good, slow = checks(1), checks(3, slow=(2, 6), burn=5)
+    names = enumerate(topology.nodes, 1)
+    pairs = Pairs("pair_bandwidth", "Gb/s", topology, measured(topology, faults))
+    nodes = [node(name, slow if number == 3 else good, number) for number, name in names]
+    found = with_pairs(fleet(*nodes), pairs)
+    return found, dataclasses.replace(context(found), pairs=(pairs,))

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from provision import checks_asked
 from provision.health import FleetHealth
 from provision.report.context import NOTHING, Context
 from provision.report.html import render
@@ -137,6 +138,42 @@ def test_two_hundred_nodes_with_charts_are_small_and_every_one_is_found(
     }
 
 
+def test_heat_maps_are_images_with_words(samples: ModuleType, tmp_path: Path) -> None:
+    """200 nodes with a bad leaf, a hanging node and a slow pair of GPUs."""
+    faults = {("leaf", "rack-04"): 0.4, ("node", "gpu-100"): None}
+    fleet, context = samples.clustered(200, 8, faults)
+    text = page(fleet, context)
+    assert len(text.encode()) < 5_000_000
+    steps = """
+    const maps = all(".maps img");
+    await Promise.all(maps.map(map => map.decode()));
+    seen.alts = maps.map(map => map.alt.slice(0, 40));
+    seen.drawn = maps.filter(map => map.naturalWidth > 300 && map.clientWidth > 300).length;
+    const right = map => map.getBoundingClientRect().right;
+    seen.within = maps.every(map => right(map) <= document.documentElement.clientWidth);
+    seen.told = names(".to-blame li");
+    const bad = maps.find(map => map.alt.includes("gpu-003"));
+    seen.marked = bad.alt.includes("✗ gpu2 to gpu6 61.3");
+    const link = bad.closest("figure").querySelector("a");
+    link.click();
+    await wait(500);
+    seen.open = document.getElementById(link.hash.slice(1)).closest("details").open;
+    """
+    assert after(text, steps, tmp_path) == {
+        "alts": [
+            "pair_bandwidth between 25 racks: 200 pai",
+            "pair_bandwidth between 9 nodes and other",
+            "peer bandwidth inside gpu-101. p2p_read:",
+            "peer bandwidth inside gpu-003. p2p_read:",
+        ],
+        "drawn": 4,
+        "within": True,
+        "told": ["✗ leaf of rack rack-04", "✗ gpu-100"],
+        "marked": True,
+        "open": True,
+    }
+
+
 @pytest.fixture
 def asked() -> Iterator[tuple[str, list[str]]]:
     """A web server's address, and what it was asked for."""
@@ -205,3 +242,21 @@ def test_a_page_of_hostile_text_fetches_and_runs_nothing_even_without_its_policy
     file.write_text(text, encoding="utf-8", errors="replace")
     assert "pwned" not in title(dumped(file))
     assert paths == []
+
+
+def test_the_heads_of_many_checks_break_after_underscores_only(samples: ModuleType, tmp_path: Path) -> None:
+    asked = tuple(name for name in checks_asked.known() if name != "pair_bandwidth")
+    assert len(asked) >= 16
+    fleet = samples.fleet(*(samples.node(f"gpu-{i:02d}", samples.checks(i), i) for i in (1, 2)), asked=asked)
+    steps = """
+    const parts = all("#fleet thead th button").flatMap(button => Array.from(button.childNodes))
+      .filter(node => node.nodeType === Node.TEXT_NODE);
+    seen.words = parts.map(part => part.textContent);
+    const range = document.createRange();
+    const lines = part => { range.selectNodeContents(part); return range.getClientRects().length; };
+    seen.broken = parts.filter(part => lines(part) !== 1).map(part => part.textContent)
+      .filter(word => !word.includes(" "));
+    """
+    seen = after(page(fleet), steps, tmp_path)
+    assert {"memory_", "bandwidth", "scatter"} <= set(seen["words"])
+    assert seen["broken"] == []

@@ -8,6 +8,7 @@ import io
 import json
 import stat
 import tarfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -169,6 +170,7 @@ def test_the_timeline_has_this_run_earlier_ones_and_what_changed_between(
     made = RunFolder.create("up", {}, runs=runs)
     made.append("reboots", {"time": "2026-05-05T01:00:00.000Z", "node": "gpu-03", "boot": "x"})
     made.append("reboots", {"time": "2026-05-05T01:00:00.000Z", "node": "gpu-02", "boot": "x"})
+    time.sleep(0.002)  # a run is earlier when its name is, and names have milliseconds
     second = keep(samples, runs)
     note_look(second, "gpu-03", Fingerprint({"driver.loaded_version": "595.71.05"}))
     second.append(

@@ -130,6 +130,7 @@ def test_temperatures_and_counters_from_zero_have_no_direction(samples: ModuleTy
     assert compare.direction("p2p_bandwidth", "h2d", "GB/s") == "at_least"
     assert compare.direction("nccl_all_reduce", "busbw", "GB/s") == "at_least"
     assert compare.direction("a_check_of_ones_own", "speed", "MB/s") == "at_least"
+    assert compare.direction("pair_latency", "latency", "us") == "at_most"
 
 
 def test_verdicts_nodes_and_checks_that_changed(samples: ModuleType) -> None:

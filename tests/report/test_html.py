@@ -10,12 +10,12 @@ from types import ModuleType
 import pytest
 
 from provision.health import FleetHealth
-from provision.report import html
+from provision.report import html, peer_maps
 from provision.report.context import NOTHING, Context
 from provision.report.html import render
 
 FLEETS = ("healthy", "demo", "unmeasured", "interrupted", "nothing", "hostile", "between")
-VOID = {"meta", "br", "input", "img"}
+VOID = {"meta", "br", "input", "img", "wbr"}
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -136,17 +136,37 @@ def test_the_charts_of_the_worst_nodes_fit_their_budget_and_the_rest_is_named(
 ) -> None:
     fleet = samples.demo()
     whole = Reader(page(fleet, samples.context(fleet)))
-    charts = [attributes for tag, attributes in whole.tags if tag == "img"]
-    assert len(charts) == 1 + 3 * 3
+    charts = over_time(whole)
+    assert len(charts) == 3 * 3
     assert "are drawn for" not in whole.text
-    each = sum(len(str(chart["src"])) for chart in charts[1:]) / 3
+    each = sum(len(str(chart["src"])) for chart in charts) / 3
     monkeypatch.setattr(html, "_PLOTS", int(each * 1.5))
     less = Reader(page(fleet, samples.context(fleet, not_read=("gpu-77",))))
-    assert sum(tag == "img" for tag, _ in less.tags) == 1 + 3
+    assert len(over_time(less)) == 3
     assert "drawn for 1 node, worst first; not for gpu-[01-02,77]." in less.text
     assert "gpu5 (fail)" in next(
         str(a["alt"]) for t, a in less.tags if t == "img" and "clock" in str(a["alt"])
     )
+
+
+def test_heat_maps_take_their_room_from_the_charts_over_time(
+    samples: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = samples.demo()
+    heat = [image for maps in peer_maps.peers(fleet).skus for image in maps.shown]
+    assert len(heat) == 2
+    spent = sum(len(one.image.source) for one in heat)
+    monkeypatch.setattr(html, "_IMAGES", spent)
+    reader = Reader(page(fleet, samples.context(fleet)))
+    assert over_time(reader) == []
+    assert sum("peer bandwidth" in str(a.get("alt")) for _, a in reader.tags) == 2
+    assert "drawn for 0 nodes, worst first; not for gpu-[01-03]." in reader.text
+
+
+def over_time(reader: Reader) -> list[dict[str, str | None]]:
+    """The charts of temperature, power and clock."""
+    kinds = ("temperature of", "power of", "SM clock of")
+    return [a for tag, a in reader.tags if tag == "img" and str(a["alt"]).startswith(kinds)]
 
 
 def test_charts_take_nothing_from_the_details(samples: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ import pytest
 import provision
 from provision.checks.telemetry_series import Series
 from provision.judge import Verdict
-from provision.report import plots
-from provision.report.plots import Image
+from provision.report import canvas, plots
+from provision.report.canvas import Image
 from provision.report.strips import Mark, Sku, Strip, glance
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -67,7 +67,7 @@ def test_verdicts_differ_by_more_than_colour() -> None:
     def dashes(verdict: Verdict) -> str:
         source = plots.telemetry(burn(), {"gpu5": verdict})[0].source
         svg = base64.b64decode(source.split(",", 1)[1]).decode()
-        colour = plots._TONE[verdict]
+        colour = canvas.TONE[verdict]
         (line,) = [part for part in svg.split("<path") if f"stroke: {colour}" in part]
         return line.split('style="')[1].split('"')[0].replace(colour, "")
 

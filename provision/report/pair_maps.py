@@ -1,0 +1,194 @@
+"""What was measured between nodes, as heat maps: one for each check of pairs (pure).
+
+Up to `_MOST` nodes all of them are drawn, in the order of their racks. Of more nodes there are two maps: rack
+by rack, and the nodes that are named or suspected by whom they were measured with.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from provision.health import FleetHealth
+from provision.judge import Verdict
+from provision.node_names import fold
+from provision.report.canvas import Image
+from provision.report.context import Pairs
+from provision.report.heat_scale import Cell, Mark
+from provision.report.heatmaps import Group, HeatMap, draw
+from provision.report.pair_cells import BAD, LOUD, PairCells, badness, worst
+from provision.wording import many, one_line
+
+_MOST = 64  # names along a map
+_NAMED = 48  # rows of the second map
+_NO_RACK, _ABSENT = "rack not known", "took no part"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """An image with what is to be said of it."""
+
+    image: Image
+    words: str
+
+
+@dataclass(frozen=True)
+class PairMaps:
+    """One check's maps. `measured` of `possible` pairs in `rounds`; `named`: who is to blame or suspected;
+    `left_out`: those that took no part, a line for each reason; `notes`: what is not drawn, and why."""
+
+    check: str
+    shown: tuple[Shown, ...]
+    measured: int
+    possible: int
+    rounds: int
+    named: tuple[str, ...]
+    left_out: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def between(fleet: FleetHealth, pairs: Pairs) -> PairMaps:
+    """What to draw of one check."""
+    seen = PairCells(fleet, pairs)
+    nodes = [*_by_rack(pairs, pairs.fleet.nodes), *pairs.left_out]
+    few = len(nodes) <= _MOST
+    shown, notes = ([_every_node(seen, nodes)] if len(nodes) > 1 else [], []) if few else _large(seen)
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for node, why in pairs.left_out.items():
+        reasons[why].append(node)
+    count = len(pairs.fleet.nodes)
+    return PairMaps(
+        pairs.check,
+        tuple(shown),
+        len(seen.measured),
+        count * (count - 1) // 2,
+        max((result.round for result in pairs.results), default=0),
+        tuple(seen.to_blame()),
+        tuple(f"{fold(names, 300)}: {one_line(why, 200)}" for why, names in reasons.items()),
+        tuple(notes),
+    )
+
+
+def _large(seen: PairCells) -> tuple[list[Shown], list[str]]:
+    """The maps of a fleet whose nodes are too many for one, and lines on what they leave out."""
+    racks = list(seen.pairs.fleet.members)
+    shown, notes = [], []
+    if 2 <= len(racks) <= _MOST:
+        shown.append(_racks(seen, racks))
+    else:
+        notes.append(f"Not drawn rack by rack: {many(len(racks), 'rack')} known.")
+    if named := _named(seen):
+        shown.append(_by_partner(seen, named))
+    else:
+        notes.append(f"No node stands out; {many(len(seen.pairs.fleet.nodes), 'node')} are too many to draw.")
+    return shown, notes
+
+
+def _by_rack(pairs: Pairs, nodes: Iterable[str]) -> list[str]:
+    """The nodes rack by rack, in the inventory's order; those without a rack last."""
+    fleet = pairs.fleet
+    racks = {rack: place for place, rack in enumerate(fleet.members)}
+
+    def place(node: str) -> tuple[int, int]:
+        return racks.get(fleet.racks.get(node, ""), len(racks)), fleet.order[node]
+
+    return sorted(nodes, key=place)
+
+
+def _every_node(seen: PairCells, nodes: Sequence[str]) -> Shown:
+    place = {node: number for number, node in enumerate(nodes)}
+    cells = {}
+    for (one, other), cell in seen.cells.items():
+        cells[place[one], place[other]] = cells[place[other], place[one]] = cell
+    for absent in (place[node] for node in seen.pairs.left_out):
+        for at in place.values():
+            cells[absent, at] = cells[at, absent] = Cell(None, mark=Mark.UNKNOWN)
+    drawn = HeatMap(
+        _title(seen), nodes, cells, _groups(seen, nodes), named=_loud(seen), own="the node itself"
+    )
+    image = draw([drawn], seen.scale(), seen.alt(many(len(nodes), "node"), seen.cells))
+    return Shown(image, "Each pair is shown twice, so that the row of a node has all of its pairs.")
+
+
+def _by_partner(seen: PairCells, named: Sequence[str]) -> Shown:
+    """Named nodes as rows, those they met as columns; as many as fit, the worst of them."""
+    rows = _by_rack(seen.pairs, named[:_NAMED])
+    met = {
+        other: min(badness(seen.of(node, other)) for node in seen.met[other] if node in rows)
+        for node in rows
+        for other in seen.met[node]
+    }
+    order = seen.pairs.fleet.order
+    fitting = sorted(met, key=lambda node: (met[node], order[node]))[:_MOST]
+    columns = _by_rack(seen.pairs, fitting)
+    place = {node: number for number, node in enumerate(columns)}
+    within = {(node, other) for node in rows for other in seen.met[node] if other in place}
+    cells = {(rows.index(node), place[other]): seen.of(node, other) for node, other in within}
+    drawn = HeatMap(
+        _title(seen), rows, cells, _groups(seen, rows), columns, _groups(seen, columns), _loud(seen),
+        own="the node itself", largest=0.3,
+    )  # fmt: skip
+    words = f"The nodes that stand out ({len(rows):,} of {len(named):,}), a row each"
+    words += f", by those they were measured with ({len(columns):,} of {len(met):,})."
+    words += f" Of {many(len(order), 'node')} the others are in the map of racks alone."
+    pairs = {seen.pair(node, other) for node, other in within}
+    return Shown(draw([drawn], seen.scale(), seen.alt(f"{many(len(rows), 'node')} and others", pairs)), words)
+
+
+def _named(seen: PairCells) -> list[str]:
+    """The nodes with a finding, worst first; where there is none, those that have a bad pair."""
+
+    def bad(node: str) -> int:
+        return sum(seen.of(node, other).mark in BAD for other in seen.met[node])
+
+    order = seen.pairs.fleet.order
+    found = [node for node in order if seen.verdicts.get(node) in LOUD and seen.met[node]]
+    found = found or [node for node in order if bad(node)]
+    worse = {node: LOUD.index(v) for node, v in seen.verdicts.items() if v in LOUD}
+    return sorted(found, key=lambda node: (worse.get(node, len(LOUD)), -bad(node), order[node]))
+
+
+def _title(seen: PairCells) -> str:
+    return f"{seen.pairs.check}, {one_line(seen.pairs.unit, 20)}"
+
+
+def _loud(seen: PairCells) -> dict[str, Verdict]:
+    return {node: verdict for node, verdict in seen.verdicts.items() if verdict in LOUD}
+
+
+def _groups(seen: PairCells, nodes: Sequence[str]) -> list[Group]:
+    """Neighbours of one rack; none where no rack is known and all took part."""
+    racks = seen.pairs.fleet.racks
+
+    def rack(node: str) -> str:
+        return _ABSENT if node in seen.pairs.left_out else racks.get(node, "")
+
+    found = [(name, len(list(each))) for name, each in groupby(nodes, rack)]
+    if len(found) == 1 and not found[0][0]:
+        return []
+    return [(f"✗ {name}" if seen.stands_out(name) else name or _NO_RACK, size) for name, size in found]
+
+
+def _racks(seen: PairCells, racks: Sequence[str]) -> Shown:
+    place = {rack: number for number, rack in enumerate(racks)}
+    of = seen.pairs.fleet.racks
+    found: dict[tuple[int, int], list[Cell]] = defaultdict(list)
+    within = [pair for pair in seen.cells if pair[0] in of and pair[1] in of]
+    for pair in within:
+        one, other = (place[of[node]] for node in pair)
+        for at in {(one, other), (other, one)}:
+            found[at].append(seen.cells[pair])
+    cells = {}
+    for at, each in found.items():
+        bad = sum(cell.mark in BAD for cell in each)
+        cells[at] = Cell(worst(each).share, f"{bad} of {len(each)}" if bad else "", worst(each).mark)
+    named = {rack: Verdict.FAIL for rack in racks if seen.stands_out(rack)}
+    drawn = HeatMap(f"{seen.pairs.check}, rack by rack", racks, cells, named=named, largest=0.36)
+    scale = seen.scale("the worst measurement of all pairs of two racks")
+    words = (
+        "The diagonal has the pairs within a rack. A bad leaf slows all of its row, those included; a bad "
+    )
+    words += "uplink only the rest of it; a bad node a few cells of it."
+    return Shown(draw([drawn], scale, seen.alt(many(len(racks), "rack"), within)), words)

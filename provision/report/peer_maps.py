@@ -1,0 +1,241 @@
+"""Which nodes' GPU-to-GPU bandwidth to draw as heat maps: where it is no clean pass, and beside it a typical
+node that is healthy (pure)."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from provision.health import CheckResult, FleetHealth, NodeHealth
+from provision.judge import Finding, Verdict, number
+from provision.node_names import natural
+from provision.report.canvas import Image
+from provision.report.causes import worst_first
+from provision.report.heat_scale import Cell, Mark, Scale, digits
+from provision.report.heatmaps import LARGEST, HeatMap, draw
+from provision.report.strips import sku_name
+from provision.wording import one_line, quantity
+
+CHECK = "p2p_bandwidth"
+_NODES = 5  # drawn of a SKU; the others are named
+_BYTES = 450_000  # of all maps together
+_PAIR = re.compile(r"gpu(\d{1,4})->gpu(\d{1,4})")
+_DEVICES = re.compile(r"gpu\d{1,4}")
+_LIMIT = re.compile(r"≥ (\d{1,12}(?:\.\d{1,6})?) GB/s")
+_STEPS = (0.95, 0.85, 0.7, 0.5)  # 15 % below its peers a pair has lost links (checks/p2p_bandwidth.py)
+_MARKS = {Verdict.FAIL: Mark.FAIL, Verdict.WARN: Mark.WARN, Verdict.ERROR: Mark.UNKNOWN}
+_WORDS = {
+    Mark.FAIL: "a finding fails it",
+    Mark.WARN: "a finding warns of it",
+    Mark.UNKNOWN: "not measured",
+}
+
+Place = tuple[int, int]  # two GPUs: from, to
+Matrix = Mapping[Place, float | None]  # GB/s; None: the tool says N/A
+
+
+@dataclass(frozen=True)
+class NodeMap:
+    """One node's map. `typical`: it is healthy, and here to compare with."""
+
+    node: NodeHealth
+    verdict: Verdict
+    image: Image
+    typical: bool = False
+
+
+@dataclass(frozen=True)
+class SkuMaps:
+    """The maps of one SKU, the typical node first. `left_out`: nodes that are no pass and have no map for
+    want of room."""
+
+    sku: str
+    shown: tuple[NodeMap, ...]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PeerMaps:
+    """Of the SKUs that have a node which is no pass. `unmeasured`: nodes with no number to draw."""
+
+    skus: tuple[SkuMaps, ...]
+    unmeasured: tuple[str, ...]
+    check: str = CHECK
+
+
+def peers(fleet: FleetHealth) -> PeerMaps:
+    """What to draw, the SKU with most nodes first; nothing of one whose nodes all pass or skip."""
+    groups: dict[str, list[NodeHealth]] = defaultdict(list)
+    for node in worst_first(fleet):
+        if CHECK in fleet.asked or any(check.check == CHECK for check in node.checks):
+            groups[sku_name(node)].append(node)
+    found, spent, unmeasured = [], 0, []
+    for sku, nodes in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0])):
+        measured = {node.node: _matrices(_check(node)) for node in nodes}
+        unmeasured += [n.node for n in nodes if _verdict(n) in _MARKS and not measured[n.node]]
+        maps = _of_sku(sku, nodes, measured, _BYTES - spent)
+        if maps.shown or maps.left_out:
+            found.append(maps)
+        spent += sum(len(one.image.source) for one in maps.shown)
+    return PeerMaps(tuple(found), tuple(sorted(unmeasured, key=natural)))
+
+
+def _of_sku(
+    sku: str, nodes: Sequence[NodeHealth], measured: Mapping[str, Mapping[str, Matrix]], room: int
+) -> SkuMaps:
+    healthy = [n for n in nodes if _verdict(n) is Verdict.PASS and measured[n.node]]
+    bad = [n for n in nodes if _verdict(n) in _MARKS and measured[n.node]]
+    bad.sort(key=lambda node: (-_verdict(node).badness, natural(node.node)))
+    usual = _usual([measured[node.node] for node in healthy])
+    shown: list[NodeMap] = []
+    if bad and healthy:
+        typical = _typical(healthy, measured)
+        shown.append(NodeMap(typical, Verdict.PASS, _drawn(typical, measured, usual, len(healthy)), True))
+    for node in bad[:_NODES]:
+        one = NodeMap(node, _verdict(node), _drawn(node, measured, usual, len(healthy)))
+        if sum(len(each.image.source) for each in (*shown, one)) > room:
+            break
+        shown.append(one)
+    drawn = {one.node.node for one in shown}
+    if not any(not one.typical for one in shown):
+        shown = []
+    left_out = tuple(sorted((node.node for node in bad if node.node not in drawn), key=natural))
+    return SkuMaps(sku, tuple(shown), left_out)
+
+
+def _check(node: NodeHealth) -> CheckResult | None:
+    return next((check for check in node.checks if check.check == CHECK), None)
+
+
+def _verdict(node: NodeHealth) -> Verdict:
+    """`error` where the check is missing: it was asked for."""
+    check = _check(node)
+    return check.verdict if check else Verdict.ERROR
+
+
+def _matrices(check: CheckResult | None) -> dict[str, Matrix]:
+    """Metric → what was measured between which GPUs; none that has no number, or too many GPUs to draw."""
+    found: dict[str, dict[Place, float | None]] = defaultdict(dict)
+    for row in check.measurements if check else ():
+        match = _PAIR.fullmatch(row.device)
+        if match and match[1] != match[2] and row.unit == "GB/s":
+            value = number(row.value)
+            usable = value is not None and 0 <= value < 1e6  # nor NaN
+            found[row.metric][int(match[1]), int(match[2])] = value if usable else None
+    return {
+        one_line(metric, 40): matrix
+        for metric, matrix in found.items()
+        if any(value is not None for value in matrix.values())
+        and len({gpu for place in matrix for gpu in place}) <= LARGEST
+    }
+
+
+def _usual(healthy: Iterable[Mapping[str, Matrix]]) -> Mapping[tuple[str, Place], float]:
+    """What each pair of GPUs has in healthy nodes: which are bridged depends on where they sit."""
+    values: dict[tuple[str, Place], list[float]] = defaultdict(list)
+    for matrices in healthy:
+        for metric, matrix in matrices.items():
+            for place, value in matrix.items():
+                if value:
+                    values[metric, place].append(value)
+    return {key: statistics.median(each) for key, each in values.items()}
+
+
+def _typical(healthy: Sequence[NodeHealth], measured: Mapping[str, Mapping[str, Matrix]]) -> NodeHealth:
+    """The one in the middle, by the median of all its pairs."""
+
+    def middle(node: NodeHealth) -> float:
+        return statistics.median(v for m in measured[node.node].values() for v in m.values() if v is not None)
+
+    return sorted(healthy, key=lambda node: (middle(node), natural(node.node)))[(len(healthy) - 1) // 2]
+
+
+def _drawn(
+    node: NodeHealth,
+    measured: Mapping[str, Mapping[str, Matrix]],
+    usual: Mapping[tuple[str, Place], float],
+    healthy: int,
+) -> Image:
+    check, matrices = _check(node), measured[node.node]
+    findings = [f for f in check.findings if f.verdict in _MARKS] if check else []
+    gpus = sorted({gpu for m in matrices.values() for p in m for gpu in p} | {g.index for g in node.gpus})
+    gpus = gpus[:LARGEST]
+    maps = []
+    for metric, matrix in list(matrices.items())[:2]:
+        own = statistics.median(value for value in matrix.values() if value is not None)
+        reference = {place: usual.get((metric, place), own) for place in matrix}
+        cells = dict(_cells(metric, matrix, gpus, reference, findings))
+        names = tuple(f"gpu{gpu}" for gpu in gpus)
+        maps.append(
+            HeatMap(f"{metric}, GB/s", names, cells, own="the GPU itself", directed=True, largest=0.34)
+        )
+    of = (
+        f"what the same pair has in the healthy nodes of this SKU (median of {healthy:,})"
+        if healthy
+        else "the median of this node's own pairs: no node of this SKU is healthy"
+    )
+    return draw(maps, Scale(f"Colour: share of {of}", _STEPS, _WORDS), _alt(node, maps, matrices))
+
+
+def _cells(
+    metric: str,
+    matrix: Matrix,
+    gpus: Sequence[int],
+    reference: Mapping[Place, float],
+    findings: Sequence[Finding],
+) -> Iterator[tuple[Place, Cell]]:
+    for row, source in enumerate(gpus):
+        for column, target in enumerate(gpus):
+            place = (source, target)
+            if source == target:
+                continue
+            if place not in matrix:
+                yield (row, column), Cell(None, mark=Mark.UNKNOWN)
+                continue
+            value = matrix[place]
+            share = None if value is None else value / (reference[place] or 1.0)
+            mark = max(
+                (f.verdict for f in findings if _concerns(f, metric, place, value, share)),
+                key=lambda verdict: verdict.badness,
+                default=None,
+            )
+            text = "N/A" if value is None else digits(value)
+            yield (row, column), Cell(share, text, _MARKS[mark] if mark else Mark.NONE)
+
+
+def _concerns(finding: Finding, metric: str, place: Place, value: float | None, share: float | None) -> bool:
+    """Whether a finding is about this cell: it names the pair, a GPU of it or the node, and the cell is slow
+    by the finding's own limit, or has no number."""
+    if finding.metric not in ("p2p_read", "p2p_write", metric):
+        return False
+    source, target = (f"gpu{gpu}" for gpu in place)
+    if finding.device == f"{source}->{target}" and finding.metric == metric:
+        return True
+    devices = set(_DEVICES.findall(finding.device))
+    if finding.device != "node" and (not devices or not devices <= {source, target}):
+        return False
+    if "->" in finding.device or value is None or share is None:
+        return value is None
+    limit = _LIMIT.fullmatch(finding.limit)
+    return value < float(limit[1]) if limit else share < _STEPS[1]
+
+
+def _alt(node: NodeHealth, maps: Sequence[HeatMap], matrices: Mapping[str, Matrix]) -> str:
+    """`gpu-03 p2p_read, 56 of 56 pairs measured, 61.3 to 374 GB/s; ✗ gpu2 to gpu6 61.3`."""
+    told = []
+    for drawn in maps:
+        metric = drawn.title.partition(",")[0]
+        values = [value for value in matrices[metric].values() if value is not None]
+        asked = len(drawn.names) * (len(drawn.names) - 1)
+        words = f"{metric}: {len(values):,} of {asked:,} pairs measured, "
+        words += f"{quantity(min(values))} to {quantity(max(values))} GB/s"
+        marked = [(place, cell) for place, cell in sorted(drawn.cells.items()) if cell.mark]
+        for (row, column), cell in marked[:8]:
+            words += (
+                f"; {cell.mark} {drawn.names[row]} to {drawn.names[column]} {cell.text or 'not measured'}"
+            )
+        told.append(words + (f" and {len(marked) - 8} more marked" if len(marked) > 8 else ""))
+    return f"peer bandwidth inside {one_line(node.node, 60)}. {'. '.join(told)}"
