@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": "show what `up` would do to each node, and why; changes nothing",
     "up": "bring nodes to the declared stack, and verify that it held",
     "validate": "run the hardware checks, judge them, write one health report",
+    "burnin": "load nodes for hours before production, and write the record of acceptance",
     "lock": "write down the exact packages of good nodes, for the others to be held to",
     "baseline": "make thresholds of what a fleet's own runs measured",
     "drift": "compare the fleet with what was declared; made for CI",

@@ -161,6 +161,9 @@ class Runner:
             "GPUPROV_WAVE": str(wave),
             "GPUPROV_INVENTORY": str(self.inventory.absolute()),
         }
+        reasons = [str(self.about.get(node, {}).get("reason") or "") for node in nodes]
+        if any(reasons):
+            environment["GPUPROV_REASON"] = one_line("; ".join(filter(None, reasons)), 200)
         with tempfile.TemporaryFile() as given:  # a file: a hook need not read it
             given.write(json.dumps(document).encode() + b"\n")
             given.seek(0)

@@ -67,18 +67,24 @@ class RunFolder:
         try:
             _make_folder(home)
             folder = cls(_new_folder(home, verb))
-            folder._write_meta(
-                {
-                    "format": FORMAT,
-                    "gpuprov": __version__,
-                    "verb": verb,
-                    "arguments": dict(arguments),
-                    "controller": platform.node(),
-                    "started": _now(),
-                    "finished": None,
-                    "exit_code": None,
-                }
-            )
+            folder._begin(verb, arguments, _now())
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot make a run folder in {home}: {error.strerror}",
+                "point GPUPROV_RUNS to a folder you may write",
+            ) from error
+        return folder
+
+    @classmethod
+    def adopt(cls, name: str, verb: str, arguments: Mapping[str, Any], runs: Path | None = None) -> RunFolder:
+        """The folder here for a run that another machine began, under that run's name; made when there is
+        none. The caller answers for the name."""
+        home = runs or runs_home()
+        try:
+            _make_folder(home / name)
+            folder = cls(home / name)
+            if not (folder.path / "run.json").exists():
+                folder._begin(verb, arguments, None)
         except OSError as error:
             raise RunFolderError(
                 f"cannot make a run folder in {home}: {error.strerror}",
@@ -155,6 +161,11 @@ class RunFolder:
         self._write_meta(meta)
         row = {key: meta.get(key) for key in _HISTORY_FIELDS}
         _append_line(self.path.parent / HISTORY, {"run": self.path.name, **row})
+
+    def _begin(self, verb: str, arguments: Mapping[str, Any], started: str | None) -> None:
+        meta = {"format": FORMAT, "gpuprov": __version__, "verb": verb, "arguments": dict(arguments)}
+        meta |= {"controller": platform.node(), "started": started, "finished": None, "exit_code": None}
+        self._write_meta(meta)
 
     def _write_meta(self, meta: Mapping[str, Any]) -> None:
         self.write_json("run.json", meta)

@@ -50,6 +50,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     (
         "what a verb does",
         {"baseline", "campaign", "plan_report", "report_context", "seen", "shown", "starter", "validation"}
+        | {"burnin"}
         | {"checks_asked", "drift_formats", "drift_report", "fleet_pairs", "fleet_versions", "odd_ones"}
         | {"node_commands", "pair_campaign", "pair_plays", "perftest_pairs"}
         | {"launch", "nccl_pairs"}
@@ -156,6 +157,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
 LONG = {
     "node/ddp_scaling.py": "a program is sent to a node as one text; its head describes what it prints",
     "node/modules/gpuprov_run.py": "an Ansible module is one file, and this one has to outlive what it runs",
+    "node/modules/gpuprov_burnin.py": "an Ansible module is one file; each state of it is a few lines",
     "node/modules/gpuprov_offered.py": "an Ansible module is one file; a quarter of it is documentation",
 }
 
@@ -364,7 +366,10 @@ def test_a_module_is_small_and_its_name_says_what_it_is(path: Path) -> None:
     assert lines <= 300 or relative(path) in LONG, f"{lines} lines"
 
 
-def test_the_program_for_nodes_defines_no_name_twice() -> None:
+@pytest.mark.parametrize(
+    "files", [("node/observe/",), ("node/burnin/", "node/modules/gpuprov_run.py")], ids=["observe", "burnin"]
+)
+def test_a_program_for_nodes_defines_no_name_twice(files: tuple[str, ...]) -> None:
     """Its files become one text, with one namespace."""
     names = [name for path in sources(*files) for statement in tree(path).body for name in defined(statement)]
     ours = [name for name in names if name not in {"DOCUMENTATION", "EXAMPLES", "RETURN"}]
@@ -411,7 +416,9 @@ def test_what_runs_on_nodes_is_python_36_and_standard_library(path: Path) -> Non
     siblings = {other.stem for other in path.parent.glob("*.py")}
     for module in imports(path, types=True):
         top = module.partition(".")[0]
-        ours = module.startswith("provision.node.observe.")  # one text on the node
+        # One text on the node.
+        ours = module.startswith(("provision.node.observe.", "provision.node.burnin."))
+        ours = ours or module == "provision.node.modules.gpuprov_run"
         assert ours or top in sys.stdlib_module_names | siblings | {"ansible"}, module
         assert module not in AFTER_36, module
     for node in ast.walk(tree(path)):

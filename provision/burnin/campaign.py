@@ -1,0 +1,251 @@
+"""One burn-in of a fleet from the controller's side: begin it, ask after it, end it, fetch what it wrote.
+
+All that is needed to judge it is on the nodes as well as here: a controller that has never heard of it asks
+them which burn-in they have, and goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from provision import validated
+from provision.burnin import node_talk, orders, plan_text
+from provision.burnin.clock import Contact
+from provision.burnin.look import Looked
+from provision.burnin.node_talk import Answer
+from provision.burnin.plan import MARGIN, Plan
+from provision.burnin.profile import Profile
+from provision.burnin.spool import Spool
+from provision.errors import GpuprovError, RunFolderError
+from provision.inventory import Fleet
+from provision.node_names import fold
+from provision.secrets_mask import secrets_of
+from provision.store import RunFolder, latest, runs_home
+
+VERB = "burnin"
+NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-burnin")
+_ROUNDS = 5000  # answers that one node's files come in, at most
+
+
+@dataclass
+class Campaign:
+    """A burn-in: its run folder, and how its nodes are reached (`variables`: node → what Ansible needs)."""
+
+    folder: RunFolder
+    variables: Mapping[str, Mapping[str, Any]]
+    forks: int = 50
+    vault_password_files: Sequence[Path] = ()
+    over: dict[str, bool] = field(default_factory=dict)  # node → nothing more will come of it
+    silence: dict[str, str] = field(default_factory=dict)  # node → why it could not be asked
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.name
+
+    def ask(
+        self,
+        state: str,
+        nodes: Collection[str],
+        heard: Callable[[Answer], None] | None = None,
+        **more: Any,
+    ) -> dict[str, Answer]:
+        """One word to these nodes; what their clocks said is kept."""
+
+        def note(answer: Answer) -> None:
+            if not answer.error:
+                contact = Contact(answer.at, answer.now, answer.up, answer.boot)
+                self.folder.append("contacts", {"node": answer.node, **asdict(contact)})
+            if heard is not None:
+                heard(answer)
+
+        return node_talk.ask(
+            state,
+            self.name,
+            {name: self.variables[name] for name in nodes},
+            forks=self.forks,
+            vault_password_files=self.vault_password_files,
+            heard=note,
+            **more,
+        )
+
+    def contacts(self) -> dict[str, list[Contact]]:
+        """What every node's clocks said, each time it was asked."""
+        found: dict[str, list[Contact]] = {}
+        for record in self.folder.read("contacts"):
+            try:
+                contact = Contact(
+                    float(record["at"]), float(record["now"]), float(record["up"]), str(record["boot"])
+                )
+                found.setdefault(str(record["node"]), []).append(contact)
+            except (KeyError, TypeError, ValueError):
+                continue
+        return found
+
+    # --- begin
+
+    def begin(self, given: Mapping[str, Mapping[str, Any]], runner: str) -> dict[str, str]:
+        """Give each node its order; node → why it does not burn, for those that do not."""
+        began = time.monotonic()
+        each = {name: {"order": node_talk.packed(_json(order))} for name, order in given.items()}
+        answers = self.ask("start", list(given), each=each, shared={"runner": node_talk.packed(runner)})
+        refused = {}
+        for name, answer in answers.items():
+            if answer.error:
+                refused[name] = answer.error
+            elif not answer.true("started"):
+                other = str(answer.said.get("running") or "")[:100]
+                why = str(answer.said.get("refused") or "it does not say why")[:300]
+                refused[name] = f"{why} ({other})" if other and other not in why else why
+        for name in given:
+            self.folder.append("begun", {"node": name, "refused": refused.get(name, "")})
+        late = time.monotonic() - began
+        waited_for = any(order.get("end_by_s") is not None for order in given.values())
+        if waited_for and late > MARGIN:
+            self.ask("stop", [name for name in given if name not in refused])
+            raise GpuprovError(
+                f"it took {late:.0f} s until all nodes had their order: the limits allow {MARGIN:.0f} s",
+                "all were stopped; raise --forks, or burn fewer nodes at a time",
+            )
+        return refused
+
+    # --- fetch
+
+    def fetch(self, nodes: Collection[str], say: Callable[[str], None]) -> None:
+        """Bring what the nodes wrote since the last time. A node that cannot be asked is noted, not waited
+        for."""
+        pending = list(nodes)
+        for _ in range(_ROUNDS):
+            if not pending:
+                return
+            each = {name: {"offsets": node_talk.offsets(_known(self._spool(name)))} for name in pending}
+            more: dict[str, bool] = {}
+            self.ask(
+                "collect",
+                pending,
+                heard=lambda answer: more.update({answer.node: self._take(answer, say)}),  # noqa: B023
+                each=each,
+            )
+            pending = [name for name in pending if more.get(name)]
+
+    def _spool(self, node: str) -> Spool:
+        return Spool(self.folder, node)
+
+    def _take(self, answer: Answer, say: Callable[[str], None]) -> bool:
+        """Keep what one answer brings; whether there is more."""
+        name, spool = answer.node, self._spool(answer.node)
+        self.silence.pop(name, None)
+        before = _known(spool)
+        secrets = secrets_of(self.variables[name])
+        if problem := self._problem(answer) or spool.take(answer.said.get("parts"), secrets):
+            self.silence[name] = problem
+            say(f"{name}: {problem}")
+            return False
+        self.over[name] = answer.true("finished") or not answer.true("alive")
+        return answer.true("more") and _known(spool) != before
+
+    def _problem(self, answer: Answer) -> str:
+        if answer.error:
+            return answer.error
+        if answer.campaign != self.name:
+            has = f"the burn-in {answer.campaign}" if answer.campaign else "no burn-in"
+            return f"it has {has}, not {self.name}"
+        return ""
+
+
+def _known(spool: Spool) -> dict[str, int]:
+    """How much of each file is here; the state is always asked for anew."""
+    return {file: size for file, size in spool.have().items() if file != "state.json"}
+
+
+def _json(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, default=str)
+
+
+def new(
+    fleet: Fleet,
+    profile: Profile,
+    looked: Looked,
+    planned: Plan,
+    unable: Mapping[str, str],
+    *,
+    forks: int,
+    arguments: Mapping[str, Any],
+) -> tuple[Campaign, dict[str, dict[str, Any]]]:
+    """A new burn-in, with everything kept that its judging needs; and the order of each node."""
+    folder = RunFolder.create(VERB, arguments)
+    folder.note(
+        inventory=str(fleet.source.absolute()),
+        nodes=list(fleet.nodes),
+        asked=[*profile.checks, VERB],
+        profile=orders.described(profile),
+        not_burned_in=dict(unable),
+    )
+    folder.write_json("plan.json", plan_text.document(profile, planned, unable))
+    about = {"inventory": str(fleet.source.absolute()), "asked": [*profile.checks, VERB]}
+    given: dict[str, dict[str, Any]] = {}
+    for node in looked.seen.values():
+        folder.append("facts", asdict(node))
+    for part in planned.parts:
+        node = looked.seen[part.node]
+        known = looked.known.get(part.node)
+        if known is not None:
+            validated.note_look(folder, part.node, known)
+        given[part.node] = orders.order(folder.path.name, profile, node, part, known, about)
+        folder.append("orders", {"node": part.node, "order": given[part.node]})
+    return Campaign(folder, looked.variables, forks, fleet.vault_password_files), given
+
+
+def known_here(named: str) -> RunFolder | None:
+    """The run folder of a burn-in, by its path or name, or the newest; None when this machine has none.
+    Raises RunFolderError for a run that is none of burnin."""
+    if named == "latest":
+        try:
+            return latest(VERB)
+        except RunFolderError:
+            return None
+    path = Path(named) if Path(named).is_dir() else runs_home() / named
+    if not path.is_dir():
+        return None
+    folder = RunFolder.open(path)
+    if folder.meta().get("verb") != VERB:
+        raise RunFolderError(f"{path} is not a burn-in", "give the name of a gpuprov burnin")
+    return folder
+
+
+def ask_nodes(
+    named: str, variables: Mapping[str, Mapping[str, Any]], fleet: Fleet, forks: int
+) -> tuple[Campaign, dict[str, Answer]]:
+    """The burn-in that the nodes have, where this machine does not know of it. Raises RunFolderError when
+    none has it."""
+    wanted = "" if named == "latest" else named
+    answers = node_talk.ask(
+        "status", wanted, variables, forks=forks, vault_password_files=fleet.vault_password_files
+    )
+    there: dict[str, list[str]] = {}
+    for answer in answers.values():
+        if NAME.fullmatch(answer.campaign):
+            there.setdefault(answer.campaign, []).append(answer.node)
+    name = max(there, default="") if not wanted else (wanted if wanted in there else "")
+    if not name:
+        silent = [answer.node for answer in answers.values() if answer.error]
+        said = f"; {fold(silent)} could not be asked" if silent else ""
+        other = f"they have {', '.join(sorted(there)[-3:])}" if there else "gpuprov burnin begins one"
+        what = f"no node has the burn-in {wanted}" if wanted else "no node has a burn-in"
+        raise RunFolderError(f"{what}{said}", other)
+    folder = RunFolder.adopt(name, VERB, {})
+    moment = f"{name[:4]}-{name[4:6]}-{name[6:8]}T{name[9:11]}:{name[11:13]}:{name[13:19]}Z"
+    folder.note(
+        inventory=str(fleet.source.absolute()),
+        # One that cannot be asked may be part of it: it is named until it says otherwise.
+        nodes=[node for node, answer in answers.items() if node in there[name] or answer.error],
+        asked=folder.meta().get("asked") or [VERB],
+        started=moment,
+        adopted=True,
+    )
+    return Campaign(folder, variables, forks, fleet.vault_password_files), answers

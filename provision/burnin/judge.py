@@ -1,0 +1,241 @@
+"""What a node's burn-in proves: every step judged as validate judges it, and what only hours show (pure).
+
+A fault is told once, with when it began and how often it came. What was not measured is `error`: a node that
+gives nothing is never healthy.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from provision import campaign
+from provision.burnin import own_findings
+from provision.burnin.clock import Clock
+from provision.burnin.own_findings import ID, Told
+from provision.burnin.signs import SIGNS
+from provision.burnin.timeline import Step, Timeline, planned_steps
+from provision.burnin.watch import Watch
+from provision.campaign import Raw
+from provision.checks import CHECKS
+from provision.checks.check import KERNEL_LOG_DELTA, Measurement
+from provision.health import CheckResult, NodeHealth
+from provision.judge import Finding, Verdict, unmeasured, worst
+from provision.seen import Seen
+from provision.wording import many
+
+
+@dataclass(frozen=True)
+class Burned:
+    """What came of one node. `told`: every finding with when it began; `missing`: what was not measured, a
+    line each; `load`: seconds under real load, by segment and check; `done` of `planned` steps."""
+
+    health: NodeHealth
+    told: tuple[Told, ...]
+    missing: tuple[str, ...]
+    load: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    done: int = 0
+    planned: int = 0
+    over: bool = False
+
+
+@dataclass
+class _Judged:
+    step: Step
+    result: CheckResult
+
+
+def judge(
+    node: Seen,
+    order: Mapping[str, Any],
+    timeline: Timeline,
+    watch: Watch | None,
+    clock: Clock,
+    raw_of: Callable[[str], Mapping[str, Any] | None],
+    *,
+    over: bool,
+    silence: str = "",
+    damaged: Sequence[str] = (),
+    override: Path | None = None,
+) -> Burned:
+    """Everything that is known of one node → its verdict. `raw_of`: the answer of a step, by its file;
+    `over`: whether nothing more will come; `silence`: why the node could not be asked any more."""
+    limits = node.limits(override)
+    judged = [_judged(node, step, raw_of, limits) for step in timeline.steps if step.end or step.why]
+    planned = planned_steps(order)
+    checks = list(dict.fromkeys(check for found in planned.values() for check in found))
+    told: list[Told] = []
+    results: dict[str, CheckResult] = {}
+    for check in checks:
+        mine = [one for one in judged if one.step.check == check]
+        findings = _merged(mine, timeline, watch)
+        told += findings
+        results[check] = _result(check, mine, findings)
+    missing = _missing(planned, judged, timeline)
+    own = own_findings.of(
+        node, timeline, watch, clock, told, missing, over=over, silence=silence, damaged=damaged
+    )
+    told += own
+    results[ID] = _own_result(own, timeline)
+    asked = [*checks, ID]
+    health = campaign.judge_node(node, results, asked)
+    return Burned(
+        health=_with_times(health, told),
+        told=tuple(told),
+        missing=tuple(missing),
+        load=_load(judged),
+        done=sum(1 for one in judged if one.step.end is not None and one.step.raw),
+        planned=sum(sum(found.values()) for found in planned.values()),
+        over=over,
+    )
+
+
+def _judged(
+    node: Seen,
+    step: Step,
+    raw_of: Callable[[str], Mapping[str, Any] | None],
+    limits: Mapping[str, Any],
+) -> _Judged:
+    """One step, as a check of validate is judged."""
+    answer = raw_of(step.raw) if step.raw else None
+    if step.check not in CHECKS:
+        finding = unmeasured(step.check, "a check that is not known here", action="investigate")
+        return _Judged(step, CheckResult(step.check, Verdict.ERROR, (finding,), (), step.seconds))
+    if answer is None:
+        why = step.why or ("its output is missing" if step.raw else "it has no output")
+        raw = Raw(node.node, step.check, error=why)
+    else:
+        before = str(answer.get("boot_id_before") or "")
+        raw = campaign.raw_from_answer(node.node, step.check, answer, before, [KERNEL_LOG_DELTA])
+    return _Judged(step, replace(campaign.judge_check(node, raw, limits), raw=step.raw))
+
+
+def _merged(judged: Sequence[_Judged], timeline: Timeline, watch: Watch | None) -> list[Told]:
+    """The findings of all runs of one check: what is the same fault told once, with its first time."""
+    groups: dict[tuple[str, str, str], list[tuple[_Judged, Finding]]] = {}
+    for one in judged:
+        for finding in one.result.findings:
+            # Of what was not measured, each reason is one of its own: it has no metric.
+            what = finding.metric or finding.message if finding.verdict is not Verdict.PASS else ""
+            groups.setdefault((finding.verdict.value, finding.device, what), []).append((one, finding))
+    bad = any(verdict not in (Verdict.PASS.value, Verdict.SKIP.value) for verdict, _, _ in groups)
+    told = []
+    for (verdict, _, _), found in groups.items():
+        if verdict == Verdict.PASS.value:
+            if not bad:
+                longest = max(found, key=lambda each: real_seconds(each[0]))
+                told.append(_passed(judged, longest[1]))
+            continue
+        first, finding = min(found, key=lambda each: each[0].step.begin)
+        runs = {one.step.number for one, _ in found}
+        since = _since(finding, first, judged, timeline, watch)
+        times = f"; in {len(runs)} of {many(len(judged), 'run')}" if len(judged) > 1 else ""
+        during = timeline.during(since) or first.step.segment
+        told.append(Told(replace(finding, message=f"{finding.message}{times}"), since, during, len(runs)))
+    return told
+
+
+def _passed(judged: Sequence[_Judged], finding: Finding) -> Told:
+    runs = f"; {many(len(judged), 'run')}" if len(judged) > 1 else ""
+    return Told(replace(finding, message=f"{finding.message}{runs}"), None, "", len(judged))
+
+
+def _since(
+    finding: Finding, first: _Judged, judged: Sequence[_Judged], timeline: Timeline, watch: Watch | None
+) -> float:
+    """When a fault began: the kernel's or the telemetry's first sign of it, if that lies in the run that
+    found it or after the run before; else when that run began."""
+    before = [one.step.begin for one in judged if one.step.begin < first.step.begin]
+    low = max(before, default=timeline.began or first.step.begin)
+    high = first.step.end or first.step.begin
+    signs: list[float] = []
+    if finding.metric.startswith("xid."):
+        code = finding.metric.partition(".")[2]
+        signs += [i.at for i in timeline.incidents if i.kind == "xid" and str(i.fields.get("code")) == code]
+    if watch is not None and (sign := SIGNS.get(finding.metric)) is not None:
+        device = watch.gpus.get(finding.device)
+        if device is not None and sign in device.onset:
+            signs.append(device.onset[sign])
+    return min((moment for moment in signs if low <= moment <= high), default=first.step.begin)
+
+
+def _result(check: str, judged: Sequence[_Judged], told: Sequence[Told]) -> CheckResult:
+    """All runs of a check as one: the findings told once, and of each measurement the median of its runs."""
+    if not judged:
+        finding = unmeasured(check, "it never ran to its end", action="investigate")
+        return CheckResult(check, Verdict.ERROR, (finding,), (), 0.0)
+    findings = tuple(one.finding for one in told)
+    values: dict[tuple[str, str], list[Measurement]] = {}
+    for one in judged:
+        for row in one.result.measurements:
+            values.setdefault((row.metric, row.device), []).append(row)
+    measurements = tuple(_median(rows) for rows in values.values())
+    seconds = sum(real_seconds(one) for one in judged)
+    bad = next((one for one in judged if one.result.verdict not in (Verdict.PASS, Verdict.SKIP)), judged[-1])
+    return CheckResult(
+        check, worst(f.verdict for f in findings), findings, measurements, seconds, bad.result.raw
+    )
+
+
+def _median(rows: Sequence[Measurement]) -> Measurement:
+    numbers = [
+        row.value for row in rows if isinstance(row.value, float | int) and not isinstance(row.value, bool)
+    ]
+    if len(numbers) != len(rows):
+        return rows[-1]
+    return replace(rows[-1], value=statistics.median(numbers))
+
+
+def real_seconds(one: _Judged) -> float:
+    """How long a step really loaded the node: by the load's own word where it gives one, else by how long its
+    programs ran."""
+    said = [m.value for m in one.result.measurements if (m.metric, m.device) == ("seconds", "node")]
+    number = next((value for value in said if isinstance(value, int | float)), None)
+    return float(number) if number is not None and one.step.check == "gpu_burn" else one.step.seconds
+
+
+def _load(judged: Iterable[_Judged]) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for one in judged:
+        # What only looks is no load.
+        if one.step.raw and one.step.check in CHECKS and CHECKS[one.step.check].STAGE != "quick":
+            checks = found.setdefault(one.step.segment, {})
+            checks[one.step.check] = round(checks.get(one.step.check, 0.0) + real_seconds(one), 1)
+    return found
+
+
+def _missing(
+    planned: Mapping[str, Mapping[str, int]], judged: Sequence[_Judged], timeline: Timeline
+) -> list[str]:
+    """What the order asked for and nobody measured, a line each."""
+    lines = []
+    for segment, checks in planned.items():
+        outcome = next((s.outcome for s in reversed(timeline.segments) if s.name == segment), "")
+        why = f" ({outcome})" if outcome not in ("", "done") else ""
+        for check, count in checks.items():
+            mine = [one for one in judged if (one.step.segment, one.step.check) == (segment, check)]
+            ran = sum(1 for one in mine if one.step.raw)
+            if ran < count:
+                lines.append(f"{segment}: {check} ran {ran} of {count} times{why}")
+    return lines
+
+
+def _own_result(told: Sequence[Told], timeline: Timeline) -> CheckResult:
+    findings = tuple(one.finding for one in told)
+    seconds = max(0.0, (timeline.last or 0.0) - (timeline.began or 0.0))
+    return CheckResult(ID, worst(f.verdict for f in findings), findings, (), seconds)
+
+
+def _with_times(health: NodeHealth, told: Sequence[Told]) -> NodeHealth:
+    """The health with when each fault began, in its words: every report then says it."""
+    known = {(one.finding.check, one.finding.device, one.finding.message): one for one in told}
+
+    def dated(finding: Finding) -> Finding:
+        one = known.get((finding.check, finding.device, finding.message))
+        return finding if one is None or one.since is None else replace(finding, message=one.words)
+
+    checks = [replace(check, findings=tuple(map(dated, check.findings))) for check in health.checks]
+    return replace(health, checks=tuple(checks))

@@ -1,0 +1,228 @@
+"""What only hours show: reboots, rules that stopped it, Xids between tests, clocks, gaps, drift (pure)."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from provision.burnin.clock import APART, Clock
+from provision.burnin.signs import SIGNS, drift, measured
+from provision.burnin.timeline import Incident, Timeline
+from provision.burnin.watch import Watch
+from provision.checks import kernel_incidents, kernel_log, telemetry_rules
+from provision.judge import Finding, Verdict, unmeasured
+from provision.node_names import fold
+from provision.seen import Seen
+from provision.wording import spelled
+
+ID = "burnin"  # these findings' check
+_DRIFT = 0.03  # of the clock under load, against the peers: warm-up and room temperature move all alike
+_AWAY = 60.0  # seconds without samples beyond which a gap is told
+_WATCHED = 0.9  # share of the time that must have been sampled
+
+
+@dataclass(frozen=True)
+class Told:
+    """A finding with when it began (seconds since the epoch by the controller's clock; None: it is none of a
+    moment), during which segment, and in how many runs it came."""
+
+    finding: Finding
+    since: float | None = None
+    during: str = ""
+    runs: int = 1
+
+    @property
+    def words(self) -> str:
+        if self.since is None:
+            return self.finding.message
+        where = f", during {self.during}" if self.during else ""
+        return f"{self.finding.message}; since {stamp(self.since)}{where}"
+
+
+def stamp(moment: float) -> str:
+    """A moment as `2026-05-04 10:00:00 UTC`."""
+    return f"{datetime.datetime.fromtimestamp(moment, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def of(
+    node: Seen,
+    timeline: Timeline,
+    watch: Watch | None,
+    clock: Clock,
+    known: Sequence[Told],
+    missing: Sequence[str],
+    *,
+    over: bool,
+    silence: str,
+    damaged: Sequence[str],
+) -> list[Told]:
+    """The burn-in's own findings of a node, at least one; `known`: what its steps found."""
+    found = [
+        *_reboots(timeline),
+        *_xids(node, timeline, known),
+        *_incidents(timeline),
+        *_end(timeline, missing, over=over, silence=silence),
+        *_telemetry(timeline, watch),
+        *(_drifted(watch) if watch else ()),
+        *(_sampled(timeline, watch, known) if watch else ()),
+        *_clocks(clock),
+        *(Told(unmeasured(ID, line, action="investigate")) for line in damaged[:20]),
+    ]
+    if any(one.finding.verdict is not Verdict.PASS for one in found):
+        return found
+    seconds = (timeline.finished or 0.0) - (timeline.began or 0.0)
+    said = f"burned in for {spelled(round(seconds))} without a reboot, a gap or an error of its own"
+    return [Told(Finding(ID, Verdict.PASS, "node", said))]
+
+
+def _fail(message: str, metric: str, action: str, since: float, during: str, device: str = "node") -> Told:
+    return Told(Finding(ID, Verdict.FAIL, device, message, metric, action=action), since, during)
+
+
+def _reboots(timeline: Timeline) -> list[Told]:
+    found = []
+    for reboot in timeline.reboots:
+        said = (
+            f"the node rebooted by itself and was away for {spelled(round(reboot.away))}; the burn-in went on"
+        )
+        found.append(_fail(said, "reboot", "investigate", reboot.last, reboot.during))
+    return found
+
+
+def _xids(node: Seen, timeline: Timeline, known: Sequence[Told]) -> list[Told]:
+    """GPU errors that the kernel told between the tests; those within one are told by that test."""
+    gpus = kernel_incidents.devices(node.check_node)
+    incidents = [one for one in timeline.incidents if one.kind == "xid"]
+    lines = [f"[{one.at:.6f}] {str(one.fields.get('line', ''))[:300]}" for one in incidents]
+    events = kernel_incidents.named(kernel_log.events(lines), gpus)
+    told = {(one.finding.metric, one.finding.device) for one in known}
+    found = []
+    for finding in kernel_incidents.judge(ID, events, own_test=True):
+        if (finding.metric, finding.device) in told:
+            continue
+        first = next((e.first for e in events if finding.metric == f"{e.kind}.{e.code}"), None)
+        found.append(Told(finding, first, timeline.during(first) if first is not None else ""))
+    return found
+
+
+def _incidents(timeline: Timeline) -> list[Told]:
+    """The events that are findings by themselves, those of one kind and one saying told once."""
+    groups: dict[tuple[str, str], list[Incident]] = {}
+    for one in timeline.incidents:
+        what = one.said if one.kind != "clock_jump" else ""
+        groups.setdefault((one.kind, what), []).append(one)
+    found = []
+    for (kind, _), group in groups.items():
+        first = group[0]
+        times = f", {len(group)} times" if len(group) > 1 else ""
+        said = f"{first.said}{times}"
+        if kind == "abort":
+            found.append(_fail(said, "abort", "investigate", first.at, first.during))
+        elif kind == "left":
+            found.append(_fail(said, "left", "reboot", first.at, first.during))
+        elif kind in ("foreign", "killed", "error", "refused") or (
+            kind == "space" and first.fields.get("stopped") is not False
+        ):
+            action = {"foreign": "restart job", "space": "fix configuration"}.get(kind, "investigate")
+            found.append(Told(unmeasured(ID, said, action=action), first.at, first.during))
+        elif kind == "clock_jump":
+            warning = Finding(ID, Verdict.WARN, "node", said, "clock_jump", action="fix configuration")
+            found.append(Told(warning, first.at, first.during))
+    return found
+
+
+def _end(timeline: Timeline, missing: Sequence[str], *, over: bool, silence: str) -> list[Told]:
+    """Whether it came to its end, and what is missing."""
+    found: list[Told] = []
+    if timeline.began is None:
+        why = silence or "the node says nothing of it"
+        return [Told(unmeasured(ID, f"it never began: {why}", action="investigate"))]
+    if timeline.finished is None:
+        doing = timeline.segments[-1].name if timeline.segments else "its beginning"
+        if silence:
+            said = f"the node cannot be asked any more: {silence}"
+        else:
+            said = (
+                f"it stopped without an end, in {doing}" if over else f"it is not done: it burns, in {doing}"
+            )
+        found.append(Told(unmeasured(ID, said, action="investigate"), timeline.last, doing))
+    elif timeline.ended == "stopped":
+        found.append(Told(unmeasured(ID, "it was stopped before its end"), timeline.finished))
+    if missing and (over or timeline.finished is not None or silence):
+        more = f"; and {len(missing) - 3} more" if len(missing) > 3 else ""
+        said = f"not measured: {'; '.join(missing[:3])}{more}"
+        found.append(Told(unmeasured(ID, said), None))
+    return found
+
+
+def _telemetry(timeline: Timeline, watch: Watch | None) -> list[Told]:
+    if timeline.began is None:
+        return []
+    if watch is None or not watch.gpus:
+        said = "no telemetry of its GPUs: nobody knows what they did"
+        return [Told(unmeasured(ID, said, action="investigate"))]
+    found = []
+    gaps: dict[tuple[int, int], list[str]] = {}
+    for name, one in watch.gpus.items():
+        for begin, end in one.gaps:
+            if end - begin > _AWAY:
+                gaps.setdefault((round(begin / 10), round(end / 10)), []).append(name)
+    for (begin, end), names in gaps.items():
+        said = f"no samples of {fold(names)} for {spelled((end - begin) * 10)}"
+        gap = Finding(ID, Verdict.WARN, "node", said, "telemetry_gap", action="investigate")
+        found.append(Told(gap, begin * 10.0, timeline.during(begin * 10.0)))
+    away = sum(reboot.away for reboot in timeline.reboots)
+    whole = max(1.0, (timeline.finished or timeline.last or watch.ended) - timeline.began - away)
+    for name, one in watch.gpus.items():
+        seen = sum(last - first for first, last in watch.boots.values()) - sum(e - b for b, e in one.gaps)
+        lost = watch.ended - one.last if "gone" in one.onset else 0.0
+        if (seen - lost) / whole < _WATCHED:
+            said = f"sampled for {max(0.0, seen - lost) / whole:.0%} of the time only"
+            found.append(Told(unmeasured(ID, said, device=name, action="investigate")))
+    return found
+
+
+def _drifted(watch: Watch) -> list[Told]:
+    found = []
+    for name, moved in drift(watch).items():
+        if moved < -_DRIFT:
+            said = (
+                f"its clock under load fell by {-moved:.1%} from the first quarter of the time to the last, "
+                "against what its peers did: see heat sink, fans and power"
+            )
+            limit = f"≥ -{_DRIFT:.0%} against the peers"
+            warning = Finding(
+                ID, Verdict.WARN, name, said, "clock_drift", round(moved, 4), "", limit,
+                "median of the other GPUs of the node", "investigate",
+            )  # fmt: skip
+            found.append(Told(warning, watch.gpus[name].onset.get("clock")))
+    return found
+
+
+def _sampled(timeline: Timeline, watch: Watch, known: Sequence[Told]) -> list[Told]:
+    """What all samples together show, by the rules that a check has for its own; nothing is told twice."""
+    told = {(one.finding.metric, one.finding.device) for one in known}
+    told |= {("silent", device) for metric, device in told if metric in ("lost", "xid.79")}
+    found = []
+    for finding in telemetry_rules.judge(ID, measured(watch), {"counted": watch.ended - watch.began}, {}):
+        if (finding.metric, finding.device) in told:
+            continue
+        device = watch.gpus.get(finding.device)
+        sign = SIGNS.get(finding.metric, "")
+        since = device.onset.get(sign) if device else None
+        found.append(Told(finding, since, timeline.during(since) if since else ""))
+    return found
+
+
+def _clocks(clock: Clock) -> list[Told]:
+    if abs(clock.skew) <= APART:
+        return []
+    ahead = "ahead of" if clock.skew > 0 else "behind"
+    apart = spelled(round(abs(clock.skew)))
+    said = f"its clock is {apart} {ahead} the controller's; the times here are the controller's"
+    warning = Finding(
+        ID, Verdict.WARN, "node", said, "clock_skew", round(clock.skew, 1), "s", f"≤ {APART:g} s",
+        action="fix configuration",
+    )  # fmt: skip
+    return [Told(warning)]

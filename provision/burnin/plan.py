@@ -1,0 +1,184 @@
+"""Which nodes burn when, so that racks and fleet never draw more than they may (pure).
+
+Nodes know no controller while they burn: each has the seconds after which it may begin, and by which it must
+have ended. A turn follows once the longest of the one before may have ended, and MARGIN later for the nodes
+that heard of it late.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from provision.burnin.power import Cap, Caps, Load
+from provision.errors import InventoryError
+from provision.node_names import fold
+
+MARGIN = 300.0  # seconds within which all nodes have been told to begin; who was not by then is stopped
+_SLACK = 1e-9  # of sums of fractions of kilowatts
+
+
+@dataclass(frozen=True)
+class Part:
+    """One node's place in the plan: seconds after it was told. `end_by`: no load of it is later; None when
+    nobody waits for its end."""
+
+    node: str
+    turn: int
+    start: float
+    about: float
+    longest: float
+    end_by: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All parts, in the order they begin. `loads` and `caps` are what it was made of."""
+
+    parts: tuple[Part, ...]
+    loads: Mapping[str, Load]
+    caps: Caps
+    turns: int = 1
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def about(self) -> float:
+        """About how many seconds until the last node is done."""
+        return max((part.start + part.about for part in self.parts), default=0.0)
+
+
+def plan(
+    loads: Sequence[Load],
+    caps: Caps,
+    seconds: Mapping[str, tuple[float, float]],
+    *,
+    ramp_steps: int = 1,
+    ramp_seconds: float = 0.0,
+) -> Plan:
+    """Every node's part. `seconds`: node → (about how long, at most how long) its burn-in takes.
+
+    Raises InventoryError when a limit does not even let one node burn, or cannot be kept for want of knowing
+    what a node draws.
+    """
+    if caps.in_kw and (unknown := [load.node for load in loads if load.kw is None]):
+        raise InventoryError(
+            f"what {fold(unknown)} draw is not known, so no limit in kilowatts can be kept",
+            "give them gpuprov_node_kw, or take gpuprov_rack_kw and gpuprov_fleet_kw away",
+        )
+    turns = _turns(loads, caps)
+    parts: list[Part] = []
+    begin = 0.0
+    for number, turn in enumerate(turns, 1):
+        last = number == len(turns)
+        mine = []
+        for position, load in enumerate(_spread(turn)):
+            step = position * min(ramp_steps, len(turn)) // len(turn)
+            about, longest = seconds[load.node]
+            start = begin + step * ramp_seconds
+            mine.append(Part(load.node, number, start, about, longest, None if last else start + longest))
+        parts += mine
+        begin = max(part.start + part.longest for part in mine) + MARGIN
+    return Plan(tuple(parts), {load.node: load for load in loads}, caps, len(turns))
+
+
+def _spread(turn: Sequence[Load]) -> list[Load]:
+    """One node of each rack, then the next of each: what begins together is spread over the racks."""
+    racks: dict[str, list[Load]] = {}
+    for load in turn:
+        racks.setdefault(load.rack, []).append(load)
+    return [
+        members[number]
+        for number in range(max(map(len, racks.values()), default=0))
+        for members in racks.values()
+        if number < len(members)
+    ]
+
+
+@dataclass
+class _Turn:
+    """Who burns together, and what that adds to what everybody draws who waits."""
+
+    members: list[Load] = field(default_factory=list)
+    fleet: float = 0.0
+    racks: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def _turns(loads: Sequence[Load], caps: Caps) -> list[list[Load]]:
+    """The nodes in turns, the hungriest placed first, each in the first turn with room."""
+    waiting: dict[str, float] = {}
+    for load in loads:
+        waiting[load.rack] = waiting.get(load.rack, 0.0) + (load.idle_kw or 0.0)
+    room_fleet = _room(caps.fleet, math.fsum(waiting.values()))
+    rooms = {rack: _room(cap, waiting.get(rack, 0.0)) for rack, cap in caps.racks.items()}
+    turns: list[_Turn] = []
+    for load in sorted(loads, key=lambda load: -(load.kw or 0.0)):
+        more = (load.kw or 0.0) - (load.idle_kw or 0.0)
+        found = next((turn for turn in turns if _fits(turn, load, more, room_fleet, rooms)), None)
+        if found is None:
+            found = _Turn()
+            if not _fits(found, load, more, room_fleet, rooms):
+                raise _too_small(load, caps, waiting, room_fleet)
+            turns.append(found)
+        found.members.append(load)
+        found.fleet += more
+        found.racks[load.rack] = found.racks.get(load.rack, 0.0) + more
+        found.counts[load.rack] = found.counts.get(load.rack, 0) + 1
+    order = {load.node: number for number, load in enumerate(loads)}
+    return [sorted(turn.members, key=lambda load: order[load.node]) for turn in turns]
+
+
+def _room(cap: Cap, waiting: float) -> Cap:
+    """What is left for load once everybody waits."""
+    return (None if cap[0] is None else cap[0] - waiting, cap[1])
+
+
+def _fits(turn: _Turn, load: Load, more: float, fleet: Cap, racks: Mapping[str, Cap]) -> bool:
+    rack = racks.get(load.rack, (None, None))
+    return (
+        (fleet[0] is None or turn.fleet + more <= fleet[0] + _SLACK)
+        and (fleet[1] is None or len(turn.members) < fleet[1])
+        and (rack[0] is None or turn.racks.get(load.rack, 0.0) + more <= rack[0] + _SLACK)
+        and (rack[1] is None or turn.counts.get(load.rack, 0) < rack[1])
+    )
+
+
+def _too_small(load: Load, caps: Caps, waiting: Mapping[str, float], fleet: Cap) -> InventoryError:
+    more = (load.kw or 0.0) - (load.idle_kw or 0.0)
+    whole = fleet[0] is not None and more > fleet[0] + _SLACK
+    name, cap = ("the fleet", caps.fleet) if whole else (f"rack {load.rack}", caps.racks[load.rack])
+    idle = math.fsum(waiting.values()) if whole else waiting[load.rack]
+    return InventoryError(
+        f"{name} may draw {cap[0]:g} kW: too little for {load.node} alone, which draws {load.kw:g} kW while "
+        f"the others wait with {idle - (load.idle_kw or 0.0):.3g} kW",
+        "burn fewer nodes at a time (--nodes), or state what they really draw (gpuprov_node_kw)",
+    )
+
+
+def drawn(
+    plan: Plan, rack: str | None = None, late: Mapping[str, float] | None = None
+) -> list[tuple[float, float]]:
+    """(second, kilowatts from then on) of all nodes, or of a rack's, were every part as long as it may be.
+    `late`: node → seconds after the first that it was told. Nodes that nobody knows about count as 0."""
+    late = late or {}
+    mine = [part for part in plan.parts if rack is None or plan.loads[part.node].rack == rack]
+    base = math.fsum(plan.loads[part.node].idle_kw or 0.0 for part in mine)
+    changes: list[tuple[float, float]] = []
+    for part in mine:
+        load, after = plan.loads[part.node], late.get(part.node, 0.0)
+        more = (load.kw or 0.0) - (load.idle_kw or 0.0)
+        changes += [(part.start + after, more), (part.start + part.longest + after, -more)]
+    found, now = [(0.0, base)], base
+    for moment, change in sorted(changes):
+        now += change
+        if found[-1][0] == moment:
+            found[-1] = (moment, now)
+        else:
+            found.append((moment, now))
+    return found
+
+
+def peak(plan: Plan, rack: str | None = None) -> float:
+    """The most kilowatts that are ever drawn at once."""
+    return max(kw for _, kw in drawn(plan, rack))

@@ -1,0 +1,200 @@
+"""Everything a burn-in's run folder holds → what came of each node and of the fleet. No node is touched."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from provision import campaign as checks_campaign
+from provision import fingerprint, offender_history, validated
+from provision.burnin import fleet
+from provision.burnin.campaign import Campaign
+from provision.burnin.clock import Clock
+from provision.burnin.judge import Burned, judge
+from provision.burnin.own_findings import ID
+from provision.burnin.signs import compare_peers
+from provision.burnin.spool import Spool
+from provision.burnin.timeline import Timeline, timeline
+from provision.burnin.watch import Watch, watch
+from provision.checks_asked import PAIRS
+from provision.fingerprint import Fingerprint
+from provision.health import FleetHealth, NodeHealth
+from provision.judge import Finding, Verdict
+from provision.seen import Seen, read_seen
+from provision.store import RunFolder
+from provision.verdict_history import keep as keep_verdicts
+
+_UNKNOWN = "it was not looked at"
+
+
+@dataclass(frozen=True)
+class NodeResult:
+    """One node: what it is, what was asked of it, what happened, what was sampled, what it is worth."""
+
+    seen: Seen
+    order: Mapping[str, Any]
+    timeline: Timeline
+    watch: Watch | None
+    burned: Burned
+    known: Fingerprint | None
+    skew: float = 0.0
+
+
+@dataclass(frozen=True)
+class Results:
+    """The whole burn-in. `over`: nothing more will come of any node."""
+
+    health: FleetHealth
+    nodes: Mapping[str, NodeResult]
+
+    @property
+    def over(self) -> bool:
+        return all(node.burned.over for node in self.nodes.values())
+
+
+def results(run: Campaign, override: Path | None = None) -> Results:
+    """Judge what is here. A node that gave nothing is `error`."""
+    folder, meta = run.folder, run.folder.meta()
+    seen, orders, contacts = read_seen(folder), _orders(folder), run.contacts()
+    refused = {str(r.get("node")): str(r.get("refused") or "") for r in folder.read("begun")}
+    found: dict[str, NodeResult] = {}
+    for name in [str(name) for name in meta.get("nodes", ())]:
+        spool = Spool(folder, name)
+        order = orders.get(name) or spool.order()
+        silence = run.silence.get(name, "") or refused.get(name, "")
+        over = run.over.get(name, False) or bool(refused.get(name))
+        node = seen.get(name) or _seen_by_order(name, order, silence)
+        if name in seen and node.error:  # it never took part
+            silence, over = node.error, True
+        events = spool.events()
+        clock = Clock(contacts.get(name, ()), events)
+        happened = timeline(events, clock)
+        over = over or (happened.finished is not None and happened.ended != "stopped")
+        sampled = _watched(spool, order, happened, clock)
+        burned = judge(
+            node, order, happened, sampled, clock, spool.raw,
+            over=over, silence=silence, damaged=spool.damaged, override=override,
+        )  # fmt: skip
+        known = _fingerprint(order)
+        found[name] = NodeResult(node, order, happened, sampled, burned, known, clock.skew)
+    nodes, fabric, untold = _between(run, found)
+    asked = dict.fromkeys(check.check for node in nodes for check in node.checks if check.check not in PAIRS)
+    ends = [one.timeline.last for one in found.values() if one.timeline.last]
+    until = datetime.datetime.fromtimestamp(max(ends), datetime.UTC).isoformat() if ends else None
+    folder.note(asked=list(asked) or [ID], measured_until=until)
+    offender_history.recall(folder, nodes)
+    health = checks_campaign.fleet_health(folder, nodes, {name: one.seen for name, one in found.items()})
+    between = dict.fromkeys(check.check for node in nodes for check in node.checks if check.check in PAIRS)
+    health = replace(
+        health,
+        asked=(*health.asked, *between),
+        fabric=(*health.fabric, *fabric),
+        not_compared=(*health.not_compared, *untold),
+    )
+    by_name = {node.node: node for node in health.nodes}
+    judged = {
+        name: replace(one, burned=replace(one.burned, health=by_name[name])) for name, one in found.items()
+    }
+    return Results(health, judged)
+
+
+def _between(
+    run: Campaign, found: Mapping[str, NodeResult]
+) -> tuple[list[NodeHealth], list[Finding], list[str]]:
+    """The nodes with what was measured between them."""
+    nodes = [one.burned.health for one in found.values()]
+    wanted = segments_between(run)
+    if not wanted:
+        return nodes, [], []
+    passed = {
+        name: [stretch.name for stretch in one.timeline.segments if stretch.end]
+        for name, one in found.items()
+    }
+    return fleet.judge(run, nodes, {name: one.seen for name, one in found.items()}, wanted, passed)
+
+
+def segments_between(run: Campaign) -> dict[str, list[str]]:
+    """The segments between nodes of this burn-in, with their checks."""
+    wanted: dict[str, list[str]] = {}
+    given = _orders(run.folder)
+    for name in map(str, run.folder.meta().get("nodes", ())):
+        about = (given.get(name) or Spool(run.folder, name).order()).get("about")
+        wanted |= fleet.segments(about.get("profile") if isinstance(about, Mapping) else None)
+    return {
+        name: [check for check in checks if check in PAIRS]
+        for name, checks in wanted.items()
+        if re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
+    }
+
+
+def looked(run: Campaign) -> dict[str, Seen]:
+    """What was seen of every node before it burned."""
+    seen, orders = read_seen(run.folder), _orders(run.folder)
+    return {
+        name: seen.get(name) or _seen_by_order(name, orders.get(name) or Spool(run.folder, name).order(), "")
+        for name in map(str, run.folder.meta().get("nodes", ()))
+    }
+
+
+def _orders(folder: RunFolder) -> dict[str, Mapping[str, Any]]:
+    """The orders this machine gave."""
+    return {str(record["node"]): record["order"] for record in folder.read("orders") if "node" in record}
+
+
+def _seen_by_order(name: str, order: Mapping[str, Any], silence: str) -> Seen:
+    """What the controller that began it saw of the node, from the order it left there."""
+    about = order.get("about")
+    try:
+        node = Seen(**{**about["seen"], "node": name})  # type: ignore[index]
+        fits = isinstance(node.check_node.gpu_count, int) and isinstance(node.check_node.sku, str | None)
+        kinds = (node.facts, node.gpuprov_node, node.variables, node.problems)
+        if fits and all(isinstance(kind, Mapping) for kind in kinds) and not node.error:
+            return node
+    except (KeyError, TypeError, ValueError, AttributeError):
+        pass
+    return Seen(name, {}, {}, {}, silence or _UNKNOWN)
+
+
+def _fingerprint(order: Mapping[str, Any]) -> Fingerprint | None:
+    about = order.get("about")
+    try:
+        return fingerprint.from_record(about["fingerprint"])  # type: ignore[index]
+    except (KeyError, TypeError, ValueError):
+        return None
+
+
+def _watched(spool: Spool, order: Mapping[str, Any], happened: Timeline, clock: Clock) -> Watch | None:
+    if happened.began is None or not spool.boots():
+        return None
+    interval = order.get("sample_seconds")
+    every = float(interval) if isinstance(interval, int | float) and 0 < interval <= 3600 else 5.0
+    boots = sorted(spool.boots(), key=lambda boot: clock.at(boot, 0.0, 0.0))
+    rows = (row for boot in boots for row in spool.rows(boot))
+    end = happened.finished or happened.last or happened.began
+    found = watch(rows, clock.at, happened.began, end, every)
+    compare_peers(found)
+    return found
+
+
+def publish(run: Campaign, found: Results) -> None:
+    """Make what is over the newest word on its nodes: it expires when what it depended on changes."""
+    moment = found.health.finished or found.health.started
+    verdicts: dict[tuple[str, str], str] = {}
+    for name, one in found.nodes.items():
+        if not one.burned.over or one.known is None or one.timeline.began is None:
+            continue
+        validated.note_look(run.folder, name, one.known)
+        for check in one.burned.health.checks:
+            if check.verdict is not Verdict.ERROR or check.check == ID:
+                validated.note_result(run.folder, name, check.check, one.known, moment)
+                verdicts[name, check.check] = check.verdict.value
+        # The burn-in as a whole speaks for the node only as its worst part does.
+        verdicts[name, ID] = one.burned.health.verdict.value
+    validated.publish(run.folder, verdicts)
+    if found.over:
+        offender_history.remember(run.folder, found.health.nodes)
+        keep_verdicts(run.folder, found.health)

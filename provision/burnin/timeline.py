@@ -1,0 +1,226 @@
+"""What happened on a node while it burned, and when: its events → steps, segments, reboots, incidents (pure).
+
+Times are seconds since the epoch by the controller's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from provision.burnin.clock import Clock
+from provision.burnin.spool import Event
+from provision.wording import one_line
+
+# Events that are told one by one, and how. Those of the daily course (segment, step …) are not among them.
+_TOLD = {
+    "abort": "it ended by its rule {rule}: {value} on {device}",
+    "clock_jump": "its clock jumped by {seconds} s",
+    "error": "its runner failed: {text}",
+    "foreign": "{name} (process {pid}) holds a GPU, so {segment} did not run",
+    "kernel": "{line}",
+    "killed": "{program} was ended by signal {signal}, by nobody of ours",
+    "left": "{name} (process {pid}, state {state}) cannot be ended",
+    "refused": "it refused: {why}",
+    "sampler": "{source} of {device}: {trouble}",
+    "space": "its disk is nearly full, {what} stopped: {room}",
+    "stop": "somebody asked it to stop",
+    "unasked": "nobody could say {what}: {why}",
+    "xid": "Xid {code}: {line}",
+}
+SERIOUS = frozenset({"abort", "error", "foreign", "killed", "left", "refused", "space", "xid"})
+_MEMORY = "the kernel ended {program} for want of memory: {line}"
+_ANSWERS = "{source} of {device} answers again"
+_ROOM = "there is room on its disk again"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One run of one check. `end` is None when it was cut; `raw`: the file with its output, "" for none and
+    then `why`; `seconds`: how long its own programs ran; `failed`: what the node saw go wrong."""
+
+    number: int
+    check: str
+    segment: str
+    round: int
+    begin: float
+    end: float | None = None
+    raw: str = ""
+    seconds: float = 0.0
+    why: str = ""
+    boot: str = ""
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A segment as it went. `outcome`: done, or what kept it from that; empty while it lasts."""
+
+    name: str
+    begin: float
+    end: float | None = None
+    outcome: str = ""
+
+
+@dataclass(frozen=True)
+class Reboot:
+    """The node came up under another boot. `last`: the last it said before, `back`: its first word after;
+    `during`: what it was doing."""
+
+    last: float
+    back: float
+    during: str
+
+    @property
+    def away(self) -> float:
+        return max(0.0, self.back - self.last)
+
+
+@dataclass(frozen=True)
+class Incident:
+    """Something that is told by itself: the event's name, when, in words; and its fields."""
+
+    kind: str
+    at: float
+    said: str
+    during: str = ""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Timeline:
+    """The whole of it. `began` and `finished` None: it has not; `ended`: how it came to its end."""
+
+    began: float | None = None
+    finished: float | None = None
+    ended: str = ""
+    steps: list[Step] = field(default_factory=list)
+    segments: list[Stretch] = field(default_factory=list)
+    reboots: list[Reboot] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
+    last: float | None = None
+    sampling: dict[str, float] = field(default_factory=dict)
+
+    def during(self, moment: float) -> str:
+        """The segment at a moment, with how far into it: `second_heat, after 2 h 5 min`."""
+        for stretch in reversed(self.segments):
+            if stretch.begin <= moment and (stretch.end is None or moment <= stretch.end):
+                return stretch.name
+        return ""
+
+
+def timeline(events: Sequence[Event], clock: Clock) -> Timeline:
+    """Events, in the order they were written, → what happened. Never raises for what a node wrote."""
+    found = Timeline()
+    step: Step | None = None
+    stretch: Stretch | None = None
+    before: Event | None = None
+    for event in events:
+        now = clock.at(event.boot, event.t, event.up)
+        if event.name == "started" and found.began is None:
+            found.began = now
+        if before is not None and event.boot != before.boot:
+            during = _during(event.fields.get("during")) or (stretch.name if stretch else "")
+            found.reboots.append(Reboot(found.last or now, now, during))
+        if event.name in ("step", "booted", "resumed", "finished") and step is not None:
+            why = {"booted": "the node rebooted", "resumed": "the runner was ended"}.get(
+                event.name, "it was cut"
+            )
+            found.steps.append(_cut(step, why))
+            step = None
+        if event.name == "step":
+            step = _step(event, now)
+        elif event.name == "step_end":
+            found.steps.append(_ended(step or _step(event, now), event, now))
+            step = None
+        elif event.name == "segment":
+            if stretch is not None:
+                found.segments.append(Stretch(stretch.name, stretch.begin, found.last, "cut"))
+            stretch = Stretch(event.text("name"), now)
+        elif event.name == "segment_end":
+            begin = stretch.begin if stretch else now
+            found.segments.append(Stretch(event.text("name"), begin, now, event.text("outcome") or "done"))
+            stretch = None
+        elif event.name == "finished":
+            found.finished, found.ended = now, event.text("ended") or "done"
+            names = ("sampler_cpu_seconds", "tools_cpu_seconds", "wall_seconds")
+            found.sampling = {name: event.number(name) for name in names if name in event.fields}
+        elif event.name in _TOLD:
+            doing = stretch.name if stretch else ""
+            found.incidents.append(Incident(event.name, now, _words(event), doing, event.fields))
+        found.last = max(now, found.last or now)
+        before = event
+    if step is not None:
+        found.steps.append(step)
+    if stretch is not None:
+        found.segments.append(stretch)
+    return found
+
+
+def _during(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = value.get("segment") or ""
+    return one_line(str(value), 60) if isinstance(value, str) else ""
+
+
+def _step(event: Event, now: float) -> Step:
+    number = int(event.number("n", -1))
+    return Step(
+        number, event.text("check"), event.text("segment"), int(event.number("round")), now, boot=event.boot
+    )
+
+
+def _ended(step: Step, event: Event, now: float) -> Step:
+    seconds = event.number("load_seconds", event.number("seconds"))
+    raw = event.fields.get("raw")
+    return Step(
+        step.number, event.text("check") or step.check, event.text("segment") or step.segment, step.round,
+        step.begin, now, str(raw)[:120] if isinstance(raw, str) else "", max(0.0, seconds),
+        event.text("why"), event.boot,
+    )  # fmt: skip
+
+
+def _cut(step: Step, why: str) -> Step:
+    return Step(step.number, step.check, step.segment, step.round, step.begin, None, "", 0.0, why, step.boot)
+
+
+class _Fields(dict[str, str]):
+    """What an event does not say is left out of its words."""
+
+    def __missing__(self, _key: str) -> str:
+        return ""
+
+
+def _words(event: Event) -> str:
+    fields = _Fields({key: event.text(key) for key in event.fields})
+    words = _TOLD[event.name]
+    if event.name == "killed" and event.fields.get("out_of_memory") is True:
+        words = _MEMORY
+    elif event.name == "sampler" and event.fields.get("answers") is True:
+        words = _ANSWERS
+    elif event.name == "space" and event.fields.get("stopped") is False:
+        words = _ROOM
+    return one_line(words.format_map(fields), 300).strip(" :")
+
+
+def planned_steps(order: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Segment → check → how many runs of it the order asks for at least: of one that lasts minutes, one."""
+    found: dict[str, dict[str, int]] = {}
+    for segment in _list(order.get("segments")):
+        rounds = segment.get("repeat")
+        count = rounds if type(rounds) is int else 1
+        for step in _list(segment.get("steps")):
+            checks = found.setdefault(str(segment.get("name"))[:60], {})
+            check = str(step.get("check"))[:64]
+            checks[check] = checks.get(check, 0) + count
+    return found
+
+
+def _list(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list) else []
+
+
+def loaded(steps: Sequence[Step]) -> float:
+    """Seconds under load, by what the steps' own programs took."""
+    return math.fsum(step.seconds for step in steps)

@@ -1,0 +1,222 @@
+"""Telemetry of hours → what a record tells of each device: extremes, alarms, counters, gaps, first signs.
+
+The samples are read once, in the order they were taken; what is kept does not grow with the hours (pure).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from provision.burnin.spool import Row
+from provision.checks.telemetry import ALARMS
+from provision.checks.telemetry_series import Series
+
+LOADED = 50.0  # percent of utilisation
+_BUCKETS = 240  # of the plots
+LASTING = 3  # samples in a row: what is brief is no fault
+_MASK = sum(ALARMS)
+_COUNTERS = ("ecc_ce", "ecc_ue", "pcie_replays", "nvlink_errors")
+_DEVICES = 2000  # of a node: beyond it somebody makes names up
+
+
+@dataclass
+class Device:
+    """One device of one source. Times by the controller's clock."""
+
+    samples: int = 0
+    loaded: int = 0
+    first: float = 0.0
+    last: float = 0.0
+    most: dict[str, tuple[float, float]] = field(default_factory=dict)  # metric → (largest, when)
+    least: dict[str, tuple[float, float]] = field(
+        default_factory=dict
+    )  # under load: metric → (smallest, when)
+    alarms: dict[str, int] = field(default_factory=dict)  # alarm → samples under load
+    longest: dict[str, int] = field(default_factory=dict)  # alarm → most samples in a row
+    grown: dict[str, float] = field(default_factory=dict)  # counter → by how much while it was watched
+    onset: dict[str, float] = field(default_factory=dict)  # sign → when it was first seen
+    gaps: list[tuple[float, float]] = field(default_factory=list)
+    buckets: dict[int, list[float | None]] = field(default_factory=dict)  # place → [°C, W, MHz]
+    early: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum and count of the clock under load
+    late: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    heat: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum and count of °C under load
+    _held: int = 0
+    _row: dict[str, int] = field(default_factory=dict)
+    _boot: str = ""
+    _before: dict[str, float] = field(default_factory=dict)
+    _width: float = 0.0
+
+
+@dataclass
+class Watch:
+    """What was sampled on one node, by (source, device)."""
+
+    began: float
+    ended: float
+    interval: float
+    devices: dict[tuple[str, str], Device] = field(default_factory=dict)
+    boots: dict[str, tuple[float, float]] = field(default_factory=dict)  # boot → first and last sample
+
+    @property
+    def gpus(self) -> dict[str, Device]:
+        """The GPUs, by name."""
+        return {name: one for (source, name), one in self.devices.items() if source == "gpu"}
+
+    def bucket_seconds(self) -> float:
+        return max(1.0, (self.ended - self.began) / _BUCKETS)
+
+
+def watch(
+    rows: Iterable[Row], at: Callable[[str, float, float], float], began: float, ended: float, interval: float
+) -> Watch:
+    """All samples of a node between two moments, boot after boot. `interval`: seconds between two."""
+    found = Watch(began, max(ended, began + 1.0), interval)
+    quarter = (found.ended - began) / 4
+    width = found.bucket_seconds()
+    for row in rows:
+        if len(found.devices) >= _DEVICES and (row.source, row.device) not in found.devices:
+            continue
+        now = at(row.boot, row.t, row.up)
+        one = found.devices.setdefault((row.source, row.device), Device(first=now))
+        first, last = found.boots.get(row.boot, (now, now))
+        found.boots[row.boot] = (min(first, now), max(last, now))
+        _gap(one, row, now, interval)
+        one.samples += 1
+        one.last = now
+        if row.source == "gpu":
+            _gpu(one, row, now)
+            if one.loaded and (clock := row.number("sm_mhz")) is not None and _is_loaded(row):
+                half = (
+                    one.early if now < began + quarter else one.late if now > found.ended - quarter else None
+                )
+                if half is not None:
+                    half[0] += clock
+                    half[1] += 1
+            _bucket(one, row, int((now - began) / width))
+        _counters(one, row, now)
+        one._boot = row.boot
+    return found
+
+
+def _gap(one: Device, row: Row, now: float, interval: float) -> None:
+    """A pause beyond what the sampling of that source may take; a reboot is told by itself."""
+    # Counters that stand still are written seldom (node/burnin/sampler.py): only GPUs are at each sample.
+    usual = {"gpu": interval, "ipmi": 120.0}.get(row.source, max(60.0, interval))
+    if (
+        one.samples
+        and one._boot == row.boot
+        and now - one.last > max(3 * usual, 30.0)
+        and len(one.gaps) < 500
+    ):
+        one.gaps.append((one.last, now))
+
+
+def _is_loaded(row: Row) -> bool:
+    used = row.number("util_pct")
+    return used is not None and used >= LOADED
+
+
+def _gpu(one: Device, row: Row, now: float) -> None:
+    loaded = _is_loaded(row)
+    one.loaded += loaded
+    for metric in ("temperature_c", "memory_c", "power_w", "sm_mhz"):
+        if (value := row.number(metric)) is None:
+            continue
+        if value > one.most.get(metric, (-1e9, 0.0))[0]:
+            one.most[metric] = (value, now)
+        if loaded and value < one.least.get(metric, (1e9, 0.0))[0]:
+            one.least[metric] = (value, now)
+        if loaded and metric == "temperature_c":
+            one.heat[0] += value
+            one.heat[1] += 1
+    _throttle(one, row, now, loaded)
+    width = row.number("pcie_width")
+    if width is not None and loaded:
+        if width < one._width:
+            one.onset.setdefault("pcie_width", now)
+        one._width = max(one._width, width)
+
+
+def _throttle(one: Device, row: Row, now: float, loaded: bool) -> None:
+    reasons = int(row.number("throttle") or 0)
+    held = loaded and bool(reasons & _MASK)
+    for bit, (name, _) in ALARMS.items():
+        row_now = one._row.get(name, 0) + 1 if loaded and reasons & bit else 0
+        one._row[name] = row_now
+        if row_now:
+            one.alarms[name] = one.alarms.get(name, 0) + 1
+            one.longest[name] = max(one.longest.get(name, 0), row_now)
+    if not held:
+        one._held = 0
+        return
+    if one._held == 0:
+        one._before["throttle"] = now
+    one._held += 1
+    if one._held >= LASTING:
+        one.onset.setdefault("throttle", one._before["throttle"])
+
+
+def _counters(one: Device, row: Row, now: float) -> None:
+    """Counters begin anew with a boot: only what they grow by while it is watched is told."""
+    for name in _COUNTERS:
+        value = row.number(name)
+        if value is None:
+            continue
+        before = one._before.get(name)
+        if before is not None and one._boot == row.boot and value > before:
+            one.grown[name] = one.grown.get(name, 0.0) + value - before
+            one.onset.setdefault(name, now)
+        one._before[name] = value
+
+
+def _bucket(one: Device, row: Row, place: int) -> None:
+    """The hottest, the most power, the lowest clock under load: what is brief must stay to be seen."""
+    kept = one.buckets.setdefault(max(0, min(place, _BUCKETS)), [None, None, None])
+    for number, (metric, choose) in enumerate((("temperature_c", max), ("power_w", max), ("sm_mhz", min))):
+        value = row.number(metric)
+        if value is not None and (metric != "sm_mhz" or _is_loaded(row)):
+            before = kept[number]
+            kept[number] = value if before is None else choose(before, value)
+
+
+def series(found: Watch) -> dict[str, Series]:
+    """Device → its samples, thinned, for plots: seconds since the beginning."""
+    width = found.bucket_seconds()
+    drawn: dict[str, Series] = {}
+    for name, one in sorted(found.gpus.items(), key=lambda item: _number(item[0])):
+        each = Series()
+        before: int | None = None
+        for place in sorted(one.buckets):
+            if before is not None and (place - before) * width > max(4 * found.interval, 4 * width):
+                # No line is drawn over a time that nobody saw.
+                for values in (each.temperatures, each.powers, each.clocks):
+                    values.append(None)
+                each.seconds.append((before + 1) * width)
+            before = place
+            each.seconds.append(place * width)
+            heat, power, clock = one.buckets[place]
+            each.temperatures.append(heat)
+            each.powers.append(power)
+            each.clocks.append(clock)
+        drawn[name] = each
+    return drawn
+
+
+def _number(name: str) -> int:
+    digits = "".join(letter for letter in name if letter.isdigit())
+    return int(digits[:9]) if digits else 0
+
+
+def extremes(one: Device) -> Mapping[str, object]:
+    """A device's extremes, as JSON: values in the unit of their names."""
+    shares = {name: round(count / one.loaded, 4) for name, count in one.alarms.items() if one.loaded}
+    return {
+        "samples": one.samples,
+        "samples_under_load": one.loaded,
+        "most": {metric: value for metric, (value, _) in one.most.items()},
+        "least_under_load": {metric: value for metric, (value, _) in one.least.items()},
+        "mean_celsius_under_load": round(one.heat[0] / one.heat[1], 1) if one.heat[1] else None,
+        "throttled_share": shares,
+        "counters_grown": {name: round(value) for name, value in one.grown.items()},
+    }

@@ -1,0 +1,162 @@
+"""gpuprov burnin: hours of load before production, that need no controller, and the record of acceptance."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING, Any
+
+from provision.commands import fleet_options
+from provision.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from provision.burnin.look import Looked
+    from provision.burnin.plan import Plan
+    from provision.burnin.profile import Profile
+
+ACTIONS = ("status", "attach", "stop", "collect")
+
+EPILOG = """\
+Each node burns in under its own systemd and writes to its own disk: the controller may go, the network fail,
+the node reboot. Without --detach gpuprov stays and watches; Ctrl-C ends the watching, not the burn-in.
+
+  status     where each node is                  attach   watch until all are done, then collect
+  stop       end it on all nodes, leave nothing  collect  fetch what was measured, judge it, write the record
+
+RUN is the name of the burn-in, or `latest`. They work from any machine with the inventory: what this one does
+not know of the burn-in, it asks the nodes.
+
+exit codes: 3 when a node failed; else 5 when something was not measured, or is not done; else 0.
+
+examples:
+  gpuprov burnin --nodes rack1 --profile day --plan
+  gpuprov burnin --nodes rack1 --profile day --detach
+  gpuprov burnin --nodes gpu-07 --duration 6h
+  gpuprov burnin status latest
+  gpuprov burnin collect latest --output .
+"""
+
+
+def _minutes(text: str) -> float:
+    from provision.burnin.profile import duration
+
+    try:
+        return duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    fleet_options.add_arguments(parser, lock=False)
+    parser.add_argument(
+        "run", nargs="?", metavar="RUN", help="after status, attach, stop or collect: which burn-in"
+    )
+    parser.add_argument(
+        "--profile", default=None, metavar="NAME", help="smoke, day (default), long, or the path of a file"
+    )
+    parser.add_argument(
+        "--duration", type=_minutes, metavar="24h", help="how long (default: the profile's); 90m, 24h, 3d"
+    )
+    parser.add_argument("--plan", action="store_true", help="say minutes, kilowatts and order; load nothing")
+    parser.add_argument("--detach", action="store_true", help="start it, and go")
+    parser.add_argument(
+        "--resume", metavar="RUN", help="start it on those of its nodes that do not burn yet, and attach"
+    )
+    parser.add_argument("--thresholds", metavar="FILE", help="limits that win over the shipped ones")
+    parser.add_argument("--output", metavar="DIR", help="collect: write the record here as well")
+    parser.add_argument(
+        "--remove", action="store_true", help="collect: remove what a finished burn-in keeps on the nodes"
+    )
+    parser.add_argument(
+        "--forks", type=fleet_options.count, default=50, metavar="N", help="nodes at once (default 50)"
+    )
+    parser.add_argument("--list", action="store_true", help="list the profiles and exit")
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    if options.list:
+        return _list()
+    action = options.inventory if options.inventory in ACTIONS else None
+    if action is not None:
+        options.inventory = None
+    _refuse_contradictions(options, action)
+    if action is not None or options.resume:
+        from provision.commands import burnin_run
+
+        return burnin_run.run(action or "resume", options)
+    return _start(options)
+
+
+def _refuse_contradictions(options: argparse.Namespace, action: str | None) -> None:
+    """Raises UsageError for words that mean nothing together."""
+    if options.run and action is None:
+        raise UsageError(
+            f"what is {options.run!r} after {options.inventory!r}?",
+            f"give one of {', '.join(ACTIONS)} and RUN, or one INVENTORY",
+        )
+    late = action or ("--resume" if options.resume else None)
+    for name in ("plan", "duration", "profile"):
+        if late and getattr(options, name):
+            raise UsageError(f"{late} and --{name} mean nothing together", f"leave out --{name}")
+    if options.remove and action != "collect":
+        raise UsageError("--remove only matters after collect", "gpuprov burnin collect RUN --remove")
+
+
+def _list() -> ExitCode:
+    from provision.burnin import profile
+
+    for name in profile.available():
+        one = profile.load(name)
+        sys.stdout.write(f"{name:<8} {one.minutes / 60:>5.3g} h  {one.summary}\n")
+    return ExitCode.OK
+
+
+def _start(options: argparse.Namespace) -> ExitCode:
+    from pathlib import Path
+
+    from provision import stack, thresholds
+    from provision.burnin import profile
+    from provision.burnin.power import cost
+
+    chosen = profile.fitted(profile.load(options.profile or "day"), options.duration, cost)
+    thresholds.for_sku(None, Path(options.thresholds) if options.thresholds else None)
+    fleet, overrides = fleet_options.load(options)
+    stack.check_names(fleet, overrides)
+    from provision.burnin.look import look
+
+    looked = look(fleet, overrides, chosen, timeout=options.timeout, connections=options.connections)
+    planned, unable = _planned(chosen, looked)
+    if options.plan:
+        return _show(chosen, planned, unable, options)
+    from provision.commands import burnin_run
+
+    return burnin_run.start(fleet, overrides, chosen, looked, planned, unable, options)
+
+
+def _planned(chosen: Profile, looked: Looked) -> tuple[Plan, dict[str, str]]:
+    """The plan, and the nodes that cannot take part with the reason."""
+    from provision.burnin import orders, power
+    from provision.burnin.plan import plan
+
+    unable = {name: node.error for name, node in looked.seen.items() if node.error}
+    if not looked.able:
+        name, why = next(iter(unable.items()))
+        raise UsageError(f"no node can be burned in; {name}: {why}", "widen --nodes, or mend them first")
+    caps = power.caps(looked.variables)
+    loads = [power.load_of(node, looked.variables[name]) for name, node in looked.able.items()]
+    seconds = {name: orders.seconds(chosen, node) for name, node in looked.able.items()}
+    ramp: dict[str, Any] = {"ramp_steps": chosen.ramp_steps, "ramp_seconds": chosen.ramp_seconds}
+    return plan(loads, caps, seconds, **ramp), unable
+
+
+def _show(chosen: Profile, planned: Plan, unable: dict[str, str], options: argparse.Namespace) -> ExitCode:
+    import json
+
+    from provision.burnin import plan_text
+
+    if options.json:
+        sys.stdout.write(json.dumps(plan_text.document(chosen, planned, unable), indent=1) + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in plan_text.lines(chosen, planned, unable))
+    return ExitCode.INCOMPLETE if unable else ExitCode.OK

@@ -1,0 +1,260 @@
+"""One node's part of a campaign: the segments in order, from where the position says."""
+
+import os
+import signal
+import time
+
+from provision.node.burnin.order import STEP_CAP
+from provision.node.burnin.runner import Ending, Watch
+from provision.node.burnin.steps import foreign_holders, guarded, run_step
+
+STATE_FORMAT = 1
+FOREIGN_TRIES = 3
+FOREIGN_PAUSE = 5.0  # seconds: a program of ours may still be leaving
+CHILD_GRACE = 20.0  # seconds beyond what a step may take
+
+
+def fresh_state(order, boot):
+    return {
+        "format": STATE_FORMAT,
+        "campaign": order["campaign"],
+        "boot": boot,
+        "boots": 1,
+        "go_t": time.time(),
+        "jumps": 0.0,
+        "segment": 0,
+        "round": 0,
+        "step": 0,
+        "begun": False,  # whether the segment has
+        "spent": 0.0,  # seconds of the segment
+        "number": 0,  # of steps so far
+        "failed": 0,
+        "doing": None,  # the step that runs
+        "holding": "",
+        "kernel_at": None,
+        "abort": None,
+        "finished": None,
+        "cost": {"cpu_s": 0.0, "tools_cpu_s": 0.0, "wall_s": 0.0},
+    }
+
+
+class Campaign:
+    """Runs the order from the position on."""
+
+    def __init__(self, spool, order, order_sha, kept):
+        self.spool, self.order, self.order_sha = spool, order, order_sha
+        state = spool.read_state()
+        self.first = state is None or state.get("format") != STATE_FORMAT
+        self.state = fresh_state(order, spool.boot) if self.first else state
+        self.watch = Watch(spool, order, self.state, kept)
+
+    def run(self):
+        """The whole; returns how it ended."""
+        try:
+            self._arrive()
+            self.watch.start_sampler()
+            while self.state["segment"] < len(self.order["segments"]):
+                self._segment(self.order["segments"][self.state["segment"]])
+                self._next_segment()
+            ended = "done"
+        except Ending as ending:
+            ended = ending.ended
+        self._leave(ended)
+        return ended
+
+    def _arrive(self):
+        """Say that we are here, and what was cut when we were not."""
+        state, during = self.state, self._position()
+        if self.first:
+            self.spool.event("started", campaign=self.order["campaign"], order_sha=self.order_sha)
+        elif state["boot"] != self.spool.boot:
+            state.update(boot=self.spool.boot, boots=state["boots"] + 1, kernel_at=0.0)
+            self.spool.event("booted", during=during)
+        else:
+            self.spool.event("resumed", during=during)
+        state.update(doing=None, holding="", abort=None, finished=None)
+        self.watch.keep()
+        if state["boots"] - 1 > self.order["abort"]["reboots"]:
+            self.watch.abort("reboots", state["boots"] - 1, "node")
+
+    def _position(self):
+        """Where the campaign is, for people: the step that runs, or the segment."""
+        state, segments = self.state, self.order["segments"]
+        if state["segment"] >= len(segments):
+            return None
+        place = {"segment": segments[state["segment"]]["name"], "round": state["round"]}
+        if state["doing"]:
+            place.update(state["doing"])
+        return place if state["begun"] else None
+
+    def _leave(self, ended):
+        """End everything of ours, and say how it ended, unless it only pauses."""
+        watch, state = self.watch, self.state
+        if ended == "stopped":
+            self.spool.event("stop", during=self._position())
+        elif ended == "interrupted":
+            self.spool.event("interrupted", during=self._position())
+        watch.end_sampler()
+        watch.leftovers()
+        for name, value in watch.cost.items():
+            state["cost"][name] = round(state["cost"].get(name, 0.0) + value, 3)
+        if ended != "interrupted":
+            state.update(finished=ended, holding="")
+            self.spool.event(
+                "finished",
+                ended=ended,
+                steps=state["number"],
+                failed=state["failed"],
+                sampler_cpu_seconds=state["cost"]["cpu_s"],
+                tools_cpu_seconds=state["cost"]["tools_cpu_s"],
+                wall_seconds=state["cost"]["wall_s"],
+            )
+            self.spool.give_reserve()
+        watch.keep()
+
+    # -- segments
+
+    def _next_segment(self):
+        self.state.update(segment=self.state["segment"] + 1, round=0, step=0, begun=False, spent=0.0)
+        self.watch.spent_from = None
+        self.watch.keep()
+
+    def _segment(self, segment):
+        watch, state = self.watch, self.state
+        if not state["begun"]:
+            self._wait_for_turn(segment)
+        loads = bool(segment["steps"])
+        if loads and self._foreign(segment):
+            self._end_segment(segment, "foreign")
+            return
+        again = {"again": True} if state["begun"] else {}
+        state["begun"] = True
+        self.spool.event("segment", **dict(self._of(segment), kind=segment["kind"], **again))
+        watch.begin_spending()
+        watch.keep()
+        outcome = self._steps(segment) if loads else self._idle(segment)
+        self._end_segment(segment, outcome)
+
+    def _of(self, segment):
+        return {"name": segment["name"], "index": self.state["segment"], "round": self.state["round"]}
+
+    def _end_segment(self, segment, outcome):
+        seconds = round(self.watch.spend(), 3)
+        self.spool.event("segment_end", outcome=outcome, seconds=seconds, **self._of(segment))
+
+    def _wait_for_turn(self, segment):
+        """Wait until the controller's plan lets this node's segment begin."""
+        wait = segment["start_after_s"] - self.watch.since_go()
+        if wait > 0:
+            self.spool.event("waiting", name=segment["name"], seconds=round(wait, 1))
+            self.watch.wait(wait, lambda: self.watch.since_go() >= segment["start_after_s"])
+
+    def _idle(self, segment):
+        """Nothing runs: until the time is over, or the controller has done its part."""
+        watch, release = self.watch, self.spool.file("release-%d" % self.state["segment"])
+        outcome = ["done"]
+        holds = segment["kind"] == "fleet"
+        if holds:
+            self.state["holding"] = segment["name"]
+            watch.keep()
+            self.spool.event("hold", name=segment["name"], index=self.state["segment"])
+
+        def enough():
+            if holds and os.path.exists(release):
+                outcome[0] = "released"
+            elif self._late(0.0):
+                outcome[0] = "time"
+            return outcome[0] != "done"
+
+        watch.wait(max(0.0, segment["seconds"] - self.state["spent"]), enough)
+        self.state["holding"] = ""
+        return outcome[0]
+
+    def _late(self, seconds):
+        """Whether what takes so many seconds would run past the end of this node's time."""
+        end = self.order["end_by_s"]
+        return end is not None and self.watch.since_go() + seconds > end
+
+    def _steps(self, segment):
+        """The steps in order, so often or so long as asked."""
+        state = self.state
+        while True:
+            while state["step"] < len(segment["steps"]):
+                if segment["seconds"] is not None and self.watch.spend() >= segment["seconds"]:
+                    return "done"
+                step = segment["steps"][state["step"]]
+                if self._late(step["deadline"]):
+                    self._end_segment(segment, "time")
+                    raise Ending("time")
+                self._step(segment, step)
+            if segment["repeat"] is not None and state["round"] + 1 >= segment["repeat"]:
+                return "done"
+            state.update(round=state["round"] + 1, step=0)
+            if self._foreign(segment):
+                return "foreign"
+
+    # -- steps
+
+    def _step(self, segment, step):
+        state, watch = self.state, self.watch
+        if not watch.room_for_steps():
+            self.spool.event("space", what="steps", stopped=True, room=watch.room.said())
+            raise Ending("space")
+        state["number"] += 1
+        place = {"check": step["check"], "segment": segment["name"], "round": state["round"]}
+        place["n"] = state["number"]
+        state.update(doing=place, step=state["step"] + 1)
+        watch.keep()
+        self.spool.event("step", **place)
+        name = "%06d-%s.json.gz" % (state["number"], step["check"])
+        about = dict(place, boot_id_before=self.spool.boot)
+        began = time.monotonic()
+        limit = step["deadline"] + CHILD_GRACE
+        work = guarded(lambda: run_step(self.spool, step, name, about, STEP_CAP))
+        answer = watch.in_child(work, limit)
+        seconds = round(time.monotonic() - began, 3)
+        if answer is None:
+            late = seconds >= limit
+            why = "no end within %d s" % limit if late else "the process that ran it was killed"
+            answer = {"raw": None, "why": why, "load_seconds": 0.0, "failed": [], "killed": []}
+            if not late:
+                self.spool.event("killed", program="step", signal=signal.SIGKILL, **place)
+        elif "error" in answer:
+            self.spool.event("error", text=answer["error"], **place)
+            answer = {"raw": None, "why": "the step failed by itself", "load_seconds": 0.0}
+        self._after(place, answer, seconds)
+
+    def _after(self, place, answer, seconds):
+        state = self.state
+        for one in answer.pop("killed", ()):
+            self.spool.event("killed", **dict(one, **place))
+        self.spool.event("step_end", **dict(answer, seconds=seconds, **place))
+        state["doing"] = None
+        if answer.get("failed") or answer.get("raw") is None:
+            state["failed"] += 1
+            most = self.order["abort"]["failed_steps"]
+            if most is not None and state["failed"] >= most:
+                self.watch.abort("failed_steps", state["failed"], "node")
+        self.watch.keep()
+        self.watch.tick()
+
+    def _foreign(self, segment):
+        """Whether somebody else's program holds a GPU; one of ours may still be leaving, so look again."""
+        for left in reversed(range(FOREIGN_TRIES)):
+            ours = self.watch.ours()
+            answer = self.watch.in_child(guarded(lambda: foreign_holders(ours)), 60.0)  # noqa: B023
+            found = (answer or {}).get("foreign") or []
+            if not found:
+                self._say_unasked(segment, answer)
+                return False
+            if left:
+                self.watch.wait(FOREIGN_PAUSE)
+        for pid, name in found[:8]:
+            self.spool.event("foreign", pid=pid, name=name[:80], segment=segment["name"])
+        return True
+
+    def _say_unasked(self, segment, answer):
+        """Where nvidia-smi could not say who holds the GPUs, that is said."""
+        why = (answer or {"why": "nobody answered"}).get("why") or (answer or {}).get("error")
+        if why:
+            self.spool.event("unasked", what="who holds the GPUs", why=why, segment=segment["name"])

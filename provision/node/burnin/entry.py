@@ -1,0 +1,98 @@
+"""What `python3 -I -S runner.py SPOOL [check]` does."""
+
+import hashlib
+import json
+import os
+import sys
+import time
+import traceback
+
+from provision.node.burnin.campaign import Campaign
+from provision.node.burnin.order import OrderError, read_order
+from provision.node.burnin.processes import UNIT
+from provision.node.burnin.spool import MEBI, Spool
+from provision.node.burnin.steps import foreign_holders
+from provision.node.burnin.unit import remove_unit, systemctl, take_lock
+
+ORDER_MOST = 16 * 1024 * 1024  # bytes
+LOCK_PATIENCE = 15.0  # seconds: the runner before may still be leaving
+
+
+def burnin(arguments):
+    """Run the campaign whose spool is named, or with `check` say whether it may begin; the exit status."""
+    os.umask(0o077)
+    spool = Spool(os.path.abspath(arguments[0]))
+    if arguments[1:] == ["check"]:
+        print(json.dumps({"refused": refusal(spool)}))
+        return 0
+    try:
+        return run_campaign(spool)
+    except Exception:
+        spool.event("error", text=traceback.format_exc()[-2000:])
+        return 1
+
+
+def run_campaign(spool):
+    order, sha = order_of(spool)
+    until = time.monotonic() + LOCK_PATIENCE
+    lock = take_lock(os.path.dirname(spool.path))
+    while lock is None and time.monotonic() < until:
+        time.sleep(0.5)
+        lock = take_lock(os.path.dirname(spool.path))
+    if lock is None:
+        spool.event("refused", why="another burn-in runs on this node")
+        return 0
+    spool.prepare()
+    state = spool.read_state() or {}
+    if state.get("finished") and (state["finished"] != "stopped" or os.path.exists(spool.file("stop"))):
+        remove_unit()  # a crash came between the last word and this
+        return 0
+    ended = Campaign(spool, order, sha, [lock]).run()
+    if ended == "interrupted":
+        # Asked by systemd, at shutdown for example, it goes on at the next boot; by anybody else, at once.
+        return (
+            0 if systemctl(["show", "-p", "ActiveState", UNIT], 5.0)[1] == "ActiveState=deactivating" else 1
+        )
+    remove_unit()
+    return 0
+
+
+def order_of(spool):
+    """(the order, the SHA-256 of its file). Raises OrderError."""
+    try:
+        with open(spool.file("order.json"), "rb") as source:
+            data = source.read(ORDER_MOST + 1)
+    except OSError as error:
+        raise OrderError("order.json cannot be read: %s" % error.strerror) from None
+    if len(data) > ORDER_MOST:
+        raise OrderError("order.json is larger than %d MiB" % (ORDER_MOST // MEBI))
+    order = read_order(data.decode("utf-8", "replace"))
+    if order["campaign"] != os.path.basename(spool.path):
+        raise OrderError("campaign is %s, its folder is %s" % (order["campaign"], spool.path))
+    return order, hashlib.sha256(data).hexdigest()
+
+
+def refusal(spool):
+    """Why this campaign cannot begin here now, in one line; empty when it can."""
+    try:
+        order, _ = order_of(spool)
+    except OrderError as error:
+        return "the order is not understood: %s" % error
+    lock = take_lock(os.path.dirname(spool.path))
+    if lock is None:
+        return "another burn-in runs on this node"
+    os.close(lock)
+    free = spool.free() / MEBI
+    if free < order["space_mib"]:
+        return "%.0f MiB are free for the spool, %.0f MiB are needed" % (free, order["space_mib"])
+    if any(segment["steps"] for segment in order["segments"]):
+        found = foreign_holders(())["foreign"]
+        if found:
+            return "a GPU is in use: " + ", ".join(
+                "%s (pid %d)" % (name[:80], pid) for pid, name in found[:8]
+            )
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(burnin(sys.argv[1:]))

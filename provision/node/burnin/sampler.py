@@ -1,0 +1,300 @@
+"""The process that samples: asks every source, writes telemetry, and tells the runner what it must know.
+
+It tells by lines of JSON: {"event": {…}} to be written as an event, {"hot": …} when a GPU is over the limit,
+{"xid": …}, {"kernel": …} and {"kernel_at": …} of the kernel's messages. Nothing here waits for a source: each
+has a process of its own, and a GPU that does not answer keeps only its own nvidia-smi.
+"""
+
+import json
+import os
+import resource
+import signal
+import time
+
+from provision.node.burnin.kernel_lines import KernelWatch, dmesg_records, read_kmsg, readable_kmsg
+from provision.node.burnin.processes import (
+    become_worker,
+    cpu_seconds,
+    drain,
+    reap,
+    wait_readable,
+    wake_handle,
+)
+from provision.node.burnin.rows import Telemetry, keep_on_disk
+from provision.node.burnin.sources import Forked, Source, program, read_ports
+from provision.node.burnin.tool_output import (
+    GPU_FIELDS,
+    ReplayRows,
+    gpu_row,
+    ipmi_row,
+    nvlink_rows,
+    without_field,
+    without_links,
+)
+
+GPU_FOLDERS = "/proc/driver/nvidia/gpus"  # a folder for each GPU, named by its address; asks no GPU
+IPMI_DEVICE = "/dev/ipmi0"
+PIPE_WHOLE = 4096  # bytes that go into a pipe whole, or not at all (pipe(7))
+UNTOLD = 1000  # messages kept while the runner does not read
+SELDOM = 30.0  # seconds between two rows of counters that stand still
+GPUS_EVERY = 20.0  # seconds between two looks for GPUs that were not there
+OWN_EVERY = 60.0  # seconds between two rows on what sampling costs
+END_GRACE = 3.0
+SKIP_PORT = 600.0  # seconds a port that hung is left alone
+WRONG_FIELD = 'Field "'
+
+
+class Sampler:
+    """Everything this process does until it gets TERM."""
+
+    def __init__(self, spool, order, room, told, kernel_seen):
+        """told: handle of the pipe to the runner. kernel_seen: see KernelWatch."""
+        self.order, self.told = order, told
+        self.untold = []
+        self.every = order["sampler"]
+        self.limit = order["abort"]["gpu_celsius"]
+        self.hot = {}
+        path = spool.file("telemetry", (spool.boot or "unknown") + ".csv")
+        self.telemetry = Telemetry(path, room, self._no_room)
+        self.kernel = KernelWatch(kernel_seen, self.say)
+        self.kmsg = readable_kmsg()
+        self.sources = self._sources()
+        self.gpus = set()
+        self.gpus_due = 0.0
+        self.began = time.monotonic()
+        self.own_due = self.began + OWN_EVERY
+        self.stopping = False
+
+    # -- what is asked
+
+    def _sources(self):
+        found = []
+        if os.path.isdir("/sys/class/infiniband"):
+            found.append(self._ports())
+        if os.path.exists(IPMI_DEVICE):
+            argv = ["ipmitool", "-c", "sdr", "list", "full"]
+            found.append(self._source("ipmi", "node", program(argv), self._take_ipmi, once=True))
+        if self.kmsg is None:
+            found.append(self._source("kernel", "node", program(["dmesg"]), self._take_dmesg, once=True))
+        return found
+
+    def _find_gpus(self, now):
+        """Ask the GPUs that are there now: after a boot the driver may come later than we do."""
+        self.gpus_due = now + GPUS_EVERY
+        addresses = gpu_addresses()
+        if addresses and not self.gpus:
+            self.sources += [self._replays(), self._nvlink()]
+        for number, address in enumerate(addresses):
+            if address not in self.gpus:
+                self.gpus.add(address)
+                self.sources.append(self._gpu(number, address))
+
+    def _source(self, name, device, start, take, once=False):
+        def tell(trouble):
+            self._say_of(name, device, trouble)
+
+        return Source(name, device, self.every[name], start, take, tell, once)
+
+    def _gpu(self, number, address):
+        """One nvidia-smi for one GPU, which stays and prints a line for each sample."""
+        fields = [[metric, list(names)] for metric, names in GPU_FIELDS]
+
+        def start():
+            asked = ",".join(names[0] for _, names in fields)
+            every = str(int(self.every["gpu"] * 1000))
+            argv = ["nvidia-smi", "-i", address, "--query-gpu=" + asked, "--format=csv,noheader,nounits"]
+            return program([*argv, "-lms", every])()
+
+        def take(line):
+            found = gpu_row(line, [metric for metric, _ in fields])
+            if found:
+                self._gpu_sample(*found)
+            elif line.startswith(WRONG_FIELD):
+                source.asks_differently = without_field(fields, line[len(WRONG_FIELD) :].partition('"')[0])
+            return found is not None
+
+        source = self._source("gpu", "gpu%d" % number, start, take)
+        return source
+
+    def _gpu_sample(self, index, metrics):
+        device = "gpu%d" % index
+        self.telemetry.add("gpu", device, metrics)
+        text = metrics.get("temperature_c", "")
+        if self.limit is None or not text.isdigit():
+            return
+        self.hot[device] = self.hot.get(device, 0) + 1 if int(text) >= self.limit else 0
+        if self.hot[device] == 2:  # one reading alone may be a glitch
+            self.say({"hot": {"device": device, "celsius": int(text)}})
+
+    def _replays(self):
+        reader = ReplayRows()
+
+        def take(line):
+            found = reader.row(line)
+            if found:
+                self.telemetry.add("errors", "gpu%d" % found[0], found[1], seldom=SELDOM)
+            return found is not None
+
+        # dmon knows whole seconds; more than ten it may not take.
+        argv = ["nvidia-smi", "dmon", "-s", "e", "-d", str(int(max(1, min(10, self.every["errors"]))))]
+        return self._source("errors", "node", program(argv), take)
+
+    def _nvlink(self):
+        def take(text):
+            found = nvlink_rows(text)
+            for index, metrics in found.items():
+                self.telemetry.add("nvlink", "gpu%d" % index, metrics)
+            return bool(found) or without_links(text)
+
+        argv = ["nvidia-smi", "nvlink", "-e"]
+        return self._source("nvlink", "node", program(argv), take, once=True)
+
+    def _ports(self):
+        skip = {}  # port -> when it may be read again
+        reading = [""]
+
+        def start():
+            now = time.monotonic()
+            if reading[0]:  # the last reader hung there
+                skip[reading[0]] = now + SKIP_PORT
+                self._say_of("ib", reading[0], "it hangs")
+                reading[0] = ""
+            return Forked(read_ports(self.every["ib"], {port for port, end in skip.items() if end > now}))
+
+        def take(line):
+            if line.startswith("?"):
+                reading[0] = line[1:]
+                return False
+            reading[0] = ""
+            if line.startswith("="):
+                port, _, values = line[1:].partition(",")
+                metrics = dict(pair.partition("=")[::2] for pair in values.split(";") if pair)
+                if metrics:
+                    self.telemetry.add("ib", port, metrics)
+            return line[:1] in ("=", ".")
+
+        return self._source("ib", "node", start, take)
+
+    def _take_ipmi(self, text):
+        metrics = ipmi_row(text)
+        if metrics:
+            self.telemetry.add("ipmi", "node", metrics)
+        return bool(metrics)
+
+    def _take_dmesg(self, text):
+        records = dmesg_records(text)
+        self.kernel.take(records)
+        return bool(records) or not text.strip()
+
+    # -- what is told
+
+    def say(self, message):
+        line = json.dumps(message) + "\n"
+        if len(line) <= PIPE_WHOLE:
+            self.untold.append(line)
+        del self.untold[:-UNTOLD]
+
+    def _say_of(self, source, device, trouble):
+        fields = {"event": "sampler", "source": source, "device": device}
+        fields.update({"trouble": trouble} if trouble else {"answers": True})
+        self.say({"event": fields})
+
+    def _no_room(self, stopped):
+        said = self.telemetry.room.said()
+        self.say({"event": {"event": "space", "what": "telemetry", "stopped": stopped, "room": said}})
+
+    def _tell(self):
+        """Hand over what the pipe takes; a line goes whole or not at all."""
+        while self.untold:
+            try:
+                os.write(self.told, self.untold[0].encode("ascii"))
+            except BlockingIOError:
+                return
+            self.untold.pop(0)
+
+    # -- the loop
+
+    def run(self):
+        parent = os.getppid()
+        wake = wake_handle()
+        signal.signal(signal.SIGTERM, self._on_term)
+        syncer = Forked(lambda _: keep_on_disk(self.telemetry.path))
+        while not self.stopping and os.getppid() == parent:
+            now = time.monotonic()
+            if now >= self.gpus_due:
+                self._find_gpus(now)
+            moments = [one.tick(now) for one in self.sources]
+            next_tick = min([now + 10.0, self.own_due, self.gpus_due, *moments])
+            if now >= self.own_due:
+                self.own_due = now + OWN_EVERY
+                self.telemetry.add("sampler", "node", self.cost())
+            self._tell()
+            by_handle = {one.handle: one for one in self.sources if one.handle is not None}
+            handles = [wake, *by_handle] + ([] if self.kmsg is None else [self.kmsg])
+            seconds = max(0.01, min(next_tick - time.monotonic(), 0.5 if self.untold else 10.0))
+            for handle in wait_readable(handles, seconds):
+                if handle == wake:
+                    drain(wake)
+                elif handle == self.kmsg:
+                    self.kernel.take(read_kmsg(handle))
+                else:
+                    by_handle[handle].readable(time.monotonic())
+        self._end(syncer)
+
+    def _on_term(self, _number, _frame):
+        self.stopping = True
+
+    def _end(self, syncer):
+        for one in self.sources:
+            one.end()
+        until = time.monotonic() + END_GRACE
+        while time.monotonic() < until and any(one.child for one in self.sources):
+            for one in self.sources:
+                if one.child:
+                    one.due = until + 60.0
+                    one.tick(time.monotonic())
+            time.sleep(0.05)
+        os.kill(syncer.pid, signal.SIGKILL)
+        reap()
+        costs = self.cost()
+        self.telemetry.add("sampler", "node", costs)
+        wall = round(time.monotonic() - self.began, 3)
+        self.say({"cost": dict({name: float(value) for name, value in costs.items()}, wall_s=wall)})
+        self._tell()
+
+    def cost(self):
+        """CPU seconds of this process, and of the programs and readers it started."""
+        mine = resource.getrusage(resource.RUSAGE_SELF)
+        buried = resource.getrusage(resource.RUSAGE_CHILDREN)
+        running = sum(cpu_seconds(one.child.pid) for one in self.sources if one.child)
+        tools = buried.ru_utime + buried.ru_stime + running
+        return {"cpu_s": "%.2f" % (mine.ru_utime + mine.ru_stime), "tools_cpu_s": "%.2f" % tools}
+
+
+def gpu_addresses(folder=GPU_FOLDERS):
+    """The addresses of the GPUs on the driver's list, in the order of nvidia-smi: by address."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
+
+
+def sampling(spool, order, room, kernel_seen, closed):
+    """Start the sampler; (its process id, the handle to read what it tells)."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            become_worker(closed)
+            os.set_blocking(writer, False)
+            Sampler(spool, order, room, writer, kernel_seen).run()
+        except Exception as error:
+            words = "%s: %s" % (type(error).__name__, error)
+            report = {"event": {"event": "sampler", "source": "sampler", "device": "node", "trouble": words}}
+            os.write(writer, (json.dumps(report) + "\n").encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    os.set_blocking(reader, False)
+    return pid, reader

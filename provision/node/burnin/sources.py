@@ -1,0 +1,267 @@
+"""The sources of telemetry: each one program or reader of its own, started again when it ends, given up for a
+while when it hangs. None is ever waited for."""
+
+import os
+import signal
+import subprocess
+import time
+
+from provision.node.burnin.processes import become_worker
+from provision.node.modules.gpuprov_run import PATH
+
+AGAIN = 30.0  # seconds until a source that ended is started again
+SOON = 1.0
+LINE_MOST = 65536  # bytes of one line; a program that prints no newline is none of ours
+TEXT_MOST = 4 * 1024 * 1024
+KILL_AFTER = 5.0  # seconds between TERM and KILL
+
+
+class Source:
+    """A program, or a function in a child, that prints lines.
+
+    every: seconds between two samples. patience: seconds of silence until it is given up. `take(line)` says
+    whether a line was a sample. once: the program prints one answer and ends; `take` then gets all of it.
+    `tell(trouble)` is called when it falls silent or ends (a text), and when it answers again (None).
+    """
+
+    def __init__(self, name, device, every, start, take, tell, once=False):
+        self.name, self.device, self.every = name, device, every
+        self.start, self.take, self.tell, self.once = start, take, tell, once
+        self.patience = max(4.0 * every, every + 15.0) if not once else max(30.0, every / 2)
+        self.child = None
+        self.handle = None
+        self.pending = b""
+        self.due = 0.0  # when to start next
+        self.heard = 0.0
+        self.dying = None  # when it was asked to end
+        self.trouble = None
+        self.last_words = ""
+        self.asks_differently = False  # set by `take`: start again without delay, with another question
+
+    def tick(self, now):
+        """Do what is due; returns when to be asked again (by the same clock)."""
+        if self.child is None:
+            if now < self.due:
+                return self.due
+            self._begin(now)
+        elif self.dying is None and now - self.heard > self.patience:
+            self._complain("no answer for %d s" % (now - self.heard))
+            self.due = max(self.due, now + AGAIN)
+            self._give_up(now)
+        if self.dying is not None:
+            return self._bury(now)
+        return self.heard + self.patience + 0.1 if self.child else self.due
+
+    def _begin(self, now):
+        self.heard, self.pending, self.last_words = now, b"", ""
+        self.due = now + self.every
+        try:
+            self.child = self.start()
+        except (OSError, ValueError) as error:
+            self._complain(getattr(error, "strerror", None) or str(error))
+            self.due = now + max(self.every, 10 * AGAIN)
+            return
+        self.handle = self.child.stdout.fileno()
+        os.set_blocking(self.handle, False)
+
+    def readable(self, now):
+        """Read what it printed."""
+        try:
+            data = os.read(self.handle, 65536)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        self.pending += data
+        if self.once:
+            if len(self.pending) > TEXT_MOST:
+                self._complain("it prints without end")
+                self._give_up(now)
+            elif not data:
+                self._ended(now)
+            return
+        lines = self.pending.split(b"\n")
+        self.pending = lines.pop()[-LINE_MOST:]
+        for line in lines:
+            self._line(line.decode("utf-8", "replace"), now)
+        if not data:
+            self._ended(now)
+
+    def _line(self, line, now):
+        if self.dying is None and self.take(line):
+            self.heard = now
+            self._answers()
+        elif line.strip():
+            self.last_words = line.strip()[:200]
+
+    def _ended(self, now):
+        """Its output is closed."""
+        if self.once and self.dying is None:
+            if self.take(self.pending.decode("utf-8", "replace")):
+                self._answers()
+            else:
+                said = self.pending.decode("utf-8", "replace").strip().splitlines()
+                self._complain(said[-1][:200] if said else "it said nothing")
+            self._give_up(now)
+            return
+        if self.dying is None:
+            if not self.asks_differently:
+                self._complain(self.last_words or "it ended")
+            self.due = now + (SOON if self.asks_differently else AGAIN)
+            self.asks_differently = False
+        self._give_up(now)
+
+    def _complain(self, trouble):
+        if self.trouble is None:
+            self.trouble = trouble
+            self.tell(trouble)
+
+    def _answers(self):
+        if self.trouble is not None:
+            self.trouble = None
+            self.tell(None)
+
+    def _give_up(self, now):
+        if self.dying is None:
+            self.dying = now
+            self._signal(signal.SIGTERM)
+            self.child.stdout.close()
+            self.handle = None
+
+    def _bury(self, now):
+        """Wait for a child that was asked to end, without waiting."""
+        if self.child.poll() is None:
+            if now - self.dying < KILL_AFTER:
+                return now + 0.2 if now - self.dying < 1.0 else now + 1.0
+            self._signal(signal.SIGKILL)
+            return now + KILL_AFTER  # it is stuck in the kernel: look again now and then
+        self._signal(signal.SIGKILL)  # what it started and left
+        self.child, self.dying = None, None
+        self.due = max(self.due, now)
+        return self.due
+
+    def _signal(self, number):
+        try:
+            os.killpg(self.child.pid, number)
+        except OSError:
+            pass
+
+    def end(self):
+        """Ask it to end."""
+        if self.child is not None and self.dying is None:
+            self._give_up(time.monotonic())
+
+
+def program(argv):
+    """Starts a program whose output is read."""
+
+    def begin():
+        environment = dict(os.environ, PATH=PATH, LC_ALL="C")
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            start_new_session=True,
+            close_fds=True,
+        )
+
+    return begin
+
+
+class Forked:
+    """A function of ours in a child, with the parts of Popen that Source uses."""
+
+    def __init__(self, function):
+        reader, writer = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                os.close(reader)
+                os.setsid()
+                become_worker(())
+                function(writer)
+            finally:
+                os._exit(0)
+        os.close(writer)
+        self.stdout = os.fdopen(reader, "rb", 0)
+        self.status = None
+
+    def poll(self):
+        if self.status is None:
+            try:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+            except OSError:
+                pid, status = self.pid, -1
+            if pid:
+                self.status = status
+        return self.status
+
+
+IB = "/sys/class/infiniband"
+IB_COUNTERS = (
+    *("symbol_error", "link_downed", "link_error_recovery", "port_rcv_errors", "port_xmit_discards"),
+    *("local_link_integrity_errors", "excessive_buffer_overrun_errors", "port_rcv_remote_physical_errors"),
+    *("port_rcv_data", "port_xmit_data", "port_xmit_wait"),
+)
+IB_HW_COUNTERS = (
+    *("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated"),
+    *("roce_adp_retrans", "np_cnp_sent", "rp_cnp_handled"),
+)
+
+
+def short(text):
+    """`4: ACTIVE` → ACTIVE; `400 Gb/sec (4X NDR)` → 400"""
+    head, colon, rest = text.partition(":")
+    return rest.strip() if colon and head.strip().isdigit() else text.split(" ")[0]
+
+
+def ib_ports(root=IB):
+    """The ports of the RDMA cards: [(name, folder)]."""
+    try:
+        cards = sorted(os.listdir(root))
+    except OSError:
+        return []
+    found = []
+    for card in cards:
+        folder = os.path.join(root, card, "ports")
+        try:
+            ports = sorted(os.listdir(folder))
+        except OSError:
+            continue
+        found += [("%s/%s" % (card, port), os.path.join(folder, port)) for port in ports]
+    return found
+
+
+def ib_metrics(folder):
+    """State, rate and counters of a port, as texts."""
+    metrics = {}
+    names = [("state", "state"), ("rate", "rate")]
+    names += [(name, "counters/" + name) for name in IB_COUNTERS]
+    names += [(name, "hw_counters/" + name) for name in IB_HW_COUNTERS]
+    for name, path in names:
+        try:
+            with open(os.path.join(folder, path), "rb", 0) as source:
+                text = source.read(256).decode("ascii", "replace").strip()
+        except OSError:
+            continue
+        metrics[name] = short(text) if name in ("state", "rate") else text
+    return metrics
+
+
+def read_ports(every, skip, root=IB):
+    """For a child: prints `?PORT` before it reads a port, which may never return, and a line of values."""
+
+    def read(writer):
+        while True:
+            for port, folder in ib_ports(root):
+                if port in skip:
+                    continue
+                os.write(writer, ("?%s\n" % port).encode())
+                values = ";".join("%s=%s" % pair for pair in ib_metrics(folder).items())
+                os.write(writer, ("=%s,%s\n" % (port, values)).encode())
+            os.write(writer, b".\n")
+            time.sleep(every)
+
+    return read

@@ -1,0 +1,133 @@
+"""What the tools print that are asked for telemetry, and what is asked of nvidia-smi."""
+
+import re
+
+NONE = ("", "n/a", "not supported", "not available", "unknown error", "gpu requires reset", "err!", "-")
+# metric -> the names of nvidia-smi's field, the newest first
+GPU_FIELDS = (
+    ("index", ("index",)),
+    ("temperature_c", ("temperature.gpu",)),
+    ("memory_c", ("temperature.memory",)),
+    ("power_w", ("power.draw",)),
+    ("sm_mhz", ("clocks.current.sm", "clocks.sm")),
+    ("mem_mhz", ("clocks.current.memory", "clocks.mem")),
+    ("throttle", ("clocks_event_reasons.active", "clocks_throttle_reasons.active")),
+    ("util_pct", ("utilization.gpu",)),
+    ("mem_used_mib", ("memory.used",)),
+    ("ecc_ce", ("ecc.errors.corrected.volatile.total",)),
+    ("ecc_ue", ("ecc.errors.uncorrected.volatile.total",)),
+    ("pcie_gen", ("pcie.link.gen.current",)),
+    ("pcie_width", ("pcie.link.width.current",)),
+    ("uuid", ("uuid",)),
+    ("serial", ("serial",)),
+    ("address", ("pci.bus_id",)),
+)
+
+
+def without_field(fields, name):
+    """Ask for the field's older name instead, or no more for it; whether that changes anything."""
+    for entry in fields:
+        if name == entry[1][0] and entry[0] != "index":
+            if len(entry[1]) > 1:
+                entry[1].pop(0)
+            else:
+                fields.remove(entry)
+            return True
+    return False
+
+
+def gpu_row(line, names):
+    """(index, metrics) of a line of nvidia-smi's CSV with these metrics; None when it is no such line."""
+    cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(names) or not cells[names.index("index")].isdigit():
+        return None
+    metrics = {name: value_of(name, cell) for name, cell in zip(names, cells)}  # noqa: B905 (strict came with 3.10)
+    return int(metrics.pop("index")), metrics
+
+
+def value_of(name, cell):
+    """A cell as it is kept: no unit, no needless digits, empty where there is no value."""
+    if cell.strip("[] ").lower() in NONE:
+        return ""
+    if name == "throttle":
+        try:
+            return "0x%x" % int(cell, 16)
+        except ValueError:
+            return ""
+    if name == "power_w":
+        try:
+            return "%.1f" % float(cell)
+        except ValueError:
+            return ""
+    return cell
+
+
+class ReplayRows:
+    """Reads `nvidia-smi dmon -s e`: its columns are named in lines that begin with #.
+
+    # gpu  sbecc  dbecc    pci
+    # Idx   errs   errs   errs
+        0      0      0      0
+    """
+
+    def __init__(self):
+        self.columns = []
+
+    def row(self, line):
+        """(index, metrics) of a line; None when it has no values."""
+        words = line.split()
+        if words[:2] == ["#", "gpu"]:
+            self.columns = words[2:]
+        if len(words) != len(self.columns) + 1 or not words[0].isdigit() or "pci" not in self.columns:
+            return None
+        return int(words[0]), {"pcie_replays": value_of("", words[1 + self.columns.index("pci")])}
+
+
+GPU_HEAD = re.compile(r"GPU (\d+): ")
+LINK_LINE = re.compile(r"\s*Link (\d+): (.*): (\d+)\s*\Z")
+TRAFFIC = ("packets", "bytes", "fec errors - 0", "successful")
+
+
+def nvlink_rows(text):
+    """{index: metrics} of `nvidia-smi nvlink -e`: a GPU's errors of all links, and of each that has any.
+
+    GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-…)
+        Link 0: Replay Errors: 0
+    """
+    found, links = {}, {}
+    index = None
+    for line in text.splitlines():
+        head, counted = GPU_HEAD.match(line), LINK_LINE.match(line)
+        if head:
+            index = int(head.group(1))
+            links[index] = {}
+        elif counted and index is not None:
+            link, name, count = counted.groups()
+            if not any(word in name.lower() for word in TRAFFIC):
+                links[index][link] = links[index].get(link, 0) + int(count)
+    for index, counts in links.items():
+        if counts:
+            found[index] = {"nvlink_errors": str(sum(counts.values()))}
+            found[index].update(("link" + link, str(count)) for link, count in counts.items() if count)
+    return found
+
+
+def without_links(text):
+    """Whether that is the answer of GPUs without NVLink: their names, or nothing."""
+    return all(GPU_HEAD.match(line) for line in text.splitlines() if line.strip())
+
+
+def ipmi_row(text):
+    """Metrics of `ipmitool -c sdr list full`: temperatures and fans.
+
+    Inlet Temp,24,degrees C,ok
+    FAN1,9800,RPM,ok
+    """
+    metrics = {}
+    for line in text.splitlines():
+        cells = line.split(",")
+        unit = {"degrees c": "_c", "rpm": "_rpm"}.get(cells[2].strip().lower()) if len(cells) > 3 else None
+        if unit and re.match(r"-?\d+(\.\d+)?\Z", cells[1].strip()) and len(metrics) < 64:
+            name = re.sub(r"[^a-z0-9]+", "_", cells[0].strip().lower()).strip("_")
+            metrics[name + unit] = cells[1].strip()
+    return metrics

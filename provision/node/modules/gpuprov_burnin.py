@@ -1,0 +1,576 @@
+#!/usr/bin/python
+"""Ansible module: starts a burn-in on a node, tells of it, fetches what it measured, ends it, removes it.
+
+The burn-in itself is the program of provision/node/burnin/, which this puts into the spool and hands over to
+systemd; nothing here waits for it. Every answer comes within seconds and is bounded in size.
+"""
+
+from __future__ import absolute_import, division, print_function
+
+DOCUMENTATION = r"""
+module: gpuprov_burnin
+short_description: Start, watch, collect, stop and remove a burn-in
+description:
+  - A burn-in runs under the unit C(gpuprov-burnin.service); its spool is C(/var/lib/gpuprov/burnin/CAMPAIGN).
+  - A refusal (another burn-in, a GPU in use, no room, a faulty order) is an answer, no failure.
+options:
+  state:
+    description: What to do. C(release) ends the wait of a fleet segment.
+    type: str
+    required: true
+    choices: [start, status, collect, stop, release, remove]
+  campaign:
+    description: Which campaign; the newest on the node when it is empty.
+    type: str
+    default: ""
+  order:
+    description: With C(start), the order as JSON text (plain or packed, base64 of zlib) or as a mapping.
+    type: raw
+  runner:
+    description: With C(start), the text of the program, plain or packed.
+    type: str
+    default: ""
+  offsets:
+    description: With C(collect), the bytes the caller has of each file, as a mapping or its packed JSON.
+    type: raw
+  limit:
+    description: With C(collect), the bytes of one answer before they are compressed.
+    type: int
+    default: 4194304
+  segment:
+    description: With C(release), the name of the segment that waits.
+    type: str
+    default: ""
+  timeout:
+    description: Seconds for the unit to start or to stop.
+    type: float
+    default: 90
+author: the gpuprov authors
+"""
+
+EXAMPLES = r"""
+- name: How far is it?
+  gpuprov_burnin:
+    state: status
+"""
+
+RETURN = r"""
+gpuprov:
+  description: The answer, always with C(now), C(up) and C(boot), the node's clocks and its boot.
+  returned: always
+  type: dict
+"""
+
+import base64  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import shutil  # noqa: E402
+import subprocess  # noqa: E402
+import sys  # noqa: E402
+import time  # noqa: E402
+import zlib  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+HOME = "/var/lib/gpuprov/burnin"
+UNIT = "gpuprov-burnin.service"
+UNIT_FOLDER = "/etc/systemd/system"
+WANTS = "multi-user.target.wants"
+CAMPAIGN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")
+COLLECTED = re.compile(
+    r"(events\.jsonl|order\.json|state\.json|raw/[\w.-]+\.json\.gz|telemetry/[\w.-]+\.csv)\Z"
+)
+WHOLE = ("state.json", "order.json")
+PACKED = re.compile(r"[A-Za-z0-9+/]{8,}={0,2}\Z")
+LAST_EVENTS = 20
+EVENT_BYTES = 65536
+BOOTTIME = 7  # CLOCK_BOOTTIME; Python has a name for it since 3.7
+# A step that is killed for want of memory must not end the whole unit (OOMPolicy). The runner may fail ten
+# times an hour; a program stuck in the kernel keeps nobody longer than two stop timeouts.
+SERVICE = """\
+[Unit]
+Description=gpuprov burn-in {campaign}
+Documentation=file:{spool}
+ConditionPathExists={spool}/order.json
+After=network.target nvidia-persistenced.service nvidia-fabricmanager.service
+StartLimitIntervalSec=3600
+StartLimitBurst=10
+
+[Service]
+Type=simple
+ExecStart={python} -I -S {spool}/runner.py {spool}
+WorkingDirectory=/
+Restart=on-failure
+RestartSec=2
+KillMode=control-group
+TimeoutStopSec=30
+OOMPolicy=continue
+LimitMEMLOCK=infinity
+TasksMax=infinity
+UMask=0077
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "state": {
+                "type": "str",
+                "required": True,
+                "choices": ["start", "status", "collect", "stop", "release", "remove"],
+            },
+            "campaign": {"type": "str", "default": ""},
+            "order": {"type": "raw"},
+            "runner": {"type": "str", "default": ""},
+            "offsets": {"type": "raw"},
+            "limit": {"type": "int", "default": 4 * 1024 * 1024},
+            "segment": {"type": "str", "default": ""},
+            "timeout": {"type": "float", "default": 90.0},
+        },
+        supports_check_mode=False,
+    )
+    wanted = dict(module.params)
+    try:
+        wanted["order"] = unpacked(wanted["order"])
+        wanted["runner"] = unpacked(wanted["runner"])
+        wanted["offsets"] = json.loads(unpacked(wanted["offsets"] or "{}"))
+        if wanted["campaign"] and not CAMPAIGN.match(wanted["campaign"]):
+            raise ValueError("campaign %.60r is no name of one" % wanted["campaign"])
+        changed, answer = STATES[wanted["state"]](wanted)
+    except (OSError, ValueError) as error:
+        module.fail_json(msg="%s: %s" % (wanted["state"], error))
+    answer.update(now=time.time(), up=time.clock_gettime(BOOTTIME), boot=boot_id())
+    module.exit_json(changed=changed, gpuprov=answer)
+
+
+# --- start ---
+
+
+def start(wanted):
+    data, campaign = order_data(wanted["order"])
+    if not wanted["runner"]:
+        raise ValueError("runner is empty: the program is missing")
+    state = read_json(os.path.join(HOME, campaign, "state.json"))
+    if runs():
+        running = newest()
+        if running == campaign:
+            return False, {"started": True, "already": True, "campaign": campaign}
+        return False, refused("the burn-in %s runs on this node" % running, running)
+    if finished(state):
+        return False, {"started": True, "already": True, "campaign": campaign}
+    spool = os.path.join(HOME, campaign)
+    resumed = os.path.exists(os.path.join(spool, "order.json"))
+    make_home()
+    os.makedirs(spool, mode=0o700, exist_ok=True)
+    try:
+        if not resumed:
+            put(os.path.join(spool, "order.json"), data)
+        put(os.path.join(spool, "runner.py"), wanted["runner"].encode("utf-8"))
+        why = check(spool)
+    except OSError as error:
+        why = "the spool cannot be written: %s" % error
+    if why:
+        if not resumed:
+            shutil.rmtree(spool, ignore_errors=True)
+        return False, refused(why)
+    forget(os.path.join(spool, "stop"))
+    why = start_unit(campaign, spool, wanted["timeout"])
+    if why:
+        run(["systemctl", "stop", UNIT], wanted["timeout"])
+        remove_unit()
+        return True, refused(why)
+    answer = {"started": True, "campaign": campaign}
+    return True, dict(answer, resumed=True) if resumed else answer
+
+
+def unpacked(value):
+    """A text that may have come as base64 of zlib (Ansible finds no template in that); else as it came."""
+    if not isinstance(value, str) or not PACKED.match(value):
+        return json.dumps(value) if isinstance(value, dict) else value
+    try:
+        return zlib.decompress(base64.b64decode(value)).decode("utf-8")
+    except (ValueError, zlib.error) as error:
+        raise ValueError("a parameter cannot be unpacked: %s" % error) from None
+
+
+def order_data(order):
+    """(the bytes of order.json, its campaign). Raises ValueError."""
+    if isinstance(order, str):
+        text = order
+        order = json.loads(order)
+    else:
+        text = json.dumps(order)
+    campaign = order.get("campaign") if isinstance(order, dict) else None
+    if not isinstance(campaign, str) or not CAMPAIGN.match(campaign):
+        raise ValueError("order has no campaign, or one that is no name")
+    return text.encode("utf-8"), campaign
+
+
+def refused(why, running=""):
+    return {"started": False, "refused": why, "running": running}
+
+
+def make_home():
+    """The folder of all spools, root's alone."""
+    os.makedirs(os.path.dirname(HOME), mode=0o755, exist_ok=True)
+    try:
+        os.mkdir(HOME, 0o700)
+    except OSError:
+        found = os.lstat(HOME)
+        if os.path.islink(HOME) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise ValueError("%s is not a folder of root alone" % HOME) from None
+
+
+def check(spool):
+    """Why the program would not begin; empty when it would."""
+    code, said = run([sys.executable, "-I", "-S", os.path.join(spool, "runner.py"), spool, "check"], 120)
+    try:
+        return json.loads(said.splitlines()[-1])["refused"]
+    except (ValueError, KeyError, IndexError):
+        return "the program cannot run here: status %s, %s" % (code, said[-300:])
+
+
+def start_unit(campaign, spool, seconds):
+    """Install and start the unit; why that failed, else empty."""
+    text = SERVICE.format(campaign=campaign, spool=spool, python=sys.executable)
+    path = os.path.join(UNIT_FOLDER, UNIT)
+    put(path, text.encode("ascii"), 0o644)
+    os.makedirs(os.path.join(UNIT_FOLDER, WANTS), mode=0o755, exist_ok=True)
+    forget(os.path.join(UNIT_FOLDER, WANTS, UNIT))
+    os.symlink(path, os.path.join(UNIT_FOLDER, WANTS, UNIT))
+    before = size_of(os.path.join(spool, "events.jsonl"))
+    for words in (["daemon-reload"], ["reset-failed", UNIT], ["start", UNIT]):
+        code, said = run(["systemctl", *words], seconds)
+        if code != 0 and words[0] != "reset-failed":
+            return "systemctl %s: %s" % (words[0], said[-300:])
+    until = time.time() + min(seconds, 30.0)
+    while time.time() < until:
+        if size_of(os.path.join(spool, "events.jsonl")) > before:
+            return ""
+        time.sleep(0.2)
+    return "the unit started, but the program said nothing: journalctl -u %s" % UNIT
+
+
+# --- status and collect ---
+
+
+def status(wanted):
+    campaign = wanted["campaign"] or newest()
+    spool = os.path.join(HOME, campaign)
+    if not campaign or not os.path.isdir(spool):
+        return False, {"campaign": "", "alive": False, "finished": False}
+    state = read_json(os.path.join(spool, "state.json"))
+    order = read_json(os.path.join(spool, "order.json"))
+    segments = order.get("segments")
+    names = [one.get("name") for one in segments if isinstance(one, dict)] if segments else []
+    about = order.get("about")
+    return False, {
+        "campaign": campaign,
+        "alive": alive(campaign),
+        "finished": finished(state),
+        "state": state,
+        "holding": state.get("holding") or "",
+        "events": last_events(os.path.join(spool, "events.jsonl")),
+        "sizes": {name: size_of(os.path.join(spool, name)) for name in collectable(spool)},
+        "order": {
+            "segments": names,
+            "node": order.get("node"),
+            "profile": about.get("profile") if isinstance(about, dict) else None,
+        },
+    }
+
+
+def collect(wanted):
+    campaign = wanted["campaign"] or newest()
+    spool = os.path.join(HOME, campaign)
+    if not campaign or not os.path.isdir(spool):
+        return False, {"campaign": "", "alive": False, "finished": False, "parts": [], "more": False}
+    # What is asked before the files are read cannot promise more than they hold.
+    answer = {"campaign": campaign, "alive": alive(campaign)}
+    answer["finished"] = finished(read_json(os.path.join(spool, "state.json")))
+    parts, left, more = [], max(1, wanted["limit"]), False
+    for name in collectable(spool):
+        path = os.path.join(spool, name)
+        size, offset = size_of(path), offset_of(wanted["offsets"], name)
+        if offset > size or (name in WHOLE and offset != size):
+            offset = 0  # replaced meanwhile
+        if offset == size:
+            continue
+        if left <= 0:
+            more = True
+            break
+        with open(path, "rb") as source:
+            source.seek(offset)
+            data = source.read(left if name not in WHOLE else -1)
+        left -= len(data)
+        more = more or offset + len(data) < size
+        packed = base64.b64encode(zlib.compress(data, 6)).decode("ascii")
+        # Ansible's results pass a mask of the inventory's secrets, which are three letters or more.
+        packed = " ".join(packed[at : at + 2] for at in range(0, len(packed), 2))
+        parts.append({"file": name, "offset": offset, "size": size, "data": packed})
+    return False, dict(answer, parts=parts, more=more)
+
+
+def offset_of(offsets, name):
+    value = offsets.get(name, 0)
+    return value if type(value) is int and value > 0 else 0
+
+
+def collectable(spool):
+    """The files that are fetched, in the order in which they are: what was said before what was measured."""
+    found = []
+    for folder, _, names in os.walk(spool):
+        below = os.path.relpath(folder, spool)
+        found += [name if below == "." else below + "/" + name for name in names]
+    rank = {"order.json": 0, "state.json": 1, "events.jsonl": 2}
+    return sorted(
+        (name for name in found if COLLECTED.match(name)), key=lambda name: (rank.get(name, 3), name)
+    )
+
+
+def last_events(path):
+    try:
+        with open(path, "rb") as source:
+            source.seek(max(0, size_of(path) - EVENT_BYTES))
+            lines = source.read().split(b"\n")
+    except OSError:
+        return []
+    found = []
+    for line in lines[-LAST_EVENTS - 2 :]:
+        try:
+            found.append(json.loads(line.decode("utf-8", "replace")))
+        except ValueError:
+            continue  # cut, or the end
+    return found[-LAST_EVENTS:]
+
+
+# --- stop, release, remove ---
+
+
+def stop(wanted):
+    campaign = wanted["campaign"] or newest()
+    spool = os.path.join(HOME, campaign)
+    if not campaign or not os.path.isdir(spool):
+        return False, {"campaign": "", "stopped": True, "left": []}
+    running = runs()
+    if running and newest_running() not in ("", campaign):
+        return False, {
+            "campaign": campaign,
+            "stopped": True,
+            "left": [],
+        }  # another's unit is not ours to stop
+    if not finished(read_json(os.path.join(spool, "state.json"))):
+        put(os.path.join(spool, "stop"), b"")
+    run(["systemctl", "stop", UNIT], wanted["timeout"])
+    left = []
+    if runs():
+        run(["systemctl", "kill", "--kill-who=all", "--signal=SIGKILL", UNIT], 30)
+        time.sleep(1.0)
+        left = members()
+    remove_unit()
+    run(["systemctl", "reset-failed", UNIT], 30)
+    note_stop(spool)
+    return True, {"campaign": campaign, "stopped": not left, "left": left}
+
+
+def note_stop(spool):
+    """Write the stop down where the program could not: it had failed before, or did not end."""
+    state = read_json(os.path.join(spool, "state.json"))
+    if state.get("finished"):
+        return
+    event = {"t": time.time(), "up": time.clock_gettime(BOOTTIME), "boot": boot_id(), "event": "stop"}
+    line = json.dumps(dict(event, by="the module: the program did not run")) + "\n"
+    with open(os.path.join(spool, "events.jsonl"), "ab") as events:
+        events.write((line if ends_whole(events.name) else "\n" + line).encode("ascii"))
+    if state:
+        put(os.path.join(spool, "state.json"), json.dumps(dict(state, finished="stopped")).encode("utf-8"))
+
+
+def ends_whole(path):
+    """Whether a file ends with a line's end, or is empty."""
+    with open(path, "rb") as source:
+        size = source.seek(0, 2)
+        source.seek(max(0, size - 1))
+        return source.read(1) in (b"", b"\n")
+
+
+def members():
+    """What is still in the unit: `4711 nvidia-smi (D)`."""
+    found = []
+    for pid in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
+        try:
+            with open("/proc/%d/cgroup" % pid) as source:
+                inside = any(line.rstrip().endswith("/" + UNIT) for line in source)
+            with open("/proc/%d/stat" % pid, "rb") as source:
+                head, _, rest = source.read(4096).decode("utf-8", "replace").rpartition(")")
+        except OSError:
+            continue
+        if inside:
+            found.append("%d %s (%s)" % (pid, head.partition("(")[2], rest.split()[0]))
+    return found
+
+
+def release(wanted):
+    campaign = wanted["campaign"] or newest()
+    spool = os.path.join(HOME, campaign)
+    state = read_json(os.path.join(spool, "state.json")) if campaign else {}
+    held = bool(wanted["segment"]) and state.get("holding") == wanted["segment"]
+    if held:
+        put(os.path.join(spool, "release-%d" % int(state["segment"])), b"")
+    return held, {"campaign": campaign, "released": held, "holding": state.get("holding") or ""}
+
+
+def remove(wanted):
+    campaign = wanted["campaign"]
+    if not campaign:
+        raise ValueError("which campaign? none is removed without its name")
+    spool = os.path.join(HOME, campaign)
+    if not os.path.isdir(spool):
+        return False, {"campaign": campaign, "removed": False}
+    if alive(campaign):
+        raise ValueError("the burn-in %s runs: stop it first" % campaign)
+    if newest_running() == campaign:
+        remove_unit()  # it waited for the next boot
+    shutil.rmtree(spool)
+    for folder in (HOME, os.path.dirname(HOME)):
+        try:
+            os.rmdir(folder)
+        except OSError:
+            break  # another's spool is in it
+    return True, {"campaign": campaign, "removed": True}
+
+
+# --- what the above share ---
+
+
+def runs():
+    """Whether the unit runs, or is just about to start or to end."""
+    _, said = run(["systemctl", "show", "--property=ActiveState", UNIT], 30)
+    return said.partition("=")[2] in ("active", "activating", "deactivating", "reloading")
+
+
+def newest_running():
+    """The campaign of the unit that is installed; empty when none is."""
+    try:
+        with open(os.path.join(UNIT_FOLDER, UNIT)) as source:
+            found = re.search(r"^Description=gpuprov burn-in (\S+)$", source.read(65536), re.MULTILINE)
+    except OSError:
+        return ""
+    return found.group(1) if found else ""
+
+
+def alive(campaign):
+    return runs() and newest_running() in ("", campaign)
+
+
+def newest():
+    """The campaign whose unit is installed, else the one begun last; empty when there is none."""
+    try:
+        names = [name for name in os.listdir(HOME) if CAMPAIGN.match(name)]
+    except OSError:
+        names = []
+    running = newest_running()
+    if running in names:
+        return running
+    spools = [(size_time(os.path.join(HOME, name, "order.json")), name) for name in names]
+    return max(spools)[1] if spools else ""
+
+
+def size_time(path):
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def size_of(path):
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def finished(state):
+    """Whether nothing more comes: one that was stopped may be resumed."""
+    return state.get("finished") not in (None, "stopped")
+
+
+def remove_unit():
+    gone = [forget(os.path.join(UNIT_FOLDER, name)) for name in (os.path.join(WANTS, UNIT), UNIT)]
+    if any(gone):
+        run(["systemctl", "daemon-reload"], 60)
+
+
+def forget(path):
+    """Remove a file; whether there was one."""
+    try:
+        os.unlink(path)
+    except OSError:
+        return False
+    return True
+
+
+def put(path, data, mode=0o600):
+    """Write a file in one step."""
+    beside = path + ".new"
+    handle = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+    try:
+        with os.fdopen(handle, "wb") as target:
+            target.write(data)
+            target.flush()
+            os.fsync(target.fileno())
+        os.rename(beside, path)
+    except OSError:
+        forget(beside)
+        raise
+
+
+def read_json(path):
+    try:
+        with open(path, encoding="utf-8") as source:
+            found = json.load(source)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def run(argv, seconds):
+    """(status, what it printed); (None, why) when it did not end in time."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    return done.returncode, done.stdout.decode("utf-8", "replace").strip()
+
+
+def boot_id():
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as source:
+            return source.read().strip()
+    except OSError:
+        return ""
+
+
+STATES = {
+    "start": start,
+    "status": status,
+    "collect": collect,
+    "stop": stop,
+    "release": release,
+    "remove": remove,
+}
+
+
+if __name__ == "__main__":
+    main()

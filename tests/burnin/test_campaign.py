@@ -1,0 +1,279 @@
+"""The controller's side against nodes that answer as the module does, and as it should not."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import runner
+from provision.burnin import acceptance, campaign, results
+from provision.burnin.campaign import Campaign
+from provision.burnin.spool import Spool
+from provision.burnin.status import status
+from provision.errors import GpuprovError, RunFolderError
+from provision.inventory import Fleet, Node
+from provision.judge import Verdict
+from provision.runner import Event, Outcome
+from provision.store import RunFolder
+from tests.burnin.conftest import NODE, order
+from tests.burnin.spools import BOOT, T0, burned, event, jsonl, part, raw, sample
+
+NAME = "20261118T120000.000Z-burnin"
+
+
+class FakeNode:
+    """One node's files, answered as provision/node/modules/gpuprov_burnin.py does."""
+
+    def __init__(self, name: str, files: Mapping[str, bytes], **more: Any) -> None:
+        self.name, self.files, self.more = name, dict(files), more
+        self.asked: list[Mapping[str, Any]] = []
+
+    def answer(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        self.asked.append(given)
+        clocks = {"now": time.time(), "up": time.time() - T0, "boot": BOOT}
+        common = {"campaign": NAME, "alive": False, "finished": True, **clocks, **self.more}
+        state = given["gpuprov_burnin_state"]
+        if state == "start":
+            return {"started": True, **common}
+        if state != "collect":
+            return {"events": [], "state": {"finished": "done"}, **common}
+        offsets = json.loads(zlib.decompress(base64.b64decode(given["gpuprov_burnin_offsets"])))
+        parts, left, more = [], int(given["gpuprov_burnin_limit"]), False
+        for file, data in self.files.items():
+            begin = offsets.get(file, 0)
+            piece = data[begin : begin + max(left, 0)]
+            left -= len(piece)
+            more = more or begin + len(piece) < len(data)
+            if piece:
+                parts.append(part(file, piece, begin, len(data)))
+        return {"parts": parts, "more": more, **common}
+
+
+@pytest.fixture
+def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeNode]:
+    """The nodes that answer; one that is not in it is unreachable."""
+    found: dict[str, FakeNode] = {}
+
+    def run(
+        _playbook: Path,
+        hosts: Mapping[str, Mapping[str, Any]],
+        *,
+        on_event: Callable[[Event], None],
+        extra_vars: Mapping[str, Any],
+        **_more: Any,
+    ) -> dict[str, Outcome]:
+        outcomes = {}
+        for name, variables in hosts.items():
+            if name in found:
+                said = found[name].answer({**extra_vars, **variables})
+                on_event(Event("ok", name, "", "", {"gpuprov": said}))
+                outcomes[name] = Outcome(name, "ok")
+            else:
+                outcomes[name] = Outcome(name, "unreachable", message="timed out")
+        return outcomes
+
+    monkeypatch.setattr(runner, "run_playbook", run)
+    return found
+
+
+def files(**changes: bytes) -> dict[str, bytes]:
+    """A whole burn-in of one healthy step."""
+    about = {"check": "gpu_burn", "segment": "heat", "round": 0, "n": 1}
+    name = "raw/000001-gpu_burn.json.gz"
+    events = [
+        event(1, "started"), event(2, "segment", **{"name": "heat"}), event(3, "step", **about),
+        event(65, "step_end", raw=name, load_seconds=60.0, **about),
+        event(66, "segment_end", **{"name": "heat"}, outcome="done"), event(67, "finished", ended="done"),
+    ]  # fmt: skip
+    usual = {"temperature_c": 60, "power_w": 600, "sm_mhz": 1800, "util_pct": 99, "throttle": "0x0"}
+    samples = "".join(sample(up, gpu, **usual) for up in range(1, 67, 5) for gpu in range(8))
+    about_seen = {"node": "gpu-01", "facts": dict(NODE.facts), "gpuprov_node": NODE.gpuprov_node,
+                  "variables": NODE.variables}  # fmt: skip
+    given = order(1, about={"seen": about_seen, "fingerprint": {"values": {}, "unknown": {}}})
+    return {
+        "order.json": json.dumps(given).encode(),
+        "events.jsonl": jsonl(events),
+        name: raw(burned()),
+        f"telemetry/{BOOT}.csv": samples.encode(),
+        **changes,
+    }
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path))
+    folder = RunFolder.adopt(NAME, "burnin", {}, tmp_path)
+    folder.note(nodes=["gpu-01", "gpu-02"], asked=["burnin"], started="2026-11-18T12:00:00.000Z")
+    return Campaign(folder, {"gpu-01": {}, "gpu-02": {}})
+
+
+def test_everything_comes_in_parts_and_the_record_is_written(
+    run: Campaign, nodes: dict[str, FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provision.burnin.node_talk.LIMIT", 700)
+    nodes["gpu-01"] = FakeNode("gpu-01", files())
+    said: list[str] = []
+    run.fetch(["gpu-01", "gpu-02"], said.append)
+    assert len(nodes["gpu-01"].asked) > 10
+    spool = Spool(run.folder, "gpu-01")
+    for name, data in files().items():
+        if not name.startswith("raw/"):
+            assert (spool.path / name).read_bytes() == data, name
+    assert said == ["gpu-02: timed out"]
+    found = results.results(run)
+    verdicts = {node.node: node.verdict for node in found.health.nodes}
+    assert verdicts == {"gpu-01": Verdict.PASS, "gpu-02": Verdict.ERROR}
+    assert not found.over  # gpu-02 may still come back
+    written = acceptance.write(run, found)
+    assert (run.folder.path / "nodes.pass").read_text() == "gpu-01\n"
+    assert (run.folder.path / "nodes.exclude").read_text() == "gpu-02\n"
+    assert "1 of 2 nodes accepted" in written["record"].read_text()
+    # Fetched again, nothing is asked for that is here.
+    nodes["gpu-01"].asked.clear()
+    run.fetch(["gpu-01"], said.append)
+    assert len(nodes["gpu-01"].asked) == 1
+
+
+def test_a_node_that_promises_more_for_ever_is_not_waited_for(
+    run: Campaign, nodes: dict[str, FakeNode]
+) -> None:
+    nodes["gpu-01"] = FakeNode("gpu-01", {}, more=True)
+    run.fetch(["gpu-01"], print)
+    assert len(nodes["gpu-01"].asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"campaign": "another"}, "it has the burn-in another, not"),
+        ({"campaign": ""}, "it has no burn-in, not"),
+        ({"now": "noon"}, "it does not say its time"),
+        ({"parts": {}}, "its answer was not understood"),
+        ({"parts": [{"file": "../x", "offset": 0, "data": ""}]}, "a file that a burn-in does not write"),
+        ({"parts": [{"file": "events.jsonl", "offset": 0, "data": "AAAA"}]}, "its answer was not understood"),
+    ],
+)
+def test_a_strange_answer_is_one_line_and_the_node_no_pass(
+    run: Campaign, nodes: dict[str, FakeNode], more: dict[str, Any], said: str
+) -> None:
+    nodes["gpu-01"] = FakeNode("gpu-01", {}, **more)
+    told: list[str] = []
+    run.fetch(["gpu-01"], told.append)
+    assert len(told) == 1
+    assert said in told[0]
+    assert all(node.verdict is Verdict.ERROR for node in results.results(run).health.nodes)
+
+
+def test_a_node_that_refuses_is_told_with_the_burn_in_it_has(
+    run: Campaign, nodes: dict[str, FakeNode]
+) -> None:
+    nodes["gpu-01"] = FakeNode(
+        "gpu-01", {}, started=False, refused="a burn-in runs", running="20260101-burnin"
+    )
+    refused = run.begin({"gpu-01": order(), "gpu-02": order()}, "program")
+    assert refused == {"gpu-01": "a burn-in runs (20260101-burnin)", "gpu-02": "timed out"}
+
+
+def test_orders_that_come_too_late_for_the_limits_stop_all(
+    run: Campaign, nodes: dict[str, FakeNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes["gpu-01"] = FakeNode("gpu-01", {})
+    monkeypatch.setattr(campaign, "MARGIN", -1.0)
+    with pytest.raises(GpuprovError, match="the limits allow"):
+        run.begin({"gpu-01": order(end_by_s=100.0)}, "program")
+    assert nodes["gpu-01"].asked[-1]["gpuprov_burnin_state"] == "stop"
+
+
+def test_a_machine_that_never_heard_of_it_asks_the_nodes(
+    nodes: dict[str, FakeNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path))
+    fleet = Fleet(tmp_path / "i.yml", {n: Node(n, (), {}) for n in ("gpu-01", "gpu-02", "gpu-03")}, {})
+    variables: dict[str, dict[str, Any]] = {name: {} for name in fleet.nodes}
+    assert campaign.known_here("latest") is None
+    nodes["gpu-01"] = FakeNode("gpu-01", files())
+    nodes["gpu-03"] = FakeNode("gpu-03", {}, campaign="")
+    known, _ = campaign.ask_nodes("latest", variables, fleet, 5)
+    assert known.name == NAME
+    assert known.folder.meta()["nodes"] == ["gpu-01", "gpu-02"]  # gpu-02 cannot be asked: it may have it
+    known.fetch(known.folder.meta()["nodes"], print)
+    health = {node.node: node for node in results.results(known).health.nodes}
+    assert health["gpu-01"].verdict is Verdict.PASS
+    assert health["gpu-01"].facts["sku"] == "h100-sxm"  # as the controller that began it saw it
+    assert health["gpu-02"].verdict is Verdict.ERROR
+    nodes["gpu-02"] = FakeNode("gpu-02", {}, campaign="")
+    again, _ = campaign.ask_nodes(NAME, variables, fleet, 5)
+    assert again.folder.meta()["nodes"] == ["gpu-01"]
+
+
+@pytest.mark.parametrize("name", ["../../etc", "x", "20261118T120000.000Z-validate", ""])
+def test_a_name_that_no_burn_in_has_makes_no_folder(
+    nodes: dict[str, FakeNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
+    nodes["gpu-01"] = FakeNode("gpu-01", {}, campaign=name)
+    fleet = Fleet(tmp_path / "i.yml", {"gpu-01": Node("gpu-01", (), {})}, {})
+    with pytest.raises(RunFolderError, match="no node has a burn-in"):
+        campaign.ask_nodes("latest", {"gpu-01": {}}, fleet, 5)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_where_a_node_is_is_said_in_words(run: Campaign, nodes: dict[str, FakeNode]) -> None:
+    nodes["gpu-01"] = FakeNode(
+        "gpu-01", {}, alive=True, finished=False,
+        state={"segment": 1, "begun": True, "doing": {"check": "gpu_burn", "round": 3}},
+        order={"segments": ["look", "heat"]}, events=[{"event": "xid"}],
+    )  # fmt: skip
+    answers = run.ask("status", ["gpu-01", "gpu-02"])
+    one, other = (status(answers[name], NAME) for name in ("gpu-01", "gpu-02"))
+    assert one.words == "heat (2 of 2), gpu_burn, run 4; xid"
+    assert (one.bad, one.over, one.alive) == (True, False, True)
+    assert not other.over  # it may burn
+    assert other.words == "cannot be asked: timed out"
+
+
+@pytest.mark.parametrize(
+    "strange", [{"state": 3}, {"events": "x"}, {"order": {"segments": {}}}, {"state": {"segment": "x"}}]
+)
+def test_a_status_that_is_none_never_fails(
+    run: Campaign, nodes: dict[str, FakeNode], strange: dict[str, Any]
+) -> None:
+    nodes["gpu-01"] = FakeNode("gpu-01", {}, **{"alive": True, "finished": False, **strange})
+    assert status(run.ask("status", ["gpu-01"])["gpu-01"], NAME).words
+
+
+def test_a_hostile_node_stays_text_in_the_record(run: Campaign, nodes: dict[str, FakeNode]) -> None:
+    bad = "<script>alert(1)</script>{{ 7 * 7 }}\x1b[2J"
+    events = jsonl([event(1, "started"), event(2, "segment", **{"name": bad}), event(3, "error", text=bad)])
+    nodes["gpu-01"] = FakeNode("gpu-01", files(**{"events.jsonl": events}))
+    run.fetch(["gpu-01"], print)
+    page = acceptance.write(run, results.results(run))["record"].read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    assert "\x1b" not in page
+
+
+def test_failed_nodes_are_drained_once_with_the_reason(
+    run: Campaign, nodes: dict[str, FakeNode], tmp_path: Path
+) -> None:
+    hook = tmp_path / "hook"
+    hook.write_text('#!/bin/sh\necho "$1 $GPUPROV_REASON" >> "$(dirname "$0")/told"\n')
+    hook.chmod(0o755)
+    broken = files(**{"raw/000001-gpu_burn.json.gz": raw(burned("faulty-gpu3"))})
+    nodes["gpu-01"] = FakeNode("gpu-01", broken)
+    run.fetch(["gpu-01"], print)
+    found = {name: Node(name, (), {"gpuprov_drain_hook": str(hook)}) for name in run.variables}
+    fleet = Fleet(tmp_path / "i.yml", found, {})
+    for _ in range(2):
+        assert acceptance.drain(run, results.results(run), fleet, {}) == {}
+    lines = (tmp_path / "told").read_text().splitlines()
+    assert len(lines) == 1, lines
+    (line,) = lines
+    assert line.startswith("gpu-01 gpu3: computed wrong results")

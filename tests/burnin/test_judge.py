@@ -1,0 +1,204 @@
+"""What hours prove: each fault once, with its first time; what was not measured is never healthy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from provision.burnin.judge import Burned
+from provision.burnin.own_findings import Told
+from provision.judge import Verdict
+from tests.burnin.conftest import Made
+from tests.burnin.spools import AGAIN, BOOT, T0, burned, event, raw
+
+
+def bad(found: Burned) -> list[Told]:
+    return [told for told in found.told if told.finding.verdict not in (Verdict.PASS, Verdict.SKIP)]
+
+
+def only(found: Burned, metric: str) -> Told:
+    (told,) = [one for one in bad(found) if one.finding.metric == metric]
+    return told
+
+
+def test_a_healthy_node_passes_and_its_load_is_what_the_tool_says(made: Made) -> None:
+    made.steps({n: burned(seconds=63.0) for n in (1, 2, 3, 4)})
+    made.finish()
+    made.telemetry(made.now)
+    found = made.judged()
+    assert bad(found) == []
+    assert found.health.verdict is Verdict.PASS
+    assert found.load == {"heat": {"gpu_burn": 240.0}}  # 4 times 60 s burned, not the 63 s its process lived
+    assert (found.done, found.planned, found.missing) == (4, 4, ())
+
+
+def test_a_fault_of_the_third_run_is_told_once_with_its_first_time(made: Made) -> None:
+    made.steps({1: burned(), 2: burned(), 3: burned("faulty-gpu3"), 4: burned("faulty-gpu3")})
+    made.finish()
+    made.telemetry(made.now)
+    found = made.judged()
+    told = only(found, "errors")
+    assert (told.finding.verdict, told.finding.device) == (Verdict.FAIL, "gpu3")
+    assert told.since == T0 + 10 + 2 * 70
+    assert told.during == "heat"
+    assert told.finding.message.endswith("; in 2 of 4 runs")
+    assert "since 2026-11-18" in next(
+        f.message for c in found.health.checks for f in c.findings if f.metric == "errors"
+    )
+
+
+def test_the_telemetry_says_when_within_a_run_a_gpu_became_slow(made: Made) -> None:
+    made.steps({1: burned(), 2: burned("very-slow-gpu5"), 3: burned("very-slow-gpu5")})
+    made.finish()
+
+    def slow(up: float, gpu: int) -> dict[str, Any]:
+        return {"sm_mhz": 1100} if gpu == 5 and up >= 110 else {}
+
+    made.telemetry(made.now, slow)
+    told = only(made.judged(3), "rate")
+    assert told.finding.device == "gpu5"
+    assert told.since == pytest.approx(T0 + 110, abs=6)  # not 80, when its run began
+
+
+def test_a_sign_long_before_the_fault_is_not_taken_for_its_beginning(made: Made) -> None:
+    made.steps({n: burned() for n in (1, 2, 3)} | {4: burned("very-slow-gpu5")})
+    made.finish()
+
+    def slow(up: float, gpu: int) -> dict[str, Any]:
+        return {"sm_mhz": 1100} if gpu == 5 and 20 <= up <= 60 else {}
+
+    made.telemetry(made.now, slow)
+    assert only(made.judged(), "rate").since == T0 + 10 + 3 * 70
+
+
+def test_a_reboot_is_a_finding_and_what_came_before_it_is_kept(made: Made) -> None:
+    made.steps({1: burned(), 2: burned("faulty-gpu3"), 3: None})
+    zero = T0 + 500  # the next boot
+    about = {"check": "gpu_burn", "segment": "heat", "round": 3, "n": 4}
+    made.put("raw/000004-gpu_burn.json.gz", raw(burned()))
+    made.events += [
+        event(20, "booted", AGAIN, zero, during={"segment": "heat", "check": "gpu_burn", "n": 3}),
+        event(21, "step", AGAIN, zero, **about),
+        event(83, "step_end", AGAIN, zero, raw="raw/000004-gpu_burn.json.gz", load_seconds=60.0, **about),
+        event(84, "segment_end", AGAIN, zero, name="heat", outcome="done"),
+        event(85, "finished", AGAIN, zero, ended="done"),
+    ]
+    made.telemetry(150)
+    found = made.judged()
+    reboot = only(found, "reboot")
+    assert reboot.finding.verdict is Verdict.FAIL
+    assert reboot.since == T0 + 150
+    assert "away for 6 min 10 s" in reboot.finding.message
+    assert only(found, "errors").finding.device == "gpu3"  # from before the reboot
+    assert found.missing == ("heat: gpu_burn ran 3 of 4 times",)
+    assert any(
+        "the node rebooted" in one.finding.message for one in bad(found) if one.finding.check == "gpu_burn"
+    )
+    assert found.health.verdict is Verdict.FAIL
+
+
+def test_a_node_that_gives_nothing_is_never_healthy(made: Made) -> None:
+    for silence, over in (("timed out", False), ("", True), ("", False)):
+        found = made.judged(over=over, silence=silence)
+        assert found.health.verdict is Verdict.ERROR
+        assert silence in " ".join(one.finding.message for one in bad(found))
+
+
+def test_one_that_still_burns_is_not_healthy_yet(made: Made) -> None:
+    made.steps({1: burned(), 2: burned()})
+    made.telemetry(made.now)
+    found = made.judged(over=False)
+    assert found.health.verdict is Verdict.ERROR
+    assert any("it is not done: it burns, in heat" in one.finding.message for one in bad(found))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "verdict", "said"),
+    [
+        ("abort", {"rule": "gpu_celsius", "value": 93, "device": "gpu2"}, Verdict.FAIL, "gpu_celsius: 93"),
+        ("foreign", {"pid": 7, "name": "python3", "segment": "heat"}, Verdict.ERROR, "python3 (process 7)"),
+        ("killed", {"program": "gpu_burn", "signal": 9, "out_of_memory": True, "line": "Out of memory"},
+         Verdict.ERROR, "for want of memory: Out of memory"),
+        ("space", {"what": "telemetry", "stopped": True, "room": "3 MiB"}, Verdict.ERROR, "telemetry st"),
+        ("clock_jump", {"seconds": 3600}, Verdict.WARN, "its clock jumped by 3600 s"),
+        ("left", {"pid": 9, "name": "nvidia-smi", "state": "D"}, Verdict.FAIL, "nvidia-smi (process 9"),
+        ("error", {"text": "boom"}, Verdict.ERROR, "its runner failed: boom"),
+    ],
+)  # fmt: skip
+def test_what_happens_to_a_burn_in_is_told(
+    made: Made, name: str, fields: dict[str, Any], verdict: Verdict, said: str
+) -> None:
+    made.steps({n: burned() for n in (1, 2, 3, 4)})
+    made.events.append(event(100, name, **fields))
+    made.events.sort(key=lambda one: one["up"])
+    made.finish()
+    made.telemetry(made.now)
+    found = made.judged()
+    (told,) = bad(found)
+    assert told.finding.verdict is verdict
+    assert said in told.finding.message
+    assert (told.since, told.during) == (T0 + 100, "heat")
+    assert found.health.verdict is verdict
+
+
+def test_an_xid_between_the_tests_is_told_with_its_gpu(made: Made) -> None:
+    made.steps({n: burned() for n in (1, 2, 3, 4)})
+    line = "NVRM: Xid (PCI:0000:5d:00): 79, pid=1, GPU has fallen off the bus."
+    made.events.append(event(75, "xid", code=79, address="0000:5d:00", line=line))
+    made.events.sort(key=lambda one: one["up"])
+    made.finish()
+    made.telemetry(made.now)
+    told = only(made.judged(), "xid.79")
+    assert (told.finding.device, told.since) == ("gpu3", T0 + 75)
+    assert told.finding.verdict is Verdict.FAIL
+
+
+def test_a_gap_in_the_telemetry_is_told_and_none_at_all_is_an_error(made: Made) -> None:
+    made.steps({n: burned() for n in (1, 2, 3, 4)})
+    made.finish()
+    made.telemetry(made.now, lambda up, gpu: None if gpu == 2 and 100 < up < 190 else {})
+    told = only(made.judged(), "telemetry_gap")
+    assert told.finding.message.startswith("no samples of gpu2")
+    assert told.finding.verdict is Verdict.WARN
+
+
+def test_without_telemetry_nobody_knows_what_the_gpus_did(made: Made) -> None:
+    made.steps({n: burned() for n in (1, 2, 3, 4)})
+    made.finish()
+    found = made.judged()
+    assert found.health.verdict is Verdict.ERROR
+
+
+def test_a_clock_that_falls_over_the_hours_against_its_peers_is_told(made: Made) -> None:
+    made.steps({n: burned() for n in (1, 2, 3, 4)})
+    made.finish()
+    made.telemetry(made.now, lambda up, gpu: {"sm_mhz": 1700 - up / 4 + (100 if gpu != 6 else -up / 3)})
+    told = only(made.judged(), "clock_drift")
+    assert told.finding.device == "gpu6"  # the others fall as well, together
+
+
+def test_an_output_that_is_missing_or_damaged_is_an_error_of_that_run(made: Made) -> None:
+    made.steps({n: burned() for n in (1, 2, 3, 4)})
+    (made.spool.path / "raw" / "000002-gpu_burn.json.gz").write_bytes(b"rubbish")
+    (made.spool.path / "raw" / "000003-gpu_burn.json.gz").unlink()
+    made.finish()
+    made.telemetry(made.now)
+    found = made.judged()
+    assert found.health.verdict is Verdict.ERROR
+    said = [one.finding.message for one in bad(found)]
+    assert any("its output is missing" in line for line in said)
+    assert any("raw/000002-gpu_burn.json.gz cannot be read" in line for line in said)
+
+
+def test_counters_that_stand_still_are_no_gap(made: Made) -> None:
+    made.steps({n: burned() for n in (1, 2, 3, 4)})
+    made.finish()
+    made.telemetry(made.now)
+    rows = "".join(f"{T0 + up:.1f},{up:.1f},ib,mlx5_0/1,symbol_error=3\n" for up in range(5, 290, 60))
+    have = made.spool.have()[f"telemetry/{BOOT}.csv"]
+    made.put(f"telemetry/{BOOT}.csv", rows.encode(), offset=have)
+    _, sampled, _ = made.told()
+    assert sampled is not None
+    assert sampled.devices["ib", "mlx5_0/1"].samples == 5
+    assert [one.gaps for one in sampled.devices.values() if one.gaps] == []

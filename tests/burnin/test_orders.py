@@ -1,0 +1,69 @@
+"""A profile becomes an order the node can work through alone, and that another controller can judge."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from provision.burnin import orders, power, profile
+from provision.burnin.plan import Part
+from provision.fingerprint import Fingerprint
+from provision.node.burnin.order import read_order
+from provision.seen import Seen
+from tests.burnin.conftest import NODE
+
+PART = Part("gpu-01", 1, 120.0, 3600.0, 5000.0, 5120.0)
+KNOWN = Fingerprint({"kernel.release": "6.12"})
+
+
+def order_of(name: str, node: Seen = NODE, part: Part = PART) -> dict[str, Any]:
+    fitted = profile.fitted(profile.load(name), None, power.cost)
+    return orders.order("20261118T120000.000Z-burnin", fitted, node, part, KNOWN, {"inventory": "i.yml"})
+
+
+@pytest.mark.parametrize("name", profile.available())
+def test_the_node_understands_the_order_of_every_shipped_profile(name: str) -> None:
+    given = order_of(name)
+    understood = read_order(json.dumps(given))
+    assert [one["name"] for one in understood["segments"]] == [one["name"] for one in given["segments"]]
+    assert understood["end_by_s"] == 5120.0
+    assert understood["segments"][0]["start_after_s"] == 120.0
+    assert all(one["start_after_s"] == 0 for one in understood["segments"][1:])
+    assert set(understood["abort"]["xids"]) >= {79, 48, 119}
+    assert 13 not in understood["abort"]["xids"]  # a program's fault
+    assert len(json.dumps(given)) < 256 * 1024
+
+
+def test_a_soak_is_loads_of_its_step_and_no_longer() -> None:
+    (heat,) = [one for one in order_of("day")["segments"] if one["name"] == "second_heat"]
+    (step,) = heat["steps"]
+    burn = next(one for one in step["commands"] if one["name"] == "gpu_burn")
+    assert heat["repeat"] * int(burn["argv"][-1]) == pytest.approx(8 * 3600, rel=0.02)
+    assert int(burn["argv"][-1]) <= 31 * 60
+    assert step["deadline"] > burn["deadline"]
+
+
+def test_a_check_with_nothing_to_run_on_this_node_is_left_out() -> None:
+    segment = profile.Segment("disk", "load", ("disk_speed",), repeat=1)
+    fitted = dataclasses.replace(
+        profile.load("smoke"), segments=(segment, *profile.load("smoke").segments[:1])
+    )
+    given = orders.order("c", fitted, NODE, PART, KNOWN, {})
+    assert [one["name"] for one in given["segments"]] == ["look"]
+    assert given["segments"][0]["start_after_s"] == 120.0
+    assert orders.not_applying(fitted, NODE) == {"disk_speed": "disk"}
+
+
+def test_no_variable_that_checks_may_not_know_travels_with_the_order() -> None:
+    """What was seen holds only what checks read (seen.for_checks): no password is in it."""
+    given = order_of("smoke")
+    assert set(given["about"]["seen"]["variables"]) == {"gpuprov_pci_addresses"}
+
+
+def test_at_most_is_never_less_than_about() -> None:
+    for name in profile.available():
+        nearly, most = orders.seconds(profile.fitted(profile.load(name), None, power.cost), NODE)
+        assert nearly <= most

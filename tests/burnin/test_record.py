@@ -1,0 +1,125 @@
+"""The record: what it says can be checked, and it holds for what it names only."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from provision import fingerprint, validated
+from provision.burnin import acceptance, own_findings, record, results
+from provision.burnin.campaign import Campaign
+from provision.judge import Verdict
+from tests.burnin.spools import BOOT, T0, burned, raw, sample
+from tests.burnin.test_campaign import FakeNode, files, nodes, run
+
+__all__ = ["nodes", "run"]  # fixtures
+
+
+def collected(run: Campaign, nodes: dict[str, FakeNode], **changes: bytes) -> results.Results:
+    run.folder.note(nodes=["gpu-01"], inventory="i.yml")
+    nodes["gpu-01"] = FakeNode("gpu-01", files(**changes))
+    run.fetch(["gpu-01"], print)
+    return results.results(run)
+
+
+def test_everything_it_is_made_of_is_checksummed(run: Campaign, nodes: dict[str, FakeNode]) -> None:
+    found = collected(run, nodes)
+    acceptance.write(run, found)
+    check = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
+    assert subprocess.run(check, cwd=run.folder.path, check=False, capture_output=True).returncode == 0
+    page = (run.folder.path / "record.html").read_text()
+    assert record.checksum((run.folder.path / "record.json").read_bytes()) in page
+    telemetry = run.folder.path / "spool" / "gpu-01" / "telemetry" / f"{BOOT}.csv"
+    telemetry.write_text(telemetry.read_text().replace("=60;", "=59;", 1))
+    assert subprocess.run(check, cwd=run.folder.path, check=False, capture_output=True).returncode == 1
+
+
+def test_the_same_spool_gives_the_same_record(run: Campaign, nodes: dict[str, FakeNode]) -> None:
+    found = collected(run, nodes)
+    acceptance.write(run, found)
+    first = (run.folder.path / "record.json").read_bytes()
+    acceptance.write(run, results.results(dataclasses.replace(run)))
+    assert (run.folder.path / "record.json").read_bytes() == first
+
+
+def test_it_says_load_extremes_and_what_stands_there(run: Campaign, nodes: dict[str, FakeNode]) -> None:
+    found = collected(run, nodes)
+    document = record.document(found, run.folder.meta(), run.name)
+    (node,) = document["nodes"]
+    assert (node["verdict"], document["verdict"], document["over"]) == ("pass", "pass", True)
+    assert node["load_seconds"] == 60.0
+    assert node["telemetry"]["devices"]["gpu/gpu3"]["most"]["power_w"] == 600.0
+    assert node["facts"]["sku"] == "h100-sxm"
+    assert node["steps"] == {"done": 1, "planned": 1}
+    assert document["thermal"][3] == {"sku": "h100-sxm", "place": "gpu3", "celsius": {"gpu-01": 60.0}}
+    assert record.of_node(document, "gpu-01")["nodes"] == [node]
+    assert json.loads(record.text(document)) == document
+
+
+def test_faults_are_told_in_the_order_they_came(run: Campaign, nodes: dict[str, FakeNode]) -> None:
+    usual = {"temperature_c": 60, "sm_mhz": 1800, "util_pct": 99, "throttle": "0x0"}
+    rows = "".join(
+        sample(up, gpu, **{**usual, **({"throttle": "0x40"} if gpu == 2 and up > 30 else {})})
+        for up in range(1, 67, 5)
+        for gpu in range(8)
+    )
+    changes = {
+        "raw/000001-gpu_burn.json.gz": raw(burned("faulty-gpu3")),
+        f"telemetry/{BOOT}.csv": rows.encode(),
+    }
+    found = collected(run, nodes, **changes)
+    document = record.document(found, run.folder.meta(), run.name)
+    told = [(row["device"], row["check"], row["when"]) for row in document["onset"]]
+    assert told == [("gpu3", "gpu_burn", "first hour"), ("gpu2", "burnin", "first hour")]
+    assert document["onset"][1]["at"] == own_findings.stamp(T0 + 31)
+    assert document["nodes"][0]["telemetry"]["devices"]["gpu/gpu2"]["throttled_share"] == {
+        "hw_thermal_slowdown": pytest.approx(7 / 14, abs=0.1)
+    }
+
+
+def test_acceptance_ends_when_the_node_is_another(run: Campaign, nodes: dict[str, FakeNode]) -> None:
+    found = collected(run, nodes)
+    known = dataclasses.replace(
+        found.nodes["gpu-01"],
+        known=fingerprint.of({"kernel.release": "6.12"}, {}),
+    )
+    found = dataclasses.replace(found, nodes={"gpu-01": known})
+    results.publish(run, found)
+    stored = validated.read(["gpu-01"], run.folder.path.parent)["gpu-01"]
+    assert stored["burnin"].verdict == "pass"
+    assert stored["burnin"].run == run.name
+    now = fingerprint.of({"kernel.release": "6.13"}, {})
+    standing = {s.check: s for s in validated.standings("gpu-01", [], stored, now)}["burnin"]
+    assert not standing.holds
+    assert any("kernel.release 6.12 → 6.13" in str(change) for change in standing.changes)
+
+
+def test_what_is_not_over_is_published_for_nobody(run: Campaign, nodes: dict[str, FakeNode]) -> None:
+    run.folder.note(nodes=["gpu-01"])
+    lines = files()["events.jsonl"].splitlines(keepends=True)[:-1]
+    nodes["gpu-01"] = FakeNode(
+        "gpu-01", files(**{"events.jsonl": b"".join(lines)}), alive=True, finished=False
+    )
+    run.fetch(["gpu-01"], print)
+    found = results.results(run)
+    assert not found.over
+    assert found.health.nodes[0].verdict is Verdict.ERROR
+    results.publish(run, found)
+    assert validated.read(["gpu-01"], run.folder.path.parent)["gpu-01"] == {}
+    assert "not over" in (acceptance.write(run, found)["record"]).read_text()
+
+
+def test_another_burn_in_of_a_day_reads_within_seconds(run: Campaign, nodes: dict[str, FakeNode]) -> None:
+    """Memory does not grow with the hours; what is kept of a device is thinned."""
+    rows = "".join(
+        sample(up, gpu, temperature_c=60 + up % 3) for up in range(1, 20_000, 5) for gpu in range(8)
+    ).encode()
+    found = collected(run, nodes, **{f"telemetry/{BOOT}.csv": rows})
+    watched = found.nodes["gpu-01"].watch
+    assert watched is not None
+    assert max(len(one.buckets) for one in watched.gpus.values()) <= 241
+    assert Path(run.folder.path / "spool").exists()

@@ -1,0 +1,78 @@
+"""The command line of burnin: what means nothing is refused before a node is touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from provision import cli
+from provision.errors import ExitCode
+
+
+@pytest.fixture(autouse=True)
+def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("GPUPROV_INVENTORY", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["inventory.yml", "latest"], ExitCode.USAGE, "what is 'latest' after 'inventory.yml'?"),
+        (["status", "latest", "--plan"], ExitCode.USAGE, "status and --plan mean nothing together"),
+        (["collect", "--duration", "3h"], ExitCode.USAGE, "collect and --duration mean nothing together"),
+        (["--resume", "x", "--profile", "day"], ExitCode.USAGE, "--resume and --profile mean nothing"),
+        (["--remove"], ExitCode.USAGE, "--remove only matters after collect"),
+        (["--profile", "weekend"], ExitCode.USAGE, "no profile called 'weekend'"),
+        (["--profile", "day", "--duration", "30m"], ExitCode.USAGE, "which needs 30"),
+        (["--duration", "30d"], ExitCode.USAGE, "--duration: 720 h is more than 336 h"),
+        (["status", "latest"], ExitCode.ERROR, "no inventory"),
+        (["--plan"], ExitCode.ERROR, "no inventory"),
+    ],
+)
+def test_what_cannot_be_meant_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], code: ExitCode, said: str
+) -> None:
+    assert cli.main(["burnin", *words]) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert "\n  → " in error
+    assert len(error.strip().splitlines()) == 2
+
+
+def test_a_duration_that_is_none_is_a_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["burnin", "--duration", "long"])
+    assert stopped.value.code == 2
+    assert "write it as 24h, 90m or 1h30m" in capsys.readouterr().err
+
+
+def test_a_run_of_another_verb_is_no_burn_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from provision.store import RunFolder
+
+    folder = RunFolder.create("validate", {}, tmp_path / "runs")
+    assert cli.main(["burnin", "status", folder.path.name]) == ExitCode.ERROR
+    assert "is not a burn-in" in capsys.readouterr().err
+
+
+def test_the_profiles_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["burnin", "--list"]) == ExitCode.OK
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["smoke", "day", "long"]
+
+
+@pytest.mark.parametrize(("bad", "stops"), [(0, False), (2, False), (3, True)])
+def test_the_share_of_nodes_in_trouble_ends_it_for_all(tmp_path: Path, bad: int, stops: bool) -> None:
+    from provision.burnin.campaign import Campaign
+    from provision.burnin.status import Status
+    from provision.commands import burnin_run
+    from provision.store import RunFolder
+
+    folder = RunFolder.create("burnin", {}, tmp_path / "runs")
+    folder.note(profile={"abort": {"failing_share": 0.25}})
+    found = [Status(f"n{number}", "", alive=True, bad=number < bad) for number in range(8)]
+    assert burnin_run._too_many(Campaign(folder, {}), found) is stops
+    folder.note(profile={"abort": {"failing_share": None}})
+    assert not burnin_run._too_many(Campaign(folder, {}), found)

@@ -1,0 +1,73 @@
+"""Which of the kernel's messages are told, how often, and never twice."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from provision.node.burnin.kernel_lines import KernelWatch, dmesg_records, kmsg_record, message_of
+
+XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+
+
+def watched(seen: float | None, told: list[dict[str, Any]], now: list[float]) -> KernelWatch:
+    return KernelWatch(seen, told.append, lambda: now[0])
+
+
+def test_an_xid_is_told_with_its_code_and_address() -> None:
+    assert message_of(XID) == {"xid": {"code": 79, "address": "0000:9b:00", "line": XID}}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Out of memory: Killed process 4711 (gpu_burn) total-vm:1kB",
+        "pcieport 0000:97:01.0: AER: Corrected error message received from 0000:98:00.0",
+        "EDAC MC1: 1 CE memory read error on CPU_SrcID#1",
+        "INFO: task nvidia-smi:4711 blocked for more than 120 seconds.",
+    ],
+)
+def test_lines_of_faults_are_told(line: str) -> None:
+    assert message_of(line) == {"kernel": {"line": line}}
+
+
+@pytest.mark.parametrize("line", ["NVRM: loading NVIDIA UNIX Open Kernel Module", "usb 1-1: new device", ""])
+def test_others_are_not(line: str) -> None:
+    assert message_of(line) is None
+
+
+def test_a_first_look_tells_of_nothing_that_was_there() -> None:
+    told: list[dict[str, Any]] = []
+    watch = watched(None, told, [0.0])
+    watch.take([(5.0, XID)])
+    assert told == [{"kernel_at": 5.0}]
+    watch.take([(5.0, XID), (6.0, XID)])
+    assert [one["kernel_at"] for one in told if "xid" in one] == [6.0]
+
+
+def test_after_a_restart_it_goes_on_where_it_was() -> None:
+    told: list[dict[str, Any]] = []
+    watched(5.0, told, [0.0]).take([(4.0, XID), (5.0, XID), (5.5, XID)])
+    assert [one["kernel_at"] for one in told] == [5.5]
+
+
+def test_a_flood_is_counted() -> None:
+    told: list[dict[str, Any]] = []
+    now = [100.0]
+    watch = watched(0.0, told, now)
+    watch.take([(1.0 + number / 1000, XID) for number in range(500)])
+    assert len([one for one in told if "xid" in one]) == 60
+    now[0] = 161.0
+    watch.take([(9.0, XID)])
+    assert told[-2]["kernel"]["line"] == "440 more messages of that kind within a minute"
+    assert "xid" in told[-1]
+
+
+def test_both_forms_of_the_log_are_read() -> None:
+    assert kmsg_record(b"4,339,5140900,-;NVRM: x; y\n SUBSYSTEM=pci\n") == (5.1409, "NVRM: x; y")
+    assert kmsg_record(b"nonsense") is None
+    assert dmesg_records("[    5.140900] NVRM: x\nnonsense\n[ 1234.5] y") == [
+        (5.1409, "NVRM: x"),
+        (1234.5, "y"),
+    ]

@@ -1,0 +1,366 @@
+"""The program that burns a node in, as it runs there: to the end, through kills, stops, boots, full disks."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import node_program
+from provision.node.burnin.processes import alive, descendants, stat_of
+from tests.node.burnin_order import PYTHON, load, order, step
+
+
+class Burnin:
+    """One spool, and the program on it."""
+
+    def __init__(self, home: Path) -> None:
+        self.spool = home / "it"
+        self.spool.mkdir(parents=True)
+        (self.spool / "runner.py").write_text(node_program.burnin_program())
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def order(self, *segments: dict[str, Any], **more: Any) -> Burnin:
+        (self.spool / "order.json").write_text(json.dumps(order(*segments, **more)))
+        return self
+
+    def start(self) -> Burnin:
+        argv = [sys.executable, "-I", "-S", str(self.spool / "runner.py"), str(self.spool)]
+        self.process = subprocess.Popen(argv, start_new_session=True)
+        return self
+
+    def end(self) -> int:
+        assert self.process
+        return self.process.wait(60)
+
+    def run(self) -> int:
+        return self.start().end()
+
+    def kill(self) -> None:
+        """As when memory ends, or the power: the program and all that it started, at once."""
+        assert self.process
+        tree = subprocess.run(
+            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
+        )
+        self.process.kill()
+        self.process.wait(10)
+        for pid in tree.stdout.split():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(int(pid), signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        with contextlib.suppress(FileNotFoundError):
+            return [json.loads(line) for line in (self.spool / "events.jsonl").read_text().splitlines()]
+        return []
+
+    def names(self) -> list[str]:
+        return [one["event"] for one in self.events]
+
+    def of(self, name: str) -> list[dict[str, Any]]:
+        return [one for one in self.events if one["event"] == name]
+
+    def wait_for(self, name: str, count: int = 1) -> None:
+        until = time.monotonic() + 40
+        while time.monotonic() < until:
+            if len(self.of(name)) >= count:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"no {name} in {self.names()}")
+
+    def raw(self, event: dict[str, Any]) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(gzip.decompress((self.spool / event["raw"]).read_bytes()))
+        return found
+
+    @property
+    def state(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.spool / "state.json").read_text())
+        return found
+
+
+@pytest.fixture
+def burnin(tmp_path: Path) -> Iterator[Burnin]:
+    one = Burnin(tmp_path / "burnin")
+    yield one
+    if one.process and one.process.poll() is None:
+        one.kill()
+
+
+def sleep(seconds: float) -> list[str]:
+    return [*PYTHON, f"import time; time.sleep({seconds})"]
+
+
+SLOW = step("slow", *sleep(60), deadline=100.0)
+
+
+def test_an_order_runs_to_its_end_and_keeps_what_was_printed(burnin: Burnin) -> None:
+    burnin.order(
+        load("warm", step("one", "echo", "first"), step("two", "echo", "second"), repeat=2),
+        {"name": "rest", "kind": "cool_down", "minutes": 0.01},
+    )
+    assert burnin.run() == 0
+    assert [name for name in burnin.names() if name not in ("unasked", "sampler")] == [
+        *("started", "segment", "step", "step_end", "step", "step_end", "step", "step_end"),
+        *("step", "step_end", "segment_end", "segment", "segment_end", "finished"),
+    ]
+    ends = burnin.of("step_end")
+    assert [(one["check"], one["round"], one["n"]) for one in ends] == [
+        ("one", 0, 1),
+        ("two", 0, 2),
+        ("one", 1, 3),
+        ("two", 1, 4),
+    ]
+    answer = burnin.raw(ends[1])
+    assert answer["outputs"][0]["stdout"] == "second\n"
+    assert [one["name"] for one in answer["outputs"]] == ["two", "kernel_log_delta"]
+    assert answer["boot_id"] == answer["boot_id_before"] == burnin.events[0]["boot"]
+    assert [one["outcome"] for one in burnin.of("segment_end")] == ["done", "done"]
+    (finished,) = burnin.of("finished")
+    assert (finished["ended"], finished["steps"], finished["failed"]) == ("done", 4, 0)
+    assert finished["wall_seconds"] > 0
+    assert not (burnin.spool / "reserve").exists() or burnin.state["finished"] == "done"
+
+
+def test_minutes_repeat_the_steps_until_they_are_over(burnin: Burnin) -> None:
+    burnin.order(load("soak", step("one", *sleep(0.3)), repeat=None, minutes=0.05)).run()
+    (end,) = burnin.of("segment_end")
+    assert 3.0 <= end["seconds"] < 8.0
+    assert len(burnin.of("step_end")) >= 3
+
+
+def test_a_program_that_fails_is_said_and_the_next_step_runs(burnin: Burnin) -> None:
+    killed = [*PYTHON, "import os; os.kill(os.getpid(), 9)"]
+    burnin.order(load("a", step("gone", "no-such-tool"), step("killed", *killed), step("fine", "true"))).run()
+    gone, killed_end, fine = burnin.of("step_end")
+    assert gone["failed"] == [{"name": "gone", "why": "no-such-tool is not installed"}]
+    assert killed_end["failed"] == [{"name": "killed", "why": "killed by SIGKILL"}]
+    assert fine["failed"] == []
+    (said,) = burnin.of("killed")
+    assert (said["program"], said["signal"], said["check"]) == ("killed", 9, "killed")
+    assert burnin.of("finished")[0]["failed"] == 2
+
+
+def test_a_killed_runner_goes_on_with_the_next_step(burnin: Burnin) -> None:
+    burnin.order(load("a", step("one", "true"), SLOW, step("last", "true"))).start()
+    burnin.wait_for("step", 2)
+    burnin.kill()
+    assert burnin.run() == 0
+    (resumed,) = burnin.of("resumed")
+    assert resumed["during"]["check"] == "slow"
+    assert [one["check"] for one in burnin.of("step_end")] == ["one", "last"]
+    assert burnin.of("segment")[1]["again"] is True
+    assert [one["n"] for one in burnin.of("step")] == [1, 2, 3]
+
+
+def test_a_boot_is_an_event_with_what_it_cut(burnin: Burnin) -> None:
+    burnin.order(load("a", SLOW, step("last", "true"))).start()
+    burnin.wait_for("step")
+    burnin.kill()
+    state = burnin.state
+    state["boot"] = "another-boot"
+    (burnin.spool / "state.json").write_text(json.dumps(state))
+    burnin.run()
+    (booted,) = burnin.of("booted")
+    assert (booted["during"]["check"], booted["during"]["segment"]) == ("slow", "a")
+    assert burnin.names()[-1] == "finished"
+    assert burnin.state["boots"] == 2
+
+
+def test_too_many_boots_end_it(burnin: Burnin) -> None:
+    burnin.order(load("a", SLOW, SLOW), abort={"reboots": 0}).start()
+    burnin.wait_for("step")
+    burnin.kill()
+    (burnin.spool / "state.json").write_text(json.dumps(dict(burnin.state, boot="another-boot")))
+    burnin.run()
+    (abort,) = burnin.of("abort")
+    assert (abort["rule"], abort["value"]) == ("reboots", 1)
+    assert burnin.of("finished")[0]["ended"] == "abort"
+
+
+def test_stop_ends_the_step_with_all_its_processes(burnin: Burnin, tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    stubborn = (
+        "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        f"open({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)"
+    )
+    burnin.order(load("a", step("stubborn", *PYTHON, stubborn, deadline=90.0))).start()
+    burnin.wait_for("step")
+    until = time.monotonic() + 20
+    while not (marker.exists() and marker.read_text()) and time.monotonic() < until:
+        time.sleep(0.05)
+    (burnin.spool / "stop").touch()
+    assert burnin.process
+    burnin.process.terminate()
+    assert burnin.end() == 0
+    assert not alive(int(marker.read_text()))
+    assert burnin.names()[-2:] == ["stop", "finished"]
+    assert burnin.of("finished")[0]["ended"] == "stopped"
+    assert burnin.of("stop")[0]["during"]["check"] == "stubborn"
+
+
+def test_a_step_that_is_ended_a_moment_before_the_runner_is_no_finding(burnin: Burnin) -> None:
+    """systemd ends all processes of a unit, in any order."""
+    burnin.order(load("a", SLOW, step("last", "true"))).start()
+    burnin.wait_for("step")
+    assert burnin.process
+    tools: list[int] = []
+    until = time.monotonic() + 20
+    while not tools and time.monotonic() < until:
+        below = descendants(burnin.process.pid)
+        tools = [pid for pid in below if b"time.sleep(60" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    (tool,) = tools
+    stat = stat_of(tool)
+    assert stat
+    os.kill(stat[2], signal.SIGKILL)
+    time.sleep(0.3)
+    burnin.process.terminate()
+    burnin.end()
+    assert burnin.names()[-1] == "interrupted"
+    assert burnin.of("step_end") + burnin.of("killed") == []
+    assert burnin.state["doing"]["check"] == "slow"
+
+
+def test_a_stopped_campaign_may_be_resumed(burnin: Burnin) -> None:
+    burnin.order(load("a", SLOW, step("last", "true"))).start()
+    burnin.wait_for("step")
+    (burnin.spool / "stop").touch()
+    assert burnin.process
+    burnin.process.terminate()
+    burnin.end()
+    (burnin.spool / "stop").unlink()
+    burnin.run()
+    assert burnin.of("resumed")[0]["during"]["check"] == "slow"
+    assert [one["ended"] for one in burnin.of("finished")] == ["stopped", "done"]
+
+
+def test_term_that_nobody_asked_for_is_a_pause(burnin: Burnin) -> None:
+    """At shutdown systemd ends the unit like this; by anybody else's hand it is started again at once."""
+    burnin.order(load("a", SLOW, step("last", "true"))).start()
+    burnin.wait_for("step")
+    assert burnin.process
+    burnin.process.terminate()
+    assert burnin.end() == 1
+    assert "finished" not in burnin.names()
+    assert burnin.of("interrupted")[0]["during"]["check"] == "slow"
+    burnin.run()
+    assert [one["check"] for one in burnin.of("step_end")] == ["last"]
+
+
+def test_failed_steps_end_it_by_the_rule(burnin: Burnin) -> None:
+    burnin.order(load("a", step("bad", "false"), repeat=9), abort={"failed_steps": 2}).run()
+    assert burnin.of("abort")[0]["rule"] == "failed_steps"
+    assert len(burnin.of("step_end")) == 2
+    assert burnin.of("finished")[0]["ended"] == "abort"
+
+
+def test_no_step_begins_that_could_run_past_the_nodes_time(burnin: Burnin) -> None:
+    burnin.order(load("a", dict(step("quick", "true"), deadline=2.0), SLOW), end_by_s=30).run()
+    assert [one["check"] for one in burnin.of("step_end")] == ["quick"]
+    assert burnin.of("segment_end")[0]["outcome"] == "time"
+    assert burnin.of("finished")[0]["ended"] == "time"
+
+
+def test_a_step_that_does_not_end_is_given_up(burnin: Burnin) -> None:
+    text = (burnin.spool / "runner.py").read_text().replace("CHILD_GRACE = 20.0", "CHILD_GRACE = 1.0")
+    (burnin.spool / "runner.py").write_text(text)
+    burnin.order(load("a", dict(SLOW, deadline=1.0), step("last", "true"))).run()
+    given_up, last = burnin.of("step_end")
+    assert (given_up["raw"], given_up["why"]) == (None, "no end within 2 s")
+    assert last["raw"]
+
+
+def test_segments_wait_for_their_turn(burnin: Burnin) -> None:
+    burnin.order(load("a", step("one", "true"), start_after_s=3)).run()
+    (waiting,) = burnin.of("waiting")
+    assert waiting["name"] == "a"
+    assert burnin.of("segment")[0]["t"] - burnin.of("started")[0]["t"] >= 2.9
+
+
+def test_a_fleet_segment_holds_until_it_is_released(burnin: Burnin) -> None:
+    burnin.order({"name": "pairs", "kind": "fleet", "minutes": 5}, load("a", step("one", "true"))).start()
+    burnin.wait_for("hold")
+    assert burnin.state["holding"] == "pairs"
+    (burnin.spool / "release-0").touch()
+    assert burnin.end() == 0
+    assert [one["outcome"] for one in burnin.of("segment_end")] == ["released", "done"]
+    assert burnin.state["holding"] == ""
+
+
+def test_a_second_program_is_refused_while_one_runs(burnin: Burnin) -> None:
+    burnin.order(load("a", SLOW)).start()
+    burnin.wait_for("step")
+    argv = [sys.executable, "-I", "-S", str(burnin.spool / "runner.py"), str(burnin.spool), "check"]
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert json.loads(said) == {"refused": "another burn-in runs on this node"}
+
+
+def test_check_names_what_is_in_the_way(burnin: Burnin) -> None:
+    def check() -> str:
+        argv = [sys.executable, "-I", "-S", str(burnin.spool / "runner.py"), str(burnin.spool), "check"]
+        said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
+        why: str = json.loads(said)["refused"]
+        return why
+
+    assert check() == "the order is not understood: order.json cannot be read: No such file or directory"
+    burnin.order(load("a", step("one", "true")))
+    assert check() == ""
+    burnin.order(load("a", step("one", "true")), space_mib=10**7)
+    assert "10000000 MiB are needed" in check()
+    burnin.order(load("a", step("one", "true")), campaign="other")
+    assert "campaign is other, its folder is" in check()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[[int], Path]]:
+    """A disk of a few MiB, as a place for spools."""
+    if os.geteuid() != 0:
+        pytest.skip("a disk of a few MiB needs root")
+    place = tmp_path / "small"
+    place.mkdir()
+
+    def mount(mebibytes: int) -> Path:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mebibytes}m", "tmpfs", str(place)], check=True)
+        return place
+
+    yield mount
+    subprocess.run(["umount", "--lazy", str(place)], check=False)
+
+
+def test_a_full_disk_ends_it_with_all_that_was_measured(small_disk: Callable[[int], Path]) -> None:
+    burnin = Burnin(small_disk(4) / "burnin")
+    fill = burnin.spool.parent / "fill"
+    filling = step("filling", "dd", "if=/dev/zero", f"of={fill}", "bs=64k")
+    burnin.order(load("a", step("one", "echo", "kept"), filling, step("last", "true")), space_mib=1).run()
+    assert burnin.process
+    assert burnin.process.returncode == 0
+    first, second = burnin.of("step_end")
+    assert burnin.raw(first)["outputs"][0]["stdout"] == "kept\n"
+    assert second["check"] == "filling"
+    assert "steps" in {one["what"] for one in burnin.of("space")}
+    assert burnin.of("finished")[0]["ended"] == "space"
+    assert burnin.state["finished"] == "space"
+
+
+def test_a_cut_line_of_events_costs_that_line_only(burnin: Burnin) -> None:
+    burnin.order(load("a", step("one", "true"))).run()
+    whole = (burnin.spool / "events.jsonl").read_bytes()
+    (burnin.spool / "events.jsonl").write_bytes(whole + b'{"t": 1, "ev')
+    state = dict(burnin.state, finished=None, segment=0, step=0, begun=False)
+    (burnin.spool / "state.json").write_text(json.dumps(state))
+    burnin.run()
+    lines = (burnin.spool / "events.jsonl").read_bytes().splitlines()
+    broken = [line for line in lines if not line.endswith(b"}")]
+    assert broken == [b'{"t": 1, "ev']
+    assert json.loads(lines[-1])["event"] == "finished"

@@ -1,0 +1,210 @@
+"""What the sampler makes of what tools print, and how it keeps it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from provision.node.burnin import rows
+from provision.node.burnin.rows import Telemetry
+from provision.node.burnin.tool_output import (
+    GPU_FIELDS,
+    ReplayRows,
+    gpu_row,
+    ipmi_row,
+    nvlink_rows,
+    without_links,
+)
+
+FIXTURES = Path(__file__).parents[1] / "fixtures/gpu_inventory"
+NAMES = [name for name, _ in GPU_FIELDS]
+LINE = (
+    "3, 64, 71, 698.214, 1980, 2619, 0x0000000000000004, 100, 73412, 0, 0, 5, 16, "
+    "GPU-5f1e, 1650922000000, 00000000:9B:00.0"
+)
+
+
+class Room:
+    """A disk with room, or without."""
+
+    def __init__(self) -> None:
+        self.has = True
+
+    def telemetry(self) -> bool:
+        return self.has
+
+
+@pytest.fixture
+def telemetry(tmp_path: Path) -> tuple[Telemetry, Callable[[], list[str]], Room, list[bool]]:
+    room, said = Room(), list[bool]()
+    kept = Telemetry(str(tmp_path / "boot.csv"), room, said.append)
+    return kept, lambda: (tmp_path / "boot.csv").read_text().splitlines(), room, said
+
+
+def test_a_line_of_nvidia_smi_is_a_row() -> None:
+    found = gpu_row(LINE, NAMES)
+    assert found is not None
+    index, metrics = found
+    assert index == 3
+    assert metrics["temperature_c"] == "64"
+    assert metrics["power_w"] == "698.2"
+    assert metrics["throttle"] == "0x4"
+    assert metrics["address"] == "00000000:9B:00.0"
+
+
+@pytest.mark.parametrize(
+    "said", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]"]
+)
+def test_no_value_is_kept_as_none(said: str) -> None:
+    found = gpu_row(LINE.replace("698.214", said).replace("0x0000000000000004", said), NAMES)
+    assert found is not None
+    assert (found[1]["power_w"], found[1]["throttle"]) == ("", "")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "Unable to determine the device handle for GPU3: 0000:9B:00.0: GPU is lost.",
+        LINE.rpartition(",")[0],
+        LINE.replace("3,", "x,", 1),
+        "\x00\x7fELF",
+    ],
+)
+def test_what_is_no_row_is_none(line: str) -> None:
+    assert gpu_row(line, NAMES) is None
+
+
+def test_what_did_not_change_is_left_out(
+    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]],
+) -> None:
+    kept, lines, _, _ = telemetry
+    kept.add("gpu", "gpu0", {"temperature_c": "40", "power_w": "70.0"})
+    kept.add("gpu", "gpu1", {"temperature_c": "41"})
+    kept.add("gpu", "gpu0", {"temperature_c": "41", "power_w": "70.0"})
+    kept.add("gpu", "gpu0", {"temperature_c": "41", "power_w": ""})
+    kept.add("gpu", "gpu0", {"temperature_c": "41", "power_w": ""})
+    assert [line.split(",", 2)[2] for line in lines()] == [
+        "gpu,gpu0,temperature_c=40;power_w=70.0",
+        "gpu,gpu1,temperature_c=41",
+        "gpu,gpu0,temperature_c=41",
+        "gpu,gpu0,power_w=",
+        "gpu,gpu0,",
+    ]
+
+
+def test_counters_that_stand_still_are_kept_seldom(
+    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, lines, _, _ = telemetry
+    clock = [1000.0]
+    monkeypatch.setattr(rows, "since_boot", lambda: clock[0])
+    for clock[0], replays in ((1000.0, "0"), (1010.0, "0"), (1020.0, "7"), (1045.0, "7"), (1051.0, "7")):
+        kept.add("errors", "gpu0", {"pcie_replays": replays}, seldom=30.0)
+    assert [line.split(",")[1::3] for line in lines()] == [
+        ["1000.0", "pcie_replays=0"],
+        ["1020.0", "pcie_replays=7"],
+        ["1051.0", ""],
+    ]
+
+
+def test_now_and_then_a_row_is_whole(
+    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, lines, _, _ = telemetry
+    clock = [1000.0]
+    monkeypatch.setattr(rows, "since_boot", lambda: clock[0])
+    for clock[0] in (1000.0, 1300.0, 1601.0):
+        kept.add("gpu", "gpu0", {"temperature_c": "40"})
+    assert [line.rpartition(",")[2] for line in lines()] == ["temperature_c=40", "", "temperature_c=40"]
+
+
+def test_no_value_breaks_a_row(
+    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]],
+) -> None:
+    kept, lines, _, _ = telemetry
+    kept.add("ipmi", "node", {"a;b=c,d\ne": "1;x=2,3\n4" + "y" * 100})
+    (line,) = lines()
+    assert line.split(",", 4)[4].count("=") == 1
+    assert len(line.split(",")) == 5
+    assert len(line) < 150
+
+
+def test_it_stops_for_want_of_room_and_goes_on_with_whole_rows(
+    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]],
+) -> None:
+    kept, lines, room, said = telemetry
+    kept.add("gpu", "gpu0", {"temperature_c": "40"})
+    room.has, kept.look_again = False, 0.0
+    kept.add("gpu", "gpu0", {"temperature_c": "41"})
+    room.has, kept.look_again = True, 0.0
+    kept.add("gpu", "gpu0", {"temperature_c": "40"})
+    assert said == [True, False]
+    assert [line.rpartition(",")[2] for line in lines()] == ["temperature_c=40", "temperature_c=40"]
+
+
+def test_a_full_disk_leaves_no_half_row(
+    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, lines, _, said = telemetry
+    kept.add("gpu", "gpu0", {"temperature_c": "40"})
+
+    def half(handle: int, data: bytes) -> None:
+        os.write(handle, data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(rows, "write_all", half)
+    kept.add("gpu", "gpu0", {"temperature_c": "41"})
+    assert said == [True]
+    assert [line.rpartition(",")[2] for line in lines()] == ["temperature_c=40"]
+
+
+def test_a_row_cut_by_a_crash_does_not_spoil_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "boot.csv"
+    file.write_text("1.0,1.0,gpu,gpu0,temperature_c=40\n1.5,1.5,gp")
+    Telemetry(str(file), Room(), lambda _: None).add("gpu", "gpu0", {"temperature_c": "41"})
+    first, cut, last = file.read_text().splitlines()
+    assert (first[-2:], cut, last[-2:]) == ("40", "1.5,1.5,gp", "41")
+
+
+def test_replays_are_in_the_column_that_says_so() -> None:
+    reader = ReplayRows()
+    assert reader.row("    0      0      0      7") is None, "no column has a name yet"
+    assert reader.row("# gpu  sbecc  dbecc    pci ") is None
+    assert reader.row("# Idx   errs   errs   errs ") is None
+    assert reader.row("    2      0      0     17 ") == (2, {"pcie_replays": "17"})
+    assert reader.row("    2      0      0      - ") == (2, {"pcie_replays": ""})
+
+
+def test_nvlink_errors_are_summed_over_what_counts_as_an_error() -> None:
+    text = (
+        "GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: Replay Errors: 0\n\t Link 0: CRC Errors: 0\n\n"
+        "GPU 1: NVIDIA B200 (UUID: GPU-2)\n\t Link 4: Tx packets: 900\n\t Link 4: Rx Errors: 2\n"
+        "\t Link 4: FEC Errors - 0: 55\n\t Link 4: Link recovery successful events: 9\n"
+        "\t Link 7: Symbol Errors: 3\n\t Link 7: Symbol BER: 15e-255\n"
+    )
+    assert nvlink_rows(text) == {
+        0: {"nvlink_errors": "0"},
+        1: {"nvlink_errors": "5", "link4": "2", "link7": "3"},
+    }
+    assert nvlink_rows("No devices were found") == {}
+    assert not without_links("No devices were found")
+    assert without_links("GPU 0: NVIDIA L40S (UUID: GPU-1)\n")
+    assert without_links("")
+
+
+def test_recorded_nvlink_counters_are_read() -> None:
+    healthy = nvlink_rows((FIXTURES / "nvlink-errors-h100.txt").read_text())
+    assert healthy
+    assert {row["nvlink_errors"] for row in healthy.values()} == {"0"}
+    bad = nvlink_rows((FIXTURES / "nvlink-errors-h100-gpu5.txt").read_text())
+    assert [gpu for gpu, row in bad.items() if row["nvlink_errors"] != "0"] == [5]
+
+
+def test_ipmi_tells_of_fans_and_temperatures() -> None:
+    text = "Inlet Temp,24,degrees C,ok\nFAN 1A,9800,RPM,ok\nPSU1,230,Watts,ok\nFAN 2,,RPM,ns\nbroken\n"
+    assert ipmi_row(text) == {"inlet_temp_c": "24", "fan_1a_rpm": "9800"}
