@@ -85,15 +85,21 @@ def _grouped(
                 value = number(m.value) if metric else None
                 if metric is None or value is None or not math.isfinite(value):
                     continue
-                wired = str(node.facts.get("pcie_width", ""))  # slots with fewer lanes are slower in these
-                place = {
-                    "position": f"{m.device} {wired}",
-                    "gpu_count": f"{node.facts.get('gpus', '')} {wired}",
-                }
-                groups[sku, metric.name][place.get(metric.compare, "")].append(
-                    (index, m.device, value, m.unit)
-                )
+                place = _place(metric, node, check, m.device)
+                groups[sku, metric.name][place].append((index, m.device, value, m.unit))
     return groups
+
+
+def _place(metric: FleetMetric, node: NodeHealth, check: CheckResult, device: str) -> str:
+    """What a value shares with those it is compared with."""
+    if metric.compare == "devices":
+        return ""
+    wired = str(node.facts.get("pcie_width", ""))  # slots with fewer lanes are slower in these
+    if metric.compare == "position":
+        return f"{device} {wired}"
+    ports = {m.metric: m.value for m in check.measurements if m.metric in ("cards", "rate")}
+    rail = f" {ports}" if metric.compare == "rail" else ""
+    return f"{node.facts.get('gpus', '')} {wired}{rail}"
 
 
 def _count(values: Sequence[_Value]) -> int:

@@ -13,7 +13,7 @@ from provision.judge import ACTIONS
 from provision.paths import DATA
 
 FILE = DATA / "fleet_metrics.yml"
-COMPARE = ("devices", "position", "gpu_count")
+COMPARE = ("devices", "position", "gpu_count", "rail")
 _DIRECTIONS = ("at_least", "at_most")
 
 

@@ -268,6 +268,19 @@ def test_slots_with_fewer_lanes_are_compared_with_their_like() -> None:
     assert accused([*whole, declared]) == {}
 
 
+def test_ports_of_another_rate_are_compared_with_their_like() -> None:
+    """What limits a port of 400 Gb/s is not what limits one of 200: a cable that is split by design."""
+
+    def over(name: str, share: float, rate: float) -> NodeHealth:
+        one = node(name, {"": share}, check="nccl_network", metric="rail_share")
+        ports = (Measurement("cards", 8, "cards"), Measurement("rate", rate, "Gb/s"))
+        return replace(one, checks=(replace(one.checks[0], measurements=one.checks[0].measurements + ports),))
+
+    whole = [over(f"gpu-{i}", 84.0, 400.0) for i in range(5)]
+    assert {name for name, _ in accused([*whole, over("gpu-5", 79.0, 400.0)])} == {"gpu-5"}
+    assert accused([*whole, over("gpu-5", 79.0, 200.0)]) == {}
+
+
 def test_the_shipped_table_names_checks_that_exist() -> None:
     table = fleet_metrics.shipped()
     assert {metric.check for metric in table.metrics.values()} <= set(CHECKS)
