@@ -1,0 +1,58 @@
+"""What gpuprov promises of its own speed. A result names its goal by its key here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`unit`: x for ratios. `least`: the value must be at least `limit`, not at most."""
+
+    work: str
+    limit: float
+    unit: str = "x"
+    against: str = ""
+    least: bool = False
+
+    @property
+    def asked(self) -> str:
+        """As a person would write it: `≤ 0.9x ssh host true`."""
+        unit = self.unit if self.unit == "x" else f" {self.unit}" if self.unit else ""
+        amount = f"{self.limit:g}{unit}"
+        return f"{'≥' if self.least else '≤'} {amount} {self.against}".rstrip()
+
+    def met(self, value: float) -> bool:
+        return value >= self.limit if self.least else value <= self.limit
+
+
+# F: controller CPU of `xargs -P N ssh host true`, key exchange curve25519, host keys checked.
+GOALS = {
+    "drift.controller": Goal("`drift`, controller CPU", 0.9, against="F"),
+    "drift.node": Goal("`drift`, node CPU", 2.5, against="`python3 -I -S -c pass` over ssh"),
+    "drift.wall": Goal(
+        "`drift`, wall time", 1.3, against="`python3 -I -S -c pass` over ssh, as many at a time"
+    ),
+    "drift.memory": Goal("`drift`, memory at 10,000 nodes", 200, "MB"),
+    "up.converged": Goal("`up` of a converged fleet, controller CPU", 1.2, against="`drift`"),
+    "up.ansible": Goal("`up` when Ansible must run, CPU", 1.05, against="bare `ansible-playbook`"),
+    "up.large": Goal("the same with results of 20 KB", 1.2, against="bare `ansible-playbook`"),
+    "up.memory": Goal("the same, memory for each event more of 20 KB", 1024, "B"),
+    "up.processes": Goal(
+        "`up` above 500 nodes with K processes, task-hosts a second",
+        0.8,
+        "",
+        "K, until the cores are full",
+        least=True,
+    ),
+    "validate.controller": Goal("`validate`, CPU beyond the tests' own", 1.0, against="1.5 F + 5 ms a node"),
+    "report.summary": Goal(
+        "`report`, summary of 10,000 nodes, CPU", 1.5, against="`json.loads` of the results"
+    ),
+    "report.memory": Goal("the same, memory", 150, "MB"),
+    "report.html": Goal("the same, size of the HTML", 15, "MB"),
+    "inventory": Goal("inventory of 10,000 hosts, CPU", 1.3, against="PyYAML's `CSafeLoader`"),
+    "help.cpu": Goal("`gpuprov --help`, CPU", 4, against="`python -c pass`"),
+    "help.wall": Goal("`gpuprov --help`, wall time", 3, against="`python -c pass`"),
+    "pairs.rounds": Goal("rounds of pairs until every bad node and uplink is named", 4, ""),
+}

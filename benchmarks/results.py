@@ -1,0 +1,151 @@
+"""What a part of the benchmarks gives back, whatever it measures.
+
+A part is a module `benchmarks/bench_*.py` with `measure(options)`, which yields results, tables and plots as
+it has them. `python -m benchmarks` finds the parts by that; `alone` makes each a command of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """How much to measure. A part that needs minutes per node may take fewer nodes, and says so."""
+
+    folder: Path  # for whatever a part writes; removed at the end
+    nodes: int = 100
+    rounds: int = 5
+    quick: bool = False  # to see that it works, not to learn what things cost
+
+
+@dataclass(frozen=True)
+class Result:
+    """One thing measured in several rounds, floor and contender in turns.
+
+    `goal`: a key of goals.GOALS, which knows limit and unit; empty for what has no goal. `what` was done, and
+    on how much; `floor`: what a ratio of 1 stands for, empty when the values are no ratios. `values`: one for
+    each round. `note`: what a reader has to know, to believe it rightly.
+    """
+
+    goal: str
+    what: str
+    floor: str
+    values: tuple[float, ...]
+    note: str = ""
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.values)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Figures beside the goals, as a table under a title. All columns but the first are numbers, as text."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A drawing that belongs beside the document: file name, SVG, and what it shows."""
+
+    name: str
+    svg: str
+    what: str
+
+
+Finding = Result | Table | Plot
+Measure = Callable[[Options], Iterable[Finding]]
+
+
+@dataclass
+class Rounds:
+    """Costs of contenders that were taken in turns, so that all see the same machine.
+
+    >>> rounds = Rounds(); rounds.add("floor", 2.0); rounds.add("ours", 1.0); rounds.ratios("ours", "floor")
+    (0.5,)
+    """
+
+    costs: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, name: str, cost: float) -> None:
+        self.costs.setdefault(name, []).append(cost)
+
+    def ratios(self, name: str, floor: str) -> tuple[float, ...]:
+        """One ratio for each round: each to the floor of the same round."""
+        return tuple(one / other for one, other in zip(self.costs[name], self.costs[floor], strict=True))
+
+    def median(self, name: str) -> float:
+        return statistics.median(self.costs[name])
+
+
+def number(value: float) -> str:
+    """Three digits that mean something: 0.39, 1.05, 12.4, 317, 4,875."""
+    digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:,.{digits}f}"
+
+
+def spread(values: tuple[float, ...], unit: str = "") -> str:
+    """The median, and the least and the greatest of several rounds: `0.39x (0.37 to 0.44)`."""
+    shown = f"{number(statistics.median(values))}{unit}"
+    return shown if len(values) == 1 else f"{shown} ({number(min(values))} to {number(max(values))})"
+
+
+def lines(finding: Finding) -> Iterator[str]:
+    """A finding as text for the console."""
+    from benchmarks.goals import GOALS
+
+    if isinstance(finding, Result):
+        goal = GOALS.get(finding.goal)
+        unit = goal.unit if goal else "x" if finding.floor else ""
+        against = f" of {finding.floor}" if finding.floor else ""
+        end = f"; goal {goal.asked}: {'met' if goal.met(finding.median) else 'NOT MET'}" if goal else ""
+        yield f"{finding.what}: {spread(finding.values, unit)}{against}{end}"
+        if finding.note:
+            yield f"    {finding.note}"
+    elif isinstance(finding, Table):
+        yield finding.title
+        table = (finding.head, *finding.rows)
+        widths = [max(len(row[i]) for row in table) for i in range(len(finding.head))]
+        for row in table:
+            first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+            yield "  " + "  ".join([row[0].ljust(len(first)), *rest])
+        yield from (f"  {note}" for note in finding.notes)
+    else:
+        yield f"{finding.name}: {finding.what}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=int, help="how many nodes (100; with --quick 4)")
+    parser.add_argument("--rounds", type=int, help="how often each is measured (5; with --quick 1)")
+    parser.add_argument("--quick", action="store_true", help="see that it works, in seconds")
+
+
+def options_of(chosen: argparse.Namespace, folder: Path) -> Options:
+    nodes, rounds = (4, 1) if chosen.quick else (100, 5)
+    return Options(folder, chosen.nodes or nodes, chosen.rounds or rounds, chosen.quick)
+
+
+def alone(measure: Measure, about: str) -> int:
+    """Run one part as a command: 0 when every goal it measured is met, else 1."""
+    from benchmarks.goals import GOALS
+
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    chosen = parser.parse_args()
+    missed = 0
+    with tempfile.TemporaryDirectory(prefix="gpuprov-benchmarks-") as folder:
+        for finding in measure(options_of(chosen, Path(folder))):
+            print(*lines(finding), sep="\n", flush=True)
+            goal = GOALS.get(finding.goal) if isinstance(finding, Result) else None
+            missed += bool(goal and isinstance(finding, Result) and not goal.met(finding.median))
+    return 1 if missed else 0
