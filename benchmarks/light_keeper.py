@@ -1,0 +1,171 @@
+"""The inside of `light_nodes`: process 1 of the namespaces in which the light nodes live.
+
+Started by light_nodes.py with a plan (a JSON file) as its argument. Says `ready` when every node listens, and
+ends when its standard input does: then the kernel ends and removes all that is in the namespaces, whoever
+died first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+CHUNK = 1 << 16
+# What the SSH servers among the bad nodes run, whatever they are asked to.
+COMMANDS = {
+    "garbage": "head -c 2000 /dev/urandom",
+    "flood": "head -c 50000000 /dev/zero",
+    "stuck": "exec sleep 600",
+}
+CONFIG = """\
+Port 22
+ListenAddress 0.0.0.0
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/key.pub
+PidFile none
+UsePAM no
+StrictModes no
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+MaxStartups 10000
+UseDNS no
+PrintMotd no
+PrintLastLog no
+SetEnv PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/root
+"""
+
+
+def call(*words: str, stdin: str | None = None) -> None:
+    subprocess.run(words, check=True, timeout=60, input=stdin, text=True)
+
+
+def make_root(folder: str) -> str:
+    """This machine's own root under a layer in memory, which goes with us: what is written there is gone."""
+    base = f"{folder}/root"
+    call("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", base)
+    for name in ("up", "work", "all"):
+        Path(base, name).mkdir()
+    root = f"{base}/all"
+    layers = f"lowerdir=/,upperdir={base}/up,workdir={base}/work"
+    call("mount", "-t", "overlay", "overlay", "-o", layers, root)
+    for name in ("dev", "sys"):
+        call("mount", "--rbind", f"/{name}", f"{root}/{name}")
+    call("mount", "-t", "proc", "proc", f"{root}/proc")
+    Path(root, "run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
+    inside = Path(root + folder)  # where /tmp is a file system of its own, the layer does not show it
+    inside.mkdir(parents=True, exist_ok=True)
+    call("mount", "--bind", folder, str(inside))
+    return root
+
+
+def make_network(plan: dict[str, Any]) -> None:
+    """Every address of the range is ours; what is sent to a dead node is dropped unseen."""
+    lines = ["link set lo up", f"route add local {plan['range']} dev lo table local"]
+    lines += [f"route add blackhole {address}/32 table local" for address in plan["bad"].get("dead", ())]
+    call("ip", "-batch", "-", stdin="\n".join(lines) + "\n")
+
+
+def start_sshd(plan: dict[str, Any], root: str) -> int:
+    config = CONFIG.format(folder=plan["folder"])
+    for kind, command in COMMANDS.items():
+        if plan["bad"].get(kind):
+            # A pattern list may be long, but not a line of it: one block for each node.
+            config += "".join(
+                f"Match LocalAddress {address}\n  ForceCommand {command}\n" for address in plan["bad"][kind]
+            )
+    Path(plan["folder"], "sshd_config").write_text(config)
+    words = ["chroot", root, plan["sshd"], "-D", "-e", "-f", f"{plan['folder']}/sshd_config"]
+    with Path(plan["folder"], "sshd.log").open("wb") as log:
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log).pid
+
+
+def wait_for_sshd(plan: dict[str, Any]) -> None:
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", 22)) == 0:
+                return
+        signal.sigtimedwait([], 0.05)
+    raise SystemExit(Path(plan["folder"], "sshd.log").read_text() or "sshd does not listen")
+
+
+async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while await reader.read(CHUNK):
+            pass
+    writer.close()
+
+
+async def say_no_ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"220 mail.example.org ESMTP ready\r\n\x00\xff\xfe garbage\r\n" * 20)
+    await say_nothing(reader, writer)
+
+
+def delayed(seconds: float) -> Serve:
+    """Pass everything on to the SSH server of the same address, `seconds` late in each direction."""
+
+    async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: float) -> None:
+        loop = asyncio.get_running_loop()
+        last = loop.time() + first
+        with contextlib.suppress(OSError):
+            while data := await reader.read(CHUNK):
+                last = max(last, loop.time() + seconds)
+                loop.call_at(last, _write, writer, data)
+        loop.call_at(max(last, loop.time() + seconds), writer.close)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        address = writer.get_extra_info("sockname")[0]
+        there, here = await asyncio.open_connection(address, 22)
+        # The server speaks first; that the connection itself took a round trip is put on its first words.
+        await asyncio.gather(carry(reader, here, 0.0), carry(there, writer, 2 * seconds))
+
+    return serve
+
+
+def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
+    if not writer.is_closing():
+        writer.write(data)
+
+
+def reap() -> None:
+    """Process 1 buries everybody's orphans."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+async def keep(plan: dict[str, Any]) -> None:
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGCHLD, reap)
+    servers: dict[str, Serve] = {"hang": say_nothing, "banner": say_no_ssh}
+    if plan["delay"]:
+        servers["delay"] = delayed(plan["delay"])
+    for kind, serve in servers.items():
+        await asyncio.start_server(serve, "0.0.0.0", plan["ports"][kind], backlog=1024)  # noqa: S104
+    print("ready", flush=True)
+    ended = asyncio.Event()
+    loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(0, 64) else ended.set())
+    await ended.wait()
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started us; we end when they close stdin
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    make_network(plan)
+    start_sshd(plan, make_root(plan["folder"]))
+    wait_for_sshd(plan)
+    asyncio.run(keep(plan))
+
+
+if __name__ == "__main__":
+    main()
