@@ -61,8 +61,10 @@ def private_folder() -> Iterator[Path]:
     remove_orphans(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     try:
-        with (folder / _LOCK).open("w") as lock:
+        making = folder / f"{_LOCK}.new"
+        with making.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            making.rename(folder / _LOCK)  # who finds it finds it held: several runs begin at once
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -7,11 +7,9 @@ import os
 import re
 import shlex
 import signal
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from provision import ansible_handover as handover
@@ -19,6 +17,7 @@ from provision.ansible_events import Event as Event
 from provision.ansible_events import Outcome as Outcome
 from provision.ansible_events import Tally
 from provision.errors import GpuprovError
+from provision.interrupts import Interrupts
 from provision.secrets_mask import secrets_of
 
 GRACE = 4.0  # seconds Ansible has to end its workers when it is asked to stop; then it is killed
@@ -46,6 +45,7 @@ def run_playbook(
     tags: Collection[str] = (),
     vault_password_files: Sequence[Path] = (),
     secrets: Collection[str] = (),
+    interrupts: Interrupts | None = None,
 ) -> dict[str, Outcome]:
     """Run `playbook` on `hosts` (name → variables; secrets among them never reach the disk outside a 0700
     folder that is removed). One Outcome per host, from events; a host without any is `failed` ("nothing was
@@ -54,7 +54,8 @@ def run_playbook(
     `on_event` is called in this thread. After `timeout` seconds Ansible is stopped, and hosts that had not
     finished are failed. `tags`: only what has one of these tags (or `always`) is run; none stands for all.
     `secrets` are texts to mask in what comes back, beside the values of variables named
-    like secrets.
+    like secrets. `interrupts`: noted by a caller that runs several playbooks at once in threads; without it
+    signals are noted here.
 
     Raises GpuprovError when the playbook could not be run at all, and KeyboardInterrupt after Ansible was
     stopped on SIGINT, SIGTERM or SIGHUP.
@@ -63,7 +64,8 @@ def run_playbook(
         return {}
     known = {"secret": list(secrets)}
     tally = Tally({name: secrets_of(variables, extra_vars or {}, known) for name, variables in hosts.items()})
-    stop = _Stop(time.monotonic() + timeout if timeout is not None else None)
+    noted = interrupts or Interrupts()
+    stop = _Stop(time.monotonic() + timeout if timeout is not None else None, noted)
 
     def handle(raw: Mapping[str, Any]) -> bool:
         stop.pid = stop.pid or raw.get("pid")
@@ -85,7 +87,7 @@ def run_playbook(
         inventory = handover.write_inventory(folder, hosts)
         if extra_vars:
             handover.write_extra_vars(folder, extra_vars)
-        with stop.on_signals():
+        with contextlib.nullcontext() if interrupts else noted.noted():
             status = _run(folder, playbook, inventory, shlex.join(arguments), forks, handle, stop.cancel)
         stop.end_strays()
     if stop.error is not None:
@@ -153,14 +155,19 @@ def _run(
 class _Stop:
     """When and how Ansible is stopped: first asked, so that it ends its workers, then killed."""
 
-    def __init__(self, deadline: float | None) -> None:
+    def __init__(self, deadline: float | None, interrupts: Interrupts) -> None:
         self.pid: int | None = None
         self.error: BaseException | None = None
-        self.interrupted = False
         self.timed_out = False
         self._deadline = deadline
+        self._interrupts = interrupts
         self._kill_at: float | None = None
         self._seen: set[tuple[int, str]] = set()
+
+    @property
+    def interrupted(self) -> bool:
+        """Ansible is in a session of its own, so a Ctrl-C reaches us alone."""
+        return self._interrupts.count > 0
 
     def cancel(self) -> bool:
         """Called by ansible-runner all the time; True makes it kill Ansible."""
@@ -177,29 +184,7 @@ class _Stop:
                 os.kill(self.pid, signal.SIGINT)
         if self.pid is not None:
             self._seen.update(_descendants(self.pid))
-        return now > self._kill_at
-
-    @contextlib.contextmanager
-    def on_signals(self) -> Iterator[None]:
-        """Ansible is in a session of its own, so a Ctrl-C reaches us alone. A second one does not wait."""
-
-        def note(_number: int, _frame: FrameType | None) -> None:
-            if self.interrupted and self._kill_at is not None:
-                self._kill_at = 0.0
-            self.interrupted = True
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        chosen = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup means what it says
-            chosen.append(signal.SIGHUP)
-        before = {number: signal.signal(number, note) for number in chosen}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        return now > self._kill_at or self._interrupts.count > 1  # a second Ctrl-C does not wait
 
     def end_strays(self) -> None:
         """Kill what Ansible had started and did not end: its workers have sessions of their own."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision import assess, diagnosis, hooks, paths, runner
+from provision import assess, diagnosis, hooks, paths, shards
 from provision.ansible_events import Event, Outcome
 from provision.assess import Assessment
 from provision.plan import Plan
@@ -19,7 +19,7 @@ from provision.up_protocol import Look
 from provision.waves import Wave
 
 _BASE_MINUTES = 60.0  # for one playbook on one node, beyond what its roles are expected to need
-SHARD = 500  # nodes handed to one ansible-playbook: what it keeps of each host, and looks through, grows
+SHARD = 500  # nodes one ansible-playbook gets: what it keeps of each host, and looks through, grows
 _KEPT_OUTPUT = 4000  # characters of a failed task's output in events.jsonl
 
 
@@ -196,8 +196,10 @@ class AnsibleHands:
     ) -> Mapping[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
         names = list(hosts)
-        for start in range(0, len(names), SHARD):
-            some = {name: hosts[name] for name in names[start : start + SHARD]}
+        most = SHARD * len(shards.here(len(names)))
+        size = math.ceil(len(names) / math.ceil(len(names) / most))
+        for start in range(0, len(names), size):
+            some = {name: hosts[name] for name in names[start : start + size]}
             outcomes.update(self._play(playbook, some, minutes, tags))
         return outcomes
 
@@ -209,7 +211,7 @@ class AnsibleHands:
         tags: Collection[str],
     ) -> Mapping[str, Outcome]:
         rounds = max(1, math.ceil(len(hosts) / self.forks))
-        return runner.run_playbook(
+        return shards.run_sharded(
             paths.PLAYBOOKS / playbook,
             hosts,
             on_event=self._heard,

@@ -23,6 +23,7 @@ from provision import (
     pair_campaign,
     paths,
     runner,
+    shards,
     stack,
     validated,
 )
@@ -275,7 +276,7 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
     limit = max(variables["gpuprov_task_timeout"] for variables in todo.values())
     rounds = math.ceil(len(todo) / run.settings.forks)
     try:
-        outcomes = runner.run_playbook(
+        outcomes = shards.run_sharded(
             paths.PLAYBOOKS / "validate.yml",
             todo,
             on_event=on_event,

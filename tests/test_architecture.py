@@ -112,7 +112,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "ssh",
             "ssh_config",
         }
-        | {"streams"},
+        | {"interrupts", "shards", "streams"},
     ),
     (
         "what is declared",

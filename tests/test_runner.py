@@ -398,6 +398,23 @@ def test_the_private_folder_of_a_killed_controller_is_removed_and_a_living_ones_
     assert sorted(path.name for path in memory.iterdir()) == ["gpuprov-alive", "gpuprov-new"]
 
 
+def test_a_folder_that_is_being_made_is_nobody_elses_orphan(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locking = ansible_handover.fcntl.flock
+
+    def flock(file: Any, how: int) -> None:
+        if not how & ansible_handover.fcntl.LOCK_NB:
+            ansible_handover.remove_orphans(memory)  # another run begins, just before this one has its lock
+        locking(file, how)
+
+    monkeypatch.setattr(ansible_handover.fcntl, "flock", flock)
+    with ansible_handover.private_folder() as folder:
+        ansible_handover.remove_orphans(memory)
+        assert folder.is_dir()
+    assert list(memory.iterdir()) == []
+
+
 def test_a_vaulted_variable_is_decrypted_by_ansible_alone(tmp_path: Path) -> None:
     key = tmp_path / "vault.key"
     key.write_text("open sesame\n")

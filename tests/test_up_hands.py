@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from provision import assess, hooks, paths, runner, up_hands, yamlfile
+from provision import assess, hooks, paths, runner, shards, up_hands, yamlfile
 from provision.assess import Assessment
 from provision.inventory import Fleet, Node
 from provision.observe import Observation
@@ -47,13 +48,33 @@ def hands(tmp_path: Path, count: int, **options: Any) -> AnsibleHands:
 
 
 def test_more_nodes_than_one_ansible_should_have_are_done_in_shards(
-    tmp_path: Path, played: list[tuple[str, tuple[str, ...], float]]
+    tmp_path: Path, played: list[tuple[str, tuple[str, ...], float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv(shards.VARIABLE, "1")
     ours = hands(tmp_path, 1201, forks=100)
     outcomes = ours.apply(dict.fromkeys(ours.plan.nodes, ("nccl",)))
     assert len(outcomes) == 1201
-    assert [len(names) for _, names, _ in played] == [up_hands.SHARD, up_hands.SHARD, 201]
-    assert [round(minutes) for _, _, minutes in played] == [5 * 64, 5 * 64, 3 * 64]
+    assert [len(names) for _, names, _ in played] == [401, 401, 399]
+    assert max(len(names) for _, names, _ in played) <= up_hands.SHARD
+    assert [round(minutes) for _, _, minutes in played] == [5 * 64, 5 * 64, 4 * 64]
+
+
+def test_several_ansibles_at_once_share_the_nodes_and_the_forks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs: list[tuple[int, int]] = []
+    together = threading.Barrier(3)
+
+    def play(_: Path, hosts: Mapping[str, Any], *, forks: int, **__: Any) -> dict[str, Outcome]:
+        together.wait(timeout=30)
+        runs.append((len(hosts), forks))
+        return {name: Outcome(name, "ok", 1) for name in hosts}
+
+    monkeypatch.setattr(runner, "run_playbook", play)
+    monkeypatch.setenv(shards.VARIABLE, "3")
+    ours = hands(tmp_path, 1800, forks=60)
+    assert len(ours.apply(dict.fromkeys(ours.plan.nodes, ("nccl",)))) == 1800
+    assert runs == [(300, 20)] * 6
 
 
 def test_ansible_hears_only_of_roles_that_a_node_needs(

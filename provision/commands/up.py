@@ -19,6 +19,9 @@ A node is done when every expectation of its roles holds (a second look says so)
 Nodes that already match are looked at once and left alone. First comes one node of each SKU and operating
 system, then the rest in waves; the next wave waits for the one before.
 
+The roles run in one ansible-playbook for each core of this machine, 50 nodes or more in each, --forks divided
+among them; GPUPROV_PROCESSES chooses another number.
+
 exit codes: 3 when a role failed on a node or it is still not as declared; else 5 when a node could not be
 reached or read; else 0.
 

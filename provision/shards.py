@@ -1,0 +1,196 @@
+"""One playbook on many hosts, divided over several ansible-playbook processes at once.
+
+One of them does about 150 tasks a second whatever the cores, and each thing it does costs more the more hosts
+it has. Not for playbooks whose hosts wait for one another (playbooks/launch.yml and the programs of a pair):
+a host may be played long before another one is begun.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision import runner
+from provision.ansible_events import Event, Outcome
+from provision.errors import GpuprovError, UsageError
+from provision.interrupts import Interrupts
+
+VARIABLE = "GPUPROV_PROCESSES"
+FEWEST = 50  # hosts for which one more ansible-playbook is worth its start
+_WAITING = 1000  # events that may wait to be heard: who hears slowly slows Ansible down, and costs no memory
+_POLL = 1.0  # seconds after which somebody who waits looks up
+
+Run = Callable[..., dict[str, Outcome]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a share of the hosts is played. `run` is called as runner.run_playbook is (and by default it is
+    that); `name` is put before what went wrong there; `weight`: how much of the work it takes."""
+
+    name: str = ""
+    weight: int = 1
+    run: Run | None = None
+
+
+def here(hosts: int) -> list[Place]:
+    """As many places on this machine as `hosts` are worth: GPUPROV_PROCESSES says how many, else what the
+    cores can feed. Raises UsageError when that variable is no number."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen is None:
+        return [Place()] * max(1, min(len(os.sched_getaffinity(0)), hosts // FEWEST))
+    if not chosen.isdecimal() or not int(chosen):
+        raise UsageError(f"{VARIABLE}={chosen}: not a number of processes", "give 1 or more, or unset it")
+    return [Place()] * max(1, min(int(chosen), hosts))
+
+
+def run_sharded(
+    playbook: Path,
+    hosts: Mapping[str, Mapping[str, Any]],
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    forks: int = 25,
+    timeout: float | None = None,
+    places: Sequence[Place] | None = None,
+    **options: Any,
+) -> dict[str, Outcome]:
+    """`runner.run_playbook` at all `places` at once (default: `here`), hosts and forks divided among them.
+
+    `on_event` is called in this thread, for each host in order. What fails at one place is told for its hosts
+    and costs the others nothing; GpuprovError is raised when it failed at all of them. `timeout` is for all:
+    a place whose forks have more rounds to go gets as much longer. A signal, or a mistake in `on_event`,
+    stops every place.
+    """
+    chosen = list(here(len(hosts)) if places is None else places)[: max(1, min(forks, len(hosts)))]
+    if len(chosen) == 1:
+        run = chosen[0].run or runner.run_playbook
+        return run(playbook, hosts, on_event=on_event, forks=forks, timeout=timeout, **options)
+    dealt = deal(hosts, [place.weight for place in chosen])
+    work = _Work(playbook, {**options, "interrupts": Interrupts()}, on_event)
+    rounds = math.ceil(len(hosts) / forks)
+    for place, some, width in zip(chosen, dealt, _forks(forks, dealt), strict=True):
+        longer = max(1.0, math.ceil(len(some) / width) / rounds)
+        work.begin(place, some, width, timeout and timeout * longer)
+    outcomes = work.finish()
+    return {name: outcomes[name] for name in hosts if name in outcomes}
+
+
+def deal(
+    hosts: Mapping[str, Mapping[str, Any]], weights: Sequence[int]
+) -> list[dict[str, Mapping[str, Any]]]:
+    """The hosts of each place, dealt like cards: what stands together in an inventory is alike, and takes
+    alike."""
+    turns = [number for number, weight in enumerate(weights) for _ in range(weight)]
+    hands: list[dict[str, Mapping[str, Any]]] = [{} for _ in weights]
+    for position, (name, variables) in enumerate(hosts.items()):
+        hands[turns[position % len(turns)]][name] = variables
+    return hands
+
+
+def _forks(forks: int, dealt: Sequence[Mapping[str, Any]]) -> list[int]:
+    """`forks` divided as the hosts are, none left over; at least one each."""
+    total, before, widths = sum(map(len, dealt)), 0, []
+    for some in dealt:
+        after = before + len(some)
+        widths.append(max(1, forks * after // total - forks * before // total))
+        before = after
+    return widths
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """What became of one place: outcomes, or why there are none."""
+
+    place: Place
+    hosts: Mapping[str, Any]
+    outcomes: Mapping[str, Outcome] | None = None
+    error: BaseException | None = None
+
+    def told(self) -> Mapping[str, Outcome]:
+        if self.outcomes is not None:
+            return self.outcomes
+        what = self.error.what if isinstance(self.error, GpuprovError) else str(self.error)
+        message = f"{self.place.name}: {what}" if self.place.name else what
+        return {name: Outcome(name, "failed", message=message) for name in self.hosts}
+
+
+class _Work:
+    """The places at work, a thread each; what they say is heard in the thread that calls `finish`."""
+
+    def __init__(
+        self, playbook: Path, options: Mapping[str, Any], on_event: Callable[[Event], None] | None
+    ) -> None:
+        self._playbook = playbook
+        self._options = options
+        self._interrupts: Interrupts = options["interrupts"]
+        self._on_event = on_event
+        self._said: queue.Queue[Event | _Ended] = queue.Queue(_WAITING)
+        self._waiting: list[threading.Thread] = []
+
+    def begin(
+        self, place: Place, hosts: Mapping[str, Mapping[str, Any]], forks: int, timeout: float | None
+    ) -> None:
+        """Have `place` play on these hosts once `finish` is called."""
+        # The thread that starts Ansible must live as long: the kernel ends Ansible with it (ENDS_WITH_US).
+        thread = threading.Thread(
+            target=self._play, args=(place, hosts, forks, timeout), name="shard", daemon=True
+        )
+        self._waiting.append(thread)
+
+    def _play(
+        self, place: Place, hosts: Mapping[str, Mapping[str, Any]], forks: int, timeout: float | None
+    ) -> None:
+        run = place.run or runner.run_playbook
+        hear = self._said.put if self._on_event is not None else None
+        try:
+            outcomes = run(
+                self._playbook, hosts, on_event=hear, forks=forks, timeout=timeout, **self._options
+            )
+        except BaseException as error:  # it is raised in the thread that waits
+            self._said.put(_Ended(place, hosts, error=error))
+        else:
+            self._said.put(_Ended(place, hosts, outcomes))
+
+    def finish(self) -> dict[str, Outcome]:
+        """Start all, hear all, wait for all. Whatever is raised, Ansible has ended everywhere by then."""
+        ended: list[_Ended] = []
+        mistake: BaseException | None = None
+        with self._interrupts.noted():
+            for thread in self._waiting:
+                thread.start()
+            while len(ended) < len(self._waiting):
+                with contextlib.suppress(queue.Empty):
+                    said = self._said.get(timeout=_POLL)
+                    if isinstance(said, _Ended):
+                        ended.append(said)
+                        wrong = None if isinstance(said.error, GpuprovError) else said.error
+                    else:
+                        wrong = self._heard(said) if mistake is None else None
+                    if wrong is not None and mistake is None:
+                        mistake = wrong
+                        # A place that was interrupted says so: once more would kill the others at once.
+                        self._interrupts.count = max(1, self._interrupts.count)
+        if mistake is not None:
+            raise mistake
+        if self._interrupts.count:
+            raise KeyboardInterrupt
+        failed = [one.error for one in ended if one.error is not None]
+        if len(failed) == len(ended):
+            raise failed[0]
+        return {name: outcome for one in ended for name, outcome in one.told().items()}
+
+    def _heard(self, event: Event) -> BaseException | None:
+        """What went wrong while it was heard: raised from here it would leave Ansible running."""
+        try:
+            if self._on_event is not None:
+                self._on_event(event)
+        except BaseException as error:
+            return error
+        return None

@@ -1,0 +1,281 @@
+"""A playbook divided over several ansible-playbook processes answers as one of them would."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import paths, runner, shards
+from provision.ansible_events import Event, Outcome
+from provision.errors import GpuprovError, UsageError
+from provision.interrupts import Interrupts
+from provision.shards import Place, run_sharded
+
+ROOT = Path(shards.__file__).resolve().parent.parent
+PLAY = Path("play.yml")
+HOSTS: dict[str, dict[str, Any]] = {f"n{number}": {} for number in range(10)}
+
+
+def ok(hosts: Mapping[str, Any]) -> dict[str, Outcome]:
+    return {name: Outcome(name, "ok") for name in hosts}
+
+
+class Scripted:
+    """A place that notes how it was called, says three things of each host and ends well."""
+
+    def __init__(self) -> None:
+        self.called: dict[str, Any] = {}
+
+    def __call__(
+        self, _playbook: Path, hosts: Mapping[str, Any], *, on_event: Callable[[Event], None], **options: Any
+    ) -> dict[str, Outcome]:
+        self.called = {"hosts": list(hosts), **options}
+        for kind in ("started", "ok", "changed"):
+            for name in hosts:
+                on_event(Event(kind, name, "", "Task"))
+        return ok(hosts)
+
+
+def raising(error: BaseException) -> shards.Run:
+    def run(*_: Any, **__: Any) -> dict[str, Outcome]:
+        raise error
+
+    return run
+
+
+def until_stopped(
+    _playbook: Path, _hosts: Mapping[str, Any], *, interrupts: Interrupts, **_: Any
+) -> dict[str, Outcome]:
+    """A place that works until it is told to stop, as runner.run_playbook is."""
+    for _turn in range(600):
+        if interrupts.count:
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+    raise AssertionError("nobody told this place to stop")
+
+
+def places(*runs: shards.Run) -> list[Place]:
+    return [Place(run=run) for run in runs]
+
+
+def test_every_host_is_played_at_one_place_and_its_events_come_in_order_in_this_thread() -> None:
+    one, two, three = Scripted(), Scripted(), Scripted()
+    heard: list[tuple[str, str]] = []
+    threads: set[int] = set()
+
+    def hear(event: Event) -> None:
+        heard.append((event.node, event.kind))
+        threads.add(threading.get_ident())
+
+    outcomes = run_sharded(PLAY, HOSTS, on_event=hear, forks=8, places=places(one, two, three), tags=["x"])
+    assert list(outcomes) == list(HOSTS)
+    assert sorted(one.called["hosts"] + two.called["hosts"] + three.called["hosts"]) == sorted(HOSTS)
+    for name in HOSTS:
+        assert [kind for node, kind in heard if node == name] == ["started", "ok", "changed"]
+    assert threads == {threading.get_ident()}
+    assert one.called["forks"] + two.called["forks"] + three.called["forks"] == 8
+    assert three.called["tags"] == ["x"]
+
+
+def test_what_stands_together_is_dealt_apart_and_a_heavier_place_takes_more() -> None:
+    dealt = shards.deal(HOSTS, [1, 2])
+    assert [list(some) for some in dealt] == [
+        ["n0", "n3", "n6", "n9"],
+        ["n1", "n2", "n4", "n5", "n7", "n8"],
+    ]
+
+
+def test_a_place_with_more_rounds_to_go_gets_longer() -> None:
+    one, two, three = Scripted(), Scripted(), Scripted()
+    run_sharded(PLAY, HOSTS, forks=5, timeout=100, on_event=print, places=places(one, two, three))
+    for place in (one, two, three):
+        rounds = -(-len(place.called["hosts"]) // place.called["forks"])
+        assert place.called["timeout"] == 100 * max(1, rounds / 2)
+    assert max(place.called["timeout"] for place in (one, two, three)) > 100
+
+
+def test_there_are_never_more_places_than_forks() -> None:
+    one, two, three = Scripted(), Scripted(), Scripted()
+    run_sharded(PLAY, HOSTS, forks=2, on_event=print, places=places(one, two, three))
+    assert three.called == {}
+    assert one.called["forks"] == two.called["forks"] == 1
+
+
+def test_what_fails_at_one_place_is_told_for_its_hosts_and_costs_the_others_nothing() -> None:
+    broken = Place("worker-a", run=raising(GpuprovError("it has no Ansible", "install it")))
+    outcomes = run_sharded(PLAY, HOSTS, on_event=print, places=[broken, Place(run=Scripted())])
+    failed = [name for name, outcome in outcomes.items() if outcome.status == "failed"]
+    assert failed == ["n0", "n2", "n4", "n6", "n8"]
+    assert outcomes["n0"].message == "worker-a: it has no Ansible"
+    assert outcomes["n1"] == Outcome("n1", "ok")
+
+
+def test_what_fails_everywhere_is_raised() -> None:
+    broken = raising(GpuprovError("no such role", "mend it"))
+    with pytest.raises(GpuprovError, match="no such role"):
+        run_sharded(PLAY, HOSTS, places=places(broken, broken))
+
+
+def test_a_mistake_at_one_place_stops_the_others_and_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_sharded(PLAY, HOSTS, places=places(raising(ZeroDivisionError()), until_stopped))
+
+
+def test_a_mistake_of_who_listens_stops_every_place_and_is_raised() -> None:
+    def hear(_event: Event) -> None:
+        raise ZeroDivisionError("ours")
+
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        run_sharded(PLAY, HOSTS, on_event=hear, places=places(Scripted(), until_stopped))
+
+
+def test_a_place_that_was_interrupted_does_not_hurry_the_others() -> None:
+    counts: list[int] = []
+
+    def slow(*_: Any, interrupts: Interrupts, **__: Any) -> dict[str, Outcome]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.5)  # the other has stopped by now, and was heard
+        counts.append(interrupts.count)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        run_sharded(PLAY, HOSTS, places=places(slow, until_stopped))
+    assert counts == [1]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_few_hosts_are_one_run_here_and_many_are_one_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(shards.VARIABLE, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    counts = [len(shards.here(number)) for number in (0, 1, 99, 100, 399, 10_000)]
+    assert counts == [1, 1, 1, 2, 7, 8]
+
+
+def test_how_many_processes_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(shards.VARIABLE, "3")
+    assert [len(shards.here(number)) for number in (1, 2, 500)] == [1, 2, 3]
+    for nonsense in ("0", "-1", "many", ""):
+        monkeypatch.setenv(shards.VARIABLE, nonsense)
+        with pytest.raises(UsageError, match=shards.VARIABLE):
+            shards.here(500)
+
+
+def test_hosts_of_what_is_divided_do_not_wait_for_one_another() -> None:
+    """What these words do depends on the hosts of the same ansible-playbook."""
+    words = re.compile(
+        r"\b(run_once|serial|delegate_to|throttle|hostvars|ansible_play_hosts\w*)\b|\bgroups\["
+    )
+    files = [*paths.ROLES.rglob("*.yml"), *paths.ROLES.rglob("*.j2")]
+    files += [paths.PLAYBOOKS / f"{name}.yml" for name in ("up", "reboot", "validate")]
+    assert len(files) > 50
+    assert [str(path) for path in files if words.search(path.read_text(encoding="utf-8"))] == []
+
+
+# --- with Ansible ---
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Private folders go here, so that a test sees what is left."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        monkeypatch.setattr("provision.ansible_handover._memory_folder", lambda: Path(name))
+        yield Path(name)
+
+
+def local(**variables: Any) -> dict[str, Any]:
+    return {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, **variables}
+
+
+def playbook(folder: Path, tasks: str) -> Path:
+    path = folder / "play.yml"
+    path.write_text(f"- hosts: all\n  gather_facts: false\n  tasks:\n{tasks}")
+    return path
+
+
+def test_two_processes_tell_what_one_does(tmp_path: Path, memory: Path) -> None:
+    play = playbook(
+        tmp_path,
+        """
+    - name: Break
+      ansible.builtin.fail: {msg: "no {{ inventory_hostname }}"}
+      when: inventory_hostname in ["n1", "n2"]
+    - name: Change
+      ansible.builtin.command: "true"
+      changed_when: inventory_hostname == "n3"
+""",
+    )
+    hosts = {name: local() for name in ("n1", "n2", "n3", "n4")}
+    alone: list[Event] = []
+    one = runner.run_playbook(play, hosts, on_event=alone.append)
+    heard: list[Event] = []
+    two = run_sharded(play, hosts, on_event=heard.append, places=[Place(), Place()])
+    assert two == one
+    assert {outcome.status for outcome in two.values()} == {"ok", "failed"}
+    for name in hosts:
+        assert [event for event in heard if event.node == name] == [e for e in alone if e.node == name]
+    assert list(memory.iterdir()) == []
+
+
+def test_a_host_that_takes_too_long_costs_the_other_process_nothing(tmp_path: Path) -> None:
+    play = playbook(
+        tmp_path,
+        """
+    - name: Hang
+      ansible.builtin.command: sleep 300
+      when: inventory_hostname == "slow"
+""",
+    )
+
+    def hurried(*arguments: Any, **options: Any) -> dict[str, Outcome]:
+        return runner.run_playbook(*arguments, **{**options, "timeout": 8})
+
+    hosts = {"slow": local(), "n": local()}
+    outcomes = run_sharded(play, hosts, on_event=print, places=[Place(run=hurried), Place()])
+    assert outcomes["n"] == Outcome("n", "ok", 0)
+    assert outcomes["slow"].message == "did not finish in 8 s"
+
+
+INTERRUPTIBLE = """
+import sys
+from pathlib import Path
+import provision.ansible_handover as handover
+from provision.shards import Place, run_sharded
+handover._memory_folder = lambda: Path(sys.argv[2])
+host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+try:
+    run_sharded(Path(sys.argv[1]), {"a": host, "b": host}, on_event=print, places=[Place(), Place()])
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_every_process(tmp_path: Path, memory: Path, number: signal.Signals) -> None:
+    files = {name: tmp_path / f"pid-{name}" for name in "ab"}
+    for file in files.values():
+        os.mkfifo(file)
+    nap = f"echo $$ > {tmp_path}/pid-{{{{ inventory_hostname }}}}; exec sleep 300"
+    play = playbook(tmp_path, f"    - ansible.builtin.shell: {nap}\n")
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, str(play), str(memory)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        pids = [int(file.read_text()) for file in files.values()]  # blocks until both tasks run
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 130
+    for pid in pids:
+        assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    assert list(memory.iterdir()) == []
