@@ -34,7 +34,7 @@ def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, A
     try:
         done = subprocess.run(
             command,
-            env=_environment(),
+            env=environment(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -78,7 +78,7 @@ def _program() -> str:
     return found
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     """Ours without what changes the answer's form.
 
     The rest stays: inventory plugins and scripts find their credentials in it, and nothing here records it.

@@ -5,6 +5,7 @@ What only ssh itself can be trusted with is refused (NotUnderstoodError), never 
 
 from __future__ import annotations
 
+import functools
 import getpass
 import os
 import re
@@ -199,7 +200,12 @@ def _path(text: str, tokens: Mapping[str, str]) -> str:
 
 
 def _paths(text: str, tokens: Mapping[str, str]) -> tuple[str, ...]:
-    return tuple(_path(part, tokens) for part in shlex.split(text) if part.lower() != "none")
+    return tuple(_path(part, tokens) for part in _words(text) if part.lower() != "none")
+
+
+@functools.lru_cache(maxsize=256)
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(shlex.split(text))  # as a rule the same for every node
 
 
 def _number(text: str, what: str) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision import ansible_inventory, paths, patterns
+from provision import ansible_inventory, paths, patterns, plain_inventory
 from provision.errors import InventoryError, UsageError
 
 START_HERE = "gpuprov init writes a commented starter; or name one: gpuprov plan INVENTORY"
@@ -85,13 +85,20 @@ def remember(source: Path) -> None:
 
 
 def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
-    """Read an inventory through `ansible-inventory`. Raises InventoryError (file, line, what to do)."""
+    """Read an inventory; where it is not a plain one, through `ansible-inventory`, which says the same.
+
+    Nodes share what their variables have in common: none may be changed. Raises InventoryError (file, line,
+    what to do).
+    """
     for file in vault_password_files:
         if not os.access(file, os.R_OK):
             raise InventoryError(
                 f"{file}: the vault password file cannot be read", "check --vault-password-file"
             )
-    answer = ansible_inventory.read(source, vault_password_files)
+    try:
+        answer = plain_inventory.read(source, vault_password_files)
+    except plain_inventory.NotPlainError:
+        answer = ansible_inventory.read(source, vault_password_files)
     hostvars = answer.get("_meta", {}).get("hostvars", {})
     groups = _members(answer)
     names = list(groups.get("all", ()))

@@ -31,9 +31,11 @@ OWNERS = {
     "rich": {"terminal.py"},
     "shtab": {"cli.py"},
     "testinfra": {"testinfra_suite/fleet.py"},
-    # yamlfile reads what users write; the others read shipped data, or write the lab's inventory.
+    # yamlfile reads what users write, documents their inventories event by event; the others read shipped
+    # data, or write the lab's inventory.
     "yaml": {
         "yamlfile.py",
+        "plain_inventory/documents.py",
         "thresholds.py",
         "checks/kernel_log.py",
         "checks/limits.py",
@@ -117,7 +119,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     (
         "what is declared",
         {"ansible_inventory", "compared", "compatibility", "compatibility_rules", "expectations", "inventory"}
-        | {"lockfile", "patterns"}
+        | {"lockfile", "patterns", "plain_inventory"}
         | {"role", "skus", "stack", "template_filters", "templating", "variables"},
     ),
     (

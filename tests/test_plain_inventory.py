@@ -1,0 +1,171 @@
+"""Reading a plain inventory ourselves gives what `ansible-inventory --list` prints, for any inventory."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+
+from provision import ansible_inventory, inventory, plain_inventory
+from tests.random_inventories import AnsibleInventory, inventories, write
+
+EXAMPLES = int(os.environ.get("GPUPROV_EXAMPLES", "60"))  # a thorough run takes 2,000
+TOLD: Counter[str] = Counter()
+
+
+@pytest.fixture(scope="module")
+def ansible(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnsibleInventory]:
+    """Answers also what the reader itself leaves to Ansible."""
+    command = AnsibleInventory(tmp_path_factory.mktemp("answers"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ansible_inventory, "read", command.read)
+        yield command
+    command.close()
+
+
+@pytest.mark.timeout(60 + 10 * EXAMPLES)
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],  # to make an example smaller takes hundreds of runs of Ansible
+)
+@given(files=inventories())
+def test_any_inventory_means_what_ansible_says(ansible: AnsibleInventory, files: dict[str, str]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        source = write(Path(folder), files)
+        try:
+            answer = plain_inventory.read(source)
+        except plain_inventory.NotPlainError as trouble:
+            TOLD[str(trouble)] += 1
+            return
+        TOLD["plain"] += 1
+        assert json.dumps(answer, indent=1) == json.dumps(ansible.listed(source), indent=1)
+
+
+def test_most_random_inventories_are_plain() -> None:
+    """Else the comparison above says nothing."""
+    assert TOLD["plain"] * 3 > TOLD.total(), TOLD
+    sys.stdout.write(f"{TOLD['plain']} of {TOLD.total()} were plain\n")
+
+
+CASES = yaml.safe_load((Path(__file__).parent / "plain_inventories.yml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("files", CASES["plain"].values(), ids=list(CASES["plain"]))
+def test_a_plain_inventory_is_read_without_ansible(
+    ansible: AnsibleInventory, tmp_path: Path, files: dict[str, str]
+) -> None:
+    source = write(tmp_path, files)
+    answer = plain_inventory.read(source)
+    assert json.dumps(answer, indent=1) == json.dumps(ansible.listed(source), indent=1)
+
+
+@pytest.mark.usefixtures("ansible")
+@pytest.mark.parametrize("files", CASES["left_to_ansible"].values(), ids=list(CASES["left_to_ansible"]))
+def test_what_is_unusual_is_left_to_ansible(tmp_path: Path, files: dict[str, str]) -> None:
+    with pytest.raises(plain_inventory.NotPlainError):
+        plain_inventory.read(write(tmp_path, files))
+
+
+def test_what_is_not_utf8_is_left_to_ansible(tmp_path: Path) -> None:
+    (tmp_path / "i").write_bytes(b"h a=\xff\n")
+    with pytest.raises(plain_inventory.NotPlainError):
+        plain_inventory.read(tmp_path / "i")
+
+
+def test_a_script_is_left_to_ansible(tmp_path: Path) -> None:
+    script = write(tmp_path, {"i": "gpu-1\n"})
+    script.chmod(0o755)
+    with pytest.raises(plain_inventory.NotPlainError, match="executed"):
+        plain_inventory.read(script)
+
+
+@pytest.mark.parametrize("source", ["a,b,", "$HOME/i"])
+def test_what_is_no_file_is_left_to_ansible(source: str) -> None:
+    with pytest.raises(plain_inventory.NotPlainError):
+        plain_inventory.read(Path(source))
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [
+        ("[defaults]\nforks = 9\ninventory = x\n[ssh_connection]\npipelining = true\n", True),
+        ("[defaults]\nhash_behaviour = merge\n", False),
+        ("[defaults]\nfact_caching = jsonfile\n", False),
+        ("[defaults]\nvars_plugins_enabled = mine\n", False),
+        ("[inventory]\nenable_plugins = ini\n", False),
+        ("[DEFAULT]\nhash_behaviour = merge\n[defaults]\n", False),
+        ("not a setting\n", False),
+    ],
+)
+def test_a_setting_that_might_matter_leaves_it_to_ansible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, plain: bool
+) -> None:
+    (tmp_path / "chosen").write_text("[defaults]\n")
+    source = write(tmp_path, {"i": "h\n"})
+    monkeypatch.chdir(tmp_path)
+    for place in ("ansible.cfg", "chosen"):
+        (tmp_path / place).write_text(text)
+        monkeypatch.setenv("ANSIBLE_CONFIG", place)
+        if plain:
+            assert plain_inventory.read(source)
+        else:
+            with pytest.raises(plain_inventory.NotPlainError):
+                plain_inventory.read(source)
+        (tmp_path / place).unlink()
+
+
+def test_a_variable_of_the_environment_that_might_matter_leaves_it_to_ansible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path, {"i": "h\n"})
+    monkeypatch.setenv("ANSIBLE_FORKS", "9")
+    monkeypatch.setenv("ANSIBLE_INVENTORY_UNPARSED_FAILED", "1")  # not handed on to Ansible
+    assert plain_inventory.read(source)
+    monkeypatch.setenv("ANSIBLE_HASH_BEHAVIOUR", "merge")
+    with pytest.raises(plain_inventory.NotPlainError, match="HASH_BEHAVIOUR"):
+        plain_inventory.read(source)
+
+
+def test_plugins_of_the_users_leave_it_to_ansible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write(tmp_path, {"i": "h\n"})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".ansible/plugins/vars").mkdir(parents=True)
+    assert plain_inventory.read(source)
+    (tmp_path / ".ansible/plugins/vars/mine.py").touch()
+    with pytest.raises(plain_inventory.NotPlainError, match="plugins"):
+        plain_inventory.read(source)
+
+
+def test_nodes_share_what_they_have_in_common(tmp_path: Path) -> None:
+    source = write(
+        tmp_path,
+        {"i.yml": "all:\n  hosts: {a: {x: [1, 2]}, b: {x: [1, 2]}, c: , d: }\n  vars: {y: {z: [3]}}\n"},
+    )
+    hostvars = plain_inventory.read(source)["_meta"]["hostvars"]
+    assert hostvars["a"]["x"] is hostvars["b"]["x"]
+    assert hostvars["a"]["y"] is hostvars["d"]["y"]
+    assert hostvars["c"] is hostvars["d"]
+
+
+def test_a_load_of_a_plain_inventory_starts_no_ansible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def started(*_arguments: object) -> None:
+        raise AssertionError("Ansible was started")
+
+    monkeypatch.setattr(ansible_inventory, "read", started)
+    source = write(tmp_path, {"i.yml": "g: {hosts: {'gpu-[001:100]': }, vars: {a: 1}}\n"})
+    fleet = inventory.load(source)
+    assert len(fleet.nodes) == 100
+    assert fleet.nodes["gpu-042"].variables == {"a": 1}
+    assert fleet.nodes["gpu-042"].groups == ("g",)
