@@ -1,176 +1,167 @@
-"""What looking at a node costs, as ratios to plain ssh in the same run, host keys checked on both sides.
+"""What looking at a node costs: `gpuprov drift`, floors and peers on forty expectations, in turns.
 
-The nodes are one real sshd on a loopback address, asked once per node. Controller: CPU of the client side
-for one node, against F, `xargs -P ssh host true` with curve25519 (what a client pays for a newer exchange is
-not ours to count). Node: CPU of sshd and all it runs, against `python3 -I -S -c pass` over ssh. Wall: too.
-Goals: controller at most 0.9 F, node at most 2.5x, wall at most 1.3x.
+Controller: CPU of the whole tree of processes, start and imports too, against F, `xargs -P 32 ssh host true`
+with curve25519 (what a client pays for a newer exchange is not ours to count). Host keys are checked. Node:
+CPU of sshd and all it runs, against `python3 -I -S -c pass` over ssh; wall: too. Before the rounds,
+differences of every kind are planted, and each contender must report exactly those: one that does not look is
+no peer.
 
-    python benchmarks/bench_drift.py [--nodes 100] [--connections 16] [--repeats 5]
+    python -m benchmarks.bench_drift [--nodes 100] [--rounds 5]
 """
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import os
-import shutil
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from provision import diagnosis, drift_report  # noqa: E402
-from provision.inventory import Node  # noqa: E402
-from provision.observe import observe  # noqa: E402
+from benchmarks import expected as expectations
+from benchmarks.costs import Cost, FailedError, cost_of
+from benchmarks.expected import Expected
+from benchmarks.nodes import Nodes, fleet
+from benchmarks.peers import ansible_module, ansible_playbook, gpuprov, pyinfra, testinfra
+from benchmarks.peers.contender import Contender, Work
+from benchmarks.peers.plain_ssh import FLOOR, PYTHON
+from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number, spread
 
-# About what the shipped roles ask for; tools that cost the node a process are asked where they answer.
-PACKAGES = (
-    "openssh-server",
-    "python3",
-    "bash",
-    "nvidia-open",
-    "cuda-toolkit-12-9",
-    "libnccl2",
-    "datacenter-gpu",
+OURS = gpuprov.CONTENDERS[0]
+PEERS = (
+    *ansible_module.CONTENDERS,
+    *pyinfra.CONTENDERS,
+    *testinfra.CONTENDERS,
+    *ansible_playbook.CONTENDERS,
 )
-FILES = (
-    "/etc/os-release",
-    "/etc/ssh/sshd_config",
-    "/etc/modprobe.d/nvidia.conf",
-    "/etc/modprobe.d/nouveau.conf",
-)
-FACTS = frozenset(
-    [f"package.{name}.{what}" for name in PACKAGES for what in ("version", "held")]
-    + [f"file.{path}.content" for path in FILES]
-    + [f"module.{name}.loaded" for name in ("nvidia", "nvidia_uvm", "nouveau", "nvidia_peermem")]
-    + ["driver.loaded_version", "driver.flavour", "driver.userspace_version"]
-    + [f"sysctl.{key}.value" for key in ("vm.swappiness", "vm.nr_hugepages", "kernel.numa_balancing")]
-)
-# What drift asks beside the promises: the fleet's majority, fingerprints, causes. (modinfo is asked anyway.)
-BESIDE = (drift_report.FACTS | diagnosis.FACTS) - {"driver.installed_version"}
+SLOW = 20  # a contender that is measured on fewer nodes than this takes part in three rounds only
+SEEN_ON = 2  # nodes on which a fast contender is tried whether it sees what was planted; a slow one on 1
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Milliseconds per node."""
-
-    controller: float
-    node: float
-    wall: float
-
-
-def children_cpu(pid: int) -> float:
-    """CPU seconds of the finished children of a process."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+def measure(options: Options, peers: Sequence[Contender] = PEERS) -> Iterator[Finding]:
+    with fleet(options.nodes) as nodes:
+        folder = f"/tmp/gpuprov-benchmark-{nodes.port}-{nodes.names[0]}"  # noqa: S108 - on the nodes
+        expected = expectations.prepared(nodes, folder)
+        try:
+            yield from _measured(nodes, expected, options, peers)
+        finally:
+            expectations.removed(nodes, folder)
 
 
-def settled(pid: int) -> None:
-    """Wait until the sshd has reaped every session."""
-    for _ in range(200):
-        if not Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            return
-        time.sleep(0.05)
+def _measured(
+    nodes: Nodes, expected: Sequence[Expected], options: Options, peers: Sequence[Contender]
+) -> Iterator[Finding]:
+    contenders = [FLOOR, PYTHON, OURS, *peers]
+    notes: dict[str, str] = {}
+    works: dict[str, tuple[Work, Nodes]] = {}
+    for number_, contender in enumerate(contenders):
+        some = nodes.first(min(contender.most, 2 if options.quick else contender.most))
+        try:
+            if contender not in (FLOOR, PYTHON):
+                few = nodes.first(SEEN_ON if contender.most >= SLOW else 1)
+                sees(contender, few, expected, _new(options.folder, f"s{number_}"))
+            works[contender.name] = (
+                contender.make(some, expected, _new(options.folder, f"c{number_}"), False),
+                some,
+            )
+            notes[contender.name] = contender.note
+        except FailedError as error:
+            if contender is OURS:
+                raise
+            notes[contender.name] = f"not measured: {error}"
+    cpu, node, wall = Rounds(), Rounds(), Rounds()
+    memory: dict[str, float] = {}
+    for turn in range(options.rounds):
+        for name, (work, some) in list(works.items()):
+            if turn >= 3 and len(some.names) < min(SLOW, len(nodes.names)):
+                continue
+            try:
+                cost = converged(name, work, some)
+            except FailedError as error:
+                if name in (FLOOR.name, PYTHON.name, OURS.name):
+                    raise
+                notes[name] = f"not measured: {error}"
+                works.pop(name)
+                continue
+            for rounds, spent in ((cpu, cost.controller), (node, cost.node), (wall, cost.wall)):
+                rounds.add(name, spent / len(some.names) * 1000)
+            memory[name] = max(memory.get(name, 0), cost.memory)
+    what = f"`gpuprov drift` of {len(expected)} expectations on {len(nodes.names)} nodes"
+    note = f"nodes: {nodes.kind}"
+    yield Result("drift.controller", what, "`ssh host true`", cpu.ratios(OURS.name, FLOOR.name), note)
+    yield Result("drift.node", what, "`ssh host python3 -I -S -c pass`", node.ratios(OURS.name, PYTHON.name))
+    yield Result("drift.wall", what, "`ssh host python3 -I -S -c pass`", wall.ratios(OURS.name, PYTHON.name))
+    yield _table(len(expected), works, notes, (cpu, node, wall), memory)
 
 
-def cost_of(work: Callable[[], Any], sshd: Any, number: int) -> Cost:
-    before_cpu, before_node, before = os.times(), children_cpu(sshd.process.pid), time.perf_counter()
-    work()
-    wall = time.perf_counter() - before
-    cpu = sum(os.times()[:4]) - sum(before_cpu[:4])
-    settled(sshd.process.pid)
-    node = children_cpu(sshd.process.pid) - before_node
-    return Cost(cpu / number * 1000, node / number * 1000, wall / number * 1000)
+def _new(folder: Path, name: str) -> Path:
+    place = folder / name
+    place.mkdir()
+    return place
 
 
-def plain_ssh(sshd: Any, number: int, connections: int, *command: str) -> None:
-    options = ["-F", "none", "-o", "BatchMode=yes", "-o", "KexAlgorithms=curve25519-sha256"]
-    options += ["-o", f"UserKnownHostsFile={sshd.known_hosts}", "-o", "StrictHostKeyChecking=yes"]
-    options += ["-i", str(sshd.key_file), "-p", str(sshd.port), "-l", sshd.user]
-    subprocess.run(
-        ["xargs", "-P", str(connections), "-I", "{}", "ssh", "-n", *options, "{}", *command],
-        input="127.0.0.1\n" * number,
-        text=True,
-        check=True,
-        stdout=subprocess.DEVNULL,
-        timeout=600,
-    )
+def sees(contender: Contender, nodes: Nodes, expected: Sequence[Expected], folder: Path) -> None:
+    """Raises FailedError unless it reports the planted differences, one of each kind, on each node."""
+    wrong = expectations.with_differences(expected)
+    work = contender.make(nodes, wrong, folder, True)
+    expectations.plant(nodes, expected)
+    try:
+        cost = cost_of(work.command, nodes=nodes, environment=work.environment, folder=work.folder)
+        found = _differences(work, cost)
+    finally:
+        expectations.heal(nodes, expected)
+    kinds = len(expectations.WANTED)
+    if found != dict.fromkeys(nodes.names, kinds):
+        raise FailedError(f"it reports {found}, not {kinds} on each node: {cost.last_words}")
 
 
-def look(nodes: Collection[Node], ask: Mapping[str, Collection[str]], connections: int) -> None:
-    found = observe(nodes, ask, connections=connections)
-    wrong = {seen.error for seen in found.values() if seen.error}
-    assert not wrong, wrong
+def _differences(work: Work, cost: Cost) -> Mapping[str, int]:
+    with suppress(ValueError, KeyError, TypeError):  # it printed something else
+        return dict(work.differences(cost))
+    return {}
 
 
-def measure(sshd: Any, number: int, connections: int, repeats: int) -> None:
-    nodes = [sshd.node(f"node-{i:05}", ansible_become=False) for i in range(number)]
-    ask = dict.fromkeys((node.name for node in nodes), FACTS)
-    more = dict.fromkeys((node.name for node in nodes), FACTS | BESIDE)
-    works = {
-        "ssh host true (F)": lambda: plain_ssh(sshd, number, connections, "true"),
-        "ssh host python3 -I -S -c pass": lambda: plain_ssh(
-            sshd, number, connections, "python3", "-I", "-S", "-c", "pass"
-        ),
-        f"observe, {len(FACTS)} facts": lambda: look(nodes, ask, connections),
-        f"the same and {len(BESIDE - FACTS)} undeclared facts": lambda: look(nodes, more, connections),
-    }
-    look(nodes[:connections], ask, connections)  # imports are paid once, whatever the fleet
-    rounds = [[cost_of(work, sshd, number) for work in works.values()] for _ in range(repeats)]
-    median = [
-        Cost(
-            *(
-                statistics.median(getattr(turn[i], name) for turn in rounds)
-                for name in ("controller", "node", "wall")
+def converged(name: str, work: Work, nodes: Nodes) -> Cost:
+    """What it costs where nothing differs. Raises FailedError unless it says of each node that nothing does."""
+    cost = cost_of(work.command, nodes=nodes, environment=work.environment, folder=work.folder)
+    found = _differences(work, cost)
+    if found != dict.fromkeys(nodes.names, 0):
+        odd = [node for node in nodes.names if found.get(node) != 0]
+        raise FailedError(f"{name}: {len(odd)} of {len(nodes.names)} not as declared: {cost.last_words}")
+    return cost
+
+
+def _table(
+    asked: int,
+    works: Mapping[str, tuple[Work, Nodes]],
+    notes: Mapping[str, str],
+    costs: tuple[Rounds, Rounds, Rounds],
+    memory: Mapping[str, float],
+) -> Table:
+    cpu, node, wall = costs
+    rows = []
+    for name, (_, some) in works.items():
+        spent = tuple(cpu.costs[name])
+        rows.append(
+            (
+                name,
+                str(len(some.names)),
+                spread(spent),
+                f"{number(cpu.median(name) / cpu.median(FLOOR.name))}x",
+                f"{number(cpu.median(name) / cpu.median(OURS.name))}x",
+                number(node.median(name)),
+                number(wall.median(name)),
+                number(memory[name]),
             )
         )
-        for i in range(len(works))
-    ]
-    print(f"{number} nodes, {connections} at a time, median of {repeats}; milliseconds per node")
-    for name, cost in zip(works, median, strict=True):
-        print(
-            f"  {name:34} controller {cost.controller:6.1f}   node {cost.node:6.1f}   wall {cost.wall:6.1f}"
-        )
-    floor, python, ours, whole = median
-    print(f"controller  {ours.controller / floor.controller:.2f} F    (goal 0.9)")
-    print(f"node        {ours.node / python.node:.2f}x    (goal 2.5)")
-    print(f"wall        {ours.wall / python.wall:.2f}x    (goal 1.3)")
-    print(
-        f"undeclared facts: controller {whole.controller / ours.controller:.2f}x, "
-        f"node {whole.node / ours.node:.2f}x, wall {whole.wall / ours.wall:.2f}x of the same without"
+    head = ("", "nodes", "controller ms", "of F", "of gpuprov", "node ms", "wall ms", "memory MB")
+    return Table(
+        f"{asked} expectations of a converged node: what it costs to look, per node",
+        head,
+        tuple(rows),
+        tuple(f"{name}: {note}." for name, note in notes.items() if note),
     )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--nodes", type=int, default=100)
-    parser.add_argument("--connections", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    spec = importlib.util.spec_from_file_location("test_sshd", ROOT / "tests" / "conftest.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    program = shutil.which("sshd", path=f"/usr/sbin:{os.environ.get('PATH', '')}")
-    assert program, "apt install openssh-server"
-    with tempfile.TemporaryDirectory() as folder:
-        sshd = module.Sshd(Path(folder), program)
-        try:
-            measure(sshd, options.nodes, options.connections, options.repeats)
-        finally:
-            sshd.stop()
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(alone(measure, __doc__ or ""))

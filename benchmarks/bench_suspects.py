@@ -4,7 +4,7 @@ Random fleets in racks of 8 with 3 bad nodes and a bad uplink, noise of 0.1 to 2
 then large fleets in which one node of 40 is bad. Nothing is measured on nodes: a fabric with planted faults
 answers (tests/pairs/fabric.py). Exits 1 when a fault is not named or somebody else is.
 
-    python benchmarks/bench_suspects.py [--cases 1000] [--nodes 64]
+    python -m benchmarks.bench_suspects [--cases 1000] [--nodes 64]
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import random
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.results import Finding, Options, Result
 from provision.pairs.pairing import exhaustive_rounds, minutes
 from tests.pairs.fabric import Fabric, named, racked
 
@@ -36,6 +38,17 @@ def run(seed: int, nodes: int, bad: int) -> tuple[int, bool]:
     wanted = {name if kind == "node" else f"uplink of rack {name}" for kind, name in faults}
     right = named(fabric.run()) == wanted
     return fabric.rounds, right
+
+
+def measure(options: Options) -> Iterator[Finding]:
+    """The most rounds that any of some fleets took; fails when somebody is not named, or wrongly."""
+    cases = 5 if options.quick else 100
+    taken = [run(seed, 64, 3) for seed in range(cases)]
+    wrong = [seed for seed, (_, right) in enumerate(taken) if not right]
+    if wrong:
+        raise RuntimeError(f"not named, or somebody else: seeds {wrong}")
+    what = f"the most of {cases} fleets of 64 simulated nodes, 3 of them and an uplink bad; all were named"
+    yield Result("pairs.rounds", what, "", (float(max(rounds for rounds, _ in taken)),))
 
 
 def main() -> int:

@@ -3,28 +3,29 @@
 Hosts are names on this machine (connection `local`), so the nodes' own CPU is in both sides. Goals: CPU at
 most 1.05x bare ansible-playbook, 1.2x with results of 20 KB, and memory of our own process flat per event.
 
-    python benchmarks/bench_up.py [--hosts 20] [--tasks 10] [--repeats 5]
+    python -m benchmarks.bench_up [--nodes 20] [--rounds 5]
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.results import Finding, Options, Result, Rounds, alone  # noqa: E402
 from provision import ansible_handover as handover  # noqa: E402
 from provision.runner import run_playbook  # noqa: E402
 from provision.store import RunFolder  # noqa: E402
+
+MOST = 20  # hosts: in Ansible, each costs seconds
+TASKS = 10
 
 
 def playbook(folder: Path, tasks: int, size: int) -> Path:
@@ -84,35 +85,25 @@ def memory(play: Path, hosts: dict[str, dict[str, str]]) -> int:
     return int(done.stdout)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--hosts", type=int, default=20)
-    parser.add_argument("--tasks", type=int, default=10)
-    parser.add_argument("--repeats", type=int, default=5)
-    options = parser.parse_args()
-    hosts = local_hosts(options.hosts)
+def measure(options: Options) -> Iterator[Finding]:
+    hosts = local_hosts(2 if options.quick else min(options.nodes, MOST))
+    tasks = 2 if options.quick else TASKS
+    # ansible-playbook is looked up on PATH, by both.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for size, goal in ((100, 1.05), (20_000, 1.2)):
-            play = playbook(folder, options.tasks, size)
-            pairs = []
-            for _ in range(options.repeats):  # taken in turns, so that both see the same machine
-                pairs.append((cpu_of(bare, play, hosts), cpu_of(ours, play, hosts, folder)))
-            wall = statistics.median(ours_[0] / bare_[0] for bare_, ours_ in pairs)
-            cpu = statistics.median(ours_[1] / bare_[1] for bare_, ours_ in pairs)
-            floor = statistics.median(bare_[1] for bare_, _ in pairs)
-            what = f"{options.hosts} hosts x {options.tasks} tasks, {size} B results"
-            print(
-                f"{what:44} bare {floor:6.2f} s CPU · ours {cpu:5.2f}x CPU {wall:5.2f}x wall (goal {goal}x)"
-            )
-        few = memory(playbook(folder, 1, 20_000), hosts)
-        many = memory(playbook(folder, options.tasks * 2, 20_000), hosts)
-        events = options.hosts * (options.tasks * 2 - 1) * 2
-        print(f"memory: {few} KiB after few events, {(many - few) * 1024 / events:.0f} B for each one more")
+    for goal, size in (("up.ansible", 100), ("up.large", 20_000)):
+        play = playbook(options.folder, tasks, size)
+        costs = Rounds()
+        for _ in range(options.rounds):
+            costs.add("bare", cpu_of(bare, play, hosts)[1])
+            costs.add("ours", cpu_of(ours, play, hosts, options.folder)[1])
+        what = f"{len(hosts)} local hosts, {tasks} tasks, results of {size} B"
+        yield Result(goal, what, "bare `ansible-playbook`", costs.ratios("ours", "bare"))
+    few = memory(playbook(options.folder, 1, 20_000), hosts)
+    many = memory(playbook(options.folder, tasks * 2, 20_000), hosts)
+    events = len(hosts) * (tasks * 2 - 1) * 2
+    what = f"peak after {events} events more than after the first few"
+    yield Result("up.memory", what, "", (max(0, many - few) * 1024 / events,))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(alone(measure, __doc__ or ""))

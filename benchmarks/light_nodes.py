@@ -73,7 +73,7 @@ class LightFleet:
 
     def cpu(self) -> float:
         """CPU seconds of all nodes so far, of their ended processes too (read it when they are at rest)."""
-        return sum(_cpu_of(pid) for pid in _below(self.pid))
+        return sum(_cpu_of(pid) for pid in below(self.pid))
 
 
 @contextlib.contextmanager
@@ -229,7 +229,7 @@ def _plan(fleet: LightFleet, octet: int, delay: float) -> Path:
     return path
 
 
-def _below(pid: int) -> list[int]:
+def below(pid: int) -> list[int]:
     """A process and its descendants."""
     found = [pid]
     for parent in found:

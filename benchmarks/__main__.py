@@ -1,0 +1,77 @@
+"""Measures what gpuprov costs, beside floors and peers in the same run: python -m benchmarks [--only PARTS] …
+
+Exit status: 0 when every goal that was measured is met, 1 when one is not, 70 when a part broke.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import document
+from benchmarks.goals import GOALS
+from benchmarks.results import Finding, Measure, Result, add_arguments, lines, options_of
+
+
+def parts() -> dict[str, Measure]:
+    """Every benchmarks/bench_*.py that can be measured, by its name without `bench_`."""
+    found: dict[str, Measure] = {}
+    for path in sorted(Path(__file__).parent.glob("bench_*.py")):
+        measure = getattr(importlib.import_module(f"benchmarks.{path.stem}"), "measure", None)
+        if measure is not None:
+            found[path.stem.removeprefix("bench_")] = measure
+    return found
+
+
+def chosen(text: str, known: Sequence[str]) -> list[str]:
+    names = list(known) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in known:
+            raise SystemExit(f"--only {name}: there is no such part; there are {', '.join(known)}")
+    return names
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    known = parts()
+    parser = argparse.ArgumentParser(
+        "benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_arguments(parser)
+    parser.add_argument("--only", default="all", help=f"some parts of: {','.join(known)}")
+    parser.add_argument("--write", type=Path, help="the document whose figures are replaced")
+    options = parser.parse_args(arguments)
+    names = chosen(options.only, list(known))
+    findings: list[Finding] = []
+    failed: dict[str, str] = {}
+    began = time.monotonic()
+    for name in names:
+        print(f"--- {name}", flush=True)
+        started = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="gpb-") as folder:
+            try:
+                for finding in known[name](options_of(options, Path(folder))):
+                    findings.append(finding)
+                    print(*lines(finding), sep="\n", flush=True)
+            except Exception as error:  # the other parts are measured all the same
+                traceback.print_exc()
+                failed[name] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+        print(f"    {time.monotonic() - started:.0f} s", flush=True)
+    how = f"`{document.command_line(arguments)}`: {(time.monotonic() - began) / 60:.0f} minutes."
+    found = document.lines(how, findings, failed)
+    if options.write:
+        document.write(options.write, found, findings)
+    missed = [each for each in findings if isinstance(each, Result) and each.goal in GOALS]
+    missed = [each for each in missed if not GOALS[each.goal].met(each.median)]
+    for each in missed:
+        print(f"NOT MET: {GOALS[each.goal].work}: {GOALS[each.goal].asked}")
+    return 70 if failed else 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

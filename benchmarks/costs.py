@@ -1,0 +1,82 @@
+"""What a command costs: the controller (its whole tree of processes) and the nodes it talks to."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.nodes import Nodes
+
+TREE_COST = Path(__file__).with_name("tree_cost.py")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one command: CPU of controller and nodes and wall time in seconds; memory of its largest process in
+    MB; how it ended, and what it wrote to standard output and standard error."""
+
+    controller: float
+    node: float
+    wall: float
+    memory: float
+    code: int
+    output: str
+    trouble: str
+
+    @property
+    def last_words(self) -> str:
+        """The last line it wrote, of errors if there are any."""
+        written = (self.trouble.strip() or self.output.strip()).splitlines()
+        return written[-1][:300] if written else "it wrote nothing"
+
+
+class FailedError(Exception):
+    """A contender that did not do what it was to do measures nothing."""
+
+
+def cost_of(
+    command: Sequence[str | Path],
+    *,
+    nodes: Nodes | None = None,
+    environment: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    timeout: float = 600,
+) -> Cost:
+    """Run `command` in `folder`, and count. What an exit status means is the contender's business; raises
+    FailedError when there is none after `timeout` seconds."""
+    with tempfile.TemporaryDirectory(prefix="gpuprov-cost-") as place:
+        answer, said, wept = (Path(place, name) for name in ("answer", "output", "trouble"))
+        before = nodes.cpu() if nodes else 0.0
+        with said.open("wb") as output, wept.open("wb") as trouble:
+            subprocess.run(
+                [sys.executable, "-I", "-S", TREE_COST, answer, str(timeout), *command],
+                stdout=output,
+                stderr=trouble,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **(environment or {})},
+                cwd=folder,
+                timeout=timeout + 30,
+                check=True,
+            )
+        if nodes:
+            _settled(nodes)
+        spent = (nodes.cpu() if nodes else 0.0) - before
+        found = json.loads(answer.read_text())
+        texts = [path.read_text(encoding="utf-8", errors="replace") for path in (said, wept)]
+    if found["code"] == 124:
+        raise FailedError(f"{command[0]} was not done after {timeout:.0f} s: {texts[1][-300:]}")
+    return Cost(found["cpu"], spent, found["wall"], found["rss"], found["code"], *texts)
+
+
+def _settled(nodes: Nodes) -> None:
+    """Wait until every sshd has reaped its sessions, whose CPU counts only then."""
+    deadline = time.monotonic() + 20
+    while nodes.busy() and time.monotonic() < deadline:
+        time.sleep(0.05)

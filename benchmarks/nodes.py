@@ -1,0 +1,205 @@
+"""Nodes to measure on: light lab nodes as root, else one sshd of one's own under many addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks import light_nodes
+
+SSHD = """\
+ListenAddress 0.0.0.0:{port}
+HostKey {folder}/host
+AuthorizedKeysFile {folder}/key.pub
+PidFile none
+UsePAM no
+StrictModes no
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+MaxStartups 2000
+MaxSessions 100
+PrintMotd no
+Subsystem sftp internal-sftp
+"""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Names of nodes behind sshd, with their addresses. `cpu`: seconds that all of them have spent; `busy`:
+    whether a session is not over. Under all addresses is one root: a difference there is on all of them."""
+
+    addresses: dict[str, str]
+    port: int
+    user: str
+    key: Path
+    known_hosts: Path
+    cpu: Callable[[], float]
+    busy: Callable[[], bool]
+    kind: str
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.addresses)
+
+    def first(self, count: int) -> Nodes:
+        """The first of them, at most `count`."""
+        return replace(self, addresses=dict(list(self.addresses.items())[:count]))
+
+    def ssh_options(self) -> list[str]:
+        """For OpenSSH: nobody's own configuration, host keys checked, the exchange that F is defined by."""
+        options = ["-F", "none", "-i", str(self.key), "-p", str(self.port), "-l", self.user]
+        for option in (
+            "BatchMode=yes",
+            "IdentitiesOnly=yes",
+            "IdentityAgent=none",
+            "KexAlgorithms=curve25519-sha256",
+            "StrictHostKeyChecking=yes",
+            f"UserKnownHostsFile={self.known_hosts}",
+            "GlobalKnownHostsFile=/dev/null",
+        ):
+            options += ["-o", option]
+        return options
+
+    def run(self, name: str, *command: str, given: str = "") -> str:
+        """Run a command on one node; its output."""
+        done = subprocess.run(
+            ["ssh", *self.ssh_options(), self.addresses[name], *command],
+            input=given,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+        )
+        return done.stdout
+
+    def inventory(self, folder: Path, **variables: object) -> Path:
+        """An Ansible inventory of them, with these variables on all."""
+        common = "-F none -o IdentitiesOnly=yes -o IdentityAgent=none -o KexAlgorithms=curve25519-sha256"
+        common += f" -o UserKnownHostsFile={self.known_hosts} -o GlobalKnownHostsFile=/dev/null"
+        shared: dict[str, object] = {
+            "ansible_user": self.user,
+            "ansible_port": self.port,
+            "ansible_ssh_private_key_file": str(self.key),
+            "ansible_ssh_common_args": f"{common} -o StrictHostKeyChecking=yes",
+            "ansible_python_interpreter": "/usr/bin/python3",
+            "ansible_become": False,
+            **variables,
+        }
+        hosts = {name: {"ansible_host": address} for name, address in self.addresses.items()}
+        path = folder / "inventory.json"
+        path.write_text(json.dumps({"all": {"hosts": hosts, "vars": shared}}, indent=1))
+        return path
+
+
+def _ended_cpu(pid: int) -> float:
+    """CPU seconds of the children of a process that ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[13]) + int(fields[14])) / os.sysconf("SC_CLK_TCK")
+
+
+def _has_children(pid: int) -> bool:
+    return bool(Path(f"/proc/{pid}/task/{pid}/children").read_text().strip())
+
+
+def fleet(count: int) -> contextlib.AbstractContextManager[Nodes]:
+    """Start this many nodes; they are gone afterwards. Light nodes need root."""
+    return light(count) if os.geteuid() == 0 else loopback(count)
+
+
+@contextlib.contextmanager
+def light(count: int) -> Iterator[Nodes]:
+    """Light lab nodes: an address each, in a namespace and over a root of their own (light_nodes.py)."""
+    with light_nodes.light_nodes(count) as fleet:
+        idle = len(light_nodes.below(fleet.pid))
+        yield Nodes(
+            dict(fleet.addresses),
+            light_nodes.PORTS["ssh"],
+            "root",
+            fleet.key,
+            fleet.known_hosts,
+            cpu=fleet.cpu,
+            busy=lambda: len(light_nodes.below(fleet.pid)) > idle,
+            kind="light nodes, with real sshd, an address and a root of their own, without systemd",
+        )
+
+
+@contextlib.contextmanager
+def loopback(count: int) -> Iterator[Nodes]:
+    """One real sshd of this user that answers at 127.0.x.y, a name for each address."""
+    program = shutil.which("sshd", path=f"/usr/sbin:{os.environ.get('PATH', '')}")
+    if program is None:
+        raise SystemExit("sshd is not installed: apt install openssh-server")
+    with tempfile.TemporaryDirectory(prefix="gpuprov-nodes-") as name:
+        folder = Path(name)
+        for key in ("host", "key"):
+            _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", key, "-f", str(folder / key))
+        port = _free_port()
+        (folder / "sshd_config").write_text(SSHD.format(port=port, folder=folder))
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+        addresses = {f"node-{i:05}": f"127.0.{1 + i // 250}.{1 + i % 250}" for i in range(count)}
+        kind, blob = (folder / "host.pub").read_text().split()[:2]
+        known = folder / "known_hosts"
+        known.write_text("".join(f"[{address}]:{port} {kind} {blob}\n" for address in addresses.values()))
+        log = (folder / "sshd.log").open("wb")
+        process = subprocess.Popen(
+            [program, "-D", "-e", "-f", str(folder / "sshd_config")],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            _answers(port, process)
+            yield Nodes(
+                addresses,
+                port,
+                getpass.getuser(),
+                folder / "key",
+                known,
+                cpu=lambda: _ended_cpu(process.pid),
+                busy=lambda: _has_children(process.pid),
+                kind="one sshd on this machine, under a loopback address for each node",
+            )
+        finally:
+            process.terminate()
+            process.wait(timeout=10)
+            log.close()
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, timeout=30)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _answers(port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        if process.poll() is not None:
+            break
+        time.sleep(0.05)
+    raise SystemExit("sshd does not start: run it by hand with the same configuration")
+
+
+def in_parallel(nodes: Nodes, command: Sequence[str], connections: int, folder: Path) -> list[str]:
+    """The command line of `xargs -P ssh` that runs `command` on all nodes."""
+    addresses = folder / "addresses"
+    addresses.write_text("".join(f"{address}\n" for address in nodes.addresses.values()))
+    many = ["xargs", "-a", str(addresses), "-P", str(connections), "-I", "{}"]
+    return [*many, "ssh", "-n", *nodes.ssh_options(), "{}", *command]

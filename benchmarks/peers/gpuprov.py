@@ -1,0 +1,78 @@
+"""gpuprov itself: `gpuprov drift` as a user runs it, with one role that promises the expectations."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.costs import Cost
+from benchmarks.expected import Expected
+from benchmarks.nodes import Nodes
+from benchmarks.peers.contender import CONNECTIONS, Contender, Work
+
+ROOT = Path(__file__).resolve().parents[2]
+ROLE = "benchmark"
+RELEASES = ("debian 12", "debian 13", "ubuntu 22.04", "ubuntu 24.04")
+
+
+def installed(folder: Path, expected: Sequence[Expected]) -> Path:
+    """The package as a wheel would install it, with one role more. Returns what PYTHONPATH must be."""
+    place = folder / "installed"
+    package = place / "provision"
+    shutil.copytree(ROOT / "provision", package, ignore=shutil.ignore_patterns("__pycache__", "_packed"))
+    for name in ("roles", "playbooks"):
+        shutil.copytree(ROOT / name, package / "_packed" / name)
+    up = package / "_packed" / "playbooks" / "up.yml"
+    up.write_text(up.read_text() + f"    - role: {ROLE}\n")
+    role = package / "_packed" / "roles" / ROLE
+    for name in ("vars", "templates"):
+        (role / name).mkdir(parents=True)
+    for family in ("debian", "ubuntu"):
+        releases = [release for release in RELEASES if release.startswith(family)]
+        (role / "vars" / f"{family}.yml").write_text(json.dumps({f"__{ROLE}_releases": releases}))
+    (role / "expect.yml").write_text(json.dumps([_promise(one, role) for one in expected], indent=1))
+    return place
+
+
+def _promise(one: Expected, role: Path) -> dict[str, object]:
+    why = "the benchmark says so"
+    if one.kind == "package":
+        return {"fact": f"package.{one.name}.version", "equals": one.value, "why": why}
+    if one.kind == "module":
+        return {"fact": f"module.{one.name}.loaded", "equals": one.value == "yes", "why": why}
+    if one.kind == "sysctl":
+        return {"fact": f"sysctl.{one.name}.value", "equals": one.value, "why": why}
+    template = f"{Path(one.name).name}.j2"
+    (role / "templates" / template).write_text(one.value)
+    return {"fact": f"file.{one.name}.content", "template": template, "why": why}
+
+
+def drift(place: Path, inventory: Path, folder: Path, *more: str) -> tuple[list[str], dict[str, str]]:
+    """The command line, and the environment beside one's own."""
+    state = {"XDG_STATE_HOME": str(folder / "state"), "GPUPROV_RUNS": str(folder / "runs")}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    command = [sys.executable, "-m", "provision.cli", "drift", "--inventory", str(inventory), "--json", *more]
+    return command, {**state, "PYTHONPATH": str(place), "PATH": path}
+
+
+def make(nodes: Nodes, expected: Sequence[Expected], folder: Path, look: bool) -> Work:  # noqa: ARG001
+    place = installed(folder, expected)
+    inventory = nodes.inventory(folder, gpuprov_roles=[ROLE])
+    command, environment = drift(place, inventory, folder, "--connections", str(CONNECTIONS))
+    return Work(command, folder, lambda cost: differences(cost, nodes), environment)
+
+
+def differences(cost: Cost, nodes: Nodes) -> Mapping[str, int]:
+    """Of `--json`, which names the nodes that differ and counts those that are as declared."""
+    report = json.loads(cost.output)
+    found = Counter(drift["node"] for drift in report["drifts"])
+    others = [name for name in nodes.names if name not in found]
+    return {**found, **dict.fromkeys(others if len(others) == report["as_declared"] else (), 0)}
+
+
+CONTENDERS = (Contender("gpuprov drift", make),)

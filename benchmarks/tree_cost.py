@@ -1,0 +1,63 @@
+"""Runs a command and says what its whole tree of processes cost: tree_cost.py ANSWER SECONDS COMMAND…
+
+What outlives the command (an ssh ControlMaster) is ended, and counted: orphans of the tree become children of
+this process. Writes {"code", "wall", "cpu" (seconds), "rss" (MB, of the largest process)} to the file ANSWER;
+the command's output is this process's own. The code is 124 when the time was not enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def children() -> list[int]:
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
+def end_orphans() -> None:
+    """Ask what is left to end, insist after five seconds, and wait for all of it."""
+    for sign, seconds in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
+        deadline = time.monotonic() + seconds
+        asked: set[int] = set()
+        while time.monotonic() < deadline:
+            for pid in set(children()) - asked:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sign)
+                asked.add(pid)
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    time.sleep(0.01)
+            except ChildProcessError:
+                return
+
+
+def main(answer: str, seconds: str, *command: str) -> None:
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    before = time.perf_counter()
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    try:
+        code = process.wait(timeout=float(seconds))
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        code = 124
+    wall = time.perf_counter() - before
+    end_orphans()
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cost = {"code": code, "wall": wall, "cpu": used.ru_utime + used.ru_stime, "rss": used.ru_maxrss / 1024}
+    Path(answer).write_text(json.dumps(cost))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
