@@ -51,8 +51,10 @@ def measure(options: Options, peers: Sequence[Contender] = PEERS) -> Iterator[Fi
 def _measured(
     nodes: Nodes, expected: Sequence[Expected], options: Options, peers: Sequence[Contender]
 ) -> Iterator[Finding]:
-    contenders = [FLOOR, PYTHON, OURS, *peers]
-    notes: dict[str, str] = {}
+    words = options.peers.split(",")
+    asked = [peer for peer in peers if words == ["all"] or any(word in peer.name for word in words)]
+    contenders = [FLOOR, PYTHON, OURS, *asked]
+    notes = {peer.name: "not asked for in this run" for peer in peers if peer not in asked}
     works: dict[str, tuple[Work, Nodes]] = {}
     for number_, contender in enumerate(contenders):
         some = nodes.first(min(contender.most, 2 if options.quick else contender.most))
@@ -122,7 +124,7 @@ def _differences(work: Work, cost: Cost) -> Mapping[str, int]:
 
 
 def converged(name: str, work: Work, nodes: Nodes) -> Cost:
-    """What it costs where nothing differs. Raises FailedError unless it says of each node that nothing does."""
+    """What it costs where nothing differs. Raises FailedError unless it says so of each node."""
     cost = cost_of(work.command, nodes=nodes, environment=work.environment, folder=work.folder)
     found = _differences(work, cost)
     if found != dict.fromkeys(nodes.names, 0):

@@ -22,6 +22,7 @@ class Options:
     nodes: int = 100
     rounds: int = 5
     quick: bool = False  # to see that it works, not to learn what things cost
+    peers: str = "all"  # which, by words of their names
 
 
 @dataclass(frozen=True)
@@ -127,12 +128,15 @@ def lines(finding: Finding) -> Iterator[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=int, help="how many nodes (100; with --quick 4)")
     parser.add_argument("--rounds", type=int, help="how often each is measured (5; with --quick 1)")
+    parser.add_argument(
+        "--peers", default="all", help="peers to measure, by words of their names: pyinfra,paramiko"
+    )
     parser.add_argument("--quick", action="store_true", help="see that it works, in seconds")
 
 
 def options_of(chosen: argparse.Namespace, folder: Path) -> Options:
     nodes, rounds = (4, 1) if chosen.quick else (100, 5)
-    return Options(folder, chosen.nodes or nodes, chosen.rounds or rounds, chosen.quick)
+    return Options(folder, chosen.nodes or nodes, chosen.rounds or rounds, chosen.quick, chosen.peers)
 
 
 def alone(measure: Measure, about: str) -> int:
