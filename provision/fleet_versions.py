@@ -73,6 +73,6 @@ def _with(node: NodeHealth, added: Sequence[Finding]) -> NodeHealth:
 
 
 def _extended(check: CheckResult, added: Sequence[Finding]) -> CheckResult:
-    kept = [finding for finding in check.findings if finding.verdict is not Verdict.PASS]
+    kept = list(check.wrong)
     findings = (*kept, *added)
     return replace(check, findings=findings, verdict=worst(finding.verdict for finding in findings))

@@ -10,11 +10,12 @@ from provision.checks.check import GpuIdentity as GpuIdentity  # named here too:
 from provision.checks.check import Measurement
 from provision.errors import RunFolderError
 from provision.judge import Finding, Verdict, worst
+from provision.later import Later
 
 FORMAT = 1  # of report.json; a newer one is refused politely
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CheckResult:
     """One check on one node. `verdict` is the worst of its findings; `raw` the raw output's path in the run
     folder.
@@ -22,13 +23,26 @@ class CheckResult:
 
     check: str
     verdict: Verdict
-    findings: tuple[Finding, ...]
-    measurements: tuple[Measurement, ...]
+    findings: Sequence[Finding]
+    measurements: Sequence[Measurement]
     seconds: float
     raw: str = ""
 
+    @property
+    def wrong(self) -> tuple[Finding, ...]:
+        """The findings that are no pass; of a stored report they are at hand."""
+        if isinstance(self.findings, Later):
+            return self.findings.wrong
+        return tuple(finding for finding in self.findings if finding.verdict is not Verdict.PASS)
 
-@dataclass(frozen=True)
+    def may_have(self, metric: str) -> bool:
+        """Whether it measured this metric; of a stored report: whether any check of the node did."""
+        if isinstance(self.measurements, Later):
+            return self.measurements.mentions(metric)
+        return any(row.metric == metric for row in self.measurements)
+
+
+@dataclass(frozen=True, slots=True)
 class NodeHealth:
     """One node. `verdict`: worst of its checks; `error` when it could not be reached (`error` says why) or a
     check that was asked for is missing. `facts`: os, kernel, driver version, sku, for the header.
@@ -107,7 +121,7 @@ def from_json(document: Mapping[str, Any]) -> FleetHealth:
             asked=tuple(str(check) for check in document["asked"]),
             nodes=tuple(_node(node) for node in document["nodes"]),
             not_compared=tuple(str(line) for line in document.get("not_compared", ())),
-            fabric=tuple(_finding(finding) for finding in document.get("fabric", ())),
+            fabric=tuple(finding_from(finding) for finding in document.get("fabric", ())),
             between=tuple(str(line) for line in document.get("between", ())),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -138,15 +152,18 @@ def _check(document: Mapping[str, Any]) -> CheckResult:
     return CheckResult(
         **_fields(document, "check", "seconds", "raw"),
         verdict=Verdict(document["verdict"]),
-        findings=tuple(_finding(finding) for finding in document["findings"]),
-        measurements=tuple(
-            Measurement(**_fields(row, "metric", "value", "unit", "device"))
-            for row in document["measurements"]
-        ),
+        findings=tuple(finding_from(finding) for finding in document["findings"]),
+        measurements=tuple(measurement_from(row) for row in document["measurements"]),
     )
 
 
-def _finding(document: Mapping[str, Any]) -> Finding:
+def measurement_from(document: Mapping[str, Any]) -> Measurement:
+    """A row of a report. Raises KeyError or TypeError when it is none."""
+    return Measurement(document["metric"], document["value"], document["unit"], document["device"])
+
+
+def finding_from(document: Mapping[str, Any]) -> Finding:
+    """A finding of a report. Raises KeyError, TypeError or ValueError when it is none."""
     names = ("check", "device", "message", "metric", "value", "unit", "limit", "source", "action")
     return Finding(
         **_fields(document, *names),

@@ -28,7 +28,7 @@ class Verdict(enum.StrEnum):
         return list(Verdict).index(self)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """A judged measurement, with the action to take.
 

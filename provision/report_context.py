@@ -25,7 +25,7 @@ _SAMPLES = 160
 
 def read(folder: RunFolder, fleet: FleetHealth) -> Context:
     """The context of a stored run. Whatever of it cannot be read is left out, never an error."""
-    sampled = [node for node in worst_first(fleet) if any(True for _ in _sampled(node))]
+    sampled = [node for node in worst_first(fleet) if any(check.may_have("samples") for check in node.checks)]
     loads = {node.node: tuple(_loads(folder, node)) for node in sampled[:_NODES]}
     return Context(
         earlier=verdict_history.earlier(folder, fleet),

@@ -82,7 +82,7 @@ class Output:
 KERNEL_LOG_DELTA = "kernel_log_delta"  # the output with the kernel's messages that came while a check ran
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """One value with unit and device. `device`: `node`, `gpu3`, or a directed pair `gpu0->gpu5`.
 
@@ -96,7 +96,7 @@ class Measurement:
     device: str = "node"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class GpuIdentity:
     """Which physical GPU `gpu<index>` was, for the person who must pull it."""
 

@@ -44,13 +44,11 @@ def find_run(name: str | None, runs: Path | None) -> RunFolder:
 
 def stored(folder: RunFolder) -> FleetHealth:
     """The report a run wrote. Raises RunFolderError when it has none, or none that can be read."""
-    import json
-
-    from provision import health
+    from provision import stored_health
 
     path = folder.path / "report.json"
     try:
-        return health.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return stored_health.read(path)
     except FileNotFoundError:
         raise RunFolderError(
             f"{folder.path} has no report.json: the run was cut off before it, or wrote other formats only",

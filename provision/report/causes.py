@@ -126,10 +126,9 @@ def _culprits(fleet: FleetHealth) -> Iterator[Culprit]:
             message = f"did not run: {', '.join(absent)}"
             yield Culprit(node, Finding("", Verdict.ERROR, "node", message, action="run again"))
         for check in node.checks:
-            for finding in check.findings:
-                if finding.verdict is not Verdict.PASS:
-                    yield Culprit(node, finding)
-            if not check.findings and check.verdict is not Verdict.PASS:
+            for finding in check.wrong:
+                yield Culprit(node, finding)
+            if check.verdict is not Verdict.PASS and not check.wrong and not check.findings:
                 finding = Finding(
                     check.check, check.verdict, "node", "no reason was given", action="run again"
                 )

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Verdict
 from provision.node_names import fold
-from provision.report import pair_maps, peer_maps, plots, since, strips
+from provision.report import fleet_rows, pair_maps, peer_maps, plots, since, strips
 from provision.report.canvas import Image
 from provision.report.causes import (
     HEADINGS,
@@ -43,6 +43,10 @@ _TEMPLATES = Path(__file__).parent / "templates"
 # A browser must stay quick with the whole page. Every node has its row in the table; the full measurements
 # come worst node first until this many bytes are spent, and the page says that the rest is in report.json.
 _DETAILS = 3_000_000
+# Of a large fleet what is wrong with the nodes after these is told in as many bytes more.
+_BRIEF = 4_000_000
+_TROUBLED = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)
+_LISTED = 1000  # of those, without the page's script
 # Charts over time are within this as well, worst node first, and have what heat maps leave of all images.
 _PLOTS, _IMAGES = 1_200_000, 1_500_000
 _CULPRITS = 60  # rows of one cause; the rest are named, and have their own row and details
@@ -69,7 +73,12 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
     heat = [shown.image for maps in between for shown in maps.shown]
     heat += [shown.image for maps in inside.skus for shown in maps.shown]
     drawn = _telemetry(nodes, context, min(_PLOTS, _IMAGES - sum(len(image.source) for image in heat)))
-    details, detailed = _details(environment, fleet, nodes, drawn)
+    large = len(nodes) > fleet_rows.MANY
+    troubled = [node for node in nodes if node.verdict in _TROUBLED] if large else []
+    details, whole = _details(environment, fleet, nodes, drawn)
+    if large:
+        details += _briefly(environment, fleet, troubled, whole)
+    detailed = len(details)
     glance = strips.glance(fleet)
     checks = list(dict.fromkeys((*fleet.asked, *(check.check for node in nodes for check in node.checks))))
     found = causes(fleet)
@@ -82,6 +91,10 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
         numbers={node.node: number for number, node in enumerate(nodes)},
         detailed=detailed,
         details=details,
+        whole=whole,
+        rows=fleet_rows.data(nodes, checks, facts) if large else None,
+        troubled=troubled,
+        listed=_LISTED,
         checks=checks,
         sections=[
             (v, [c for c in found if c.verdict is v]) for v in sorted(HEADINGS, key=lambda v: -v.badness)
@@ -97,7 +110,7 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
         peer_maps=inside,
         drawn=drawn,
         not_drawn=[*(name for name in context.loads if name not in drawn), *context.not_read],
-        **_inline(),
+        **_inline("fleet.js", "script.js") if large else _inline("script.js"),
     )
     yield from _batched(stream)
 
@@ -139,10 +152,10 @@ def _shown(value: Any) -> Any:
     return value
 
 
-def _inline() -> dict[str, Markup]:
+def _inline(*scripts: str) -> dict[str, Markup]:
     """Style and script, with the hashes that the page's security policy names."""
     style = (_TEMPLATES / "style.css").read_text(encoding="utf-8")
-    script = (_TEMPLATES / "script.js").read_text(encoding="utf-8")
+    script = "\n".join((_TEMPLATES / name).read_text(encoding="utf-8") for name in scripts)
     # Our own files, no node's text: marking them safe is the point.
     return {
         "style": Markup(style),  # noqa: S704
@@ -173,7 +186,7 @@ def _telemetry(nodes: Sequence[NodeHealth], context: Context, room: int) -> dict
 def _standing_out(node: NodeHealth) -> dict[str, Verdict]:
     """GPU → the worst verdict that names it, of those that are no pass."""
     bad: dict[str, Verdict] = {}
-    for finding in (finding for check in node.checks for finding in check.findings):
+    for finding in (finding for check in node.checks for finding in check.wrong):
         if finding.verdict in (Verdict.WARN, Verdict.ERROR, Verdict.FAIL):
             for name in _GPU.findall(finding.device):
                 bad[name] = max(bad.get(name, finding.verdict), finding.verdict, key=lambda v: v.badness)
@@ -198,13 +211,28 @@ def _details(
     spent, sections = 0, []
     for number, node in enumerate(nodes):
         charts = drawn.get(node.node, {})
-        section = template.render(fleet=fleet, node=node, number=number, charts=charts)
+        section = template.render(fleet=fleet, node=node, number=number, charts=charts, brief=False)
         spent += len(section.encode(errors="replace"))
         spent -= sum(len(image.source) for images in charts.values() for image in images)
         if spent > _DETAILS:
             break
         sections.append(Markup(section))  # noqa: S704 - rendered with autoescape
     return sections, len(sections)
+
+
+def _briefly(
+    environment: Environment, fleet: FleetHealth, troubled: Sequence[NodeHealth], whole: int
+) -> list[Markup]:
+    """What is wrong with the nodes that follow the `whole` ones, worst first, as far as its budget goes."""
+    template = environment.get_template("node.html.j2")
+    spent, sections = 0, []
+    for number, node in enumerate(troubled[whole:], whole):
+        section = template.render(fleet=fleet, node=node, number=number, charts={}, brief=True)
+        spent += len(section.encode(errors="replace"))
+        if spent > _BRIEF:
+            break
+        sections.append(Markup(section))  # noqa: S704 - rendered with autoescape
+    return sections
 
 
 def facts(node: NodeHealth) -> str:
@@ -248,7 +276,7 @@ def _evidence(lines: Sequence[str]) -> str:
 def _row_words(node: NodeHealth) -> str:
     """What a node is found by besides what its row shows: serial numbers, and what is wrong with it."""
     words = [gpu.serial for gpu in node.gpus]
-    wrong = [f for check in node.checks for f in check.findings if f.verdict is not Verdict.PASS]
+    wrong = [finding for check in node.checks for finding in check.wrong]
     words += [f"{one_line(f.device, 40)} {one_line(f.message, 120)}" for f in wrong[:8]]
     return " ".join(words).lower()
 

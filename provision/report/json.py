@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from provision.health import FORMAT, FleetHealth
+from provision.later import Later
+from provision.stored_health import StoredNodes
 
 
 def render(fleet: FleetHealth) -> Iterator[str]:
@@ -18,9 +20,18 @@ def render(fleet: FleetHealth) -> Iterator[str]:
     """
     head = {"format": FORMAT, **{name: value for name, value in vars(fleet).items() if name != "nodes"}}
     yield _encode(head)[:-1] + ', "nodes": ['
-    for number, node in enumerate(fleet.nodes):
-        yield (",\n" if number else "\n") + _encode(node)
+    for number, text in enumerate(_nodes(fleet)):
+        yield (",\n" if number else "\n") + text
     yield "\n]}\n"
+
+
+def _nodes(fleet: FleetHealth) -> Iterator[str]:
+    """Each node as an object; those of a stored report as they were written."""
+    if not isinstance(fleet.nodes, StoredNodes):
+        yield from map(_encode, fleet.nodes)
+        return
+    for node, text in zip(fleet.nodes, fleet.nodes.texts(), strict=True):
+        yield text if text.isascii() and "NaN" not in text and "Infinity" not in text else _encode(node)
 
 
 def _encode(value: Any) -> str:
@@ -33,7 +44,9 @@ def _encode(value: Any) -> str:
 def _fields(value: Any) -> Any:
     """What the encoder does not know: our classes as their fields, anything foreign in a fact as text."""
     if dataclasses.is_dataclass(value):
-        return vars(value)
+        return {name: getattr(value, name) for name in value.__dataclass_fields__}
+    if isinstance(value, Later):
+        return value.all()
     return dict(value) if isinstance(value, Mapping) else str(value)
 
 

@@ -86,10 +86,7 @@ def _unrun(node: NodeHealth, name: str, why: str) -> str:
 def _case(node: NodeHealth, check: CheckResult) -> str:
     names = f"classname={_attribute(node.node)} name={_attribute(check.check)}"
     case = f'<testcase {names} time="{check.seconds:.3f}"'
-    notable = sorted(
-        (finding for finding in check.findings if finding.verdict is not Verdict.PASS),
-        key=lambda finding: -finding.verdict.badness,
-    )
+    notable = sorted(check.wrong, key=lambda finding: -finding.verdict.badness)
     return _told(case, check.verdict, notable)
 
 

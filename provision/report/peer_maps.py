@@ -20,6 +20,7 @@ from provision.report.strips import sku_name
 from provision.wording import one_line, quantity
 
 CHECK = "p2p_bandwidth"
+_USUAL = 256  # healthy nodes of a SKU that say what is usual
 _NODES = 5  # drawn of a SKU; the others are named
 _BYTES = 450_000  # of all maps together
 _PAIR = re.compile(r"gpu(\d{1,4})->gpu(\d{1,4})")
@@ -74,7 +75,7 @@ def peers(fleet: FleetHealth) -> PeerMaps:
             groups[sku_name(node)].append(node)
     found, spent, unmeasured = [], 0, []
     for sku, nodes in sorted(groups.items(), key=lambda one: (-len(one[1]), one[0])):
-        measured = {node.node: _matrices(_check(node)) for node in nodes}
+        measured = {node.node: _matrices(_check(node)) for node in _looked_at(nodes)}
         unmeasured += [n.node for n in nodes if _verdict(n) in _MARKS and not measured[n.node]]
         maps = _of_sku(sku, nodes, measured, _BYTES - spent)
         if maps.shown or maps.left_out:
@@ -86,7 +87,7 @@ def peers(fleet: FleetHealth) -> PeerMaps:
 def _of_sku(
     sku: str, nodes: Sequence[NodeHealth], measured: Mapping[str, Mapping[str, Matrix]], room: int
 ) -> SkuMaps:
-    healthy = [n for n in nodes if _verdict(n) is Verdict.PASS and measured[n.node]]
+    healthy = [n for n in nodes if _verdict(n) is Verdict.PASS and measured.get(n.node)]
     bad = [n for n in nodes if _verdict(n) in _MARKS and measured[n.node]]
     bad.sort(key=lambda node: (-_verdict(node).badness, natural(node.node)))
     usual = _usual([measured[node.node] for node in healthy])
@@ -104,6 +105,14 @@ def _of_sku(
         shown = []
     left_out = tuple(sorted((node.node for node in bad if node.node not in drawn), key=natural))
     return SkuMaps(sku, tuple(shown), left_out)
+
+
+def _looked_at(nodes: Sequence[NodeHealth]) -> list[NodeHealth]:
+    """The nodes whose measurements are read: of those that pass as many as say what is usual, from all over
+    the fleet; of a group without any other, none."""
+    bad = [node for node in nodes if _verdict(node) in _MARKS]
+    passed = [node for node in nodes if _verdict(node) is Verdict.PASS] if bad else []
+    return bad + passed[:: max(1, -(-len(passed) // _USUAL))]
 
 
 def _check(node: NodeHealth) -> CheckResult | None:

@@ -99,7 +99,7 @@ def reasons(change: NodeChange, shown: int = 2) -> list[str]:
 
 
 def _why(node: NodeHealth) -> tuple[str, ...]:
-    wrong = [f for check in node.checks for f in check.findings if f.verdict is node.verdict]
+    wrong = [f for check in node.checks for f in check.wrong if f.verdict is node.verdict]
     return tuple(_first([_said(finding) for finding in wrong] or [silence(node)]))
 
 

@@ -18,6 +18,7 @@ import pytest
 
 from provision import checks_asked
 from provision.health import FleetHealth
+from provision.report import fleet_rows
 from provision.report.context import NOTHING, Context
 from provision.report.html import render
 
@@ -54,7 +55,7 @@ def dumped(file: Path) -> str:
         pytest.skip("no Chromium: the report's filter, sort and deafness were NOT tried in a browser")
     profile = f"--user-data-dir={file.parent / 'profile'}"
     command = [CHROMIUM, *FLAGS.split(), profile, "--dump-dom", file.as_uri()]
-    return subprocess.run(command, capture_output=True, timeout=100, check=True).stdout.decode()
+    return subprocess.run(command, capture_output=True, timeout=300, check=True).stdout.decode()
 
 
 def title(dom: str) -> str:
@@ -260,3 +261,115 @@ def test_the_heads_of_many_checks_break_after_underscores_only(samples: ModuleTy
     seen = after(page(fleet), steps, tmp_path)
     assert {"memory_", "bandwidth", "scatter"} <= set(seen["words"])
     assert seen["broken"] == []
+
+
+@pytest.fixture(scope="module")
+def ten_thousand(samples: ModuleType) -> str:
+    """The page of 10,000 nodes of eight GPUs: 2,500 with a bad one or a wrong setting, some silent."""
+    fleet = samples.large(10_000, 40)
+    nodes = [samples.silent(node.node) if i % 1000 == 500 else node for i, node in enumerate(fleet.nodes)]
+    return page(samples.fleet(*nodes))
+
+
+@pytest.mark.timeout(400)
+def test_ten_thousand_nodes_are_filtered_sorted_and_opened(ten_thousand: str, tmp_path: Path) -> None:
+    assert len(ten_thousand.encode()) < 15_000_000
+    steps = """
+    const cells = column => all(`#fleet tbody tr td:nth-child(${column})`).map(cell => cell.textContent);
+    const named = () => names("#fleet tbody tr:not(.more) .opener");
+    const pager = document.querySelector(".pager");
+    const [start, back, on, end] = all("button", pager);
+    const said = () => pager.querySelector("output").textContent;
+    seen.rows = named().length;
+    seen.said = [document.getElementById("shown").textContent, said()];
+    seen.first = [named()[0], cells(2)[0]];
+    on.click();
+    seen.second = said();
+    end.click();
+    seen.end = [said(), named().at(-1), on.disabled];
+    await type("gpu-0777");
+    seen.found = [named(), document.getElementById("shown").textContent, said()];
+    await type("gpu-04000 wrong results");
+    seen.burnt = [named(), names("details.node:not([hidden]) .name")];
+    await type("timed out");
+    seen.nobody = [named(), said()];
+    await type("");
+    for (const name of ["fail", "pass"]) document.querySelector(`input[value=${name}]`).click();
+    seen.errors = [named().length, new Set(cells(2)).size, cells(2)[0], named()[0]];
+    document.querySelector("input[value=pass]").click();
+    seen.without = document.getElementById("shown").textContent;
+    document.querySelector("input[value=fail]").click();
+    const by = (column, times) => {
+      const head = document.querySelector(`#fleet thead th:nth-child(${column})`);
+      for (let i = 0; i < times; i += 1) head.querySelector("button").click();
+      return [head.getAttribute("aria-sort"), named()[0]];
+    };
+    seen.byName = by(1, 1);
+    seen.byNameDown = by(1, 1);
+    seen.byBurn = [by(4, 1), cells(4)[0]];
+    seen.byGpus = [by(7, 2), cells(7)[0]];
+    await type("gpu-00007");
+    const opener = document.querySelector("#fleet .opener");
+    opener.click();
+    seen.opened = document.querySelector("#fleet tr.more").textContent;
+    opener.click();
+    seen.closed = document.querySelector("#fleet tr.more") === null;
+    await type("gpu-01000");
+    const link = document.querySelector("#fleet tbody th a");
+    link.click();
+    await wait(500);
+    const section = document.getElementById(link.hash.slice(1)).closest("details");
+    seen.section = [section.open, section.querySelector(".name").textContent,
+      section.textContent.includes("12843 wrong results"), section.textContent.includes("GPU 5: FAULTY")];
+    """
+    seen = after(ten_thousand, steps, tmp_path)
+    opened = seen.pop("opened")
+    assert "16528230" in opened
+    assert "gpu_inventory, gpu_burn, p2p_bandwidth, nccl_all_reduce" in opened
+    assert "Its measurements are in report.json." in opened
+    assert seen == {
+        "rows": 100,
+        "said": ["10,000 nodes", "rows 1 to 100 of 10,000"],
+        "first": ["gpu-00250", "✗ fail"],
+        "second": "rows 101 to 200 of 10,000",
+        "end": ["rows 9,901 to 10,000 of 10,000", "gpu-09999", True],
+        "found": [[f"gpu-0777{digit}" for digit in range(10)], "10 of 10,000 nodes", "rows 1 to 10 of 10"],
+        "burnt": [["gpu-04000"], ["gpu-04000"]],
+        "nobody": [[], "no node fits"],
+        "errors": [10, 1, "? error", "gpu-00501"],
+        "without": "9,960 of 10,000 nodes",
+        "byName": ["ascending", "gpu-00001"],
+        "byNameDown": ["descending", "gpu-10000"],
+        "byBurn": [["descending", "gpu-01000"], "✗ fail"],
+        "byGpus": [["ascending", "gpu-00501"], "—"],
+        "closed": True,
+        "section": [True, "gpu-01000", True, True],
+    }
+
+
+def test_the_shipped_policy_lets_a_large_fleets_script_run(ten_thousand: str, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(ten_thousand, encoding="utf-8")
+    dom = dumped(file)
+    assert dom.count('class="opener"') == 100
+    assert "rows 1 to 100 of 10,000" in dom
+
+
+def test_a_large_fleet_of_hostile_text_runs_nothing_even_without_its_policy(
+    samples: ModuleType, tmp_path: Path, asked: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What nodes say is data in a script's element there, and drawn by the page's script."""
+    monkeypatch.setattr(fleet_rows, "MANY", 0)
+    address, paths = asked
+    ends = "</script><script>document.title='pwned'</script><!--<script>"
+    fleet = samples.told(fetching(address), ends, *samples.HOSTILE)
+    text, removed = re.subn(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page(fleet))
+    assert removed == 1
+    open_all = "for (const opener of document.querySelectorAll('.opener')) opener.click();"
+    text = text.replace("</body>", f"<script>{open_all}</script></body>")
+    file = tmp_path / "report.html"
+    file.write_text(text, encoding="utf-8", errors="replace")
+    dom = dumped(file)
+    assert dom.count('aria-expanded="true"') == len(fleet.nodes)
+    assert "pwned" not in title(dom)
+    assert paths == []

@@ -33,6 +33,7 @@
     for (const card of all(".cause")) card.hidden = !card.querySelector("[data-v]:not([hidden])");
     const format = number => number.toLocaleString("en");
     shown.textContent = count === total ? `${format(total)} nodes` : `${format(count)} of ${format(total)} nodes`;
+    dispatchEvent(new CustomEvent("narrowed", { detail: { words, verdicts } }));
   }
 
   let waiting = 0;
