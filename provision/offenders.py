@@ -62,7 +62,7 @@ def identity(node: NodeHealth, device: str) -> str:
 
 def bad(node: NodeHealth) -> list[str]:
     """The devices of a node that warned or failed, by identity; each once."""
-    found = (f.device for check in node.checks for f in check.findings if _counts(f))
+    found = (f.device for check in node.checks for f in check.wrong if _counts(f))
     return sorted({identity(node, device) for device in found})
 
 

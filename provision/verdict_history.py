@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision import health
+from provision import health, offenders
 from provision.errors import GpuprovError
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Verdict
@@ -20,7 +20,7 @@ from provision.store import RunFolder
 
 FILE = "verdicts.json"
 FORMAT = 1
-_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)  # what a strange file raises
+DAMAGED = (ValueError, TypeError, KeyError, AttributeError, RecursionError)  # what a strange file raises
 BAD = (Verdict.FAIL, Verdict.ERROR)  # not knowing is not healthy
 _LOOKED = 100  # earlier runs whose run.json is read
 _READ = 5  # of these, how many are read: a run of some nodes hides the others' last verdict
@@ -55,10 +55,11 @@ def _short(node: NodeHealth) -> NodeHealth:
     """A node with what was wrong with it, and nothing else."""
     checks = []
     for check in node.checks:
-        wrong = [replace(f, evidence=()) for f in check.findings if f.verdict is not Verdict.PASS]
+        wrong = [replace(f, evidence=()) for f in check.wrong]
         if wrong:
             checks.append(replace(check, findings=tuple(wrong), measurements=()))
-    return replace(node, checks=tuple(checks), gpus=(), facts={})
+    gpus = node.gpus if offenders.bad(node) else ()  # which device it was, in the runs after
+    return replace(node, checks=tuple(checks), gpus=gpus, facts={})
 
 
 def earlier(folder: RunFolder, fleet: FleetHealth) -> Earlier | None:
@@ -89,7 +90,7 @@ def _before(folder: RunFolder, fleet: FleetHealth) -> Iterator[Earlier]:
     with contextlib.suppress(OSError):
         names = sorted((path.name for path in home.glob(f"*Z-{verb}")), reverse=True)
     for name in [name for name in names if name < folder.path.name][:_LOOKED]:
-        with contextlib.suppress(GpuprovError, OSError, *_DAMAGED):
+        with contextlib.suppress(GpuprovError, OSError, *DAMAGED):
             run = RunFolder(home / name)
             meta = run.meta()
             if meta.get("inventory") == fleet.inventory and set(meta.get("asked", ())) == set(fleet.asked):

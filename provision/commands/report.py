@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from provision.store import RunFolder
 
 FORMATS = ("json", "html", "md", "junit", "nodes")
+NONE = ["none"]
 
 EPILOG = """\
 No node is touched. --rejudge judges the raw output that the run kept: under new thresholds, or when a run was
@@ -30,9 +31,12 @@ by more than 2.3 % (5 % where too few were measured twice to know that). --rejud
 --bundle packs what a vendor needs to take a node or a GPU back: a readable summary, findings, measurements
 beside their peers', raw output, facts, the node's history. Secrets and the names of other nodes are removed.
 
+--history asks all runs at once, from an index beside them (index.sqlite) that may be removed at any time.
+
 exit codes: as validate's: 3 when a node is unhealthy; else 5 when something was not measured; else 0.
 with --compare: 3 when a node fails that did not, or something was measured to be worse; else 5 when something
 that was measured before is not any more; else 0. with --bundle: 0 when the archive was written.
+with --history: 0.
 
 examples:
   gpuprov report
@@ -41,13 +45,16 @@ examples:
   gpuprov report --rejudge --thresholds our-limits.yml --changes --json
   gpuprov report --compare 20261101T101500.000Z-validate 20261121T101500.000Z-validate
   gpuprov report --bundle gpu-03 --output .
+  gpuprov report --history gpu-03
 """
 
 
 def _formats(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
+    if names == NONE:
+        return []
     if not names or any(name not in FORMATS for name in names):
-        raise argparse.ArgumentTypeError(f"choose among {','.join(FORMATS)}")
+        raise argparse.ArgumentTypeError(f"choose among {','.join(FORMATS)}, or none")
     return names
 
 
@@ -63,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         type=_formats,
         metavar="A,B",
-        help=f"reports to write (default {','.join(FORMATS)})",
+        help=f"reports to write (default {','.join(FORMATS)}); none: only print",
     )
     parser.add_argument("--output", metavar="DIR", help="write here instead of into the run's folder")
     parser.add_argument("--rejudge", action="store_true", help="judge the kept raw output again")
@@ -83,6 +90,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE",
         help="pack all that the run knows of one node into an archive for its vendor",
     )
+    parser.add_argument(
+        "--history",
+        nargs="?",
+        const="",
+        metavar="NODE",
+        help="what all runs say: last verdicts, changes, devices that are bad again and again; or of NODE",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of what a person reads")
 
 
@@ -92,6 +106,10 @@ def run(options: argparse.Namespace) -> ExitCode:
         from provision.commands import report_compare
 
         return report_compare.run(options)
+    if options.history is not None:
+        from provision.commands import report_history
+
+        return report_history.run(options)
     from pathlib import Path
 
     from provision import report, report_context
@@ -107,7 +125,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         return report_bundle.run(folder, health, options)
     target = Path(options.output) if options.output else folder.path / ("rejudged" if options.rejudge else "")
     context = report_context.read(folder, health)
-    files = report.write_all(health, target, options.format or FORMATS, context)
+    files = report.write_all(health, target, FORMATS if options.format is None else options.format, context)
     if changed is not None:
         _write_changes(changed, health, target)
     _print(health, changed, files, context, options)
@@ -121,9 +139,13 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         raise UsageError("--thresholds only matters when judging again", "add --rejudge")
     if options.changes and not options.rejudge:
         raise UsageError("--changes only tells what judging again changed", "add --rejudge")
-    for mode, others in (("compare", "run bundle format output changes"), ("bundle", "format changes")):
+    for mode, others in (
+        ("compare", "run bundle history format output changes"),
+        ("bundle", "history format changes"),
+        ("history", "run rejudge format output changes"),
+    ):
         for other in others.split():
-            if getattr(options, mode) is not None and getattr(options, other):
+            if getattr(options, mode) is not None and getattr(options, other) not in (None, False):
                 name = f"the run {options.run}" if other == "run" else f"--{other}"
                 raise UsageError(f"--{mode} and {name} mean nothing together", f"leave out {name}")
 
@@ -192,7 +214,8 @@ def _print(
     if options.rejudge:
         told = [*(lines or ["no verdict changed"]), *(f"  {line}" for line in more)]
         sys.stdout.write("\njudged again:\n" + "".join(f"  {line}\n" for line in told))
-    sys.stdout.write("\n" + "".join(f"{name:<6} {path}\n" for name, path in files.items()))
+    if files:
+        sys.stdout.write("\n" + "".join(f"{name:<6} {path}\n" for name, path in files.items()))
 
 
 def _print_changes(changed: list[NodeChange], health: FleetHealth, options: argparse.Namespace) -> None:

@@ -1,0 +1,86 @@
+"""gpuprov report --history: what a person and a program are told of all runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from provision import run_index
+from provision.cli import main
+from provision.judge import Verdict
+from tests.test_run_index import node, run
+
+FAIL, PASS = Verdict.FAIL, Verdict.PASS
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path))
+    run(tmp_path, 1, node("gpu-01", PASS), node("gpu-02", FAIL), node("gpu-03", PASS))
+    run(tmp_path, 2, node("gpu-01", PASS), node("gpu-02", PASS), node("gpu-03", FAIL))
+    run(tmp_path, 3, node("gpu-01", PASS), node("gpu-02", FAIL))
+    return tmp_path
+
+
+@pytest.mark.usefixtures("home")
+def test_all_nodes_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--history"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "last verdict of 3 nodes:",
+        "  fail       2  gpu-[02-03]",
+        "  pass       1  gpu-01",
+        "verdict changed from run to run:",
+        "  gpu-02: 2 times",
+        "  gpu-03: 1 time",
+        "bad again and again:",
+        "  gpu-02 GPU-gpu-02-3: in 2 of the last 3 runs",
+    ]
+
+
+def test_one_node_for_a_person(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--history", "gpu-02", "--runs", str(home)]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "gpu-02: 3 runs, newest first",
+        "fail   2026-05-01 00:00:03 UTC  20260501T000003.000Z-validate",
+        "pass   2026-05-01 00:00:02 UTC  20260501T000002.000Z-validate",
+        "fail   2026-05-01 00:00:01 UTC  20260501T000001.000Z-validate",
+        "the verdict changed 2 times",
+        "bad again and again: GPU-gpu-02-3, in 2 of the last 3 runs",
+    ]
+
+
+@pytest.mark.usefixtures("home")
+def test_for_a_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--history", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["flips"] == {"gpu-02": 2, "gpu-03": 1}
+    assert document["nodes"]["gpu-03"]["run"] == "20260501T000002.000Z-validate"
+    assert main(["report", "--history", "gpu-01", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [one["verdict"] for one in document["runs"]] == ["pass"] * 3
+
+
+@pytest.mark.usefixtures("home")
+def test_what_is_not_known_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["report", "--history", "gpu-04"]) == 1
+    said = capsys.readouterr().err
+    assert "has a verdict of gpu-04" in said
+    assert "did you mean gpu-0" in said
+    assert main(["report", "--history", "--rejudge"]) == 2
+    assert "--history and --rejudge mean nothing together" in capsys.readouterr().err
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "none"))
+    assert main(["report", "--history"]) == 1
+    assert "gpuprov validate makes one" in capsys.readouterr().err
+
+
+def test_the_index_may_be_removed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["report", "--history"])
+    before = capsys.readouterr().out
+    (home / run_index.FILE).unlink()
+    main(["report", "--history"])
+    assert capsys.readouterr().out == before
+    assert (home / run_index.FILE).stat().st_mode & 0o777 == 0o600
