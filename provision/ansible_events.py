@@ -175,8 +175,11 @@ class Tally:
             else:
                 host.unreachable = outcome
 
-    def outcomes(self, unfinished: str) -> dict[str, Outcome]:
-        """One per host. `unfinished` is said of hosts that had not come to the end when Ansible stopped."""
+    def outcomes(self, unfinished: str, *, whole: bool = True) -> dict[str, Outcome]:
+        """One per host. `unfinished` is said of hosts that had not come to the end when Ansible stopped; not
+        `whole`: what was heard is not all, so that no host has."""
+        if not whole:
+            self._stats = None
         return {node: self._outcome(node, host, unfinished) for node, host in self._hosts.items()}
 
     def _outcome(self, node: str, host: _Host, unfinished: str) -> Outcome:

@@ -29,7 +29,7 @@ _ORPHAN_AGE = 3600.0  # seconds after which a folder without a lock file is nobo
 
 # All that Ansible sees of our environment. LD_LIBRARY_PATH: a Python from environment modules needs it to
 # start.
-_KEPT = ("HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK", "KRB5CCNAME", "LD_LIBRARY_PATH", "TZ")
+KEPT = ("HOME", "USER", "LOGNAME", "SSH_AUTH_SOCK", "KRB5CCNAME", "LD_LIBRARY_PATH", "TZ")
 
 # ssh asks a silent node for a sign of life: else a node that dies in the middle is noticed after 15 minutes.
 _SSH_ARGS = (
@@ -174,4 +174,4 @@ def environment(folder: Path, forks: int) -> dict[str, str]:
     }
     if not chosen:
         wanted["ANSIBLE_SSH_ARGS"] = _SSH_ARGS
-    return {name: os.environ[name] for name in _KEPT if name in os.environ} | wanted
+    return {name: os.environ[name] for name in KEPT if name in os.environ} | wanted

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from provision import node_program, paths
 from provision.answer import AnswerError, facts_of, one_line, unframed
 from provision.connection import Route, ansible_defaults, route_of
-from provision.crew import Crew
+from provision.direct import Direct
 from provision.inventory import Node
 from provision.node_error import NodeError
 from provision.ssh_config import ConfigFiles, NotUnderstoodError
+from provision.worker_asks import Away
+from provision.workers import Share, shares
 
 PROBE_SECONDS = 8.0
 RESERVE = 0.3  # part of a node's time kept for the connection: the program answers within the rest
@@ -56,7 +59,7 @@ def observe(
     playbooks/observe.yml.
     """
     answers = _Answers(ask, timeout, on_done)
-    _ask(nodes, answers, timeout, connections, vault_password_files)
+    put_to(nodes, answers, timeout, connections, vault_password_files)
     return {node.name: answers.found[node.name] for node in nodes}
 
 
@@ -72,32 +75,72 @@ def run_programs(
 
     What each printed, framed as answer.py wants it, or why there is nothing. Never raises for a node."""
     outputs = _Outputs(programs)
-    _ask(nodes, outputs, timeout, connections, vault_password_files)
+    put_to(nodes, outputs, timeout, connections, vault_password_files)
     return {node.name: outputs.found[node.name] for node in nodes}
 
 
-class _Asked(Protocol):
+class Asked(Protocol):
     """What is run on nodes, and who takes what they print."""
 
     def program(self, node: str, limit: int | None = None) -> str: ...
     def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None: ...
 
 
-def _ask(
+def put_to(
     nodes: Collection[Node],
-    answers: _Asked,
+    asked: Asked,
     timeout: float,
     connections: int,
     vault_password_files: Sequence[Path],
 ) -> None:
-    routes, for_ansible = _divide(nodes)
-    if routes:
-        with _Direct(routes, answers, timeout, connections) as direct:
-            if for_ansible:
-                _through_ansible(for_ansible, answers, timeout, direct.gather, vault_password_files)
-            direct.finish()
-    elif for_ansible:
-        _through_ansible(for_ansible, answers, timeout, lambda: None, vault_password_files)
+    """Run on each node what it is `asked`, and have it taken: over SSH, through Ansible where only that gets
+    there, and by the node's worker where it has one."""
+    here, away = _by_worker(nodes)
+    routes, for_ansible = _divide(here)
+    with contextlib.ExitStack() as stack:
+        gathered: list[Callable[[], None]] = []
+        others = None
+        if away:
+            others = stack.enter_context(
+                Away(
+                    {name: (share, _programs(asked, share)) for name, share in away.items()},
+                    asked.take,
+                    timeout=timeout,
+                    connections=connections,
+                    vault_password_files=vault_password_files,
+                )
+            )
+            gathered.append(others.gather)
+        direct = None
+        if routes:
+            direct = stack.enter_context(Direct(routes, asked, timeout, connections))
+            gathered.append(direct.gather)
+
+        def meanwhile() -> None:
+            for gather in gathered:
+                gather()
+
+        if for_ansible:
+            _through_ansible(for_ansible, asked, timeout, meanwhile, vault_password_files)
+        if direct is not None:
+            direct.finish(others.gather if others is not None else None)
+        if others is not None:
+            others.finish()
+
+
+def _by_worker(nodes: Collection[Node]) -> tuple[list[Node], dict[str, Share]]:
+    """The nodes that are asked from here, and what each worker asks."""
+    here, away = shares({node.name: node.variables for node in nodes})
+    return [
+        node if node.variables is here[node.name] else replace(node, variables=here[node.name])
+        for node in nodes
+        if node.name in here
+    ], away
+
+
+def _programs(asked: Asked, share: Share) -> dict[str, tuple[str, str]]:
+    """What each node of a share is to run: reached directly, and through Ansible."""
+    return {name: (asked.program(name), asked.program(name, ANSIBLE_BYTES)) for name in share.hosts}
 
 
 def _divide(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, Node]]:
@@ -193,44 +236,9 @@ class _Answers:
         return Observation(node, error=text, unreachable=error.unreachable, seconds=seconds)
 
 
-class _Direct:
-    """The nodes we reach over SSH ourselves: asked in the background, gathered here."""
-
-    def __init__(
-        self, routes: Mapping[str, Route], answers: _Asked, timeout: float, connections: int
-    ) -> None:
-        from provision.ssh import Ssh
-
-        self._answers = answers
-        self._ssh = ssh = Ssh()
-        programs = {name: answers.program(name) for name in routes}
-        self._crew: Crew[bytes] = Crew(
-            routes,
-            lambda name: ssh.ask(routes[name], programs[name].encode("ascii"), timeout),
-            seconds=timeout,
-            threads=connections,
-        )
-
-    def __enter__(self) -> _Direct:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._crew.stop()
-        self._ssh.close()
-
-    def gather(self, wait: float = 0.0) -> None:
-        for done in self._crew.gather(wait):
-            self._answers.take(done.name, done.result, done.seconds)
-        self._ssh.expire()
-
-    def finish(self) -> None:
-        while self._crew.unfinished:
-            self.gather(wait=1.0)
-
-
 def _through_ansible(
     nodes: Mapping[str, Node],
-    answers: _Asked,
+    answers: Asked,
     timeout: float,
     meanwhile: Callable[[], None],
     vault_password_files: Sequence[Path],

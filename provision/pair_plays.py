@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision import campaign, node_commands, paths, runner
+from provision import campaign, node_commands, paths, runner, shards
 from provision.checks.check import Command, Output
 from provision.errors import GpuprovError
 from provision.store import RunFolder
@@ -83,9 +83,10 @@ class Plays:
         # A server never waits for a client in the queue.
         forks = max(together, self.settings.forks - self.settings.forks % together)
         try:
-            outcomes = runner.run_playbook(
+            outcomes = shards.run_sharded(
                 Path(paths.PLAYBOOKS / playbook),
                 hosts,
+                waiting=True,
                 on_event=on_event,
                 forks=forks,
                 timeout=math.ceil(len(hosts) / forks) * (limit + 60) + 60,

@@ -65,7 +65,7 @@ def run_playbook(
     known = {"secret": list(secrets)}
     tally = Tally({name: secrets_of(variables, extra_vars or {}, known) for name, variables in hosts.items()})
     noted = interrupts or Interrupts()
-    stop = _Stop(time.monotonic() + timeout if timeout is not None else None, noted)
+    stop = Stop(time.monotonic() + timeout if timeout is not None else None, noted)
 
     def handle(raw: Mapping[str, Any]) -> bool:
         stop.pid = stop.pid or raw.get("pid")
@@ -78,18 +78,18 @@ def run_playbook(
             stop.error = stop.error or error
         return False  # no event file
 
-    with handover.private_folder() as folder:
-        arguments = ["--check"] * check_mode
-        if tags:
-            arguments += ["--tags", ",".join(sorted(tags))]
-        for file in vault_password_files:
-            arguments += ["--vault-password-file", str(Path(file).absolute())]
-        inventory = handover.write_inventory(folder, hosts)
-        if extra_vars:
-            handover.write_extra_vars(folder, extra_vars)
-        with contextlib.nullcontext() if interrupts else noted.noted():
-            status = _run(folder, playbook, inventory, shlex.join(arguments), forks, handle, stop.cancel)
-        stop.end_strays()
+    with contextlib.nullcontext() if interrupts else noted.noted():
+        status = play(
+            playbook,
+            hosts,
+            handle,
+            stop,
+            extra_vars=extra_vars or {},
+            forks=forks,
+            check_mode=check_mode,
+            tags=tags,
+            vault_password_files=vault_password_files,
+        )
     if stop.error is not None:
         raise stop.error
     if stop.interrupted:
@@ -103,6 +103,33 @@ def run_playbook(
             "correct what Ansible names; variables in the inventory are the usual cause",
         )
     return tally.outcomes(f"Ansible ended early (status {status}): {tally.last_words or 'it said nothing'}")
+
+
+def play(
+    playbook: Path,
+    hosts: Mapping[str, Mapping[str, Any]],
+    handle: Callable[[Mapping[str, Any]], bool],
+    stop: Stop,
+    *,
+    extra_vars: Mapping[str, Any],
+    forks: int,
+    check_mode: bool,
+    tags: Collection[str],
+    vault_password_files: Sequence[Path],
+) -> Any:
+    """Have Ansible play it; `handle` is given each raw event. Returns its exit status, which means little."""
+    with handover.private_folder() as folder:
+        arguments = ["--check"] * check_mode
+        if tags:
+            arguments += ["--tags", ",".join(sorted(tags))]
+        for file in vault_password_files:
+            arguments += ["--vault-password-file", str(Path(file).absolute())]
+        inventory = handover.write_inventory(folder, hosts)
+        if extra_vars:
+            handover.write_extra_vars(folder, extra_vars)
+        status = _run(folder, playbook, inventory, shlex.join(arguments), forks, handle, stop.cancel)
+        stop.end_strays()
+    return status
 
 
 def _run(
@@ -152,7 +179,7 @@ def _run(
     return runner.rc
 
 
-class _Stop:
+class Stop:
     """When and how Ansible is stopped: first asked, so that it ends its workers, then killed."""
 
     def __init__(self, deadline: float | None, interrupts: Interrupts) -> None:

@@ -1,13 +1,14 @@
 """One playbook on many hosts, divided over several ansible-playbook processes at once.
 
 One of them does about 150 tasks a second whatever the cores, and each thing it does costs more the more hosts
-it has. Not for playbooks whose hosts wait for one another (playbooks/launch.yml and the programs of a pair):
-a host may be played long before another one is begun.
+it has. Playbooks whose hosts wait for one another (playbooks/launch.yml and the programs of a pair) are not
+divided: a host may be played long before another one is begun. Workers do their own nodes (workers.py).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import queue
@@ -17,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision import runner
+from provision import runner, worker_runs
 from provision.ansible_events import Event, Outcome
 from provision.errors import GpuprovError, UsageError
 from provision.interrupts import Interrupts
+from provision.workers import shares
 
 VARIABLE = "GPUPROV_PROCESSES"
 FEWEST = 50  # hosts for which one more ansible-playbook is worth its start
@@ -51,6 +53,12 @@ def here(hosts: int) -> list[Place]:
     return [Place()] * max(1, min(int(chosen), hosts))
 
 
+def width(hosts: Mapping[str, Mapping[str, Any]]) -> int:
+    """How many ansible-playbook processes `run_sharded` has for these hosts, the workers' among them."""
+    local, away = shares(hosts)
+    return (len(here(len(local))) if local else 0) + len(away)
+
+
 def run_sharded(
     playbook: Path,
     hosts: Mapping[str, Mapping[str, Any]],
@@ -59,23 +67,31 @@ def run_sharded(
     forks: int = 25,
     timeout: float | None = None,
     places: Sequence[Place] | None = None,
+    waiting: bool = False,
     **options: Any,
 ) -> dict[str, Outcome]:
-    """`runner.run_playbook` at all `places` at once (default: `here`), hosts and forks divided among them.
+    """`runner.run_playbook` at all `places` at once (default: `here`), hosts and forks divided among them;
+    hosts that have a worker are played by it. `waiting`: hosts wait for one another, so there is one place
+    here, and each worker has all the forks.
 
     `on_event` is called in this thread, for each host in order. What fails at one place is told for its hosts
     and costs the others nothing; GpuprovError is raised when it failed at all of them. `timeout` is for all:
     a place whose forks have more rounds to go gets as much longer. A signal, or a mistake in `on_event`,
     stops every place.
     """
-    chosen = list(here(len(hosts)) if places is None else places)[: max(1, min(forks, len(hosts)))]
-    if len(chosen) == 1:
+    local, away = shares(hosts)
+    wanted = [Place()] if waiting else here(len(local)) if places is None else places
+    chosen = list(wanted)[: max(1, min(forks, len(local)))]
+    if len(chosen) == 1 and not away:
         run = chosen[0].run or runner.run_playbook
-        return run(playbook, hosts, on_event=on_event, forks=forks, timeout=timeout, **options)
-    dealt = deal(hosts, [place.weight for place in chosen])
+        return run(playbook, local, on_event=on_event, forks=forks, timeout=timeout, **options)
+    dealt = list(zip(chosen, deal(local, [place.weight for place in chosen]), strict=True)) if local else []
+    for share in away.values():
+        dealt.append((Place(run=functools.partial(worker_runs.run_playbook, share.worker)), share.hosts))
     work = _Work(playbook, {**options, "interrupts": Interrupts()}, on_event)
     rounds = math.ceil(len(hosts) / forks)
-    for place, some, width in zip(chosen, dealt, _forks(forks, dealt), strict=True):
+    widths = [forks] * len(dealt) if waiting else _forks(forks, [some for _, some in dealt])
+    for (place, some), width in zip(dealt, widths, strict=True):
         longer = max(1.0, math.ceil(len(some) / width) / rounds)
         work.begin(place, some, width, timeout and timeout * longer)
     outcomes = work.finish()

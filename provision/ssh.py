@@ -69,6 +69,20 @@ class Ssh:
                     f"the connection to {route.target.address} broke: {cause}", "run again"
                 ) from None
 
+    @contextlib.contextmanager
+    def session(self, route: Route, command: str, seconds: float) -> Iterator[paramiko.Channel]:
+        """`command` begun on `route` within `seconds`: the channel to it. Raises NodeError."""
+        with contextlib.ExitStack() as stack:
+            clock = Clock(seconds)
+            try:
+                transport = self._connect(route.target, route.jumps, clock, stack)
+                channel = transport.open_session(timeout=clock.left(AUTH_TIMEOUT))
+                channel.exec_command(command)
+            except (self._paramiko.SSHException, OSError, EOFError) as error:
+                raise unreachable(one_line(f"no session with {route.target.address}: {error!r}")) from None
+            self._open.pop(id(transport))  # from here on its time is its user's
+            yield channel
+
     def _connect(
         self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock, stack: contextlib.ExitStack
     ) -> paramiko.Transport:

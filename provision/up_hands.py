@@ -196,7 +196,7 @@ class AnsibleHands:
     ) -> Mapping[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
         names = list(hosts)
-        most = SHARD * len(shards.here(len(names)))
+        most = SHARD * max(1, shards.width(hosts))
         size = math.ceil(len(names) / math.ceil(len(names) / most))
         for start in range(0, len(names), size):
             some = {name: hosts[name] for name in names[start : start + size]}

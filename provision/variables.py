@@ -46,6 +46,8 @@ OWN = {
     "gpuprov_hook_scope": "node: a hook is called for each node; wave: once with all of a wave",
     "gpuprov_package_lock_timeout": "seconds to wait for another package manager; 600 when absent",
     "gpuprov_ignore_majority": "facts in which this node may differ from the rest of the fleet",
+    "gpuprov_worker": "the machine that does this node's work: a member of the group gpuprov_workers",
+    "gpuprov_worker_python": "a worker's interpreter that has gpuprov; python3 when absent",
     "gpuprov_reboot_timeout": "seconds a node has to come back after a reboot",
 }
 _NUMBERS = frozenset(
@@ -67,6 +69,11 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         ("gpuprov_drain_hook", "gpuprov_undrain_hook"),
         lambda value: isinstance(value, str) and bool(value.strip()) and "{{" not in value,
         "the path of a program, without templates",
+    ),
+    (
+        ("gpuprov_worker", "gpuprov_worker_python"),
+        lambda value: isinstance(value, str) and "{{" not in value,
+        "plain text",
     ),
     (
         ("gpuprov_pcie_width",),

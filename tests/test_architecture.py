@@ -19,7 +19,7 @@ NODE_CODE = ("node/", "lab/silicon/")  # sent to nodes: standard library only, a
 
 # Each library is known by as few files as can be; what it changes, they change.
 OWNERS = {
-    "ansible_runner": {"runner.py"},
+    "ansible_runner": {"runner.py", "worker_entry.py", "worker_runs.py"},
     "cryptography": {"launch_keys.py"},
     "jinja2": {"templating.py", "report/html.py"},
     "jsonschema": set(),  # the schema is held by tests; the program reads reports with health.from_json
@@ -114,7 +114,8 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "ssh",
             "ssh_config",
         }
-        | {"interrupts", "shards", "streams"},
+        | {"direct", "interrupts", "shards", "streams"}
+        | {"workers", "worker_asks", "worker_entry", "worker_link", "worker_runs", "worker_stream"},
     ),
     (
         "what is declared",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import paths, runner
+from provision import paths, runner, shards
 from provision.errors import GpuprovError
 from provision.wording import one_line
 
@@ -84,12 +84,13 @@ def ask(
     outcomes: Mapping[str, runner.Outcome] = {}
     trouble = ""
     try:
-        outcomes = runner.run_playbook(
+        outcomes = shards.run_sharded(
             PLAYBOOK,
             hosts,
             on_event=on_event,
             extra_vars=common,
             forks=forks,
+            places=[shards.Place()],
             timeout=math.ceil(len(hosts) / forks) * (_TASK + _SETUP) + _SETUP,
             vault_password_files=vault_password_files,
         )

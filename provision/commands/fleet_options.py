@@ -120,7 +120,7 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     overrides."""
     from pathlib import Path
 
-    from provision import inventory, lockfile, resolve
+    from provision import inventory, lockfile, resolve, workers
 
     chosen = overrides(options)
     source = inventory.find(options.inventory, options.inventory_option)
@@ -129,7 +129,9 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     if options.lock:
         options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere
     fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)
-    return resolve.reachable(inventory.select(fleet, options.nodes), chosen), chosen
+    fleet, others = workers.apart(fleet)
+    fleet = resolve.reachable(inventory.select(fleet, options.nodes), chosen)
+    return workers.linked(fleet, resolve.reachable(others, {}), chosen), chosen
 
 
 def assess(options: argparse.Namespace, title: str, also: Collection[str] = ()) -> Assessment:
