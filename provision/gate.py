@@ -11,9 +11,8 @@ from provision.health import NodeHealth
 from provision.inventory import Fleet
 from provision.judge import Verdict
 from provision.store import RunFolder
+from provision.up_protocol import QUICK
 
-EXPECTATIONS, QUICK = "expectations", "quick"
-GATES = (EXPECTATIONS, QUICK)
 _SHOWN = 3  # findings named for one node; the report has all
 
 

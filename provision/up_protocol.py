@@ -10,6 +10,8 @@ from provision.ansible_events import Outcome
 from provision.drift import Drift
 from provision.waves import Share, Wave
 
+EXPECTATIONS, QUICK = "expectations", "quick"  # what a wave's nodes must pass before the next is begun
+
 
 @dataclass(frozen=True)
 class Look:

@@ -35,14 +35,15 @@ _FEW = 32  # nodes whose every role is worth a line where there is no terminal
 
 @dataclass
 class Session:
-    """One `up`. `results` fills as nodes end; whatever happens, the run folder says how far it came."""
+    """One `up`. `results` fills as nodes end; whatever happens, the run folder says how far it came.
+    `changes`: role and task → the nodes it would change, with --check."""
 
     fleet: Fleet
     overrides: Mapping[str, Any]
     request: Request
     folder: RunFolder
     results: dict[str, Result] = field(default_factory=dict)
-    changes: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
+    changes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     _secrets: tuple[str, ...] = ()
     _started: float = field(default_factory=time.monotonic)
     _roles: dict[str, str] = field(default_factory=dict)
@@ -180,8 +181,10 @@ class Session:
     def _heard(self, event: Event, progress: Progress, busy: int) -> None:
         """Tell a person what is happening: every task on a terminal, every role elsewhere; of a large fleet
         the node that comes first."""
-        if event.kind == "changed" and "item" not in event.result:
-            self.changes.setdefault(event.node, []).append((event.role, event.task))
+        # Only where it will be said: it grows with tasks times nodes.
+        if self.request.check_mode and event.kind == "changed" and "item" not in event.result:
+            node = self.fleet.nodes[event.node].name  # the text that is there anyway
+            self.changes.setdefault((event.role, event.task), []).append(node)
         if event.kind != "started":
             return
         if sys.stderr.isatty():

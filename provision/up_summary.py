@@ -161,12 +161,7 @@ def _duration(minutes: float) -> str:
     return f"{minutes:.0f} min" if minutes >= 1 else f"{minutes * 60:.0f} s"
 
 
-def would_change(events: Mapping[str, Sequence[tuple[str, str]]]) -> Iterator[str]:
-    """`--check`: per distinct task, the nodes it would change. `events`: node → (role, task) that reported a
-    change."""
-    tasks: dict[tuple[str, str], list[str]] = {}
-    for node, changes in events.items():
-        for change in changes:
-            tasks.setdefault(change, []).append(node)
+def would_change(tasks: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
+    """`--check`: a line for each task. `tasks`: role and task → the nodes that it would change."""
     for (role, task), nodes in tasks.items():
         yield printable(f"  would change: {role + ' · ' if role else ''}{task}: {fold(nodes)}")

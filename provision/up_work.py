@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision import gate, hooks, validation
+from provision import hooks
 from provision.ansible_events import Event
 from provision.assess import Assessment
 from provision.expectations import roles_in_order
@@ -20,7 +20,7 @@ from provision.terminal import Progress
 from provision.up import Up
 from provision.up_hands import AnsibleHands, Journal
 from provision.up_lock import locked
-from provision.up_protocol import Settings
+from provision.up_protocol import EXPECTATIONS, QUICK, Settings
 from provision.up_result import Result, Status
 from provision.up_resume import Before, run_id
 from provision.waves import BATCH, Share, Wave
@@ -38,7 +38,7 @@ class Request:
     may_reboot: bool = True
     reboots_at_once: int | None = None
     check_mode: bool = False
-    gate: str = gate.EXPECTATIONS
+    gate: str = EXPECTATIONS
     break_lock: bool = False
     forks: int = 50
     connections: int = 64
@@ -157,8 +157,10 @@ class Work:
 
     def _checks(self, nodes: Sequence[str]) -> Mapping[str, str]:
         """The gate beyond the expectations."""
-        if self.request.gate != gate.QUICK:
+        if self.request.gate != QUICK:
             return {}
+        from provision import gate, validation  # they bring every check with them
+
         settings = validation.Settings(
             forks=self.request.forks,
             connections=self.request.connections,
