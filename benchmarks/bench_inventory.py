@@ -1,0 +1,149 @@
+"""What reading an inventory costs: a ratio to PyYAML's CSafeLoader on the same file. Goal: 1.3x.
+
+10,000 hosts in racks, as YAML, INI and JSON. INI is compared with splitting its lines into words, JSON with
+json.loads. Then what follows in `plan` and `drift` up to the first connection, in a fresh process with its
+peak memory. CPU seconds; the rounds are interleaved, and each ratio is of one round.
+
+    python benchmarks/bench_inventory.py [--hosts 10000] [--rounds 5] [--ansible]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import yaml
+
+from provision import ansible_inventory, inventory, plain_inventory
+
+RACK = 64  # nodes
+RESOLVE = """
+import resource, sys, time
+from pathlib import Path
+from provision import assess, inventory, resolve, same_machine, stack
+from provision.expectations import facts_to_ask
+
+def told(what, work):
+    begin = time.process_time()
+    answer = work()
+    print(f"  {what:58} {time.process_time() - begin:6.2f} s", flush=True)
+    return answer
+
+fleet = told("inventory.load", lambda: inventory.load(Path(sys.argv[1])))
+told("the names and values of variables", lambda: stack.check_names(fleet, {}))
+declared = {name: stack.declared(node, {}) for name, node in fleet.nodes.items()}
+views = told("resolve", lambda: resolve.resolve(fleet, declared)).views
+told("what is impossible on any machine", lambda: assess._refuse_impossible(views))
+told("the facts to ask of each node", lambda: [facts_to_ask(view) for view in views.values()])
+told("connection variables", lambda: resolve.reachable(fleet, {}))
+told("one machine under two names (up)", lambda: same_machine.refuse(fleet))
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+spent = time.process_time()
+print(f"  {len(fleet.nodes):,} nodes; peak memory of the process {peak:.0f} MB, {spent:.1f} s of CPU in all")
+"""
+
+
+def fleet(hosts: int) -> dict[str, Any]:
+    """A cluster as an inventory: addresses and serial numbers of their own, the rest by rack and group."""
+    racks: dict[str, Any] = {}
+    for number in range(hosts):
+        rack = racks.setdefault(
+            f"rack_{number // RACK:03}", {"hosts": {}, "vars": {"gpuprov_rack": number // RACK}}
+        )
+        rack["hosts"][f"gpu-{number:05}"] = {
+            "ansible_host": f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
+            "serial_number": f"S{number:08}",
+            "gpuprov_sku": "h100-sxm",
+            "slots": [1, 2, 3, 4],
+        }
+    return {"all": {"vars": {"ansible_user": "root", "gpuprov_expected_gpus": 8}, "children": racks}}
+
+
+def ini(document: dict[str, Any]) -> str:
+    lines = ["[all:vars]", *(f"{name}={value}" for name, value in document["all"]["vars"].items())]
+    for rack, described in document["all"]["children"].items():
+        lines.append(f"[{rack}]")
+        for host, variables in described["hosts"].items():
+            words = (
+                f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in variables.items()
+            )
+            lines.append(" ".join([host, *words]).replace('"', ""))
+        lines += [f"[{rack}:vars]", *(f"{name}={value}" for name, value in described["vars"].items())]
+    return "\n".join(lines) + "\n"
+
+
+def cost(work: Callable[[], Any]) -> float:
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def compare(title: str, floor: Callable[[], Any], ours: Callable[[], Any], rounds: int) -> None:
+    pairs = [(cost(floor), cost(ours)) for _ in range(rounds)]
+    ratios = sorted(mine / theirs for theirs, mine in pairs)
+    floors, mine = (statistics.median(column) for column in zip(*pairs, strict=True))
+    print(
+        f"{title:42} floor {floors:6.2f} s, ours {mine:6.2f} s: {statistics.median(ratios):5.2f}x"
+        f" ({ratios[0]:.2f} to {ratios[-1]:.2f})",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--hosts", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ansible", action="store_true", help="time ansible-inventory too: a minute or more")
+    options = parser.parse_args()
+    document = fleet(options.hosts)
+    texts = {
+        "fleet.yml": yaml.dump(document, Dumper=yaml.CSafeDumper, sort_keys=False),
+        "fleet.ini": ini(document),
+        "fleet.json": json.dumps(document),
+    }
+    floors: dict[str, tuple[str, Callable[[str], Any]]] = {
+        "fleet.yml": ("CSafeLoader", lambda text: yaml.load(text, Loader=yaml.CSafeLoader)),
+        "fleet.ini": ("lines into words", lambda text: [line.split() for line in text.splitlines()]),
+        "fleet.json": ("json.loads", json.loads),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in texts.items():
+            file = Path(folder, name)
+            file.write_text(text, encoding="utf-8")
+            floor, work = floors[name]
+            for title, ours in (("read", plain_inventory.read), ("loaded", inventory.load)):
+                compare(
+                    f"{name} ({len(text) / 1e6:.1f} MB) {title} / {floor}",
+                    lambda work=work, file=file: work(file.read_text(encoding="utf-8")),  # type: ignore[misc]
+                    lambda ours=ours, file=file: ours(file),  # type: ignore[misc]
+                    options.rounds,
+                )
+            if options.ansible:
+                begin = os.times()
+                ansible_inventory.read(file)
+                end = os.times()
+                print(f"  ansible-inventory: {end.children_user - begin.children_user:.1f} s of CPU")
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+        for name in texts:
+            print(f"{name}, in a process of its own:", flush=True)
+            subprocess.run(
+                [sys.executable, "-c", RESOLVE, str(Path(folder, name))],
+                env=environment,
+                check=True,
+                timeout=600,
+            )
+
+
+if __name__ == "__main__":
+    main()
