@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 import tempfile
 import time
@@ -46,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="all", help=f"some parts of: {','.join(known)}")
     parser.add_argument("--write", type=Path, help="the document whose figures are replaced")
     options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nodes and folders are removed on the way out
     names = chosen(options.only, list(known))
     findings: list[Finding] = []
     failed: dict[str, str] = {}

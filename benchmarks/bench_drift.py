@@ -11,9 +11,11 @@ no peer.
 
 from __future__ import annotations
 
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -25,7 +27,7 @@ from benchmarks.nodes import Nodes, fleet
 from benchmarks.peers import ansible_module, ansible_playbook, gpuprov, pyinfra, testinfra
 from benchmarks.peers.contender import Contender, Work
 from benchmarks.peers.plain_ssh import FLOOR, PYTHON
-from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number, spread
+from benchmarks.results import Finding, Options, Result, Table, alone, number, ratios, spread
 
 OURS = gpuprov.CONTENDERS[0]
 PEERS = (
@@ -34,7 +36,8 @@ PEERS = (
     *testinfra.CONTENDERS,
     *ansible_playbook.CONTENDERS,
 )
-SLOW = 20  # a contender that is measured on fewer nodes than this takes part in three rounds only
+SLOW = 20  # who is measured on fewer nodes than this takes part in a few rounds only
+SLOW_ROUNDS = 3
 SEEN_ON = 2  # nodes on which a fast contender is tried whether it sees what was planted; a slow one on 1
 
 
@@ -48,52 +51,80 @@ def measure(options: Options, peers: Sequence[Contender] = PEERS) -> Iterator[Fi
             expectations.removed(nodes, folder)
 
 
+@dataclass
+class Ready:
+    """A contender that saw what was planted: what it runs, on which nodes, what that cost for each (ms)."""
+
+    work: Work
+    nodes: Nodes
+    cpu: list[float] = field(default_factory=list)
+    node: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+    memory: float = 0.0
+
+    def add(self, cost: Cost) -> None:
+        count = len(self.nodes.names)
+        spent = ((self.cpu, cost.controller), (self.node, cost.node), (self.wall, cost.wall))
+        for costs, seconds in spent:
+            costs.append(seconds / count * 1000)
+        self.memory = max(self.memory, cost.memory)
+
+
 def _measured(
     nodes: Nodes, expected: Sequence[Expected], options: Options, peers: Sequence[Contender]
 ) -> Iterator[Finding]:
     words = options.peers.split(",")
     asked = [peer for peer in peers if words == ["all"] or any(word in peer.name for word in words)]
-    contenders = [FLOOR, PYTHON, OURS, *asked]
     notes = {peer.name: "not asked for in this run" for peer in peers if peer not in asked}
-    works: dict[str, tuple[Work, Nodes]] = {}
-    for number_, contender in enumerate(contenders):
-        some = nodes.first(min(contender.most, 2 if options.quick else contender.most))
-        try:
-            if contender not in (FLOOR, PYTHON):
-                few = nodes.first(SEEN_ON if contender.most >= SLOW else 1)
-                sees(contender, few, expected, _new(options.folder, f"s{number_}"))
-            works[contender.name] = (
-                contender.make(some, expected, _new(options.folder, f"c{number_}"), False),
-                some,
-            )
+    ready: dict[str, Ready] = {}
+    for place, contender in enumerate((FLOOR, PYTHON, OURS, *asked)):
+        said(f"does {contender.name} see what differs?")
+        with dropped(contender.name, notes):
+            ready[contender.name] = _ready(contender, nodes, expected, options, str(place))
             notes[contender.name] = contender.note
-        except FailedError as error:
-            if contender is OURS:
-                raise
-            notes[contender.name] = f"not measured: {error}"
-    cpu, node, wall = Rounds(), Rounds(), Rounds()
-    memory: dict[str, float] = {}
     for turn in range(options.rounds):
-        for name, (work, some) in list(works.items()):
-            if turn >= 3 and len(some.names) < min(SLOW, len(nodes.names)):
-                continue
-            try:
-                cost = converged(name, work, some)
-            except FailedError as error:
-                if name in (FLOOR.name, PYTHON.name, OURS.name):
-                    raise
-                notes[name] = f"not measured: {error}"
-                works.pop(name)
-                continue
-            for rounds, spent in ((cpu, cost.controller), (node, cost.node), (wall, cost.wall)):
-                rounds.add(name, spent / len(some.names) * 1000)
-            memory[name] = max(memory.get(name, 0), cost.memory)
-    what = f"`gpuprov drift` of {len(expected)} expectations on {len(nodes.names)} nodes"
-    note = f"nodes: {nodes.kind}"
-    yield Result("drift.controller", what, "`ssh host true`", cpu.ratios(OURS.name, FLOOR.name), note)
-    yield Result("drift.node", what, "`ssh host python3 -I -S -c pass`", node.ratios(OURS.name, PYTHON.name))
-    yield Result("drift.wall", what, "`ssh host python3 -I -S -c pass`", wall.ratios(OURS.name, PYTHON.name))
-    yield _table(len(expected), works, notes, (cpu, node, wall), memory)
+        for name, one in list(ready.items()):
+            if turn < SLOW_ROUNDS or len(one.nodes.names) >= min(SLOW, len(nodes.names)):
+                said(f"round {turn + 1} of {options.rounds}: {name}")
+                with dropped(name, notes):
+                    one.add(converged(name, one.work, one.nodes))
+                    continue
+                del ready[name]
+    ours, floor, python = (ready[each.name] for each in (OURS, FLOOR, PYTHON))
+    what = f"`gpuprov drift` of {len(expected)} expectations on {len(ours.nodes.names)} nodes"
+    plain = "`ssh host python3 -I -S -c pass`"
+    yield Result(
+        "drift.controller", what, "`ssh host true`", ratios(ours.cpu, floor.cpu), f"Nodes: {nodes.kind}."
+    )
+    yield Result("drift.node", what, plain, ratios(ours.node, python.node))
+    yield Result("drift.wall", what, plain, ratios(ours.wall, python.wall))
+    yield _table(len(expected), ready, notes)
+
+
+def _ready(
+    contender: Contender, nodes: Nodes, expected: Sequence[Expected], options: Options, name: str
+) -> Ready:
+    """Raises FailedError when it does not see what was planted."""
+    if contender not in (FLOOR, PYTHON):
+        few = nodes.first(SEEN_ON if contender.most >= SLOW else 1)
+        sees(contender, few, expected, _new(options.folder, f"s{name}"))
+    some = nodes.first(min(contender.most, 2) if options.quick else contender.most)
+    return Ready(contender.make(some, expected, _new(options.folder, f"c{name}"), False), some)
+
+
+@contextmanager
+def dropped(name: str, notes: dict[str, str]) -> Iterator[None]:
+    """A peer that fails is noted, and the others are measured; gpuprov and the floors must not fail."""
+    try:
+        yield
+    except FailedError as error:
+        if name in (FLOOR.name, PYTHON.name, OURS.name):
+            raise
+        notes[name] = f"not measured: {error}"
+
+
+def said(text: str) -> None:
+    print(f"    {text}", file=sys.stderr, flush=True)
 
 
 def _new(folder: Path, name: str) -> Path:
@@ -133,30 +164,25 @@ def converged(name: str, work: Work, nodes: Nodes) -> Cost:
     return cost
 
 
-def _table(
-    asked: int,
-    works: Mapping[str, tuple[Work, Nodes]],
-    notes: Mapping[str, str],
-    costs: tuple[Rounds, Rounds, Rounds],
-    memory: Mapping[str, float],
-) -> Table:
-    cpu, node, wall = costs
+def _table(asked: int, ready: Mapping[str, Ready], notes: Mapping[str, str]) -> Table:
+    floor, ours = (statistics.median(ready[each.name].cpu) for each in (FLOOR, OURS))
     rows = []
-    for name, (_, some) in works.items():
-        spent = tuple(cpu.costs[name])
+    for name, one in ready.items():
+        cpu = statistics.median(one.cpu)
         rows.append(
             (
                 name,
-                str(len(some.names)),
-                spread(spent),
-                f"{number(cpu.median(name) / cpu.median(FLOOR.name))}x",
-                f"{number(cpu.median(name) / cpu.median(OURS.name))}x",
-                number(node.median(name)),
-                number(wall.median(name)),
-                number(memory[name]),
+                str(len(one.nodes.names)),
+                str(len(one.cpu)),
+                spread(tuple(one.cpu)),
+                f"{number(cpu / floor)}x",
+                f"{number(cpu / ours)}x",
+                number(statistics.median(one.node)),
+                number(statistics.median(one.wall)),
+                number(one.memory),
             )
         )
-    head = ("", "nodes", "controller ms", "of F", "of gpuprov", "node ms", "wall ms", "memory MB")
+    head = ("", "nodes", "rounds", "controller ms", "of F", "of gpuprov", "node ms", "wall ms", "memory MB")
     return Table(
         f"{asked} expectations of a converged node: what it costs to look, per node",
         head,

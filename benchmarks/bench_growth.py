@@ -19,9 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import expected as expectations
 from benchmarks.bench_drift import OURS, converged
+from benchmarks.costs import cost_of
 from benchmarks.nodes import fleet
 from benchmarks.peers.contender import Work
-from benchmarks.results import Finding, Options, Plot, Rounds, Table, alone, number, spread
+from benchmarks.peers.plain_ssh import FLOOR
+from benchmarks.results import Finding, Options, Plot, Result, Rounds, Table, alone, number, spread
 
 SIZES = (10, 30, 100, 300, 1000)
 TIMES = 10  # as many nodes as the other parts are asked to take: 1,000 instead of 100
@@ -59,6 +61,7 @@ def measure(options: Options) -> Iterator[Finding]:
     most = options.nodes if options.quick else TIMES * options.nodes
     sizes = [size for size in SIZES if size < most] + [most] if not options.quick else [2, most]
     cpu, node, wall, memory = Rounds(), Rounds(), Rounds(), Rounds()
+    plain = Rounds()
     with fleet(most) as nodes:
         folder = f"/tmp/gpuprov-growth-{nodes.port}"  # noqa: S108 - on the nodes
         expected = expectations.prepared(nodes, folder)
@@ -68,7 +71,9 @@ def measure(options: Options) -> Iterator[Finding]:
                 place = options.folder / str(size)
                 place.mkdir()
                 works[size] = OURS.make(nodes.first(size), expected, place, False)
+            floor = FLOOR.make(nodes, expected, options.folder, True)
             for _ in range(min(options.rounds, 3)):
+                plain.add(FLOOR.name, cost_of(floor.command, nodes=nodes).controller)
                 for size, work in works.items():
                     cost = converged(OURS.name, work, nodes.first(size))
                     cpu.add(str(size), cost.controller)
@@ -77,6 +82,9 @@ def measure(options: Options) -> Iterator[Finding]:
                     memory.add(str(size), cost.memory)
         finally:
             expectations.removed(nodes, folder)
+    what = f"`gpuprov drift` of {len(expected)} expectations on {most:,} nodes"
+    plain.costs[OURS.name] = cpu.costs[str(most)]
+    yield Result("drift.controller", what, "`ssh host true`", plain.ratios(OURS.name, FLOOR.name))
     costs = [cpu.median(str(size)) for size in sizes]
     line = fitted(sizes, costs)
     rows = [

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,10 +83,15 @@ class Rounds:
 
     def ratios(self, name: str, floor: str) -> tuple[float, ...]:
         """One ratio for each round: each to the floor of the same round."""
-        return tuple(one / other for one, other in zip(self.costs[name], self.costs[floor], strict=True))
+        return ratios(self.costs[name], self.costs[floor])
 
     def median(self, name: str) -> float:
         return statistics.median(self.costs[name])
+
+
+def ratios(costs: Sequence[float], floors: Sequence[float]) -> tuple[float, ...]:
+    """Each to the floor of its own round."""
+    return tuple(cost / floor for cost, floor in zip(costs, floors, strict=True))
 
 
 def number(value: float) -> str:

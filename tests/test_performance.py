@@ -131,7 +131,9 @@ def test_drift_is_measured_against_both_floors(options: Options) -> None:
 
 @pytest.mark.usefixtures("loopback")
 def test_growth_is_a_table_of_every_size(options: Options) -> None:
-    (table,) = bench_growth.measure(options)
+    ratio, table = bench_growth.measure(options)
+    assert isinstance(ratio, Result)
+    assert ratio.goal == "drift.controller"
     assert isinstance(table, Table)
     assert [row[0] for row in table.rows] == ["2", "3"]
 
