@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import assess, cli, paths, runner
+from provision import assess, cli, paths, runner, up_session
 from provision.assess import Assessment
 from provision.compatibility import Refusal
 from provision.drift import Drift
@@ -359,6 +360,28 @@ def test_check_says_what_would_change_and_changes_nothing(
     out = said(capsys)
     assert "would change: nccl · Install: gpu-01" in out
     assert "next: gpuprov up" in out
+
+
+@pytest.mark.parametrize(("arguments", "kept"), [((), {}), (["--check"], {("nccl", "Install"): ["gpu-01"]})])
+def test_what_tasks_changed_is_kept_only_where_it_is_said(
+    world: World, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], kept: object
+) -> None:
+    sessions: list[up_session.Session] = []
+    closing = up_session.Session._close
+    monkeypatch.setattr(
+        up_session.Session, "_close", lambda self, code: (sessions.append(self), closing(self, code))[1]
+    )
+    world.missing = {"gpu-01": [drift("gpu-01")]}
+    assert up(world, *arguments) == ExitCode.OK
+    assert sessions[0].changes == kept
+
+
+def test_an_up_that_asks_no_checks_imports_none() -> None:
+    program = "import sys, provision.up_session; print([n for n in sys.modules if '.checks' in n])"
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert answer.stdout.strip() == "[]"
 
 
 def test_json_is_one_document_on_stdout(world: World, capsys: pytest.CaptureFixture[str]) -> None:
