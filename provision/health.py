@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from provision.checks.check import GpuIdentity as GpuIdentity  # named here too: it is part of the report
@@ -87,21 +87,22 @@ def to_json(fleet: FleetHealth) -> dict[str, Any]:
     """The document of data/schemas/report.schema.json: the fields of these classes by name, verdicts as their
     words.
     """
-    document = asdict(fleet)
-    document["format"] = FORMAT
-    plain: dict[str, Any] = _plain(document)
+    plain: dict[str, Any] = _plain(fleet)
+    plain["format"] = FORMAT
     return plain
 
 
 def _plain(value: Any) -> Any:
-    """Only what JSON has: enums as their values, tuples as lists, anything foreign (from a node's facts) as
-    text.
+    """Only what JSON has: our classes as their fields, enums as their values, tuples as lists, anything
+    foreign (from a node's facts) as text.
     """
     if isinstance(value, Verdict):
         return value.value
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, list | tuple | Later):
         return [_plain(item) for item in value]
     return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 

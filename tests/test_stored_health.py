@@ -40,6 +40,7 @@ def test_it_is_what_was_written(made: Callable[[], FleetHealth], tmp_path: Path)
     read = stored_health.read(path)
     assert isinstance(read.nodes, stored_health.StoredNodes)
     assert read == whole
+    assert health.to_json(read) == health.to_json(whole)
     for render in (report_json.render, junit.render, terminal.summary):
         assert "".join(render(read)) == "".join(render(whole))
 
