@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -73,8 +74,8 @@ def facts_of(body: bytes, asked: Collection[str]) -> tuple[dict[str, Any], dict[
     facts, problems = document["facts"], document["problems"]
     if not isinstance(facts, dict) or not isinstance(problems, dict) or not isinstance(document["uid"], int):
         raise AnswerError("its answer is not of the form expected")
-    allowed = BASE_FACTS | {name.replace(KERNEL, str(facts.get("kernel.release"))) for name in asked}
-    foreign = sorted((set(facts) | set(problems)) - allowed)
+    allowed = _allowed(frozenset(asked), str(facts.get("kernel.release")))
+    foreign = sorted((facts.keys() | problems.keys()) - allowed)
     if foreign:
         raise AnswerError(f"it answered what was not asked: {one_line(foreign[0])!r}")
     for name, value in facts.items():
@@ -83,8 +84,13 @@ def facts_of(body: bytes, asked: Collection[str]) -> tuple[dict[str, Any], dict[
     if not all(isinstance(reason, str) for reason in problems.values()):
         raise AnswerError("its answer is not of the form expected")
     reasons = {name: _reason(reason, document["uid"]) for name, reason in problems.items()}
-    silent = dict.fromkeys(allowed - set(facts) - set(problems), "the node did not answer it")
+    silent = dict.fromkeys(allowed - facts.keys() - problems.keys(), "the node did not answer it")
     return facts, reasons | silent
+
+
+@functools.lru_cache(maxsize=64)
+def _allowed(asked: frozenset[str], kernel: str) -> frozenset[str]:
+    return BASE_FACTS | {name.replace(KERNEL, kernel) for name in asked}
 
 
 def _reason(reason: str, uid: int) -> str:
@@ -100,8 +106,9 @@ def _decoded(body: bytes) -> Any:
     try:
         text = body.decode("utf-8")
         document = json.loads(text, parse_constant=refuse, parse_float=refuse)
-        # An escaped half of a surrogate pair would be an error wherever the fact is written.
-        json.dumps(document, ensure_ascii=False).encode("utf-8")
+        if "\\u" in text:
+            # An escaped half of a surrogate pair would be an error wherever the fact is written.
+            json.dumps(document, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError):
         raise AnswerError("its answer is not JSON as expected") from None
     return document

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,8 +14,11 @@ from provision.drift import Drift, drifts
 from provision.errors import CompatibilityError
 from provision.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
 from provision.inventory import Fleet
+from provision.memo import frozen
 from provision.node_names import fold
 from provision.observe import Observation
+from provision.own_limits import MOST
+from provision.shared_facts import Pool
 
 Observe = Callable[..., dict[str, Observation]]
 _DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so not to be asked for
@@ -91,8 +94,9 @@ def assess(
     overrides: Mapping[str, Any],
     *,
     timeout: float = 60.0,
-    connections: int = 64,
+    connections: int = MOST,
     on_done: Callable[[Observation], None] | None = None,
+    say: Callable[[str], None] | None = None,
     observe: Observe | None = None,
     run: ask_ansible.Run | None = None,
     also: Collection[str] = (),
@@ -100,8 +104,9 @@ def assess(
     """Look at the whole fleet, one connection a node.
 
     Raises StackError and CompatibilityError before any node is touched. Afterwards a node's trouble is its
-    own: unreachable or refused, it is named, and the others go on. `also`: facts to ask of every node beside
-    those its roles promise. `observe` and `run` stand in for nodes in tests.
+    own: unreachable or refused, it is named, and the others go on. `say` is given lines for people meanwhile.
+    `also`: facts to ask of every node beside those its roles promise. `observe` and `run` stand in for nodes
+    in tests.
     """
     stack.check_names(fleet, overrides)
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
@@ -114,6 +119,7 @@ def assess(
         timeout=timeout,
         connections=connections,
         on_done=on_done,
+        say=say,
         observe=observe,
         also=also,
     )
@@ -126,17 +132,19 @@ def look(
     chosen: Collection[str],
     *,
     timeout: float = 60.0,
-    connections: int = 64,
+    connections: int = MOST,
     on_done: Callable[[Observation], None] | None = None,
+    say: Callable[[str], None] | None = None,
     observe: Observe | None = None,
     also: Collection[str] = (),
 ) -> Assessment:
     """Observe these nodes (again) and compare: an assessment of them alone, declared as in `known`."""
     beside = diagnosis.FACTS.union(also)  # in the same round trip
-    ask = {name: facts_to_ask(known.views[name]) | beside for name in chosen}
+    whole = functools.cache(beside.union)  # one set for all that are asked the same
+    ask = {name: whole(facts_to_ask(known.views[name])) for name in chosen}
     nodes = [known.fleet.nodes[name] for name in chosen]
     observe = observe or functools.partial(
-        observer.observe, vault_password_files=known.fleet.vault_password_files
+        observer.observe, vault_password_files=known.fleet.vault_password_files, say=say
     )
     observations = observe(nodes, ask, timeout=timeout, connections=connections, on_done=on_done)
     described, refused, expected = _judge(known, observations)
@@ -145,7 +153,8 @@ def look(
         again = [known.fleet.nodes[name] for name in missing]
         late = observe(again, missing, timeout=timeout, connections=connections, on_done=None)
         observations = {**observations, **{name: _joined(observations[name], late[name]) for name in missing}}
-    observations = {name: _with_sku(observations[name], described.get(name)) for name in chosen}
+    pool = Pool()
+    observations = {name: _with_sku(observations[name], described.get(name), pool) for name in chosen}
     found = {
         name: drifts(expectations, observations[name])
         for name, expectations in expected.items()
@@ -167,9 +176,11 @@ def _judge(
     described: dict[str, dict[str, Any]] = {}
     refused: dict[str, list[Refusal]] = {}
     expected: dict[str, list[Expectation]] = {}
+    machines: dict[Hashable, dict[str, Any]] = {}  # most are alike
     for name, observation in observations.items():
         if observation.error is None:
-            described[name] = stack.describe_node(observation.facts)
+            machine = stack.describe_node(observation.facts)
+            described[name] = machines.setdefault(frozen(machine), machine)
             against = compatibility.check_node(known.views[name], described[name], name)
             against = against or lockfile.uncovered(known.views[name], described[name], name)
             if against:
@@ -223,7 +234,8 @@ def _joined(first: Observation, late: Observation) -> Observation:
     )
 
 
-def _with_sku(observation: Observation, described: Mapping[str, Any] | None) -> Observation:
+def _with_sku(observation: Observation, described: Mapping[str, Any] | None, pool: Pool) -> Observation:
     if described is None:
         return observation
-    return replace(observation, facts={**observation.facts, "gpu.sku": described["gpu"]["sku"]})
+    facts = {**observation.facts, "gpu.sku": described["gpu"]["sku"]}
+    return replace(observation, facts=pool.of(facts))

@@ -11,6 +11,7 @@ from provision.assess import Assessment
 from provision.diagnosis import NODES, Diagnosis, selection
 from provision.drift import Drift
 from provision.errors import ExitCode
+from provision.expectations import by_fact
 from provision.majority import Comparison, Voter
 from provision.odd_ones import odd_one, tie
 from provision.secrets_mask import masked
@@ -68,12 +69,20 @@ def make(
 
 
 def _voters(seen: Assessment, answered: Sequence[str]) -> dict[str, Voter]:
+    sets: dict[int, frozenset[str]] = {}  # nodes alike share their list of expectations
+
+    def declared(name: str) -> frozenset[str]:
+        expected = seen.expected.get(name, [])
+        if id(expected) not in sets:
+            sets[id(expected)] = by_fact(expected)
+        return sets[id(expected)]
+
     return {
         name: Voter(
             sku=seen.described[name]["gpu"]["sku"],
             facts=seen.observations[name].facts,
             problems=seen.observations[name].problems,
-            declared={each.fact for each in seen.expected.get(name, ())},
+            declared=declared(name),
             ignored=seen.declared[name].get("gpuprov_ignore_majority") or (),
         )
         for name in answered

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from provision import node_program, paths
+from provision import node_program, own_limits, paths
 from provision.answer import AnswerError, facts_of, one_line, unframed
 from provision.connection import Route, ansible_defaults, route_of
 from provision.direct import Direct
 from provision.inventory import Node
 from provision.node_error import NodeError
+from provision.own_limits import MOST
+from provision.shared_facts import Pool
 from provision.ssh_config import ConfigFiles, NotUnderstoodError
 from provision.worker_asks import Away
 from provision.workers import Share, shares
@@ -48,18 +49,19 @@ def observe(
     ask: Mapping[str, Collection[str]],
     *,
     timeout: float = 60.0,
-    connections: int = 64,
+    connections: int = MOST,
     on_done: Callable[[Observation], None] | None = None,
+    say: Callable[[str], None] | None = None,
     vault_password_files: Sequence[Path] = (),
 ) -> dict[str, Observation]:
     """Observe `nodes` concurrently; `ask` maps node name → fact names (base facts are always returned too).
 
     Never raises for a node: its trouble is in its Observation. Always returns one per node, within `timeout`
-    seconds for each. `on_done` is called in this thread. Nodes that only Ansible can reach go through
-    playbooks/observe.yml.
+    seconds for each. `on_done` is called in this thread, and `say` with lines for people: whom it still waits
+    for, what this machine does not allow. Nodes that only Ansible can reach go through playbooks/observe.yml.
     """
     answers = _Answers(ask, timeout, on_done)
-    put_to(nodes, answers, timeout, connections, vault_password_files)
+    put_to(nodes, answers, timeout, connections, vault_password_files, say)
     return {node.name: answers.found[node.name] for node in nodes}
 
 
@@ -68,7 +70,7 @@ def run_programs(
     programs: Mapping[str, str],
     *,
     timeout: float = 60.0,
-    connections: int = 64,
+    connections: int = MOST,
     vault_password_files: Sequence[Path] = (),
 ) -> dict[str, bytes | NodeError]:
     """Run a program of ours on each node (name → its text, in ASCII), reached as `observe` does.
@@ -92,6 +94,7 @@ def put_to(
     timeout: float,
     connections: int,
     vault_password_files: Sequence[Path],
+    say: Callable[[str], None] | None = None,
 ) -> None:
     """Run on each node what it is `asked`, and have it taken: over SSH, through Ansible where only that gets
     there, and by the node's worker where it has one."""
@@ -113,7 +116,9 @@ def put_to(
             gathered.append(others.gather)
         direct = None
         if routes:
-            direct = stack.enter_context(Direct(routes, asked, timeout, connections))
+            say = say or (lambda _line: None)
+            fitting = own_limits.fitting(routes.values(), connections, say)
+            direct = stack.enter_context(Direct(routes, asked, timeout, fitting, say))
             gathered.append(direct.gather)
 
         def meanwhile() -> None:
@@ -184,7 +189,7 @@ class _Answers:
         self._seconds = timeout * (1 - RESERVE)
         self._on_done = on_done
         self._programs: dict[tuple[frozenset[str], int | None], str] = {}
-        self._texts: dict[str, str] = {}
+        self._pool = Pool()
 
     def program(self, node: str, limit: int | None = None) -> str:
         """The text to run on a node: the program and a call of it, in ASCII; one for all asked the same."""
@@ -221,15 +226,7 @@ class _Answers:
         except AnswerError as error:
             fix = "log in by hand; is python3 there what it should be?"
             return self._failed(node, NodeError("garbage", str(error), fix), seconds)
-        return Observation(node, self._shared(facts), problems, seconds=seconds)
-
-    def _shared(self, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """The same facts, one copy of each text: a fleet answers the same thing many times."""
-        share = self._texts.setdefault
-        return {
-            sys.intern(name): share(value, value) if isinstance(value, str) else value
-            for name, value in facts.items()
-        }
+        return Observation(node, self._pool.of(facts), problems, seconds=seconds)
 
     def _failed(self, node: str, error: NodeError, seconds: float) -> Observation:
         text = f"{error.what} → {error.fix}" if error.fix else error.what

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -15,6 +16,7 @@ _SECRET_NAME = re.compile(
 _REFERENCE = re.compile(r"^\s*\{\{\s*(\w+)\s*\}\}\s*$")
 
 
+@functools.lru_cache(maxsize=4096)  # a fleet has few names, and each many times
 def is_secret_name(name: str) -> bool:
     """Whether a variable of this name holds a secret, as people name them."""
     return _SECRET_NAME.search(name) is not None

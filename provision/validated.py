@@ -41,7 +41,7 @@ class Result:
         return self.verdict in ("pass", "warn")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Standing:
     """What one check says of one node now. `result` is None when it never ran there; `changes`: why a result
     no longer counts; `judged`: whether any check judged the node: then one that did not apply is not missed.

@@ -97,6 +97,8 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "answer",
             "connection",
             "crew",
+            "level",
+            "own_limits",
             "hops",
             "host_keys",
         }
@@ -150,6 +152,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "paths",
             "node_names",
             "secrets_mask",
+            "shared_facts",
             "wording",
             "terminal",
             "versions",

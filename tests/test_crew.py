@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -87,3 +88,70 @@ def test_nothing_more_is_started_once_it_is_stopped() -> None:
     first = [done.name for done in crew.gather(wait=10)]
     assert set(first) <= {"a"}
     assert set(started) <= {"a"}
+
+
+class AtWork:
+    """Counts how many are at work at once, and how many were at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.now -= 1
+
+
+def test_more_are_asked_at_once_when_all_that_takes_time_is_the_way() -> None:
+    """In turns that no clock ends: as many as are at work are let go together, as over a long way."""
+    at_work = AtWork()
+
+    def work(name: str) -> str:
+        with at_work:
+            time.sleep(0.2)
+        return name
+
+    names = [f"n{number}" for number in range(1200)]
+    assert len(gathered(Crew(names, work, seconds=60, threads=300))) == 1200
+    assert 64 < at_work.most <= 300
+
+
+def test_nodes_that_are_slow_beside_the_others_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many nodes hang as are asked at once; they end only when all others are done."""
+    monkeypatch.setattr(module, "AT_LEAST", 0.1)
+    monkeypatch.setattr(module, "AT_FIRST", 0.02)
+    others = threading.Semaphore(0)
+
+    def work(name: str) -> str:
+        if name.startswith("slow"):
+            assert others.acquire(timeout=50)
+        return name
+
+    names = [*(f"slow{number}" for number in range(64)), *(f"n{number}" for number in range(300))]
+    crew = Crew(names, work, seconds=60, threads=200)
+    done: list[str] = []
+    while crew.unfinished:
+        done += [each.name for each in crew.gather(wait=0.2)]
+        if len(done) == 300 and crew.unfinished == 64:
+            assert sorted(crew.awaited) == sorted(names[:64])
+            others.release(64)
+    assert not any(name.startswith("slow") for name in done[:300])
+
+
+def test_nobody_is_awaited_while_others_wait_for_their_turn() -> None:
+    go = threading.Event()
+
+    def work(name: str) -> str:
+        go.wait(60)
+        return name
+
+    crew = Crew(["a", "b"], work, seconds=60, threads=1)
+    assert crew.awaited == []
+    go.set()
+    assert gathered(crew) == {"a": "a", "b": "b"}
+    assert crew.awaited == []

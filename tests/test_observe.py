@@ -149,3 +149,16 @@ def test_ansible_finds_no_template_in_what_a_node_is_asked() -> None:
     call = answers.program("gpu-01").rpartition("main(dict(")[2]
     assert "{" not in call
     assert set(eval("dict(" + call.rstrip().removesuffix(")"))["facts"]) == names  # noqa: S307
+
+
+def test_who_is_still_waited_for_is_said_once(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUIET", 0.2)
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        nodes = [sshd.node("gpu-01"), *(sshd.node(f"gpu-0{n}", ansible_port=port) for n in (2, 3))]
+        seen = observe(nodes, {}, timeout=4, say=said.append)
+    assert seen["gpu-01"].error is None
+    assert "said nothing" in str(seen["gpu-02"].error) or "no answer within" in str(seen["gpu-02"].error)
+    assert "waiting for 2 nodes: gpu-[02-03]" in said
+    assert len(said) == len(set(said))

@@ -55,9 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
     parser.add_argument(
         "--connections",
         type=count,
-        default=64,
+        default=512,
         metavar="N",
-        help="nodes asked at the same time (default 64)",
+        help="the most nodes asked at the same time: how many it is finds itself (default 512)",
     )
     parser.set_defaults(lock=None, no_lock=not lock)
     if lock:
@@ -147,5 +147,11 @@ def assess(options: argparse.Namespace, title: str, also: Collection[str] = ()) 
             progress.done(f"{observation.node}: {observation.error}" if observation.error else "")
 
         return assessing.assess(
-            fleet, chosen, timeout=options.timeout, connections=options.connections, on_done=note, also=also
+            fleet,
+            chosen,
+            timeout=options.timeout,
+            connections=options.connections,
+            on_done=note,
+            say=progress.say,
+            also=also,
         )

@@ -1,0 +1,205 @@
+"""What `gpuprov drift` costs the controller as the fleet grows: CPU per node and peak memory, no network.
+
+Answers of a node with eight GPUs are replayed through the whole command: inventory, taking the answer,
+comparing, the fleet's majority, run folder and text. Each size is a fresh process. Every node has its own
+serials, one of a hundred drifts and one of a hundred is unreachable. The floor is `json.loads` of the same
+answers. What connections cost is measured by bench_drift.py.
+Goals: 200 MB at 10,000 nodes; CPU per node the same at every size.
+
+    python benchmarks/bench_scale.py [--sizes 10,100,1000,10000] [--profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import io
+import json
+import os
+import pstats
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from provision import answer, cli, expectations, observe, stack  # noqa: E402
+from provision.inventory import Node  # noqa: E402
+from provision.node_error import unreachable  # noqa: E402
+from provision.observe import Observation  # noqa: E402
+
+KERNEL = "6.8.0-51-generic"
+NAME = "@@@@@@@@"  # eight characters that each node replaces with its own
+GPUS = [
+    {
+        "address": f"0000:{bus:02x}:00.0",
+        "device_id": "10de:2330",
+        "subsystem_id": "10de:16c1",
+        "link_width": 16,
+        "link_width_max": 16,
+    }
+    for bus in (0x1A, 0x40, 0x53, 0x66, 0x9C, 0xC0, 0xD2, 0xE4)
+]
+CARDS = [
+    {"device": f"mlx5_{card}", "board_id": "MT_0000000838", "firmware": "28.39.1002", "link_width": "4X"}
+    for card in range(10)
+]
+BASE: dict[str, Any] = {
+    "os.id": "ubuntu",
+    "os.version_id": "24.04",
+    "os.codename": "noble",
+    "os.family": "debian",
+    "os.arch": "x86_64",
+    "kernel.release": KERNEL,
+    "kernel.boot_release": KERNEL,
+    "boot.id": f"{NAME}-6f1c-4f6e-9a3e-1f0d3c2b4a59",
+    "boot.required": False,
+    "boot.reason": None,
+    "gpu.count": 8,
+    "gpu.nvswitch_count": 4,
+    "gpu.pci": GPUS,
+    "firmware.gpu_uuid": [f"GPU-{NAME}-0000-0000-0000-00000000000{gpu}" for gpu in range(8)],
+    "firmware.gpu_vbios": ["96.00.89.00.01"] * 8,
+    "firmware.gpu_gsp": ["580.126.09"] * 8,
+    "firmware.bios_version": "2.21.1",
+    "firmware.cpu_microcode": "0x2b000603",
+    "firmware.rdma": CARDS,
+}
+
+
+def fulfilling(expectation: expectations.Expectation) -> Any:
+    """Some value that satisfies an expectation."""
+    candidates = [expectation.value, [expectation.value], "manual\n", "auto\n"]
+    if expectation.operator == "one_of":
+        candidates = list(expectation.value)
+    return next((each for each in candidates if expectation.holds(each)), expectation.value)
+
+
+def recorded(node: Node, asked: Collection[str]) -> bytes:
+    """What such a node prints when everything is as declared."""
+    names = {name.replace(expectations.KERNEL, KERNEL) for name in asked}
+    known = expectations.of_node(stack.declared(node, {}), stack.describe_node(BASE))
+    facts = dict.fromkeys(names) | {each.fact: fulfilling(each) for each in known if each.fact in names}
+    body = json.dumps({"uid": 0, "facts": {**facts, **BASE}, "problems": {}}).encode()
+    return answer.BEGIN + b"%d\n%b\n" % (len(body), body) + answer.END + b"\n"
+
+
+class Replay:
+    """Stands in for observe.observe: what comes over the network there comes from memory here."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.floor = 0.0
+        self._recorded: dict[frozenset[str], bytes] = {}
+
+    def observe(
+        self,
+        nodes: Collection[Node],
+        ask: Mapping[str, Collection[str]],
+        *,
+        timeout: float = 60.0,
+        on_done: Callable[[Observation], None] | None = None,
+        **_options: Any,
+    ) -> dict[str, Observation]:
+        answers = observe._Answers(ask, timeout, on_done)
+        for number, node in enumerate(nodes):
+            if number % 100 == 99:
+                answers.take(node.name, unreachable("10.0.0.1 did not answer within 10 s"), 10.0)
+                continue
+            asked = frozenset(ask[node.name])
+            if asked not in self._recorded:
+                self._recorded[asked] = recorded(node, asked)
+            output = self._recorded[asked].replace(NAME.encode(), b"%08d" % number)
+            if number % 100 == 50:
+                output = output.replace(b'"2.21.1"', b'"2.20.9"').replace(b'0", "', b'1", "', 1)
+            self.size += len(output)
+            began = time.process_time()
+            json.loads(answer.unframed(output))
+            self.floor += time.process_time() - began
+            answers.take(node.name, output, 0.1)
+        return {node.name: answers.found[node.name] for node in nodes}
+
+
+def one_size(nodes: int, profile: bool) -> dict[str, Any]:
+    """Run the command on so many nodes in this process, and say what it cost."""
+    from provision.ssh import Ssh
+
+    Ssh()  # its libraries are part of what a real look costs
+    replay = Replay()
+    with tempfile.TemporaryDirectory() as name:
+        inventory = Path(name, "inventory.json")
+        hosts = {
+            f"gpu-{number:05}": {"ansible_host": f"10.1.{number // 250}.{number % 250}"}
+            for number in range(nodes)
+        }
+        inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
+        os.environ.update(GPUPROV_RUNS=f"{name}/runs", XDG_STATE_HOME=f"{name}/state")
+        profiler = cProfile.Profile()
+        before, began = time.process_time(), time.perf_counter()
+        with mock.patch.object(observe, "observe", replay.observe), redirect_stdout(io.StringIO()) as said:
+            if profile:
+                profiler.enable()
+            code = cli.main(["drift", str(inventory)])
+            profiler.disable()
+        cpu, wall = time.process_time() - before, time.perf_counter() - began
+        stored = sum(path.stat().st_size for path in Path(name, "runs").rglob("*") if path.is_file())
+    if profile:
+        pstats.Stats(profiler, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
+        pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(30)
+    return {
+        "nodes": nodes,
+        "code": int(code),
+        "cpu": cpu - replay.floor,
+        "floor": replay.floor,
+        "wall": wall,
+        "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "answers": replay.size,
+        "stored": stored,
+        "lines": said.getvalue().count("\n"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sizes", default="10,100,1000,10000")
+    parser.add_argument("--profile", action="store_true", help="where the time goes, on standard error")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one_size(options.one, options.profile)))
+        return
+    print(" nodes  ms CPU a node  json.loads  peak MB  KB a node  text lines")
+    rows = []
+    for size in options.sizes.split(","):
+        words = [sys.executable, __file__, "--one", size, *(["--profile"] if options.profile else [])]
+        errors = None if options.profile else subprocess.DEVNULL
+        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=errors, check=True, timeout=1800)
+        rows.append(row := json.loads(done.stdout))
+        count = row["nodes"]
+        more = (row["memory"] - rows[0]["memory"]) * 1024 / (count - rows[0]["nodes"] or 1)
+        print(
+            f"{count:6} {row['cpu'] / count * 1000:14.2f} {row['floor'] / count * 1000:11.2f} "
+            f"{row['memory']:8.0f} {more:10.1f} {row['lines']:11}",
+            flush=True,
+        )
+    print("CPU is our process's, ansible-inventory's not; KB a node: above the smallest fleet's memory")
+    if len(rows) > 2:
+        last, before = rows[-1], rows[-2]
+        slope = (last["cpu"] - before["cpu"]) / (last["nodes"] - before["nodes"]) * 1000
+        earlier = (before["cpu"] - rows[0]["cpu"]) / (before["nodes"] - rows[0]["nodes"]) * 1000
+        print(f"each further node: {earlier:.2f} ms up to {before['nodes']}, {slope:.2f} ms above")
+        print(f"memory at {last['nodes']}: {last['memory']:.0f} MB (goal 200)")
+
+
+if __name__ == "__main__":
+    main()
