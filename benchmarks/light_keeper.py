@@ -42,7 +42,7 @@ MaxStartups 10000
 UseDNS no
 PrintMotd no
 PrintLastLog no
-SetEnv PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/root
+SetEnv PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/light
 """
 
 
@@ -63,6 +63,7 @@ def make_root(folder: str) -> str:
         call("mount", "--rbind", f"/{name}", f"{root}/{name}")
     call("mount", "-t", "proc", "proc", f"{root}/proc")
     Path(root, "run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
+    Path(root, "light").mkdir()  # a home without the start files of this machine's root
     inside = Path(root + folder)  # where /tmp is a file system of its own, the layer does not show it
     inside.mkdir(parents=True, exist_ok=True)
     call("mount", "--bind", folder, str(inside))

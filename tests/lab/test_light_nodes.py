@@ -43,9 +43,9 @@ def test_every_node_has_an_address_and_a_known_key(fleet: LightFleet) -> None:
     assert len(set(fleet.addresses.values())) == len(fleet.names) == 40
     assert len(fleet.known_hosts.read_text().splitlines()) == 40
     for name in (fleet.good[0], fleet.good[-1]):
-        done = ssh(fleet, name, "echo $SSH_CONNECTION; touch /left-here")
+        done = ssh(fleet, name, "echo $SSH_CONNECTION; ls -A ~; touch /left-here")
         assert done.returncode == 0, done.stderr
-        assert done.stdout.decode().split()[2] == fleet.addresses[name]
+        assert done.stdout.decode().split()[2:] == [fleet.addresses[name], "22"]
     assert not Path("/left-here").exists()
 
 
