@@ -63,6 +63,7 @@ class Question:
                 self._receive()
         if is_whole(self._output):
             return bytes(self._output)
+        self._clock.left()  # who is cut because its time is up did not answer badly
         errors = bytes(self._output if prompt else self._errors)
         raise why_no_answer(
             bytes(self._output), errors, self._status(), python=route.python, become=route.become

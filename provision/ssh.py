@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -110,13 +111,16 @@ class Ssh:
         # Ask for a type we know, or a host with several keys would look changed.
         kinds = sorted(options.key_types, key=lambda kind: _type_of_key(kind) not in known)
         options.key_types = tuple(kinds)
-        transport.banner_timeout = transport.handshake_timeout = clock.left(HANDSHAKE_TIMEOUT)
+        limit = transport.banner_timeout = transport.handshake_timeout = clock.left(HANDSHAKE_TIMEOUT)
+        began = time.monotonic()
         try:
-            transport.start_client(timeout=clock.left(HANDSHAKE_TIMEOUT))
+            transport.start_client(timeout=limit)
             key = transport.get_remote_server_key()
         except (self._paramiko.SSHException, OSError, EOFError) as error:
             clock.left()
-            raise _handshake_error(hop, str(error)) from None
+            # paramiko says of a server that is silent the same as of one that hangs up.
+            silent = time.monotonic() - began >= 0.9 * limit
+            raise _handshake_error(hop, str(error), silent=silent) from None
         self._host_keys.check(hop, entries, key.get_name(), key.asbytes(), direct=direct)
 
     def _through(self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock) -> Any:
@@ -170,8 +174,14 @@ def _disabled(transport: type[paramiko.Transport], hop: Hop) -> dict[str, list[s
     return disabled
 
 
-def _handshake_error(hop: Hop, said: str) -> NodeError:
-    if "timed out" in said or "timeout" in said.lower() or not said or "No existing session" in said:
+def _handshake_error(hop: Hop, said: str, *, silent: bool) -> NodeError:
+    if (
+        silent
+        or "timed out" in said
+        or "timeout" in said.lower()
+        or not said
+        or "No existing session" in said
+    ):
         return hung(f"{hop.address} accepted the connection and then said nothing")
     if "Indecipherable" in said or "Invalid SSH banner" in said or "codec" in said:
         return unreachable(f"what listens on {hop.address} is not an SSH server", "correct ansible_port")

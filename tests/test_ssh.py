@@ -276,6 +276,16 @@ def test_a_node_that_hangs_after_connecting(ssh: Ssh, sshd: Any, serve: Callable
     assert error.unreachable
 
 
+def test_a_server_silent_for_longer_than_a_handshake_may_take_hangs(
+    ssh: Ssh, sshd: Any, serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """paramiko gives up before the node's time is over, in the words it has for a server that hangs up."""
+    monkeypatch.setattr("provision.ssh.HANDSHAKE_TIMEOUT", 0.5)
+    error = trouble(ssh, route(sshd.node(ansible_port=serve(lambda _: None))), seconds=60)
+    assert error.kind == "hung"
+    assert "accepted the connection and then said nothing" in error.what
+
+
 def test_a_node_that_hangs_up_at_once(ssh: Ssh, sshd: Any, serve: Callable[..., int]) -> None:
     error = trouble(ssh, route(sshd.node(ansible_port=serve(lambda connection: connection.close()))))
     assert error.kind == "unreachable"
