@@ -64,7 +64,7 @@ def of(
         *_incidents(timeline),
         *_end(timeline, missing, over=over, silence=silence),
         *_telemetry(timeline, watch),
-        *(_drifted(watch) if watch else ()),
+        *(_drifted(timeline, watch) if watch else ()),
         *(_sampled(timeline, watch, known) if watch else ()),
         *_clocks(clock),
         *(Told(unmeasured(ID, line, action="investigate")) for line in damaged[:20]),
@@ -183,7 +183,7 @@ def _telemetry(timeline: Timeline, watch: Watch | None) -> list[Told]:
     return found
 
 
-def _drifted(watch: Watch) -> list[Told]:
+def _drifted(timeline: Timeline, watch: Watch) -> list[Told]:
     found = []
     for name, moved in drift(watch).items():
         if moved < -_DRIFT:
@@ -196,7 +196,8 @@ def _drifted(watch: Watch) -> list[Told]:
                 ID, Verdict.WARN, name, said, "clock_drift", round(moved, 4), "", limit,
                 "median of the other GPUs of the node", "investigate",
             )  # fmt: skip
-            found.append(Told(warning, watch.gpus[name].onset.get("clock")))
+            since = watch.gpus[name].onset.get("clock")
+            found.append(Told(warning, since, timeline.during(since) if since else ""))
     return found
 
 

@@ -34,6 +34,12 @@ SERIOUS = frozenset({"abort", "error", "foreign", "killed", "left", "refused", "
 _MEMORY = "the kernel ended {program} for want of memory: {line}"
 _ANSWERS = "{source} of {device} answers again"
 _ROOM = "there is room on its disk again"
+# What cuts a step, by the event that says so.
+_CUT = {
+    "booted": "the node rebooted",
+    "resumed": "the runner was ended",
+    "finished": "it was cut by the burn-in's end ({})",
+}
 
 
 @dataclass(frozen=True)
@@ -124,10 +130,7 @@ def timeline(events: Sequence[Event], clock: Clock) -> Timeline:
             during = _during(event.fields.get("during")) or (stretch.name if stretch else "")
             found.reboots.append(Reboot(found.last or now, now, during))
         if event.name in ("step", "booted", "resumed", "finished") and step is not None:
-            why = {"booted": "the node rebooted", "resumed": "the runner was ended"}.get(
-                event.name, "it was cut"
-            )
-            found.steps.append(_cut(step, why))
+            found.steps.append(_cut(step, _CUT.get(event.name, "it was cut").format(event.text("ended"))))
             step = None
         if event.name == "step":
             step = _step(event, now)

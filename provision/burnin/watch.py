@@ -148,7 +148,8 @@ def _throttle(one: Device, row: Row, now: float, loaded: bool) -> None:
             one.alarms[name] = one.alarms.get(name, 0) + 1
             one.longest[name] = max(one.longest.get(name, 0), row_now)
     if not held:
-        one._held = 0
+        if loaded:  # between two loads nothing is held down: what was goes on in the next
+            one._held = 0
         return
     if one._held == 0:
         one._before["throttle"] = now

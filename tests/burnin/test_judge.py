@@ -48,6 +48,34 @@ def test_a_fault_of_the_third_run_is_told_once_with_its_first_time(made: Made) -
     )
 
 
+def test_clocks_held_down_from_the_end_of_a_run_on_are_so_since_then(made: Made) -> None:
+    made.steps({1: burned(), 2: burned(), 3: burned()})
+    made.finish()
+
+    def held(up: float, gpu: int) -> dict[str, Any]:
+        idle = {"util_pct": 0} if (up - 10) % 70 > 60 else {}
+        return {**idle, "throttle": "0x40"} if gpu == 5 and up >= 65 and not idle else idle
+
+    made.telemetry(made.now, held)
+    _, sampled, _ = made.told()
+    assert sampled is not None
+    assert sampled.gpus["gpu5"].onset["throttle"] == T0 + 65  # two samples before the pause, more after it
+
+
+def test_clocks_held_down_for_a_moment_of_each_run_are_no_sign(made: Made) -> None:
+    made.steps({1: burned(), 2: burned(), 3: burned()})
+    made.finish()
+
+    def brief(up: float, gpu: int) -> dict[str, Any]:
+        idle = {"util_pct": 0} if (up - 10) % 70 > 60 else {}
+        return {"throttle": "0x40"} if gpu == 5 and 0 <= (up - 10) % 70 < 10 else idle
+
+    made.telemetry(made.now, brief)
+    _, sampled, _ = made.told()
+    assert sampled is not None
+    assert "throttle" not in sampled.gpus["gpu5"].onset
+
+
 def test_the_telemetry_says_when_within_a_run_a_gpu_became_slow(made: Made) -> None:
     made.steps({1: burned(), 2: burned("very-slow-gpu5"), 3: burned("very-slow-gpu5")})
     made.finish()
