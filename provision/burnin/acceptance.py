@@ -109,5 +109,6 @@ def summary(run: Campaign, found: Results, drained: Sequence[str]) -> list[str]:
             lines.append(f"      {row['verdict']:<5} {row['device']}: {row['message']}{since}{during}")
         if len(bad) > 4:
             lines.append(f"      and {len(bad) - 4} more")
+    lines += [f"  {line}" for line in fleet["not_compared"]]
     lines += [f"  drained: {', '.join(drained)}"] if drained else []
     return lines

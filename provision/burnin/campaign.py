@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -191,12 +192,14 @@ def new(
     given: dict[str, dict[str, Any]] = {}
     for node in looked.seen.values():
         folder.append("facts", asdict(node))
+    turns = Counter(part.turn for part in planned.parts)
     for part in planned.parts:
         node = looked.seen[part.node]
         known = looked.known.get(part.node)
         if known is not None:
             validated.note_look(folder, part.node, known)
-        given[part.node] = orders.order(folder.path.name, profile, node, part, known, about)
+        alone = turns[part.turn] == 1
+        given[part.node] = orders.order(folder.path.name, profile, node, part, known, about, alone=alone)
         folder.append("orders", {"node": part.node, "order": given[part.node]})
     return Campaign(folder, looked.variables, forks, fleet.vault_password_files), given
 
@@ -243,7 +246,7 @@ def ask_nodes(
     folder.note(
         inventory=str(fleet.source.absolute()),
         # One that cannot be asked may be part of it: it is named until it says otherwise.
-        nodes=[node for node, answer in answers.items() if node in there[name] or answer.error],
+        nodes=[node for node in variables if node in there[name] or answers[node].error],
         asked=folder.meta().get("asked") or [VERB],
         started=moment,
         adopted=True,

@@ -5,31 +5,49 @@ Each segment keeps what it measured in a folder of its own, `<run>/fleet/<segmen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from provision import fleet_pairs, pair_campaign
 from provision.burnin.campaign import Campaign
 from provision.burnin.status import Status
+from provision.checks_asked import PAIRS
 from provision.errors import RunFolderError
 from provision.health import CheckResult, NodeHealth
-from provision.judge import Finding, unmeasured, worst
+from provision.judge import Finding, Verdict, unmeasured, worst
+from provision.node_names import fold
 from provision.seen import Seen
 from provision.store import RunFolder
 from provision.terminal import Progress
 from provision.validation import Settings
 
-Segments = Mapping[str, Sequence[str]]  # segment → its checks
+UNATTENDED = "unattended"  # the metric of findings on what nobody measured, or nobody could
+
+_NOBODY = "not measured, for nobody attended: gpuprov burnin attach measures it while the nodes wait"
+_ALONE = "not measured, for no other node burned in its turn"
 
 
-def segments(profile: Any) -> dict[str, list[str]]:
-    """The segments between nodes of a profile, as JSON has it, with their checks."""
+@dataclass(frozen=True)
+class Between:
+    """What is measured in a segment between nodes. `optional`: it is skipped where nobody attends."""
+
+    checks: tuple[str, ...]
+    optional: bool = False
+
+
+Segments = Mapping[str, Between]
+
+
+def segments(profile: Any) -> dict[str, Between]:
+    """The segments between nodes of a profile, as JSON has it, which may come from a node."""
     found = {}
     rows = profile.get("segments") if isinstance(profile, Mapping) else None
     for row in rows if isinstance(rows, list | tuple) else ():
         if isinstance(row, Mapping) and row.get("kind") == "fleet":
-            found[str(row.get("name"))[:60]] = [str(check) for check in row.get("checks") or ()]
+            named = row.get("checks")
+            checks = tuple(str(check) for check in named) if isinstance(named, list | tuple) else ()
+            found[str(row.get("name"))[:60]] = Between(checks, row.get("attended") == "only")
     return found
 
 
@@ -55,7 +73,8 @@ def measure(
     say: Callable[[str], None],
     forks: int,
 ) -> None:
-    """Measure the nodes that wait in a segment, then let them go on, whatever came of it."""
+    """Measure the nodes that wait in a segment, then let them go on, whatever came of it. What was measured
+    while some of them had gone on by themselves is not to be judged."""
     folder = _folder(run, segment)
     folder.note(asked=list(checks), nodes=list(able), inventory=str(run.folder.meta().get("inventory") or ""))
     settings = Settings(forks=forks, vault_password_files=tuple(run.vault_password_files))
@@ -63,11 +82,25 @@ def measure(
         with Progress("burnin", total=len(able) * len(checks)) as progress:
             for check in checks:
                 pair_campaign.measure(check, folder, able, run.variables, settings, progress)
+                if late := _gone_on(run, segment, able):
+                    folder.note(late={"check": check, "nodes": late})
+                    say(f"{segment}: {fold(late)} went on before {check} was measured")
+                    break
     finally:
         answers = run.ask("release", list(able), shared={"segment": segment})
         for name, answer in answers.items():
             if answer.error:
                 say(f"{name}: could not be told to go on: {answer.error}; it does so by itself")
+
+
+def _gone_on(run: Campaign, segment: str, able: Iterable[str]) -> list[str]:
+    """The nodes that burn on and wait in the segment no more."""
+    answers = run.ask("status", list(able)).values()
+    return [
+        answer.node
+        for answer in answers
+        if answer.true("alive") and not answer.true("finished") and answer.said.get("holding") != segment
+    ]
 
 
 def _folder(run: Campaign, segment: str) -> RunFolder:
@@ -79,35 +112,80 @@ def judge(
     nodes: Sequence[NodeHealth],
     seen: Mapping[str, Seen],
     wanted: Segments,
-    passed: Mapping[str, Sequence[str]],
+    passed: Mapping[str, Collection[str]],
+    alone: Mapping[str, Collection[str]],
 ) -> tuple[list[NodeHealth], list[Finding], list[str]]:
     """The nodes with what lies between them; findings of the fabric; what no measurement could tell.
-    `passed`: node → the segments it has behind it: one that nobody measured there is an error."""
+    `passed`: node → the segments it has behind it: one that nobody measured there is an error, or skipped
+    when it is optional. `alone`: node → those it was not asked to wait in, for nobody burned beside it."""
     judged = list(nodes)
     fabric: list[Finding] = []
     told: list[str] = []
-    for segment, checks in wanted.items():
+    for segment, between in wanted.items():
         folder = RunFolder(run.folder.path / "fleet" / segment)
         try:
-            members = [str(name) for name in folder.meta().get("nodes", ())]
+            meta = folder.meta()
+            members = [str(name) for name in meta.get("nodes", ())]
             bare = [replace(node, checks=()) for node in judged if node.node in members]
             found, more, lines = fleet_pairs.judge(folder, bare, seen)
         except RunFolderError:
-            members, found, more, lines = [], (), (), ()
+            meta, found, more, lines = {}, (), (), ()
         of = {node.node: node.checks for node in found}
+        if late := _late(meta, between):
+            more, lines = (), (f"{late}: nothing of it is judged", *lines)
+            of = {node: tuple(_untold(check, late) for check in between.checks) for node in of}
         fabric += more
+        if between.optional:
+            for check in between.checks:
+                if why := _lacked(check, of.values()):
+                    lines = (*lines, f"{check} was not measured: {why}")
+                    of = {node: _without(check, why, checks) for node, checks in of.items()}
         told += [f"{segment}: {line}" for line in lines]
+        untold: dict[str, list[str]] = {}
         for place, node in enumerate(judged):
+            why = _ALONE if segment in alone.get(node.node, ()) else ""
+            why = why or (_NOBODY if segment in passed.get(node.node, ()) else "")
             if node.node in of:
                 judged[place] = _with(node, segment, of[node.node])
-            elif segment in passed.get(node.node, ()):
-                said = "nobody attended: gpuprov burnin attach measures it while the nodes wait"
-                lost = [
-                    CheckResult(check, unmeasured(check, said).verdict, (unmeasured(check, said),), (), 0.0)
-                    for check in checks
-                ]
-                judged[place] = _with(node, segment, lost)
+            elif why:
+                untold.setdefault(why, []).append(node.node)
+                skipped = between.optional or why == _ALONE
+                judged[place] = _with(
+                    node, segment, [_untold(check, why, skipped=skipped) for check in between.checks]
+                )
+        told += [f"{segment} of {fold(names)}: {why}" for why, names in untold.items()]
     return judged, fabric, told
+
+
+def _late(meta: Mapping[str, Any], between: Between) -> str:
+    """Why nothing of a segment is judged: nodes loaded their GPUs again while others were still measured."""
+    late = meta.get("late")
+    if not isinstance(late, Mapping) or late.get("check") not in between.checks:
+        return ""
+    names = [str(name) for name in late.get("nodes") or ()]
+    return f"{fold(names)} went on before {late['check']} was measured: give the segment more minutes"
+
+
+def _lacked(check: str, found: Iterable[Sequence[CheckResult]]) -> str:
+    """How to get the program of a check that not one node has; empty when any has it."""
+    findings = [f for checks in found for one in checks if one.check == check for f in one.findings]
+    errors = [finding for finding in findings if finding.verdict is not Verdict.SKIP]
+    install = f"the role {PAIRS[check].METRIC.installs} installs it"
+    lacked = bool(errors) and all(one.verdict is Verdict.ERROR and install in one.message for one in errors)
+    return f"no node has its program: {install}" if lacked else ""
+
+
+def _without(check: str, why: str, found: Sequence[CheckResult]) -> tuple[CheckResult, ...]:
+    return tuple(
+        _untold(check, f"not measured, {why}", skipped=True) if one.check == check else one for one in found
+    )
+
+
+def _untold(check: str, why: str, *, skipped: bool = False) -> CheckResult:
+    finding = replace(unmeasured(check, why), metric=UNATTENDED)
+    if skipped:
+        finding = Finding(check, Verdict.SKIP, "node", why, UNATTENDED)
+    return CheckResult(check, finding.verdict, (finding,), (), 0.0)
 
 
 def _with(node: NodeHealth, segment: str, more: Iterable[CheckResult]) -> NodeHealth:

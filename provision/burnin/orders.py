@@ -90,13 +90,17 @@ def order(
     part: Part,
     known: Fingerprint | None,
     about_run: Mapping[str, Any],
+    *,
+    alone: bool = False,
 ) -> dict[str, Any]:
-    """What the node is given, as order.json."""
+    """What the node is given, as order.json. `alone`: no other node burns in its turn."""
     segments: list[dict[str, Any]] = []
     for segment in profile.segments:
         mine = steps(segment, node, {})
         if segment.kind in LOADS and not mine:
             continue  # nothing of it applies to this node
+        if segment.kind == "fleet" and alone:
+            continue
         rounds = rounds_of(segment)
         segments.append(
             {

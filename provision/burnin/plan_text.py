@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -23,6 +24,8 @@ def lines(profile: Profile, plan: Plan, unable: Mapping[str, str]) -> Iterator[s
         rounds = orders.rounds_of(segment)
         times = f", {rounds} times" if rounds and rounds > 1 else ""
         long = spelled(round(orders.plan_seconds(segment)))
+        if segment.attended:
+            times = ", where somebody attends"
         yield f"  {segment.name:<{width}}  about {long:<12} {segment.kind:<9} {how}{times}"
     yield ""
     for number in range(1, plan.turns + 1):
@@ -32,6 +35,11 @@ def lines(profile: Profile, plan: Plan, unable: Mapping[str, str]) -> Iterator[s
         said = f"turn {number} of {plan.turns}: " if plan.turns > 1 else ""
         after = f", begins after {spelled(round(begin))}" if begin else ""
         yield f"{said}{many(len(mine), 'node')} ({who}){after}{_ramp(mine)}"
+    between = [segment.name for segment in profile.segments if segment.kind == "fleet"]
+    turns = Counter(part.turn for part in plan.parts)
+    alone = [part.node for part in plan.parts if turns[part.turn] == 1]
+    if between and alone:
+        yield f"not measured: {', '.join(between)} of {fold(alone)}, for no other node burns in its turn"
     for name, why in unable.items():
         yield f"not burned in: {name}: {why}"
     yield f"takes about {spelled(round(plan.about))} in all"

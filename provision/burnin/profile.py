@@ -28,7 +28,8 @@ _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 class Segment:
     """One part of a burn-in. Either `repeat` (rounds of its checks) or `minutes` says how long it is;
     `weight`: its share of what a duration leaves, then at least `least` minutes. `step_minutes`: of a soak,
-    how long one load of it is: what a reboot can cost.
+    how long one load of it is: what a reboot can cost. `attended`: "only" for a fleet segment that is
+    skipped, and told, where nobody attends; else that is an error.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Segment:
     weight: float = 0.0
     least: float = _LEAST
     step_minutes: float = 30.0
+    attended: str = ""
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ _SEGMENT = {
     "weight": _number(0.001, 1000),
     "least": _number(0.01, _LONGEST),
     "step_minutes": _number(0.1, 240),
+    "attended": (lambda v: v == "only", "only, or left out"),
 }
 _ABORT = {
     "gpu_celsius": _number(40, 130),
@@ -141,7 +144,7 @@ _MAY = {
     "load": {"checks", "repeat", "minutes", "weight", "least"},
     "soak": {"checks", "minutes", "weight", "least", "step_minutes"},
     "cool_down": {"minutes"},
-    "fleet": {"checks", "minutes"},
+    "fleet": {"checks", "minutes", "attended"},
 }
 
 

@@ -14,11 +14,13 @@ from dataclasses import asdict
 from typing import Any
 
 from provision import __version__
+from provision.burnin.fleet import UNATTENDED
 from provision.burnin.own_findings import Told, stamp
 from provision.burnin.results import NodeResult, Results
 from provision.burnin.signs import drift
 from provision.burnin.timeline import Timeline
 from provision.burnin.watch import Watch, extremes
+from provision.health import NodeHealth
 from provision.judge import Verdict, worst
 from provision.node_names import natural
 from provision.wording import spelled
@@ -133,12 +135,18 @@ def _node(name: str, found: Results) -> dict[str, Any]:
         "steps": {"done": one.burned.done, "planned": one.burned.planned},
         "checks": {check.check: check.verdict.value for check in health.checks},
         "findings": sorted(findings, key=lambda row: -Verdict(row["verdict"]).badness),
-        "not_measured": list(one.burned.missing),
+        "not_measured": [*one.burned.missing, *_between(health)],
         "course": _course(one.timeline, one),
         "reboots": len(one.timeline.reboots),
         "telemetry": _telemetry(one.watch, one.timeline),
         "clock_skew_seconds": round(one.skew, 1),
     }
+
+
+def _between(health: NodeHealth) -> list[str]:
+    """What was not measured between nodes, a line for each check."""
+    findings = [finding for check in health.checks for finding in check.findings]
+    return [f"{one.check}: {one.message}" for one in findings if one.metric == UNATTENDED]
 
 
 def _finding(told: Told, known: Told | None) -> dict[str, Any]:

@@ -114,19 +114,24 @@ def _between(
         name: [stretch.name for stretch in one.timeline.segments if stretch.end]
         for name, one in found.items()
     }
-    return fleet.judge(run, nodes, {name: one.seen for name, one in found.items()}, wanted, passed)
+    ordered = {
+        name: {str(row.get("name")) for row in one.order.get("segments") or () if isinstance(row, Mapping)}
+        for name, one in found.items()
+    }
+    alone = {name: wanted.keys() - names for name, names in ordered.items() if names}
+    return fleet.judge(run, nodes, {name: one.seen for name, one in found.items()}, wanted, passed, alone)
 
 
-def segments_between(run: Campaign) -> dict[str, list[str]]:
-    """The segments between nodes of this burn-in, with their checks."""
-    wanted: dict[str, list[str]] = {}
+def segments_between(run: Campaign) -> dict[str, fleet.Between]:
+    """The segments between nodes of this burn-in."""
+    wanted: dict[str, fleet.Between] = {}
     given = _orders(run.folder)
     for name in map(str, run.folder.meta().get("nodes", ())):
         about = (given.get(name) or Spool(run.folder, name).order()).get("about")
         wanted |= fleet.segments(about.get("profile") if isinstance(about, Mapping) else None)
     return {
-        name: [check for check in checks if check in PAIRS]
-        for name, checks in wanted.items()
+        name: replace(one, checks=tuple(check for check in one.checks if check in PAIRS))
+        for name, one in wanted.items()
         if re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name)
     }
 
@@ -189,6 +194,8 @@ def publish(run: Campaign, found: Results) -> None:
             continue
         validated.note_look(run.folder, name, one.known)
         for check in one.burned.health.checks:
+            if check.check in PAIRS and check.verdict is Verdict.SKIP:
+                continue  # what nobody attended says nothing new of a node
             if check.verdict is not Verdict.ERROR or check.check == ID:
                 validated.note_result(run.folder, name, check.check, one.known, moment)
                 verdicts[name, check.check] = check.verdict.value

@@ -52,6 +52,8 @@ def start(
     sys.stdout.write(f"\n{run.name}: {len(begun)} of {len(fleet.nodes)} nodes burn in\n")
     if options.detach:
         sys.stdout.write(f"  → gpuprov burnin status {run.name}\n  → gpuprov burnin collect {run.name}\n")
+        if any(segment.kind == "fleet" for segment in profile.segments) and len(begun) > 1:
+            sys.stdout.write(f"  → gpuprov burnin attach {run.name}, or nothing between nodes is measured\n")
         return ExitCode.INCOMPLETE if refused or unable else ExitCode.OK
     return _attach(run, fleet, overrides, options)
 
@@ -215,7 +217,7 @@ def _between(run: Campaign, found: list[Status], options: argparse.Namespace) ->
     waiting = fleet.ready(found, turns, wanted)
     for segment, nodes in waiting.items():
         able = {name: seen[name] for name in nodes if not seen[name].error}
-        fleet.measure(run, segment, wanted[segment], able, _complain, options.forks)
+        fleet.measure(run, segment, wanted[segment].checks, able, _complain, options.forks)
     return bool(waiting)
 
 

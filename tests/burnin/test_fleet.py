@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,17 @@ import pytest
 from provision import pair_campaign
 from provision.burnin import fleet
 from provision.burnin.campaign import Campaign
+from provision.burnin.fleet import Between
+from provision.burnin.node_talk import Answer
 from provision.burnin.status import Status
+from provision.checks_asked import PAIRS
 from provision.health import NodeHealth
 from provision.judge import Verdict
 from provision.store import RunFolder
 from tests.burnin.conftest import NODE
 
-WANTED = {"pairs": ["pair_bandwidth"]}
+WANTED = {"pairs": Between(("pair_bandwidth",))}
+OPTIONAL = {"pairs": Between(("pair_bandwidth",), optional=True)}
 
 
 def waits(node: str, holding: str = "pairs", **more: bool) -> Status:
@@ -38,9 +43,10 @@ def test_pairs_are_measured_once_all_of_a_turn_wait(found: list[Status], ready: 
 
 
 def test_the_segments_of_a_profile_from_a_node_are_not_trusted() -> None:
-    assert fleet.segments(
-        {"segments": [{"name": "x", "kind": "fleet", "checks": ["pair_bandwidth"]}, 3]}
-    ) == {"x": ["pair_bandwidth"]}
+    row = {"name": "x", "kind": "fleet", "checks": ["pair_bandwidth"]}
+    assert fleet.segments({"segments": [row, 3]}) == {"x": Between(("pair_bandwidth",))}
+    row |= {"attended": "only", "checks": 3}
+    assert fleet.segments({"segments": [row]}) == {"x": Between((), optional=True)}
     assert fleet.segments({"segments": "x"}) == fleet.segments(None) == {}
 
 
@@ -51,12 +57,66 @@ def run(tmp_path: Path) -> Campaign:
     return Campaign(folder, {"gpu-01": {}})
 
 
+TWO = [NodeHealth("gpu-01", Verdict.PASS, ()), NodeHealth("gpu-02", Verdict.PASS, ())]
+
+
 def test_a_segment_nobody_attended_is_an_error_of_the_nodes_that_waited(run: Campaign) -> None:
-    nodes = [NodeHealth("gpu-01", Verdict.PASS, ()), NodeHealth("gpu-02", Verdict.PASS, ())]
-    judged, _, _ = fleet.judge(run, nodes, {}, WANTED, {"gpu-01": ["pairs"], "gpu-02": []})
+    judged, _, told = fleet.judge(run, TWO, {}, WANTED, {"gpu-01": ["pairs"], "gpu-02": []}, {})
     assert [node.verdict for node in judged] == [Verdict.ERROR, Verdict.PASS]
     (finding,) = judged[0].checks[0].findings
-    assert finding.message.startswith("pairs: nobody attended")
+    assert finding.message.startswith("pairs: not measured, for nobody attended")
+    assert [line.partition(":")[0] for line in told] == ["pairs of gpu-01"]
+
+
+def test_one_that_is_for_those_who_attend_is_told_and_no_error(run: Campaign) -> None:
+    judged, _, told = fleet.judge(run, TWO, {}, OPTIONAL, {"gpu-01": ["pairs"], "gpu-02": ["pairs"]}, {})
+    assert [node.verdict for node in judged] == [Verdict.PASS, Verdict.PASS]
+    (finding,) = judged[0].checks[0].findings
+    assert (finding.verdict, finding.metric) == (Verdict.SKIP, fleet.UNATTENDED)
+    (line,) = told
+    assert line.startswith("pairs of gpu-[01-02]: not measured, for nobody attended")
+
+
+def test_a_node_with_nobody_beside_it_skips_them(run: Campaign) -> None:
+    judged, _, told = fleet.judge(run, TWO[:1], {}, WANTED, {"gpu-01": []}, {"gpu-01": ["pairs"]})
+    assert judged[0].verdict is Verdict.PASS
+    assert [finding.verdict for finding in judged[0].checks[0].findings] == [Verdict.SKIP]
+    assert told == ["pairs of gpu-01: not measured, for no other node burned in its turn"]
+
+
+@pytest.fixture
+def measured(run: Campaign) -> Callable[..., list[Verdict]]:
+    """What a measurement that two nodes were left out of, each for its reason, makes of them."""
+
+    def judge(wanted: fleet.Segments, *why: str, **meta: object) -> list[Verdict]:
+        folder = RunFolder.adopt("pairs", "burnin", {}, run.folder.path / "fleet")
+        left_out = {node.node: reason for node, reason in zip(TWO, why, strict=True)}
+        took = {"pair_bandwidth": {"nodes": [], "left_out": left_out}}
+        folder.note(asked=["pair_bandwidth"], nodes=["gpu-01", "gpu-02"], pairs=took, **meta)
+        passed = {node.node: ["pairs"] for node in TWO}
+        judged, _, _ = fleet.judge(run, TWO, {"gpu-01": NODE, "gpu-02": NODE}, wanted, passed, {})
+        return [node.verdict for node in judged]
+
+    return judge
+
+
+NONE_THERE = f"ib_write_bw is not installed: the role {PAIRS['pair_bandwidth'].METRIC.installs} installs it"
+
+
+def test_a_program_that_not_one_node_has_is_told_where_only_those_who_attend_measure(
+    measured: Callable[..., list[Verdict]],
+) -> None:
+    assert measured(OPTIONAL, NONE_THERE, NONE_THERE) == [Verdict.PASS, Verdict.PASS]
+    assert measured(WANTED, NONE_THERE, NONE_THERE) == [Verdict.ERROR, Verdict.ERROR]
+    # Others have it, or nobody knows.
+    assert measured(OPTIONAL, NONE_THERE, "it cannot be reached") == [Verdict.ERROR, Verdict.ERROR]
+
+
+def test_what_was_measured_while_a_node_burned_again_is_not_judged(
+    measured: Callable[..., list[Verdict]],
+) -> None:
+    late = {"check": "pair_bandwidth", "nodes": ["gpu-02"]}
+    assert measured(OPTIONAL, NONE_THERE, NONE_THERE, late=late) == [Verdict.ERROR, Verdict.ERROR]
 
 
 def test_nodes_are_let_go_on_whatever_came_of_the_measuring(
@@ -75,3 +135,21 @@ def test_nodes_are_let_go_on_whatever_came_of_the_measuring(
         fleet.measure(run, "pairs", ["pair_bandwidth"], {"gpu-01": NODE}, print, 5)
     assert asked == [("release", {"segment": "pairs"})]
     assert RunFolder(run.folder.path / "fleet" / "pairs").meta()["asked"] == ["pair_bandwidth"]
+
+
+@pytest.mark.parametrize(
+    ("alive", "holding", "late"), [(True, "pairs", False), (True, "", True), (False, "", False)]
+)
+def test_who_went_on_while_it_was_measured_is_noted(
+    run: Campaign, monkeypatch: pytest.MonkeyPatch, alive: bool, holding: str, late: bool
+) -> None:
+    said = {"campaign": run.name, "alive": alive, "finished": not alive, "holding": holding}
+
+    def ask(_self: object, state: str, nodes: list[str], **_: object) -> dict[str, Answer]:
+        return {name: Answer(name, said) for name in nodes} if state == "status" else {}
+
+    monkeypatch.setattr(Campaign, "ask", ask)
+    monkeypatch.setattr(pair_campaign, "measure", lambda *_: None)
+    fleet.measure(run, "pairs", ["pair_bandwidth", "nccl_pair"], {"gpu-01": NODE}, lambda _: None, 5)
+    noted = RunFolder(run.folder.path / "fleet" / "pairs").meta().get("late")
+    assert noted == ({"check": "pair_bandwidth", "nodes": ["gpu-01"]} if late else None)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from provision.burnin.clock import Contact
 from provision.burnin.judge import Burned
 from provision.burnin.own_findings import Told
 from provision.judge import Verdict
@@ -180,6 +181,26 @@ def test_an_xid_between_the_tests_is_told_with_its_gpu(made: Made) -> None:
     told = only(made.judged(), "xid.79")
     assert (told.finding.device, told.since) == ("gpu3", T0 + 75)
     assert told.finding.verdict is Verdict.FAIL
+
+
+def test_clocks_apart_are_told_and_the_times_are_the_controllers(made: Made) -> None:
+    made.steps({1: burned(), 2: burned("faulty-gpu3"), 3: burned("faulty-gpu3")})
+    made.finish()
+    made.telemetry(made.now)
+    made.contacts = [Contact(T0 - 7200 + up, T0 + up, up, BOOT) for up in (20.0, 90.0)]  # two hours ahead
+    found = made.judged(3)
+    apart = only(found, "clock_skew")
+    assert apart.finding.verdict is Verdict.WARN
+    assert "its clock is 2 h 0 min ahead of the controller's" in apart.finding.message
+    assert only(found, "errors").since == T0 - 7200 + 10 + 70
+
+
+def test_clocks_a_little_apart_are_not(made: Made) -> None:
+    made.steps({n: burned() for n in (1, 2, 3, 4)})
+    made.finish()
+    made.telemetry(made.now)
+    made.contacts = [Contact(T0 - 20 + 20, T0 + 20, 20.0, BOOT)]
+    assert bad(made.judged()) == []
 
 
 def test_a_gap_in_the_telemetry_is_told_and_none_at_all_is_an_error(made: Made) -> None:

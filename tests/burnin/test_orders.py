@@ -41,7 +41,7 @@ def test_a_soak_is_loads_of_its_step_and_no_longer() -> None:
     (heat,) = [one for one in order_of("day")["segments"] if one["name"] == "second_heat"]
     (step,) = heat["steps"]
     burn = next(one for one in step["commands"] if one["name"] == "gpu_burn")
-    assert heat["repeat"] * int(burn["argv"][-1]) == pytest.approx(8 * 3600, rel=0.02)
+    assert heat["repeat"] * int(burn["argv"][-1]) == pytest.approx(7.8 * 3600, rel=0.02)
     assert int(burn["argv"][-1]) <= 31 * 60
     assert step["deadline"] > burn["deadline"]
 
@@ -67,3 +67,12 @@ def test_at_most_is_never_less_than_about() -> None:
     for name in profile.available():
         nearly, most = orders.seconds(profile.fitted(profile.load(name), None, power.cost), NODE)
         assert nearly <= most
+
+
+def test_a_node_that_burns_alone_waits_for_nobody() -> None:
+    fitted = profile.fitted(profile.load("day"), None, power.cost)
+    both, alone = (
+        {one["name"] for one in orders.order("c", fitted, NODE, PART, KNOWN, {}, alone=alone)["segments"]}
+        for alone in (False, True)
+    )
+    assert both - alone == {"between_cold", "between_warm"}

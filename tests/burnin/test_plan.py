@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from provision.burnin import plan as planning
+from provision.burnin import plan_text, profile
 from provision.burnin.plan import MARGIN, drawn, peak, plan
-from provision.burnin.power import Caps, Load, caps, load_of
+from provision.burnin.power import Caps, Load, caps, cost, load_of
 from provision.errors import InventoryError
 from provision.seen import Seen
 
@@ -138,3 +139,16 @@ def test_the_sum_is_what_a_hand_reckons() -> None:
         Caps(),
     )
     assert drawn(made) == [(0.0, 5.0), (10.0, 2.0), (20.0, 4.0), (30.0, 2.0)]
+
+
+def test_the_plan_says_beforehand_what_nobody_will_measure_between_nodes() -> None:
+    chosen = profile.fitted(profile.load("day"), None, cost)
+    loads = [Load("a", "", 10.0, 2.5), Load("b", "", 10.0, 2.5), Load("c", "", 10.0, 2.5)]
+    seconds = dict.fromkeys(("a", "b", "c"), (100.0, 200.0))
+    said = list(plan_text.lines(chosen, plan(loads, Caps((None, 2)), seconds), {}))
+    (waits,) = [line for line in said if line.lstrip().startswith("between_warm")]
+    assert waits.endswith("pair_bandwidth, nccl_pair, nccl_group, where somebody attends")
+    alone = "not measured: between_cold, between_warm of c, for no other node burns in its turn"
+    assert [line for line in said if line.startswith("not measured")] == [alone]
+    together = plan_text.lines(chosen, plan(loads, Caps(), seconds), {})
+    assert [line for line in together if line.startswith("not measured")] == []

@@ -16,6 +16,7 @@ from provision.checks import CHECKS
 from provision.errors import UsageError
 
 HEAT = {"name": "heat", "kind": "soak", "checks": ["gpu_burn"], "weight": 1}
+BETWEEN = {"name": "x", "kind": "fleet", "minutes": 9, "checks": ["nccl_pair"]}
 
 
 def written(tmp_path: Path, **changes: Any) -> str:
@@ -37,7 +38,7 @@ def test_the_profiles_are_listed_shortest_first() -> None:
     assert profile.available() == ("smoke", "day", "long")
 
 
-@given(st.floats(min_value=200, max_value=6000))
+@given(st.floats(min_value=260, max_value=6000))
 def test_a_duration_is_what_the_segments_add_up_to(minutes: float) -> None:
     fitted = profile.fitted(profile.load("day"), minutes, power.cost)
     assert math.fsum(profile.about(s, power.cost) for s in fitted.segments) == pytest.approx(minutes)
@@ -70,6 +71,9 @@ def test_a_duration_below_a_segments_least_is_refused_with_the_duration_that_wou
         ({"segments": [{"name": "cold", "kind": "cool_down", "minutes": 5}]}, "no segment of it is load"),
         ({"segments": [{"name": "x", "kind": "load", "minutes": 2, "least": 3, "checks": ["gpu_burn"]}]},
          "less than its least"),
+        ({"segments": [HEAT, {**BETWEEN, "attended": True}]},
+         "segment x: attended must be only"),
+        ({"segments": [{**HEAT, "attended": "only"}]}, "a soak has no attended"),
         ({"abort": {"xids": "bad"}}, "xids must be a list of Xids, or fatal"),
         ({"segments": [{**HEAT, "checks": []}]}, "it has no checks"),
         ({"segments": ["heat"]}, "segment 1: must be a mapping"),
