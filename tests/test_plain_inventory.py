@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -74,6 +76,33 @@ def test_a_plain_inventory_is_read_without_ansible(
 def test_what_is_unusual_is_left_to_ansible(tmp_path: Path, files: dict[str, str]) -> None:
     with pytest.raises(plain_inventory.NotPlainError):
         plain_inventory.read(write(tmp_path, files))
+
+
+def test_only_the_vaulted_file_is_asked_of_ansible(
+    ansible: AnsibleInventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(
+        tmp_path,
+        {"i": "[g]\nh\n[other]\nk\n", "group_vars/all": "{a: 1, b: 1}", "group_vars/g.yml": "{b: 2}\n"},
+    )
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    vault = [sys.executable, "-m", "ansible.cli.vault", "encrypt", "--vault-password-file", str(password)]
+    subprocess.run([*vault, tmp_path / "group_vars/g.yml"], check=True, capture_output=True, timeout=60)
+    asked = []
+
+    def ask(about: Path, files: Sequence[Path]) -> dict[str, Any]:
+        asked.append(about)
+        return ansible.read(about, files)
+
+    monkeypatch.setattr(ansible_inventory, "read", ask)
+    answer = plain_inventory.read(source, [password])
+    assert answer["_meta"]["hostvars"] == {"h": {"a": 1, "b": 2}, "k": {"a": 1, "b": 1}}
+    assert answer == ansible.listed(source, "--vault-password-file", str(password))
+    assert len(asked) == 1
+    assert source not in asked
+    with pytest.raises(plain_inventory.NotPlainError):
+        plain_inventory.read(source)
 
 
 def test_what_is_not_utf8_is_left_to_ansible(tmp_path: Path) -> None:
