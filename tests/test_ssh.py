@@ -8,6 +8,7 @@ import shlex
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -280,7 +281,13 @@ def test_a_server_silent_for_longer_than_a_handshake_may_take_hangs(
     ssh: Ssh, sshd: Any, serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """paramiko gives up before the node's time is over, in the words it has for a server that hangs up."""
+
+    def gives_up(_self: paramiko.Transport, timeout: float) -> None:
+        time.sleep(timeout)
+        raise paramiko.SSHException("Error reading SSH protocol banner")
+
     monkeypatch.setattr("provision.ssh.HANDSHAKE_TIMEOUT", 0.5)
+    monkeypatch.setattr(paramiko.Transport, "start_client", gives_up)
     error = trouble(ssh, route(sshd.node(ansible_port=serve(lambda _: None))), seconds=60)
     assert error.kind == "hung"
     assert "accepted the connection and then said nothing" in error.what
