@@ -18,6 +18,7 @@ import sys
 import time
 from pathlib import Path
 
+PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -43,9 +44,14 @@ def end_orphans() -> None:
 
 
 def main(answer: str, seconds: str, *command: str) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+    def end_with_us() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
     before = time.perf_counter()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=end_with_us)
     try:
         code = process.wait(timeout=float(seconds))
     except subprocess.TimeoutExpired:

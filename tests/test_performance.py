@@ -21,6 +21,8 @@ from benchmarks.nodes import Nodes
 from benchmarks.peers import ansible_module
 from benchmarks.results import Finding, Options, Plot, Result, Rounds, Table
 
+pytestmark = pytest.mark.timeout(600)
+
 DOCUMENT = Path(__file__).parent.parent / "docs/performance.md"
 
 
@@ -52,7 +54,7 @@ def of_goals(found: list[Finding]) -> dict[str, Result]:
 def test_the_document_has_a_row_for_each_goal() -> None:
     measured = DOCUMENT.read_text("utf-8").partition(document.BEGIN)[2].partition(document.END)[0]
     rows = [line.split(" | ") for line in measured.splitlines() if line.startswith("| ")]
-    stated = {(row[0].removeprefix("| "), row[1]) for row in rows if len(row) > 4}
+    stated = {(row[0].removeprefix("| "), row[1]) for row in rows if len(row) > 3}
     assert {(goal.work, goal.asked) for goal in GOALS.values()} <= stated
 
 
@@ -126,7 +128,8 @@ def test_drift_is_measured_against_both_floors(options: Options) -> None:
         "gpuprov drift",
         "one custom Ansible module",
     ]
-    assert all(float(row[5].replace(",", "")) > 0 for row in tables[0].rows), "no CPU of nodes was counted"
+    node = tables[0].head.index("node ms")
+    assert all(float(row[node].replace(",", "")) > 0 for row in tables[0].rows), "no CPU of nodes was counted"
 
 
 @pytest.mark.usefixtures("loopback")
