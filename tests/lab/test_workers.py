@@ -238,7 +238,7 @@ def begin(stands: Operator, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(worker: Worker, text: str, running: bool = True, seconds: float = 120) -> list[int]:
+def wait_for(worker: Worker, text: str, running: bool = True, seconds: float = 300) -> list[int]:
     """Until the worker has a process with `text`, or none any more."""
     deadline = time.monotonic() + seconds
     while bool(found := worker.processes(text)) != running:
