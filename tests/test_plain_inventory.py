@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -163,6 +164,24 @@ def test_a_variable_of_the_environment_that_might_matter_leaves_it_to_ansible(
     monkeypatch.setenv("ANSIBLE_HASH_BEHAVIOUR", "merge")
     with pytest.raises(plain_inventory.NotPlainError, match="HASH_BEHAVIOUR"):
         plain_inventory.read(source)
+
+
+def test_settings_in_a_file_that_is_named_by_a_variable_leave_it_to_ansible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = write(tmp_path, {"i": "h\n"})
+    monkeypatch.setenv("ANSIBLE_CONFIG", "$HOME/x.cfg")
+    with pytest.raises(plain_inventory.NotPlainError, match="ANSIBLE_CONFIG"):
+        plain_inventory.read(source)
+
+
+@pytest.mark.usefixtures("ansible")
+def test_what_is_nested_very_deeply_is_left_to_ansible(tmp_path: Path) -> None:
+    for depth in (300, 900, 100_000):
+        value = "[" * depth + "]" * depth
+        source = write(tmp_path / str(depth), {"i.yml": f"all: {{hosts: {{h: {{a: {value}}}}}}}\n"})
+        with contextlib.suppress(plain_inventory.NotPlainError):  # and nothing else is raised
+            assert plain_inventory.read(source)
 
 
 def test_plugins_of_the_users_leave_it_to_ansible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, A
         groups.complete()
         folder = (path if path.is_dir() else path.parent).resolve()
         return _answer(groups, folder, Contents(known, vault_password_files))
-    except OSError as trouble:
+    except (OSError, RecursionError) as trouble:
         raise NotPlainError(str(trouble)) from None
 
 

@@ -10,6 +10,7 @@ from provision.plain_inventory.not_plain import NotPlainError
 
 ALL, UNGROUPED = "all", "ungrouped"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NUMBER = re.compile(r"[0-9]{1,9}")
 _TAKEN = frozenset({"true", "false", "none", "True", "False", "None", "not"})  # Jinja reads no variable there
 
 
@@ -52,7 +53,7 @@ class Groups:
         self._check_names(variables)
         for name, value in variables.items():
             if name == "ansible_group_priority":
-                if type(value) is not int and not (isinstance(value, str) and value.isdecimal()):
+                if type(value) is not int and not (isinstance(value, str) and _NUMBER.fullmatch(value)):
                     raise NotPlainError(f"{value!r} as a group's priority")
                 self.priorities[group] = int(value)
             else:

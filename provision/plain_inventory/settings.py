@@ -61,6 +61,8 @@ def check(environment: Mapping[str, str]) -> None:
         if name.startswith("ANSIBLE_") and name.removeprefix("ANSIBLE_") not in _ENVIRONMENT:
             raise NotPlainError(f"{name} is set")
     # Only the first of them counts, but which one that is has its own rules.
+    if "$" in environment.get("ANSIBLE_CONFIG", ""):
+        raise NotPlainError("ANSIBLE_CONFIG refers to a variable")
     chosen = Path(environment.get("ANSIBLE_CONFIG", "ansible.cfg")).expanduser()
     for file in (
         chosen / "ansible.cfg",
