@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.nodes import Nodes
+from benchmarks.nodes import FailedError, Nodes
 
 TREE_COST = Path(__file__).with_name("tree_cost.py")
 
@@ -35,10 +35,6 @@ class Cost:
         """The last line it wrote, of errors if there are any."""
         written = (self.trouble.strip() or self.output.strip()).splitlines()
         return written[-1][:300] if written else "it wrote nothing"
-
-
-class FailedError(Exception):
-    """A contender that did not do what it was to do measures nothing."""
 
 
 def cost_of(

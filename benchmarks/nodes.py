@@ -33,6 +33,10 @@ Subsystem sftp internal-sftp
 """
 
 
+class FailedError(Exception):
+    """Who does not do what it was to do measures nothing."""
+
+
 @dataclass(frozen=True)
 class Nodes:
     """Names of nodes behind sshd, with their addresses. `cpu`: seconds that all of them have spent; `busy`:
@@ -71,15 +75,14 @@ class Nodes:
         return options
 
     def run(self, name: str, *command: str, given: str = "") -> str:
-        """Run a command on one node; its output."""
-        done = subprocess.run(
-            ["ssh", *self.ssh_options(), self.addresses[name], *command],
-            input=given,
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
+        """Run a command on one node; its output. Raises FailedError when it fails, or takes a minute."""
+        words = ["ssh", *self.ssh_options(), self.addresses[name], *command]
+        try:
+            done = subprocess.run(words, input=given, capture_output=True, text=True, check=False, timeout=60)
+        except subprocess.TimeoutExpired:
+            raise FailedError(f"{name} did not answer for a minute") from None
+        if done.returncode:
+            raise FailedError(f"{name}: {' '.join(command)}: {done.stderr.strip()[-200:]}")
         return done.stdout
 
     def inventory(self, folder: Path, **variables: object) -> Path:

@@ -179,6 +179,13 @@ def test_who_finds_a_node_not_as_declared_is_not_measured(
         bench_drift.converged("gpuprov drift", work, fleet)
 
 
+def test_a_node_that_fails_is_one_line(two: tuple[Nodes, list[expectations.Expected]]) -> None:
+    fleet, _ = two
+    assert fleet.run(fleet.names[0], "echo", "it answers") == "it answers\n"
+    with pytest.raises(FailedError, match="^node-00000: cat /no/such: .*No such file"):
+        fleet.run(fleet.names[0], "cat", "/no/such")
+
+
 def test_what_outlives_a_command_is_ended_and_counted(tmp_path: Path) -> None:
     mark, script = tmp_path / "pid", tmp_path / "lasting.py"
     work = "sum(range(20_000_000))"
