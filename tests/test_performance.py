@@ -182,7 +182,7 @@ def test_who_finds_a_node_not_as_declared_is_not_measured(
 def test_a_node_that_fails_is_one_line(two: tuple[Nodes, list[expectations.Expected]]) -> None:
     fleet, _ = two
     assert fleet.run(fleet.names[0], "echo", "it answers") == "it answers\n"
-    with pytest.raises(FailedError, match="^node-00000: cat /no/such: .*No such file"):
+    with pytest.raises(FailedError, match=r"^node-00000: cat /no/such: .*No such file"):
         fleet.run(fleet.names[0], "cat", "/no/such")
 
 
