@@ -308,7 +308,7 @@ def test_ten_thousand_nodes_are_filtered_sorted_and_opened(ten_thousand: str, tm
     seen.byNameDown = by(1, 1);
     seen.byBurn = [by(4, 1), cells(4)[0]];
     seen.byGpus = [by(7, 2), cells(7)[0]];
-    await type("gpu-00007");
+    await type("gpu-09001");
     const opener = document.querySelector("#fleet .opener");
     opener.click();
     seen.opened = document.querySelector("#fleet tr.more").textContent;
