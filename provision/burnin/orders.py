@@ -21,6 +21,9 @@ from provision.paths import DATA
 from provision.seen import Seen
 
 FORMAT = 1
+# Seconds in which a node looks who holds its GPUs, before each round. Without them its last step does not fit
+# before the end of its turn, and is not begun.
+_LOOK = 40.0
 _NEEDS_RESET = frozenset({"reset GPU", "reboot", "power-cycle", "replace part"})
 
 
@@ -69,10 +72,10 @@ def seconds(profile: Profile, node: Seen) -> tuple[float, float]:
             minutes = (segment.minutes or 0.0) * 60
             nearly += minutes
             # A step begun in the last second runs to its end.
-            most += minutes + max((step.longest for step in mine), default=0.0)
+            most += minutes + max((step.longest for step in mine), default=0.0) + _LOOK
         else:
             nearly += rounds * sum(step.about for step in mine)
-            most += rounds * sum(step.longest for step in mine)
+            most += rounds * (sum(step.longest for step in mine) + _LOOK)
     return nearly, most
 
 

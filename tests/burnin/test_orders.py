@@ -11,7 +11,9 @@ import pytest
 from provision.burnin import orders, power, profile
 from provision.burnin.plan import Part
 from provision.fingerprint import Fingerprint
+from provision.node.burnin.campaign import FOREIGN_PAUSE
 from provision.node.burnin.order import read_order
+from provision.node.burnin.steps import HOLDERS_DEADLINE
 from provision.seen import Seen
 from tests.burnin.conftest import NODE
 
@@ -76,3 +78,15 @@ def test_a_node_that_burns_alone_waits_for_nobody() -> None:
         for alone in (False, True)
     )
     assert both - alone == {"between_cold", "between_warm"}
+
+
+@pytest.mark.parametrize("minutes", [0.5, 90.0])
+def test_the_last_step_of_a_turn_fits_before_its_end(minutes: float) -> None:
+    """The node does not begin a step that could run past its end (node/burnin/campaign.py)."""
+    heat = profile.Segment("heat", "soak", ("gpu_burn",), minutes=minutes)
+    fitted = dataclasses.replace(profile.load("smoke"), segments=(heat,))
+    _, most = orders.seconds(fitted, NODE)
+    (segment,) = orders.order("c", fitted, NODE, PART, KNOWN, {})["segments"]
+    (step,) = segment["steps"]
+    looks = 1.0 + HOLDERS_DEADLINE + 2 * FOREIGN_PAUSE  # in a round
+    assert segment["repeat"] * (looks + step["deadline"]) <= most
