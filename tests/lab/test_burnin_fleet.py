@@ -1,5 +1,5 @@
 """A burn-in of eight nodes with five faults of different kind and onset, a controller that is killed twice, a
-reboot and a cut link: one whole record.
+reboot and a cut link: one whole record. Then half the fleet's power, which is never exceeded.
 
 The tests run in the order written, on one lab. Time is compressed for the simulated programs alone.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from provision.burnin.power import estimates
 from provision.errors import ExitCode
 from provision.lab import network
 from provision.lab.spec import NodeSpec
@@ -267,3 +269,77 @@ def test_telemetry_has_no_gap_beyond_the_reboot(
                 went = happened.reboot[0] - FEW * INTERVAL
                 found = [(begin, end) for begin, end in found if begin < went or end > back]
             assert found == [], f"{name} {gpu}"
+
+
+# A node's turn follows once the longest of the one before may have ended, and minutes later for nodes that
+# heard of it late. Time is compressed here, and so are those minutes.
+COMPRESSED = """\
+from provision.burnin import plan
+plan.MARGIN = 60.0
+from provision.cli import main
+raise SystemExit(main())
+"""
+SHORT = """\
+summary: half a minute, for tools that are simulated
+minutes: 1
+sample_seconds: 10
+space_mib: 16
+ramp_steps: 1
+abort: {gpu_celsius: 120, xids: fatal}
+segments:
+  - {name: heat, kind: soak, checks: [gpu_burn], minutes: 0.5, step_minutes: 0.5}
+"""
+
+
+def drawn(burnins: Burnins, nodes: list[dict[str, Any]]) -> dict[str, dict[int, float]]:
+    """Node → second → the most kilowatts it drew then: its GPUs' samples and what the rest adds."""
+    found: dict[str, dict[int, float]] = {}
+    for node in nodes:
+        mine, now = found.setdefault(node["node"], {}), {}
+        for one in samples(burnins, burnins.newest, node):
+            now[one.gpu] = one.watts
+            kilowatts = sum(now.values()) / 1000 * estimates()["power"]["node_over_gpus"]
+            mine[int(one.at)] = max(kilowatts, mine.get(int(one.at), 0.0))
+    return found
+
+
+def together(found: dict[str, dict[int, float]]) -> list[float]:
+    """All nodes' kilowatts, second by second; between two of its samples a node draws the larger."""
+    first = min(min(mine) for mine in found.values())
+    last = max(max(mine) for mine in found.values())
+    sums = [0.0] * (last - first + 1)
+    for mine in found.values():
+        moments = sorted(mine)
+        for begin, end in itertools.pairwise([*moments, moments[-1]]):
+            for moment in range(begin, max(end, begin + 1)):
+                sums[moment - first] += max(mine[begin], mine[end])
+    return sums
+
+
+def test_half_the_fleets_peak_is_never_exceeded_and_the_plan_says_so(
+    nodes: dict[str, Any], burnins: Burnins, lab: Lab
+) -> None:
+    del nodes  # the burn-in before is over
+    burnins.call("burnin", "collect", burnins.first, "--remove")
+    for node in lab.nodes:
+        node.heal()
+    for fault in FAULTS:  # a GPU that fell off the bus comes back with a boot
+        lab.node(fault.node).reboot()
+    short = Burnins(burnins.inventory, burnins.folder, burnins.folder / "short.yml")
+    short.profile.write_text(SHORT)
+    short.program = [sys.executable, "-c", COMPRESSED]
+    free = json.loads(short.begin("--plan", "--json").stdout)["peak_kw"]
+    cap = ("--set", f"gpuprov_fleet_kw={free / 2}")
+    planned = json.loads(short.begin("--plan", "--json", *cap).stdout)
+    assert planned["turns"] == 4  # two of eight at a time, while six wait
+    assert planned["peak_kw"] <= free / 2
+    said = short.begin("--plan", *cap).stdout
+    assert f"peak of the fleet {planned['peak_kw']:.1f} kW, limit {free / 2:g} kW" in said
+    begun = short.begin("--detach", *cap)
+    assert begun.returncode == ExitCode.OK, begun.stderr
+    wait_until_over(short, short.newest, patience=1500)
+    collected = short.call("burnin", "collect", short.newest, "--json", "--remove")
+    assert collected.returncode == ExitCode.OK, collected.stdout
+    found = drawn(short, json.loads(collected.stdout)["nodes"])
+    assert sum(max(mine.values()) for mine in found.values()) > 0.9 * free  # each of them did burn
+    assert max(together(found)) <= planned["peak_kw"]
