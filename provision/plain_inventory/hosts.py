@@ -10,7 +10,7 @@ from provision.plain_inventory.not_plain import NotPlainError
 
 _RANGE = r"\[(?:[0-9]{1,9}:[0-9]{1,9}|[A-Za-z]:[A-Za-z])(?::[0-9]{1,9})?\]"
 _PART = rf"(?:[0-9A-Za-z]|{_RANGE})(?:(?:[0-9A-Za-z_-]|{_RANGE})*(?:[0-9A-Za-z]|{_RANGE}))?"
-_PATTERN = re.compile(rf"({_PART}(?:\.{_PART})*)(?::([0-9]{1, 9}))?", re.ASCII)
+_PATTERN = re.compile(rf"({_PART}(?:\.{_PART})*)(?::([0-9]{{1,9}}))?", re.ASCII)
 _FIRST_RANGE = re.compile(r"([^\[]*)\[([^\]]*)\](.*)", re.DOTALL)
 
 
