@@ -157,6 +157,7 @@ async def keep(plan: dict[str, Any]) -> None:
     ended = asyncio.Event()
     loop.add_reader(sys.stdin.fileno(), lambda: None if os.read(0, 64) else ended.set())
     await ended.wait()
+    os._exit(0)  # the kernel ends the rest; who is still talking need not be told
 
 
 def main() -> None:
