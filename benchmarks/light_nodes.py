@@ -14,8 +14,8 @@ seconds in each direction.
     python benchmarks/light_nodes.py --count 1000 --bad dead=20 --bad hang=10 --folder /tmp/light
     python benchmarks/light_nodes.py --count 200 -- gpuprov drift {inventory}
 
-Nothing is left behind, not even after kill -9: everything lives in namespaces whose first process
-(light_keeper.py) ends with us.
+Nothing is left running, not even after kill -9 (which leaves the folder of keys): everything lives in
+namespaces whose first process (light_keeper.py) ends with us.
 """
 
 from __future__ import annotations
