@@ -176,6 +176,7 @@ def _telemetry(timeline: Timeline, watch: Watch | None) -> list[Told]:
     whole = max(1.0, (timeline.finished or timeline.last or watch.ended) - timeline.began - away)
     for name, one in watch.gpus.items():
         seen = sum(last - first for first, last in watch.boots.values()) - sum(e - b for b, e in one.gaps)
+        seen += 2 * watch.interval  # before the first sample and after the last
         lost = watch.ended - one.last if "gone" in one.onset else 0.0
         if (seen - lost) / whole < _WATCHED:
             said = f"sampled for {max(0.0, seen - lost) / whole:.0%} of the time only"
