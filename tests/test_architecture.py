@@ -26,7 +26,7 @@ OWNERS = {
     "matplotlib": {"report/canvas.py"},
     "markupsafe": {"report/fleet_rows.py", "report/html.py"},
     "packaging": set(),
-    "paramiko": {"ssh.py"},
+    "paramiko": {"ssh.py", "ssh_login.py"},
     "pytest": {"testinfra_suite/plugin.py"},
     "rich": {"terminal.py"},
     "shtab": {"cli.py"},
@@ -115,6 +115,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "runner",
             "ssh",
             "ssh_config",
+            "ssh_login",
         }
         | {"direct", "interrupts", "shards", "streams"}
         | {"workers", "worker_asks", "worker_entry", "worker_link", "worker_runs", "worker_stream"},
