@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import yaml
 
+from benchmarks.results import Finding, Options, Result, Rounds, Table, number
 from provision import ansible_inventory, inventory, plain_inventory
 
 RACK = 64  # nodes
@@ -57,13 +58,13 @@ print(f"  {len(fleet.nodes):,} nodes; peak memory of the process {peak:.0f} MB, 
 def fleet(hosts: int) -> dict[str, Any]:
     """A cluster as an inventory: addresses and serial numbers of their own, the rest by rack and group."""
     racks: dict[str, Any] = {}
-    for number in range(hosts):
+    for place in range(hosts):
         rack = racks.setdefault(
-            f"rack_{number // RACK:03}", {"hosts": {}, "vars": {"gpuprov_rack": number // RACK}}
+            f"rack_{place // RACK:03}", {"hosts": {}, "vars": {"gpuprov_rack": place // RACK}}
         )
-        rack["hosts"][f"gpu-{number:05}"] = {
-            "ansible_host": f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
-            "serial_number": f"S{number:08}",
+        rack["hosts"][f"gpu-{place:05}"] = {
+            "ansible_host": f"10.{place >> 16}.{place >> 8 & 255}.{place & 255}",
+            "serial_number": f"S{place:08}",
             "gpuprov_sku": "h100-sxm",
             "slots": [1, 2, 3, 4],
         }
@@ -98,6 +99,32 @@ def compare(title: str, floor: Callable[[], Any], ours: Callable[[], Any], round
         f" ({ratios[0]:.2f} to {ratios[-1]:.2f})",
         flush=True,
     )
+
+
+def measure(options: Options) -> Iterator[Finding]:
+    """The YAML of 10,000 hosts against PyYAML's C loader; and all of a fleet's variables, with the peak."""
+    hosts = 100 if options.quick else 10_000
+    file = options.folder / "fleet.yml"
+    file.write_text(yaml.dump(fleet(hosts), Dumper=yaml.CSafeDumper, sort_keys=False), encoding="utf-8")
+    costs = Rounds()
+    for _ in range(options.rounds):
+        costs.add("floor", cost(lambda: yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)))
+        costs.add("ours", cost(lambda: inventory.load(file)))
+    what = f"{hosts:,} hosts in YAML, loaded"
+    goal = "" if options.quick else "inventory"
+    note = f"{number(costs.median('ours'))} s"
+    yield Result(goal, what, "`CSafeLoader` on the same file", costs.ratios("ours", "floor"), note)
+    done = subprocess.run(
+        [sys.executable, "-c", RESOLVE, str(file)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=600,
+    )
+    *steps, end = (line.strip() for line in done.stdout.splitlines())
+    rows = [(step.rpartition("  ")[0].strip(), step.rpartition("  ")[2].strip()) for step in steps]
+    yield Table(f"{hosts:,} hosts, up to the first connection", ("", "CPU"), tuple(rows), (end,))
 
 
 def main() -> None:

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from unittest import mock
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.results import Finding, Options, Result, Table, number  # noqa: E402
 from provision import answer, cli, expectations, observe, stack  # noqa: E402
 from provision.inventory import Node  # noqa: E402
 from provision.node_error import unreachable  # noqa: E402
@@ -110,15 +111,15 @@ class Replay:
         **_options: Any,
     ) -> dict[str, Observation]:
         answers = observe._Answers(ask, timeout, on_done)
-        for number, node in enumerate(nodes):
-            if number % 100 == 99:
+        for place, node in enumerate(nodes):
+            if place % 100 == 99:
                 answers.take(node.name, unreachable("10.0.0.1 did not answer within 10 s"), 10.0)
                 continue
             asked = frozenset(ask[node.name])
             if asked not in self._recorded:
                 self._recorded[asked] = recorded(node, asked)
-            output = self._recorded[asked].replace(NAME.encode(), b"%08d" % number)
-            if number % 100 == 50:
+            output = self._recorded[asked].replace(NAME.encode(), b"%08d" % place)
+            if place % 100 == 50:
                 output = output.replace(b'"2.21.1"', b'"2.20.9"').replace(b'0", "', b'1", "', 1)
             self.size += len(output)
             began = time.process_time()
@@ -137,8 +138,8 @@ def one_size(nodes: int, profile: bool) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         inventory = Path(name, "inventory.json")
         hosts = {
-            f"gpu-{number:05}": {"ansible_host": f"10.1.{number // 250}.{number % 250}"}
-            for number in range(nodes)
+            f"gpu-{place:05}": {"ansible_host": f"10.1.{place // 250}.{place % 250}"}
+            for place in range(nodes)
         }
         inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
         os.environ.update(GPUPROV_RUNS=f"{name}/runs", XDG_STATE_HOME=f"{name}/state")
@@ -167,6 +168,37 @@ def one_size(nodes: int, profile: bool) -> dict[str, Any]:
     }
 
 
+def measure(options: Options) -> Iterator[Finding]:
+    """Growth to 10,000 replayed nodes, and the memory they take."""
+    rows = [in_a_process(size) for size in ((10, 100) if options.quick else (10, 100, 1000, 10_000))]
+    largest = rows[-1]
+    if not options.quick:
+        yield Result("drift.memory", f"{largest['nodes']:,} replayed nodes", "", (largest["memory"],))
+    yield Table(
+        "Growth of `drift`, answers replayed",
+        ("nodes", "CPU ms a node", "of it `json.loads`", "peak MB"),
+        tuple(
+            (
+                f"{row['nodes']:,}",
+                number((row["cpu"] + row["floor"]) / row["nodes"] * 1000),
+                number(row["floor"] / row["nodes"] * 1000),
+                number(row["memory"]),
+            )
+            for row in rows
+        ),
+        ("No connections: what they cost is in the other growth table.",),
+    )
+
+
+def in_a_process(size: int, profile: bool = False) -> dict[str, Any]:
+    """What `one_size` says in a fresh process."""
+    words = [sys.executable, __file__, "--one", str(size), *(["--profile"] if profile else [])]
+    errors = None if profile else subprocess.DEVNULL
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=errors, check=True, timeout=1800)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -181,10 +213,7 @@ def main() -> None:
     print(" nodes  ms CPU a node  json.loads  peak MB  KB a node  text lines")
     rows = []
     for size in options.sizes.split(","):
-        words = [sys.executable, __file__, "--one", size, *(["--profile"] if options.profile else [])]
-        errors = None if options.profile else subprocess.DEVNULL
-        done = subprocess.run(words, stdout=subprocess.PIPE, stderr=errors, check=True, timeout=1800)
-        rows.append(row := json.loads(done.stdout))
+        rows.append(row := in_a_process(int(size), options.profile))
         count = row["nodes"]
         more = (row["memory"] - rows[0]["memory"]) * 1024 / (count - rows[0]["nodes"] or 1)
         print(
