@@ -27,6 +27,8 @@ from provision.judge import Finding, Verdict, unmeasured, worst
 from provision.seen import Seen
 from provision.wording import many
 
+_LATE = 2  # samples: where the kernel's log cannot be waited on, it is read as often as the sources are
+
 
 @dataclass(frozen=True)
 class Burned:
@@ -147,7 +149,8 @@ def _since(
     finding: Finding, first: _Judged, judged: Sequence[_Judged], timeline: Timeline, watch: Watch | None
 ) -> float:
     """When a fault began: the kernel's or the telemetry's first sign of it, if that lies in the run that
-    found it or after the run before; else when that run began."""
+    found it or after the run before; else when that run began. A sign is read a sample or two late: one just
+    after the run's end is of something that the run has seen."""
     before = [one.step.begin for one in judged if one.step.begin < first.step.begin]
     low = max(before, default=timeline.began or first.step.begin)
     high = first.step.end or first.step.begin
@@ -159,7 +162,9 @@ def _since(
         device = watch.gpus.get(finding.device)
         if device is not None and sign in device.onset:
             signs.append(device.onset[sign])
-    return min((moment for moment in signs if low <= moment <= high), default=first.step.begin)
+    late = _LATE * watch.interval if watch is not None else 0.0
+    seen = (min(moment, high) for moment in signs if low <= moment <= high + late)
+    return min(seen, default=first.step.begin)
 
 
 def _result(check: str, judged: Sequence[_Judged], told: Sequence[Told]) -> CheckResult:

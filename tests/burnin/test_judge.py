@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from provision.burnin import judge
 from provision.burnin.clock import Contact
 from provision.burnin.judge import Burned
 from provision.burnin.own_findings import Told
-from provision.judge import Verdict
+from provision.health import CheckResult
+from provision.judge import Finding, Verdict
 from tests.burnin.conftest import Made
 from tests.burnin.spools import AGAIN, BOOT, T0, burned, event, raw
 
@@ -181,6 +183,21 @@ def test_an_xid_between_the_tests_is_told_with_its_gpu(made: Made) -> None:
     told = only(made.judged(), "xid.79")
     assert (told.finding.device, told.since) == ("gpu3", T0 + 75)
     assert told.finding.verdict is Verdict.FAIL
+
+
+@pytest.mark.parametrize(("at", "since"), [(75, 72), (68, 68), (95, 10)])
+def test_a_sign_read_just_after_a_run_is_of_that_run(made: Made, at: int, since: int) -> None:
+    """The kernel's log of a run says more than its watcher has told by then."""
+    made.steps({1: burned(), 2: burned()})
+    made.events.append(event(at, "xid", code=48, address="0000:5d:00", line="NVRM: Xid …"))
+    made.events.sort(key=lambda one: one["up"])
+    made.finish()
+    made.telemetry(made.now)
+    timeline, watch, _ = made.told()
+    found = Finding("gpu_burn", Verdict.FAIL, "gpu3", "Xid 48", "xid.48")
+    first = judge._Judged(timeline.steps[0], CheckResult("gpu_burn", Verdict.FAIL, (found,), (), 60.0))
+    assert (first.step.begin, first.step.end) == (T0 + 10, T0 + 72)
+    assert judge._since(found, first, [first], timeline, watch) == T0 + since
 
 
 def test_clocks_apart_are_told_and_the_times_are_the_controllers(made: Made) -> None:
