@@ -28,6 +28,7 @@ from provision.seen import Seen
 from provision.wording import many
 
 _LATE = 2  # samples: where the kernel's log cannot be waited on, it is read as often as the sources are
+_XIDS = {"lost": "79"}  # what a finding measures → the kernel's word for it
 
 
 @dataclass(frozen=True)
@@ -155,8 +156,8 @@ def _since(
     low = max(before, default=timeline.began or first.step.begin)
     high = first.step.end or first.step.begin
     signs: list[float] = []
-    if finding.metric.startswith("xid."):
-        code = finding.metric.partition(".")[2]
+    code = _XIDS.get(finding.metric) or finding.metric.removeprefix("xid.")
+    if code.isdecimal():
         signs += [i.at for i in timeline.incidents if i.kind == "xid" and str(i.fields.get("code")) == code]
     if watch is not None and (sign := SIGNS.get(finding.metric)) is not None:
         device = watch.gpus.get(finding.device)
