@@ -185,16 +185,19 @@ def test_an_xid_between_the_tests_is_told_with_its_gpu(made: Made) -> None:
     assert told.finding.verdict is Verdict.FAIL
 
 
+@pytest.mark.parametrize(("metric", "code"), [("xid.48", 48), ("lost", 79)])
 @pytest.mark.parametrize(("at", "since"), [(75, 72), (68, 68), (95, 10)])
-def test_a_sign_read_just_after_a_run_is_of_that_run(made: Made, at: int, since: int) -> None:
+def test_a_sign_read_just_after_a_run_is_of_that_run(
+    made: Made, at: int, since: int, metric: str, code: int
+) -> None:
     """The kernel's log of a run says more than its watcher has told by then."""
     made.steps({1: burned(), 2: burned()})
-    made.events.append(event(at, "xid", code=48, address="0000:5d:00", line="NVRM: Xid …"))
+    made.events.append(event(at, "xid", code=code, address="0000:5d:00", line="NVRM: Xid …"))
     made.events.sort(key=lambda one: one["up"])
     made.finish()
     made.telemetry(made.now)
     timeline, watch, _ = made.told()
-    found = Finding("gpu_burn", Verdict.FAIL, "gpu3", "Xid 48", "xid.48")
+    found = Finding("gpu_burn", Verdict.FAIL, "gpu3", "bad", metric)
     first = judge._Judged(timeline.steps[0], CheckResult("gpu_burn", Verdict.FAIL, (found,), (), 60.0))
     assert (first.step.begin, first.step.end) == (T0 + 10, T0 + 72)
     assert judge._since(found, first, [first], timeline, watch) == T0 + since
