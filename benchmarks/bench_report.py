@@ -131,8 +131,8 @@ def _history(options: Options) -> Iterable[Finding]:
         taken.add("one node", time.process_time() - started)
         assert again == runs * nodes == runs * len(last)
         assert len(past) == runs
-        assert flips
         assert repeats
+        assert flips or options.quick  # a handful of nodes keep their verdicts
     what = f"of {runs} runs of {nodes:,} nodes, from the index, CPU"
     floor = "reading every run's verdicts"
     yield Result(
