@@ -85,7 +85,7 @@ def _since(fleet: FleetHealth, context: Context) -> Iterator[str]:
     if not told:
         yield "No node has another verdict.\n"
     for change in found.newly[:_ROWS]:
-        reasons = "; ".join(since.reasons(change)) or "no reason was given"
+        reasons = "; ".join(since.reasons(change)) or found.silent[change.node]
         yield f"- {escape(change.node)}: {change.was} → **{change.now}**: {escape(reasons)}\n"
     for one in found.still[:_ROWS]:
         if one.since:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from provision.health import FleetHealth, NodeHealth
@@ -34,7 +34,8 @@ class Still:
 class Since:
     """This run against the last one of each node. `run`, `at`: the newest of those, and its start (ISO 8601
     UTC). `newly`: bad now and not before; `recovered`: the reverse; `other`: better or worse, but neither.
-    `new`: nodes that no earlier run has; `absent`: those of the newest that this run does not have.
+    `new`: nodes that no earlier run has; `absent`: those of the newest that this run does not have. `silent`:
+    node → why it has no answer, of the newly bad ones without a finding.
     """
 
     run: str
@@ -45,6 +46,7 @@ class Since:
     still: tuple[Still, ...]
     new: tuple[str, ...]
     absent: tuple[str, ...]
+    silent: Mapping[str, str]
 
 
 def since(before: Earlier | None, fleet: FleetHealth) -> Since | None:
@@ -59,15 +61,18 @@ def since(before: Earlier | None, fleet: FleetHealth) -> Since | None:
         for node in fleet.nodes
         if node.verdict in BAD and known.get(node.node) in BAD
     ]
+    nodes = {node.node: node for node in fleet.nodes}
+    newly = tuple(c for c in both if c.now in _BAD and c.was not in _BAD)
     return Since(
         run=before.fleet.run_id,
         at=before.fleet.started,
-        newly=tuple(c for c in both if c.now in _BAD and c.was not in _BAD),
+        newly=newly,
         recovered=tuple(c for c in both if c.was in _BAD and c.now not in _BAD),
         other=tuple(c for c in both if c.was not in _BAD and c.now not in _BAD),
         still=tuple(sorted(still, key=lambda one: (one.since or "~", -one.verdict.badness))),
         new=tuple(c.node for c in changed if c.was == changes.GONE),
         absent=tuple(c.node for c in changed if c.now == changes.GONE and c.node in before.names),
+        silent={c.node: silence(nodes[c.node]) for c in newly if not reasons(c)},
     )
 
 

@@ -93,6 +93,17 @@ def test_markdown_tells_it_too(both: tuple[Earlier, FleetHealth]) -> None:
     assert "- c1: fail since 2026-05-01 08:00:00 UTC\n" in text
 
 
+def test_a_node_that_fell_silent_says_so(samples: ModuleType) -> None:
+    silent = dataclasses.replace(samples.node("a1", ()), verdict=ERROR, error="timed out", unreachable=True)
+    well = node(samples, "a1", PASS)
+    before = Earlier(samples.fleet(well), frozenset({"a1"}), {})
+    now = samples.fleet(silent, asked=("gpu_burn",))
+    page = "".join(html.render(now, Context(before)))
+    assert '<td class="what"><div>unreachable: timed out</div></td>' in page.split('<h2 id="since">')[1]
+    told = "".join(markdown.render(now, Context(before)))
+    assert "- a1: pass → **error**: unreachable: timed out" in told
+
+
 def test_nothing_new_is_said_in_words(samples: ModuleType) -> None:
     before, now = fleets(samples, a=(PASS, PASS))
     assert "UTC: no verdict changed\n" in terminal.summary(now, context=Context(before))
