@@ -13,32 +13,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.costs import Cost, cost_of  # noqa: E402
 from benchmarks.light_nodes import light_nodes  # noqa: E402
 from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number  # noqa: E402
 
 _PATIENT = ("--connections", "16", "--timeout", "600")  # all nodes share the cores of this machine
 _FULL = 5  # nodes on which the roles are run although nothing differs
 _SYSCTLS = ("vm.swappiness", "vm.dirty_ratio", "vm.overcommit_memory", "kernel.pid_max", "net.core.somaxconn")
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Seconds, CPU of the whole process tree, and peak memory in MB of its greatest process."""
-
-    wall: float
-    cpu: float
-    memory: float
 
 
 def declared() -> dict[str, Any]:
@@ -57,26 +46,18 @@ class Command:
     """The real command line, with its runs in a folder of their own."""
 
     def __init__(self, folder: Path, inventory: Path) -> None:
-        self._log = folder / "said.txt"
+        self.said = ""  # by the last one
         self._inventory = str(inventory)
         self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(folder / "runs")}
 
     def __call__(self, verb: str, *words: str) -> Cost:
         """Run it; anything but exit 0 ends the benchmark with what was said."""
         line = [sys.executable, "-m", "provision.cli", verb, self._inventory, *_PATIENT, *words]
-        began = time.perf_counter()
-        with self._log.open("w") as said, self._log.open("r") as back:
-            process = subprocess.Popen(line, stdout=said, stderr=said, env=self._environment)
-            _, status, used = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-            wall = time.perf_counter() - began
-            if process.returncode:
-                raise SystemExit(f"gpuprov {verb} ended with {process.returncode}:\n{back.read()[-3000:]}")
-        return Cost(wall, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024)
-
-    @property
-    def said(self) -> str:
-        return self._log.read_text()
+        cost = cost_of(line, environment=self._environment)
+        self.said = cost.output + cost.trouble
+        if cost.code:
+            raise SystemExit(f"gpuprov {verb} ended with {cost.code}:\n{self.said[-3000:]}")
+        return cost
 
 
 def measure(options: Options) -> Iterator[Finding]:
@@ -91,7 +72,7 @@ def measure(options: Options) -> Iterator[Finding]:
         for _ in range(options.rounds):
             for verb in ("drift", "up"):
                 cost = gpuprov(verb)
-                cpu.add(verb, cost.cpu)
+                cpu.add(verb, cost.controller)
                 wall.add(verb, cost.wall)
                 memory.add(verb, cost.memory)
         what = f"up, {options.nodes} nodes as declared"

@@ -30,7 +30,7 @@ from provision import ansible_inventory, inventory, plain_inventory
 
 RACK = 64  # nodes
 RESOLVE = """
-import resource, sys, time
+import sys, time
 from pathlib import Path
 from provision import assess, inventory, resolve, same_machine, stack
 from provision.expectations import facts_to_ask
@@ -49,7 +49,7 @@ told("what is impossible on any machine", lambda: assess._refuse_impossible(view
 told("the facts to ask of each node", lambda: [facts_to_ask(view) for view in views.values()])
 told("connection variables", lambda: resolve.reachable(fleet, {}))
 told("one machine under two names (up)", lambda: same_machine.refuse(fleet))
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 spent = time.process_time()
 print(f"  {len(fleet.nodes):,} nodes; peak memory of the process {peak:.0f} MB, {spent:.1f} s of CPU in all")
 """

@@ -88,9 +88,9 @@ def at_once(play: Path, hosts: Hosts, processes: int) -> None:
 def memory(play: Path, hosts: Hosts) -> int:
     """Peak memory in KiB of a fresh process that runs `play` through our runner."""
     script = (
-        "import json, resource, sys; from pathlib import Path; from provision.runner import run_playbook;"
+        "import json, sys; from pathlib import Path; from provision.runner import run_playbook;"
         "run_playbook(Path(sys.argv[1]), json.loads(sys.argv[2]), on_event=lambda event: None);"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])"
     )
     command = [sys.executable, "-c", script, str(play), json.dumps(hosts)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
