@@ -46,7 +46,7 @@ class Command:
     """The real command line, with its runs in a folder of their own."""
 
     def __init__(self, folder: Path, inventory: Path) -> None:
-        self.said = ""  # by the last one
+        self.said = self.output = ""  # of the last one
         self._inventory = str(inventory)
         self._environment = {**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(folder / "runs")}
 
@@ -54,7 +54,7 @@ class Command:
         """Run it; anything but exit 0 ends the benchmark with what was said."""
         line = [sys.executable, "-m", "provision.cli", verb, self._inventory, *_PATIENT, *words]
         cost = cost_of(line, environment=self._environment)
-        self.said = cost.output + cost.trouble
+        self.output, self.said = cost.output, cost.output + cost.trouble
         if cost.code:
             raise SystemExit(f"gpuprov {verb} ended with {cost.code}:\n{self.said[-3000:]}")
         return cost
@@ -90,8 +90,7 @@ def measure(options: Options) -> Iterator[Finding]:
 def _skipped_nothing(gpuprov: Command, nodes: Sequence[str]) -> Result:
     """What the roles still change where `up` said that nothing is to be done."""
     gpuprov("up", "--full", "--check", "--no-canary", "--nodes", ",".join(nodes), "--json")
-    said = gpuprov.said
-    document = json.loads(said[said.index("{") :])
+    document = json.loads(gpuprov.output)
     changed = float(sum(node["changed"] for node in document["nodes"].values()))
     return Result(
         "", f"tasks that changed something under `up --full` on {len(nodes)} of them", "", (changed,)
