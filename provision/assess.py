@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from provision import ask_ansible, compatibility, diagnosis, lockfile, resolve, stack
 from provision import observe as observer
@@ -21,6 +21,9 @@ from provision.own_limits import MOST
 from provision.shared_facts import Pool
 
 Observe = Callable[..., dict[str, Observation]]
+# Is given a node's observation, its drifts, and the secrets that are to be masked before either is kept.
+OnJudged = Callable[[Observation, Sequence[Drift], frozenset[str]], None]
+Item = TypeVar("Item")
 _DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so not to be asked for
 
 
@@ -100,13 +103,15 @@ def assess(
     observe: Observe | None = None,
     run: ask_ansible.Run | None = None,
     also: Collection[str] = (),
+    on_judged: OnJudged | None = None,
 ) -> Assessment:
     """Look at the whole fleet, one connection a node.
 
     Raises StackError and CompatibilityError before any node is touched. Afterwards a node's trouble is its
     own: unreachable or refused, it is named, and the others go on. `say` is given lines for people meanwhile.
-    `also`: facts to ask of every node beside those its roles promise. `observe` and `run` stand in for nodes
-    in tests.
+    `also`: facts to ask of every node beside those its roles promise. `on_judged` is told of each node once
+    it is known what differs there, while others are still asked. `observe` and `run` stand in for nodes in
+    tests.
     """
     stack.check_names(fleet, overrides)
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
@@ -122,6 +127,7 @@ def assess(
         say=say,
         observe=observe,
         also=also,
+        on_judged=on_judged,
     )
     lockfile.refuse_contradictions(seen.expected)
     return seen
@@ -137,6 +143,7 @@ def look(
     say: Callable[[str], None] | None = None,
     observe: Observe | None = None,
     also: Collection[str] = (),
+    on_judged: OnJudged | None = None,
 ) -> Assessment:
     """Observe these nodes (again) and compare: an assessment of them alone, declared as in `known`."""
     beside = diagnosis.FACTS.union(also)  # in the same round trip
@@ -146,48 +153,88 @@ def look(
     observe = observe or functools.partial(
         observer.observe, vault_password_files=known.fleet.vault_password_files, say=say
     )
-    observations = observe(nodes, ask, timeout=timeout, connections=connections, on_done=on_done)
-    described, refused, expected = _judge(known, observations)
-    missing = _missing(expected, observations)
-    if missing:
-        again = [known.fleet.nodes[name] for name in missing]
-        late = observe(again, missing, timeout=timeout, connections=connections, on_done=None)
-        observations = {**observations, **{name: _joined(observations[name], late[name]) for name in missing}}
-    pool = Pool()
-    observations = {name: _with_sku(observations[name], described.get(name), pool) for name in chosen}
-    found = {
-        name: drifts(expectations, observations[name])
-        for name, expectations in expected.items()
-        if observations[name].error is None
-    }
-    return replace(
-        known,
-        observations=observations,
-        described=described,
-        expected=expected,
-        refused=refused,
-        drifts=found,
-    )
+    judge = _Judge(known, on_judged)
+
+    def done(observation: Observation) -> None:
+        judge.take(observation)
+        if on_done is not None:
+            on_done(observation)
+
+    for observation in observe(nodes, ask, timeout=timeout, connections=connections, on_done=done).values():
+        judge.take(observation)
+    if judge.missing:
+        again = [known.fleet.nodes[name] for name in judge.missing]
+        late = observe(again, judge.missing, timeout=timeout, connections=connections, on_done=None)
+        for observation in late.values():
+            judge.join(observation)
+    return judge.assessment(chosen)
 
 
-def _judge(
-    known: Assessment, observations: Mapping[str, Observation]
-) -> tuple[dict[str, dict[str, Any]], dict[str, list[Refusal]], dict[str, list[Expectation]]]:
-    described: dict[str, dict[str, Any]] = {}
-    refused: dict[str, list[Refusal]] = {}
-    expected: dict[str, list[Expectation]] = {}
-    machines: dict[Hashable, dict[str, Any]] = {}  # most are alike
-    for name, observation in observations.items():
+class _Judge:
+    """Says of each node what differs as soon as it has answered, while others are still asked."""
+
+    def __init__(self, known: Assessment, on_judged: OnJudged | None) -> None:
+        self.missing: dict[str, frozenset[str]] = {}  # node → facts it has to be asked for yet
+        self._known = known
+        self._on_judged = on_judged
+        self._first: dict[str, Observation] = {}  # of the nodes that are to be asked again
+        self._machines: dict[Hashable, dict[str, Any]] = {}  # most are alike
+        self._pool = Pool()
+        self._observations: dict[str, Observation] = {}
+        self._described: dict[str, dict[str, Any]] = {}
+        self._refused: dict[str, list[Refusal]] = {}
+        self._expected: dict[str, list[Expectation]] = {}
+        self._drifts: dict[str, list[Drift]] = {}
+
+    def take(self, observation: Observation) -> None:
+        """What a node answered first; once for each."""
+        name = observation.node
+        if name in self._observations or name in self._first:
+            return
         if observation.error is None:
             machine = stack.describe_node(observation.facts)
-            described[name] = machines.setdefault(frozen(machine), machine)
-            against = compatibility.check_node(known.views[name], described[name], name)
-            against = against or lockfile.uncovered(known.views[name], described[name], name)
+            described = self._described[name] = self._machines.setdefault(frozen(machine), machine)
+            view = self._known.views[name]
+            against = compatibility.check_node(view, described, name)
+            against = against or lockfile.uncovered(view, described, name)
             if against:
-                refused[name] = against
+                self._refused[name] = against
             else:
-                expected[name] = of_node(known.views[name], described[name])
-    return described, refused, expected
+                expected = self._expected[name] = of_node(view, described)
+                missing = _missing(expected, observation)
+                if missing:
+                    self.missing[name], self._first[name] = missing, observation
+                    return
+        self._finish(observation)
+
+    def join(self, late: Observation) -> None:
+        """What a node answered when it was asked for what was missing."""
+        self._finish(_joined(self._first[late.node], late))
+
+    def _finish(self, observation: Observation) -> None:
+        name = observation.node
+        observation = _with_sku(observation, self._described.get(name), self._pool)
+        self._observations[name] = observation
+        found: list[Drift] = []
+        if name in self._expected and observation.error is None:
+            found = self._drifts[name] = drifts(self._expected[name], observation)
+        if self._on_judged is not None:
+            self._on_judged(observation, found, self._known.secrets)
+
+    def assessment(self, chosen: Collection[str]) -> Assessment:
+        """All of it, in the order of `chosen`."""
+        return replace(
+            self._known,
+            observations=_ordered(self._observations, chosen),
+            described=_ordered(self._described, chosen),
+            expected=_ordered(self._expected, chosen),
+            refused=_ordered(self._refused, chosen),
+            drifts=_ordered(self._drifts, chosen),
+        )
+
+
+def _ordered(found: Mapping[str, Item], order: Collection[str]) -> dict[str, Item]:
+    return {name: found[name] for name in order if name in found}
 
 
 def _refuse_impossible(views: Mapping[str, Mapping[str, Any]]) -> None:
@@ -204,19 +251,10 @@ def _refuse_impossible(views: Mapping[str, Mapping[str, Any]]) -> None:
         raise CompatibilityError("\n  ".join(whats), "; ".join(fixes))
 
 
-def _missing(
-    expected: Mapping[str, list[Expectation]], observations: Mapping[str, Observation]
-) -> dict[str, frozenset[str]]:
+def _missing(expectations: Sequence[Expectation], seen: Observation) -> frozenset[str]:
     """Facts whose names depend on what the node turned out to be, and which it was not asked for."""
-    missing = {}
-    for name, expectations in expected.items():
-        facts, problems = observations[name].facts, observations[name].problems
-        unasked = [
-            fact for fact in by_fact(expectations) - facts.keys() - _DERIVED if not _excused(fact, problems)
-        ]
-        if unasked:
-            missing[name] = frozenset(unasked)
-    return missing
+    unasked = by_fact(expectations) - seen.facts.keys() - _DERIVED
+    return frozenset(fact for fact in unasked if not _excused(fact, seen.problems))
 
 
 def _excused(fact: str, problems: Mapping[str, str]) -> bool:

@@ -13,16 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision import (
-    __version__,
-    checks_asked,
-    fleet_judge,
-    fleet_pairs,
-    fleet_versions,
-    offender_history,
-    offenders,
-    thresholds,
-)
+from provision import __version__, checks_asked, fleet_stream, side_by_side, thresholds
 from provision.checks import CHECKS, gpu_inventory, kernel_incidents, kernel_log
 from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Command, Measurement, Output
 from provision.checks.nccl_tests import without_environment
@@ -248,12 +239,17 @@ def _header(node: Seen, measurements: Iterable[Measurement]) -> dict[str, Any]:
 def fleet_health(
     folder: RunFolder, nodes: Iterable[NodeHealth], seen: Mapping[str, Seen], *, interrupted: bool = False
 ) -> FleetHealth:
-    """The whole report: the nodes judged against each other as well, and what run.json says of the run."""
+    """The whole report: the nodes judged against each other as well, and what run.json says of the run.
+
+    `nodes` is gone through once, and none of them is held: an iterator needs no more memory for many than for
+    few. Raises RunFolderError.
+    """
+    alone = (fleet_stream.alone(node, seen.get(node.node)) for node in nodes)
+    return fleet_stream.judged(folder, _head_of_report(folder, interrupted), alone, seen)
+
+
+def _head_of_report(folder: RunFolder, interrupted: bool) -> FleetHealth:
     meta = folder.meta()
-    measured, not_compared = fleet_judge.judge(nodes)
-    compared, ambiguous = fleet_versions.judge(measured, seen)
-    escalated = offenders.escalate(compared, offender_history.recalled(folder))
-    judged, fabric, untold = fleet_pairs.judge(folder, escalated, seen)
     return FleetHealth(
         run_id=folder.path.name,
         gpuprov_version=str(meta.get("gpuprov", __version__)),
@@ -261,11 +257,8 @@ def fleet_health(
         started=str(meta.get("started") or ""),
         finished=str(meta.get("measured_until") or meta.get("finished") or meta.get("started") or ""),
         asked=tuple(meta.get("asked", ())),
-        nodes=judged,
+        nodes=(),
         interrupted=interrupted,
-        not_compared=(*not_compared, *ambiguous),
-        fabric=fabric,
-        between=untold,
     )
 
 
@@ -282,11 +275,20 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
             f"{folder.path} ran the check {unknown[0]!r}, which is not installed here",
             "install the distribution it came from, then judge again",
         )
-    nodes, known = [], read_seen(folder)
-    for node in known.values():
-        limits = node.limits(override)
-        alone = checks_asked.of_nodes(asked)
-        raws = [raw for name in alone if (raw := read_raw(folder, node.node, name)) is not None]
-        results = {raw.check: judge_check(node, raw, limits) for raw in raws}
-        nodes.append(judge_node(node, results, asked, lost=any(raw.unreachable for raw in raws)))
-    return fleet_health(folder, nodes, known, interrupted=bool(meta.get("interrupted")))
+    known = read_seen(folder)
+
+    def alone(name: str) -> fleet_stream.Alone:
+        return fleet_stream.alone(_judged_again(folder, known[name], asked, override), known[name])
+
+    nodes = side_by_side.in_order(alone, known, side_by_side.processes(len(known)))
+    return fleet_stream.judged(folder, _head_of_report(folder, bool(meta.get("interrupted"))), nodes, known)
+
+
+def _judged_again(folder: RunFolder, node: Seen, asked: Sequence[str], override: Path | None) -> NodeHealth:
+    """A node by itself, from the raw output that the run kept."""
+    limits = node.limits(override)
+    raws = [
+        raw for name in checks_asked.of_nodes(asked) if (raw := read_raw(folder, node.node, name)) is not None
+    ]
+    results = {raw.check: judge_check(node, raw, limits) for raw in raws}
+    return judge_node(node, results, asked, lost=any(raw.unreachable for raw in raws))

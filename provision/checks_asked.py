@@ -6,29 +6,36 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from provision import checks
+from provision.checks.modules import Modules, Place
 from provision.errors import UsageError
-from provision.pairs import nccl_group, nccl_pair, write_bw, write_lat
 
 STAGES = ("quick", "standard", "burnin")
 # Checks of nodes together: asked for by name, or by --pairs and --group.
-PAIRS = {check.ID: check for check in (write_bw, write_lat, nccl_pair, nccl_group)}
+PAIRS = Modules(
+    {
+        "pair_bandwidth": Place("provision.pairs.write_bw", "pairs"),
+        "pair_latency": Place("provision.pairs.write_lat", "pairs"),
+        "nccl_pair": Place("provision.pairs.nccl_pair", "by name"),
+        "nccl_group": Place("provision.pairs.nccl_group", "group"),
+    }
+)
 
 
 def known() -> dict[str, Any]:
     """Every check by name: of nodes in the order they run, then of pairs."""
-    return {**{name: checks.CHECKS[name] for name in checks.CHECKS}, **PAIRS}
+    return {**checks.CHECKS, **PAIRS}
 
 
 def select(stage: str, names: Sequence[str] = ()) -> tuple[str, ...]:
     """The checks to run, in the order they run. `names` wins over `stage`; raises UsageError on an unknown
     one.
     """
-    every = known()
+    every = {**checks.CHECKS.stages, **PAIRS.stages}
     unknown = [name for name in names if name not in every]
     if unknown:
         raise UsageError(f"unknown check {unknown[0]!r}", f"the checks are {', '.join(every)}")
     stages = STAGES[: STAGES.index(stage) + 1]
-    return tuple(name for name, check in every.items() if (name in names if names else check.STAGE in stages))
+    return tuple(name for name in every if (name in names if names else every[name] in stages))
 
 
 def of_nodes(asked: Iterable[str]) -> tuple[str, ...]:

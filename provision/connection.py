@@ -11,11 +11,13 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from provision.hops import Hop, hop, jumps
-from provision.inventory import Node
 from provision.ssh_config import ConfigFiles, NotUnderstoodError, Options, from_arguments, take
+
+if TYPE_CHECKING:
+    from provision.inventory import Node
 
 CONNECTIONS = (
     "ssh",

@@ -37,18 +37,25 @@ class Crew(Generic[Result]):
 
     How many it is finds itself (level.py); a node that is slow beside the others takes the place of none.
     Threads are daemons: one that never returns costs a thread, not the run. Results come from `gather`, in
-    the caller's thread.
+    the caller's thread. `keep`: how many results may wait to be gathered; with more, threads wait too, so
+    that a caller who is slow costs no memory (0: any number).
     """
 
     def __init__(
-        self, names: Collection[str], work: Callable[[str], Result], *, seconds: float, threads: int
+        self,
+        names: Collection[str],
+        work: Callable[[str], Result],
+        *,
+        seconds: float,
+        threads: int,
+        keep: int = 0,
     ) -> None:
         self._work = work
         self._seconds = seconds
         self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
         for name in names:
             self._waiting.put(name)
-        self._done: queue.SimpleQueue[Done[Result]] = queue.SimpleQueue()
+        self._done: queue.Queue[Done[Result]] = queue.Queue(keep)
         self._busy: dict[str, float] = {}
         self._left: set[str] = set(names)
         self._level = Level(threads)

@@ -1,4 +1,5 @@
-"""The nodes we reach over SSH ourselves: each asked in a thread, what they answer taken in one."""
+"""The nodes we reach over SSH ourselves: asked in threads, of several processes where there are many; what
+they answer is taken in one."""
 
 from __future__ import annotations
 
@@ -7,13 +8,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from provision.connection import Route
-from provision.crew import Crew
 from provision.node_names import fold
+from provision.ssh_threads import Threads
 from provision.wording import many
 
 if TYPE_CHECKING:
+    from provision.askers import Askers
     from provision.observe import Asked
 
+FEWEST = 200  # nodes for which one more process is worth its start
 QUIET = 5.0  # seconds between two lines about who is waited for
 
 
@@ -27,36 +30,27 @@ class Direct:
         timeout: float,
         connections: int,
         say: Callable[[str], None],
+        processes: int = 1,
     ) -> None:
-        from provision.ssh import Ssh
-
         self._say = say
         self._said = time.monotonic()
         self._awaited: list[str] = []
         self._answers = answers
-        self._ssh = ssh = Ssh()
         programs = {name: answers.program(name) for name in routes}
-        self._crew: Crew[bytes] = Crew(
-            routes,
-            lambda name: ssh.ask(routes[name], programs[name].encode("ascii"), timeout),
-            seconds=timeout,
-            threads=connections,
-        )
+        self._hands = _hands(routes, programs, timeout, connections, processes, say)
 
     def __enter__(self) -> Direct:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._crew.stop()
-        self._ssh.close()
+        self._hands.close()
 
     def gather(self, wait: float = 0.0) -> None:
-        for done in self._crew.gather(wait):
+        for done in self._hands.gather(wait):
             self._answers.take(done.name, done.result, done.seconds)
-        self._ssh.expire()
 
     def finish(self, meanwhile: Callable[[], None] | None = None) -> None:
-        while self._crew.unfinished:
+        while self._hands.unfinished:
             self.gather(wait=1.0)
             self._say_who_is_awaited()
             if meanwhile is not None:
@@ -64,7 +58,26 @@ class Direct:
 
     def _say_who_is_awaited(self) -> None:
         """Now and then, when nobody else is left to be asked and it has not been said."""
-        awaited = sorted(self._crew.awaited)
+        awaited = sorted(self._hands.awaited)
         if awaited and awaited != self._awaited and time.monotonic() - self._said > QUIET:
             self._awaited, self._said = awaited, time.monotonic()
             self._say(f"waiting for {many(len(awaited), 'node')}: {fold(awaited)}")
+
+
+def _hands(
+    routes: Mapping[str, Route],
+    programs: Mapping[str, str],
+    timeout: float,
+    connections: int,
+    processes: int,
+    say: Callable[[str], None],
+) -> Threads | Askers:
+    """Who asks: threads here, or those of so many processes where this machine starts them."""
+    if processes > 1:
+        from provision.askers import Askers
+
+        try:
+            return Askers(routes, programs, timeout, connections, processes)
+        except OSError as error:
+            say(f"all nodes are asked in one process: another could not be started: {error.strerror}")
+    return Threads(routes, programs, timeout, connections)

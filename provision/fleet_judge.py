@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +26,44 @@ _SOURCE = "the median of this run's nodes of the same SKU"
 # A node is off as a whole when this share of its GPUs is: two good ones of eight acquit no node.
 _WHOLE = 0.75
 
-_Value = tuple[int, str, float, str]  # which node, which device, its value, its unit
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One number of a node that is compared: `sku` and `metric` (a name of the table) say with which others,
+    `place` what of those is alike enough."""
+
+    sku: str
+    metric: str
+    place: str
+    device: str
+    value: float
+    unit: str
+
+
+class _Values:
+    """The numbers of one place, in columns: a fleet has millions. Texts are the ones that others have too."""
+
+    __slots__ = ("devices", "nodes", "units", "values")
+
+    def __init__(self) -> None:
+        self.nodes, self.values = array("l"), array("d")
+        self.devices: list[str] = []
+        self.units: list[str] = []
+
+    def add(self, node: int, one: Measured) -> None:
+        self.nodes.append(node)
+        self.values.append(one.value)
+        self.devices.append(sys.intern(one.device))
+        self.units.append(sys.intern(one.unit))
+
+    def __iter__(self) -> Iterator[tuple[int, str, float, str]]:
+        """Which node, which device, its value, its unit."""
+        return zip(self.nodes, self.devices, self.values, self.units, strict=True)
+
+    @property
+    def count(self) -> int:
+        """How many nodes these are of."""
+        return len(set(self.nodes))
 
 
 @dataclass(frozen=True)
@@ -40,54 +79,81 @@ class _Off:
     nodes: int
 
 
+class Peers:
+    """The numbers of a fleet that are compared, added node by node, and what the comparison finds.
+
+    Of a node nothing else is kept: ten thousand with all their measurements do not fit into memory.
+    """
+
+    def __init__(self, table: FleetMetrics | None = None) -> None:
+        self._table = table or fleet_metrics.shipped()
+        self._groups: dict[tuple[str, str], dict[str, _Values]] = defaultdict(lambda: defaultdict(_Values))
+        self._nodes = 0
+
+    def add(self, numbers: Iterable[Measured]) -> None:
+        """The numbers of the next node."""
+        for one in numbers:
+            self._groups[one.sku, one.metric][one.place].add(self._nodes, one)
+        self._nodes += 1
+
+    def found(self) -> dict[int, list[Finding]]:
+        """Node, by the order of adding from 0 → what the comparison finds on it."""
+        added: dict[int, list[Finding]] = defaultdict(list)
+        for (sku, name), places in self._groups.items():
+            metric = self._table.metrics[name]
+            compared = [values for values in places.values() if values.count >= self._table.smallest]
+            off: dict[int, list[_Off]] = defaultdict(list)
+            for values in compared:
+                for node, one in _far(metric, values):
+                    off[node].append(one)
+                for node, whole in _whole_nodes(metric, values):
+                    off[node] = [whole, *(one for one in off[node] if _beyond(one, whole, metric))]
+            measured: dict[int, list[str]] = {node: [] for node in off}
+            for values in compared if off else ():
+                for node, device, _, _ in values:
+                    if node in measured:
+                        measured[node].append(device)
+            for node, found in off.items():
+                added[node] += _findings(metric, sku, found, measured[node])
+        return {node: findings for node, findings in added.items() if findings}
+
+    def not_compared(self) -> tuple[str, ...]:
+        """A line for each SKU, or metric of it, that too few nodes have measured to compare."""
+        return tuple(_too_small(self._groups, self._table.smallest))
+
+
 def judge(
     nodes: Iterable[NodeHealth], table: FleetMetrics | None = None
 ) -> tuple[tuple[NodeHealth, ...], tuple[str, ...]]:
-    """The nodes with what the comparison adds to their checks' findings, in the order given; and a line for
-    each SKU, or metric of it, that too few nodes have measured to compare.
+    """Few nodes at once: with what the comparison adds to their checks' findings, in the order given; and a
+    line for each SKU, or metric of it, that too few nodes have measured to compare.
     """
     nodes = tuple(nodes)
-    table = table or fleet_metrics.shipped()
-    groups = _grouped(nodes, table)
-    added: dict[int, list[Finding]] = defaultdict(list)
-    for (sku, name), places in groups.items():
-        metric = table.metrics[name]
-        off: dict[int, list[_Off]] = defaultdict(list)
-        measured: dict[int, list[str]] = defaultdict(list)
-        for values in places.values():
-            if _count(values) < table.smallest:
-                continue
-            for node, device, _, _ in values:
-                measured[node].append(device)
-            for node, one in _far(metric, values):
-                off[node].append(one)
-            for node, whole in _whole_nodes(metric, values):
-                off[node] = [whole, *(one for one in off[node] if _beyond(one, whole, metric))]
-        for node, found in off.items():
-            added[node] += _findings(metric, sku, found, measured[node])
-    judged = tuple(_with(node, added[i]) if added.get(i) else node for i, node in enumerate(nodes))
-    return judged, tuple(_too_small(groups, table.smallest))
+    peers = Peers(table)
+    for node in nodes:
+        peers.add(numbers(node, table))
+    found = peers.found()
+    judged = tuple(extended(node, found[i]) if i in found else node for i, node in enumerate(nodes))
+    return judged, peers.not_compared()
 
 
-def _grouped(
-    nodes: Sequence[NodeHealth], table: FleetMetrics
-) -> dict[tuple[str, str], dict[str, list[_Value]]]:
-    """(SKU, metric) → place → values."""
-    wanted = {(metric.check, metric.metric): metric for metric in table.metrics.values()}
-    groups: dict[tuple[str, str], dict[str, list[_Value]]] = defaultdict(lambda: defaultdict(list))
-    for index, node in enumerate(nodes):
-        sku = str(node.facts.get("sku") or (node.gpus[0].name if node.gpus else ""))
-        if not sku:
-            continue
-        for check in node.checks:
-            for m in check.measurements:
-                metric = wanted.get((check.check, m.metric))
-                value = number(m.value) if metric else None
-                if metric is None or value is None or not math.isfinite(value):
-                    continue
+def numbers(node: NodeHealth, table: FleetMetrics | None = None) -> Iterator[Measured]:
+    """What of a node is compared."""
+    sku = str(node.facts.get("sku") or (node.gpus[0].name if node.gpus else ""))
+    if not sku:
+        return
+    wanted = _wanted(table or fleet_metrics.shipped())
+    for check in node.checks:
+        for m in check.measurements:
+            metric = wanted.get((check.check, m.metric))
+            value = number(m.value) if metric else None
+            if metric is not None and value is not None and math.isfinite(value):
                 place = _place(metric, node, check, m.device)
-                groups[sku, metric.name][place].append((index, m.device, value, m.unit))
-    return groups
+                yield Measured(sku, metric.name, place, m.device, value, m.unit)
+
+
+def _wanted(table: FleetMetrics) -> dict[tuple[str, str], FleetMetric]:
+    return {(metric.check, metric.metric): metric for metric in table.metrics.values()}
 
 
 def _place(metric: FleetMetric, node: NodeHealth, check: CheckResult, device: str) -> str:
@@ -102,10 +168,6 @@ def _place(metric: FleetMetric, node: NodeHealth, check: CheckResult, device: st
     return f"{node.facts.get('gpus', '')} {wired}{rail}"
 
 
-def _count(values: Sequence[_Value]) -> int:
-    return len({node for node, *_ in values})
-
-
 def _shortfall(metric: FleetMetric, value: float, usual: float) -> float:
     """How much worse than usual, as a fraction of it."""
     return (usual - value if metric.direction == "at_least" else value - usual) / usual
@@ -116,12 +178,12 @@ def _limit(metric: FleetMetric, usual: Typical, tolerance: float) -> float:
     return usual.middle - room if metric.direction == "at_least" else usual.middle + room
 
 
-def _far(metric: FleetMetric, values: Sequence[_Value]) -> Iterator[tuple[int, _Off]]:
+def _far(metric: FleetMetric, values: _Values) -> Iterator[tuple[int, _Off]]:
     """Each value that is far from what most of the group are like."""
-    usual = typical((value for _, _, value, _ in values), metric.warn)
+    usual = typical(values.values, metric.warn)
     if usual.middle <= 0:
         return
-    limit, nodes = _limit(metric, usual, metric.warn), _count(values)
+    limit, nodes = _limit(metric, usual, metric.warn), values.count
     for node, device, value, unit in values:
         if value < limit if metric.direction == "at_least" else value > limit:
             yield (
@@ -130,12 +192,12 @@ def _far(metric: FleetMetric, values: Sequence[_Value]) -> Iterator[tuple[int, _
             )
 
 
-def _whole_nodes(metric: FleetMetric, values: Sequence[_Value]) -> Iterator[tuple[int, _Off]]:
+def _whole_nodes(metric: FleetMetric, values: _Values) -> Iterator[tuple[int, _Off]]:
     """Each node most of whose devices are off together."""
     if not metric.node:
         return
     by_node: dict[int, list[float]] = defaultdict(list)
-    for node, _, value, _ in values:
+    for node, value in zip(values.nodes, values.values, strict=True):
         by_node[node].append(value)
     middles = {node: statistics.median(found) for node, found in by_node.items()}
     usual = typical(middles.values(), metric.node)
@@ -146,7 +208,7 @@ def _whole_nodes(metric: FleetMetric, values: Sequence[_Value]) -> Iterator[tupl
         worse = sum(value < limit if metric.direction == "at_least" else value > limit for value in found)
         if len(found) > 1 and worse >= _WHOLE * len(found):
             short = _shortfall(metric, middles[node], usual.middle)
-            yield node, _Off("node", middles[node], values[0][3], short, usual, limit, len(by_node))
+            yield node, _Off("node", middles[node], values.units[0], short, usual, limit, len(by_node))
 
 
 def _beyond(one: _Off, whole: _Off, metric: FleetMetric) -> bool:
@@ -196,7 +258,7 @@ def _finding(metric: FleetMetric, sku: str, device: str, off: Sequence[_Off]) ->
     )
 
 
-def _with(node: NodeHealth, added: Sequence[Finding]) -> NodeHealth:
+def extended(node: NodeHealth, added: Sequence[Finding]) -> NodeHealth:
     """The node with its new findings; what is accused already is not accused twice."""
     checks = [_extended(check, [f for f in added if f.check == check.check]) for check in node.checks]
     findings = iter(point_at_cause([finding for check in checks for finding in check.findings]))
@@ -215,15 +277,13 @@ def _extended(check: CheckResult, added: Iterable[Finding]) -> CheckResult:
     return replace(check, findings=(*check.findings, *fresh))
 
 
-def _too_small(
-    groups: Mapping[tuple[str, str], Mapping[str, Sequence[_Value]]], smallest: int
-) -> Iterator[str]:
+def _too_small(groups: Mapping[tuple[str, str], Mapping[str, _Values]], smallest: int) -> Iterator[str]:
     """Once for each SKU what could not be compared."""
     left: dict[str, list[str]] = defaultdict(list)
     whole: dict[str, set[int]] = defaultdict(set)
     for (sku, name), places in sorted(groups.items()):
-        whole[sku] |= {node for values in places.values() for node, *_ in values}
-        if any(_count(values) < smallest for values in places.values()):
+        whole[sku].update(node for values in places.values() for node in values.nodes)
+        if any(values.count < smallest for values in places.values()):
             left[sku].append(name)
     for sku, names in left.items():
         if len(whole[sku]) < smallest:

@@ -7,7 +7,7 @@ each measurement.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from provision import checks_asked
@@ -66,21 +66,42 @@ def _result(row: Mapping[str, Any]) -> Result:
     return result
 
 
+@dataclass(frozen=True)
+class Between:
+    """What the pairs of a run say: of each node in `checks` (None: the run ended before), and of the fabric;
+    `told`: lines on what no measurement could tell."""
+
+    checks: tuple[Mapping[str, CheckResult] | None, ...] = ()
+    fabric: tuple[Finding, ...] = ()
+    told: tuple[str, ...] = ()
+
+    def extended(self, node: NodeHealth) -> NodeHealth:
+        """The node with what its pairs say of it."""
+        for checks in self.checks:
+            node = _with(node, None if checks is None else checks.get(node.node))
+        return node
+
+
+def between(folder: RunFolder, seen: Mapping[str, Seen]) -> Between:
+    """What the run folder's pairs say; nothing of a run without pairs. Raises RunFolderError."""
+    found = Between()
+    meta = folder.meta()
+    for check, of_pairs in checks_asked.PAIRS.items():
+        if check in meta.get("asked", ()):
+            one = _judged(folder, of_pairs.METRIC, noted(folder).get(check), seen)
+            found = Between(
+                (*found.checks, *one.checks), (*found.fabric, *one.fabric), (*found.told, *one.told)
+            )
+    return found
+
+
 def judge(
     folder: RunFolder, nodes: Iterable[NodeHealth], seen: Mapping[str, Seen]
 ) -> tuple[tuple[NodeHealth, ...], tuple[Finding, ...], tuple[str, ...]]:
     """The nodes with what their pairs say of them, the findings of the fabric, and lines on what no
     measurement could tell. Nothing changes in a run without pairs."""
-    nodes = tuple(nodes)
-    fabric: tuple[Finding, ...] = ()
-    told: tuple[str, ...] = ()
-    meta = folder.meta()
-    for check, of_pairs in checks_asked.PAIRS.items():
-        if check in meta.get("asked", ()):
-            took = noted(folder).get(check)
-            nodes, found, lines = _judged(folder, of_pairs.METRIC, took, nodes, seen)
-            fabric, told = (*fabric, *found), (*told, *lines)
-    return nodes, fabric, told
+    found = between(folder, seen)
+    return tuple(map(found.extended, nodes)), found.fabric, found.told
 
 
 def noted(folder: RunFolder) -> Mapping[str, Any]:
@@ -98,12 +119,10 @@ def _not_said(folder: RunFolder, why: str) -> RunFolderError:
     )
 
 
-def _judged(
-    folder: RunFolder, metric: Metric, took: Any, nodes: tuple[NodeHealth, ...], seen: Mapping[str, Seen]
-) -> tuple[tuple[NodeHealth, ...], tuple[Finding, ...], tuple[str, ...]]:
+def _judged(folder: RunFolder, metric: Metric, took: Any, seen: Mapping[str, Seen]) -> Between:
     """What one check's pairs say. `took`: who took part; None when the run ended before."""
     if took is None:
-        return tuple(_with(node, None) for node in nodes), (), ()
+        return Between((None,))
     able, left_out = took_part(folder, took)
     members = [node for node in able if node in seen]
     results = kept(folder, metric.check)
@@ -112,7 +131,7 @@ def _judged(
     checks = {**{node: _left_out(metric, why) for node, why in left_out.items()}, **checks}
     told = (*_several_versions(metric, took.get("versions")), *untold)
     told += tuple(_not_met(metric.check, members, rounds, took.get("round_seconds")))
-    return tuple(_with(node, checks.get(node.node)) for node in nodes), fabric, told
+    return Between((checks,), fabric, told)
 
 
 def _several_versions(metric: Metric, noted: Any) -> Iterator[str]:

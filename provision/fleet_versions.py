@@ -16,32 +16,59 @@ from provision.health import CheckResult, NodeHealth
 from provision.judge import Finding, Verdict, worst
 from provision.majority import Outlier, Voter
 from provision.seen import Seen
+from provision.shared_facts import Pool
 
 _DECLARED = ("nvidia_driver_source", "nvidia_driver_version", "nvidia_driver_flavour")
+Vote = tuple[tuple[str, ...], Voter]  # what the inventory declares, and what the node has
 _SOURCE = "most nodes of this run with the same GPUs, system and declared driver"
+
+
+class Kinds:
+    """The votes of a fleet, added node by node, and who differs from most of its kind."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[str, ...], dict[str, Voter]] = defaultdict(dict)
+        self._facts = Pool()  # most nodes say the same
+
+    def add(self, node: str, vote: Vote | None) -> None:
+        """The next node; None: it takes no part."""
+        if vote is not None:
+            kind, voter = vote
+            self._kinds[kind][node] = replace(voter, facts=self._facts.of(voter.facts))
+
+    def found(self) -> tuple[dict[str, list[Finding]], tuple[str, ...]]:
+        """Node → how it differs; and a line for each fact in which no value has a majority."""
+        odd: dict[str, list[Finding]] = defaultdict(list)
+        ambiguous: list[str] = []
+        for voters in self._kinds.values():
+            found = majority.compare(voters)
+            for outlier in found.outliers:
+                if outlier.fact in versions.ALIKE and not outlier.unknown:
+                    odd[outlier.node].append(_finding(outlier))
+            ambiguous += [
+                f"{tie.fact}: {odd_ones.tie(tie)}" for tie in found.ties if tie.fact in versions.ALIKE
+            ]
+        return dict(odd), tuple(ambiguous)
 
 
 def judge(
     nodes: Iterable[NodeHealth], seen: Mapping[str, Seen]
 ) -> tuple[tuple[NodeHealth, ...], tuple[str, ...]]:
-    """The nodes, in the order given, with what differs added to their check `versions`; and a line for each
-    fact in which no value has a majority."""
-    nodes = tuple(nodes)
-    kinds: dict[tuple[str, ...], dict[str, Voter]] = defaultdict(dict)
+    """Few nodes at once: in the order given, with what differs added to their check `versions`; and a line
+    for each fact in which no value has a majority."""
+    nodes, kinds = tuple(nodes), Kinds()
     for node in nodes:
-        if any(check.check == versions.ID for check in node.checks) and node.node in seen:
-            one = seen[node.node]
-            kinds[tuple(str(one.variables.get(name, "")) for name in _DECLARED)][node.node] = _voter(one)
-    odd: dict[str, list[Finding]] = defaultdict(list)
-    ambiguous = []
-    for voters in kinds.values():
-        found = majority.compare(voters)
-        for outlier in found.outliers:
-            if outlier.fact in versions.ALIKE and not outlier.unknown:
-                odd[outlier.node].append(_finding(outlier))
-        ambiguous += [f"{tie.fact}: {odd_ones.tie(tie)}" for tie in found.ties if tie.fact in versions.ALIKE]
-    judged = tuple(_with(node, odd[node.node]) if node.node in odd else node for node in nodes)
-    return judged, tuple(ambiguous)
+        kinds.add(node.node, vote(node, seen.get(node.node)))
+    odd, ambiguous = kinds.found()
+    judged = tuple(extended(node, odd[node.node]) if node.node in odd else node for node in nodes)
+    return judged, ambiguous
+
+
+def vote(node: NodeHealth, one: Seen | None) -> Vote | None:
+    """What is compared of a node: None unless its versions were checked."""
+    if one is None or all(check.check != versions.ID for check in node.checks):
+        return None
+    return tuple(str(one.variables.get(name, "")) for name in _DECLARED), _voter(one)
 
 
 def _voter(one: Seen) -> Voter:
@@ -67,7 +94,8 @@ def _finding(outlier: Outlier) -> Finding:
     )
 
 
-def _with(node: NodeHealth, added: Sequence[Finding]) -> NodeHealth:
+def extended(node: NodeHealth, added: Sequence[Finding]) -> NodeHealth:
+    """The node with these findings on its versions."""
     checks = tuple(_extended(check, added) if check.check == versions.ID else check for check in node.checks)
     return replace(node, checks=checks, verdict=worst([node.verdict, *(check.verdict for check in checks)]))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -120,7 +121,7 @@ def from_json(document: Mapping[str, Any]) -> FleetHealth:
                 document, "run_id", "gpuprov_version", "inventory", "started", "finished", "interrupted"
             ),
             asked=tuple(str(check) for check in document["asked"]),
-            nodes=tuple(_node(node) for node in document["nodes"]),
+            nodes=tuple(node_from(node) for node in document["nodes"]),
             not_compared=tuple(str(line) for line in document.get("not_compared", ())),
             fabric=tuple(finding_from(finding) for finding in document.get("fabric", ())),
             between=tuple(str(line) for line in document.get("between", ())),
@@ -136,11 +137,12 @@ def _fields(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
     return {name: document[name] for name in names}
 
 
-def _node(document: Mapping[str, Any]) -> NodeHealth:
+def node_from(document: Mapping[str, Any]) -> NodeHealth:
+    """A node of a report. Raises KeyError, TypeError or ValueError when it is none."""
     return NodeHealth(
         **_fields(document, "node", "error", "unreachable"),
         verdict=Verdict(document["verdict"]),
-        checks=tuple(_check(check) for check in document["checks"]),
+        checks=tuple(check_from(check) for check in document["checks"]),
         gpus=tuple(
             GpuIdentity(**_fields(gpu, "index", "name", "serial", "uuid", "pci_address"))
             for gpu in document["gpus"]
@@ -149,13 +151,34 @@ def _node(document: Mapping[str, Any]) -> NodeHealth:
     )
 
 
-def _check(document: Mapping[str, Any]) -> CheckResult:
+def check_from(document: Mapping[str, Any]) -> CheckResult:
+    """A check of a report. Raises KeyError, TypeError or ValueError when it is none."""
     return CheckResult(
         **_fields(document, "check", "seconds", "raw"),
         verdict=Verdict(document["verdict"]),
         findings=tuple(finding_from(finding) for finding in document["findings"]),
         measurements=tuple(measurement_from(row) for row in document["measurements"]),
     )
+
+
+def check_text(check: CheckResult) -> str:
+    """A check as JSON, from which `check_from` makes the same again."""
+    return json.dumps(check, default=_fields_of)
+
+
+def _fields_of(value: Any) -> Any:
+    return (
+        {name: getattr(value, name) for name in value.__dataclass_fields__}
+        if is_dataclass(value)
+        else str(value)
+    )
+
+
+def finding_lines(fleet: FleetHealth) -> Iterator[str]:
+    """Each finding with its node as a line of JSON: findings.jsonl."""
+    for node in fleet.nodes:
+        for finding in (finding for check in node.checks for finding in check.findings):
+            yield json.dumps({"node": node.node, **_fields_of(finding)}, default=str) + "\n"
 
 
 def measurement_from(document: Mapping[str, Any]) -> Measurement:

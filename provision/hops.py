@@ -101,8 +101,9 @@ def hop(
     first = {keyword: values[0] for keyword, values in options.items()}
     host = _expand(first.get("hostname", name), {"h": name, "n": name})
     port = _number(first.get("port", str(SSH_PORT)), "port")
-    tokens = {"h": host, "n": name, "p": str(port), "r": first.get("user", getpass.getuser())}
-    tokens |= {"u": getpass.getuser(), "d": str(Path.home())}
+    me = getpass.getuser()
+    tokens = {"h": host, "n": name, "p": str(port), "r": first.get("user", me)}
+    tokens |= {"u": me, "d": str(Path.home())}
     strict = first.get("stricthostkeychecking", "ask").lower()
     if strict not in ("ask", "yes", "accept-new"):
         raise NotUnderstoodError(f"StrictHostKeyChecking is {strict}")

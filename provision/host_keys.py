@@ -36,7 +36,9 @@ class HostKeys:
             authority = any(entry.marker == "@cert-authority" for entry in entries)
             if not hop.accept_new or not hop.user_known_hosts or authority:
                 raise _unknown(hop, shown, authority, _line_to_run(hop, key_type, direct))
-            self._learn(hop, key_type, blob)
+            learned = self._learn(hop, key_type, blob)
+            if learned:
+                self.check(hop, learned, key_type, blob, direct=direct)
         elif standing is Standing.REVOKED:
             raise NodeError(
                 "host key",
@@ -52,10 +54,11 @@ class HostKeys:
                 f"ssh-keygen -f {shlex.quote(entry.file)} -R {shlex.quote(_name(hop))}",
             )
 
-    def _learn(self, hop: Hop, key_type: str, blob: bytes) -> None:
+    def _learn(self, hop: Hop, key_type: str, blob: bytes) -> list[Entry]:
+        """Note the key of `hop`, or what somebody else has noted of it meanwhile."""
         file = hop.user_known_hosts[0]
         try:
-            self._known.learn(file, _name(hop), key_type, blob)
+            return self._known.learn(file, _name(hop), key_type, blob)
         except OSError as error:
             raise NodeError(
                 "host key",

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import enum
+import fcntl
 import fnmatch
 import hashlib
 import hmac
@@ -15,6 +17,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
 SSH_PORT = 22
 
@@ -52,6 +55,9 @@ class Standing(enum.Enum):
 class _File:
     """A parsed file, indexed so that a fleet of 10,000 is not 10,000 times 10,000 comparisons."""
 
+    path: str = ""
+    read: int = 0  # bytes so far, and lines
+    lines: int = 0
     exact: dict[str, list[Entry]] = field(default_factory=dict)
     patterns: list[tuple[list[str], Entry]] = field(default_factory=list)
     hashed: list[tuple[bytes, bytes, Entry]] = field(default_factory=list)
@@ -66,6 +72,23 @@ class _File:
         else:
             for part in parts:
                 self.exact.setdefault(part, []).append(entry)
+
+    def read_on(self, file: BinaryIO) -> None:
+        """Take in what was added to the file since it was read."""
+        file.seek(self.read)
+        added = file.read()
+        self.read += len(added)
+        for line in added.decode("utf-8", "replace").splitlines():
+            self.lines += 1
+            words = line.split()
+            marker = words.pop(0) if words and words[0].startswith("@") else ""
+            if len(words) < 3 or words[0].startswith("#"):
+                continue
+            try:
+                blob = base64.b64decode(words[2], validate=True)
+                self.add(words[0], Entry(self.path, self.lines, marker, words[1], blob))
+            except (binascii.Error, ValueError):
+                continue
 
     def of(self, name: str) -> list[Entry]:
         found = list(self.exact.get(name, ()))
@@ -89,25 +112,6 @@ def _matches(patterns: Iterable[str], name: str) -> bool:
     return hit
 
 
-def _parse(path: str) -> _File:
-    parsed = _File()
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return parsed  # as ssh does: a file that cannot be read knows nobody
-    for number, line in enumerate(text.splitlines(), 1):
-        words = line.split()
-        marker = words.pop(0) if words and words[0].startswith("@") else ""
-        if len(words) < 3 or words[0].startswith("#"):
-            continue
-        try:
-            blob = base64.b64decode(words[2], validate=True)
-            parsed.add(words[0], Entry(path, number, marker, words[1], blob))
-        except (binascii.Error, ValueError):
-            continue
-    return parsed
-
-
 class KnownHosts:
     """The known_hosts files of one invocation; each is read once. Safe to use from many threads."""
 
@@ -122,18 +126,30 @@ class KnownHosts:
     def _file(self, path: str) -> _File:
         with self._lock:
             if path not in self._files:
-                self._files[path] = _parse(path)
+                self._files[path] = found = _File(path)
+                with contextlib.suppress(OSError), Path(path).open("rb") as file:
+                    found.read_on(file)  # as for ssh, a file that cannot be read knows nobody
             return self._files[path]
 
-    def learn(self, path: str, name: str, key_type: str, blob: bytes) -> None:
-        """Add a line, as `StrictHostKeyChecking accept-new` asks. Raises OSError."""
+    def learn(self, path: str, name: str, key_type: str, blob: bytes) -> list[Entry]:
+        """Add a line, as `StrictHostKeyChecking accept-new` asks, unless the file knows a key of `name` by
+        now: another process of ours may have learned it. Returns what it knows then, or nothing.
+
+        Raises OSError."""
         line = f"{name} {key_type} {base64.b64encode(blob).decode()}\n"
         known = self._file(path)
         with self._lock:
             Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with Path(path).open("a", encoding="utf-8") as file:
-                file.write(line)
-            known.add(name, Entry(path, 0, "", key_type, blob))
+            with Path(path).open("a+b") as file:
+                with contextlib.suppress(OSError):  # a file system without locks
+                    fcntl.flock(file, fcntl.LOCK_EX)
+                known.read_on(file)
+                found = [entry for entry in known.of(name.lower()) if not entry.marker]
+                if not found:
+                    file.write(line.encode())
+                    file.flush()
+                    known.read_on(file)
+        return found
 
 
 def host_name(host: str, port: int) -> str:

@@ -11,10 +11,11 @@ from typing import Any, Protocol
 from provision import node_program, own_limits, paths
 from provision.answer import AnswerError, facts_of, one_line, unframed
 from provision.connection import Route, ansible_defaults, route_of
-from provision.direct import Direct
+from provision.direct import FEWEST, Direct
 from provision.inventory import Node
 from provision.node_error import NodeError
 from provision.own_limits import MOST
+from provision.processes import worth
 from provision.shared_facts import Pool
 from provision.ssh_config import ConfigFiles, NotUnderstoodError
 from provision.worker_asks import Away
@@ -117,8 +118,9 @@ def put_to(
         direct = None
         if routes:
             say = say or (lambda _line: None)
-            fitting = own_limits.fitting(routes.values(), connections, say)
-            direct = stack.enter_context(Direct(routes, asked, timeout, fitting, say))
+            wanted = min(worth(len(routes), FEWEST), connections)
+            fitting = own_limits.fitting(routes.values(), connections, say, wanted)
+            direct = stack.enter_context(Direct(routes, asked, timeout, fitting, say, min(wanted, fitting)))
             gathered.append(direct.gather)
 
         def meanwhile() -> None:

@@ -37,16 +37,18 @@ def room(
     wanted: int,
     *,
     programs: bool = False,
+    processes: int = 1,
     limits: Callable[[int], tuple[int, int]] = resource.getrlimit,
     raise_to: Callable[[int, tuple[int, int]], None] = resource.setrlimit,
 ) -> Room:
     """Room for `wanted` connections. The soft limit of open files is raised as far as it goes.
 
-    `programs`: each connection starts a ProxyCommand.
+    `programs`: each connection starts a ProxyCommand. `processes`: they are divided among so many, and each
+    may open as many files as the limit says.
     """
     each = FILES_WITH_PROGRAM if programs else FILES
     soft, hard = limits(resource.RLIMIT_NOFILE)
-    needed = wanted * each + SPARE
+    needed = -(-wanted // processes) * each + SPARE
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return Room(wanted)
     reachable = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
@@ -56,7 +58,7 @@ def room(
             soft = reachable
         except (OSError, ValueError):
             pass  # a container may refuse even that
-    fitting = max(1, (soft - SPARE) // each)
+    fitting = max(1, (soft - SPARE) // each) * processes
     if fitting >= wanted:
         return Room(wanted)
     return Room(
@@ -66,11 +68,14 @@ def room(
     )
 
 
-def fitting(routes: Collection[Route], connections: int, say: Callable[[str], None]) -> int:
-    """How many connections there may be over these routes; says what this machine does not allow."""
+def fitting(
+    routes: Collection[Route], connections: int, say: Callable[[str], None], processes: int = 1
+) -> int:
+    """How many connections there may be over these routes, of so many processes together; says what this
+    machine does not allow."""
     programs = any(hop.proxy_command for route in routes for hop in (*route.jumps, route.target))
     wanted = min(connections, len(routes), THROUGH_PROGRAMS if programs else connections)
-    found = room(wanted, programs=programs)
+    found = room(wanted, programs=programs, processes=processes)
     near = {route.target.host for route in routes if not route.jumps and not route.target.proxy_command}
     for line in (found.note, neighbours(near)):
         if line:

@@ -86,7 +86,7 @@ class Plays:
             outcomes = shards.run_sharded(
                 Path(paths.PLAYBOOKS / playbook),
                 hosts,
-                waiting=True,
+                waiting=together,
                 on_event=on_event,
                 forks=forks,
                 timeout=math.ceil(len(hosts) / forks) * (limit + 60) + 60,

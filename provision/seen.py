@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,9 +96,35 @@ def seen(
     return Seen(name, facts, gpuprov_node, variables, error, missing_gpus=missing, problems=problems)
 
 
-def read_seen(folder: RunFolder) -> dict[str, Seen]:
+class Looks(Mapping[str, Seen]):
+    """The nodes of a stored run; each is read from facts.jsonl when asked for, the last one is at hand."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._places: dict[str, int] = {}
+        self._last: tuple[str, Seen] | None = None
+        for place, record in folder.placed("facts"):
+            self._places[_seen(folder, record).node] = place
+
+    def __getitem__(self, name: str) -> Seen:
+        if self._last is None or self._last[0] != name:
+            self._last = name, _seen(self._folder, self._folder.record_at("facts", self._places[name]))
+        return self._last[1]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+
+def read_seen(folder: RunFolder) -> Mapping[str, Seen]:
     """The nodes of a stored run; the last word on each counts. Raises RunFolderError."""
+    return Looks(folder)
+
+
+def _seen(folder: RunFolder, record: Mapping[str, Any]) -> Seen:
     try:
-        return {record["node"]: Seen(**record) for record in folder.read("facts")}
-    except (KeyError, TypeError) as error:
+        return Seen(**record)
+    except TypeError as error:
         raise RunFolderError(f"{folder.path}/facts.jsonl is not of a validate run: {error}") from error

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +20,12 @@ from typing import Any
 
 from provision import runner, worker_runs
 from provision.ansible_events import Event, Outcome
-from provision.errors import GpuprovError, UsageError
+from provision.errors import GpuprovError
 from provision.interrupts import Interrupts
-from provision.workers import shares
+from provision.processes import VARIABLE as VARIABLE
+from provision.processes import worth
+from provision.workers import LINK, shares
 
-VARIABLE = "GPUPROV_PROCESSES"
 FEWEST = 50  # hosts for which one more ansible-playbook is worth its start
 _WAITING = 1000  # events that may wait to be heard: who hears slowly slows Ansible down, and costs no memory
 _POLL = 1.0  # seconds after which somebody who waits looks up
@@ -43,14 +44,9 @@ class Place:
 
 
 def here(hosts: int) -> list[Place]:
-    """As many places on this machine as `hosts` are worth: GPUPROV_PROCESSES says how many, else what the
-    cores can feed. Raises UsageError when that variable is no number."""
-    chosen = os.environ.get(VARIABLE)
-    if chosen is None:
-        return [Place()] * max(1, min(len(os.sched_getaffinity(0)), hosts // FEWEST))
-    if not chosen.isdecimal() or not int(chosen):
-        raise UsageError(f"{VARIABLE}={chosen}: not a number of processes", "give 1 or more, or unset it")
-    return [Place()] * max(1, min(int(chosen), hosts))
+    """As many places on this machine as `hosts` are worth (processes.py). Raises UsageError when
+    GPUPROV_PROCESSES is no number."""
+    return [Place()] * worth(hosts, FEWEST)
 
 
 def width(hosts: Mapping[str, Mapping[str, Any]]) -> int:
@@ -67,12 +63,13 @@ def run_sharded(
     forks: int = 25,
     timeout: float | None = None,
     places: Sequence[Place] | None = None,
-    waiting: bool = False,
+    waiting: int = 0,
     **options: Any,
 ) -> dict[str, Outcome]:
     """`runner.run_playbook` at all `places` at once (default: `here`), hosts and forks divided among them;
-    hosts that have a worker are played by it. `waiting`: hosts wait for one another, so there is one place
-    here, and each worker has all the forks.
+    hosts that have a worker are played by it. `waiting`: so many hosts, as they stand together, wait for one
+    another: there is one place here, each worker has all the forks, and who waits has a turn with whom it
+    waits for (`turns`).
 
     `on_event` is called in this thread, for each host in order. What fails at one place is told for its hosts
     and costs the others nothing; GpuprovError is raised when it failed at all of them. `timeout` is for all:
@@ -80,6 +77,13 @@ def run_sharded(
     stops every place.
     """
     local, away = shares(hosts)
+    if waiting and away and len(batches := turns(hosts, forks, waiting)) > 1:
+        done: dict[str, Outcome] = {}
+        for some in batches:
+            done |= run_sharded(
+                playbook, some, on_event=on_event, forks=forks, timeout=timeout, waiting=waiting, **options
+            )
+        return done
     wanted = [Place()] if waiting else here(len(local)) if places is None else places
     chosen = list(wanted)[: max(1, min(forks, len(local)))]
     if len(chosen) == 1 and not away:
@@ -108,6 +112,26 @@ def deal(
     for position, (name, variables) in enumerate(hosts.items()):
         hands[turns[position % len(turns)]][name] = variables
     return hands
+
+
+def turns(
+    hosts: Mapping[str, Mapping[str, Any]], forks: int, together: int
+) -> list[dict[str, Mapping[str, Any]]]:
+    """The hosts in batches to play one after the other: none has more of them for a place than its `forks`,
+    and each `together` that stand together stay so. Else one would wait at its worker for its turn while the
+    other, at another worker, waits for it until its time is up."""
+    names = list(hosts)
+    batches: list[dict[str, Mapping[str, Any]]] = [{}]
+    busy: Counter[str] = Counter()
+    for start in range(0, len(names), together):
+        group = names[start : start + together]
+        more = Counter(str((hosts[name].get(LINK) or {}).get("name", "")) for name in group)
+        if batches[-1] and any(busy[place] + count > forks for place, count in more.items()):
+            batches.append({})
+            busy.clear()
+        busy += more
+        batches[-1].update({name: hosts[name] for name in group})
+    return batches
 
 
 def _forks(forks: int, dealt: Sequence[Mapping[str, Any]]) -> list[int]:

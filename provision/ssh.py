@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from provision.ssh_login import AUTH_TIMEOUT, Login
 if TYPE_CHECKING:
     import paramiko
 
+_IMPORTING = threading.Lock()
 HANDSHAKE_TIMEOUT = 20.0  # seconds, for the banner and for the key exchange
 
 
@@ -32,10 +34,8 @@ class Ssh:
     """Asks nodes over SSH; keys, known hosts and jump hosts are shared. Safe to use from many threads."""
 
     def __init__(self) -> None:
-        import paramiko
-
+        self._paramiko = _imported()
         logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # its threads print tracebacks otherwise
-        self._paramiko = paramiko
         self._host_keys = HostKeys()
         self._keys: dict[tuple[str, str | None], paramiko.PKey | str] = {}
         self._jumps: dict[tuple[Hop, ...], tuple[threading.Lock, list[Any]]] = {}
@@ -93,7 +93,7 @@ class Ssh:
             stream = streams.tcp(hop, clock)
         stack.callback(stream.close)
         disabled = _disabled(self._paramiko.Transport, hop)
-        transport = self._paramiko.Transport(stream, disabled_algorithms=disabled)
+        transport: paramiko.Transport = self._paramiko.Transport(stream, disabled_algorithms=disabled)
         self._open[id(transport)] = (clock, transport)
         stack.callback(self._open.pop, id(transport), None)
         stack.callback(transport.close)
@@ -152,6 +152,21 @@ class Ssh:
             with self._lock:
                 self._shared.push(stack.pop_all())
             return transport
+
+
+def _imported() -> Any:
+    """paramiko without `invoke`, which it can do without and which is a third of its import: it runs the
+    commands of `Match exec` in paramiko's own reader of ssh_config, which is not the one used here."""
+    with _IMPORTING:
+        absent = "paramiko" not in sys.modules and "invoke" not in sys.modules
+        if absent:
+            sys.modules["invoke"] = None  # type: ignore[assignment]
+        try:
+            import paramiko
+        finally:
+            if absent:
+                del sys.modules["invoke"]
+    return paramiko
 
 
 def _type_of_key(algorithm: str) -> str:

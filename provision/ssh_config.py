@@ -6,6 +6,7 @@ Only reads; what the options mean is connection.py. The first value of an option
 from __future__ import annotations
 
 import fnmatch
+import functools
 import getpass
 import shlex
 from collections.abc import Iterator, Sequence
@@ -48,6 +49,13 @@ def take(options: Options, keyword: str, value: str) -> None:
 
 def from_arguments(text: str, options: Options) -> None:
     """The options in an ssh argument string (`-o A=b -J jump`), noted in `options`."""
+    for keyword, value in _arguments(text):
+        take(options, keyword, value)
+
+
+@functools.lru_cache(maxsize=256)  # as a rule the same for every node
+def _arguments(text: str) -> tuple[tuple[str, str], ...]:
+    found: list[tuple[str, str]] = []
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -60,14 +68,15 @@ def from_arguments(text: str, options: Options) -> None:
         while letters:
             letter, letters = letters[0], letters[1:]
             if letter in _FLAGS:
-                take(options, *_FLAGS[letter])
+                found.append(_FLAGS[letter])
             elif letter == "o" or letter in _FLAGS_WITH_VALUE:
                 if not letters and not words:
                     raise NotUnderstoodError(f"ssh argument -{letter} without a value")
                 value, letters = letters or words.pop(0), ""
-                take(options, *(_pair(value) if letter == "o" else (_FLAGS_WITH_VALUE[letter], value)))
+                found.append(_pair(value) if letter == "o" else (_FLAGS_WITH_VALUE[letter], value))
             elif letter not in _FLAGS_WITHOUT_EFFECT_HERE:
                 raise NotUnderstoodError(f"ssh argument -{letter}")
+    return tuple(found)
 
 
 def _pair(line: str) -> tuple[str, str]:

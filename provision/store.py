@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import fcntl
 import json
 import os
 import platform
 import tempfile
 import time
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from provision import __version__, paths
+from provision import __version__, json_lines, paths
 from provision.errors import RunFolderError
+from provision.json_lines import Lines
 from provision.secrets_mask import HIDDEN, is_secret_name
 
 FORMAT = 1  # written into run.json; a newer one is refused politely
@@ -124,32 +124,57 @@ class RunFolder:
 
     def append(self, name: str, record: Mapping[str, Any]) -> None:
         """One line to `<name>.jsonl`, flushed to the kernel before returning."""
+        self.append_all(name, [record])
+
+    def append_all(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """A line for each record, of which none has lines of another process in between. To open and lock the
+        file costs several times what a line does: a check has a hundred measurements."""
+        with self.lines(name) as lines:
+            lines.append(without_secrets(record) for record in records)
+
+    def lines(self, name: str) -> Lines:
+        """`<name>.jsonl`, to be kept open for many records. They go through `without_secrets` first."""
         path = self._inside(f"{name}.jsonl")
         _make_folder(path.parent)
-        _append_line(path, _without_secrets(record))
+        return Lines(path)
 
     def read(self, name: str) -> Iterator[dict[str, Any]]:
         """The records of `<name>.jsonl`; a last line cut by a kill is passed over. Nothing when there is no
         file."""
+        return (record for _, record in self.placed(name))
+
+    def placed(self, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The records as `read` gives them, each with the byte it begins at, where `record_at` finds it."""
         path = self._inside(f"{name}.jsonl")
         try:
-            with path.open(encoding="utf-8", errors="replace") as lines:
-                yield from _records(path, lines)
+            with path.open("rb") as lines:
+                yield from json_lines.records(path, lines)
         except FileNotFoundError:
             return
         except OSError as error:
             raise RunFolderError(f"{path} cannot be read: {error.strerror}") from error
 
-    def write(self, name: str, text: str) -> Path:
-        """A whole file at once (written beside, then renamed). `name` may hold a subfolder."""
+    def record_at(self, name: str, place: int) -> dict[str, Any]:
+        """One record of `<name>.jsonl`, by its place. Raises RunFolderError."""
+        path = self._inside(f"{name}.jsonl")
+        try:
+            with path.open("rb") as lines:
+                lines.seek(place)
+                return dict(json.loads(lines.readline().decode(errors="replace")))
+        except (OSError, ValueError, TypeError) as error:
+            raise RunFolderError(f"{path} was changed while it was read: {error}") from error
+
+    def write(self, name: str, text: str | Iterable[str]) -> Path:
+        """A whole file at once (written beside, then renamed), from its text or the pieces of it. `name` may
+        hold a subfolder."""
         path = self._inside(name)
         _make_folder(path.parent)
-        _replace(path, text)
+        _replace(path, [text] if isinstance(text, str) else text)
         return path
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> Path:
         """A whole JSON file at once; values of keys named like secrets are left out."""
-        return self.write(name, json.dumps(_without_secrets(document), indent=1, default=str) + "\n")
+        return self.write(name, json.dumps(without_secrets(document), indent=1, default=str) + "\n")
 
     def keep_traceback(self, text: str) -> Path:
         """Keep the traceback of a bug beside what led to it."""
@@ -160,7 +185,8 @@ class RunFolder:
         meta = {**self.meta(), "finished": _now(), "exit_code": int(exit_code)}
         self._write_meta(meta)
         row = {key: meta.get(key) for key in _HISTORY_FIELDS}
-        _append_line(self.path.parent / HISTORY, {"run": self.path.name, **row})
+        with Lines(self.path.parent / HISTORY) as lines:
+            lines.append([{"run": self.path.name, **row}])
 
     def _begin(self, verb: str, arguments: Mapping[str, Any], started: str | None) -> None:
         meta = {"format": FORMAT, "gpuprov": __version__, "verb": verb, "arguments": dict(arguments)}
@@ -197,8 +223,8 @@ def history(runs: Path | None = None) -> list[dict[str, Any]]:
     path = (runs or runs_home()) / HISTORY
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return list(_records(path, lines))
+    with path.open("rb") as lines:
+        return [record for _, record in json_lines.records(path, lines)]
 
 
 def _now() -> str:
@@ -224,54 +250,11 @@ def _make_folder(path: Path) -> None:
         path.mkdir(mode=0o700, exist_ok=True)
 
 
-def _append_line(path: Path, record: Mapping[str, Any]) -> None:
-    """One whole line, also when several processes append to the same file."""
-    line = json.dumps(record, separators=(",", ":"), default=str).encode() + b"\n"
-    file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        _drop_torn_tail(file)
-        while line:
-            line = line[os.write(file, line) :]
-    finally:
-        os.close(file)
-
-
-def _drop_torn_tail(file: int) -> None:
-    """Cut off a last line that a kill left unfinished, so that the next one does not become part of it."""
-    end = os.fstat(file).st_size
-    if end == 0 or os.pread(file, 1, end - 1) == b"\n":
-        return
-    position, keep = end, 0
-    while position > 0:
-        start = max(0, position - 65536)
-        newline = os.pread(file, position - start, start).rfind(b"\n")
-        if newline >= 0:
-            keep = start + newline + 1
-            break
-        position = start
-    os.ftruncate(file, keep)
-
-
-def _records(path: Path, lines: Iterator[str]) -> Iterator[dict[str, Any]]:
-    torn: int | None = None
-    for number, line in enumerate(lines, 1):
-        if torn is not None:
-            raise RunFolderError(f"{path}:{torn} is not JSON", "something else than gpuprov changed the file")
-        try:
-            record = json.loads(line)
-        except ValueError:
-            torn = number  # the last line may be cut; one in the middle may not
-            continue
-        if isinstance(record, dict):
-            yield record
-
-
-def _replace(path: Path, text: str) -> None:
+def _replace(path: Path, pieces: Iterable[str]) -> None:
     descriptor, beside = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)  # mkstemp: mode 0600
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
-            file.write(text)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         Path(beside).replace(path)
@@ -281,7 +264,7 @@ def _replace(path: Path, text: str) -> None:
         raise
 
 
-def _without_secrets(value: Any) -> Any:
+def without_secrets(value: Any) -> Any:
     """`value` with the values of keys named like secrets replaced: the last line of defence, not the
     first."""
     if type(value) in (str, int, type(None)):  # most of a record: 10,000 nodes have millions
@@ -290,9 +273,9 @@ def _without_secrets(value: Any) -> Any:
         return {
             str(key): HIDDEN
             if isinstance(inner, str) and inner and is_secret_name(str(key))
-            else _without_secrets(inner)
+            else without_secrets(inner)
             for key, inner in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_without_secrets(inner) for inner in value]
+        return [without_secrets(inner) for inner in value]
     return value

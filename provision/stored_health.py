@@ -1,18 +1,20 @@
 """A report of many nodes, read a node at a time: of each only what every report shows stays in memory.
 
 report.json has one line for each node (report/json.py). Verdicts and what is no pass are kept; passed
-findings and measurements, nearly all of it, are read again from the line where something shows them. A
-report.json of another layout is left to `health.from_json`, which needs all of it in memory at once.
+findings and measurements, nearly all of it, are read from the line where something shows them: measurements
+are not even parsed before. A report.json of another layout is left to `health.from_json`, which needs all
+of it in memory at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import IO, Any, Generic, TypeVar
 
@@ -26,6 +28,9 @@ from provision.later import Later
 T = TypeVar("T")
 _BUFFER = 1 << 20  # bytes: lines have tens of thousands
 _HEAD, _TAIL = b'"nodes": [', b"]}"
+_CHECK = frozenset(one.name for one in fields(CheckResult))
+_NAME = b'"measurements"'
+_ROWS, _AFTER_ROWS = b', "measurements": [', b'], "seconds": '
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
 _VERDICTS: Mapping[str, Verdict] = {verdict.value: verdict for verdict in Verdict}
 
@@ -36,8 +41,11 @@ class StoredNodes(tuple[NodeHealth, ...]):
     lines: Lines
 
     def texts(self) -> Iterator[str]:
-        """Each node as it is written: a JSON object."""
-        return (self.lines.text(number).decode() for number in range(len(self)))
+        """Each node as it is written: a JSON object. Raises RunFolderError when what was not read yet
+        is none: what is damaged is not passed on."""
+        for number in range(len(self)):
+            self.lines.node(number)
+            yield self.lines.text(number).decode()
 
 
 class Lines:
@@ -137,13 +145,43 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
             stored.lines = lines
             return replace(fleet, nodes=stored)
         try:
-            record = json.loads(text)
+            record = _record(text)
         except ValueError:
             return None  # another layout, or damaged: whoever reads it whole says which
         lines.add(place, len(text))
         place += len(line)
         nodes.append(builder.node(record))
     return None
+
+
+def _record(text: bytes) -> Any:
+    """A node without its measurements, which are most of a line, where that is certain; else the whole."""
+    short, lists = _without_rows(text)
+    if lists:
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            record = json.loads(short)
+            checks = record["checks"]
+            if len(checks) == lists and all(check.keys() >= _CHECK for check in checks):
+                return record
+    return json.loads(text)
+
+
+def _without_rows(text: bytes) -> tuple[bytes, int]:
+    """The line with each list of measurements empty, and how many lists these are.
+
+    No text of a node is taken for a list's begin or end: within a text of JSON each quote has a backslash
+    before it, and here neither quote of a name has one. In a line whose fields are in another order a list
+    may seem to end too early or too late; that leaves brackets without a match, or takes a field or a check
+    with it, which `_record` sees.
+    """
+    pieces, place, lists, named = [], 0, 0, text.count(_NAME)
+    while (start := text.find(_ROWS, place)) >= 0:
+        end = text.find(_AFTER_ROWS, start)
+        if end < 0:
+            return text, 0
+        pieces.append(text[place : start + len(_ROWS)])
+        place, lists = end, lists + 1
+    return (b"".join((*pieces, text[place:])), lists) if lists == named else (text, 0)
 
 
 class _Builder:

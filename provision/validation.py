@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from provision import (
     campaign,
     checks_asked,
     fingerprint,
+    health,
     node_commands,
     offender_history,
     pair_campaign,
@@ -31,11 +32,12 @@ from provision.campaign import Raw
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.errors import ExitCode, GpuprovError, RunFolderError, StackError
 from provision.fingerprint import Fingerprint
-from provision.health import CheckResult, FleetHealth
+from provision.health import CheckResult, FleetHealth, NodeHealth
 from provision.inventory import Fleet
 from provision.judge import Verdict
 from provision.observe import Observation, observe
 from provision.seen import Seen, for_checks, seen
+from provision.set_aside import SetAside
 from provision.store import RunFolder, runs_home
 from provision.terminal import Progress
 from provision.verdict_history import keep as keep_verdicts
@@ -93,9 +95,12 @@ class _Run:
     settings: Settings
     variables: Mapping[str, Mapping[str, Any]]
     seen: dict[str, Seen] = field(default_factory=dict)
-    results: dict[str, dict[str, CheckResult]] = field(default_factory=dict)
+    results: dict[str, dict[str, int]] = field(default_factory=dict)  # where each lies in what is set aside
     lost: set[str] = field(default_factory=set)
     known: dict[str, Fingerprint] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._aside = SetAside(self.folder.path)
 
     def take(self, raw: Raw, *, store: bool = True) -> CheckResult:
         """Keep and judge what came back for one check on one node."""
@@ -103,33 +108,32 @@ class _Run:
             campaign.keep_raw(self.folder, raw)
         node = self.seen[raw.node]
         result = campaign.judge_check(node, raw, node.limits(self.settings.override))
-        self.results.setdefault(raw.node, {})[raw.check] = result
+        self.results.setdefault(raw.node, {})[raw.check] = self._aside.add(health.check_text(result))
         if raw.unreachable:
             self.lost.add(raw.node)
         if store and not raw.error and raw.node in self.known:
             validated.note_result(self.folder, raw.node, raw.check, self.known[raw.node], _now())
         if store:
-            for measurement in result.measurements:
-                row = {"node": raw.node, "check": raw.check, **asdict(measurement)}
-                self.folder.append("measurements", row)
+            known = {"node": raw.node, "check": raw.check}
+            self.folder.append_all("measurements", [{**known, **asdict(row)} for row in result.measurements])
         return result
 
     def health(self, *, interrupted: bool) -> FleetHealth:
         self.folder.note(interrupted=interrupted, measured_until=_now())
-        nodes = [
-            campaign.judge_node(node, self.results.get(name, {}), self.asked, lost=name in self.lost)
-            for name, node in self.seen.items()
-        ]
-        offender_history.recall(self.folder, nodes)
-        fleet = campaign.fleet_health(self.folder, nodes, self.seen, interrupted=interrupted)
-        rows = [
-            {"node": node.node, **asdict(finding)}
-            for node in fleet.nodes
-            for check in node.checks
-            for finding in check.findings
-        ]
-        self.folder.write("findings.jsonl", "".join(json.dumps(row, default=str) + "\n" for row in rows))
+        offender_history.recall(self.folder, (NodeHealth(name, Verdict.SKIP, ()) for name in self.seen))
+        fleet = campaign.fleet_health(self.folder, self._judged(), self.seen, interrupted=interrupted)
+        self.folder.write("findings.jsonl", health.finding_lines(fleet))
         return fleet
+
+    def _judged(self) -> Iterator[NodeHealth]:
+        """Each node by itself."""
+        for name, node in self.seen.items():
+            places = self.results.get(name, {})
+            results = {
+                check: health.check_from(json.loads(self._aside.text(place)))
+                for check, place in places.items()
+            }
+            yield campaign.judge_node(node, results, self.asked, lost=name in self.lost)
 
 
 def _now() -> str:
@@ -155,12 +159,12 @@ def validate(
             interrupted = True
             for name in fleet.nodes:
                 run.seen.setdefault(name, Seen(name, {}, {}, {}, "interrupted before it was looked at"))
-    health = run.health(interrupted=interrupted)
-    verdicts = {(node.node, one.check): one.verdict.value for node in health.nodes for one in node.checks}
+    judged = run.health(interrupted=interrupted)
+    verdicts = {(node.node, one.check): one.verdict.value for node in judged.nodes for one in node.checks}
     validated.publish(folder, verdicts)
-    offender_history.remember(folder, health.nodes)
-    keep_verdicts(folder, health)
-    return health, exit_code(health)
+    offender_history.remember(folder, judged.nodes)
+    keep_verdicts(folder, judged)
+    return judged, exit_code(judged)
 
 
 def _able(run: _Run) -> dict[str, Seen]:
@@ -191,11 +195,11 @@ def _is_template(key: str, value: Any) -> bool:
     return for_checks(key) and isinstance(value, str) and ("{{" in value or "{%" in value)
 
 
-def exit_code(health: FleetHealth) -> ExitCode:
+def exit_code(fleet: FleetHealth) -> ExitCode:
     """3 when a node failed, else 5 when something was not measured, else 0: a warning asks for a look."""
-    verdicts = {node.verdict for node in health.nodes}
-    verdicts |= {finding.verdict for finding in health.fabric}
-    if health.interrupted:
+    verdicts = {node.verdict for node in fleet.nodes}
+    verdicts |= {finding.verdict for finding in fleet.fabric}
+    if fleet.interrupted:
         return ExitCode.INTERRUPTED
     if Verdict.FAIL in verdicts:
         return ExitCode.UNHEALTHY

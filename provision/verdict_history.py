@@ -2,6 +2,8 @@
 
 A report of ten thousand nodes takes a while to read; what the next run wants to know of it is kept apart.
 Whatever is damaged, foreign or newer in a history is passed over: it costs a comparison, never a report.
+One such file nearly always answers, with the findings; the index of all runs (run_index.py) has none, and
+costs more to open.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from provision.answer import one_line
 from provision.errors import GpuprovError
 from provision.interrupts import Interrupts
 from provision.node_error import KINDS, NodeError
-from provision.worker_runs import Stop, passwords, through
+from provision.worker_runs import Stop, next_step, passwords, through
 from provision.workers import Share
 
 _SPARE = 60.0  # seconds for a worker's start, beyond those its nodes have
@@ -116,7 +116,7 @@ def ask(
     trouble, _ = through(share.worker, said, hosts, answered, stop)
     why = trouble or NodeError("hung", f"worker {share.worker.name}: it did not answer for this node", "")
     for name in sorted(left):
-        take(name, NodeError("unreachable", why.what, why.fix), 0.0)
+        take(name, NodeError("unreachable", why.what, next_step(why)), 0.0)
 
 
 def _output(data: Mapping[str, Any]) -> tuple[bytes | NodeError, float]:

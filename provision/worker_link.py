@@ -19,7 +19,7 @@ _POLL = 0.5  # seconds between looks at the clock
 _CHUNK = 1 << 16
 _NOISE = 64 * 1024  # bytes of login banners before a worker's first line
 _KEPT_ERRORS = 8 * 1024
-_LOOK = "look at that machine (memory, its log), then run again"
+_LOOK = "look at that machine (memory, its log)"
 
 
 class Channel(Protocol):

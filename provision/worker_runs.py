@@ -20,7 +20,7 @@ from provision.errors import GpuprovError
 from provision.interrupts import Interrupts
 from provision.node_error import NodeError
 from provision.secrets_mask import secrets_of
-from provision.workers import Worker
+from provision.workers import VARIABLE, Worker
 
 
 def run_playbook(
@@ -69,7 +69,7 @@ def run_playbook(
     if stop.timed_out:
         return tally.outcomes(f"did not finish in {timeout:.0f} s", whole=False)
     if trouble is not None:
-        text = f"{trouble.what} → {trouble.fix}"
+        text = f"{trouble.what} → {next_step(trouble)}"
         if begun:
             return tally.outcomes(text, whole=False)
         return {name: Outcome(name, "unreachable", message=text) for name in hosts}
@@ -82,6 +82,13 @@ def run_playbook(
     return tally.outcomes(
         f"worker {worker.name}: Ansible ended early: {tally.last_words or 'it said nothing'}"
     )
+
+
+def next_step(trouble: NodeError) -> str:
+    """What to do about a worker that was lost, and then; and what when it stays lost."""
+    first = f"{trouble.fix}{' ' if trouble.fix.endswith('?') else ', '}then " if trouble.fix else ""
+    again = "run again, up and validate with --resume"
+    return f"{first}{again}; if it stays lost, name another in its nodes' {VARIABLE}"
 
 
 class Stop:

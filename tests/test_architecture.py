@@ -53,7 +53,15 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
         "what a verb does",
         {"baseline", "campaign", "plan_report", "report_context", "seen", "shown", "starter", "validation"}
         | {"burnin"}
-        | {"checks_asked", "drift_formats", "drift_report", "fleet_pairs", "fleet_versions", "odd_ones"}
+        | {
+            "checks_asked",
+            "drift_formats",
+            "drift_report",
+            "fleet_pairs",
+            "fleet_stream",
+            "fleet_versions",
+            "odd_ones",
+        }
         | {"node_commands", "pair_campaign", "pair_plays", "perftest_pairs"}
         | {"launch", "nccl_pairs"}
         | {
@@ -117,7 +125,8 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "ssh_config",
             "ssh_login",
         }
-        | {"direct", "interrupts", "shards", "streams"}
+        | {"asker_entry", "asker_frames", "askers", "ssh_threads"}
+        | {"direct", "interrupts", "processes", "shards", "streams"}
         | {"workers", "worker_asks", "worker_entry", "worker_link", "worker_runs", "worker_stream"},
     ),
     (
@@ -132,6 +141,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "checks",
             "fingerprint",
             "health",
+            "json_lines",
             "judge",
             "later",
             "run_index",
@@ -153,7 +163,9 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "paths",
             "node_names",
             "secrets_mask",
+            "set_aside",
             "shared_facts",
+            "side_by_side",
             "wording",
             "terminal",
             "versions",

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from provision.hops import Hop
+from provision.host_keys import HostKeys
 from provision.known_hosts import Entry, KnownHosts, Standing, host_name, judge
+from provision.node_error import NodeError
 
 ONE, TWO = (base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + bytes([n]) * 32).decode() for n in (1, 2))
 
@@ -99,3 +102,31 @@ def test_what_known_hosts_says_of_a_key(entries: list[Entry], standing: Standing
     said, by = judge(entries, "ssh-ed25519", b"a")
     assert said is standing
     assert (by.line if by else None) == line
+
+
+def test_what_another_process_learned_meanwhile_is_not_learned_again(file: Path) -> None:
+    first, second = KnownHosts(), KnownHosts()
+    one, two = base64.b64decode(ONE), base64.b64decode(TWO)
+    for each in (first, second):
+        assert each.entries([str(file)], "gpu-09") == []
+    before = file.read_text()
+    assert first.learn(str(file), "gpu-09", "ssh-ed25519", one) == []
+    lines = len(before.splitlines())
+    (known,) = second.learn(str(file), "gpu-09", "ssh-ed25519", two)
+    assert (known.blob, known.line) == (one, lines + 1)
+    assert file.read_text() == f"{before}gpu-09 ssh-ed25519 {ONE}\n"
+    for each in (first, second):
+        assert each.entries([str(file)], "gpu-09") == [known]
+
+
+def test_a_new_host_that_shows_two_keys_at_once_is_refused(tmp_path: Path) -> None:
+    """Two processes meet it at the same time; whoever comes second sees that it changed."""
+    hop = Hop("gpu-09", 22, "root", user_known_hosts=(str(tmp_path / "known_hosts"),), accept_new=True)
+    first, second = HostKeys(), HostKeys()
+    nothing = [each.entries(hop) for each in (first, second)]
+    assert nothing == [[], []]
+    first.check(hop, [], "ssh-ed25519", base64.b64decode(ONE), direct=True)
+    second.check(hop, [], "ssh-ed25519", base64.b64decode(ONE), direct=True)
+    with pytest.raises(NodeError, match="CHANGED"):
+        second.check(hop, [], "ssh-ed25519", base64.b64decode(TWO), direct=True)
+    assert len((tmp_path / "known_hosts").read_text().splitlines()) == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -120,6 +122,63 @@ def test_a_damaged_history_costs_no_report(tmp_path: Path, damage: str) -> None:
     folder = RunFolder.create("validate", {}, runs=tmp_path)
     offender_history.recall(folder, [node()])
     assert judged(node(), offender_history.recalled(folder)).action == "watch"
+
+
+def read_whole(path: Path, present: str) -> list[Past]:
+    """What the end of a history says, by reading all of it, as plainly as can be."""
+    runs: dict[str, Past] = {}
+    for line in path.read_bytes().split(b"\n"):
+        try:
+            record = json.loads(line)
+            past = Past(record["run"], frozenset(record["bad"]))
+        except (ValueError, KeyError, TypeError):
+            continue
+        if past.run != present:
+            runs.pop(past.run, None)
+            runs[past.run] = past
+    return list(runs.values())[-(offenders.rules().runs - 1) :]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_end_of_a_history_says_what_all_of_it_says(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise = Random(seed)  # noqa: S311 - the same histories every time
+    monkeypatch.setattr(offender_history, "_BLOCK", noise.choice((1, 7, 100, 4096)))
+    folder = RunFolder.create("validate", {}, runs=tmp_path)
+    home, expected = tmp_path / offender_history.FOLDER, {}
+    home.mkdir()
+    for name in ("gpu-01", "gpu-02", "gpu-03"):
+        lines = []
+        for number in range(noise.randrange(15)):
+            run = noise.choice((f"run{number}", f"run{max(0, number - 1)}", folder.path.name))  # some go on
+            lines.append(json.dumps({"run": run, "bad": noise.sample(["GPU-1", "GPU-2", "nvlink é"], 2)}))
+        for damage in noise.sample(
+            ["[1]", '{"run": "x"}', '{"run": "run3", "bad": 3}', "", "\0\0", '{"run": "'], 2
+        ):
+            lines.insert(noise.randrange(len(lines) + 1), damage)
+        text = "\n".join(lines).encode()
+        (home / f"{name}.jsonl").write_bytes(text[: len(text) - noise.choice((0, 0, 9))])  # a torn tail
+        if found := read_whole(home / f"{name}.jsonl", folder.path.name):
+            expected[name] = found
+    offender_history.recall(folder, [node(name=name) for name in ("gpu-01", "gpu-02", "gpu-03", "unknown")])
+    assert offender_history.recalled(folder) == expected
+
+
+def test_only_the_end_of_a_long_history_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder.create("validate", {}, runs=tmp_path)
+    rows = [json.dumps({"run": f"run{number}", "bad": ["GPU-3"]}) + "\n" for number in range(10_000)]
+    (tmp_path / offender_history.FOLDER).mkdir()
+    (tmp_path / offender_history.FOLDER / "gpu-01.jsonl").write_text("".join(rows))
+    taken, honest = [], os.pread
+    monkeypatch.setattr(
+        os, "pread", lambda file, size, place: taken.append(size) or honest(file, size, place)
+    )
+    offender_history.recall(folder, [node()])
+    assert [past.run for past in offender_history.recalled(folder)["gpu-01"]] == [
+        "run9996", "run9997", "run9998", "run9999"
+    ]  # fmt: skip
+    assert 0 < sum(taken) < 10_000
 
 
 def test_a_strange_name_stays_in_the_history_folder(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from provision import campaign, checks_asked, cli, threshold_metrics, thresholds
 from provision.campaign import Raw
-from provision.checks import CHECKS
+from provision.checks import SHIPPED
 from provision.checks.check import Output
 from provision.checks.registry import Checks, OwnCheckError
 from provision.errors import ExitCode
@@ -51,13 +51,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Checks]]:
     """Makes the registry as a new process would see it with a folder of distributions."""
     monkeypatch.setattr(threshold_metrics, "_declared", {})
-    ours = {name: dict.__getitem__(CHECKS, name) for name in dict.__iter__(CHECKS)}
     before = set(sys.modules)
 
     def make(folder: Path) -> Checks:
         monkeypatch.syspath_prepend(str(folder))
         importlib.invalidate_caches()
-        checks = Checks(ours)
+        checks = Checks(SHIPPED)
         monkeypatch.setattr(campaign, "CHECKS", checks)
         monkeypatch.setattr("provision.checks.CHECKS", checks)
         return checks

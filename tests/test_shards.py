@@ -21,6 +21,7 @@ from provision.ansible_events import Event, Outcome
 from provision.errors import GpuprovError, UsageError
 from provision.interrupts import Interrupts
 from provision.shards import Place, run_sharded
+from provision.workers import LINK, Share
 
 ROOT = Path(shards.__file__).resolve().parent.parent
 PLAY = Path("play.yml")
@@ -110,6 +111,49 @@ def test_there_are_never_more_places_than_forks() -> None:
     run_sharded(PLAY, HOSTS, forks=2, on_event=print, places=places(one, two, three))
     assert three.called == {}
     assert one.called["forks"] == two.called["forks"] == 1
+
+
+def behind(**chosen: str) -> dict[str, dict[str, Any]]:
+    """Hosts by the name of their worker ("": none), in this order."""
+    return {name: {LINK: {"name": worker}} if worker else {} for name, worker in chosen.items()}
+
+
+def test_two_that_wait_for_one_another_have_a_turn_together_wherever_they_are_played() -> None:
+    # worker-a has the first four of its hosts to do before a5, whose partner b1 is the first of worker-b.
+    hosts = behind(a1="a", a2="a", a3="a", a4="a", a5="a", b1="b", b2="b", x1="", b3="b", x2="")
+    batches = shards.turns(hosts, 2, 2)
+    assert [list(batch) for batch in batches] == [
+        ["a1", "a2"], ["a3", "a4"], ["a5", "b1", "b2", "x1"], ["b3", "x2"],
+    ]  # fmt: skip
+    assert [list(batch) for batch in shards.turns(hosts, 50, 2)] == [list(hosts)]
+    assert [list(batch) for batch in shards.turns(behind(a1="a", a2="a", b1="b"), 1, 1)] == [
+        ["a1"],
+        ["a2", "b1"],
+    ]
+
+
+def test_batches_of_hosts_that_wait_are_played_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[tuple[str, list[str], int]] = []
+
+    def by_worker(worker: str, _playbook: Path, hosts: Mapping[str, Any], **options: Any) -> Any:
+        played.append((worker, list(hosts), options["forks"]))
+        return ok(hosts)
+
+    def divided(hosts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Share]]:
+        away: dict[str, Share] = {}
+        for name, variables in hosts.items():
+            worker = variables[LINK]["name"]
+            away.setdefault(worker, Share(worker, {})).hosts[name] = {}
+        return {}, away
+
+    monkeypatch.setattr(shards.worker_runs, "run_playbook", by_worker)
+    monkeypatch.setattr(shards, "shares", divided)
+    hosts = behind(a1="a", a2="a", a3="a", b1="b", b2="b", b3="b")
+    outcomes = run_sharded(PLAY, hosts, forks=2, waiting=2)
+    assert outcomes == ok(hosts)
+    assert played[0] == ("a", ["a1", "a2"], 2)
+    assert sorted(played[1:]) == [("a", ["a3"], 2), ("b", ["b1"], 2), ("b", ["b2", "b3"], 2)]
+    assert played[-1] == ("b", ["b2", "b3"], 2)
 
 
 def test_what_fails_at_one_place_is_told_for_its_hosts_and_costs_the_others_nothing() -> None:

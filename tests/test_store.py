@@ -26,6 +26,18 @@ def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
     assert list(run.read("never-written")) == []
 
 
+def test_many_records_are_appended_as_one_by_one(tmp_path: Path) -> None:
+    run = RunFolder.create("up", {}, tmp_path)
+    records = [{"n": n, "token": "x"} for n in range(3)]
+    run.append_all("at-once", records)
+    run.append_all("at-once", [])
+    for record in records:
+        run.append("in-turn", record)
+    assert (run.path / "at-once.jsonl").read_text() == (run.path / "in-turn.jsonl").read_text()
+    places = [place for place, _ in run.placed("at-once")]
+    assert [run.record_at("at-once", place)["n"] for place in reversed(places)] == [2, 1, 0]
+
+
 def test_only_the_owner_can_read_a_run(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

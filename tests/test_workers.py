@@ -20,6 +20,7 @@ from provision import paths, runner, shards, workers
 from provision.ansible_events import Event
 from provision.errors import InventoryError
 from provision.inventory import Fleet, Node, select
+from provision.node_error import NodeError
 from provision.observe import observe, run_programs
 from tests.conftest import Sshd
 
@@ -210,6 +211,14 @@ def test_a_worker_that_is_not_there_is_named_for_its_nodes_and_costs_others_noth
     outcomes = shards.run_sharded(OBSERVE, hosts)
     assert {one.status for one in outcomes.values()} == {"unreachable"}
     assert "worker rack-1: there is no /nowhere/python" in outcomes["gpu-02"].message
+    # What to do is said in the same line, to whoever reads only that.
+    fix = (
+        f"set {workers.PYTHON} to one that has gpuprov, then run again, up and validate with --resume; "
+        "if it stays lost, name another in its nodes' gpuprov_worker"
+    )
+    assert isinstance(found["gpu-01"], NodeError)
+    assert found["gpu-01"].fix == fix
+    assert outcomes["gpu-02"].message.endswith(f" → {fix}")
 
 
 # --- the end ---
@@ -305,7 +314,7 @@ def test_hosts_of_a_killed_worker_are_failed_with_its_name(at_work: Any) -> None
     os.kill(worker, signal.SIGKILL)
     said, _ = process.communicate(timeout=60)
     assert "status='failed'" in said
-    assert "worker rack-1: the connection ended too early" in said
+    assert "worker rack-1: the connection ended too early → look at that machine (memory, its log)" in said
     wait_until(lambda: not any(alive(pid) for pid in plays))
     from provision.ansible_handover import remove_orphans
 

@@ -8,44 +8,28 @@ and what heats stands behind all that it could disturb.
 
 from __future__ import annotations
 
-from provision.checks import (
-    dcgm_diag,
-    ddp_scaling,
-    disk_speed,
-    gpu_burn,
-    gpu_inventory,
-    host_health,
-    memory_bandwidth,
-    nccl_all_gather,
-    nccl_all_reduce,
-    nccl_alltoall,
-    nccl_network,
-    nccl_reduce_scatter,
-    network_ports,
-    p2p_bandwidth,
-    rdma_loopback,
-    versions,
-)
-from provision.checks.check import Check
+from provision.checks.modules import Modules, Place
 from provision.checks.registry import Checks
 
-CHECKS: dict[str, Check] = Checks(
-    {
-        "gpu_inventory": gpu_inventory,
-        "versions": versions,
-        "host_health": host_health,
-        "network_ports": network_ports,
-        "rdma_loopback": rdma_loopback,
-        "memory_bandwidth": memory_bandwidth,
-        "p2p_bandwidth": p2p_bandwidth,
-        "nccl_all_reduce": nccl_all_reduce,
-        "nccl_all_gather": nccl_all_gather,
-        "nccl_reduce_scatter": nccl_reduce_scatter,
-        "nccl_alltoall": nccl_alltoall,
-        "nccl_network": nccl_network,
-        "disk_speed": disk_speed,
-        "ddp_scaling": ddp_scaling,
-        "gpu_burn": gpu_burn,
-        "dcgm_diag": dcgm_diag,
-    }
-)
+QUICK, STANDARD = "quick", "standard"
+_STAGES = {
+    "gpu_inventory": QUICK,
+    "versions": QUICK,
+    "host_health": QUICK,
+    "network_ports": QUICK,
+    "rdma_loopback": STANDARD,
+    "memory_bandwidth": STANDARD,
+    "p2p_bandwidth": STANDARD,
+    "nccl_all_reduce": STANDARD,
+    "nccl_all_gather": STANDARD,
+    "nccl_reduce_scatter": STANDARD,
+    "nccl_alltoall": STANDARD,
+    "nccl_network": STANDARD,
+    "disk_speed": STANDARD,
+    "ddp_scaling": STANDARD,
+    "gpu_burn": STANDARD,
+    "dcgm_diag": STANDARD,
+}
+
+SHIPPED = Modules({name: Place(f"{__name__}.{name}", stage) for name, stage in _STAGES.items()})
+CHECKS = Checks(SHIPPED)

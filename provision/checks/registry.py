@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, ItemsView, Iterator, KeysView, Mapping, Sequence, ValuesView
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast
 
 from provision import threshold_metrics
 from provision.checks.check import Check, CheckNode, Command, Measurement, Output
+from provision.checks.modules import Modules
 from provision.errors import GpuprovError, ParseError
 from provision.judge import ACTIONS, Finding, Verdict
 from provision.thresholds import Threshold
@@ -33,49 +34,42 @@ class OwnCheckError(GpuprovError):
     """A check from outside that cannot be used."""
 
 
-class Checks(dict[str, Check]):
+class Checks(MutableMapping[str, Check]):
     """The shipped checks, and after them those from outside, as soon as somebody looks beyond the shipped."""
 
-    def __init__(self, shipped: Mapping[str, Check]) -> None:
-        super().__init__(shipped)
+    def __init__(self, shipped: Modules) -> None:
+        self._shipped = shipped
+        self._others: dict[str, Check] = {}
         self._complete = False
 
-    def _load(self) -> None:
+    def _load(self) -> dict[str, Check]:
         if not self._complete:
-            for name, check in found(frozenset(super().keys())).items():
-                super().__setitem__(name, check)
+            self._others.update(found(frozenset(self._shipped)))
             self._complete = True
+        return self._others
 
-    def __missing__(self, name: str) -> Check:
-        if self._complete:
-            raise KeyError(name)
-        self._load()
-        return self[name]
+    @property
+    def stages(self) -> dict[str, str]:
+        """Each check's stage, in the order they run; shipped ones are not imported for it."""
+        return self._shipped.stages | {name: check.STAGE for name, check in self._load().items()}
+
+    def __getitem__(self, name: str) -> Check:
+        return cast("Check", self._shipped[name]) if name in self._shipped else self._load()[name]
 
     def __contains__(self, name: object) -> bool:
-        if not super().__contains__(name):
-            self._load()
-        return super().__contains__(name)
+        return name in self._shipped or name in self._load()
 
     def __iter__(self) -> Iterator[str]:
-        self._load()
-        return super().__iter__()
+        return iter({**self._shipped.stages, **self._load()})
 
     def __len__(self) -> int:
-        self._load()
-        return super().__len__()
+        return len(self._shipped) + len(self._load())
 
-    def keys(self) -> KeysView[str]:  # type: ignore[override]
-        self._load()
-        return super().keys()
+    def __setitem__(self, name: str, check: Check) -> None:
+        self._load()[name] = check
 
-    def values(self) -> ValuesView[Check]:  # type: ignore[override]
-        self._load()
-        return super().values()
-
-    def items(self) -> ItemsView[str, Check]:  # type: ignore[override]
-        self._load()
-        return super().items()
+    def __delitem__(self, name: str) -> None:
+        del self._load()[name]
 
 
 def found(taken: frozenset[str]) -> dict[str, Check]:

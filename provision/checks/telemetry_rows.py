@@ -15,6 +15,8 @@ FIELDS = (
     "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max",
     "clocks_event_reasons.active",
 )  # fmt: skip
+_MOMENT = re.compile(r"([0-9]{4})/([0-9]{2})/([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})\.([0-9]{1,6})")
+_NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?")
 
 
 def rows(output: Output) -> tuple[list[dict[str, str]], str | None]:
@@ -70,7 +72,7 @@ def number(row: Mapping[str, str], name: str) -> float | None:
     text = row[name]
     if absent(text):
         return None
-    if not re.fullmatch(r"\d{1,12}(\.\d{1,6})?", text):
+    if not _NUMBER.fullmatch(text):
         raise ParseError(
             f"nvidia-smi: {name} is {text[:60]!r}, which is not a number", "report the new format"
         )
@@ -87,10 +89,16 @@ def index(row: Mapping[str, str]) -> int:
 
 def moment(row: Mapping[str, str]) -> float:
     """When it was sampled, by the node's own clock: seconds, only good for differences. Raises ParseError."""
+    found = _MOMENT.fullmatch(row["timestamp"])  # three times as fast as strptime; a node has thousands
     try:
-        when = datetime.datetime.strptime(row["timestamp"], "%Y/%m/%d %H:%M:%S.%f")
+        if found is None:
+            raise ValueError("another format")
+        *whole, fraction = found.groups()
+        year, month, day, hour, minute, second = map(int, whole)
+        micro = int(fraction.ljust(6, "0"))
+        when = datetime.datetime(year, month, day, hour, minute, second, micro, tzinfo=datetime.UTC)
     except ValueError as error:
         raise ParseError(
             f"nvidia-smi: timestamp is {row['timestamp'][:60]!r}", "report the new format"
         ) from error
-    return when.replace(tzinfo=datetime.UTC).timestamp()
+    return when.timestamp()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from provision.commands import fleet_options
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from provision.drift import Drift
     from provision.drift_report import DriftReport
+    from provision.observe import Observation
     from provision.store import RunFolder
 
 NAMES = ("text", "json", "junit", "sarif", "github", "markdown")
@@ -19,6 +22,10 @@ EPILOG = """\
 exit codes: 4 when a node differs from what was declared or from most of its kind; else 5 when a node could
 not be looked at, is refused, or a fact could not be read; else 0. With --require-validated also 3 when a
 node's newest check failed, and 5 when one has no current pass. Nothing is changed. One connection per node.
+
+With hundreds of nodes and more than one core, several processes ask; GPUPROV_PROCESSES chooses another
+number (1: none but this one). Each has its own connection to a jump host. What a node answered is in the run
+folder as soon as it has.
 
 --format may be given several times; the first --output belongs to the first --format, and so on. A format
 without a file goes to standard output; when all have one, the text does.
@@ -64,10 +71,13 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     from provision import drift_report, shown
     from provision.store import RunFolder
+    from provision.wording import many
 
     folder = RunFolder.create("drift", shown.arguments(options))
+    seen_there = _Seen(folder)
     try:
-        seen = fleet_options.assess(options, "drift", also=drift_report.FACTS)
+        with seen_there:
+            seen = fleet_options.assess(options, "drift", also=drift_report.FACTS, on_judged=seen_there.keep)
         report = drift_report.make(
             seen,
             compare=not options.no_majority,
@@ -76,6 +86,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         )
     except BaseException as error:
         folder.finish(int(getattr(error, "exit_code", ExitCode.INTERRUPTED)))
+        if isinstance(error, KeyboardInterrupt) and seen_there.nodes:
+            sys.stderr.write(f"\ngpuprov: {many(seen_there.nodes, 'node')} looked at: {folder.path}\n")
         raise
     _keep(folder, report)
     try:
@@ -83,6 +95,29 @@ def run(options: argparse.Namespace) -> ExitCode:
     finally:
         folder.finish(report.code)
     return report.code
+
+
+class _Seen:
+    """What was seen and found on each node, written down as it comes: an interrupted run leaves that much."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.nodes = 0
+        self._facts, self._drifts = folder.lines("facts"), folder.lines("drifts")
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *error: Any) -> None:
+        self._facts.__exit__(*error)
+        self._drifts.__exit__(*error)
+
+    def keep(self, said: Observation, found: Sequence[Drift], secrets: frozenset[str]) -> None:
+        from provision import shown, store
+
+        self.nodes += 1
+        facts = {"facts": said.facts, "problems": said.problems, "error": said.error}
+        record = shown.without({"node": said.node, **facts}, secrets)
+        self._facts.append([store.without_secrets(record)])
+        self._drifts.append([store.without_secrets(shown.record(drift, secrets)) for drift in found])
 
 
 def outputs(options: argparse.Namespace) -> list[tuple[str, str]]:
@@ -131,18 +166,12 @@ def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
 
 
 def _keep(folder: RunFolder, report: DriftReport) -> None:
-    """What was seen and found, line by line, for who looks at the run later."""
+    """What is odd in the fleet, line by line, for who looks at the run later."""
     from dataclasses import asdict
 
     from provision import shown
 
     seen = report.seen
-    for name, observation in seen.observations.items():
-        facts = {"facts": observation.facts, "problems": observation.problems, "error": observation.error}
-        folder.append("facts", shown.without({"node": name, **facts}, seen.secrets))
-    for drifts in seen.drifts.values():
-        for drift in drifts:
-            folder.append("drifts", shown.record(drift, seen.secrets))
     for outlier in report.odd.outliers if report.odd else ():
         folder.append("majority", shown.without(asdict(outlier), seen.secrets))
     for tie in report.odd.ties if report.odd else ():

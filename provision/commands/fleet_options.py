@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from pathlib import Path
 
-    from provision.assess import Assessment
+    from provision.assess import Assessment, OnJudged
     from provision.inventory import Fleet
     from provision.observe import Observation
 
@@ -134,9 +134,14 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     return workers.linked(fleet, resolve.reachable(others, {}), chosen), chosen
 
 
-def assess(options: argparse.Namespace, title: str, also: Collection[str] = ()) -> Assessment:
+def assess(
+    options: argparse.Namespace,
+    title: str,
+    also: Collection[str] = (),
+    on_judged: OnJudged | None = None,
+) -> Assessment:
     """Load the fleet and look at it, with progress shown. Nodes in trouble are said as they come. `also`:
-    facts to ask beside those the roles promise."""
+    facts to ask beside those the roles promise; `on_judged` as for assess.assess."""
     from provision import assess as assessing
     from provision.terminal import Progress
 
@@ -154,4 +159,5 @@ def assess(options: argparse.Namespace, title: str, also: Collection[str] = ()) 
             on_done=note,
             say=progress.say,
             also=also,
+            on_judged=on_judged,
         )

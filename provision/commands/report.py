@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from provision.errors import ExitCode, RunFolderError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from provision.health import FleetHealth
@@ -112,7 +113,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         return report_history.run(options)
     from pathlib import Path
 
-    from provision import report, report_context
+    from provision import report
     from provision.commands.stored_run import find_run, stored
     from provision.judge import Verdict
     from provision.report.causes import overall
@@ -124,13 +125,26 @@ def run(options: argparse.Namespace) -> ExitCode:
 
         return report_bundle.run(folder, health, options)
     target = Path(options.output) if options.output else folder.path / ("rejudged" if options.rejudge else "")
-    context = report_context.read(folder, health)
-    files = report.write_all(health, target, FORMATS if options.format is None else options.format, context)
+    formats = FORMATS if options.format is None else options.format
+    context = _context(folder, health, formats)
+    files = report.write_all(health, target, formats, context)
     if changed is not None:
         _write_changes(changed, health, target)
     _print(health, changed, files, context, options)
     codes = {Verdict.FAIL: ExitCode.UNHEALTHY, Verdict.ERROR: ExitCode.INCOMPLETE}
     return codes.get(overall(health), ExitCode.OK)
+
+
+def _context(folder: RunFolder, health: FleetHealth, formats: Sequence[str]) -> Context:
+    """What is told beyond the run's own health: only the page has plots, of many samples."""
+    if "html" in formats:
+        from provision import report_context
+
+        return report_context.read(folder, health)
+    from provision import verdict_history
+    from provision.report.context import Context
+
+    return Context(earlier=verdict_history.earlier(folder, health))
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:

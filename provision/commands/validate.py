@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     checks = validation.asked_before(options.resume) if goes_on else options.checks
     asked = checks_asked.select(options.stage or "standard", checks)
     more = {"pairs": options.pairs and not checks_asked.of_pairs(asked), "group": options.group}
-    added = [name for name, check in checks_asked.PAIRS.items() if more.get(check.STAGE)]
+    added = [name for name, stage in checks_asked.PAIRS.stages.items() if more.get(stage)]
     asked = tuple(dict.fromkeys((*asked, *added)))
     override = Path(options.thresholds) if options.thresholds else None
     thresholds.for_sku(None, override)  # a file that cannot be used is refused before any node is touched

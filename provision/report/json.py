@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from provision.health import FORMAT, FleetHealth
+from provision.health import FORMAT, FleetHealth, NodeHealth
 from provision.later import Later
 from provision.stored_health import StoredNodes
 
@@ -18,11 +18,21 @@ def render(fleet: FleetHealth) -> Iterator[str]:
 
     Pure ASCII, so that no text of a node (a lone surrogate) makes it invalid.
     """
+    yield from document(fleet, _nodes(fleet))
+
+
+def document(fleet: FleetHealth, nodes: Iterable[str]) -> Iterator[str]:
+    """The document of these nodes, each as `node_text` wrote it; of `fleet` everything but its own nodes."""
     head = {"format": FORMAT, **{name: value for name, value in vars(fleet).items() if name != "nodes"}}
     yield _encode(head)[:-1] + ', "nodes": ['
-    for number, text in enumerate(_nodes(fleet)):
+    for number, text in enumerate(nodes):
         yield (",\n" if number else "\n") + text
     yield "\n]}\n"
+
+
+def node_text(node: NodeHealth) -> str:
+    """A node as an object, in one line of ASCII."""
+    return _encode(node)
 
 
 def _nodes(fleet: FleetHealth) -> Iterator[str]:

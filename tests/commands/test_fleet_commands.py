@@ -313,3 +313,43 @@ def test_the_variables_the_starter_shows_exist() -> None:
     ours = [name for name in shown if name.startswith(("gpuprov_", "nvidia_", "container_"))]
     assert len(ours) >= 5
     assert set(ours) <= variables.known()
+
+
+def test_an_interrupted_drift_leaves_what_it_saw_and_says_where(
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: dict[str, dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C after two of three nodes: their lines are those that a whole run writes, secrets masked."""
+    secret = "correct-horse"
+    trouble["gpu-02"] = {"driver.loaded_version": f"570.1-{secret}"}
+    original = resolve.resolve
+    monkeypatch.setattr(
+        resolve, "resolve", lambda *words: resolve.Resolved(original(*words).views, frozenset({secret}))
+    )
+    code, _, _ = gpuprov(capsys, "drift")
+    assert code == ExitCode.DRIFT
+    whole = store.latest("drift")
+    before = observe.observe
+
+    def interrupted(nodes: Any, ask: Any, *, on_done: Any, **options: Any) -> Any:
+        found = before(nodes, ask, on_done=None, **options)
+        for name in ("gpu-03", "gpu-02"):
+            on_done(found[name])
+        at_that_time = store.latest("drift")
+        assert [each["node"] for each in at_that_time.read("facts")] == ["gpu-03", "gpu-02"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(observe, "observe", interrupted)
+    code, _, err = gpuprov(capsys, "drift")
+    assert code == ExitCode.INTERRUPTED
+    cut = store.latest("drift")
+    assert cut.path != whole.path
+    assert f"2 nodes looked at: {cut.path}\n" in err
+    assert cut.meta()["exit_code"] == ExitCode.INTERRUPTED
+    for name in ("facts", "drifts"):
+        kept = {str(each["node"]): each for each in whole.read(name) if each["node"] != "gpu-01"}
+        assert {str(each["node"]): each for each in cut.read(name)} == kept
+        assert kept
+        assert secret not in (cut.path / f"{name}.jsonl").read_text()
+    assert "********" in (cut.path / "facts.jsonl").read_text()
