@@ -15,9 +15,10 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import document
+from benchmarks import document, measured
 from benchmarks.goals import GOALS
-from benchmarks.results import Finding, Measure, Result, add_arguments, lines, options_of
+from benchmarks.measured import Part
+from benchmarks.results import Finding, Measure, Result, add_arguments, as_installed, lines, options_of
 
 
 def parts() -> dict[str, Measure]:
@@ -45,34 +46,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_arguments(parser)
     parser.add_argument("--only", default="all", help=f"some parts of: {','.join(known)}")
-    parser.add_argument("--write", type=Path, help="the document whose figures are replaced")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        help="the document that gets the figures; other parts' stay",
+    )
     options = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nodes and folders are removed on the way out
     names = chosen(options.only, list(known))
-    findings: list[Finding] = []
-    failed: dict[str, str] = {}
-    began = time.monotonic()
+    as_installed()
+    kept: dict[str, Part] = {}
+    if options.write:
+        document.around(options.write)
+        kept = measured.read(measured.beside(options.write), list(known))
+    now = []
     for name in names:
         print(f"--- {name}", flush=True)
-        started = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="gpb-") as folder:
-            try:
-                for finding in known[name](options_of(options, Path(folder))):
-                    findings.append(finding)
-                    print(*lines(finding), sep="\n", flush=True)
-            except Exception as error:  # the other parts are measured all the same
-                traceback.print_exc()
-                failed[name] = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
-        print(f"    {time.monotonic() - started:.0f} s", flush=True)
-    how = f"`{document.command_line(arguments)}`: {(time.monotonic() - began) / 60:.0f} minutes."
-    found = document.lines(how, findings, failed)
-    if options.write:
-        document.write(options.write, found, findings)
-    missed = [each for each in findings if isinstance(each, Result) and each.goal in GOALS]
-    missed = [each for each in missed if not GOALS[each.goal].met(each.median)]
+        part = _measured(name, known[name], options, document.command_line(arguments))
+        print(f"    {part.seconds:.0f} s", flush=True)
+        now.append(part)
+        if options.write:  # at once: what comes after may be cut short
+            kept[name] = part
+            kept = {each: kept[each] for each in known if each in kept}
+            measured.write(measured.beside(options.write), kept.values())
+            document.write(options.write, kept.values())
+    results = [each for part in now for each in part.findings if isinstance(each, Result)]
+    missed = [each for each in results if each.goal in GOALS and not GOALS[each.goal].met(each.median)]
     for each in missed:
         print(f"NOT MET: {GOALS[each.goal].work}: {GOALS[each.goal].asked}")
-    return 70 if failed else 1 if missed else 0
+    return 70 if any(part.failed for part in now) else 1 if missed else 0
+
+
+def _measured(name: str, measure: Measure, options: argparse.Namespace, command: str) -> Part:
+    """One part, measured and said as it goes. An error ends it alone, and no other part."""
+    findings: list[Finding] = []
+    failed = ""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="gpb-") as folder:
+        try:
+            for finding in measure(options_of(options, Path(folder))):
+                findings.append(finding)
+                print(*lines(finding), sep="\n", flush=True)
+        except Exception as error:
+            traceback.print_exc()
+            failed = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return measured.part(name, command, time.monotonic() - started, findings, failed)
 
 
 if __name__ == "__main__":

@@ -2,89 +2,84 @@
 
 First a crew whose nodes only take their time (a way of so many round trips, and a few milliseconds of our
 processor), then light nodes behind a delay, over real SSH (as root; there the nodes share our cores, so that
-more than those carry is not to be had). Ratios of wall time in turns; above 1 the level is faster.
+more than those carry is not to be had). Ratios of wall time, in turns; below 1 the level is faster.
 
-    python benchmarks/bench_connections.py [--nodes 2000] [--light 400] [--delay 0.15] [--repeats 3]
+    python -m benchmarks.bench_connections [--nodes 100] [--rounds 3]
 """
 
 from __future__ import annotations
 
-import argparse
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.light_nodes import light_nodes  # noqa: E402
-from provision import inventory  # noqa: E402
-from provision.crew import Crew  # noqa: E402
-from provision.observe import observe  # noqa: E402
-from provision.own_limits import MOST  # noqa: E402
+from benchmarks.light_nodes import light_nodes
+from benchmarks.nodes import FailedError
+from benchmarks.results import Finding, Options, Result, Rounds, alone, number
+from provision import inventory
+from provision.crew import Crew
+from provision.observe import observe
+from provision.own_limits import MOST
+from provision.processes import VARIABLE
 
-FIXED = (16, 64)
-TRIPS = 12  # round trips of a connection, login, program and answer, counted in a dump of one
+FIXED = 64  # at a time
+TIMES = 5  # as many nodes as the other parts are asked to take: 500 instead of 100
+ROUNDS = 3
+WAYS = (0.1, 1.5, 4.0)  # seconds for all round trips of a connection, login, program and answer
+OURS = 0.004  # seconds of our processor for a node
+DELAY = 0.15  # seconds in each direction of the light nodes
 
 
-def crew(nodes: int, way: float, cpu: float, threads: int) -> float:
-    """Seconds for a crew whose nodes each take `way` seconds and `cpu` seconds of our processor."""
+def measure(options: Options) -> Iterator[Finding]:
+    count = options.nodes if options.quick else TIMES * options.nodes
+    for way in WAYS[:1] if options.quick else WAYS:
+        what = f"{count} nodes that are {way} s away"
+        yield _compared(options, what, lambda most, way=way: crew(count, way, most))  # type: ignore[misc]
+    if os.geteuid() != 0:
+        return
+    with light_nodes(count, delay=DELAY) as fleet, mock.patch.dict(os.environ, {VARIABLE: "1"}):
+        nodes = list(inventory.load(fleet.inventory).nodes.values())
+
+        def look(most: int) -> None:
+            found = observe(nodes, {}, connections=most, timeout=300)
+            if silent := [name for name, seen in found.items() if seen.error]:
+                raise FailedError(f"{len(silent)} nodes did not answer: {found[silent[0]].error}")
+
+        yield _compared(options, f"{count} light nodes, {DELAY} s in each direction", look)
+
+
+def crew(nodes: int, way: float, most: int) -> None:
+    """Ask nodes that each take `way` seconds, and of our processor what an answer takes."""
 
     def work(name: str) -> str:
         time.sleep(way)
-        end = time.thread_time() + cpu
+        end = time.thread_time() + OURS
         while time.thread_time() < end:
             pass
         return name
 
-    began = time.perf_counter()
-    hands = Crew([f"n{number}" for number in range(nodes)], work, seconds=600, threads=threads)
+    hands = Crew([f"n{place}" for place in range(nodes)], work, seconds=600, threads=most)
     while hands.unfinished:
         for _ in hands.gather(wait=1.0):
             pass
-    return time.perf_counter() - began
 
 
-def compared(title: str, measure: Callable[[int], float], repeats: int) -> None:
-    turns = [{threads: measure(threads) for threads in (*FIXED, MOST)} for _ in range(repeats)]
-    for threads in FIXED:
-        ratio = statistics.median(turn[threads] / turn[MOST] for turn in turns)
-        seconds = statistics.median(turn[threads] for turn in turns)
-        print(
-            f"  {title}: {threads} at a time {seconds:6.1f} s, {ratio:.2f}x of the level that finds itself",
-            flush=True,
-        )
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--nodes", type=int, default=2000)
-    parser.add_argument("--light", type=int, default=400)
-    parser.add_argument("--delay", type=float, default=0.15, help="seconds in each direction")
-    parser.add_argument("--repeats", type=int, default=3)
-    options = parser.parse_args()
-    for way in (0.1, 1.5, 4.0):
-        title = f"{options.nodes} nodes, {way} s on the way, 4 ms of ours"
-        compared(title, lambda threads, way=way: crew(options.nodes, way, 0.004, threads), options.repeats)  # type: ignore[misc]
-    if not options.light or os.geteuid() != 0:
-        print("  light nodes: not measured")
-        return
-    with light_nodes(options.light, delay=options.delay) as fleet:
-        nodes = list(inventory.load(fleet.inventory).nodes.values())
-
-        def look(threads: int) -> float:
+def _compared(options: Options, what: str, ask: Callable[[int], None]) -> Result:
+    wall = Rounds()
+    for _ in range(min(options.rounds, ROUNDS)):
+        for name, most in (("fixed", FIXED), ("level", MOST)):
             began = time.perf_counter()
-            found = observe(nodes, {}, connections=threads, timeout=300)
-            assert not {seen.error for seen in found.values() if seen.error}
-            return time.perf_counter() - began
-
-        compared(f"{options.light} light nodes, {options.delay} s each way", look, options.repeats)
+            ask(most)
+            wall.add(name, time.perf_counter() - began)
+    note = f"{number(wall.median('level'))} s; the level may rise to {MOST}"
+    what = f"asking {what}, wall time with the level that finds itself"
+    return Result("", what, f"{FIXED} at a time", wall.ratios("level", "fixed"), note)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(alone(measure, __doc__ or ""))

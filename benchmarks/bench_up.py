@@ -29,6 +29,7 @@ from provision.store import RunFolder  # noqa: E402
 MOST = 20  # hosts: each of their tasks costs two cores a tenth of a second
 TASKS = 10
 MANY = 600  # hosts that several processes are for
+WAITS = 20.0  # seconds a node works in which the controller has nothing to do
 IDLE = 0.2  # of the cores: below that there is nothing for another process
 
 Hosts = dict[str, dict[str, str]]
@@ -106,6 +107,7 @@ def measure(options: Options) -> Iterator[Finding]:
     for size, goal in ((100, "up.ansible"), (20_000, "up.large")):
         yield from _against_bare(options, goal, hosts, tasks, size)
     yield _memory(options, hosts, tasks)
+    yield from _waiting(options, hosts)
     yield from _processes(options)
 
 
@@ -124,6 +126,37 @@ def _against_bare(options: Options, goal: str, hosts: Hosts, tasks: int, size: i
     note = f"bare: {number(cpu.median('bare'))} s of CPU"
     yield Result(goal, f"{what}, CPU", "bare ansible-playbook", cpu.ratios("ours", "bare"), note)
     yield Result("", f"{what}, wall time", "bare ansible-playbook", wall.ratios("ours", "bare"))
+
+
+def _waiting(options: Options, hosts: Hosts) -> Iterator[Finding]:
+    """CPU while nodes work and nobody else has to; and whether a second process makes waiting shorter.
+
+    The strategy is that of `up`, in which Ansible's main process goes through all hosts again and again."""
+    seconds = 2.0 if options.quick else WAITS
+    play = options.folder / "wait.yml"
+    task = {
+        "name": "Work",
+        "ansible.builtin.command": {"argv": ["sleep", str(seconds)]},
+        "changed_when": False,
+    }
+    head = {"hosts": "all", "gather_facts": False, "strategy": "ansible.builtin.free"}
+    play.write_text(json.dumps([{**head, "tasks": [task]}]))
+    wall, cpu = Rounds(), Rounds()
+    for _ in range(options.rounds):
+        for name, work in (
+            ("bare", lambda: bare(play, hosts)),
+            ("ours", lambda: ours(play, hosts, options.folder)),
+            ("two", lambda: at_once(play, hosts, 2)),
+        ):
+            took, used = cost_of(work)
+            wall.add(name, took)
+            cpu.add(name, used)
+    what = f"{len(hosts)} hosts that work for {seconds:.0f} s"
+    note = f"bare: {number(cpu.median('bare'))} s of CPU, ours: {number(cpu.median('ours'))} s"
+    yield Result("", f"{what}, CPU", "bare ansible-playbook", cpu.ratios("ours", "bare"), note)
+    yield Result("", f"{what}, wall time", "bare ansible-playbook", wall.ratios("ours", "bare"))
+    note = "forks are divided between them: what waits is not waited for in less time"
+    yield Result("", f"{what}, two processes, wall time", "one process", wall.ratios("two", "ours"), note)
 
 
 def _memory(options: Options, hosts: Hosts, tasks: int) -> Result:

@@ -2,51 +2,49 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.goals import GOALS
-from benchmarks.results import Finding, Plot, Result, Table, spread
+from benchmarks.measured import Part
+from benchmarks.results import Plot, Result, Table, spread
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NOT_MEASURED = "not measured by this command yet"
 
 
-def lines(how: str, findings: Sequence[Finding], failed: Mapping[str, str]) -> list[str]:
-    """Everything between the markers. `failed`: parts that were ended by an error, and by which."""
-    found = [how, "", machine(), "", *goals([each for each in findings if isinstance(each, Result)])]
-    for part, why in failed.items():
-        found += ["", f"`{part}` was not measured: {why}"]
-    for each in findings:
-        if isinstance(each, Table):
-            found += ["", *_table(each)]
-        elif isinstance(each, Plot):
-            found += ["", f"![{each.what}]({each.name})"]
+def lines(parts: Collection[Part]) -> list[str]:
+    """Everything between the markers."""
+    results = [each for part in parts for each in part.findings if isinstance(each, Result)]
+    found = [*goals(results), "", *_when(parts)]
+    for part in parts:
+        if part.failed:
+            found += ["", f"`{part.name}` was not measured to its end: {part.failed}"]
+        for each in part.findings:
+            if isinstance(each, Table):
+                found += ["", *_table(each)]
+            elif isinstance(each, Plot):
+                found += ["", f"![{each.what}]({each.name})"]
     return found
 
 
-def machine() -> str:
-    """Where it was measured: what a reader needs to compare."""
-    cores = len(os.sched_getaffinity(0))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    said = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False, timeout=10).stderr
-    versions = [f"Python {platform.python_version()}", said.split(",")[0].strip()]
-    for name in ("ansible-core", "ansible-runner", "paramiko"):
-        try:
-            versions.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            versions.append(f"no {name}")
-    load = os.getloadavg()[1]
-    kernel = platform.release().split("-")[0]
-    return (
-        f"Machine, shared by nodes and controller: {cores} cores ({platform.machine()}), {memory:.0f} GiB, "
-        f"Linux {kernel}; {', '.join(versions)}; load at the end {load:.1f}."
-    )
+def _when(parts: Collection[Part]) -> Iterator[str]:
+    """How, when and where each part was measured: what a reader needs to compare."""
+    machines = list(dict.fromkeys(part.machine for part in parts))
+    yield "### How it was measured"
+    yield ""
+    yield "Nodes and controller share one machine:"
+    yield ""
+    yield from (f"{place}. {each}." for place, each in enumerate(machines, 1))
+    yield ""
+    several = len(machines) > 1
+    yield f"| part | day | revision | command |{' machine |' if several else ''} load at its end | minutes |"
+    yield f"|---|---|---|---|{'---:|' if several else ''}---:|---:|"
+    for part in parts:
+        where = f" {machines.index(part.machine) + 1} |" if several else ""
+        took = f"{part.load:.1f} | {part.seconds / 60:.1f}"
+        yield f"| {part.name} | {part.day} | {part.revision} | `{part.command}` |{where} {took} |"
 
 
 def goals(results: Sequence[Result]) -> Iterator[str]:
@@ -79,22 +77,33 @@ def _table(table: Table) -> Iterator[str]:
         yield from ("", note)
 
 
-def write(document: Path, found: Sequence[str], findings: Sequence[Finding]) -> None:
-    """Put the figures between the markers, and drawings beside the document."""
-    text = document.read_text(encoding="utf-8")
+def around(document: Path) -> tuple[str, str]:
+    """The text before and after the figures. Raises SystemExit when there is no place for them."""
+    try:
+        text = document.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SystemExit(f"{document} cannot be read: {error.strerror}") from None
     if BEGIN not in text or END not in text:
         raise SystemExit(f"{document} has no lines {BEGIN} and {END} to write between")
-    head, tail = text.split(BEGIN)[0], text.split(END)[1]
-    document.write_text("\n".join([f"{head}{BEGIN}", *found, f"{END}{tail}"]), encoding="utf-8")
-    for each in findings:
-        if isinstance(each, Plot):
-            (document.parent / each.name).write_text(each.svg, encoding="utf-8")
+    return text.split(BEGIN)[0], text.split(END)[1]
+
+
+def write(document: Path, parts: Collection[Part]) -> None:
+    """Put the figures between the markers, and drawings that were made just now beside the document."""
+    head, tail = around(document)
+    document.write_text("\n".join([f"{head}{BEGIN}", *lines(parts), f"{END}{tail}"]), encoding="utf-8")
+    for part in parts:
+        for each in part.findings:
+            if isinstance(each, Plot) and each.svg:
+                (document.parent / each.name).write_text(each.svg, encoding="utf-8")
 
 
 def command_line(arguments: Sequence[str] | None) -> str:
-    """The command as a reader would repeat it: where the document is written does not matter to them."""
+    """The command as a reader would repeat it: where the document is written, and which other parts were
+    measured with one, does not matter to them."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    if "--write" in words:
-        at = words.index("--write")
-        del words[at : at + 2]
+    for option in ("--write", "--only"):
+        if option in words:
+            at = words.index(option)
+            del words[at : at + 2]
     return " ".join(["python -m benchmarks", *words])

@@ -51,6 +51,7 @@ GOALS = {
     ),
     "report.memory": Goal("the same, memory", 150, "MB"),
     "report.html": Goal("the same, size of the HTML", 15, "MB"),
+    "judge.memory": Goal("`report --rejudge` of 10,000 nodes, memory", 1024, "MB"),
     "inventory": Goal("inventory of 10,000 hosts, CPU", 1.3, against="PyYAML's `CSafeLoader`"),
     "help.cpu": Goal("`gpuprov --help`, CPU", 4, against="`python -c pass`"),
     "help.wall": Goal("`gpuprov --help`, wall time", 3, against="`python -c pass`"),

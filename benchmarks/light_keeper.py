@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -29,8 +30,6 @@ COMMANDS = {
 }
 CONFIG = """\
 Port 22
-ListenAddress 0.0.0.0
-HostKey {folder}/host_key
 AuthorizedKeysFile {folder}/key.pub
 PidFile none
 UsePAM no
@@ -46,27 +45,49 @@ SetEnv PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/light
 """
 
 
+MS_BIND, MS_REC = 4096, 16384
+CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID = 0x00020000, 0x04000000, 0x20000000
+ROOT_MB = 64  # of memory at most for each root, taken when something is written
+LIBC = ctypes.CDLL(None, use_errno=True)
+
+
 def call(*words: str, stdin: str | None = None) -> None:
     subprocess.run(words, check=True, timeout=60, input=stdin, text=True)
 
 
-def make_root(folder: str) -> str:
+def succeeded(code: int, what: str) -> None:
+    if code:
+        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """mount(2): a program for each mount of each node would be most of what starting them takes."""
+    words = [word.encode() for word in (source, target, kind)]
+    succeeded(LIBC.mount(*words, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
+
+
+def make_memory(folder: str, roots: int) -> None:
+    """What takes all that is written on the nodes."""
+    size = max(512, ROOT_MB * roots)
+    mount("tmpfs", f"{folder}/root", "tmpfs", data=f"size={size}m,nr_inodes=0,mode=755")
+
+
+def make_root(folder: str, name: str) -> str:
     """This machine's own root under a layer in memory, which goes with us: what is written there is gone."""
-    base = f"{folder}/root"
-    call("mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", base)
-    for name in ("up", "work", "all"):
-        Path(base, name).mkdir()
+    base = f"{folder}/root/{name}"
+    for part in ("up", "work", "all"):
+        Path(base, part).mkdir(mode=0o755, parents=True)
     root = f"{base}/all"
     layers = f"lowerdir=/,upperdir={base}/up,workdir={base}/work"
-    call("mount", "-t", "overlay", "overlay", "-o", layers, root)
-    for name in ("dev", "sys"):
-        call("mount", "--rbind", f"/{name}", f"{root}/{name}")
-    call("mount", "-t", "proc", "proc", f"{root}/proc")
+    mount("overlay", root, "overlay", data=layers)
+    for part in ("dev", "sys"):
+        mount(f"/{part}", f"{root}/{part}", flags=MS_BIND | MS_REC)
+    mount("proc", f"{root}/proc", "proc")
     Path(root, "run/sshd").mkdir(mode=0o755, parents=True, exist_ok=True)
     Path(root, "light").mkdir()  # a home without the start files of this machine's root
     inside = Path(root + folder)  # where /tmp is a file system of its own, the layer does not show it
     inside.mkdir(parents=True, exist_ok=True)
-    call("mount", "--bind", folder, str(inside))
+    mount(folder, str(inside), flags=MS_BIND)
     return root
 
 
@@ -77,7 +98,7 @@ def make_network(plan: dict[str, Any]) -> None:
     call("ip", "-batch", "-", stdin="\n".join(lines) + "\n")
 
 
-def start_sshd(plan: dict[str, Any], root: str) -> int:
+def write_config(plan: dict[str, Any]) -> None:
     config = CONFIG.format(folder=plan["folder"])
     for kind, command in COMMANDS.items():
         if plan["bad"].get(kind):
@@ -86,18 +107,57 @@ def start_sshd(plan: dict[str, Any], root: str) -> int:
                 f"Match LocalAddress {address}\n  ForceCommand {command}\n" for address in plan["bad"][kind]
             )
     Path(plan["folder"], "sshd_config").write_text(config)
-    words = ["chroot", root, plan["sshd"], "-D", "-e", "-f", f"{plan['folder']}/sshd_config"]
+
+
+def sshd(plan: dict[str, Any], address: str, host_key: str) -> list[str]:
+    folder = plan["folder"]
+    words = [plan["sshd"], "-D", "-e", "-f", f"{folder}/sshd_config"]
+    return [*words, "-o", f"ListenAddress={address}", "-h", f"{folder}/{host_key}"]
+
+
+def start_sshd(plan: dict[str, Any]) -> None:
+    """One for all nodes, which share a root."""
+    words = ["chroot", make_root(plan["folder"], "shared"), *sshd(plan, "0.0.0.0", "host_key")]  # noqa: S104
     with Path(plan["folder"], "sshd.log").open("wb") as log:
-        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log).pid
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
 
-def wait_for_sshd(plan: dict[str, Any]) -> None:
-    for _ in range(200):
+def start_node(plan: dict[str, Any], name: str, address: str) -> None:
+    """A node with a root, a name, processes and a host key of its own. Its sshd is its process 1."""
+    middle = os.fork()
+    if middle:
+        os.waitpid(middle, 0)
+        return
+    try:
+        succeeded(LIBC.unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID), "unshare")
+        if os.fork():
+            os._exit(0)  # its child is ours now
+        log = os.open(f"{plan['folder']}/sshd.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for number in (1, 2):
+            os.dup2(log, number)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        socket.sethostname(name)
+        root = make_root(plan["folder"], name)
+        mount("tmpfs", f"{root}/dev/shm", "tmpfs")  # noqa: S108
+        Path(root, "etc/hostname").write_text(f"{name}\n")
+        Path(root, "etc/machine-id").write_text(f"{os.urandom(16).hex()}\n")
+        os.chroot(root)
+        os.chdir("/")
+        words = sshd(plan, address, f"host_keys/{name}")
+        os.execv(words[0], words)  # noqa: S606 (it becomes process 1)
+    except OSError as error:
+        os.write(2, f"{name}: {error}\n".encode())
+    finally:
+        os._exit(1)
+
+
+def wait_for_sshd(plan: dict[str, Any], address: str) -> None:
+    for _ in range(600):
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", 22)) == 0:
+            if probe.connect_ex((address, 22)) == 0:
                 return
         signal.sigtimedwait([], 0.05)
-    raise SystemExit(Path(plan["folder"], "sshd.log").read_text() or "sshd does not listen")
+    raise SystemExit(Path(plan["folder"], "sshd.log").read_text() or f"no sshd listens at {address}")
 
 
 async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -164,8 +224,15 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for who started us; we end when they close stdin
     plan = json.loads(Path(sys.argv[1]).read_text())
     make_network(plan)
-    start_sshd(plan, make_root(plan["folder"]))
-    wait_for_sshd(plan)
+    write_config(plan)
+    make_memory(plan["folder"], len(plan["own"]) or 1)
+    if plan["own"]:
+        for name, address in plan["own"].items():
+            start_node(plan, name, address)
+    else:
+        start_sshd(plan)
+    for address in plan["own"].values() or ["127.0.0.1"]:
+        wait_for_sshd(plan, address)
     asyncio.run(keep(plan))
 
 

