@@ -73,6 +73,7 @@ def test_srun_asks_for_these_nodes_and_one_process_on_each() -> None:
     assert {"--exclusive", "--immediate=60", "--kill-on-bad-exit=1", "--job-name=gpuprov-x-n1"} <= set(argv)
     assert started.env["NCCL_NET"] == "IB"
     assert started.env["OMPI_MCA_pml"] == "ob1"
+    assert started.env["SLURM_PMIX_FENCE"] == "ring", "with the other one OpenMPI 5 crashes now and then"
     assert not [name for name in started.env if "plm" in name or name.startswith(("GPUPROV", "PRTE"))]
 
 
