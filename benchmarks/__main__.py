@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import signal
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ from pathlib import Path
 from benchmarks import document, measured
 from benchmarks.goals import GOALS
 from benchmarks.measured import Part
-from benchmarks.results import Finding, Measure, Result, add_arguments, as_installed, lines, options_of
+from benchmarks.results import Finding, Measure, Result, add_arguments, as_installed, clean_up_on_sigterm, lines, options_of
 
 
 def parts() -> dict[str, Measure]:
@@ -52,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="the document that gets the figures; other parts' stay",
     )
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nodes and folders are removed on the way out
+    clean_up_on_sigterm()
     names = chosen(options.only, list(known))
     as_installed()
     kept: dict[str, Part] = {}

@@ -27,7 +27,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks import raw_fleet
+from benchmarks import raw_fleet, report_fleet
 from benchmarks.costs import FailedError
 from benchmarks.detection.trial import OWN_LIMITS
 from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number
@@ -38,13 +38,6 @@ ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 7200
 MOST = 3  # rounds: a thousand nodes take minutes
 
-_FLOOR = """
-import json, sys
-with open(sys.argv[1], "rb", buffering=1 << 20) as file:
-    for line in file:
-        if line.startswith(b'{"node"'):
-            json.loads(line.rstrip(b",\\n"))
-"""
 _REJUDGE = """
 import sys
 from provision.cli import main
@@ -86,7 +79,7 @@ def judged(run: Path, rounds: int) -> tuple[Rounds, Rounds]:
         cpu, memory = cost(_REJUDGE, str(run), str(OWN_LIMITS), str(out))
         taken.add("rejudge", cpu)
         most.add("rejudge", memory)
-        cpu, memory = cost(_FLOOR, str(out / "report.json"))
+        cpu, memory = cost(report_fleet.FLOOR, str(out / "report.json"))
         taken.add("json.loads", cpu)
         most.add("json.loads", memory)
     return taken, most

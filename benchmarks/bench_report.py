@@ -35,13 +35,6 @@ def end():
     sys.stderr.write(f"\\ncost {spent.user + spent.system} {int(most.split()[1]) / 1024}\\n")
 atexit.register(end)
 """
-_FLOOR = """
-import json
-with open(sys.argv[1], "rb", buffering=1 << 20) as file:
-    for line in file:
-        if line.startswith(b'{"node"'):
-            json.loads(line.rstrip(b",\\n"))
-"""
 _REPORT = """
 from provision.cli import main
 sys.exit(main(sys.argv[1:]))
@@ -75,7 +68,7 @@ def measure(options: Options) -> Iterator[Finding]:
 def _reports(run: Path, size: int, rounds: int) -> Iterable[Finding]:
     taken, most, out = Rounds(), Rounds(), run.parent / "out"
     for _ in range(rounds):
-        cpu, memory = cost(_FLOOR, str(run / "report.json"))
+        cpu, memory = cost(report_fleet.FLOOR, str(run / "report.json"))
         taken.add("json.loads", cpu)
         most.add("json.loads", memory)
         for name, form in FORMATS.items():

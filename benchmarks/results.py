@@ -7,7 +7,9 @@ it has them. `python -m benchmarks` finds the parts by that; `alone` makes each 
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -152,6 +154,11 @@ def as_installed() -> None:
     compileall.compile_dir(str(Path(__file__).parent.parent / "provision"), quiet=2)
 
 
+def clean_up_on_sigterm() -> None:
+    """End as after an error: nodes and folders are removed on the way out."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+
+
 def alone(measure: Measure, about: str) -> int:
     """Run one part as a command: 0 when every goal it measured is met, else 1."""
     from benchmarks.goals import GOALS
@@ -160,6 +167,7 @@ def alone(measure: Measure, about: str) -> int:
     add_arguments(parser)
     chosen = parser.parse_args()
     missed = 0
+    clean_up_on_sigterm()
     as_installed()
     with tempfile.TemporaryDirectory(prefix="gpuprov-benchmarks-") as folder:
         for finding in measure(options_of(chosen, Path(folder))):
