@@ -17,7 +17,17 @@ from pathlib import Path
 from benchmarks import document, measured
 from benchmarks.goals import GOALS
 from benchmarks.measured import Part
-from benchmarks.results import Finding, Measure, Result, add_arguments, as_installed, clean_up_on_sigterm, lines, options_of
+from benchmarks.results import (
+    Finding,
+    Measure,
+    Result,
+    add_arguments,
+    as_installed,
+    clean_up_on_sigterm,
+    lines,
+    misses,
+    options_of,
+)
 
 
 def parts() -> dict[str, Measure]:
@@ -70,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured.write(measured.beside(options.write), kept.values())
             document.write(options.write, kept.values())
     results = [each for part in now for each in part.findings if isinstance(each, Result)]
-    missed = [each for each in results if each.goal in GOALS and not GOALS[each.goal].met(each.median)]
+    missed = [each for each in results if misses(each)]
     for each in missed:
         print(f"NOT MET: {GOALS[each.goal].work}: {GOALS[each.goal].asked}")
     return 70 if any(part.failed for part in now) else 1 if missed else 0

@@ -198,9 +198,8 @@ def _processes(options: Options) -> Iterator[Finding]:
     full = idles.median("1") < IDLE
     what = f"{len(hosts)} hosts, {many} processes: task-hosts a second, divided by {many}"
     ratios = tuple(value / many for value in rates.ratios(str(many), "1"))
-    why = "the cores are full with one" if full else "too few hosts" if options.quick else ""
-    note = f"{why}: this says nothing of what further processes can do" if why else ""
-    yield Result("" if why else "up.processes", what, "one process", ratios, note)
+    why = "one fills the cores" if full else "there are too few hosts" if options.quick else ""
+    yield Result("up.processes", what, "one process", ratios, unproven=why)
     rows = [
         (str(count), number(rates.median(str(count))), f"{idles.median(str(count)):.0%}")
         for count in (1, many)

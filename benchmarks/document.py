@@ -57,7 +57,8 @@ def goals(results: Sequence[Result]) -> Iterator[str]:
             unit = goal.unit if goal.unit in ("", "x") else f" {goal.unit}"
             what = f"{result.what}; {len(result.values)} rounds" if len(result.values) > 1 else result.what
             what += f". {result.note}" if result.note else ""
-            met = "yes" if goal.met(result.median) else "**no**"
+            met = "not told" if result.unproven else "yes" if goal.met(result.median) else "**no**"
+            what += f". Not told, for {result.unproven}" if result.unproven else ""
             yield f"| {goal.work} | {goal.asked} | {spread(result.values, unit)} | {met} | {what} |"
         if not mine:
             yield f"| {goal.work} | {goal.asked} | {NOT_MEASURED} | | |"

@@ -33,7 +33,8 @@ class Result:
 
     `goal`: a key of goals.GOALS, which knows limit and unit; empty for what has no goal. `what` was done, and
     on how much; `floor`: what a ratio of 1 stands for, empty when the values are no ratios. `values`: one for
-    each round. `note`: what a reader has to know, to believe it rightly.
+    each round. `note`: what a reader has to know, to believe it rightly. `unproven`: why these values say
+    nothing of the goal.
     """
 
     goal: str
@@ -41,6 +42,7 @@ class Result:
     floor: str
     values: tuple[float, ...]
     note: str = ""
+    unproven: str = ""
 
     @property
     def median(self) -> float:
@@ -116,7 +118,12 @@ def lines(finding: Finding) -> Iterator[str]:
         goal = GOALS.get(finding.goal)
         unit = goal.unit if goal else "x" if finding.floor else ""
         against = f" of {finding.floor}" if finding.floor else ""
-        end = f"; goal {goal.asked}: {'met' if goal.met(finding.median) else 'NOT MET'}" if goal else ""
+        met = f"not told ({finding.unproven})" if finding.unproven else ""
+        end = (
+            f"; goal {goal.asked}: {met or ('met' if goal.met(finding.median) else 'NOT MET')}"
+            if goal
+            else ""
+        )
         yield f"{finding.what}: {spread(finding.values, unit)}{against}{end}"
         if finding.note:
             yield f"    {finding.note}"
@@ -130,6 +137,14 @@ def lines(finding: Finding) -> Iterator[str]:
         yield from (f"  {note}" for note in finding.notes)
     else:
         yield f"{finding.name}: {finding.what}"
+
+
+def misses(result: Result) -> bool:
+    """Whether it has a goal, says something of it, and does not meet it."""
+    from benchmarks.goals import GOALS
+
+    goal = GOALS.get(result.goal)
+    return goal is not None and not result.unproven and not goal.met(result.median)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -161,8 +176,6 @@ def clean_up_on_sigterm() -> None:
 
 def alone(measure: Measure, about: str) -> int:
     """Run one part as a command: 0 when every goal it measured is met, else 1."""
-    from benchmarks.goals import GOALS
-
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
     chosen = parser.parse_args()
@@ -172,6 +185,5 @@ def alone(measure: Measure, about: str) -> int:
     with tempfile.TemporaryDirectory(prefix="gpuprov-benchmarks-") as folder:
         for finding in measure(options_of(chosen, Path(folder))):
             print(*lines(finding), sep="\n", flush=True)
-            goal = GOALS.get(finding.goal) if isinstance(finding, Result) else None
-            missed += bool(goal and isinstance(finding, Result) and not goal.met(finding.median))
+            missed += isinstance(finding, Result) and misses(finding)
     return 1 if missed else 0

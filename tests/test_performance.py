@@ -79,6 +79,15 @@ def test_a_goal_that_was_not_measured_is_not_claimed() -> None:
     assert "**no**" in measured
 
 
+def test_what_says_nothing_of_its_goal_neither_meets_nor_misses_it() -> None:
+    told = Result("up.processes", "600 hosts", "one process", (0.5,))
+    untold = replace(told, unproven="one fills the cores")
+    assert (results.misses(told), results.misses(untold)) == (True, False)
+    (row,) = [row for row in document.goals([untold]) if "600 hosts" in row]
+    assert "| not told | 600 hosts. Not told, for one fills the cores |" in row
+    assert "not told (one fills the cores)" in next(results.lines(untold))
+
+
 def test_figures_are_written_between_the_markers_and_nowhere_else(tmp_path: Path) -> None:
     path = tmp_path / "doc.md"
     path.write_text(f"before\n{document.BEGIN}\nold\n{document.END}\nafter\n")
