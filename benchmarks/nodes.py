@@ -120,9 +120,10 @@ def fleet(count: int) -> contextlib.AbstractContextManager[Nodes]:
 
 
 @contextlib.contextmanager
-def light(count: int) -> Iterator[Nodes]:
-    """Light lab nodes: an address each, in a namespace and over a root of their own (light_nodes.py)."""
-    with light_nodes.light_nodes(count) as fleet:
+def light(count: int, delay: float = 0.0) -> Iterator[Nodes]:
+    """Light lab nodes: an address each, in a namespace and over a root of their own (light_nodes.py), which
+    all said reaches after `delay` seconds in each direction."""
+    with light_nodes.light_nodes(count, delay=delay) as fleet:
         idle = len(light_nodes.below(fleet.pid))
         yield Nodes(
             dict(fleet.addresses),
