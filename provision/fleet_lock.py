@@ -163,7 +163,15 @@ def _understood(node: str, output: bytes | NodeError) -> Answer:
         told = holder and {name: one_line(str(holder[name]), 200) for name in ("run", "node", "who", "since")}
         skew = float(said["time"]) - time.time()
         return Answer(node, said["state"], told, float(said["age"] or 0), busy, skew)
-    except (AnswerError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (
+        AnswerError,
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         return Answer(node, error=f"it cannot be locked: its answer is not of the form expected ({error})")
 
 

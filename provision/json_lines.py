@@ -80,7 +80,7 @@ def records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str,
             raise RunFolderError(f"{path}:{torn} is not JSON", "something else than gpuprov changed the file")
         try:
             record = json.loads(line.decode(errors="replace"))
-        except ValueError:
+        except (ValueError, RecursionError):
             torn = number  # the last line may be cut; one in the middle may not
             continue
         if isinstance(record, dict):

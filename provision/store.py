@@ -112,7 +112,7 @@ class RunFolder:
             document = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise RunFolderError(f"{self.path} is not a run folder: it has no run.json") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise RunFolderError(f"{self.path}/run.json cannot be read: {error}") from error
         if not isinstance(document, dict):
             raise RunFolderError(f"{self.path}/run.json is not an object", "is this a gpuprov run folder?")
@@ -161,7 +161,7 @@ class RunFolder:
             with path.open("rb") as lines:
                 lines.seek(place)
                 return dict(json.loads(lines.readline().decode(errors="replace")))
-        except (OSError, ValueError, TypeError) as error:
+        except (OSError, ValueError, TypeError, RecursionError) as error:
             raise RunFolderError(f"{path} was changed while it was read: {error}") from error
 
     def write(self, name: str, text: str | Iterable[str]) -> Path:

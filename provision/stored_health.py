@@ -31,7 +31,7 @@ _HEAD, _TAIL = b'"nodes": [', b"]}"
 _CHECK = frozenset(one.name for one in fields(CheckResult))
 _NAME = b'"measurements"'
 _ROWS, _AFTER_ROWS = b', "measurements": [', b'], "seconds": '
-_DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 _VERDICTS: Mapping[str, Verdict] = {verdict.value: verdict for verdict in Verdict}
 
 
@@ -75,7 +75,7 @@ class Lines:
         if self._last[0] != node:
             try:
                 self._last = node, json.loads(self.text(node))
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise self.strange(node, error) from error
         return self._last[1]
 
@@ -118,7 +118,10 @@ class _Rows(Generic[T]):
 
 def read(path: Path) -> FleetHealth:
     """The report in this file. Raises RunFolderError, OSError, or ValueError when it is no JSON."""
-    return _streamed(path) or health.from_json(json.loads(path.read_text(encoding="utf-8")))
+    try:
+        return _streamed(path) or health.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _streamed(path: Path) -> FleetHealth | None:
@@ -133,7 +136,7 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
         return None
     try:
         fleet = health.from_json(json.loads(head + _TAIL))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     lines = Lines(path, os.dup(file.fileno()))
     nodes: list[NodeHealth] = []
@@ -146,7 +149,7 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
             return replace(fleet, nodes=stored)
         try:
             record = _record(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             return None  # another layout, or damaged: whoever reads it whole says which
         lines.add(place, len(text))
         place += len(line)

@@ -245,6 +245,9 @@ def test_what_an_earlier_run_still_has_running_is_named(machines: Machines) -> N
         b'{"problem": "", "state": "held", "holder": "me", "busy": [], "age": 0, "time": 0}',
         b'{"problem": "", "state": "held", "holder": {}, "busy": [], "age": 0, "time": 0}',
         b'{"problem": "", "state": "taken", "holder": null, "busy": 7, "age": 0, "time": 0}',
+        b'{"problem": "", "state": "taken", "holder": null, "busy": [], "age": 0, "time": 1%s}'
+        % (b"0" * 400),
+        b"[" * 100_000,
     ],
 )
 def test_a_node_that_answers_nonsense_is_not_locked(body: bytes) -> None:

@@ -95,7 +95,7 @@ def test_a_newer_format_is_refused_politely(tmp_path: Path) -> None:
     assert "upgrade" in caught.value.fix
 
 
-@pytest.mark.parametrize("text", ["", "not json", "[]", '{"verb": "up"}'])
+@pytest.mark.parametrize("text", ["", "not json", "[]", '{"verb": "up"}', "[" * 5_000])
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(RunFolderError):
@@ -130,9 +130,10 @@ def test_a_cut_line_longer_than_a_block_is_dropped_too(tmp_path: Path) -> None:
     assert list(run.read("events")) == [{"n": 1}, {"n": 2}]
 
 
-def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strange", ["garbage", "[" * 5_000])
+def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path, strange: str) -> None:
     run = RunFolder.create("up", {}, tmp_path)
-    (run.path / "events.jsonl").write_text('{"n": 1}\ngarbage\n{"n": 3}\n')
+    (run.path / "events.jsonl").write_text(f'{{"n": 1}}\n{strange}\n{{"n": 3}}\n')
     with pytest.raises(RunFolderError, match=r"events\.jsonl:2"):
         list(run.read("events"))
 

@@ -217,6 +217,8 @@ def test_damaged_measurements_are_not_passed_on(tmp_path: Path) -> None:
         ('{"node": "gpu-02"', '["node", "gpu-02"'),
         ('{"node": "gpu-02"', "7, {"),
         ('"format": 1', '"format": 2'),
+        ('"format": 1', '"format": ' + "[" * 5_000),
+        ('"checks": [', '"checks": ' + "[" * 5_000),
         ("\n]}", ""),
     ],
 )

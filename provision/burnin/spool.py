@@ -216,7 +216,7 @@ def _event(line: str) -> Event | None:
         given = json.loads(line)
         t, up = float(given.pop("t")), float(given.pop("up"))
         boot, name = str(given.pop("boot"))[:64], str(given.pop("event"))[:40]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         return None
     return Event(t, up, boot, name, given) if 0 <= t < 1e11 and 0 <= up < 1e11 else None
 

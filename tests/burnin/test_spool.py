@@ -115,9 +115,11 @@ def test_secrets_of_the_inventory_are_masked_in_what_is_kept(made: Made) -> None
 
 def test_lines_that_are_no_events_are_told_and_passed_over(made: Made) -> None:
     strange = b'{"t": "soon"}\nnot json\n[1]\n{"t": 1e99, "up": 1, "boot": "b", "event": "x"}\n'
+    strange += b'{"t": 1%s, "up": 1, "boot": "b", "event": "x"}\n' % (b"0" * 400)
+    strange += b"[" * 5_000 + b"\n"
     made.put("events.jsonl", EVENTS + strange)
     assert len(made.spool.events()) == 3
-    assert len(made.spool.damaged) == 4
+    assert len(made.spool.damaged) == 6
 
 
 @settings(max_examples=80, deadline=None)
