@@ -127,7 +127,7 @@ def light(count: int, delay: float = 0.0) -> Iterator[Nodes]:
         idle = len(light_nodes.below(fleet.pid))
         yield Nodes(
             dict(fleet.addresses),
-            light_nodes.PORTS["ssh"],
+            light_nodes.PORTS["delay" if delay else "ssh"],
             "root",
             fleet.key,
             fleet.known_hosts,
