@@ -2,8 +2,8 @@
 
 Raw events carry task arguments and whole results; only the fields named here leave this file, secrets masked.
 A raw event: `{"event": "runner_on_failed", "pid": 7, "event_data": {"host": "gpu-01", "role":
-"nvidia_driver", "task": "Install", "ignore_errors": null, "res": {"msg": "…", "rc": 100, "stderr": "…",
-"invocation": {…}}}}`.
+"nvidia_driver", "task": "Install", "task_path": "/…/roles/nvidia_driver/tasks/main.yml:9", "ignore_errors":
+null, "res": {"msg": "…", "rc": 100, "stderr": "…", "invocation": {…}}}}`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ _KINDS = {
     "runner_item_on_failed": "failed",
     "runner_item_on_skipped": "skipped",
 }
+
+_OF_A_ROLE = re.compile(r"/roles/([^/]+)/(?:tasks|handlers)/[^/]")
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,18 @@ class _Host:
     unreachable: Outcome | None = None
 
 
+def role_of(data: Mapping[str, Any]) -> str:
+    """The role whose file a task stands in; "" for one of the playbook's own.
+
+    Where hosts go at their own pace ansible-runner says of a task without a role the role another host is in
+    (its context is that of the task that began last, anywhere): its word counts where the file agrees."""
+    said, path = str(data.get("role") or ""), str(data.get("task_path") or "")
+    if not path:
+        return said
+    found = _OF_A_ROLE.findall(path)
+    return (said if said.rpartition(".")[2] == found[-1] else found[-1]) if found else ""
+
+
 class Tally:
     """Takes raw events one by one; gives typed ones, and in the end one Outcome per host."""
 
@@ -149,7 +163,7 @@ class Tally:
         kind = _KINDS[name]
         if kind == "ok" and result.get("changed"):
             kind = "changed"
-        host.role, host.task = str(data.get("role") or ""), str(masked(str(data.get("task") or ""), secrets))
+        host.role, host.task = role_of(data), str(masked(str(data.get("task") or ""), secrets))
         ignored = bool(data.get("ignore_errors"))
         if name.startswith("runner_item"):
             if kind == "failed" and not host.item:

@@ -24,7 +24,7 @@ BEAT = 5.0  # seconds between two signs of life, in both directions
 SILENCE = 60.0  # seconds without one after which the other side is given up
 OUTPUT = "gpuprov_output"  # an event of ours: what a program of ours printed on a node
 _ANSIBLE = ("ansible-core", "ansible-runner")
-_KEPT = ("host", "role", "task", "ignore_errors", "res")
+_KEPT = ("host", "role", "task", "task_path", "ignore_errors", "res")
 
 
 class BadStreamError(Exception):
@@ -132,6 +132,7 @@ def _event(said: Mapping[str, Any], hosts: Collection[str]) -> None:
     _want(data, "res", dict, None)
     _want(data, "role", str, None)
     _want(data, "task", str, None)
+    _want(data, "task_path", str, None)
     _want(data, "ignore_errors", bool, None)
     if data.get("host") is not None:
         _known(data["host"], hosts)

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from provision import ansible_handover, runner
+from provision.ansible_events import role_of
 from provision.ansible_messages import message_of
 from provision.errors import GpuprovError
 from provision.runner import Event, Outcome, run_playbook
@@ -50,6 +51,50 @@ def playbook(folder: Path, tasks: str, head: str = "gather_facts: false") -> Pat
     path = folder / "play.yml"
     path.write_text(f"- hosts: all\n  {head}\n  tasks:\n" + textwrap.indent(textwrap.dedent(tasks), "    "))
     return path
+
+
+def test_a_task_of_the_playbook_has_no_role_whatever_others_do_meanwhile(tmp_path: Path) -> None:
+    tasks = tmp_path / "roles" / "driver" / "tasks"
+    tasks.mkdir(parents=True)
+    (tasks / "main.yml").write_text("- {name: Install, command: sleep 2, changed_when: false}\n")
+    play = tmp_path / "play.yml"
+    play.write_text(
+        textwrap.dedent("""
+        - hosts: all
+          gather_facts: false
+          strategy: ansible.builtin.free
+          pre_tasks:
+            - {name: Look, command: "sleep {{ pace }}", changed_when: false}
+          roles: [driver]
+        """)
+    )
+    events: list[Event] = []
+    run_playbook(play, {"fast": local(pace=0), "slow": local(pace=1.5)}, on_event=events.append)
+    ended = {(event.node, event.task, event.role) for event in events if event.kind == "ok"}
+    assert ended == {
+        *(("fast", "Look", ""), ("fast", "Install", "driver")),
+        *(("slow", "Look", ""), ("slow", "Install", "driver")),
+    }
+
+
+@pytest.mark.parametrize(
+    ("said", "path", "role"),
+    [
+        ("rdma", "/x/playbooks/up.yml:19", ""),
+        ("rdma", "/x/roles/rdma/tasks/main.yml:3", "rdma"),
+        ("", "/x/roles/nvidia_driver/tasks/repair.yml:3", "nvidia_driver"),
+        ("rdma", "/roles/x/roles/nccl/handlers/main.yml:3", "nccl"),
+        (
+            "site.gpu.fabric",
+            "/c/ansible_collections/site/gpu/roles/fabric/tasks/main.yml:1",
+            "site.gpu.fabric",
+        ),
+        ("rdma", "/srv/roles/playbooks/up.yml:2", ""),
+        ("rdma", "", "rdma"),
+    ],
+)
+def test_the_role_of_a_task_is_the_one_whose_file_it_stands_in(said: str, path: str, role: str) -> None:
+    assert role_of({"role": said, "task_path": path}) == role
 
 
 def test_each_host_has_the_outcome_its_events_tell(tmp_path: Path) -> None:
