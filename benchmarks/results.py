@@ -118,12 +118,9 @@ def lines(finding: Finding) -> Iterator[str]:
         goal = GOALS.get(finding.goal)
         unit = goal.unit if goal else "x" if finding.floor else ""
         against = f" of {finding.floor}" if finding.floor else ""
-        met = f"not told ({finding.unproven})" if finding.unproven else ""
-        end = (
-            f"; goal {goal.asked}: {met or ('met' if goal.met(finding.median) else 'NOT MET')}"
-            if goal
-            else ""
-        )
+        unproven = f"not told ({finding.unproven})" if finding.unproven else ""
+        met = unproven or ("NOT MET" if misses(finding) else "met")
+        end = f"; goal {goal.asked}: {met}" if goal else ""
         yield f"{finding.what}: {spread(finding.values, unit)}{against}{end}"
         if finding.note:
             yield f"    {finding.note}"

@@ -18,9 +18,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 MOST = 16  # processes, each of which needs some tens of MB
 _BATCH = 4  # things that a process is given at a time
-_AHEAD = (
-    3  # batches for each process that may wait for whoever takes the results, and no more: they are large
-)
+# Batches for each process that may wait for whoever takes the results, and no more: they are large.
+_AHEAD = 3
 
 
 def processes(things: int) -> int:
