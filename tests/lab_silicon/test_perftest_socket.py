@@ -19,6 +19,18 @@ LATENCY = ("ib_write_lat", "-s", "2", "-n", "5000")
 both = pytest.mark.parametrize("program", [BANDWIDTH, LATENCY], ids=["bandwidth", "latency"])
 SERVER = "127.0.0.2"  # localhost and 127.0.0.1 are a node's own
 AT_HOME = {"SILICON_ROOT": "/"}  # as on a lab node; elsewhere the two find each other through a file
+SLOW_DISK = """
+import pathlib, runpy, sys, time
+def write_text(path, text):
+    with path.open("w") as file:
+        for half in (text[:9], text[9:]):
+            time.sleep(0.5)
+            file.write(half)
+            file.flush()
+pathlib.Path.write_text = write_text
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -197,6 +209,33 @@ def test_a_server_whose_port_is_taken_says_so(start: Start, pair: tuple[Silicon,
     second = start(pair[1])
     assert f"Couldn't listen to port {port}" in second.communicate(timeout=30)[0]
     assert second.returncode == 1
+
+
+@pytest.mark.parametrize("root", ["/", None], ids=["seen by its socket", "seen by its words"])
+def test_a_client_of_the_same_node_finds_a_server_as_soon_as_it_is_seen(
+    root: str | None, node: Callable[..., Silicon], port: int
+) -> None:
+    one = node()
+    words = (*BANDWIDTH[1:], "-d", "mlx5_0", "-p", str(port))
+    at = {"SILICON_ROOT": root} if root else {}
+    python, *run = one.command(BANDWIDTH[0], *words)
+    server = subprocess.Popen(
+        [python, "-c", SLOW_DISK, *(word for word in run if word not in ("-I", "-S"))],
+        env=one.environment(**at),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert server.stdout is not None
+        while "Waiting" not in server.stdout.readline() if root is None else not listens(port):
+            assert server.poll() is None
+        client = one.run(BANDWIDTH[0], *words, "localhost", **at)
+        assert client.returncode == 0, client.stderr
+        server.communicate(timeout=30)
+        assert server.returncode == 0
+    finally:
+        server.kill()
+        server.communicate()
 
 
 @pytest.mark.parametrize(

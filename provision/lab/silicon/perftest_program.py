@@ -17,6 +17,7 @@ import perftest_memory
 import perftest_options
 import perftest_socket
 from load import Load, wait
+from state import write_atomically
 
 
 def run(node, program, arguments: list) -> int:
@@ -39,7 +40,7 @@ def run(node, program, arguments: list) -> int:
         return 1
     if options["host"]:
         return _client(node, program, options, card)
-    with perftest_socket.listening(node, options["port"]) as listener:
+    with perftest_socket.bound(node, options["port"]) as listener:
         return _server(node, program, options, card, listener)
 
 
@@ -48,13 +49,16 @@ def _meeting(node, port: int) -> Path:
 
 
 def _server(node, program, options: dict, card: dict, listener) -> int:
-    print("\n************************************")
-    print("* Waiting for client to connect... *")
-    print("************************************")
-    sys.stdout.flush()
+    # Whoever sees it wait, by its socket or its words, starts a client at once: that one must find the file.
     meeting = _meeting(node, options["port"])
-    meeting.write_text(json.dumps({"pid": os.getpid(), "device": card["name"]}))
+    write_atomically(meeting, json.dumps({"pid": os.getpid(), "device": card["name"]}))
     try:
+        if listener is not None:
+            listener.listen(1)
+        print("\n************************************")
+        print("* Waiting for client to connect... *")
+        print("************************************")
+        sys.stdout.flush()
         while True:
             agreed = None
             if listener is None:
@@ -132,6 +136,4 @@ def _nobody(options: dict) -> int:
 
 
 def _answer(meeting: Path, met: dict, row) -> None:
-    fresh = meeting.with_name(meeting.name + ".new")
-    fresh.write_text(json.dumps(dict(met, row=row)))
-    fresh.replace(meeting)
+    write_atomically(meeting, json.dumps(dict(met, row=row)))

@@ -18,8 +18,8 @@ _MEASURED = {"rate": ("slow", min), "latency": ("late", max)}
 
 
 @contextlib.contextmanager
-def listening(node, port: int):
-    """What the kernel shows of a server: on a node a socket, for others nothing (None)."""
+def bound(node, port: int):
+    """What the kernel will show of a server: on a node a socket, yet to listen; for others nothing (None)."""
     listener = None
     if str(node.root) == "/":
         listener = socket.socket()
@@ -29,7 +29,6 @@ def listening(node, port: int):
         except OSError:
             print(f"Couldn't listen to port {port}", file=sys.stderr)
             sys.exit(1)
-        listener.listen(1)
     try:
         yield listener
     finally:
