@@ -488,18 +488,20 @@ def test_the_users_ansible_settings_count_only_when_named(
     settings = tmp_path / "ansible.cfg"
     settings.write_text("[defaults]\nremote_user = from_cfg\n")
     monkeypatch.chdir(tmp_path)
-    tasks = playbook(
-        tmp_path, "- ansible.builtin.debug: {msg: \"{{ lookup('config', 'DEFAULT_REMOTE_USER') }}\"}"
-    )
+    asked = "DEFAULT_REMOTE_USER", "DEFAULT_INTERNAL_POLL_INTERVAL"
+    words = " ".join(f"{{{{ lookup('config', '{name}') }}}}" for name in asked)
+    tasks = playbook(tmp_path, f'- ansible.builtin.debug: {{msg: "{words}"}}')
 
-    def remote_user() -> str:
+    def remote_user_and_interval() -> list[str]:
         events: list[Event] = []
         run_playbook(tasks, {"a": local()}, on_event=events.append)
-        return str(events[-1].result.get("msg"))
+        return str(events[-1].result.get("msg")).split()
 
-    assert remote_user() != "from_cfg"
+    *user, interval = remote_user_and_interval()
+    assert user != ["from_cfg"]
+    assert float(interval) >= 0.01, "Ansible's main process spins while nodes work"
     monkeypatch.setenv("ANSIBLE_CONFIG", str(settings))
-    assert remote_user() == "from_cfg"
+    assert remote_user_and_interval() == ["from_cfg", "0.001"]
 
 
 @pytest.mark.parametrize(
