@@ -58,12 +58,14 @@ def cost_of(work: Callable[[], None]) -> tuple[float, float]:
 
 
 def bare(play: Path, hosts: Hosts) -> None:
-    """ansible-playbook alone, with the settings our runner gives it."""
+    """ansible-playbook alone, with the environment our runner gives it, and Ansible's own way to wait."""
     with handover.private_folder() as folder:
         inventory = handover.write_inventory(folder, hosts)
+        environment = handover.environment(folder, 25)
+        (folder / "ansible.cfg").write_text("")
         subprocess.run(
             ["ansible-playbook", "-i", str(inventory), "--forks", "25", str(play)],
-            env=handover.environment(folder, 25),
+            env=environment,
             stdout=subprocess.DEVNULL,
             check=True,
             timeout=1800,
