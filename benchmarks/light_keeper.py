@@ -184,11 +184,17 @@ def delayed(seconds: float) -> Serve:
                 loop.call_at(last, _write, writer, data)
         loop.call_at(max(last, loop.time() + seconds), writer.close)
 
+    serving: set[asyncio.Task[None] | None] = set()  # nobody else holds them once their client has gone
+
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        address = writer.get_extra_info("sockname")[0]
-        there, here = await asyncio.open_connection(address, 22)
-        # The server speaks first; that the connection itself took a round trip is put on its first words.
-        await asyncio.gather(carry(reader, here, 0.0), carry(there, writer, 2 * seconds))
+        task = asyncio.current_task()
+        serving.add(task)
+        try:
+            there, here = await asyncio.open_connection(writer.get_extra_info("sockname")[0], 22)
+            # The server speaks first; that the connection itself took a round trip is put on its first words.
+            await asyncio.gather(carry(reader, here, 0.0), carry(there, writer, 2 * seconds))
+        finally:
+            serving.discard(task)
 
     return serve
 
