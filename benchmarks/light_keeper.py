@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -172,17 +173,21 @@ async def say_no_ssh(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     await say_nothing(reader, writer)
 
 
-def delayed(seconds: float) -> Serve:
+def delayed(seconds: float, port: int = 22) -> Serve:
     """Pass everything on to the SSH server of the same address, `seconds` late in each direction."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: float) -> None:
         loop = asyncio.get_running_loop()
         last = loop.time() + first
-        with contextlib.suppress(OSError):
-            while data := await reader.read(CHUNK):
-                last = max(last, loop.time() + seconds)
-                loop.call_at(last, _write, writer, data)
-        loop.call_at(max(last, loop.time() + seconds), writer.close)
+        under_way: deque[bytes] = deque()  # the loop runs what is due at the same moment in no certain order
+        data = b"-"
+        while data:
+            data = b""
+            with contextlib.suppress(OSError):
+                data = await reader.read(CHUNK)
+            last = max(last, loop.time() + seconds)
+            under_way.append(data)
+            loop.call_at(last, lambda: _arrived(writer, under_way.popleft()))
 
     serving: set[asyncio.Task[None] | None] = set()  # nobody else holds them once their client has gone
 
@@ -190,7 +195,7 @@ def delayed(seconds: float) -> Serve:
         task = asyncio.current_task()
         serving.add(task)
         try:
-            there, here = await asyncio.open_connection(writer.get_extra_info("sockname")[0], 22)
+            there, here = await asyncio.open_connection(writer.get_extra_info("sockname")[0], port)
             # The server speaks first; that the connection itself took a round trip is put on its first words.
             await asyncio.gather(carry(reader, here, 0.0), carry(there, writer, 2 * seconds))
         finally:
@@ -199,8 +204,10 @@ def delayed(seconds: float) -> Serve:
     return serve
 
 
-def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
-    if not writer.is_closing():
+def _arrived(writer: asyncio.StreamWriter, data: bytes) -> None:
+    if not data:
+        writer.close()
+    elif not writer.is_closing():
         writer.write(data)
 
 

@@ -1,0 +1,40 @@
+"""The way to nodes that are far away, which the benchmarks' nodes are given: late, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from benchmarks.light_keeper import delayed
+
+LINES = [b"%d\n" % number for number in range(50)]
+DELAY = 0.2
+
+
+async def _speak(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """As an SSH server, which says who it is and, in a packet of its own, what it can."""
+    for line in LINES:
+        writer.write(line)
+        await writer.drain()
+        await asyncio.sleep(0.002)
+    writer.close()
+
+
+async def _heard() -> tuple[bytes, float]:
+    there = await asyncio.start_server(_speak, "127.0.0.1", 0)
+    way = await asyncio.start_server(delayed(DELAY, there.sockets[0].getsockname()[1]), "127.0.0.1", 0)
+    began = time.monotonic()
+    reader, writer = await asyncio.open_connection("127.0.0.1", way.sockets[0].getsockname()[1])
+    said = await asyncio.wait_for(reader.read(-1), 30)
+    took = time.monotonic() - began
+    writer.close()
+    for server in (there, way):
+        server.close()
+    await asyncio.sleep(2 * DELAY)  # until the end of the conversation has arrived, too
+    return said, took
+
+
+def test_what_is_under_way_arrives_late_whole_and_in_its_order() -> None:
+    said, seconds = asyncio.run(_heard())
+    assert said == b"".join(LINES)
+    assert seconds >= 2 * DELAY  # the connection's own round trip
