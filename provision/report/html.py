@@ -11,7 +11,7 @@ import base64
 import hashlib
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ def _environment() -> Environment:
     environment.globals.update(
         headings=HEADINGS, symbols=SYMBOLS, tiles=_TILES, culprits_shown=_CULPRITS, causes_shown=_CAUSES,
         verdicts=sorted(Verdict, key=lambda v: -v.badness), passing=Verdict.PASS, id_of=id,
-        duration=duration, moment=moment, many=many, one_line=one_line, quantity=quantity, fold=fold,
+        duration=duration, moment=moment, many=many, one_line=one_line, quantity=quantity, fold=_folded,
         silence=silence, missing=missing, tables=tables, facts=facts, evidence=_evidence,
         row_words=_row_words, badge_cell=_cell, check_cells=_check_cells, picture=_picture,
         breakable=_breakable, since_groups=since.groups, reasons=since.reasons, changed_shown=_CHANGED,
@@ -263,9 +263,14 @@ def _check_cells(node: NodeHealth, checks: Sequence[str]) -> Markup:
     return Markup("").join(_CELLS[have[name]] if name in have else _DID_NOT_RUN for name in checks)
 
 
-def _breakable(name: str) -> Markup:
-    """A check's name, which may go on in the next line after an underscore and nowhere else."""
-    return Markup("_<wbr>").join(_shown(part) for part in name.split("_"))
+def _breakable(text: str, after: str = "_") -> Markup:
+    """A text that may go on in the next line after this character: a check's name, after an underscore."""
+    return Markup("{}<wbr>").format(after).join(_shown(part) for part in text.split(after))
+
+
+def _folded(names: Iterable[str], limit: int) -> Markup:
+    """Nodes as ranges, broken between two of them and not within a number."""
+    return _breakable(fold(names, limit), ",")
 
 
 def _evidence(lines: Sequence[str]) -> str:
