@@ -100,8 +100,7 @@ def test_dpkg(monkeypatch: pytest.MonkeyPatch) -> None:
         "nvidia-fabricmanager-580": whole,
         "nvidia-fabricmanager-570": {**whole, "status": "config-files"},
     }
-    paragraphs = [f"Package: {name}\nStatus: x".encode() for name in (*known, "nvidia-utils", "bash")]
-    monkeypatch.setattr(fabric, "dpkg_paragraphs", lambda: paragraphs)
+    monkeypatch.setattr(fabric, "dpkg_database", lambda: dict.fromkeys((*known, "nvidia-utils", "bash")))
     monkeypatch.setattr(fabric, "dpkg_packages", lambda names: {name: known[name] for name in names})
     facts = fabric.dpkg_fabric(ALL)
     assert facts["fabric.manager_package"] == "nvidia-fabricmanager-580"

@@ -2,7 +2,7 @@
 
 from provision.node.observe.driver import driver_loaded
 from provision.node.observe.files import ReadError
-from provision.node.observe.package import dnf_locks, dpkg_packages, dpkg_paragraphs, has_rpm, is_locked
+from provision.node.observe.package import dnf_locks, dpkg_database, dpkg_packages, has_rpm, is_locked
 from provision.node.observe.probe import FAMILIES, Family, Probe, attribute_of
 
 # The branch is part of the name up to 580 (nvidia-imex-580) and not later; rpm once had one hyphen more.
@@ -16,9 +16,10 @@ def fabric_program(package):
     """Which of the two a package is, or None."""
     for program, stems in FABRIC_PACKAGES.items():
         for stem in stems:
-            rest = package[len(stem) :]
-            if package.startswith(stem) and (not rest or (rest[0] == "-" and rest[1:].isdigit())):
-                return program
+            if package.startswith(stem):
+                rest = package[len(stem) :]
+                if not rest or (rest[0] == "-" and rest[1:].isdigit()):
+                    return program
     return None
 
 
@@ -44,11 +45,7 @@ def fabric_facts(names, installed):
 
 
 def dpkg_fabric(names):
-    found = set()
-    for paragraph in dpkg_paragraphs():
-        if paragraph[:15] == b"Package: nvidia":
-            found.add(paragraph[9 : paragraph.find(b"\n")].decode("ascii", "replace").strip())
-    packages = dpkg_packages({name for name in found if fabric_program(name)})
+    packages = dpkg_packages([name for name in dpkg_database() if fabric_program(name)])
     whole = {name: each for name, each in packages.items() if each["status"] == "installed"}
     return fabric_facts(names, {name: (each["version"], each["held"]) for name, each in whole.items()})
 

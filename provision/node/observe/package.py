@@ -8,10 +8,22 @@ from provision.node.observe.system import os_family, os_release
 
 SHOWN_STATUS = {"not-installed": "absent"}
 WITHOUT_VERSION = ("not-installed", "config-files")
+DATABASE = {}  # package -> its paragraphs: read once, for several families ask
+
+
+def dpkg_database():
+    """dpkg's paragraphs by their package. What an interrupted dpkg left comes last: it overrides."""
+    if not DATABASE:
+        found = {}
+        for paragraph in dpkg_paragraphs():
+            if paragraph[:9] == b"Package: ":
+                name = paragraph[9 : paragraph.find(b"\n")].decode("ascii", "replace").strip()
+                found.setdefault(name, []).append(paragraph)
+        DATABASE.update(found)  # only whole: who asks after an error gets the error, too
+    return DATABASE
 
 
 def dpkg_paragraphs():
-    """Every paragraph of dpkg's database. What an interrupted dpkg left comes last: it overrides."""
     data = read_bytes("/var/lib/dpkg/status", 64 * 1024 * 1024)
     if data is None:
         raise ReadError("there is no dpkg database on this machine")
@@ -25,33 +37,34 @@ def dpkg_paragraphs():
 
 def dpkg_packages(names):
     """What dpkg knows of the packages asked for. Reading its file costs a third of starting dpkg-query."""
-    asked = set(names)
+    database = dpkg_database()
     foreign = {}
     found = {}
-    for paragraph in dpkg_paragraphs():
-        if paragraph[:9] != b"Package: ":
-            continue
-        name = paragraph[9 : paragraph.find(b"\n")].decode("ascii", "replace").strip()
-        if name not in asked:
-            continue
-        fields = {}
-        for line in paragraph.decode("utf-8", "replace").split("\n"):
-            key, colon, value = line.partition(": ")
-            if colon and key in ("Status", "Version", "Architecture"):
-                fields[key] = value.strip()
-        status = (fields.get("Status", "") + "   ").split(" ")
-        entry = {
-            "status": SHOWN_STATUS.get(status[2], status[2]),
-            "version": None if status[2] in WITHOUT_VERSION else fields.get("Version"),
-            "held": status[0] == "hold",
-        }
-        native = fields.get("Architecture") in ("all", DEB_ARCH.get(os.uname().machine))
-        (found if native else foreign)[name] = entry
+    for name in set(names).intersection(database):
+        for paragraph in database[name]:
+            entry, native = dpkg_entry(paragraph)
+            (found if native else foreign)[name] = entry
     for name in foreign:
         # A foreign architecture (i386 beside amd64) speaks for a package only when the native one does not.
         if found.get(name, {}).get("version") is None:
             found[name] = foreign[name]
     return found
+
+
+def dpkg_entry(paragraph):
+    """What a paragraph says of its package, and whether it is one for this machine's architecture."""
+    fields = {}
+    for line in paragraph.decode("utf-8", "replace").split("\n"):
+        key, colon, value = line.partition(": ")
+        if colon and key in ("Status", "Version", "Architecture"):
+            fields[key] = value.strip()
+    status = (fields.get("Status", "") + "   ").split(" ")
+    entry = {
+        "status": SHOWN_STATUS.get(status[2], status[2]),
+        "version": None if status[2] in WITHOUT_VERSION else fields.get("Version"),
+        "held": status[0] == "hold",
+    }
+    return entry, fields.get("Architecture") in ("all", DEB_ARCH.get(os.uname().machine))
 
 
 DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64el"}

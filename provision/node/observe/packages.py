@@ -1,7 +1,7 @@
 """All installed packages whose names match a shell pattern, in one fact: packages.libnvidia-*.versions"""
 
 from provision.node.observe.files import ReadError
-from provision.node.observe.package import dpkg_packages, dpkg_paragraphs, has_rpm
+from provision.node.observe.package import dpkg_database, dpkg_packages, has_rpm
 from provision.node.observe.probe import FAMILIES, Family, Probe, item_of
 
 RPM_FORM = "%{NAME}|%{EPOCH}|%{VERSION}-%{RELEASE}\n"
@@ -20,12 +20,8 @@ def matching(facts, versions):
 
 def dpkg_versions():
     """Every package that dpkg has installed and configured."""
-    names = set()
-    for paragraph in dpkg_paragraphs():
-        if paragraph[:9] == b"Package: ":
-            names.add(paragraph[9 : paragraph.find(b"\n")].decode("ascii", "replace").strip())
-    found = dpkg_packages(names)
-    return {name: found[name]["version"] for name in names if found[name]["status"] == "installed"}
+    found = dpkg_packages(dpkg_database())
+    return {name: each["version"] for name, each in found.items() if each["status"] == "installed"}
 
 
 def parse_rpm_all(facts, output):
