@@ -82,16 +82,19 @@ def execute(path, command):
 
 def read_all(probes, first):
     """In the reader child: a line at each probe's start and end tells the parent which one hangs."""
+    data = b"?%d\n" % first
     for number in range(first, len(probes)):
-        os.write(1, b"?%d\n" % number)
-        probe = probes[number]
-        facts, problems = attempt(probe, probe.read)
-        line = (
-            "=" + members(facts) + "\t" + members(problems) + "\n"
-        )  # tabs and newlines in values are escaped
-        data = line.encode("utf-8", "replace")
-        while data:
-            data = data[os.write(1, data) :]
+        write_all(data)
+        facts, problems = attempt(probes[number], probes[number].read)
+        # Tabs and newlines in values are escaped.
+        line = "=" + members(facts) + "\t" + members(problems) + "\n"
+        data = line.encode("utf-8", "replace") + b"?%d\n" % (number + 1)
+    write_all(data)
+
+
+def write_all(data):
+    while data:
+        data = data[os.write(1, data) :]
 
 
 def attempt(probe, function, *arguments):
@@ -242,6 +245,5 @@ def main(request):
     body = ("".join(parts) + "}}").encode("utf-8", "replace")
     answer = ("\n%s %d\n" % (BEGIN, len(body))).encode("ascii") + body + ("\n%s\n" % END).encode("ascii")
     sys.stdout.flush()
-    while answer:
-        answer = answer[os.write(1, answer) :]
+    write_all(answer)
     os._exit(0)  # no clean-up to wait for: a child may be stuck
