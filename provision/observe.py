@@ -208,7 +208,7 @@ class _Answers:
             # Ansible to find a template in.
             values = ", ".join(f"{name}={value!a}" for name, value in request.items())
             literals = values.replace("{", "\\x7b")
-            self._programs[key] = f"{node_program.text_for(key[0])}\n\nmain(dict({literals}))\n"
+            self._programs[key] = f"{node_program.packed_for(key[0])}\n\nmain(dict({literals}))\n"
         return self._programs[key]
 
     def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:

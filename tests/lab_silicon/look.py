@@ -64,7 +64,7 @@ def look_of(node: Any, facts: Collection[str]) -> Look:
     (node.root / "dev/shm").mkdir(parents=True, exist_ok=True)
     (node.root / "usr/bin/dockerd").touch(0o755)
     request = {"facts": sorted(facts), "root": str(node.root)}
-    text = node_program.text_for(facts) + f"\n\n{CLOCK}\nmain({request!a})\n"
+    text = node_program.packed_for(facts) + f"\n\n{CLOCK}\nmain({request!a})\n"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-"], input=text.encode("ascii"), capture_output=True, timeout=60
     )

@@ -31,7 +31,7 @@ GPU Excluded:\t No
 def ask(root: Path, *facts: str) -> tuple[dict[str, Any], dict[str, str]]:
     names = [f"firmware.{fact}" for fact in facts]
     request = {"facts": names, "root": str(root)}
-    text = node_program.text_for(names) + f"\n\nmain({request!a})\n"
+    text = node_program.packed_for(names) + f"\n\nmain({request!a})\n"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-"], input=text.encode("ascii"), capture_output=True, timeout=60
     )

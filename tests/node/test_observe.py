@@ -141,11 +141,6 @@ def test_its_text_is_python_3_6_and_ascii() -> None:
     ast.parse(text, feature_version=(3, 6))
 
 
-def test_ansible_finds_no_template_in_its_text() -> None:
-    text = PROGRAM
-    assert not [mark for mark in ("{{", "{%", "{#") if mark in text]
-
-
 def test_it_imports_nothing_but_what_starting_python_imports_anyway() -> None:
     """json, re or subprocess would double what an observation costs a node."""
     tree = ast.parse(PROGRAM)

@@ -37,7 +37,18 @@ RPM = "libnccl|(none)|2.29.7-1\\ncuda-drivers|3|580.126.09-1.el9\\nkernel|(none)
 
 
 def ask(root: Path, *facts: str) -> dict[str, Any]:
-    text = node_program.text_for(facts) + f"\n\nmain({ {'facts': list(facts), 'root': str(root)}!a})\n"
+    document = answered(root, *facts)
+    assert not set(facts) & set(document["problems"]), document["problems"]
+    return {fact: document["facts"][fact] for fact in facts}
+
+
+def problems(root: Path, *facts: str) -> dict[str, str]:
+    found = answered(root, *facts)["problems"]
+    return {fact: found[fact] for fact in facts}
+
+
+def answered(root: Path, *facts: str) -> Any:
+    text = node_program.packed_for(facts) + f"\n\nmain({ {'facts': list(facts), 'root': str(root)}!a})\n"
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-"],
         input=text.encode("ascii"),
@@ -46,9 +57,7 @@ def ask(root: Path, *facts: str) -> dict[str, Any]:
         check=True,
     )
     assert done.stderr == b""
-    document = json.loads(answer.unframed(done.stdout))
-    assert not set(facts) & set(document["problems"]), document["problems"]
-    return {fact: document["facts"][fact] for fact in facts}
+    return json.loads(answer.unframed(done.stdout))
 
 
 def a_file(root: Path, path: str, text: str, mode: int = 0o644) -> None:
@@ -86,3 +95,11 @@ def test_a_family_brings_the_family_it_is_built_on_and_no_other() -> None:
     assert "def dpkg_paragraphs" in text
     assert "def driver_loaded" not in text
     assert "def dpkg_versions" not in node_program.text_for(["package.x.version"])
+
+
+def test_a_database_that_cannot_be_read_whole_answers_nobody(tmp_path: Path) -> None:
+    """Several families read it, once: none may take what was read before the error for all there is."""
+    a_file(tmp_path, "var/lib/dpkg/status", DPKG)
+    (tmp_path / "var/lib/dpkg/updates/0001").mkdir(parents=True)
+    facts = ["fabric.manager_package", "package.bash.version", "packages.b?sh.versions"]
+    assert problems(tmp_path, *facts) == dict.fromkeys(facts, "not a regular file")

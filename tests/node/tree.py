@@ -33,7 +33,7 @@ class Tree:
 
     def ask(self, *names: str) -> tuple[dict[str, Any], dict[str, str]]:
         request = {"facts": list(names), "root": str(self.root)}
-        text = node_program.text_for(names) + f"\n\nmain({request!a})\n"
+        text = node_program.packed_for(names) + f"\n\nmain({request!a})\n"
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-"], input=text.encode("ascii"), capture_output=True, timeout=60
         )
