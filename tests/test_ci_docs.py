@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import cli
+from provision import cli, drift_formats
 from provision.commands import drift
 from provision.errors import ExitCode
 
@@ -104,4 +104,4 @@ def test_every_exit_code_of_drift_is_explained() -> None:
 
 
 def test_every_form_is_explained() -> None:
-    assert set(re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE)) == set(drift.NAMES)
+    assert set(re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE)) == set(drift_formats.NAMES)

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from provision import drift_formats
 from provision.commands import fleet_options
 from provision.errors import ExitCode, UsageError
 
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from provision.drift_report import DriftReport
     from provision.observe import Observation
     from provision.store import RunFolder
-
-NAMES = ("text", "json", "junit", "sarif", "github", "markdown")
 
 EPILOG = """\
 exit codes: 4 when a node differs from what was declared or from most of its kind; else 5 when a node could
@@ -46,7 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     fleet_options.add_arguments(parser)
     parser.add_argument(
-        "--format", action="append", default=[], choices=NAMES, help="text (default), or a form for CI"
+        "--format",
+        action="append",
+        default=[],
+        choices=drift_formats.NAMES,
+        help="text (default), or a form for CI",
     )
     parser.add_argument(
         "--output",
@@ -150,10 +153,8 @@ def outputs(options: argparse.Namespace) -> list[tuple[str, str]]:
 def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
     from pathlib import Path
 
-    from provision.drift_formats import FORMATS
-
     for name, file in wanted:
-        text = FORMATS[name](report)
+        text = drift_formats.render(name, report)
         if file == "-":
             sys.stdout.write(text)
             continue

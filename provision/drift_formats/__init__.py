@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+from typing import TYPE_CHECKING
 
-from provision.drift_formats import github, json, junit, markdown, sarif, text
-from provision.drift_report import DriftReport
+if TYPE_CHECKING:
+    from provision.drift_report import DriftReport
 
-FORMATS: dict[str, Callable[[DriftReport], str]] = {
-    "text": text.render,
-    "json": json.render,
-    "junit": junit.render,
-    "sarif": sarif.render,
-    "github": github.render,
-    "markdown": markdown.render,
-}
+NAMES = ("text", "json", "junit", "sarif", "github", "markdown")
+
+
+def render(name: str, report: DriftReport) -> str:
+    """The report in the format of that name: the others are not even imported."""
+    text: str = importlib.import_module(f"provision.drift_formats.{name}").render(report)
+    return text
