@@ -2,10 +2,10 @@
 
 Controller: CPU of the whole tree of processes, start and imports too, against F, `xargs -P 32 ssh host true`
 with curve25519 (what a client pays for a newer exchange is not ours to count). Host keys are checked. Node:
-CPU of sshd and all it runs, against `python3 -I -S -c pass` over ssh; wall: too, and once more on nodes that
-are far away, since near ones share our cores, and whoever looks at more there takes longer. Before the
-rounds, differences of every kind are planted, and each contender must report exactly those: one that does not
-look is no peer.
+CPU of sshd and all it runs, against `python3 -I -S -c pass` over ssh. Wall: against `python3 -c pass` over
+ssh, and once more on nodes that are far away: near ones share our cores, and there it takes longer to look at
+more. Before the rounds, differences of every kind are planted, and each contender must report exactly
+those: one that does not look is no peer.
 
     python -m benchmarks.bench_drift [--nodes 100] [--rounds 5]
 """
@@ -28,7 +28,7 @@ from benchmarks.expected import Expected
 from benchmarks.nodes import Nodes, fleet, light
 from benchmarks.peers import ansible_module, ansible_playbook, gpuprov, pyinfra, testinfra
 from benchmarks.peers.contender import Contender, Work
-from benchmarks.peers.plain_ssh import FLOOR, PYTHON
+from benchmarks.peers.plain_ssh import BARE_PYTHON, FLOOR, PYTHON
 from benchmarks.results import Finding, Options, Result, Table, alone, number, ratios, spread
 
 OURS = gpuprov.CONTENDERS[0]
@@ -41,7 +41,8 @@ PEERS = (
 SLOW = 20  # who is measured on fewer nodes than this takes part in a few rounds only
 SLOW_ROUNDS = 3
 AWAY = 0.1  # seconds in each direction to nodes that are far away
-PLAIN = "`ssh host python3 -I -S -c pass`"
+PLAIN, BARE = (f"`{each.name}`" for each in (PYTHON, BARE_PYTHON))
+FLOORS = (FLOOR, PYTHON, BARE_PYTHON)
 SEEN_ON = 2  # nodes on which a fast contender is tried whether it sees what was planted; a slow one on 1
 
 
@@ -89,7 +90,7 @@ def _measured(
     asked = [peer for peer in peers if words == ["all"] or any(word in peer.name for word in words)]
     notes = {peer.name: "not asked for in this run" for peer in peers if peer not in asked}
     ready: dict[str, Ready] = {}
-    for place, contender in enumerate((FLOOR, PYTHON, OURS, *asked)):
+    for place, contender in enumerate((*FLOORS, OURS, *asked)):
         said(f"does {contender.name} see what differs?")
         with dropped(contender.name, notes):
             ready[contender.name] = _ready(contender, nodes, expected, options, str(place))
@@ -102,14 +103,15 @@ def _measured(
                     one.add(converged(name, one.work, one.nodes))
                     continue
                 del ready[name]
-    ours, floor, python = (ready[each.name] for each in (OURS, FLOOR, PYTHON))
+    ours, floor, python, bare = (ready[each.name] for each in (OURS, *FLOORS))
     what = _what(expected, ours.nodes)
     yield Result(
         "drift.controller", what, "`ssh host true`", ratios(ours.cpu, floor.cpu), f"Nodes: {nodes.kind}."
     )
-    yield Result("drift.node", what, PLAIN, ratios(ours.node, python.node))
+    yield Result("drift.node", what, BARE, ratios(ours.node, bare.node))
     note = "The nodes' own work is in it, for they share the controller's cores."
     yield Result("drift.wall", what, PLAIN, ratios(ours.wall, python.wall), note)
+    yield Result("", f"{what}, wall time", BARE, ratios(ours.wall, bare.wall), note)
     yield _table(len(expected), ready, notes)
 
 
@@ -134,7 +136,7 @@ def _ready(
     contender: Contender, nodes: Nodes, expected: Sequence[Expected], options: Options, name: str
 ) -> Ready:
     """Raises FailedError when it does not see what was planted."""
-    if contender not in (FLOOR, PYTHON):
+    if contender not in FLOORS:
         few = nodes.first(SEEN_ON if contender.most >= SLOW else 1)
         sees(contender, few, expected, _new(options.folder, f"s{name}"))
     some = nodes.first(min(contender.most, 2) if options.quick else contender.most)
@@ -147,7 +149,7 @@ def dropped(name: str, notes: dict[str, str]) -> Iterator[None]:
     try:
         yield
     except FailedError as error:
-        if name in (FLOOR.name, PYTHON.name, OURS.name):
+        if name in {each.name for each in (*FLOORS, OURS)}:
             raise
         notes[name] = f"not measured: {error}"
 

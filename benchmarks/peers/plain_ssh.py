@@ -19,4 +19,7 @@ def running(*command: str) -> Callable[[Nodes, Sequence[Expected], Path, bool], 
 
 
 FLOOR = Contender("ssh host true (F)", running("true"))
-PYTHON = Contender("ssh host python3 -I -S -c pass", running("/usr/bin/python3", "-I", "-S", "-c", "pass"))
+PYTHON = Contender("ssh host python3 -c pass", running("/usr/bin/python3", "-c", "pass"))
+BARE_PYTHON = Contender(
+    "ssh host python3 -I -S -c pass", running("/usr/bin/python3", "-I", "-S", "-c", "pass")
+)
