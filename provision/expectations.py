@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,8 +78,12 @@ def roles_in_order() -> tuple[str, ...]:
     return tuple(all_roles())
 
 
+# Of a whole node, and of each role alone: where nodes differ in one role, the others are the same question.
 _of_node: Memo[list[Expectation]] = Memo()
+_of_role: defaultdict[str, Memo[list[Expectation]]] = defaultdict(Memo)
 _facts: Memo[frozenset[str]] = Memo()
+_facts_of_role: defaultdict[str, Memo[frozenset[str]]] = defaultdict(Memo)
+_sets: dict[frozenset[str], frozenset[str]] = {}  # nodes that differ are mostly asked the same
 
 
 def of_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any]) -> list[Expectation]:
@@ -88,12 +93,19 @@ def of_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any]) -> lis
     def compute(mentioned: set[str]) -> list[Expectation]:
         found: list[Expectation] = []
         for role in _roles_of(declared, mentioned):
-            renderer = renderer_for(role, declared, gpuprov_node, mentioned)
-            for promise in role.promises:
-                found.extend(_render(promise, role, renderer))
+            one = functools.partial(_promised, role, declared, gpuprov_node)
+            found += _of_role[role.name].get(declared, where, one, mentioned)
         return found + _of_hardware(declared, mentioned)
 
-    return _of_node.get(declared, (_shipped(), frozen(gpuprov_node)), compute)
+    where = (_shipped(), frozen(gpuprov_node))
+    return _of_node.get(declared, where, compute)
+
+
+def _promised(
+    role: Role, declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any], mentioned: set[str]
+) -> list[Expectation]:
+    renderer = renderer_for(role, declared, gpuprov_node, mentioned)
+    return [each for promise in role.promises for each in _render(promise, role, renderer)]
 
 
 def facts_to_ask(declared: Mapping[str, Any]) -> frozenset[str]:
@@ -104,16 +116,24 @@ def facts_to_ask(declared: Mapping[str, Any]) -> frozenset[str]:
     def compute(mentioned: set[str]) -> frozenset[str]:
         names: set[str] = set()
         for role in _roles_of(declared, mentioned):
-            known: list[Mapping[tuple[str, ...], Any]] = []
-            for machine in hypothetical_machines(role):
-                # Most roles look at little of a machine: one that agrees in that has the same facts.
-                if not any(watched.agrees(machine, reads) for reads in known):
-                    view = Watched(machine)
-                    names.update(_names_on(role, renderer_for(role, declared, view, mentioned)))
-                    known.append(view.reads)
-        return frozenset(names)
+            one = functools.partial(_names_anywhere, role, declared)
+            names |= _facts_of_role[role.name].get(declared, _shipped(), one, mentioned)
+        found = frozenset(names)
+        return _sets.setdefault(found, found)
 
     return _facts.get(declared, _shipped(), compute)
+
+
+def _names_anywhere(role: Role, declared: Mapping[str, Any], mentioned: set[str]) -> frozenset[str]:
+    names: set[str] = set()
+    known: list[Mapping[tuple[str, ...], Any]] = []
+    for machine in hypothetical_machines(role):
+        # Most roles look at little of a machine: one that agrees in that has the same facts.
+        if not any(watched.agrees(machine, reads) for reads in known):
+            view = Watched(machine)
+            names.update(_names_on(role, renderer_for(role, declared, view, mentioned)))
+            known.append(view.reads)
+    return frozenset(names)
 
 
 def _names_on(role: Role, renderer: Renderer) -> Iterator[str]:

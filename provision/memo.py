@@ -16,29 +16,49 @@ _ABSENT = "\0absent"
 
 
 class Memo(Generic[Answer]):
-    """`get(variables, extra, compute)`: `compute` is given a set to which it adds each name it looks at."""
+    """`get(variables, extra, compute)`: `compute` is given a set to which it adds each name it looks at.
+
+    Values may not be changed in place: nodes share what they have in common, and that is looked at once."""
 
     def __init__(self) -> None:
         self._by_names: dict[tuple[str, ...], dict[Hashable, Answer]] = {}
+        self._last: dict[str, tuple[Any, Hashable]] = {}
 
     def get(
-        self, variables: Mapping[str, Any], extra: Hashable, compute: Callable[[set[str]], Answer]
+        self,
+        variables: Mapping[str, Any],
+        extra: Hashable,
+        compute: Callable[[set[str]], Answer],
+        mattered: set[str] | None = None,
     ) -> Answer:
-        """The remembered answer for equal values of the names that mattered, else a new one."""
+        """The remembered answer for equal values of the names that mattered, else a new one. Those names are
+        added to `mattered`, for an answer made of several."""
         variables = _flat(variables)
         for names, answers in self._by_names.items():
             key = self._key(variables, names, extra)
             if key in answers:
-                return answers[key]
-        looked_at: set[str] = set()
-        answer = compute(looked_at)
-        names = tuple(sorted(looked_at))
-        self._by_names.setdefault(names, {})[self._key(variables, names, extra)] = answer
+                answer = answers[key]
+                break
+        else:
+            looked_at: set[str] = set()
+            answer = compute(looked_at)
+            names = tuple(sorted(looked_at))
+            self._by_names.setdefault(names, {})[self._key(variables, names, extra)] = answer
+        if mattered is not None:
+            mattered.update(names)
         return answer
 
-    @staticmethod
-    def _key(variables: Mapping[str, Any], names: tuple[str, ...], extra: Hashable) -> Hashable:
-        return (extra, *(frozen(variables.get(name, _ABSENT)) for name in names))
+    def _key(self, variables: Mapping[str, Any], names: tuple[str, ...], extra: Hashable) -> Hashable:
+        return (extra, *(self._frozen(name, variables.get(name, _ABSENT)) for name in names))
+
+    def _frozen(self, name: str, value: Any) -> Hashable:
+        """`groups` is all nodes' names, on every node: frozen for each, it alone would cost seconds."""
+        if isinstance(value, str):
+            return value
+        last = self._last.get(name)
+        if last is None or last[0] is not value:
+            last = self._last[name] = (value, frozen(value))
+        return last[1]
 
 
 def _flat(variables: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -25,6 +25,8 @@ _OURS = "__gpuprov_renderer"
 _ANSIBLES_OWN = frozenset(
     {"hostvars", "vars", "omit", "environment", "playbook_dir", "play_hosts", "role_path"}
 )
+# Names of nodes and nothing else, all of them on each node: never walked through for templates.
+_NAMES_ALONE = "groups"
 _GENERATING = (
     "map",
     "select",
@@ -208,6 +210,8 @@ class Renderer:
             if name.startswith("ansible_") or name in _ANSIBLES_OWN:
                 raise NotPlainError(f"{name} is known to Ansible alone")
             return MISSING
+        if name == _NAMES_ALONE:
+            return layer[name]
         if name in self._rendering:
             circle = " → ".join([*self._rendering[self._rendering.index(name) :], name])
             raise BadTemplateError(f"variables refer to each other in a circle: {circle}")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,8 @@ from provision import expectations, paths, stack
 from provision.errors import StackError
 from provision.expectations import Expectation
 from provision.inventory import Node
+from provision.memo import Memo
+from provision.role import all_roles
 
 NODE = {
     "os": {"id": "debian", "version_id": "13", "codename": "trixie", "family": "debian", "arch": "x86_64"},
@@ -179,6 +184,70 @@ def test_the_shipped_roles_ask_for_all_they_expect(name: str, fabric: str, versi
     expected = expectations.by_fact(expectations.of_node(declared, node))
     assert len(expected) > 50
     assert expected <= asked
+
+
+def test_where_nodes_differ_in_one_role_the_others_are_not_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _forget(monkeypatch)
+    computed: list[str] = []
+    for name in ("_promised", "_names_anywhere"):
+        real = getattr(expectations, name)
+        monkeypatch.setattr(
+            expectations, name, lambda role, *rest, real=real: computed.append(role.name) or real(role, *rest)
+        )
+    for number in range(20):
+        declared = {"host_settings_sysctls": {"net.core.somaxconn": number}}
+        expectations.of_node(declared, NODE)
+        expectations.facts_to_ask(declared)
+    assert computed.count("host_settings") == 40
+    assert computed.count("nvidia_driver") == 2
+    assert len(computed) == 40 + 2 * (len(expectations.roles_in_order()) - 1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_remembered_is_what_would_be_computed(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes whose options differ here and there, one after the other, against a memory that is empty."""
+    rng = random.Random(seed)  # noqa: S311 - a test
+    choices = [
+        (name, other)
+        for role in all_roles().values()
+        for name, value in role.defaults.items()
+        for other in _others(value)
+    ]
+    assert len(choices) > 50
+    for _ in range(8):
+        declared = dict(rng.sample(choices, rng.randint(0, 3)))
+        remembered = _said(declared)
+        with monkeypatch.context() as fresh:
+            _forget(fresh)
+            assert remembered == _said(declared), declared
+
+
+def _others(value: Any) -> list[Any]:
+    if isinstance(value, bool):
+        return [not value]
+    if isinstance(value, str):
+        return ["9.9", "{{ inventory_hostname | default('x') }}"]
+    return [[], ["other"]] if isinstance(value, list) else []
+
+
+def _said(declared: Mapping[str, Any]) -> list[Any]:
+    """What is expected and asked for, or why it cannot be told."""
+    said: list[Any] = []
+    for ask in (lambda: expectations.of_node(declared, NODE), lambda: expectations.facts_to_ask(declared)):
+        try:
+            said.append(ask())
+        except StackError as error:
+            said.append(str(error))
+    return said
+
+
+def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_of_node", "_facts"):
+        monkeypatch.setattr(expectations, name, Memo())
+    for name in ("_of_role", "_facts_of_role"):
+        monkeypatch.setattr(expectations, name, defaultdict(Memo))
 
 
 @pytest.mark.parametrize(

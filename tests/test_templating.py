@@ -227,3 +227,15 @@ def test_a_file_is_what_the_template_module_writes(tmp_path: Path) -> None:
     theirs = ask_ansible.values({"localhost": {**VARIABLES, "answer": lookup}}, {"localhost": ["answer"]}, ())
     assert Renderer([VARIABLES]).file(source) == theirs["localhost"]["answer"]
     assert Renderer([VARIABLES]).file("{% if not flag %}x{% endif %}") == ""
+
+
+def test_groups_are_taken_as_they_are() -> None:
+    """Names alone, of all nodes, on every node: each of ten thousand would look for templates in all."""
+
+    class Names(dict[str, Any]):
+        def items(self) -> Any:
+            raise AssertionError("looked through")
+
+    renderer = Renderer([{"groups": Names(time=["clock-1", "clock-2"])}])
+    assert renderer.value("{{ groups['time'] | last }} of {{ groups['time'] | length }}") == "clock-2 of 2"
+    assert renderer.mentioned == {"groups"}
