@@ -25,6 +25,7 @@ def is_secret_name(name: str) -> bool:
 def secrets_of(*sources: Mapping[str, Any]) -> tuple[str, ...]:
     """The values that must never be shown: of variables named like secrets, also through `{{ another }}`."""
     found: set[str] = set()
+    referred: list[str] = []
 
     def collect(value: Any, secret: bool) -> None:
         if isinstance(value, Mapping):
@@ -37,18 +38,27 @@ def secrets_of(*sources: Mapping[str, Any]) -> tuple[str, ...]:
             text = str(value)
             reference = _REFERENCE.match(text)
             if reference:
-                for source in sources:
-                    collect(
-                        {"value": source.get(reference[1])},
-                        not _REFERENCE.match(str(source.get(reference[1]))),
-                    )
+                referred.append(reference[1])
             elif len(text) >= 3 and "{{" not in text:
                 found.update((text, json.dumps(text)[1:-1]))
 
     for source in sources:
         collect(source, False)
+    followed: set[str] = set()
+    while names := set(referred) - followed:  # each once: all nodes' variables may refer to the same one
+        followed |= names
+        for source in sources:
+            for name in names & source.keys():
+                collect(source[name], True)
     # The longest first, so that a secret inside another one does not leave its rest behind.
     return tuple(sorted(found, key=lambda text: (-len(text), text)))
+
+
+def occurring(value: Any, secrets: Collection[str]) -> tuple[str, ...]:
+    """Those secrets that stand somewhere in `value`: each text is searched for these alone, where a fleet has
+    a password for each node."""
+    whole = json.dumps(value, ensure_ascii=False, default=str)
+    return tuple(secret for secret in secrets if json.dumps(secret, ensure_ascii=False)[1:-1] in whole)
 
 
 def masked(value: Any, secrets: Collection[str]) -> Any:

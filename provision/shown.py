@@ -11,10 +11,11 @@ from typing import Any
 from provision.compatibility import Refusal
 from provision.drift import Drift
 from provision.node_names import fold
-from provision.secrets_mask import masked
+from provision.secrets_mask import masked, occurring
 from provision.terminal import printable
 
 WIDTH = 60  # characters of a value that are shown
+FEW = 16  # secrets that are cheaper to look for in each text than in all of a document first
 
 _MUST = {
     "equals": "must be",
@@ -75,7 +76,7 @@ def grouped(items: Mapping[str, Any]) -> list[tuple[Any, list[str]]]:
 
 def without(document: Any, secrets: Collection[str]) -> Any:
     """`document` with every secret in it masked."""
-    return masked(document, secrets)
+    return masked(document, occurring(document, secrets) if len(secrets) > FEW else secrets)
 
 
 def trouble(refused: Mapping[str, list[Refusal]], unreachable: Mapping[str, str]) -> list[str]:

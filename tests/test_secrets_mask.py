@@ -1,0 +1,65 @@
+"""Which texts are secrets, over few nodes and many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from provision import shown
+from provision.secrets_mask import HIDDEN, masked, occurring, secrets_of
+
+
+def test_what_is_named_like_a_secret_is_one() -> None:
+    source = {
+        "ansible_become_password": "sesame",
+        "bmc": {"user": "admin", "token": 'quo"te'},
+        "api_secrets": ["first-one", 4711, True, "no"],
+        "driver_version": "580.1",
+    }
+    assert set(secrets_of(source)) == {"sesame", 'quo"te', 'quo\\"te', "first-one", "4711"}
+
+
+def test_references_are_followed_to_the_value_at_any_distance() -> None:
+    group = {"bmc_password": "{{ bmc_word }}", "bmc_word": "{{ site_words }}"}
+    assert set(secrets_of(group, {"site_words": {"bmc": "sesame"}})) == {"sesame"}
+    circle = {"a_password": "{{ b }}", "b": "{{ a_password }}"}
+    assert secrets_of(circle) == ()
+
+
+def test_a_reference_of_all_nodes_is_followed_once() -> None:
+    class Counted(dict[str, Any]):
+        read = 0
+
+        def __getitem__(self, name: str) -> Any:
+            Counted.read += 1
+            return super().__getitem__(name)
+
+    nodes = [Counted(bmc_password="{{ word }}", word=f"sesame-{number}") for number in range(200)]
+    assert len(secrets_of(*nodes)) == 200
+    assert Counted.read == 200
+
+
+class Text(str):
+    """Counts how often anything is looked for in it."""
+
+    searched = 0
+
+    def replace(self, *arguments: Any) -> str:  # type: ignore[override]
+        Text.searched += 1
+        return super().replace(*arguments)
+
+
+def test_a_password_for_each_node_is_looked_for_once_in_all_of_a_report() -> None:
+    secrets = [f"sesame-{number:04}" for number in range(1000)] + ["grüße", 'quo"te\\', "quo"]
+    document = {"nodes": ["it was sesame-0007", {"sesame-0008": 'grüße und quo"te\\'}], "count": 2}
+    assert set(occurring(document, secrets)) == {"sesame-0007", "sesame-0008", "grüße", 'quo"te\\', "quo"}
+    clean = {"nodes": [f"it was {HIDDEN}", {HIDDEN: f"{HIDDEN} und {HIDDEN}"}], "count": 2}
+    ordered = sorted(secrets, key=len, reverse=True)
+    assert shown.without(document, ordered) == masked(document, ordered) == clean
+    shown.without({"nodes": [Text(f"node {number}") for number in range(2000)]}, ordered)
+    assert Text.searched <= 2000 * shown.FEW
+
+
+def test_nothing_is_masked_without_secrets() -> None:
+    document: Mapping[str, Any] = {"a": ["b"]}
+    assert shown.without(document, ()) is document
