@@ -17,7 +17,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -110,27 +111,49 @@ def _end_processes(folder: Path) -> None:
                 os.kill(int(entry.name), signal.SIGKILL)
 
 
-def _inert(value: Any) -> Any:
+@dataclass(frozen=True)
+class Around:
+    """The inventory around the hosts that are played, of which templates may speak: every host's variables,
+    and the hosts of each group."""
+
+    hosts: Mapping[str, Mapping[str, Any]]
+    groups: Mapping[str, Sequence[str]]
+
+
+def inert(value: Any) -> Any:
     """`value` with texts that look like templates marked as data: facts come from nodes, which are not
-    trusted."""
+    trusted, and what was rendered is not rendered again."""
     if isinstance(value, str):
         return {"__ansible_unsafe": value} if "{{" in value or "{%" in value or "{#" in value else value
     if isinstance(value, Mapping):
-        return {str(key): _inert(inner) for key, inner in value.items()}
+        return {str(key): inert(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_inert(inner) for inner in value]
+        return [inert(inner) for inner in value]
     return value
 
 
-def write_inventory(folder: Path, hosts: Mapping[str, Mapping[str, Any]]) -> Path:
+def write_inventory(
+    folder: Path, hosts: Mapping[str, Mapping[str, Any]], around: Around | None = None
+) -> Path:
     """The hosts as an inventory. Variables named `gpuprov_…` are ours: never templates."""
+    whole = {**around.hosts, **hosts} if around else hosts
     entries = {
-        name: {
-            key: _inert(value) if key.startswith("gpuprov_") else value for key, value in variables.items()
-        }
-        for name, variables in hosts.items()
+        name: {key: inert(value) if key.startswith("gpuprov_") else value for key, value in variables.items()}
+        for name, variables in whole.items()
     }
-    return _write(folder / "inventory" / "hosts.json", {"all": {"hosts": entries}})
+    groups = {
+        name: {"hosts": dict.fromkeys(members)}
+        for name, members in (around.groups.items() if around else ())
+        if name not in ("all", "ungrouped")
+    }
+    return _write(folder / "inventory" / "hosts.json", {"all": {"hosts": entries, "children": groups}})
+
+
+def write_limit(folder: Path, hosts: Collection[str]) -> Path:
+    """A file for `--limit @FILE`: of all that the inventory names, these hosts are played."""
+    file = folder / "limit"
+    file.write_text("".join(f"{name}\n" for name in hosts), encoding="utf-8")
+    return file
 
 
 def write_extra_vars(folder: Path, extra_vars: Mapping[str, Any]) -> None:

@@ -17,6 +17,8 @@ from provision.node_names import fold
 
 # Templates that mention one of these mean another value on every node: none can answer for another.
 _OWN_TO_A_NODE = re.compile(r"inventory_hostname|ansible_|hostvars|group_names")
+# Templates that mention one of these need to be told of all nodes.
+_OF_THE_FLEET = re.compile(r"\b(?:groups|group_names|hostvars)\b")
 Run = Callable[..., dict[str, Outcome]]
 
 
@@ -25,8 +27,10 @@ def values(
     wanted: Mapping[str, Sequence[str]],
     vault_password_files: Sequence[Path],
     run: Run | None = None,
+    around: Callable[[], ansible_handover.Around] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """The values of `wanted` (node → names) given each node's variables. Equal nodes are asked once.
+    """The values of `wanted` (node → names) given each node's variables. Equal nodes are asked once. `around`
+    tells of the whole inventory, and is called if a template may speak of it.
 
     Raises StackError with Ansible's words when it cannot say. `run` stands in for the runner in tests.
     """
@@ -42,7 +46,13 @@ def values(
             nodes[0]: _prepared(hosts[nodes[0]], wanted[nodes[0]], folder / f"answer-{number}.json")
             for number, nodes in enumerate(same.values())
         }
-        outcomes = run(paths.PLAYBOOKS / "resolve.yml", questions, vault_password_files=vault_password_files)
+        of_the_fleet = around is not None and any(_OF_THE_FLEET.search(str(question)) for question in same)
+        outcomes = run(
+            paths.PLAYBOOKS / "resolve.yml",
+            questions,
+            vault_password_files=vault_password_files,
+            around=around() if around is not None and of_the_fleet else None,
+        )
         return {
             node: answer
             for nodes in same.values()

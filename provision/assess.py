@@ -18,11 +18,12 @@ from provision.memo import frozen
 from provision.node_names import fold
 from provision.observe import Observation
 from provision.own_limits import MOST
+from provision.secrets_mask import secrets_of
 from provision.shared_facts import Pool
 
 Observe = Callable[..., dict[str, Observation]]
 # Is given a node's observation, its drifts, and the secrets that are to be masked before either is kept.
-OnJudged = Callable[[Observation, Sequence[Drift], frozenset[str]], None]
+OnJudged = Callable[[Observation, Sequence[Drift], Collection[str]], None]
 Item = TypeVar("Item")
 _DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so not to be asked for
 
@@ -31,21 +32,31 @@ _DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so n
 class Assessment:
     """What is declared and what was found, node by node (all mappings are by node name, in inventory order).
 
-    `declared` is what Ansible is given; `views` is what templates see (never to be stored: it may hold
-    secrets). `observations` has every node, `described` (its gpuprov_node) those that answered; `refused`
-    those a compatibility rule forbids to touch; `expected` and `drifts` the others.
+    `declared` is what the inventory says; `views` is what templates see (never to be stored: it may hold
+    secrets, of which those that were vaulted are in `vaulted`). `observations` has every node, `described`
+    (its gpuprov_node) those that answered; `refused` those a compatibility rule forbids to touch; `expected`
+    and `drifts` the others.
     """
 
     fleet: Fleet
     overrides: Mapping[str, Any]
     declared: Mapping[str, Mapping[str, Any]]
     views: Mapping[str, resolve.View]
-    secrets: frozenset[str]
+    vaulted: frozenset[str]
     observations: Mapping[str, Observation]
     described: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     expected: Mapping[str, list[Expectation]] = field(default_factory=dict)
     drifts: Mapping[str, list[Drift]] = field(default_factory=dict)
     refused: Mapping[str, list[Refusal]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def secrets(self) -> tuple[str, ...]:
+        """What may never be shown: what was vaulted, and what variables hold that are named like secrets."""
+        return secrets_of({"secret": sorted(self.vaulted)}, *self.declared.values())
+
+    def secrets_of(self, node: str) -> tuple[str, ...]:
+        """Those that anything of this node could hold."""
+        return secrets_of({"secret": sorted(self.vaulted)}, self.declared[node])
 
     @property
     def expectations(self) -> int:
@@ -87,9 +98,17 @@ class Assessment:
             for node, names in chosen.items()
         }
 
-    def hosts(self, chosen: Collection[str]) -> dict[str, dict[str, Any]]:
-        """The variables of these nodes for Ansible, `gpuprov_node` among them."""
-        return {node: {**self.declared[node], "gpuprov_node": self.described[node]} for node in chosen}
+    def hosts(self, described: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The variables of these nodes (node → its gpuprov_node) for Ansible, with the same values as were
+        expected of them."""
+        return {
+            node: {
+                **self.declared[node],
+                **resolve.for_ansible(self.views[node], machine),
+                "gpuprov_node": machine,
+            }
+            for node, machine in described.items()
+        }
 
 
 def assess(
@@ -219,7 +238,7 @@ class _Judge:
         if name in self._expected and observation.error is None:
             found = self._drifts[name] = drifts(self._expected[name], observation)
         if self._on_judged is not None:
-            self._on_judged(observation, found, self._known.secrets)
+            self._on_judged(observation, found, self._known.secrets_of(name))
 
     def assessment(self, chosen: Collection[str]) -> Assessment:
         """All of it, in the order of `chosen`."""

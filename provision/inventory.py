@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ class Node:
 class Fleet:
     """The machines of one inventory, in inventory order. `groups` maps each group to its node names.
 
+    `others` are those of the inventory that were not selected: templates may speak of them.
     `vault_password_files` are those it was read with: who hands its variables to Ansible needs them too.
     """
 
@@ -35,6 +36,7 @@ class Fleet:
     nodes: Mapping[str, Node]
     groups: Mapping[str, tuple[str, ...]]
     vault_password_files: tuple[Path, ...] = ()
+    others: Mapping[str, Node] = field(default_factory=dict)
 
 
 def find(argument: str | None, option: str | None) -> Path:
@@ -143,4 +145,6 @@ def select(fleet: Fleet, pattern: str) -> Fleet:
     names = patterns.matching(pattern, list(fleet.nodes), fleet.groups)
     if not names:
         raise InventoryError(f"--nodes {pattern}: no node is left", "widen the pattern")
-    return replace(fleet, nodes={name: fleet.nodes[name] for name in names})
+    chosen = {name: fleet.nodes[name] for name in names}
+    others = {name: node for name, node in fleet.nodes.items() if name not in chosen}
+    return replace(fleet, nodes=chosen, others={**fleet.others, **others})

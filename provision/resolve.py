@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from provision import ask_ansible, variables
+from provision.ansible_handover import Around, inert
 from provision.errors import StackError
 from provision.expectations import hypothetical_machines
 from provision.inventory import Fleet
 from provision.memo import Memo
 from provision.role import all_defaults, all_roles
-from provision.templating import BadTemplateError, NotPlainError, Renderer
+from provision.templating import BadTemplateError, NotPlainError, Renderer, references
+
+# What Ansible would say of the nodes it was given alone.
+_OF_THE_FLEET = frozenset({"groups", "group_names"})
 
 
 class View(ChainMap[str, Any]):
@@ -37,12 +43,14 @@ class Resolved:
 
 def views_of(fleet: Fleet, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, View]:
     """Each node's variables as templates see them: resolved, declared, then what Ansible adds."""
-    folder = fleet.source if fleet.source.is_dir() else fleet.source.parent
-    shared = {
-        "groups": {name: list(members) for name, members in fleet.groups.items()},
-        "inventory_dir": str(folder.resolve()),
-        "inventory_file": str(fleet.source.resolve()),
-    }
+    source = fleet.source.resolve()
+    shared: dict[str, Any] = {"groups": {name: list(members) for name, members in fleet.groups.items()}}
+    # In a folder it is the file that names the host first, which is not kept.
+    shared |= (
+        {"inventory_dir": str(source)}
+        if source.is_dir()
+        else {"inventory_dir": str(source.parent), "inventory_file": str(source)}
+    )
     return {
         name: View({}, dict(declared[name]), _magic(name, node.groups), shared)
         for name, node in fleet.nodes.items()
@@ -55,6 +63,19 @@ def _magic(name: str, groups: tuple[str, ...]) -> dict[str, Any]:
         "inventory_hostname_short": name.split(".")[0],
         "group_names": sorted(groups),
     }
+
+
+def _place(view: View) -> dict[str, Any]:
+    """Where the inventory is: Ansible is given another file."""
+    return {name: view[name] for name in ("inventory_dir", "inventory_file") if name in view}
+
+
+def _around(fleet: Fleet, views: Mapping[str, View]) -> Around:
+    """The whole inventory, as declared."""
+    names = dict.fromkeys([*fleet.groups.get("all", ()), *views])
+    others = {name: node.variables for name, node in fleet.others.items()}
+    declared = {**others, **{name: view.maps[1] for name, view in views.items()}}
+    return Around({name: declared.get(name, {}) for name in names}, fleet.groups)
 
 
 def resolve(
@@ -72,7 +93,27 @@ def resolve(
         names = asked.get(view, 0, lambda mentioned, view=view: _unrenderable(view, options, mentioned))  # type: ignore[misc]
         if names:
             wanted[node] = list(names)
-    return Resolved(views, _fill(fleet, views, wanted, run))
+    secrets = _fill(fleet, views, wanted, run)
+    for node in wanted:
+        views[node].maps[0] = inert(views[node].maps[0])
+    return Resolved(views, secrets)
+
+
+def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
+    """What a node's variables are replaced by where Ansible is given some nodes, which is never all it would
+    have to know: the values it told before, options that mention groups, the inventory's own place."""
+    declared = view.maps[1]
+    options = (variables.known() - variables.OWN.keys()) & declared.keys() - view.maps[0].keys()
+    values = {name: value for name, value in view.maps[0].items() if not _is_vaulted(declared.get(name))}
+    for name in options:
+        if _is_dynamic(declared[name]):
+            mentioned: set[str] = set()
+            renderer = Renderer([{"gpuprov_node": gpuprov_node}, view, all_defaults()], mentioned)
+            with contextlib.suppress(NotPlainError, BadTemplateError):  # Ansible says it, of its own task
+                value = renderer.value(declared[name])
+                if not mentioned.isdisjoint(_OF_THE_FLEET):
+                    values[name] = inert(value)
+    return {**values, **_place(view)}
 
 
 def reachable(fleet: Fleet, overrides: Mapping[str, Any], run: ask_ansible.Run | None = None) -> Fleet:
@@ -117,8 +158,8 @@ def _connection(view: View) -> tuple[dict[str, Any], list[str]]:
     return rendered, asked
 
 
-def _unrenderable(view: Mapping[str, Any], options: frozenset[str], mentioned: set[str]) -> tuple[str, ...]:
-    """The options of roles that only Ansible can render."""
+def _unrenderable(view: View, options: frozenset[str], mentioned: set[str]) -> tuple[str, ...]:
+    """The options of roles that only Ansible can render, and the vaulted variables behind them."""
     machine = next((each for role in all_roles().values() for each in hypothetical_machines(role)), {})
     renderer = Renderer([{"gpuprov_node": machine}, view, all_defaults()], mentioned)
     found = []
@@ -131,7 +172,24 @@ def _unrenderable(view: Mapping[str, Any], options: frozenset[str], mentioned: s
                 found.append(name)
             except BadTemplateError:
                 continue  # said better where it is used, by the role that needs it
-    return tuple(found)
+    behind = _behind(found, view.maps[1])
+    mentioned.update(behind)
+    return (*found, *sorted(name for name in behind if _is_vaulted(view.maps[1][name])))
+
+
+def _behind(names: Sequence[str], declared: Mapping[str, Any]) -> set[str]:
+    """The other variables that these refer to, at any distance."""
+    found: set[str] = set()
+    todo = list(names)
+    while todo:
+        news = references(declared[todo.pop()]) & declared.keys() - found
+        found |= news
+        todo += news
+    return found.difference(names)
+
+
+def _is_vaulted(value: Any) -> bool:
+    return "__ansible_vault" in str(value)
 
 
 def _is_dynamic(value: Any) -> bool:
@@ -146,14 +204,14 @@ def _fill(
     """Put Ansible's answers into the views; returns the texts that were vaulted."""
     if not wanted:
         return frozenset()
-    vaulted = {
-        node: [n for n in names if "__ansible_vault" in str(views[node][n])] for node, names in wanted.items()
-    }
+    vaulted = {node: [n for n in names if _is_vaulted(views[node][n])] for node, names in wanted.items()}
     for node, names in vaulted.items():
         if names and not fleet.vault_password_files:
             raise StackError(f"{node}: {', '.join(names)} is vaulted", "give --vault-password-file FILE")
-    hosts = {node: {**all_defaults(), **views[node].maps[1]} for node in wanted}
-    for node, answer in ask_ansible.values(hosts, wanted, fleet.vault_password_files, run).items():
+    hosts = {node: {**all_defaults(), **views[node].maps[1], **_place(views[node])} for node in wanted}
+    around = functools.partial(_around, fleet, views)
+    answers = ask_ansible.values(hosts, wanted, fleet.vault_password_files, run, around)
+    for node, answer in answers.items():
         views[node].maps[0].update(answer)
     return frozenset(
         text for node, names in vaulted.items() for n in names for text in _texts(views[node][n])

@@ -46,6 +46,7 @@ def run_playbook(
     vault_password_files: Sequence[Path] = (),
     secrets: Collection[str] = (),
     interrupts: Interrupts | None = None,
+    around: handover.Around | None = None,
 ) -> dict[str, Outcome]:
     """Run `playbook` on `hosts` (name → variables; secrets among them never reach the disk outside a 0700
     folder that is removed). One Outcome per host, from events; a host without any is `failed` ("nothing was
@@ -54,7 +55,8 @@ def run_playbook(
     `on_event` is called in this thread. After `timeout` seconds Ansible is stopped, and hosts that had not
     finished are failed. `tags`: only what has one of these tags (or `always`) is run; none stands for all.
     `secrets` are texts to mask in what comes back, beside the values of variables named
-    like secrets. `interrupts`: noted by a caller that runs several playbooks at once in threads; without it
+    like secrets. `around`: what templates may speak of beside these hosts, which alone are played.
+    `interrupts`: noted by a caller that runs several playbooks at once in threads; without it
     signals are noted here.
 
     Raises GpuprovError when the playbook could not be run at all, and KeyboardInterrupt after Ansible was
@@ -89,6 +91,7 @@ def run_playbook(
             check_mode=check_mode,
             tags=tags,
             vault_password_files=vault_password_files,
+            around=around,
         )
     if stop.error is not None:
         raise stop.error
@@ -116,6 +119,7 @@ def play(
     check_mode: bool,
     tags: Collection[str],
     vault_password_files: Sequence[Path],
+    around: handover.Around | None = None,
 ) -> Any:
     """Have Ansible play it; `handle` is given each raw event. Returns its exit status, which means little."""
     with handover.private_folder() as folder:
@@ -124,7 +128,9 @@ def play(
             arguments += ["--tags", ",".join(sorted(tags))]
         for file in vault_password_files:
             arguments += ["--vault-password-file", str(Path(file).absolute())]
-        inventory = handover.write_inventory(folder, hosts)
+        inventory = handover.write_inventory(folder, hosts, around)
+        if around:
+            arguments += ["--limit", f"@{handover.write_limit(folder, hosts)}"]
         if extra_vars:
             handover.write_extra_vars(folder, extra_vars)
         status = _run(folder, playbook, inventory, shlex.join(arguments), forks, handle, stop.cancel)

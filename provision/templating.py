@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nativetypes, sandbox
+from jinja2 import meta, nativetypes, sandbox
 from jinja2.runtime import Context
 from jinja2.utils import missing as MISSING  # noqa: N812 - a constant
 
@@ -143,6 +143,20 @@ def _fault(trouble: Exception, source: str) -> Exception:
         return NotPlainError(message)
     shown = source if len(source) <= 100 else source[:99] + "…"
     return BadTemplateError(f"{message} in: {shown.strip()}")
+
+
+def references(value: Any) -> frozenset[str]:
+    """The variables that templates in `value` may look at, in whatever branch; none of a wrong template."""
+    if isinstance(value, Mapping):
+        return frozenset().union(*(references(each) for each in value.values()))
+    if isinstance(value, list | tuple):
+        return frozenset().union(*(references(each) for each in value))
+    if not isinstance(value, str) or not _is_template(value):
+        return frozenset()
+    try:
+        return frozenset(meta.find_undeclared_variables(_ENVIRONMENT.parse(_doubled(value))))
+    except jinja2.TemplateError:
+        return frozenset()
 
 
 def _is_template(text: str) -> bool:

@@ -182,10 +182,8 @@ class AnsibleHands:
 
     def _hosts(self, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
         described = {**self.known.described, **self._described}
-        more = {"gpuprov_run": self.run}
-        return {
-            node: {**self.known.declared[node], "gpuprov_node": described[node], **more} for node in nodes
-        }
+        hosts = self.known.hosts({node: described[node] for node in nodes})
+        return {node: {**variables, "gpuprov_run": self.run} for node, variables in hosts.items()}
 
     def _run(
         self,
@@ -220,7 +218,7 @@ class AnsibleHands:
             check_mode=self.check_mode,
             tags=tags,
             vault_password_files=self.known.fleet.vault_password_files,
-            secrets=self.known.secrets,
+            secrets=self.known.vaulted,
         )
 
     def _heard(self, event: Event) -> None:

@@ -21,7 +21,7 @@ from provision.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
 from provision.inventory import Fleet
 from provision.plan import Plan
-from provision.secrets_mask import masked, secrets_of
+from provision.secrets_mask import masked
 from provision.store import RunFolder
 from provision.terminal import Progress, printable
 from provision.up_hands import Journal, looks
@@ -107,7 +107,7 @@ class Session:
                 connections=self.request.connections,
                 on_done=lambda said: progress.done(f"{said.node}: {said.error}" if said.error else ""),
             )
-        self._secrets = secrets_of({"secret": list(known.secrets)}, *known.declared.values())
+        self._secrets = known.secrets
         self._journal.looked(known, "before")
         for node, look in looks(known).items():
             if node in known.refused:

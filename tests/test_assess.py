@@ -183,7 +183,7 @@ def test_looking_again_asks_only_who_is_named() -> None:
 def test_ansible_is_given_the_declared_variables_and_the_machine() -> None:
     nodes = Nodes()
     seen = assess.assess(fleet(gpu_01={"x": "{{ y }}"}), {"y": 1}, observe=nodes.observe)
-    given = seen.hosts(["gpu-01"])["gpu-01"]
+    given = seen.hosts({"gpu-01": seen.described["gpu-01"]})["gpu-01"]
     assert (given["x"], given["y"], given["gpuprov_node"]["gpu"]["count"]) == ("{{ y }}", 1, 1)
     assert given["nvidia_driver_version"] == "580.126.09"
 
@@ -223,8 +223,17 @@ def test_templates_lookups_and_vaulted_values_are_resolved_as_ansible_does(tmp_p
 
     nodes = Nodes()
     nodes.declared = stack.declared(Node("any", (), {}), {})
-    seen = assess.assess(reachable, {}, observe=nodes.observe)
+    kept: dict[str, Collection[str]] = {}
+    seen = assess.assess(
+        reachable,
+        {},
+        observe=nodes.observe,
+        on_judged=lambda said, _, secrets: kept.__setitem__(said.node, secrets),
+    )
     assert seen.views["gpu-01"]["nvidia_driver_version"] == "580.95.05"
+    assert "NVreg_Secret=become-hidden" in str(seen.expected["gpu-01"])
+    assert "become-hidden" in seen.secrets  # for it was vaulted, and is named like a secret
+    assert all("become-hidden" in kept[node] for node in ("gpu-01", "gpu-02"))
     assert {each.value for each in seen.expected["gpu-01"] if each.fact == "driver.loaded_version"} == {
         "580.95.05"
     }

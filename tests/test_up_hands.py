@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from provision import assess, hooks, paths, runner, shards, up_hands, yamlfile
+from provision import assess, hooks, paths, resolve, runner, shards, up_hands, yamlfile
 from provision.assess import Assessment
 from provision.inventory import Fleet, Node
 from provision.observe import Observation
@@ -38,9 +38,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...], 
 def hands(tmp_path: Path, count: int, **options: Any) -> AnsibleHands:
     names = [f"gpu-{number:04d}" for number in range(count)]
     fleet = Fleet(tmp_path / "fleet.yml", {name: Node(name, (), {}) for name in names}, {})
-    known = Assessment(
-        fleet, {}, {name: {} for name in names}, {}, frozenset(), {}, {name: {} for name in names}
-    )
+    declared: dict[str, dict[str, Any]] = {name: {} for name in names}
+    views = resolve.views_of(fleet, declared)
+    known = Assessment(fleet, {}, declared, views, frozenset(), {}, {name: {} for name in names})
     plan = Plan({name: NodePlan(name, ("nccl",), (), False, 1.0) for name in names}, (), {})
     folder = RunFolder.create("up", {}, tmp_path)
     none = hooks.Runner({}, "run", fleet.source, lambda *_: None, lambda _: None)

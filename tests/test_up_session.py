@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from provision import assess, cli, paths, runner, up_session
+from provision import assess, cli, paths, resolve, runner, up_session
 from provision.assess import Assessment
 from provision.compatibility import Refusal
 from provision.drift import Drift
@@ -76,7 +76,8 @@ class World:
 
     def assess(self, fleet: Fleet, overrides: Mapping[str, Any], **_options: Any) -> Assessment:
         declared = {name: {**node.variables, **overrides} for name, node in fleet.nodes.items()}
-        start = Assessment(fleet, overrides, declared, {}, frozenset({SECRET}), {})
+        views = resolve.views_of(fleet, declared)
+        start = Assessment(fleet, overrides, declared, views, frozenset({SECRET}), {})
         return self.look(start, list(fleet.nodes))
 
     def look(self, known: Assessment, chosen: Collection[str], **_options: Any) -> Assessment:

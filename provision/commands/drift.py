@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from provision import drift_formats
@@ -113,7 +113,7 @@ class _Seen:
         self._facts.__exit__(*error)
         self._drifts.__exit__(*error)
 
-    def keep(self, said: Observation, found: Sequence[Drift], secrets: frozenset[str]) -> None:
+    def keep(self, said: Observation, found: Sequence[Drift], secrets: Collection[str]) -> None:
         from provision import shown, store
 
         self.nodes += 1
