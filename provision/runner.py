@@ -1,4 +1,8 @@
-"""Runs a playbook and yields typed events; the only file that imports ansible_runner."""
+"""Runs a playbook and yields typed events.
+
+ansible-runner is named as a whole wherever it is used (`import ansible_runner`): threads that start at once
+import it together, and its modules can be had from it before it knows its plugins, without which none runs.
+"""
 
 from __future__ import annotations
 
@@ -148,11 +152,10 @@ def _run(
     cancel: Callable[[], bool],
 ) -> Any:
     """Ansible's exit status, which means little."""
-    from ansible_runner.config.runner import RunnerConfig
-    from ansible_runner.runner import Runner
+    import ansible_runner
 
     wanted = handover.environment(folder, forks)
-    config = RunnerConfig(
+    config = ansible_runner.RunnerConfig(
         private_data_dir=str(folder),
         project_dir=str(
             Path.cwd()
@@ -180,7 +183,7 @@ def _run(
     # A pattern that always matches: without it ansible-runner keeps all that was ever printed, and looks at
     # `cancel` only when nothing is printed for a while.
     config.expect_passwords[re.compile(r"(?s).+")] = None
-    runner = Runner(config, event_handler=handle, cancel_callback=cancel)
+    runner = ansible_runner.Runner(config, event_handler=handle, cancel_callback=cancel)
     runner.run()
     return runner.rc
 

@@ -149,10 +149,13 @@ def _follow(
 
 def _transmitted(said: Mapping[str, Any]) -> bytes:
     """As `ansible-runner transmit` would send it. No files: it would collect them in a folder for all."""
-    from ansible_runner.streaming import Transmitter
+    import ansible_runner
 
     stream = io.BytesIO()
-    Transmitter(_output=stream, private_data_dir=".", only_transmit_kwargs=True, **said).run()
+    transmitter = ansible_runner.streaming.Transmitter(
+        _output=stream, private_data_dir=".", only_transmit_kwargs=True, **said
+    )
+    transmitter.run()
     return stream.getvalue()
 
 

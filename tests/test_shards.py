@@ -22,6 +22,7 @@ from provision.errors import GpuprovError, UsageError
 from provision.interrupts import Interrupts
 from provision.shards import Place, run_sharded
 from provision.workers import LINK, Share
+from tests.processes import alive, line_of
 
 ROOT = Path(shards.__file__).resolve().parent.parent
 PLAY = Path("play.yml")
@@ -291,6 +292,43 @@ def test_a_host_that_takes_too_long_costs_the_other_process_nothing(tmp_path: Pa
     assert outcomes["slow"].message == "did not finish in 8 s"
 
 
+ONE_IMPORTS_WHILE_THE_OTHER_PLAYS = """
+import importlib.metadata, sys, threading, time
+from pathlib import Path
+import provision.ansible_handover as handover
+from provision import runner
+from provision.shards import Place, run_sharded
+handover._memory_folder = lambda: Path(sys.argv[2])
+found, nearly_done = importlib.metadata.entry_points, threading.Event()
+def slowly(**wanted):
+    if wanted.get("group") == "ansible_runner.plugins":
+        nearly_done.set()
+        time.sleep(2)
+    return found(**wanted)
+importlib.metadata.entry_points = slowly
+def later(*arguments, **options):
+    assert nearly_done.wait(60)
+    return runner.run_playbook(*arguments, **options)
+host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+outcomes = run_sharded(Path(sys.argv[1]), {"a": host, "b": host}, places=[Place(), Place(run=later)])
+print(*(outcome.status for outcome in outcomes.values()))
+"""
+
+
+def test_no_process_is_started_with_half_of_ansible_runner(tmp_path: Path, memory: Path) -> None:
+    """Its last step, the look for plugins, takes long on a slow disk; its modules are all there by then."""
+    play = playbook(tmp_path, "    - ansible.builtin.command: 'true'\n")
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_IMPORTS_WHILE_THE_OTHER_PLAYS, str(play), str(memory)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("ok ok\n", "")
+
+
 INTERRUPTIBLE = """
 import sys
 from pathlib import Path
@@ -307,9 +345,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_stops_every_process(tmp_path: Path, memory: Path, number: signal.Signals) -> None:
-    files = {name: tmp_path / f"pid-{name}" for name in "ab"}
-    for file in files.values():
-        os.mkfifo(file)
+    files = [tmp_path / f"pid-{name}" for name in "ab"]
     nap = f"echo $$ > {tmp_path}/pid-{{{{ inventory_hostname }}}}; exec sleep 300"
     play = playbook(tmp_path, f"    - ansible.builtin.shell: {nap}\n")
     with subprocess.Popen(
@@ -317,9 +353,8 @@ def test_an_interrupt_stops_every_process(tmp_path: Path, memory: Path, number: 
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
     ) as process:
-        pids = [int(file.read_text()) for file in files.values()]  # blocks until both tasks run
+        pids = [int(line_of(file, process)) for file in files]
         process.send_signal(number)
         assert process.wait(timeout=60) == 130
-    for pid in pids:
-        assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]
+    assert not any(alive(pid) for pid in pids)
     assert list(memory.iterdir()) == []
