@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from provision.node_error import NodeError
 from provision.observe import observe, run_programs
 from provision.processes import VARIABLE, worth
 from provision.ssh_config import ConfigFiles
+from tests.processes import alive, command_of, until
 
 HELLO = "print('@gpuprov-facts 1 2\\n{}\\n@gpuprov-end')"
 SLOW = f"import time; time.sleep(600); {HELLO}"
@@ -49,28 +50,7 @@ def below(pid: int) -> list[int]:
 
 def ours() -> list[int]:
     """The processes below this one that ask nodes, and the one that makes them."""
-    found = []
-    for pid in below(os.getpid()):
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
-            continue
-        found += [pid] * (b"asker_entry" in words)
-    return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def until(true: Callable[[], object], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    return [pid for pid in below(os.getpid()) if "asker_entry" in command_of(pid)]
 
 
 @pytest.fixture(autouse=True)
@@ -258,7 +238,7 @@ def test_nothing_is_left_when_we_are_gone(
             assert gpuprov.wait(timeout=20) == (130 if number == signal.SIGINT else -9)
         finally:
             gpuprov.kill()
-    until(lambda: not any(map(alive, started)), 5)
+    until(lambda: not any(map(alive, started)))
 
 
 def test_who_is_still_waited_for_is_said_once_for_all_processes(

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from provision.paths import MODULES
+from tests.processes import alive
 
 Run = Callable[..., dict[str, Any]]
 
@@ -43,15 +44,6 @@ def run(module: ModuleType) -> Run:
 
 def python(code: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", "-c", code)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs: a zombie nobody waits for does not."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:  # noqa: PTH123 - /proc
-            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def gone(pid: int) -> bool:

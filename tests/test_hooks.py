@@ -17,6 +17,7 @@ from provision import hooks
 from provision.errors import InventoryError
 from provision.hooks import DRAIN, UNDRAIN, Called, Hook, Runner
 from provision.inventory import Fleet, Node
+from tests.processes import alive, until
 
 
 def program(path: Path, text: str) -> Path:
@@ -36,20 +37,6 @@ def runner(path: Path, *, timeout: float = 30.0, per_wave: bool = False) -> tupl
     found = {DRAIN: dict.fromkeys(("gpu-01", "gpu-02"), hook), UNDRAIN: {"gpu-01": hook}}
     about = {"gpu-01": {"roles": ["nccl"], "reboot": True}}
     return Runner(found, "run-1", path.parent / "fleet.yml", lambda *_: None, heard.append, about), heard
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_a_hook_gets_names_json_and_a_clean_environment_and_no_shell(
@@ -107,7 +94,7 @@ def test_a_hook_that_takes_too_long_is_killed_with_all_it_started(tmp_path: Path
         hooks.GRACE = before
     assert problem == "its undrain hook did not end within 0.5 s, and was killed: waiting for a job"
     for name in ("child", "self"):
-        wait_for(lambda name=name: not alive(int((tmp_path / name).read_text())))  # type: ignore[misc]
+        until(lambda name=name: not alive(int((tmp_path / name).read_text())))  # type: ignore[misc]
 
 
 def test_a_child_that_keeps_the_output_open_does_not_keep_us(tmp_path: Path) -> None:
@@ -115,7 +102,7 @@ def test_a_child_that_keeps_the_output_open_does_not_keep_us(tmp_path: Path) -> 
     started = time.monotonic()
     assert calls.call(UNDRAIN, ["gpu-01"], 1, "batch") == {}
     assert time.monotonic() - started < 20
-    wait_for(lambda: not alive(int((tmp_path / "child").read_text())))
+    until(lambda: not alive(int((tmp_path / "child").read_text())))
 
 
 def test_endless_output_is_cut_and_a_hook_need_not_read(tmp_path: Path) -> None:
@@ -150,7 +137,7 @@ def test_an_interrupt_ends_every_hook_that_runs(tmp_path: Path) -> None:
     pids = [tmp_path / "gpu-01.pid", tmp_path / "gpu-02.pid"]
 
     def interrupt() -> None:
-        wait_for(lambda: all(path.exists() and path.read_text().strip() for path in pids))
+        until(lambda: all(path.exists() and path.read_text().strip() for path in pids))
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from provision.ansible_events import role_of
 from provision.ansible_messages import message_of
 from provision.errors import GpuprovError
 from provision.runner import Event, Outcome, run_playbook
+from tests.processes import alive, line_of, until
 
 ROOT = Path(runner.__file__).resolve().parent.parent
 SECRET = "corr3ct-h0rse-battery"
@@ -278,13 +278,6 @@ def test_hosts_that_take_too_long_are_failed_and_their_processes_ended(tmp_path:
     assert not alive(int(pid_file.read_text()))
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 INTERRUPTIBLE = """
 import sys
 from pathlib import Path
@@ -304,14 +297,13 @@ def test_an_interrupt_stops_ansible_and_removes_what_it_was_given(
     tmp_path: Path, memory: Path, number: signal.Signals
 ) -> None:
     pid_file = tmp_path / "pid"
-    os.mkfifo(pid_file)
     tasks = playbook(tmp_path, f"- ansible.builtin.shell: echo $$ > {pid_file}; exec sleep 300")
     with subprocess.Popen(
         [sys.executable, "-c", INTERRUPTIBLE, str(tasks), str(memory)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
     ) as process:
-        pid = int(pid_file.read_text())  # blocks until the task runs
+        pid = int(line_of(pid_file, process))
         assert alive(pid)
         process.send_signal(number)
         assert process.wait(timeout=60) == 130
@@ -321,7 +313,6 @@ def test_an_interrupt_stops_ansible_and_removes_what_it_was_given(
 
 def test_a_killed_controller_takes_its_ansible_with_it(tmp_path: Path, memory: Path) -> None:
     began, went_on = tmp_path / "began", tmp_path / "went_on"
-    os.mkfifo(began)
     nap = f"trap '' HUP; echo > {began}; sleep 2"
     tasks = playbook(tmp_path, f"- ansible.builtin.shell: {nap}\n- ansible.builtin.command: touch {went_on}")
     with subprocess.Popen(
@@ -329,18 +320,18 @@ def test_a_killed_controller_takes_its_ansible_with_it(tmp_path: Path, memory: P
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
     ) as process:
-        began.read_text()  # blocks until the task runs
+        line_of(began, process)
         process.kill()
-    time.sleep(0.5)
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    playbooks = [line for line in running.splitlines() if "ansible-playbook" in line and str(memory) in line]
-    assert len(playbooks) <= 1, "only the worker in the middle of a task may be there"
+
+    def left() -> list[str]:
+        running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        return [line for line in running.splitlines() if str(memory) in line]
+
+    until(lambda: len([line for line in left() if "ansible-playbook" in line]) <= 1)  # who does the task
     ansible_handover.remove_orphans()
-    time.sleep(3)
+    until(lambda: not left())
     assert not went_on.exists(), "the task after the one that ran must not be begun"
     assert list(memory.iterdir()) == []
-    running = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(memory) not in running
 
 
 def test_a_mistake_in_the_event_handler_is_raised_after_ansible_ended(tmp_path: Path, memory: Path) -> None:

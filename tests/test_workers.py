@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from provision.inventory import Fleet, Node, select
 from provision.node_error import NodeError
 from provision.observe import observe, run_programs
 from tests.conftest import Sshd
+from tests.processes import alive, command_of, until
 
 ROOT = Path(runner.__file__).resolve().parent.parent
 OBSERVE = paths.PLAYBOOKS / "observe.yml"
@@ -224,16 +224,12 @@ def test_a_worker_that_is_not_there_is_named_for_its_nodes_and_costs_others_noth
 # --- the end ---
 
 
-def wait_until(true: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def folders_of(worker: int) -> list[Path]:
     """The private folders that a worker holds."""
-    links = [link.readlink() for link in Path(f"/proc/{worker}/fd").iterdir()]
+    links = []
+    for link in Path(f"/proc/{worker}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            links.append(link.readlink())
     return [link.parent for link in links if link.name.startswith("lock")]
 
 
@@ -265,7 +261,7 @@ def at_work(sshd: Sshd, tmp_path: Path) -> Any:
         text=True,
     ) as process:
         try:
-            wait_until(lambda: (tmp_path / "task").exists() and (tmp_path / "task").read_text())
+            until(lambda: (tmp_path / "task").exists() and (tmp_path / "task").read_text())
             worker = int((tmp_path / "worker").read_text())
             held = folders_of(worker)
             yield process, worker
@@ -273,26 +269,12 @@ def at_work(sshd: Sshd, tmp_path: Path) -> Any:
             process.kill()
     assert len(held) == 2
     assert {folder.parent for folder in held} == {Path("/dev/shm")}
-    wait_until(lambda: not any(folder.exists() for folder in held))
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    until(lambda: not any(folder.exists() for folder in held))
 
 
 def plays_of(worker: int) -> list[int]:
     """Ansible's processes below a worker's."""
     return [pid for pid, _ in runner._descendants(worker) if "ansible-playbook" in command_of(pid)]
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-    except OSError:
-        return ""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
@@ -304,8 +286,8 @@ def test_a_worker_ends_ansible_and_itself_with_its_controller(at_work: Any, numb
     process.send_signal(number)
     process.wait(timeout=60)
     assert process.returncode == (130 if number == signal.SIGINT else -9)
-    wait_until(lambda: not alive(worker))
-    wait_until(lambda: not any(alive(pid) for pid in plays))
+    until(lambda: not alive(worker))
+    until(lambda: not any(alive(pid) for pid in plays))
 
 
 def test_hosts_of_a_killed_worker_are_failed_with_its_name(at_work: Any) -> None:
@@ -315,7 +297,7 @@ def test_hosts_of_a_killed_worker_are_failed_with_its_name(at_work: Any) -> None
     said, _ = process.communicate(timeout=60)
     assert "status='failed'" in said
     assert "worker rack-1: the connection ended too early → look at that machine (memory, its log)" in said
-    wait_until(lambda: not any(alive(pid) for pid in plays))
+    until(lambda: not any(alive(pid) for pid in plays))
     from provision.ansible_handover import remove_orphans
 
     remove_orphans()  # as the next worker there does before anything else

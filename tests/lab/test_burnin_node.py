@@ -26,6 +26,7 @@ from provision.errors import ExitCode
 from provision.lab import cgroups, network
 from provision.lab.spec import NodeSpec
 from tests.lab.conftest import running_lab
+from tests.processes import command_of
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Lab, LabNode
@@ -113,12 +114,7 @@ class Node:
 
     def pids(self, words: str) -> list[int]:
         """The node's processes with these words in their command line, by the host's numbers."""
-        found = []
-        for pid in cgroups.members(self.node.place.namespace):
-            with contextlib.suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found += [pid] if words in line else []
-        return found
+        return [pid for pid in cgroups.members(self.node.place.namespace) if words in command_of(pid)]
 
 
 class Campaign:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -19,6 +18,7 @@ import pytest
 
 from benchmarks.light_nodes import KINDS, LightFleet, light_nodes
 from benchmarks.tree_watch import OURS, watched
+from tests.processes import command_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "light_nodes.py"
 
@@ -167,8 +167,5 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path, own: list[str]) -> None:
 
 def running_with(folder: Path) -> list[str]:
     """The command lines of processes that were given this folder."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+    found = [command_of(int(path.name)) for path in Path("/proc").glob("[0-9]*")]
     return [line for line in found if f"{folder}/" in line]

@@ -21,6 +21,7 @@ import yaml
 
 from provision.lab import network
 from tests.lab.gpuprov_up import ROOT, Operator
+from tests.processes import command_of
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Lab
@@ -90,12 +91,7 @@ class Worker:
 
     def processes(self, text: str) -> list[int]:
         """Those of its processes whose command line has `text`."""
-        found = []
-        for pid in network.namespace_pids(self._namespace):
-            line = Path(f"/proc/{pid}/cmdline")
-            if line.exists() and text in line.read_bytes().replace(b"\0", b" ").decode():
-                found.append(pid)
-        return found
+        return [pid for pid in network.namespace_pids(self._namespace) if text in command_of(pid)]
 
     def kill_work(self) -> None:
         """As the kernel does to a machine without memory: what gpuprov runs there is killed."""

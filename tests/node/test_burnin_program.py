@@ -19,6 +19,7 @@ import pytest
 from provision import node_program
 from provision.node.burnin.processes import alive, descendants, stat_of
 from tests.node.burnin_order import PYTHON, load, order, step
+from tests.processes import command_of
 
 
 class Burnin:
@@ -218,8 +219,7 @@ def test_a_step_that_is_ended_a_moment_before_the_runner_is_no_finding(burnin: B
     tools: list[int] = []
     until = time.monotonic() + 20
     while not tools and time.monotonic() < until:
-        below = descendants(burnin.process.pid)
-        tools = [pid for pid in below if b"time.sleep(60" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        tools = [pid for pid in descendants(burnin.process.pid) if "time.sleep(60" in command_of(pid)]
     (tool,) = tools
     stat = stat_of(tool)
     assert stat
