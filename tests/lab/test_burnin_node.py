@@ -26,7 +26,7 @@ from provision.errors import ExitCode
 from provision.lab import cgroups, network
 from provision.lab.spec import NodeSpec
 from tests.lab.conftest import running_lab
-from tests.processes import command_of
+from tests.processes import command_of, until
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Lab, LabNode
@@ -111,6 +111,8 @@ class Node:
     def cable(self, plugged: bool) -> None:
         member = self.lab.record.node(self.node.name)
         network.plug(self.lab.record.octet, member.index, plugged)
+        if plugged:  # the kernel remembers for seconds that nobody was there
+            until(lambda: self.node.run("true", check=False).returncode == 0)
 
     def pids(self, words: str) -> list[int]:
         """The node's processes with these words in their command line, by the host's numbers."""

@@ -76,6 +76,24 @@ def test_one_that_ends_is_said_once_and_started_again(loop: Loop) -> None:
     assert loop.told == ["GPU is lost."]
 
 
+@pytest.mark.parametrize("once", [False, True])
+def test_one_that_ends_a_moment_before_all_are_ended_is_not_said(loop: Loop, once: bool) -> None:
+    """systemd ends all processes of a unit, in any order."""
+    one = loop.source("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", once=once, every=20)
+    loop.turn(one, lambda: one.due > 0 and one.child is None)
+    assert one.tick(time.monotonic()) < time.monotonic() + 1
+    one.end()
+    one.due = float("inf")
+    assert one.tick(time.monotonic() + 10) == one.due
+    assert loop.told == []
+
+
+def test_one_that_ends_is_said_a_moment_later_though_it_is_not_started_again_yet(loop: Loop) -> None:
+    one = loop.source("print('GPU is lost.')", once=True, every=20, take=lambda _: False)
+    loop.turn(one, lambda: loop.told == ["GPU is lost."])
+    assert one.due > time.monotonic() + 10
+
+
 def test_one_that_answers_again_is_said(loop: Loop, tmp_path: Path) -> None:
     code = f"import os, sys; print('ok' if os.path.exists({str(tmp_path / 'well')!r}) else 'bad')"
     one = loop.source(code)

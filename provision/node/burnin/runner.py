@@ -178,7 +178,8 @@ class Watch:
         """One look at everything. Raises Ending."""
         if self.told is not None:
             self._hear()
-        self._mind_sampler()
+        if not self.asked_to_end:  # by systemd, which ends the sampler as well
+            self._mind_sampler()
         jump = self.clock.jump()
         if jump:
             self.state["jumps"] += jump

@@ -14,6 +14,7 @@ SOON = 1.0
 LINE_MOST = 65536  # bytes of one line; a program that prints no newline is none of ours
 TEXT_MOST = 4 * 1024 * 1024
 KILL_AFTER = 5.0  # seconds between TERM and KILL
+LATE = 1.0  # seconds after which an end is told: whoever ends the whole unit has ended us by then
 
 
 class Source:
@@ -21,7 +22,8 @@ class Source:
 
     every: seconds between two samples. patience: seconds of silence until it is given up. `take(line)` says
     whether a line was a sample. once: the program prints one answer and ends; `take` then gets all of it.
-    `tell(trouble)` is called when it falls silent or ends (a text), and when it answers again (None).
+    `tell(trouble)` is called when it falls silent or ends (a text), and when it answers again (None). That it
+    ended is told LATE, and not at all once `end` was called: it need not have ended of itself.
     """
 
     def __init__(self, name, device, every, start, take, tell, once=False):
@@ -35,11 +37,18 @@ class Source:
         self.heard = 0.0
         self.dying = None  # when it was asked to end
         self.trouble = None
+        self.end_untold = None  # (trouble, when it is to be told)
         self.last_words = ""
         self.asks_differently = False  # set by `take`: start again without delay, with another question
 
     def tick(self, now):
         """Do what is due; returns when to be asked again (by the same clock)."""
+        if self.end_untold is not None and now >= self.end_untold[1]:
+            self._tell_end()
+        due = self._do(now)
+        return due if self.end_untold is None else min(due, self.end_untold[1])
+
+    def _do(self, now):
         if self.child is None:
             if now < self.due:
                 return self.due
@@ -53,6 +62,7 @@ class Source:
         return self.heard + self.patience + 0.1 if self.child else self.due
 
     def _begin(self, now):
+        self._tell_end()
         self.heard, self.pending, self.last_words = now, b"", ""
         self.due = now + self.every
         try:
@@ -101,15 +111,20 @@ class Source:
                 self._answers()
             else:
                 said = self.pending.decode("utf-8", "replace").strip().splitlines()
-                self._complain(said[-1][:200] if said else "it said nothing")
+                self.end_untold = (said[-1][:200] if said else "it said nothing", now + LATE)
             self._give_up(now)
             return
         if self.dying is None:
             if not self.asks_differently:
-                self._complain(self.last_words or "it ended")
+                self.end_untold = (self.last_words or "it ended", now + LATE)
             self.due = now + (SOON if self.asks_differently else AGAIN)
             self.asks_differently = False
         self._give_up(now)
+
+    def _tell_end(self):
+        if self.end_untold is not None:
+            self._complain(self.end_untold[0])
+            self.end_untold = None
 
     def _complain(self, trouble):
         if self.trouble is None:
@@ -148,6 +163,7 @@ class Source:
 
     def end(self):
         """Ask it to end."""
+        self.end_untold = None
         if self.child is not None and self.dying is None:
             self._give_up(time.monotonic())
 
