@@ -1,7 +1,7 @@
 """Runs a playbook and yields typed events.
 
-ansible-runner is named as a whole wherever it is used (`import ansible_runner`): threads that start at once
-import it together, and its modules can be had from it before it knows its plugins, without which none runs.
+What may run in several threads imports ansible-runner as a whole (`import ansible_runner`), here and in
+worker_runs.py: its modules can be had before it knows its plugins, without which none of them runs.
 """
 
 from __future__ import annotations

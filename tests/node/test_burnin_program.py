@@ -19,7 +19,7 @@ import pytest
 from provision import node_program
 from provision.node.burnin.processes import alive, descendants, stat_of
 from tests.node.burnin_order import PYTHON, load, order, step
-from tests.processes import command_of
+from tests.processes import command_of, until
 
 
 class Burnin:
@@ -80,6 +80,11 @@ class Burnin:
                 return
             time.sleep(0.05)
         raise AssertionError(f"no {name} in {self.names()}")
+
+    def tools(self) -> list[int]:
+        """The programs of SLOW that run."""
+        assert self.process
+        return [pid for pid in descendants(self.process.pid) if "time.sleep(60" in command_of(pid)]
 
     def raw(self, event: dict[str, Any]) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(gzip.decompress((self.spool / event["raw"]).read_bytes()))
@@ -216,11 +221,8 @@ def test_a_step_that_is_ended_a_moment_before_the_runner_is_no_finding(burnin: B
     burnin.order(load("a", SLOW, step("last", "true"))).start()
     burnin.wait_for("step")
     assert burnin.process
-    tools: list[int] = []
-    until = time.monotonic() + 20
-    while not tools and time.monotonic() < until:
-        tools = [pid for pid in descendants(burnin.process.pid) if "time.sleep(60" in command_of(pid)]
-    (tool,) = tools
+    until(burnin.tools)
+    (tool,) = burnin.tools()
     stat = stat_of(tool)
     assert stat
     os.kill(stat[2], signal.SIGKILL)
@@ -230,6 +232,38 @@ def test_a_step_that_is_ended_a_moment_before_the_runner_is_no_finding(burnin: B
     assert burnin.names()[-1] == "interrupted"
     assert burnin.of("step_end") + burnin.of("killed") == []
     assert burnin.state["doing"]["check"] == "slow"
+
+
+@pytest.mark.parametrize("runner_too", [True, False])
+def test_a_sampler_that_ends_is_told_unless_the_runner_is_ended_with_it(
+    burnin: Burnin, runner_too: bool
+) -> None:
+    burnin.order(load("a", SLOW, step("last", "true"))).start()
+    burnin.wait_for("step")
+    assert burnin.process
+    runner = burnin.process.pid
+
+    def samplers() -> list[int]:
+        """The runner's child that has only its writer below it; it hears TERM by then."""
+        children = [pid for pid in descendants(runner) if (stat_of(pid) or ("", "", 0))[2] == runner]
+        below = {pid: [command_of(one) for one in descendants(pid)] for pid in children}
+        return [pid for pid, found in below.items() if found and "time.sleep(60" not in "".join(found)]
+
+    until(lambda: len(samplers()) == 1 and burnin.tools())
+    (sampler,) = samplers()
+    os.kill(runner, signal.SIGSTOP)
+    os.kill(sampler, signal.SIGTERM)
+    until(lambda: (stat_of(sampler) or ("", "Z", 0))[1] == "Z")
+    if runner_too:
+        os.kill(runner, signal.SIGTERM)
+    os.kill(runner, signal.SIGCONT)
+    if not runner_too:
+        until(lambda: burnin.of("sampler"))
+        burnin.process.terminate()
+    burnin.end()
+    told = [one["trouble"] for one in burnin.of("sampler") if one["source"] == "sampler"]
+    assert told == ([] if runner_too else ["the sampler ended with status 0"])
+    assert burnin.names()[-1] == "interrupted"
 
 
 def test_a_stopped_campaign_may_be_resumed(burnin: Burnin) -> None:

@@ -79,9 +79,10 @@ class Watch:
             gone = (self.sampler, 0)
         if gone[0]:
             self._hear()
+            self._forget_sampler()
+            self.wait(1.0)  # as for a child: who ends the whole unit ends the sampler as well
             why = "the sampler ended with status %d" % gone[1]
             self.spool.event("sampler", source="sampler", device="node", trouble=why)
-            self._forget_sampler()
 
     def _forget_sampler(self):
         os.close(self.told)
@@ -178,8 +179,7 @@ class Watch:
         """One look at everything. Raises Ending."""
         if self.told is not None:
             self._hear()
-        if not self.asked_to_end:  # by systemd, which ends the sampler as well
-            self._mind_sampler()
+        self._mind_sampler()
         jump = self.clock.jump()
         if jump:
             self.state["jumps"] += jump
