@@ -17,6 +17,7 @@ _ERRORS = re.compile(r"errors: ([^:]*?)\s+temps:")
 _ONE_ERROR = re.compile(r"(-?\d{1,18})\s*(\(DIED!\))?")  # `0 - 6  (WARNING!)- -1  (DIED!)- 0`
 _TEMPS = re.compile(r"temps: ((?:(?:\d{1,5} C|--)(?: - )?)+)")
 _VERDICT = re.compile(r"^\s*GPU (\d{1,4}): (OK|FAULTY)\s*$", re.MULTILINE)
+_FAILURE = re.compile(r"Error \(gpu_burn-drv\.cpp:\d{1,6}\): (.{1,160})")
 _TESTED = re.compile(r"^Tested (\d{1,4}) GPUs?:\s*$", re.MULTILINE)
 _BURNING = re.compile(r"Burning for (\d{1,9}) seconds")
 
@@ -50,6 +51,16 @@ class _Gpu:
         warm = self.rates[1:]
         late = [rate for percent, rate in warm if percent >= 50] or [rate for _, rate in warm]
         return float(statistics.median(late)) if late else None
+
+
+def failure(output: Output) -> str:
+    """Why gpu_burn could not use the GPUs, in CUDA's words; empty when it does not say.
+
+    Debian's 20240115 never ends without a usable GPU: it starts workers for ever, and each aborts with
+    `what():  Error (gpu_burn-drv.cpp:302): no CUDA-capable device is detected` on standard error.
+    """
+    match = _FAILURE.search(output.stderr)
+    return match[1].strip() if match else ""
 
 
 def measure(output: Output) -> list[Measurement]:

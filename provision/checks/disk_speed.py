@@ -6,6 +6,7 @@ there, and nothing anywhere else; the file is removed also when fio was killed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
@@ -26,6 +27,7 @@ ID = "disk_speed"
 _FILE = "gpuprov-disk-speed.tmp"
 _SECONDS = 15  # each way
 _WAYS = ("write", "read")
+_FAILED = re.compile(r"^fio: (?:pid=\d+, )?err=\d+/.*\berror=(.{1,200})$", re.MULTILINE)
 
 
 def _folder(node: CheckNode) -> str:
@@ -65,6 +67,14 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
     ]
 
 
+def _cause(output: Output) -> str:
+    """Why fio failed: the line it prints above its JSON, on standard output (fio 3.39):
+    `fio: pid=7485, err=2/file:filesetup.c:799, func=open(/scratch/x), error=No such file or directory`.
+    """
+    match = _FAILED.search(output.stdout) or _FAILED.search(output.stderr)
+    return match[1].strip() if match else last_words(output)
+
+
 def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     """`write` and `read` in MB/s (10^6 bytes), with the `folder`. Raises ParseError."""
     folder = _folder(node)
@@ -85,7 +95,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         for way in _WAYS:
             if int(jobs[way]["error"]):
                 raise ParseError(
-                    f"fio failed to {way} in {folder}: {last_words(output)}", "look at the disk and its space"
+                    f"fio failed to {way} in {folder}: {_cause(output)}", "look at the disk and its space"
                 )
             rate, moved = (_bytes(jobs[way][way][name]) for name in ("bw_bytes", "io_bytes"))
             if not rate or not moved:
@@ -96,7 +106,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         raise ParseError(f"fio: its JSON was not understood: {problem}", "run the check again") from error
     if output.rc:
         raise ParseError(
-            f"fio ended with status {output.rc}: {last_words(output)}", "look at the disk and its space"
+            f"fio ended with status {output.rc}: {_cause(output)}", "look at the disk and its space"
         )
     return found
 

@@ -66,6 +66,10 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     try:
         return [*burn_output.measure(completed(outputs, ID)), *beside]
     except ParseError as error:
+        if cause := burn_output.failure(outputs[ID]) if ID in outputs else "":
+            raise ParseError(
+                f"gpu_burn cannot use the GPUs: {cause}", "look at the gpu_inventory check and the kernel log"
+            ) from error
         gone = [m.device for m in beside if m.metric in ("lost", "silent")]
         lost = f" ({', '.join(sorted(gone))} stopped answering meanwhile)" if gone else ""
         raise ParseError(f"{error.what}{lost}", error.fix) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from provision.checks import host_rules, storage_rules
@@ -37,6 +38,7 @@ _DRIVE = re.compile(r"nvme\d{1,4}")
 _LISTED = re.compile(r"^GPU \d+: .*\(UUID: (GPU-[^)\s]+)\)", re.MULTILINE)
 _GPU_LINE = re.compile(r"^GPU \d|^GP?U? ?\Z", re.MULTILINE)  # or its first letters, at the end
 _CONTAINER_SECONDS = 120.0
+_HINT = re.compile(r"^See '.*--help'\.?\s*$", re.MULTILINE)
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
@@ -111,7 +113,9 @@ def _container(output: Output) -> list[Measurement]:
     seen = len(set(listed))
     found = [Measurement("container_gpus", seen, "GPUs")]
     if output.rc != 0 or not seen:
-        found.append(Measurement("container_said", last_words(output), ""))
+        # Docker ends its own errors with a hint (26.1: "See 'docker run --help'."), which is no reason.
+        reason = replace(output, stderr=_HINT.sub("", output.stderr))
+        found.append(Measurement("container_said", last_words(reason), ""))
     return found
 
 

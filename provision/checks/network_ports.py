@@ -255,4 +255,7 @@ def _unasked_mtu(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
         return []
     if _declared_ports(node) and "rdma_mtu" in node.variables:
         return [unmeasured(ID, f"the MTU could not be read: {why}", action=network_rules.CONFIGURE)]
-    return [Finding(ID, Verdict.SKIP, "node", f"the MTU is not compared: {why}", "mtu")]
+    if why.endswith("is not installed"):
+        return [Finding(ID, Verdict.SKIP, "node", f"the MTU is not compared: {why}", "mtu")]
+    # The kernel lists the cards and user space cannot open one: no RDMA program works on this node.
+    return [unmeasured(ID, f"the MTU could not be read: {why}", action="investigate")]

@@ -146,10 +146,21 @@ def judge_drives(check: str, node: CheckNode) -> list[Finding]:
     return found
 
 
+def _cause(output: Output) -> str:
+    """Why nvme-cli failed. With `-o json`, 2.13 prints the reason as `{"error": text}` on standard output,
+    and its usage text on standard error."""
+    try:
+        document = json_text.decode_all(output.stdout)
+    except (ValueError, RecursionError):
+        return last_words(output)
+    error = document.get("error") if isinstance(document, dict) else None
+    return error.strip()[:200] if isinstance(error, str) and error.strip() else last_words(output)
+
+
 def smart_of(output: Output) -> dict[str, int]:
     """`nvme smart-log -o json` → its numbers. Raises ParseError on anything else."""
     if output.rc != 0 or output.truncated:
-        raise ParseError(f"nvme smart-log failed: {last_words(output)}", "look at the drive: nvme smart-log")
+        raise ParseError(f"nvme smart-log failed: {_cause(output)}", "look at the drive: nvme smart-log")
     try:
         document = json_text.decode_all(output.stdout)
     except (ValueError, RecursionError) as error:

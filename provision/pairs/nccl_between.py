@@ -37,6 +37,12 @@ _NO_SSH = re.compile(r"^gpuprov: ssh to (\S{1,200}) ended with status", re.MULTI
 _SSH_SAYS = re.compile(
     r"Permission denied \(|Host key verification failed|^ssh: |^Connection (?:closed|reset|to .* timed out)"
 )
+# mpirun 5.0 (PRRTE) where a program is missing or not executable: two lines, in either order, in a box.
+_NOT_LAUNCHED = re.compile(
+    r"^ *(?:Executable: +(?P<program>\S{1,200})\s+Node: +(?P<node>\S{1,200})"
+    r"|Node: +(?P<node2>\S{1,200})\s+Executable: +(?P<program2>\S{1,200}))$",
+    re.MULTILINE,
+)
 _CUDA = re.compile(r"^\s*(\S{1,80}): Test CUDA failure", re.MULTILINE)
 
 
@@ -118,6 +124,12 @@ def result(
 
 def _never_began(ended: Any, output: Output, names: Mapping[str, str]) -> Result:
     """It was not started everywhere: that is no measurement of anything between the nodes."""
+    # mpirun ends its daemons then, so that ssh to the other nodes fails, too: that is no fault of theirs.
+    if missing := _NOT_LAUNCHED.search(output.stderr):
+        program, host = missing["program"] or missing["program2"], missing["node"] or missing["node2"]
+        why = f"mpirun could not start {program}: it is not installed there, or not executable"
+        not_launched: Result = ended(Outcome.ERROR, why, names.get(host, ""))
+        return not_launched
     unreached = {names.get(address, "") for address in _NO_SSH.findall(output.stderr)} - {""}
     lines = [line for line in output.stderr.splitlines() if line.startswith("gpuprov: ")]
     said = "; ".join(lines[:3]) or last_words(output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -120,3 +121,31 @@ def test_rates_of_a_run_that_failed_are_none(sample: Sample, make_node: MakeNode
     output = Output("fio", ("fio",), 1, sample("disk_speed/healthy.json"), "fio: verify: bad header", 1.0)
     with pytest.raises(ParseError, match="ended with status 1: fio: verify: bad header"):
         disk_speed.parse(node, {"fio": output})
+
+
+# fio 3.39 (Debian 13), recorded: the reason stands above the JSON, and the last line is a brace.
+@pytest.mark.parametrize(
+    ("line", "way", "reason"),
+    [
+        (
+            "fio: pid=7450, err=28/file:io_u.c:1976, func=io_u error, error=No space left on device",
+            "write",
+            "No space left on device",
+        ),
+        (
+            "fio: pid=7485, err=2/file:filesetup.c:799, func=open(/scratch/gpuprov-disk-speed.tmp), "
+            "error=No such file or directory",
+            "read",
+            "No such file or directory",
+        ),
+    ],
+)
+def test_the_reason_of_a_failed_job_is_named(line: str, way: str, reason: str, make_node: MakeNode) -> None:
+    jobs = [
+        {"jobname": each, "error": int(each == way), each: {"bw_bytes": 1, "io_bytes": 1}}
+        for each in ("write", "read")
+    ]
+    output = Output("fio", ("fio",), 1, f"{line}\n{json.dumps({'jobs': jobs}, indent=1)}\n", "", 17.0)
+    with pytest.raises(ParseError) as failure:
+        disk_speed.parse(make_node(validation_tools_scratch_dir="/scratch"), {"fio": output})
+    assert failure.value.what == f"fio failed to {way} in /scratch: {reason}"

@@ -217,3 +217,16 @@ def test_the_real_capture(
     findings = judged("gpu_burn", output, node=node)
     assert [f.verdict for f in findings] == [Verdict.PASS]
     assert findings[0].value == pytest.approx(16_960, rel=0.01)
+
+
+def test_a_burn_that_never_finds_a_gpu_names_the_reason(make_node: MakeNode, make_output: MakeOutput) -> None:
+    """gpu-burn 20240115 (Debian 13) without a usable GPU, recorded: workers abort and are started again until
+    it is killed at its deadline."""
+    worker = (
+        "terminate called after throwing an instance of 'std::runtime_error'\n"
+        "  what():  Error (gpu_burn-drv.cpp:302): no CUDA-capable device is detected\n"
+    )
+    output = make_output("gpu_burn", rc=None, stderr=worker * 50, timed_out=True, seconds=150.0, argv=ARGV)
+    with pytest.raises(ParseError) as failure:
+        gpu_burn.parse(make_node(), {"gpu_burn": output})
+    assert failure.value.what == "gpu_burn cannot use the GPUs: no CUDA-capable device is detected"

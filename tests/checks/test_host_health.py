@@ -302,3 +302,24 @@ def test_a_word_that_nobody_knows_is_no_health(judge: Judge, facts: Mapping[str,
     found = flagged(judge(facts))
     assert found
     assert {verdict for verdict, *_ in found} == {"error"}
+
+
+def test_the_reason_of_a_failed_nvme_smart_log_is_named(judge: Judge) -> None:
+    """nvme-cli 2.13 (Debian 13), recorded: the reason is JSON, and standard error is the usage text."""
+    answer = {
+        "stdout": '{\n  "error":"/dev/nvme0: No such file or directory"\n}\n',
+        "stderr": "\x1b[1mUsage: nvme smart-log <device> [OPTIONS]\x1b[0m\n  [ --timeout=<NUM> ]\n",
+        "rc": 1,
+    }
+    (found,) = [f for f in judge(answers={"smart_nvme0": answer}) if f.verdict is Verdict.ERROR]
+    assert "nvme smart-log failed: /dev/nvme0: No such file or directory" in found.message
+
+
+def test_docker_without_its_daemon_is_named_and_not_its_hint(judge: Judge) -> None:
+    """Docker 26.1 (Debian 13), recorded."""
+    reason = "docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock."
+    answer = {"stderr": f"{reason} Is the docker daemon running?.\nSee 'docker run --help'.\n", "rc": 125}
+    answers = {"container": {"stdout": "", **answer}}
+    (found,) = [f for f in judge(answers=answers, gpuprov_container_image=IMAGE) if f.verdict is Verdict.FAIL]
+    assert reason in found.message
+    assert "--help" not in found.message

@@ -381,3 +381,11 @@ def test_an_uptime_that_cannot_be_makes_no_limit_wider(judge: Judge, cards: Card
     cards.uptime = 10**400
     cards.counters[4].update(port_rcv_errors=5000)
     assert flagged(judge()) == [("fail", "mlx5_4", "port_rcv_errors", CABLE)]
+
+
+def test_cards_that_user_space_cannot_open_are_not_healthy(judge: Judge, cards: Cards) -> None:
+    """ibv_devinfo 56.1 (Debian 13) with cards in sysfs and no ib_uverbs, recorded."""
+    cards.problems["hca.mtus"] = (
+        "ibv_devinfo answered: Failed to get IB devices list: Function not implemented"
+    )
+    assert flagged(judge()) == [("error", "node", "", "investigate")]

@@ -265,3 +265,22 @@ def test_garbage_is_an_error_and_never_a_rate(text: str) -> None:
     assert (found.outcome, found.value) == (Outcome.ERROR, None)
     assert found.said.isprintable()
     assert len(found.said) <= 300
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        "prterun was unable to launch the specified application as it lacked\n"
+        "permissions to execute an executable:\n\n   Executable: /usr/bin/all_reduce_perf\n   Node: h1\n\n"
+        "while attempting to start process rank 0.\n",
+        "prterun was unable to find the specified executable file, and therefore did\n"
+        "not launch the job.\n\n   Node:       h1\n   Executable: /usr/bin/all_reduce_perf\n",
+    ],
+)
+def test_a_missing_program_blames_its_node_and_not_the_ones_mpirun_left(box: str) -> None:
+    """Open MPI 5.0.7 (Debian 13), recorded: mpirun then ends its daemons, and ssh to the others fails."""
+    line = "-" * 74 + "\n"
+    stderr = f"{line}{box}{line}gpuprov: ssh to 10.0.0.2 ended with status 1\n"
+    found = read(output("", rc=183, stderr=stderr))
+    assert (found.outcome, found.end) == (Outcome.ERROR, "gpu-01")
+    assert found.said.startswith("mpirun could not start /usr/bin/all_reduce_perf")
