@@ -36,12 +36,22 @@ def judge_links(check: str, values: Values, thresholds: Mapping[str, Threshold])
     if strangers := sorted(values.get("nvlink_links", {}).keys() - values["name"].keys()):
         words = f"nvidia-smi nvlink -s tells of {', '.join(strangers)}, which nvidia-smi -q -x does not list"
         findings.append(unmeasured(check, words, action="investigate"))
+    if partitioned := values.get("nvlink_mig", {}):
+        words = "the driver shows no NVLinks of a GPU in MIG mode"
+        findings += shared(
+            [Finding(check, Verdict.SKIP, device, words, "nvlink_links") for device in partitioned],
+            len(values["name"]),
+        )
     for metric, what in (("nvlink_links", "active NVLinks"), ("nvlink_speed", "NVLink speed")):
         threshold = thresholds.get(f"{check}.{metric}")
         if threshold is None or "unreadable.nvlink" in values:
             continue
         measured = values.get(metric, {})
-        missing = [device for device in values["name"] if device not in measured and metric == "nvlink_links"]
+        missing = [
+            device
+            for device in values["name"]
+            if device not in measured and device not in partitioned and metric == "nvlink_links"
+        ]
         findings += [
             unmeasured(
                 check, "nvidia-smi nvlink -s does not mention this GPU", device=d, action="investigate"
@@ -49,7 +59,7 @@ def judge_links(check: str, values: Values, thresholds: Mapping[str, Threshold])
             for d in missing
         ]
         # Where one is not told of, the rest may be half told as well.
-        if measured and not values["name"].keys() - values.get("nvlink_links", {}).keys():
+        if measured and not missing and not values["name"].keys() - measured.keys() - partitioned.keys():
             findings += limited(check, what, metric, measured, threshold, "reset GPU")
     return findings
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from provision.checks.check import Measurement, Output
+from provision.checks.nvlink_status import in_place_of_links
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict, unmeasured
 
@@ -67,7 +68,7 @@ def parse(
                 else:
                     # One bad packet shows in several counters: the largest is the number of them.
                     errors[gpu][link] = max(errors[gpu].get(link, 0), int(text))
-        elif line.strip() and "inactive" not in line.lower():
+        elif line.strip() and not in_place_of_links(line) and "inactive" not in line.lower():
             raise ParseError(
                 f"nvidia-smi nvlink -e: not understood: {line.strip()[:120]!r}", "report the new format"
             )

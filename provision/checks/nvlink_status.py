@@ -1,4 +1,11 @@
-"""What `nvidia-smi nvlink -s` prints → measurements: the NVLinks of each GPU that are up, and their speed."""
+"""What `nvidia-smi nvlink -s` prints → measurements: the NVLinks of each GPU that are up, and their speed.
+
+Below a GPU's line stand its links, or one sentence in place of them:
+
+`NVML: Unable to retrieve NVLink information as all links are inActive` (drivers 535 to 610)
+`Device does not have or support Nvlink` (L40S, RTX A4000, an A100 passed through alone; driver 595)
+`Nvlink queries are not supported for Devices in MIG mode` (H100, H200; driver 590)
+"""
 
 from __future__ import annotations
 
@@ -8,15 +15,25 @@ from provision.checks.check import Measurement, Output
 from provision.errors import ParseError
 
 _GPU_LINE = re.compile(r"^GPU (\d{1,4}): ")
-_LINK_LINE = re.compile(r"^\s+Link (\d{1,4}): (?:(\d{1,6}(?:\.\d{1,9})?) GB/s|<?inactive>?)$")
+_LINK_LINE = re.compile(r"^\s+Link (\d{1,4}): (?:(\d{1,6}(?:\.\d{1,9})?) GB/s|<?in[aA]ctive>?)$")
+_NO_LINKS = re.compile(r"all\s+links are inactive|does not have or support nvlink", re.IGNORECASE)
+_MIG = re.compile(r"nvlink queries are not supported for devices in mig mode", re.IGNORECASE)
+
+
+def in_place_of_links(line: str) -> bool:
+    """Whether a line is one of the sentences that stand in place of a GPU's links, here and below `-e`."""
+    return bool(_NO_LINKS.search(line) or _MIG.search(line))
 
 
 def parse(output: Output) -> list[Measurement]:
-    """Active links and the speed of the slowest, for each GPU of `nvidia-smi nvlink -s`. No output: no
-    NVLink.
+    """Active links and the speed of the slowest, for each GPU of `nvidia-smi nvlink -s`; `nvlink_mig` for one
+    whose links cannot be queried because it is partitioned. No output: no NVLink.
     """
     measured = []
     for gpu, links in sorted(_links(output).items()):
+        if links is None:
+            measured.append(Measurement("nvlink_mig", True, "", f"gpu{gpu}"))
+            continue
         active = [speed for speed in links.values() if speed is not None]
         measured.append(Measurement("nvlink_links", len(active), "links", f"gpu{gpu}"))
         if active:
@@ -27,14 +44,17 @@ def parse(output: Output) -> list[Measurement]:
 def inactive(output: Output) -> dict[int, set[int]]:
     """GPU → its links that are down. Raises ParseError."""
     return {
-        gpu: {link for link, speed in links.items() if speed is None} for gpu, links in _links(output).items()
+        gpu: {link for link, speed in links.items() if speed is None}
+        for gpu, links in _links(output).items()
+        if links is not None
     }
 
 
-def _links(output: Output) -> dict[int, dict[int, float | None]]:
-    """GPU → link → its speed in GB/s, None when it is down."""
+def _links(output: Output) -> dict[int, dict[int, float | None] | None]:
+    """GPU → link → its speed in GB/s, None when it is down; None for a GPU in MIG mode."""
     found: dict[int, dict[int, float | None]] = {}
-    without: set[int] = set()  # GPUs of which it is said that they have no active link
+    without: set[int] = set()  # GPUs with one sentence in place of their links
+    partitioned: set[int] = set()
     gpu = -1
     for line in output.stdout.splitlines():
         if match := _GPU_LINE.match(line):
@@ -47,16 +67,24 @@ def _links(output: Output) -> dict[int, dict[int, float | None]]:
             if gpu < 0 or link in found[gpu]:
                 raise ParseError(f"nvidia-smi nvlink -s: link {link} of no GPU", "run the check again")
             found[gpu][link] = float(match[2]) if match[2] else None
-        elif "all links are inactive" in line:
+        elif _NO_LINKS.search(line) and gpu >= 0:
             without.add(gpu)
+        elif _MIG.search(line) and gpu >= 0:
+            partitioned.add(gpu)
         elif line.strip():
             raise ParseError(
                 f"nvidia-smi nvlink -s: not understood: {line.strip()[:120]!r}", "report the new format"
             )
     # A link that is down is still listed: what only one GPU lacks was lost on the way.
     every = {link for links in found.values() for link in links}
-    if cut := [gpu for gpu, links in found.items() if set(links) != every and gpu not in without]:
+    silent = without | partitioned
+    if contradicted := [gpu for gpu in silent if found[gpu]]:
+        raise ParseError(
+            f"nvidia-smi nvlink -s lists links of GPU {contradicted[0]} and says that it has none",
+            "run the check again",
+        )
+    if cut := [gpu for gpu, links in found.items() if set(links) != every and gpu not in silent]:
         raise ParseError(
             f"nvidia-smi nvlink -s lists fewer links of GPU {cut[0]} than of others", "run the check again"
         )
-    return found
+    return {gpu: None if gpu in partitioned else links for gpu, links in found.items()}

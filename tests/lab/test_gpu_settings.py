@@ -192,7 +192,7 @@ def test_another_fabric_manager_is_seen_replaced_and_started_anew_with_the_gpus(
     assert code == ExitCode.OK, said
     after = node.run("systemctl show --property=ActiveEnterTimestampMonotonic nvidia-fabricmanager").stdout
     assert after != before
-    assert field(node, "fabric.state,fabric.status") == ["Completed, Success"] * 8
+    assert field(node, "fabric.state,fabric.status") == ["state  Completed, status Success"] * 8
     as_declared(node)
     code, said = gpuprov(lab, "drift", roles=BARE, **SETTINGS)
     assert code == ExitCode.OK, said

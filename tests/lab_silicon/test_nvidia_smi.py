@@ -134,10 +134,32 @@ def test_the_fabric_completes_when_fabric_manager_runs(node: Make) -> None:
     assert xml(one).findtext("gpu/fabric/state") == "In Progress"
 
 
+@pytest.mark.parametrize(
+    ("driver", "cells"),
+    [
+        ("535.274.02", "state  Completed, status Success"),
+        ("550.163.01", "state  Completed, status Success"),
+        ("580.126.09", "state  Completed, status Success"),
+        ("595.71.05", "Completed, Success"),
+    ],
+)
+def test_fabric_cells_carry_their_label_up_to_580(node: Make, driver: str, cells: str) -> None:
+    assert column(node(driver=driver), "fabric.state,fabric.status") == [cells] * 8
+
+
+def test_an_a100_has_no_fabric_state_whatever_fabric_manager_does(node: Make) -> None:
+    one = node("a100-sxm-80")
+    assert column(one, "fabric.state,fabric.status") == ["[N/A], [N/A]"] * 8
+    assert {gpu.findtext("fabric/state") for gpu in xml(one).findall("gpu")} == {"N/A"}
+
+
 def test_a_pcie_card_has_no_fabric(node: Make) -> None:
     one = node("l40s")
     assert xml(one).findtext("gpu/fabric/state") == "N/A"
     assert one.run("nvidia-smi", "nvlink", "-s").stdout == ""
+    newest = node("l40s", driver="595.71.05", name="gpu-02")
+    newer = newest.run("nvidia-smi", "nvlink", "-s").stdout.splitlines()
+    assert newer[1::2] == ["Device does not have or support Nvlink"] * (len(newer) // 2)
 
 
 def test_a_lost_gpu(node: Make) -> None:

@@ -69,6 +69,23 @@ def test_fabric_manager_has_the_drivers_version_under_any_name(version: str, os_
     assert facts["nvidia_smi.fabric.state"] == ["Completed"] * 8
 
 
+@pytest.mark.parametrize(
+    ("pci_id", "switches", "version", "registers"),
+    [
+        ("20b2", 6, "580.126.09", False),  # HGX A100: N/A whatever fabric manager does (telegraf, 535)
+        ("2330", 4, "535.274.02", True),
+        ("2335", 4, "595.71.05", True),
+        ("2901", 0, "580.126.09", True),
+    ],
+)
+def test_only_gpus_that_register_with_the_fabric_are_expected_to(
+    pci_id: str, switches: int, version: str, registers: bool
+) -> None:
+    facts = promised(machine(pci_id, switches=switches), nvidia_driver_version=version)
+    assert facts["service.nvidia-fabricmanager.active"] == "active"
+    assert facts.get("nvidia_smi.fabric.state") == (["Completed"] * 8 if registers else None)
+
+
 def test_a_driver_declared_as_a_branch_decides_when_it_is_there() -> None:
     facts = promised(machine("2330", switches=4), nvidia_driver_version="580")
     assert "fabric.manager_version" not in facts

@@ -1,6 +1,7 @@
 """nvidia-smi topo and nvidia-smi nvlink. Tabs, escape codes and trailing blanks as 550 prints them."""
 
 import noise
+from settings import Settings
 
 BAD_ARGUMENT = 2
 _LEGEND = """\
@@ -103,10 +104,17 @@ def _head(node, i: int, gpu) -> None:
 
 
 def _status(node, gpus) -> int:
+    branch = int((node.driver() or ("0",))[0].split(".")[0])
     for i, gpu in gpus:
         if not node.sku["links"]:
+            if branch >= 595:  # seen with 595 on an L40S; older drivers printed nothing
+                _head(node, i, gpu)
+                print("Device does not have or support Nvlink")
             continue
         _head(node, i, gpu)
+        if branch >= 590 and Settings(node).of(gpu)["mig"]:  # seen with 590 on an H100 and an H200
+            print("Nvlink queries are not supported for Devices in MIG mode")
+            continue
         down = _down(node, gpu)
         if len(down) == node.sku["links"]:
             print("NVML: Unable to retrieve NVLink information as all links are inActive")

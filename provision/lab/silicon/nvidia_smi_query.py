@@ -40,7 +40,7 @@ def _fields(node, driver: str, one: dict) -> dict:
         "mig.mode.pending": ("", _mig(node, one["settings"]["mig_pending"])),
         "gsp.mode.current": ("", "Enabled"),
     }
-    for part in (_sensors(sku, one), _clocks(sku, one, driver), _pcie(sku, one), _errors(one)):
+    for part in (_sensors(sku, one, driver), _clocks(sku, one, driver), _pcie(sku, one), _errors(one)):
         values.update(part)
     return values
 
@@ -53,7 +53,14 @@ def _enabled(on: bool) -> str:
     return "Enabled" if on else "Disabled"
 
 
-def _sensors(sku, one: dict) -> dict:
+def _fabric(label: str, text: str, driver: str) -> str:
+    """535 to at least 580.95 print the label into the cell (`state  %s` in the programs); 590.48 does not."""
+    if text == "N/A":
+        return "[N/A]"
+    return f"{label} {text}" if int(driver.split(".")[0]) < 590 else text
+
+
+def _sensors(sku, one: dict, driver: str) -> dict:
     settings = one["settings"]
     values = {
         "utilization.gpu": ("%", "[N/A]" if settings["mig"] else "100 %" if one["load"] else "0 %"),
@@ -72,8 +79,8 @@ def _sensors(sku, one: dict) -> dict:
         "ecc.mode.current": ("", _enabled(settings["ecc"])),
         "ecc.mode.pending": ("", _enabled(settings["ecc_pending"])),
         "inforom.img": ("", sku["vbios_inforom"]),
-        "fabric.state": ("", one["fabric"][0]),
-        "fabric.status": ("", one["fabric"][1]),
+        "fabric.state": ("", _fabric("state ", one["fabric"][0], driver)),
+        "fabric.status": ("", _fabric("status", one["fabric"][1], driver)),
         "gpu_recovery_action": ("", "None"),
     }
     for limit in ("power.limit", "enforced.power.limit"):

@@ -168,7 +168,8 @@ def _errors(node, slot: int) -> dict:
 
 def _fabric(node, slot: int) -> tuple:
     """(state, status) of the NVLink fabric."""
-    if not node.sku["fabric"]:
+    # Ampere has no fabric state, whatever fabric manager does (A100-SXM4 on 535 in telegraf's samples).
+    if not node.sku["fabric"] or node.sku["architecture"] == "Ampere":
         return "N/A", "N/A"
     failed = node.fault("fabric_failed", gpu=slot)
     if failed and node.fabric_ready():

@@ -39,11 +39,18 @@ def fields_of(names):
     return [name[len("nvidia_smi.") :] for name in names]
 
 
+def reading(field, cell):
+    """A cell without the label that drivers 535 to 580 print into it: `state  Completed`, `status Success`."""
+    label = {"fabric.state": "state ", "fabric.status": "status "}.get(field)
+    return cell[len(label) :].strip() if label and cell.startswith(label) else cell
+
+
 def parse_query(names, output):
     rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines() if line.strip()]
     if not rows or any(len(row) != len(names) for row in rows):
         raise ReadError("nvidia-smi answered: " + (output.strip()[:200] or "nothing"))
-    return {name: [row[number] for row in rows] for number, name in enumerate(names)}
+    fields = fields_of(names)
+    return {name: [reading(fields[at], row[at]) for row in rows] for at, name in enumerate(names)}
 
 
 def nvidia_smi_probes(names):

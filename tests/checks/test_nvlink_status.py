@@ -1,0 +1,76 @@
+"""nvidia-smi nvlink -s: the links of each GPU, and the sentences that stand in place of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from provision.checks import nvlink_errors, nvlink_status
+from provision.checks.check import CheckNode, Output
+from provision.checks.inventory_links import judge_links
+from provision.errors import ParseError
+from provision.judge import Finding, Verdict
+from provision.thresholds import for_sku
+
+MakeNode = Callable[..., CheckNode]
+UP = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
+# 535 to 610, an RTX A4000 and an L40S on 595, an H100 on 590: public reports.
+INACTIVE = "NVML: Unable to retrieve NVLink information as all links are inActive\n"
+UNSUPPORTED = "Device does not have or support Nvlink\n"
+PARTITIONED = "Nvlink queries are not supported for Devices in MIG mode\n"
+
+
+def status(*gpus: str, name: str = "NVIDIA H100 80GB HBM3") -> Output:
+    text = "".join(f"GPU {index}: {name} (UUID: GPU-{index})\n{lines}" for index, lines in enumerate(gpus))
+    return Output("nvlink", ("nvidia-smi", "nvlink", "-s"), 0, text, "", 0.1)
+
+
+def judged(output: Output, sku: str = "h100-sxm") -> list[Finding]:
+    measured = nvlink_status.parse(output)
+    count = output.stdout.count("GPU-")
+    values: dict[str, dict[str, Any]] = {"name": {f"gpu{index}": "a GPU" for index in range(count)}}
+    for one in measured:
+        values.setdefault(one.metric, {})[one.device] = one.value
+    return judge_links("gpu_inventory", values, for_sku(sku))
+
+
+def unhealthy(findings: list[Finding]) -> list[tuple[Verdict, str, str]]:
+    return [(f.verdict, f.device, f.metric) for f in findings if f.verdict is not Verdict.PASS]
+
+
+@pytest.mark.parametrize("sentence", [INACTIVE, INACTIVE.replace("inActive", "inactive"), UNSUPPORTED])
+def test_a_gpu_whose_links_are_all_down_fails_where_its_sku_has_links(sentence: str) -> None:
+    assert unhealthy(judged(status(UP, sentence, UP, UP))) == [(Verdict.FAIL, "gpu1", "nvlink_links")]
+
+
+def test_a_card_without_nvlink_passes() -> None:
+    output = status(UNSUPPORTED, UNSUPPORTED, name="NVIDIA L40S")
+    assert unhealthy(judged(output, "l40s")) == []
+
+
+def test_links_of_partitioned_gpus_are_skipped_with_the_reason() -> None:
+    (finding,) = judged(status(PARTITIONED, PARTITIONED))
+    assert (finding.verdict, finding.device) == (Verdict.SKIP, "node")
+    assert "MIG" in finding.message
+
+
+def test_the_other_gpus_are_judged_beside_a_partitioned_one() -> None:
+    findings = judged(status(UP, PARTITIONED, UP.replace("Link 3: 26.562 GB/s", "Link 3: <inactive>"), UP))
+    assert unhealthy(findings) == [
+        (Verdict.SKIP, "gpu1", "nvlink_links"),
+        (Verdict.FAIL, "gpu2", "nvlink_links"),
+    ]
+
+
+def test_links_beside_a_sentence_that_denies_them_are_refused() -> None:
+    with pytest.raises(ParseError, match="lists links of GPU 0 and says that it has none"):
+        nvlink_status.parse(status(UP + INACTIVE))
+
+
+@pytest.mark.parametrize("sentence", [INACTIVE, UNSUPPORTED, PARTITIONED])
+def test_the_error_counters_know_the_same_sentences(sentence: str) -> None:
+    counters = "\t Link 0: Replay Errors: 0\n\t Link 0: Recovery Errors: 0\n\t Link 0: CRC Errors: 0\n"
+    measured = nvlink_errors.parse(status(counters, sentence, counters), linked=True)
+    assert {one.device for one in measured} == {"gpu0", "gpu2"}
