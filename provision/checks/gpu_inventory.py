@@ -14,7 +14,12 @@ from typing import Any
 from provision.checks import kernel_incidents, kernel_log, nvidia_smi, nvlink_errors, nvlink_status
 from provision.checks.check import CheckNode, Command, GpuIdentity, Measurement, Output
 from provision.checks.inventory_links import judge_fabric, judge_links
-from provision.checks.inventory_presence import judge_counts, judge_readability
+from provision.checks.inventory_presence import (
+    judge_counts,
+    judge_no_handle,
+    judge_readability,
+    judge_unanswered,
+)
 from provision.checks.inventory_rules import judge_flags, judge_models
 from provision.checks.inventory_settings import judge_settings
 from provision.errors import ParseError
@@ -57,6 +62,8 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     found: list[Measurement] = []
     smi, nvlink = outputs.get("nvidia_smi"), outputs.get("nvlink")
     found += _from("nvidia_smi", smi, nvidia_smi.parse_xml)
+    if smi is not None and _unreadable(found, "nvidia_smi"):
+        found += nvidia_smi.unreachable(smi, kernel_incidents.devices(node))
     found += _from("nvlink", nvlink, nvlink_status.parse)
     if "nvlink_errors" in outputs:  # a run of an older gpuprov has none
         down: dict[int, set[int]] = {}
@@ -108,8 +115,10 @@ def judge(
     for measurement in measurements:
         by_metric[measurement.metric][measurement.device] = measurement.value
     findings = judge_readability(ID, by_metric)
+    findings += judge_no_handle(ID, by_metric)
     if "driver_gpus" in by_metric:
         findings += judge_counts(ID, node, by_metric)
+        findings += judge_unanswered(ID, by_metric)
         findings += judge_models(ID, node, by_metric, thresholds)
         findings += judge_flags(ID, node, by_metric)
         findings += judge_links(ID, by_metric, thresholds)
@@ -141,7 +150,11 @@ def identities(measurements: Sequence[Measurement]) -> list[GpuIdentity]:
             by_gpu[m.device][m.metric] = str(m.value)
     return [
         GpuIdentity(
-            int(device[3:]), gpu["name"], gpu.get("serial", ""), gpu["uuid"], gpu.get("pci_address", "")
+            int(device[3:]),
+            gpu.get("name", ""),
+            gpu.get("serial", ""),
+            gpu.get("uuid", ""),
+            gpu.get("pci_address", ""),
         )
         for device, gpu in by_gpu.items()
     ]

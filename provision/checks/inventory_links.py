@@ -9,6 +9,49 @@ from provision.checks.inventory_rules import Values, all_good, limited, shared
 from provision.judge import Finding, Verdict, unmeasured
 from provision.thresholds import Threshold
 
+# Wired with fewer lanes than the GPU has: AWS g4dn and g5 (telegraf's samples of both).
+_WIRED = {"Tesla T4": 8, "NVIDIA A10G": 8}
+
+
+def _generation(check: str, values: Values) -> list[Finding]:
+    """The highest PCIe generation that GPU and slot allow together, which idle links show as well.
+
+    `pcie_gen_max` is the pair's, `pcie_gen_device_max` the GPU's own (from driver 530 on); with older drivers
+    GPUs of one name are compared with each other.
+    """
+    allowed, own = values.get("pcie_gen_max", {}), values.get("pcie_gen_device_max", {})
+    best: dict[str, int] = {}
+    for device, generation in allowed.items():
+        name = str(values["name"].get(device))
+        best[name] = max(best.get(name, 0), generation, own.get(device, 0))
+    slow = {d: g for d, g in allowed.items() if g < best[str(values["name"].get(d))]}
+    if not slow:
+        return []
+    if len(slow) == len(allowed) and len(set(slow.values())) == 1:
+        generation = next(iter(slow.values()))
+        own_best = max(best.values())
+        words = (
+            f"every slot allows PCIe generation {generation}, the GPUs have {own_best}: look for a limit in "
+            "the firmware's settings, unless the board has no more"
+        )
+        limit = f"≥ {own_best}"
+        return [
+            Finding(
+                check, Verdict.WARN, "node", words, "pcie_gen_max", generation, "", limit,
+                "the GPUs' own maximum", "fix configuration",
+            )
+        ]  # fmt: skip
+    findings = []
+    for device, generation in slow.items():
+        wanted = best[str(values["name"].get(device))]
+        words = f"its slot allows PCIe generation {generation}, the GPU has {wanted}"
+        found = Finding(
+            check, Verdict.FAIL, device, words, "pcie_gen_max", generation, "", f"≥ {wanted}",
+            "the GPU's own maximum, and its peers'", "reseat or check cable",
+        )  # fmt: skip
+        findings.append(found)
+    return findings
+
 
 def judge_links(check: str, values: Values, thresholds: Mapping[str, Threshold]) -> list[Finding]:
     """PCIe width (the generation is low at idle and says nothing) and NVLinks."""
@@ -32,7 +75,9 @@ def judge_links(check: str, values: Values, thresholds: Mapping[str, Threshold])
             )
             for device, lanes in values.get("pcie_width", {}).items()
             if lanes < values.get("pcie_width_max", {}).get(device, 0)
+            and lanes != _WIRED.get(str(values["name"].get(device)))
         ]
+    findings += _generation(check, values)
     if strangers := sorted(values.get("nvlink_links", {}).keys() - values["name"].keys()):
         words = f"nvidia-smi nvlink -s tells of {', '.join(strangers)}, which nvidia-smi -q -x does not list"
         findings.append(unmeasured(check, words, action="investigate"))
@@ -75,6 +120,8 @@ def judge_fabric(check: str, node: CheckNode, values: Values) -> list[Finding]:
     states, statuses = values.get("fabric_state", {}), values.get("fabric_status", {})
     findings = []
     for device in values["name"]:
+        if device in values.get("unanswered", {}):
+            continue  # a finding of its own
         state, status = states.get(device), statuses.get(device)
         if (state, status) == ("Completed", "Success"):
             continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from provision.checks import nvml_error
 from provision.checks.check import CheckNode
 from provision.checks.inventory_rules import Values
 from provision.judge import Finding, Verdict, unmeasured
@@ -9,6 +10,9 @@ from provision.judge import Finding, Verdict, unmeasured
 # Boards with NVSwitches carry 4, 8 or 16 GPUs, and are handed to virtual machines in parts of 1, 2, 4 or 8:
 # derived from the boards NVIDIA sells, no document states the list.
 _BOARD_COUNTS = (1, 2, 4, 8, 16)
+
+# What one broken sensor prints, too. The other errors are of the whole GPU.
+_OF_ONE_READING = (nvml_error.UNKNOWN, nvml_error.UNSPECIFIED)
 
 
 def judge_readability(check: str, values: Values) -> list[Finding]:
@@ -20,6 +24,8 @@ def judge_readability(check: str, values: Values) -> list[Finding]:
         message = str(devices["node"])
         if metric.startswith("unreadable.nvlink") and "unreadable.nvidia_smi" in values:
             continue  # the same program, the same reason: once is enough
+        if metric == "unreadable.nvidia_smi" and "no_handle" in values:
+            continue  # the GPU that keeps it from answering is a finding
         if "GPU is lost" in message:
             findings.append(
                 Finding(check, Verdict.FAIL, "node", message, metric=metric, action="power-cycle")
@@ -30,6 +36,43 @@ def judge_readability(check: str, values: Values) -> list[Finding]:
     if "inforom_corrupted" in values:
         message = "nvidia-smi reports a corrupted infoROM (status 14)"
         findings.append(Finding(check, Verdict.WARN, "node", message, metric="inforom", action="investigate"))
+    return findings
+
+
+def judge_no_handle(check: str, values: Values) -> list[Finding]:
+    """A GPU that keeps nvidia-smi from answering at all; no more than its address is known."""
+    return [
+        Finding(
+            check,
+            Verdict.FAIL,
+            device,
+            f"does not answer: {error!r} at PCI {values['no_handle_address'][device]}; nvidia-smi therefore "
+            "describes no GPU",
+            "unanswered",
+            error,
+            action=nvml_error.ACTIONS[error],
+        )
+        for device, error in values.get("no_handle", {}).items()
+    ]
+
+
+def judge_unanswered(check: str, values: Values) -> list[Finding]:
+    """A GPU whose readings are NVML errors: broken as far as the driver can tell, whatever else it prints."""
+    findings = []
+    for device, error in values.get("unanswered", {}).items():
+        count = values["unanswered_readings"][device]
+        serial, address = (values.get(metric, {}).get(device) for metric in ("serial", "pci_address"))
+        where = ", ".join(f"{what} {text}" for what, text in (("serial", serial), ("PCI", address)) if text)
+        first = values["unanswered_first"][device]
+        words = f"does not answer: {error!r} in place of {count} readings, {first} first ({where})"
+        sensor = not values["unanswered_judged"][device] and error in _OF_ONE_READING
+        verdict = Verdict.WARN if sensor else Verdict.FAIL
+        action = "investigate" if sensor else nvml_error.ACTIONS[error]
+        findings.append(Finding(check, verdict, device, words, "unanswered", error, action=action))
+    for device, paths in values.get("forbidden", {}).items():
+        words = f"nvidia-smi may not read {paths} ({nvml_error.NOT_PERMITTED}): gpuprov has to run it as root"
+        action = nvml_error.ACTIONS[nvml_error.NOT_PERMITTED]
+        findings.append(unmeasured(check, words, device=device, action=action))
     return findings
 
 

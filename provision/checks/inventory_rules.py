@@ -55,6 +55,8 @@ def judge_models(
 ) -> list[Finding]:
     """One model, the one the PCI ids promise, with all of its memory."""
     names = {device: str(name) for device, name in values["name"].items()}
+    if not names:
+        return []  # not one GPU answers
     usual = Counter(names.values()).most_common(1)[0][0]
     findings = [
         Finding(
@@ -82,6 +84,8 @@ def judge_models(
 
 def _memory(check: str, values: Values, threshold: Threshold | None) -> list[Finding]:
     sizes = values["memory_total"]
+    if not sizes:
+        return []
     if threshold is not None:
         return limited(check, "memory", "memory_total", sizes, threshold, "replace part")
     largest = max(sizes.values())
@@ -164,7 +168,12 @@ def judge_flags(check: str, node: CheckNode, values: Values) -> list[Finding]:
                     action="reset GPU",
                 )
             )
-    findings += _remapped(check, values) + _throttled(check, values, gpus) + _recovery(check, values, gpus)
+    findings += (
+        _retired(check, values)
+        + _remapped(check, values)
+        + _throttled(check, values, gpus)
+        + _recovery(check, values, gpus)
+    )
     return findings or [all_good(check, "ecc_uncorrectable", "ECC, row remapping and clocks are in order")]
 
 
@@ -189,6 +198,30 @@ def _remapped(check: str, values: Values) -> list[Finding]:
                     "watch",
                 )
             )
+    return findings
+
+
+# NVIDIA DCGM, dcgm_gpu_hardware_limits.h: 63 like the field diagnostic, 15 after double-bit errors.
+_RETIRED_FAIL, _RETIRED_WARN = 63, 15
+
+
+def _retired(check: str, values: Values) -> list[Finding]:
+    """Pages taken out of use, before Ampere."""
+    findings = []
+    for device, double in values.get("retired_double_bit", {}).items():
+        pages = double + values.get("retired_single_bit", {}).get(device, 0)
+        if pages >= _RETIRED_FAIL:
+            verdict, limit, action = Verdict.FAIL, f"< {_RETIRED_FAIL} pages", "replace part"
+            words = f"{pages} retired memory pages: there is no room for more"
+        elif double > _RETIRED_WARN:
+            verdict, limit, action = Verdict.WARN, f"≤ {_RETIRED_WARN} pages", "watch"
+            words = f"{double} memory pages were retired after double-bit errors"
+        else:
+            continue
+        source = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h"
+        findings.append(
+            Finding(check, verdict, device, words, "retired_pages", pages, "pages", limit, source, action)
+        )
     return findings
 
 

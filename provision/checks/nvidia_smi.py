@@ -3,19 +3,22 @@
 Lessons from real samples: a container may be the plain text N/A, values carry units, retired features read
 "Requested functionality has been deprecated", the throttle reasons were renamed at 535, and the XML says
 nothing of NVLink. A value that is not there is left out; one that is there and makes no sense is a
-ParseError.
+ParseError. A GPU that does not answer is described all the same, with exit status 0 and an NVML error text
+in each cell that the driver had to ask the GPU for (nvml_error.py).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from xml.etree import ElementTree
 
 from provision.checks.check import Measurement, Output, completed, last_words
 from provision.checks.kernel_log import bus_address
+from provision.checks.nvml_error import NOT_PERMITTED, error_text, worst
 from provision.errors import ParseError
 
-_NO_VALUE = {"", "N/A", "[N/A]", "None", "Unknown Error", "Requested functionality has been deprecated"}
+_NO_VALUE = {"", "N/A", "[N/A]", "None", "Requested functionality has been deprecated"}
 
 # nvidia-smi's exit statuses, and its words where they tell more: what to do about it.
 _RC_INFOROM = 14  # the infoROM is corrupted; what was printed is still valid
@@ -38,7 +41,7 @@ THROTTLE_ALARMS = {
     "sw_thermal_slowdown": "software thermal slowdown",
 }
 
-# metric → (path in a <gpu>, unit, kind of value)
+# metric → (path in a <gpu>, unit, kind of value); several paths, separated by blanks: the first that is there
 _FIELDS = {
     "name": ("product_name", "", "text"),
     "serial": ("serial", "", "text"),
@@ -50,6 +53,8 @@ _FIELDS = {
     "pcie_width_max": ("pci/pci_gpu_link_info/link_widths/max_link_width", "lanes", "number"),
     "pcie_gen": ("pci/pci_gpu_link_info/pcie_gen/current_link_gen", "", "number"),
     "pcie_gen_max": ("pci/pci_gpu_link_info/pcie_gen/max_link_gen", "", "number"),
+    "pcie_gen_device_max": ("pci/pci_gpu_link_info/pcie_gen/max_device_link_gen", "", "number"),
+    "pcie_gen_host_max": ("pci/pci_gpu_link_info/pcie_gen/max_host_link_gen", "", "number"),
     "ecc_mode": ("ecc_mode/current_ecc", "", "text"),
     "sram_threshold_exceeded": ("ecc_errors/aggregate/sram_threshold_exceeded", "", "text"),
     "channel_repair_pending": ("ecc_errors/channel_repair_pending", "", "text"),
@@ -71,12 +76,31 @@ _FIELDS = {
     "compute_mode": ("compute_mode", "", "text"),
     "temperature": ("temperature/gpu_temp", "C", "number"),
     "replays": ("pci/replay_counter", "replays", "number"),
-    "power_limit": ("gpu_power_readings/current_power_limit", "W", "number"),
-    "power_default": ("gpu_power_readings/default_power_limit", "W", "number"),
+    # Drivers before about 530 (T4 and A10G in telegraf's samples) have the second names.
+    "power_limit": (
+        "gpu_power_readings/current_power_limit power_readings/enforced_power_limit",
+        "W",
+        "number",
+    ),
+    "power_default": (
+        "gpu_power_readings/default_power_limit power_readings/default_power_limit",
+        "W",
+        "number",
+    ),
+    "retired_single_bit": ("retired_pages/multiple_single_bit_retirement/retired_count", "pages", "number"),
+    "retired_double_bit": ("retired_pages/double_bit_retirement/retired_count", "pages", "number"),
 }
 # Programs that only watch: they hold a context without work.
 _AGENTS = frozenset({"nv-hostengine", "dcgm-exporter", "dcgmi", "nvidia-smi", "nvidia-persistenced"})
 _AGENT_STEMS = ("nvidia-persiste",)  # the kernel cuts names at 15 letters
+
+# One line in place of everything, with or without an index: `Unable to determine the device handle for GPU3:
+# 0000:61:00.0: GPU is lost.  Reboot the system to recover this GPU`, or `Unknown Error` (public reports).
+_NO_HANDLE = re.compile(
+    r"Unable to determine the device handle for gpu ?\d{0,4}:? ?"
+    r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): ([A-Za-z !]{1,40})",
+    re.IGNORECASE,
+)
 
 _MUST_HAVE = ("name", "uuid", "memory_total")
 
@@ -93,6 +117,18 @@ def refusal(output: Output) -> ParseError | None:
     said = f"{output.stdout}\n{output.stderr}"
     fix = next((advice for sign, advice in _ADVICE if sign in said), "look at the kernel log for NVRM lines")
     return ParseError(f"nvidia-smi failed with status {output.rc}: {words}", fix)
+
+
+def unreachable(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
+    """The GPUs for which nvidia-smi printed one line in place of its answer. `gpus`: PCI address → device."""
+    found = []
+    for text, words in _NO_HANDLE.findall(f"{output.stdout}\n{output.stderr}"):
+        address, error = bus_address(text), error_text(words)
+        if error is not None:
+            device = gpus.get(address, f"gpu@{address}")
+            found.append(Measurement("no_handle", error, "", device))
+            found.append(Measurement("no_handle_address", address, "", device))
+    return found
 
 
 def parse_xml(output: Output) -> list[Measurement]:
@@ -127,10 +163,12 @@ _READ = (
 
 
 def _refuse_gaps(gpus: list[ElementTree.Element]) -> None:
+    # A GPU that does not answer is described in part only, and is a finding of its own.
     described: dict[str | None, dict[str, bool]] = {}
-    for gpu in gpus:
+    answering = [(index, gpu) for index, gpu in enumerate(gpus) if not _errors(gpu)]
+    for _, gpu in answering:
         described.setdefault(_text(gpu, "product_name"), {}).update(_paths(gpu))
-    for index, gpu in enumerate(gpus):
+    for index, gpu in answering:
         own = _paths(gpu)
         for path in described[_text(gpu, "product_name")].keys() - own.keys():
             above = [path[:at] for at, letter in enumerate(path) if letter == "/"]
@@ -177,7 +215,21 @@ def _root(output: Output) -> ElementTree.Element:
 def _text(element: ElementTree.Element, path: str) -> str | None:
     """The text at `path`; None when it is missing or one of nvidia-smi's words for "nothing"."""
     text = (element.findtext(path) or "").strip()
-    return None if text in _NO_VALUE else text
+    return None if text in _NO_VALUE or error_text(text) else text
+
+
+def _errors(gpu: ElementTree.Element) -> dict[str, str]:
+    """Path → the NVML error that stands there in place of a reading."""
+    found: dict[str, str] = {}
+
+    def walk(element: ElementTree.Element, path: str) -> None:
+        if (error := error_text(element.text or "")) is not None:
+            found[path] = error
+        for child in element:
+            walk(child, f"{path}/{child.tag}" if path else child.tag)
+
+    walk(gpu, "")
+    return found
 
 
 def _number(text: str, where: str) -> int:
@@ -191,9 +243,11 @@ def _number(text: str, where: str) -> int:
 
 def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
     found = []
-    for metric, (path, unit, kind) in _FIELDS.items():
+    errors = _errors(gpu)
+    for metric, (paths, unit, kind) in _FIELDS.items():
+        path = next((one for one in paths.split() if _text(gpu, one) is not None), paths)
         text = _text(gpu, path)
-        if text is None and metric in _MUST_HAVE:
+        if text is None and metric in _MUST_HAVE and not errors:
             raise ParseError(f"nvidia-smi: {device} has no {path}", "run the check again")
         if text is not None:
             value = _number(text, f"{device} {path}") if kind == "number" else text
@@ -202,6 +256,8 @@ def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
     if address is None:
         raise ParseError(f"nvidia-smi: {device} has no PCI address", "run the check again")
     found.append(Measurement("pci_address", bus_address(address), "", device))
+    if errors:
+        found += _unanswered(errors, device)
     found += _ecc(gpu, device)
     found.append(Measurement("processes", _processes(gpu), "", device))
     found.append(Measurement("throttle", _throttle(gpu), "", device))
@@ -209,15 +265,39 @@ def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
     return found
 
 
+def _unanswered(errors: dict[str, str], device: str) -> list[Measurement]:
+    """`unanswered`: the error that describes the GPU best, with how many readings it stands for, the first of
+    them, and whether one of them is judged. `forbidden`: the readings that root alone may see."""
+    refused = sorted(path for path, error in errors.items() if error == NOT_PERMITTED)
+    faulty = sorted(path for path, error in errors.items() if error != NOT_PERMITTED)
+    found = []
+    if faulty:
+        # A sensor that fails (fan, power, a clock) does not stop a job; memory, PCIe and the like do.
+        judged = any(path.split("/")[0] in _READ for path in faulty)
+        found.append(Measurement("unanswered", worst(set(errors.values())), "", device))
+        found.append(Measurement("unanswered_judged", judged, "", device))
+        found.append(Measurement("unanswered_readings", len(faulty), "readings", device))
+        found.append(Measurement("unanswered_first", faulty[0], "", device))
+    if refused:
+        found.append(Measurement("forbidden", ", ".join(refused[:3]), "", device))
+    return found
+
+
 def _ecc(gpu: ElementTree.Element, device: str) -> list[Measurement]:
-    """Uncorrectable errors since the driver was loaded; one SRAM counter until v12, two since 550."""
+    """Uncorrectable errors since the driver was loaded; one SRAM counter until v12, two since 550. Before
+    Turing they are called double-bit errors, and counted by memory with a total."""
     counters = gpu.find("ecc_errors/volatile")
     if counters is None:
         return []
+    named = {counter.tag: counter for counter in counters if "uncorrectable" in counter.tag}
+    if (double := counters.find("double_bit")) is not None:
+        named = {counter.tag: counter for counter in double}
+        if _text(double, "total") is not None:
+            named = {"total": named["total"]}
     counts = [
-        _number(text, f"{device} {counter.tag}")
-        for counter in counters
-        if "uncorrectable" in counter.tag and (text := (counter.text or "").strip()) not in _NO_VALUE
+        _number(text, f"{device} {tag}")
+        for tag, counter in named.items()
+        if (text := (counter.text or "").strip()) not in _NO_VALUE and not error_text(text)
     ]
     return [Measurement("ecc_uncorrectable", sum(counts), "errors", device)] if counts else []
 

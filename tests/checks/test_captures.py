@@ -24,6 +24,7 @@ from provision.checks import (
 )
 from provision.checks.check import Measurement, Output
 from provision.errors import ParseError
+from provision.node.observe.nvidia_smi import parse_query
 from tests.checks.scenarios import machine
 
 COPIES = ("host_to_device_memcpy_ce", "device_to_host_memcpy_ce")
@@ -74,6 +75,11 @@ def events(text: str) -> dict[tuple[str, str], Any]:
     }
 
 
+def fabric(text: str) -> dict[tuple[str, str], Any]:
+    names = [f"nvidia_smi.{field}" for field in ("index", "fabric.state", "fabric.status")]
+    return {("node", "states"): parse_query(names, text)[names[1]]}
+
+
 def link_errors(text: str) -> dict[tuple[str, str], Any]:
     return values(nvlink_errors.parse(output(text)))
 
@@ -85,6 +91,18 @@ READ: dict[str, tuple[Callable[[str], dict[tuple[str, str], Any]], dict[tuple[st
         {("node", "driver_gpus"): 8, ("gpu0", "name"): "NVIDIA H100 80GB HBM3", ("gpu0", "pcie_gen"): 5,
          ("node", "driver_version"): "550.163.01"},
     ),
+    "nvidia-smi-q-x.h100.gpu3-lost.550.xml": (
+        xml,
+        {("node", "driver_gpus"): 8, ("gpu3", "unanswered"): "GPU is lost",
+         ("gpu3", "serial"): "1562821083903", ("gpu3", "pci_address"): "0000:4b:00",
+         ("gpu3", "memory_total"): None,
+         ("gpu2", "unanswered"): None, ("gpu2", "memory_total"): 81920, ("gpu7", "remap_pending"): "No"},
+    ),
+    "nvidia-smi-nvlink-s.h100.gpu3-lost.550.txt": (
+        nvlink,
+        {("gpu3", "nvlink_links"): 18, ("gpu7", "nvlink_links"): 18, ("gpu7", "nvlink_speed"): 26.562},
+    ),
+    "nvidia-smi-query-gpu-fabric.h100.550.csv": (fabric, {("node", "states"): ["Completed"] * 8}),
     "nvidia-smi-q-x.a100.550.xml": (xml, {("node", "driver_gpus"): 8, ("gpu7", "pcie_width"): 16}),
     "nvidia-smi-q-x.a10g.old-driver.xml": (xml, {("gpu0", "name"): "NVIDIA A10G"}),
     "nvidia-smi-q-x.rtx-4000-ada.v13.xml": (xml, {("node", "driver_gpus"): 1}),
@@ -122,6 +140,10 @@ UNASKED = {
     "README.md": "what the files are",
     "nvidia-smi-L.a100.550.txt": "nvidia-smi -q -x has it",
     "nvidia-smi-L.h100.550.txt": "nvidia-smi -q -x has it",
+    "nvidia-smi-L.h100.gpu3-lost.550.txt": "it lists the lost GPU as if it were healthy",
+    "nvidia-smi.plain.h100.gpu3-lost.550.txt": "nvidia-smi -q -x has it",
+    "nvidia-smi-query-gpu.h100.gpu3-lost.550.csv": "a query of its own choice of columns",
+    "nvidia-smi-topo-m.h100.gpu3-lost.550.txt": "p2p_bandwidth measures every pair",
     "nvidia-smi-q.h100.550.txt": "nvidia-smi -q -x has it, in a form made for programs",
     "nvidia-smi.plain.a100.550.txt": "nvidia-smi -q -x has it",
     "nvidia-smi.plain.h100.550.txt": "nvidia-smi -q -x has it",
@@ -150,7 +172,7 @@ def test_a_capture_is_read_whole(name: str, captures: Path) -> None:
     assert found
     assert {key: found.get(key) for key in expected} == expected
     if parser is xml:
-        gpus = {device for device, metric in found if metric == "memory_total"}
+        gpus = {device for device, metric in found if metric in ("memory_total", "unanswered")}
         assert len(gpus) == found["node", "driver_gpus"]
 
 

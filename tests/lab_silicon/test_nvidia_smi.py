@@ -162,6 +162,26 @@ def test_a_pcie_card_has_no_fabric(node: Make) -> None:
     assert newer[1::2] == ["Device does not have or support Nvlink"] * (len(newer) // 2)
 
 
+@pytest.mark.parametrize("error", ["GPU is lost", "Unknown Error", "GPU requires reset"])
+def test_a_silent_gpu_is_listed_with_the_error_in_its_cells(error: str, node: Make) -> None:
+    one = node(driver="550.163.01")
+    healthy = one.run("nvidia-smi", "-q", "-x").stdout.splitlines()
+    one.fault("set", "gpu_silent", "gpu=3", f"error={error}")
+    done = one.run("nvidia-smi", "-q", "-x")
+    assert done.returncode == 0
+    gpus = xml(one).findall("gpu")
+    assert [gpu.findtext("fb_memory_usage/total") == error for gpu in gpus] == [i == 3 for i in range(8)]
+    assert gpus[3].findtext("remapped_rows") == error
+    assert gpus[3].findtext("serial", "").isdigit()
+    assert done.stdout.count(f">{error}<") == 35  # as many cells as with the real 550.163.01
+    assert len(done.stdout.splitlines()) < len(healthy)
+    assert column(one, "index,temperature.gpu,pcie.link.width.max")[3] == f"3, [{error}], 16"
+    table = one.run("nvidia-smi")
+    assert table.returncode == 15
+    assert "ERR!" in table.stdout
+    assert one.run("nvidia-smi", "-L").stdout.count("UUID") == 8
+
+
 def test_a_lost_gpu(node: Make) -> None:
     one = node()
     one.fault("set", "gpu_off_bus", "gpu=6")

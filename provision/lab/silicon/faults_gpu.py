@@ -20,6 +20,20 @@ FAULTS = {
         ["gpu"],
     ),
     "gpu_off_bus": ("a GPU fell off the bus after boot: Xid 79", [gpu(), onset()], ["gpu"]),
+    "gpu_silent": (
+        "a GPU stops answering the driver: it is still listed, with an error in place of its readings",
+        [
+            gpu(),
+            choice(
+                "error",
+                "GPU is lost",
+                ["GPU is lost", "Unknown Error", "GPU requires reset"],
+                "what the driver answers",
+            ),
+            onset(),
+        ],
+        ["gpu"],
+    ),
     "memory_small": (
         "a GPU reports less memory",
         [gpu(), number("mib", 40960, 1024, 10**6, "total in MiB")],

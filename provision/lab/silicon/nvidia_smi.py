@@ -126,6 +126,8 @@ def _once(node, options: dict, driver: str) -> int:
         print(tree.as_text(node, driver, readings, options["sections"]), end="")
     else:
         print(plain.table(node, driver, readings), end="")
+        if any(one["silent"] for one in readings):
+            return LOST
     return status
 
 

@@ -24,7 +24,9 @@ def table(node, driver: str, readings: list) -> str:
     ]
     for one in readings:
         rows += [*_gpu(node, one), _LINE]
-    rows += [" " * 89, _WIDE, *_processes(readings), _WIDE]
+    rows += [" " * 89, _WIDE, *_processes(readings)]
+    if not any(one["silent"] for one in readings):
+        rows.append(_WIDE)
     return "\n".join(rows) + "\n"
 
 
@@ -37,12 +39,19 @@ def _gpu(node, one: dict) -> list:
     busy = "N/A" if settings["mig"] else f"{100 if one['load'] else 0}%"
     mig = "N/A" if not profiles(node.sku_name) else "Enabled" if settings["mig"] else "Disabled"
     # Printed as the table has room for it: E. Process, Prohibited, Default.
+    temperature, errors = f"{one['temperature']:>4}C ", f"{one['uncorrectable']:>20}"
+    if one["silent"]:  # as 550.163.01 prints a lost GPU
+        temperature, power, busy, errors = (
+            "ERR! ",
+            f"ERR! / {settings['power']:>4.0f}W",
+            "ERR!",
+            f"{'ERR!':>20}",
+        )
+        memory = f"{one['silent']:<22}"
     mode = {"DEFAULT": "Default", "EXCLUSIVE_PROCESS": "E. Process"}.get(settings["compute"], "Prohibited")
     return [
-        f"| {one['index']:>3}  {node.sku['name'][:27]:<31}{keep:<3} | {bus:>18} Off | "
-        f"{one['uncorrectable']:>20} |",
-        f"| N/A {one['temperature']:>4}C    {one['state']:<3} {power:>22} | {memory:>22} | {busy:>7}   "
-        f"{mode:>10} |",
+        f"| {one['index']:>3}  {node.sku['name'][:27]:<31}{keep:<3} | {bus:>18} Off | {errors} |",
+        f"| N/A {temperature}   {one['state']:<3} {power:>22} | {memory:>22} | {busy:>7}   {mode:>10} |",
         f"| {'':39} | {'':22} | {mig:>20} |",
     ]
 
@@ -54,6 +63,8 @@ def _processes(readings: list) -> list:
         "|        ID   ID                                                               Usage      |",
         "|=========================================================================================|",
     ]
+    if any(one["silent"] for one in readings):
+        return [*rows, "Failed to query device index"]
     busy = [one for one in readings if one["load"]]
     for one in busy:
         name, memory = one["load"]["tool"], f"{one['used']}MiB"

@@ -1,5 +1,6 @@
 """nvidia-smi --query-gpu and its kin: CSV."""
 
+import nvidia_smi_silent as silent
 import nvidia_smi_tree_state as state
 from mig_profiles import profiles
 
@@ -42,7 +43,7 @@ def _fields(node, driver: str, one: dict) -> dict:
     }
     for part in (_sensors(sku, one, driver), _clocks(sku, one, driver), _pcie(sku, one), _errors(one)):
         values.update(part)
-    return values
+    return silent.fields(values, one["silent"]) if one["silent"] else values
 
 
 def _mig(node, on: bool) -> str:

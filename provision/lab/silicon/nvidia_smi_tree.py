@@ -10,6 +10,7 @@ import time
 from xml.sax.saxutils import escape
 
 import nvidia_smi_mig
+import nvidia_smi_silent as silent
 import nvidia_smi_tree_errors as errors
 import nvidia_smi_tree_state as state
 import telemetry
@@ -42,7 +43,7 @@ def as_xml(node, driver: str, readings: list) -> str:
         lines.append(f"\t<{name}>{value}</{name}>")
     for one in readings:
         lines.append(f'\t<gpu id="{_bus(one)}">')
-        for entry in _entries(node, driver, one):
+        for entry in _answered(node, driver, one):
             lines += _xml(entry, 2)
         lines += ["\t</gpu>", ""]
     return "\n".join([*lines, "</nvidia_smi_log>"]) + "\n"
@@ -60,7 +61,7 @@ def as_text(node, driver: str, readings: list, sections: str) -> str:
     ]
     for one in readings:
         lines.append(f"GPU {_bus(one)}")
-        for entry in _entries(node, driver, one):
+        for entry in _answered(node, driver, one):
             if entry[1] and (not sections or _in_sections(entry[1], sections)):
                 lines += _text(entry, 1)
         lines.append("")
@@ -117,6 +118,11 @@ def _text(entry, depth: int) -> list:
         inner = [line for one in value for line in _text(one, depth + 1)]
         return ["    " * depth + label, *inner]
     return [_row(depth, label, value[1] if isinstance(value, tuple) else value)]
+
+
+def _answered(node, driver: str, one: dict) -> list:
+    entries = _entries(node, driver, one)
+    return silent.entries(entries, one["silent"]) if one["silent"] else entries
 
 
 def _entries(node, driver: str, one: dict) -> list:

@@ -107,9 +107,14 @@ class Node:
         """Whether the GPU was there at boot and no longer answers."""
         return self.fault("gpu_off_bus", gpu=gpu["slot"]) is not None
 
+    def silent(self, gpu) -> str:
+        """The error that the driver has for every question to this GPU; empty when it answers."""
+        fault = self.fault("gpu_silent", gpu=gpu["slot"])
+        return fault["error"] if fault else ""
+
     def usable(self) -> list:
         """The GPUs CUDA offers."""
-        return [gpu for gpu in self.present() if not self.lost(gpu)]
+        return [gpu for gpu in self.present() if not self.lost(gpu) and not self.silent(gpu)]
 
     def linked(self, a: int, b: int) -> int:
         """How many NVLinks join two GPUs, by slot; a switch joins everybody by everything."""

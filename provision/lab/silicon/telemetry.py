@@ -31,6 +31,7 @@ def read(node, gpu, index: int) -> dict:
         "load": load,
         "persistence": node.running("persistenced") or _kept(node),
         "settings": Settings(node).of(gpu),
+        "silent": node.silent(gpu),
     }
     _changed(node, slot, values)
     values.update(_heat(node, gpu, load, throttle, values["settings"]))

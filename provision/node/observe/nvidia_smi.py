@@ -40,7 +40,7 @@ def fields_of(names):
 
 
 def reading(field, cell):
-    """A cell without the label that drivers 535 to 580 print into it: `state  Completed`, `status Success`."""
+    """A cell without the label that drivers 535 to 580 print into it (`state  Completed`)."""
     label = {"fabric.state": "state ", "fabric.status": "status "}.get(field)
     return cell[len(label) :].strip() if label and cell.startswith(label) else cell
 
