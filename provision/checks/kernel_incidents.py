@@ -17,6 +17,7 @@ from provision.checks.kernel_log import (
     KernelEvent,
     brings,
     bus_address,
+    instance,
     meaning,
 )
 from provision.judge import Finding, Verdict
@@ -53,17 +54,40 @@ def devices(node: CheckNode) -> dict[str, str]:
 
 
 def named(events: Iterable[KernelEvent], gpus: Mapping[str, str]) -> list[KernelEvent]:
-    """Events with the device's name for its address; PCIe errors of anything but GPUs are left out.
+    """Events with the device's name for its address; PCIe errors of all but GPUs and the ports above are
+    left out.
 
     A GPU that nobody lists any more (it fell off the bus) has no index: its address names it.
     """
     found = []
     for event in events:
         if event.kind == "aer" and event.address not in gpus:
+            found += _of_port(event, gpus)
             continue
         away = f"gpu@{event.address}" if event.kind == "xid" else "node"
-        found.append(replace(event, address=gpus.get(event.address, away)))
-    return found
+        found.append(replace(event, address=gpus.get(event.address, away), below=None))
+    # Both ends of a link may report one error: the end that reports more of it counts.
+    most: dict[tuple[str, int, str], KernelEvent] = {}
+    for event in found:
+        key = event.kind, event.code, event.address
+        if key not in most or most[key].count < event.count:
+            most[key] = event
+    return list(most.values())
+
+
+def _of_port(event: KernelEvent, gpus: Mapping[str, str]) -> list[KernelEvent]:
+    """A PCIe error that the port above GPUs reports: the GPU's if it is alone below, else the node's."""
+    if event.below is None:
+        return []
+    domain, (first, last) = event.address.partition(":")[0], event.below
+    below = {
+        device
+        for address, device in gpus.items()
+        if address.partition(":")[0] == domain and first <= int(address.split(":")[1], 16) <= last
+    }
+    if not below:
+        return []
+    return [replace(event, address=below.pop() if len(below) == 1 else "node", below=None)]
 
 
 def measured(events: Iterable[KernelEvent]) -> list[Measurement]:
@@ -214,6 +238,8 @@ def _finding(
         if root.kind != "aer"
         else f"{words}, {root.burst} within a minute"
     )
+    if mig := instance(root.line):
+        said += f" of the MIG instance {mig}"
     times = f", {root.count} time{'s' * (root.count != 1)} {'during this test' if own_test else 'since boot'}"
     return Finding(
         check,

@@ -5,9 +5,18 @@ Samples of every form met in the field:
 NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s of waiting for RPC response
 NVRM: Xid (0000:03:00): 14, Channel 00000001
 NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 ...)
+NVRM: Xid (PCI:0000:01:00 GPU-I:05): 95, pid=…            of a MIG instance; also "GPU-I:01 GPU-CI:02"
 NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.
+NVRM: The NVIDIA GPU 0000:b3:00.0                         before the driver was loaded: three lines, no Xid
+NVRM: (PCI ID: 10de:26b5) installed in this system has
+NVRM: fallen off the bus and is not responding to commands.
+nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)
+nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Severity 0 Engine instance 32 Sub-engine instance 00
+nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Data {0x00000000, 0x00000000, …}    one event
 nvidia-nvswitch0: SXid (PCI:0000:00:00.0): 20034, Fatal, Link 30 LTSSM Fault Up
 nvidia 0000:9b:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)
+pcieport 0000:64:01.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Receiver ID) of its port
+pci 0000:64:01.0: PCI bridge to [bus 65]                  at boot: what is below that port
 """
 
 from __future__ import annotations
@@ -22,8 +31,17 @@ from provision.checks.check import Output
 from provision.errors import ParseError
 from provision.paths import DATA
 
-_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\)[^:]*: *(\d{1,6})\b")
-_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): *(\d{1,6})\b")
+_XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)(?: GPU-I:\d{1,4})?(?: GPU-CI:\d{1,4})?\)[^:]*: *(\d{1,6})\b"
+)
+_INSTANCE = re.compile(r"Xid \([^)]* (GPU-I:\d{1,4}(?: GPU-CI:\d{1,4})?)\)")
+# An SXid's second and third line have its severity and its data.
+_SXID = re.compile(r"SXid \((?:PCI:)?([0-9a-fA-F:.]+)\): *(\d{1,6})\b(?!, (?:Severity \d|Data \{))")
+_FATAL = re.compile(r"(?<![Nn]on-)\bFatal\b")
+_BRIDGE = re.compile(
+    r"\bpci ([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): "
+    r"PCI bridge to \[bus ([0-9a-f]{2})(?:-([0-9a-f]{2}))?\]"
+)
 _OFF_THE_BUS = re.compile(r"NVRM: GPU ([0-9a-fA-F:.]+): GPU has fallen off the bus")
 _LOST_GPU = re.compile(r"NVRM: The NVIDIA GPU ([0-9a-fA-F:.]+)")
 _AER = re.compile(r"\b([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): PCIe Bus Error: severity=(\w+)")
@@ -43,7 +61,7 @@ class KernelEvent:
 
     `first` and `last`: seconds, of whatever clock the log has; where it has none, the line's number stands
     in. `burst`: the most of them within a minute. Of the driver's own verdict (Xid 154) only the latest
-    counts.
+    counts. The line is the first, or the first fatal one. `below`: of a bridge, the buses behind it.
     """
 
     kind: str
@@ -54,6 +72,7 @@ class KernelEvent:
     first: float = 0.0
     last: float = 0.0
     burst: int = 1
+    below: tuple[int, int] | None = None
 
 
 def bus_address(text: str) -> str:
@@ -118,12 +137,15 @@ def events(lines: Iterable[str]) -> list[KernelEvent]:
     device counted once.
     """
     found: dict[tuple[str, int, str], list[tuple[float, str]]] = {}
+    below: dict[str, tuple[int, int]] = {}
     lost = ""
     for number, line in enumerate(lines):
         stamp = _LINE.match(line)
         text = line[stamp.end() :].rstrip() if stamp else line.rstrip()
         if _BOOT.match(text):
             found.clear()
+        if bridge := _BRIDGE.search(text):
+            below[bus_address(bridge[1])] = int(bridge[2], 16), int(bridge[3] or bridge[2], 16)
         event = _event(text)
         if event is None and "fallen off the bus" in text and lost:
             event = ("xid", 79, lost)
@@ -132,7 +154,14 @@ def events(lines: Iterable[str]) -> list[KernelEvent]:
             found.setdefault(event, []).append((float(clock) if clock else float(number), text))
         match = _LOST_GPU.search(text)
         lost = bus_address(match[1]) if match else (lost if "NVRM:" in text else "")
-    return [_counted(*key, seen) for key, seen in sorted(found.items())]
+    counted = [_counted(*key, seen) for key, seen in sorted(found.items())]
+    return [replace(event, below=below.get(event.address)) for event in counted]
+
+
+def instance(line: str) -> str:
+    """The MIG instance that an Xid line names, `GPU-I:05`; empty for a whole GPU."""
+    match = _INSTANCE.search(line)
+    return match[1] if match else ""
 
 
 def _counted(kind: str, code: int, address: str, seen: list[tuple[float, str]]) -> KernelEvent:
@@ -144,7 +173,8 @@ def _counted(kind: str, code: int, address: str, seen: list[tuple[float, str]]) 
         while moment - times[begin] > _MINUTE:
             begin += 1
         burst = max(burst, end - begin + 1)
-    return KernelEvent(kind, code, address, len(seen), seen[0][1][:300], times[0], times[-1], burst)
+    line = next((text for _, text in seen if _FATAL.search(text)), seen[0][1])
+    return KernelEvent(kind, code, address, len(seen), line[:300], times[0], times[-1], burst)
 
 
 def _event(text: str) -> tuple[str, int, str] | None:

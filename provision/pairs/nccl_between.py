@@ -127,8 +127,8 @@ def _never_began(ended: Any, output: Output, names: Mapping[str, str]) -> Result
     # mpirun ends its daemons then, so that ssh to the other nodes fails, too: that is no fault of theirs.
     if missing := _NOT_LAUNCHED.search(output.stderr):
         program, host = missing["program"] or missing["program2"], missing["node"] or missing["node2"]
-        why = f"mpirun could not start {program}: it is not installed there, or not executable"
-        not_launched: Result = ended(Outcome.ERROR, why, names.get(host, ""))
+        reason = f"mpirun could not start {program}: it is not installed there, or not executable"
+        not_launched: Result = ended(Outcome.ERROR, reason, names.get(host, ""))
         return not_launched
     unreached = {names.get(address, "") for address in _NO_SSH.findall(output.stderr)} - {""}
     lines = [line for line in output.stderr.splitlines() if line.startswith("gpuprov: ")]

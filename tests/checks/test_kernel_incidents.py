@@ -196,3 +196,82 @@ def test_a_kernel_log_that_cannot_be_read_is_an_error(make_node: MakeNode, make_
     flooded = raw(make_output, stdout="[ 1.0] noise", truncated=True)
     findings = campaign.judge_check(node, flooded, {}).findings
     assert [f.verdict for f in findings if "buffer" in f.message] == [Verdict.ERROR]
+
+
+# --- forms that the drivers print and public reports show
+
+
+@pytest.mark.parametrize("instance", ["GPU-I:05", "GPU-I:01 GPU-CI:02"])
+def test_an_xid_of_a_mig_instance_counts_as_the_gpus_and_names_the_instance(instance: str) -> None:
+    (finding,) = judged(
+        f"[  1.0] NVRM: Xid (PCI:0000:11:00 {instance}): 95, pid=4711, name=python, Uncontained"
+    )
+    assert (finding.verdict, finding.device, finding.metric) == (Verdict.FAIL, "gpu1", "xid.95")
+    assert f"MIG instance {instance}" in finding.message
+
+
+@pytest.mark.parametrize("code", range(144, 151))
+def test_the_fatal_line_of_an_nvlink_5_error_counts_wherever_it_stands(code: int) -> None:
+    lines = [
+        xid(1, 3, code, "NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x0)"),
+        xid(2, 3, code, "NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x0)"),
+        xid(3, 3, code, "NETIR_BER_EVENT Nonfatal XC0 i0 Link 01 (0x0)"),
+    ]
+    (finding,) = judged(*lines)
+    assert (finding.verdict, finding.device) == (Verdict.FAIL, "gpu3")
+    assert "Fatal" in finding.evidence[0]
+    (milder,) = judged(lines[0], lines[2])
+    assert milder.verdict is Verdict.WARN
+
+
+def test_the_three_lines_of_one_sxid_are_one_event() -> None:
+    head = "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, "
+    (event,) = kernel_log.events(
+        [
+            f"{head}Non-fatal, Link 32 egress non-posted PRIV error (First)",
+            f"{head}Severity 0 Engine instance 32 Sub-engine instance 00",
+            f"{head}Data {{0x00000000, 0x00000000, 0x00000000, 0x00000000}}",
+        ]
+    )
+    assert (event.kind, event.code, event.count) == ("sxid", 12028, 1)
+    assert "Non-fatal" in event.line
+
+
+def test_a_gpu_that_fell_off_the_bus_before_the_driver_was_loaded() -> None:
+    """NVSentinel #155: three lines and no Xid."""
+    (finding,) = judged(
+        "[  9.1] NVRM: The NVIDIA GPU 0000:15:00.0",
+        "[  9.1] NVRM: (PCI ID: 10de:26b5) installed in this system has",
+        "[  9.1] NVRM: fallen off the bus and is not responding to commands.",
+    )
+    assert told([finding]) == {("fail", "gpu5", "xid.79", "power-cycle")}
+
+
+def port_error(address: str, second: int, severity: str = "Corrected") -> str:
+    return f"[{second:5}.0] pcieport {address}: PCIe Bus Error: severity={severity}, type=Data Link Layer"
+
+
+BRIDGES = (
+    "[    0.1] pci 0000:00:02.0: PCI bridge to [bus 10]",
+    "[    0.1] pci 0000:00:03.0: PCI bridge to [bus 11-13]",
+    "[    0.1] pci 0000:00:09.0: PCI bridge to [bus 60]",
+)
+
+
+def test_errors_that_the_port_above_a_gpu_reports_are_the_gpus() -> None:
+    storm = [port_error("0000:00:02.0", second) for second in range(50)]
+    assert {(f.device, f.metric) for f in judged(*BRIDGES, *storm)} == {("gpu0", "aer.0")}
+    assert judged(*BRIDGES, *storm[:2]) == [], "a few corrected errors are normal"
+
+
+def test_errors_of_a_port_above_several_gpus_are_the_nodes() -> None:
+    assert [f.device for f in judged(*BRIDGES, port_error("0000:00:03.0", 5, "Uncorrectable (Fatal)"))] == [
+        "node"
+    ]
+
+
+def test_errors_of_a_port_without_gpus_are_left_to_others() -> None:
+    assert judged(*BRIDGES, port_error("0000:00:09.0", 5, "Uncorrectable (Fatal)")) == []
+    assert judged(port_error("0000:00:02.0", 5, "Uncorrectable (Fatal)")) == [], (
+        "nothing says what is below it"
+    )

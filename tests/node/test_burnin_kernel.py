@@ -71,3 +71,10 @@ def test_both_forms_of_the_log_are_read() -> None:
         (5.1409, "NVRM: x"),
         (1234.5, "y"),
     ]
+
+
+@pytest.mark.parametrize("instance", ["", " GPU-I:05", " GPU-I:01 GPU-CI:02"])
+def test_an_xid_of_a_mig_instance_is_an_xid(instance: str) -> None:
+    found = message_of(f"NVRM: Xid (PCI:0000:9b:00{instance}): 95, pid=4711, name=python, Uncontained")
+    assert found is not None
+    assert (found["xid"]["code"], found["xid"]["address"]) == (95, "0000:9b:00")

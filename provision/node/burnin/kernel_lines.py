@@ -7,7 +7,7 @@ import time
 
 KMSG = "/dev/kmsg"
 KMSG_DEVICE = (1, 11)
-XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)")
+XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)(?: GPU-I:\d+)?(?: GPU-CI:\d+)?\)[^:]*: *(\d+)")
 OF_INTEREST = re.compile(
     r"NVRM: .*(?:fail|error|lost|assert)|SXid|fallen off the bus|PCIe Bus Error|AER: |Hardware Error"
     r"|Out of memory|oom-kill|oom_reaper|Killed process|EDAC .*\d+ [CU]E |I/O error"
