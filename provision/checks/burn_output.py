@@ -68,7 +68,7 @@ def measure(output: Output) -> list[Measurement]:
     the node the `seconds` burned and `asked` for, and `gpus`. Raises ParseError.
     """
     text = output.stdout.replace("\r", "\n")
-    if "No clients are alive" in text:
+    if "No clients are alive" in text or "No clients are alive" in output.stderr:
         raise ParseError("gpu_burn: every worker died before the end", "look for Xids in the kernel log")
     tested = list(_TESTED.finditer(text))
     if len(tested) != 1:
@@ -154,7 +154,9 @@ def _replay(line: str, gpus: Sequence[_Gpu], percent: float) -> None:
     for index, gpu in enumerate(gpus):
         done, rate, (bad, died) = int(rates[index][0]), int(rates[index][1]), counts[index]
         gpu.died = gpu.died or bool(died) or done < 0
-        gpu.segment_errors = max(gpu.segment_errors, int(bad))
+        # The count beside (DIED!) is memory that was never written (gpu-burn #52, #69: 1641686072).
+        if not died and done >= 0:
+            gpu.segment_errors = max(gpu.segment_errors, int(bad))
         if rate > 0 and done > gpu.done:
             gpu.rates.append((percent, rate))
         gpu.done = max(gpu.done, done)

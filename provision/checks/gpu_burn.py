@@ -21,6 +21,7 @@ SUMMARY = "every GPU multiplies matrices under full load: wrong results, slow, h
 SCOPE = "node"
 STAGE = "standard"
 NEEDS: tuple[str, ...] = ("gpu_burn", "nvidia-smi")
+FACTS: tuple[str, ...] = ("driver.loaded_version",)
 
 ID = "gpu_burn"
 
@@ -52,7 +53,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
             env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
             load=seconds,
         ),
-        telemetry.command(ID, seconds, deadline),
+        telemetry.command(ID, seconds, deadline, node.facts.get("driver.loaded_version")),
         error_counters.command(ID, seconds, deadline),
     ]
 

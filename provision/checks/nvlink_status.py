@@ -1,7 +1,8 @@
 """What `nvidia-smi nvlink -s` prints → measurements: the NVLinks of each GPU that are up, and their speed.
 
-Below a GPU's line stand its links, or one sentence in place of them:
+Below a GPU's line stand its links, or a sentence in place of one or of all:
 
+`NVML: Unable to retrieve NVLink information for link 3 - inActive` (in the program of 550.163.01)
 `NVML: Unable to retrieve NVLink information as all links are inActive` (drivers 535 to 610)
 `Device does not have or support Nvlink` (L40S, RTX A4000, an A100 passed through alone; driver 595)
 `Nvlink queries are not supported for Devices in MIG mode` (H100, H200; driver 590)
@@ -16,6 +17,7 @@ from provision.errors import ParseError
 
 _GPU_LINE = re.compile(r"^GPU (\d{1,4}): ")
 _LINK_LINE = re.compile(r"^\s+Link (\d{1,4}): (?:(\d{1,6}(?:\.\d{1,9})?) GB/s|<?in[aA]ctive>?)$")
+_LINK_SENTENCE = re.compile(r"retrieve NVLink information for link (\d{1,4}) - inactive", re.IGNORECASE)
 _NO_LINKS = re.compile(r"all\s+links are inactive|does not have or support nvlink", re.IGNORECASE)
 _MIG = re.compile(r"nvlink queries are not supported for devices in mig mode", re.IGNORECASE)
 
@@ -67,6 +69,8 @@ def _links(output: Output) -> dict[int, dict[int, float | None] | None]:
             if gpu < 0 or link in found[gpu]:
                 raise ParseError(f"nvidia-smi nvlink -s: link {link} of no GPU", "run the check again")
             found[gpu][link] = float(match[2]) if match[2] else None
+        elif (match := _LINK_SENTENCE.search(line)) and gpu >= 0 and int(match[1]) not in found[gpu]:
+            found[gpu][int(match[1])] = None
         elif _NO_LINKS.search(line) and gpu >= 0:
             without.add(gpu)
         elif _MIG.search(line) and gpu >= 0:

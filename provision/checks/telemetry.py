@@ -14,8 +14,19 @@ from dataclasses import dataclass, field
 
 from provision.checks.check import Command, Measurement, Output
 from provision.checks.kernel_log import bus_address
+from provision.checks.nvml_error import LOST, NOT_PERMITTED, REQUIRES_RESET
+from provision.checks.telemetry_rows import (
+    BUS,
+    OLDER,
+    absent,
+    device,
+    error,
+    moment,
+    mostly_errors,
+    number,
+    rows,
+)
 from provision.checks.telemetry_rows import FIELDS as FIELDS
-from provision.checks.telemetry_rows import absent, index, moment, number, rows
 from provision.errors import ParseError
 
 NAME = "telemetry"  # of the command
@@ -35,7 +46,13 @@ _LOADED = 50.0  # percent of utilisation: the load runs, whatever it copies in b
 FEWEST = 3  # samples under load, below which nothing is said of a GPU
 
 # The index may stand before the address, with or without a colon and a blank: only the address is certain.
-_LOST = re.compile(r"(GPU)[\d:\s]*?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])\b.*is lost")
+_LOST = re.compile(
+    r"(GPU)[\d:\s]*?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])\b.*"
+    r"(?:is lost|Unknown Error|requires reset)",
+    re.IGNORECASE,
+)
+# The driver with which nvidia-smi's field got its present name.
+_RENAMED = (535, 54, 3)
 
 
 @dataclass
@@ -52,12 +69,17 @@ class _Samples:
     width_max: int | None = None
     loaded: int = 0
     last: float = 0.0
+    errors: list[str] = field(default_factory=list)  # one for each sample in which a reading was an error
+    gone: str = ""  # the error of a GPU that does not answer at all
 
 
-def command(beside: str, seconds: float, deadline: float) -> Command:
-    """The sampler that runs beside the command of that name, a load of so many seconds."""
+def command(beside: str, seconds: float, deadline: float, driver: object = None) -> Command:
+    """The sampler that runs beside the command of that name, a load of so many seconds. `driver`: the loaded
+    version; one unknown field fails the whole query, so it is asked in that driver's words."""
     interval = max(_INTERVAL, seconds / _MOST_SAMPLES)
-    fields = ",".join(FIELDS)
+    numbers = re.findall(r"\d+", driver) if isinstance(driver, str) else []
+    old = bool(numbers) and tuple(int(part) for part in numbers[:3]) < _RENAMED
+    fields = ",".join([*(OLDER.get(name, name) if old else name for name in FIELDS), BUS])
     argv = (
         "nvidia-smi",
         f"--query-gpu={fields}",
@@ -88,18 +110,27 @@ def parse(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
         why = output.not_started or "it did not answer in time"
         raise ParseError(f"the GPUs were not sampled under load: {why}", "look at nvidia-smi on the node")
     samples, lost = rows(output)
-    sampled: dict[int, _Samples] = {}
+    sampled: dict[str, _Samples] = {}
     for row in samples:
-        _take(sampled, row)
-    if not sampled and lost is None:
+        _take(sampled.setdefault(device(row, gpus), _Samples()), row)
+    if not sampled and not lost:
         raise ParseError("nvidia-smi sampled no GPU under load", "run the check again")
-    found = [] if lost is None else [Measurement("lost", lost, "", _which(lost, gpus))]
+    gone = {_which(line, gpus): line for line in reversed(lost)}
+    for name, one in sampled.items():
+        if one.gone:
+            gone.setdefault(name, f"nvidia-smi prints {one.gone!r} in place of its readings")
+    found = [Measurement("lost", why, "", name) for name, why in sorted(gone.items())]
     end = max((one.last for one in sampled.values()), default=0.0)
     patience = 5 * (float(output.argv[-1]) / 1000 if output.argv[-1].isdigit() else _INTERVAL)
     for gpu, one in sorted(sampled.items()):
-        found += _measured(f"gpu{gpu}", one)
+        found += _measured(gpu, one)
+        if gpu in gone:
+            continue
         if end - one.last > patience:
-            found.append(Measurement("silent", round(end - one.last, 1), "s", f"gpu{gpu}"))
+            found.append(Measurement("silent", round(end - one.last, 1), "s", gpu))
+        if one.errors:
+            found.append(Measurement("unread", len(one.errors), "samples", gpu))
+            found.append(Measurement("unread_error", one.errors[-1], "", gpu))
     return found
 
 
@@ -111,9 +142,13 @@ def _which(lost: str, gpus: Mapping[str, str]) -> str:
     return gpus.get(bus_address(match[2])) or f"gpu@{bus_address(match[2])}"
 
 
-def _take(gpus: dict[int, _Samples], row: Mapping[str, str]) -> None:
-    one = gpus.setdefault(index(row), _Samples())
+def _take(one: _Samples, row: Mapping[str, str]) -> None:
     one.last = moment(row)
+    if (why := error(row)) is not None and why != NOT_PERMITTED:
+        one.errors.append(why)
+        if why in (LOST, REQUIRES_RESET) or mostly_errors(row):
+            one.gone = why
+            return
     used = number(row, "utilization.gpu")
     if used is not None and used < _LOADED:
         return

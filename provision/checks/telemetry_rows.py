@@ -8,6 +8,8 @@ import re
 from collections.abc import Mapping
 
 from provision.checks.check import Output
+from provision.checks.kernel_log import bus_address
+from provision.checks.nvml_error import error_text, worst
 from provision.errors import ParseError
 
 FIELDS = (
@@ -15,23 +17,29 @@ FIELDS = (
     "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max",
     "clocks_event_reasons.active",
 )  # fmt: skip
+# Names the GPU when the index does not: of a lost GPU that cell may say `[GPU is lost]` as well.
+BUS = "pci.bus_id"
+# What drivers before 535.54.03 call it; the program of 550.163.01 knows both names.
+OLDER = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
+# What the driver has to ask the GPU for; it knows the PCIe fields itself (550.163.01, with a lost GPU).
+_ASKED = ("utilization.gpu", "temperature.gpu", "power.draw", "clocks.current.sm")
 _MOMENT = re.compile(r"([0-9]{4})/([0-9]{2})/([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})\.([0-9]{1,6})")
 _NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?")
 
 
-def rows(output: Output) -> tuple[list[dict[str, str]], str | None]:
-    """The rows by field, and what was said of a GPU that was lost on the way (None: nothing). Raises
-    ParseError."""
+def rows(output: Output) -> tuple[list[dict[str, str]], list[str]]:
+    """The rows by field, and the lines about GPUs that were lost on the way. Raises ParseError."""
     lines = output.stdout.splitlines()
     whole = output.stdout.endswith("\n")
     header: list[str] | None = None
     found: list[dict[str, str]] = []
-    lost = None
+    lost: list[str] = []
     for number, line in enumerate(lines):
         if not line.strip() or line.startswith("[gpuprov: "):
             continue
-        if "GPU is lost." in line:
-            lost = line.strip()[:200]
+        if "GPU is lost." in line or "Unable to determine the device handle for " in line:
+            if line.strip()[:200] not in lost:
+                lost.append(line.strip()[:200])
             continue
         try:
             cells = [cell.strip() for cell in next(csv.reader([line]))]
@@ -40,7 +48,9 @@ def rows(output: Output) -> tuple[list[dict[str, str]], str | None]:
                 f"nvidia-smi: not understood: {line.strip()[:120]!r}", "run the check again"
             ) from error
         if header is None:
+            newer = {old: new for new, old in OLDER.items()}
             header = [re.sub(r" \[.*\]$", "", cell) for cell in cells]
+            header = [newer.get(name, name) for name in header]
             if missing := [name for name in FIELDS if name not in header]:
                 raise ParseError(
                     f"nvidia-smi gave no {missing[0]} under load: {line.strip()[:120]!r}",
@@ -56,7 +66,7 @@ def rows(output: Output) -> tuple[list[dict[str, str]], str | None]:
         if len(cells) != len(header):
             raise ParseError(f"nvidia-smi: not understood: {line.strip()[:120]!r}", "run the check again")
         found.append(dict(zip(header, cells, strict=True)))
-    if header is None and lost is None:
+    if header is None and not lost:
         said = (output.stdout.strip() or output.stderr.strip() or f"nothing, status {output.rc}").splitlines()
         raise ParseError(f"nvidia-smi did not sample the GPUs: {said[-1][:160]}", "look at the kernel log")
     return found, lost
@@ -64,7 +74,7 @@ def rows(output: Output) -> tuple[list[dict[str, str]], str | None]:
 
 def absent(text: str) -> bool:
     """`[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU is lost]`: in brackets it is no value."""
-    return text.startswith("[") or text in ("", "N/A")
+    return text.startswith("[") or text in ("", "N/A") or error_text(text) is not None
 
 
 def number(row: Mapping[str, str], name: str) -> float | None:
@@ -79,12 +89,28 @@ def number(row: Mapping[str, str], name: str) -> float | None:
     return float(text)
 
 
-def index(row: Mapping[str, str]) -> int:
-    """The number of the GPU that was sampled. Raises ParseError."""
+def device(row: Mapping[str, str], gpus: Mapping[str, str]) -> str:
+    """The GPU that was sampled, by its index, else by its address. `gpus`: PCI address → device. Raises
+    ParseError."""
     value = number(row, "index")
-    if value is None:
+    if value is not None:
+        return f"gpu{int(value)}"
+    address = bus_address(row.get(BUS, ""))
+    if error(row) is None or (BUS in row and absent(row[BUS])):
         raise ParseError("nvidia-smi: a sample of no GPU", "report the new format")
-    return int(value)
+    return gpus.get(address, f"gpu@{address}" if address else "node")
+
+
+def error(row: Mapping[str, str]) -> str | None:
+    """The NVML error that stands in place of a sample's readings; the worst of several, None without any."""
+    found = {text for cell in row.values() if (text := error_text(cell)) is not None}
+    return worst(found) if found else None
+
+
+def mostly_errors(row: Mapping[str, str]) -> bool:
+    """Whether the GPU had no answer for half of the readings that it is asked for."""
+    cells = [row[name] for name in _ASKED if name in row]
+    return 2 * sum(error_text(cell) is not None for cell in cells) >= len(cells)
 
 
 def moment(row: Mapping[str, str]) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from provision.checks.nvml_error import ACTIONS, LOST, REQUIRES_RESET
 from provision.checks.telemetry import ALARMS, FEWEST
 from provision.judge import Finding, Verdict, spread, unmeasured
 from provision.thresholds import Threshold
@@ -45,6 +46,11 @@ def judge(
         if "silent" in values:
             said = f"nvidia-smi stopped listing it {values['silent']:g} s before the others"
             findings.append(_gone(check, device, said, "silent"))
+        if "unread" in values:
+            said = (
+                f"nvidia-smi printed {values['unread_error']!r} for a reading in {values['unread']} samples"
+            )
+            findings.append(Finding(check, Verdict.WARN, device, said, "unread", action="investigate"))
     for device, values in (*by_gpu.items(), ("node", node)):
         if "lost" in values:
             findings.append(_gone(check, device, f"was lost under load: {values['lost']}", "lost"))
@@ -52,7 +58,8 @@ def judge(
 
 
 def _gone(check: str, device: str, said: str, metric: str) -> Finding:
-    return Finding(check, Verdict.FAIL, device, said, metric, action="power-cycle")
+    action = ACTIONS[REQUIRES_RESET] if REQUIRES_RESET in said else ACTIONS[LOST]
+    return Finding(check, Verdict.FAIL, device, said, metric, action=action)
 
 
 def _replays(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> list[Finding]:

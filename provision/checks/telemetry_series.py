@@ -41,18 +41,20 @@ def series(output: Output) -> dict[str, Series]:
     """Device → its samples, in the order of the devices' numbers. Raises ParseError, as telemetry.parse."""
     samples, _ = telemetry_rows.rows(output)
     start: float | None = None
-    found: dict[int, Series] = {}
+    found: dict[str, Series] = {}
     for row in samples:
+        if telemetry_rows.error(row) and not row["index"].isdigit():
+            continue  # a GPU that no longer answers, not even to its number
         now = telemetry_rows.moment(row)
         start = now if start is None else start
-        one = found.setdefault(telemetry_rows.index(row), Series())
+        one = found.setdefault(telemetry_rows.device(row, {}), Series())
         if now < start or (one.seconds and now - start < one.seconds[-1]):
             continue  # the node's clock was set back: time on a plot only goes on
         one.seconds.append(now - start)
         one.temperatures.append(telemetry_rows.number(row, "temperature.gpu"))
         one.powers.append(telemetry_rows.number(row, "power.draw"))
         one.clocks.append(telemetry_rows.number(row, "clocks.current.sm"))
-    return {f"gpu{index}": found[index] for index in sorted(found)}
+    return {device: found[device] for device in sorted(found, key=lambda device: int(device[3:]))}
 
 
 def _of_each(values: Sequence[Value], step: int, choose: Callable[[Iterable[float]], float]) -> list[Value]:

@@ -230,3 +230,21 @@ def test_a_burn_that_never_finds_a_gpu_names_the_reason(make_node: MakeNode, mak
     with pytest.raises(ParseError) as failure:
         gpu_burn.parse(make_node(), {"gpu_burn": output})
     assert failure.value.what == "gpu_burn cannot use the GPUs: no CUDA-capable device is detected"
+
+
+def test_the_count_beside_a_dead_worker_is_no_number_of_errors(
+    sample: Sample, make_output: MakeOutput, judged: Judged
+) -> None:
+    """gpu-burn #52 and #69: memory that was never written."""
+    text = sample("gpu_burn/died-gpu6.txt").replace("-1  (DIED!)", "1641686072  (DIED!)")
+    assert "1641686072" in text
+    found = bad(
+        judged("gpu_burn", make_output("gpu_burn", text.replace("GPU 6: OK", "GPU 6: FAULTY"), argv=ARGV))
+    )
+    assert found == [(Verdict.ERROR, "gpu6")]
+
+
+def test_dead_clients_are_named_on_standard_error_too(make_node: MakeNode, make_output: MakeOutput) -> None:
+    output = make_output("gpu_burn", rc=123, stderr="\nNo clients are alive!  Aborting\n", argv=ARGV)
+    with pytest.raises(ParseError, match="every worker died"):
+        gpu_burn.parse(make_node(), {"gpu_burn": output})

@@ -45,6 +45,12 @@ def test_a_gpu_whose_links_are_all_down_fails_where_its_sku_has_links(sentence: 
     assert unhealthy(judged(status(UP, sentence, UP, UP))) == [(Verdict.FAIL, "gpu1", "nvlink_links")]
 
 
+def test_one_inactive_link_in_a_sentence_of_its_own() -> None:
+    sentence = "NVML: Unable to retrieve NVLink information for link 3 - inActive"
+    output = status(UP, UP.replace("\t Link 3: 26.562 GB/s", sentence))
+    assert unhealthy(judged(output)) == [(Verdict.FAIL, "gpu1", "nvlink_links")]
+
+
 def test_a_card_without_nvlink_passes() -> None:
     output = status(UNSUPPORTED, UNSUPPORTED, name="NVIDIA L40S")
     assert unhealthy(judged(output, "l40s")) == []

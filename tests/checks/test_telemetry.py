@@ -198,6 +198,78 @@ def test_a_gpu_lost_in_the_middle_is_named(burned: Burned, make_node: MakeNode) 
         gpu_burn.parse(node, {"gpu_burn": dead, telemetry.NAME: output(sampled(seconds=30) + LOST)})
 
 
+ERRORS = (
+    "utilization.gpu",
+    "temperature.gpu",
+    "power.draw",
+    "clocks.current.sm",
+    "clocks_event_reasons.active",
+)
+
+
+def silent(error: str, *names: str) -> dict[str, str]:
+    return {name.replace(".", "__"): f"[{error}]" for name in names or ERRORS}
+
+
+@pytest.mark.parametrize(
+    ("error", "action"),
+    [("GPU is lost", "power-cycle"), ("GPU requires reset", "reset GPU"), ("Unknown Error", "power-cycle")],
+)
+@pytest.mark.parametrize("since", [0, 30])
+def test_a_gpu_whose_samples_become_errors_is_named_and_the_others_stand(
+    error: str, action: str, since: int, burned: Burned
+) -> None:
+    text = sampled(
+        lambda s, g: silent(error) if g == 3 and s >= since else {"power__draw": 300 if g == 5 else 682}
+    )
+    found = told(burned(output(text)))
+    assert ("fail", "gpu3", "lost", action) in found
+    assert {device for _, device, _, _ in found} <= {"gpu3", "gpu5"}
+    assert values(telemetry.parse(output(text), {}), "gpu7")["load_clock"] == 1830
+
+
+def test_a_gpu_that_loses_even_its_index_is_named_by_its_address(burned: Burned) -> None:
+    head, *lines = sampled().splitlines()
+    lines = [f"{line}, {'00000000:' + BUSES[int(line.split(', ')[1])][5:].upper()}" for line in lines]
+    late = [
+        line.replace(", 3, ", ", [GPU is lost], ", 1).replace("100, ", "[GPU is lost], ", 1)
+        if ", 3, " in line
+        else line
+        for line in lines[160:]
+    ]
+    text = "\n".join([f"{head}, pci.bus_id", *lines[:160], *late]) + "\n"
+    assert told(burned(output(text))) == {("fail", "gpu3", "lost", "power-cycle")}
+
+
+def test_one_reading_that_is_an_error_once_is_a_warning(burned: Burned) -> None:
+    text = sampled(lambda s, g: silent("Unknown Error", "power.draw") if (g, s) == (2, 20) else {})
+    assert told(burned(output(text))) == {("warn", "gpu2", "unread", "investigate")}
+
+
+@pytest.mark.parametrize("words", ["GPU is lost", "Unknown Error"])
+@pytest.mark.parametrize("where", ["GPU3: 0000:61:00.0", "GPU0000:61:00.0", "gpu 0000:61:00.0"])
+def test_a_line_about_a_device_handle_names_its_gpu(words: str, where: str, burned: Burned) -> None:
+    line = f"Unable to determine the device handle for {where}: {words}.  Reboot the system to recover this GPU\n"
+    assert told(burned(output(sampled(seconds=30) + line))) == {("fail", "gpu3", "lost", "power-cycle")}
+
+
+@pytest.mark.parametrize(
+    ("driver", "name"),
+    [
+        ("470.256.02", "clocks_throttle_reasons.active"),
+        ("535.43.02", "clocks_throttle_reasons.active"),
+        ("535.54.03", "clocks_event_reasons.active"),
+        ("580.126.09", "clocks_event_reasons.active"),
+        (None, "clocks_event_reasons.active"),
+    ],
+)
+def test_the_throttle_reasons_are_asked_by_the_name_the_driver_knows(driver: str | None, name: str) -> None:
+    fields = telemetry.command("gpu_burn", 60, 150, driver).argv[1].partition("=")[2].split(",")
+    assert [field for field in fields if field.endswith("reasons.active")] == [name]
+    text = sampled().replace("clocks_event_reasons.active", name)
+    assert values(telemetry.parse(output(text), {}), "gpu0")["samples"] == 30
+
+
 @pytest.mark.parametrize(
     ("text", "more", "said"),
     [
