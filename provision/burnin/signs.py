@@ -6,10 +6,13 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from provision.burnin.watch import LASTING, Device, Watch
+from provision.checks.nvml_error import LOST, REQUIRES_RESET, UNKNOWN
 
 _HOTTER = 12.0  # degrees above the peers, as provision/checks/telemetry_rules.py has it
 _SLOWER = 0.10  # of the clock below the peers
 _PEERS = 3  # others, below which there is no comparing
+# NVML's codes in the samples (provision/node/burnin/tool_output.py).
+_ERRORS = {15: LOST, 16: REQUIRES_RESET, 999: UNKNOWN}
 # What a finding measures → the telemetry's sign of it that shows when it began.
 SIGNS = {
     "throttled": "throttle",
@@ -44,7 +47,7 @@ def compare_peers(found: Watch) -> None:
                 if len(runs[sign]) >= LASTING and sign not in one.onset:
                     one.onset[sign] = found.began + runs[sign][0] * width
         end = max(other.last for other in others)
-        if end - one.last > max(5 * found.interval, 30.0):
+        if end - one.last > max(5 * found.interval, 30.0) and not one.error:
             one.onset["gone"] = one.last
 
 
@@ -73,12 +76,12 @@ def drift(found: Watch) -> dict[str, float]:
     return moved
 
 
-def measured(found: Watch) -> dict[str, dict[str, float]]:
+def measured(found: Watch) -> dict[str, dict[str, float | str]]:
     """GPU → what provision/checks/telemetry_rules.py judges, of all the hours together."""
     counted = {name: one for (source, name), one in found.devices.items() if source == "errors"}
-    values: dict[str, dict[str, float]] = {}
+    values: dict[str, dict[str, float | str]] = {}
     for name, one in found.gpus.items():
-        mine: dict[str, float] = {"samples": one.loaded}
+        mine: dict[str, float | str] = {"samples": one.loaded}
         for alarm, count in one.alarms.items():
             mine[f"throttled.{alarm}"] = round(count / max(one.loaded, 1), 3)
             mine[f"throttled.{alarm}.longest"] = one.longest.get(alarm, 0)
@@ -87,7 +90,10 @@ def measured(found: Watch) -> dict[str, dict[str, float]]:
         grown = {**one.grown, **(counted[name].grown if name in counted else {})}
         mine["load_replays"] = grown.get("pcie_replays", 0.0)
         mine["load_ecc_uncorrectable"] = grown.get("ecc_ue", 0.0)
-        if "gone" in one.onset:
+        if one.error:
+            words = _ERRORS.get(one.error, UNKNOWN)
+            mine["lost"] = f"nvidia-smi prints {words!r} in place of its readings"
+        elif "gone" in one.onset:
             mine["silent"] = round(found.ended - one.onset["gone"])
         values[name] = mine
     return values

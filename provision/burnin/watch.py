@@ -36,6 +36,7 @@ class Device:
     longest: dict[str, int] = field(default_factory=dict)  # alarm → most samples in a row
     grown: dict[str, float] = field(default_factory=dict)  # counter → by how much while it was watched
     onset: dict[str, float] = field(default_factory=dict)  # sign → when it was first seen
+    error: int = 0  # NVML's code of why a GPU had no readings, the first of them; 0: it always answered
     gaps: list[tuple[float, float]] = field(default_factory=list)
     buckets: dict[int, list[float | None]] = field(default_factory=dict)  # place → [°C, W, MHz]
     early: list[float] = field(default_factory=lambda: [0.0, 0.0])  # sum and count of the clock under load
@@ -118,6 +119,9 @@ def _is_loaded(row: Row) -> bool:
 
 
 def _gpu(one: Device, row: Row, now: float) -> None:
+    if (code := row.number("nvml_error")) and not one.error:
+        one.error = int(code)
+        one.onset.setdefault("gone", now)
     loaded = _is_loaded(row)
     one.loaded += loaded
     for metric in ("temperature_c", "memory_c", "power_w", "sm_mhz"):

@@ -271,3 +271,18 @@ def test_counters_that_stand_still_are_no_gap(made: Made) -> None:
     assert sampled is not None
     assert sampled.devices["ib", "mlx5_0/1"].samples == 5
     assert [one.gaps for one in sampled.devices.values() if one.gaps] == []
+
+
+@pytest.mark.parametrize(("code", "action"), [(15, "power-cycle"), (16, "reset GPU"), (999, "power-cycle")])
+def test_a_gpu_that_answers_with_errors_is_named_with_its_first_time(
+    made: Made, code: int, action: str
+) -> None:
+    made.steps({n: burned() for n in (1, 2, 3, 4)})
+    made.finish()
+    dead = {"nvml_error": str(code), "temperature_c": "", "power_w": "", "sm_mhz": "", "util_pct": ""}
+    made.telemetry(made.now, lambda up, gpu: dead if gpu == 5 and up >= 65 else {})
+    told = only(made.judged(), "lost")
+    assert (told.finding.verdict, told.finding.device, told.finding.action) == (Verdict.FAIL, "gpu5", action)
+    assert told.since is not None
+    assert abs(told.since - T0 - 65) < 15
+    assert [one.finding.device for one in bad(made.judged())] == ["gpu5"]

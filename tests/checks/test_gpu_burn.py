@@ -238,10 +238,8 @@ def test_the_count_beside_a_dead_worker_is_no_number_of_errors(
     """gpu-burn #52 and #69: memory that was never written."""
     text = sample("gpu_burn/died-gpu6.txt").replace("-1  (DIED!)", "1641686072  (DIED!)")
     assert "1641686072" in text
-    found = bad(
-        judged("gpu_burn", make_output("gpu_burn", text.replace("GPU 6: OK", "GPU 6: FAULTY"), argv=ARGV))
-    )
-    assert found == [(Verdict.ERROR, "gpu6")]
+    text = text.replace("GPU 6: OK", "GPU 6: FAULTY")
+    assert bad(judged("gpu_burn", make_output("gpu_burn", text, argv=ARGV))) == [(Verdict.ERROR, "gpu6")]
 
 
 def test_dead_clients_are_named_on_standard_error_too(make_node: MakeNode, make_output: MakeOutput) -> None:

@@ -198,13 +198,7 @@ def test_a_gpu_lost_in_the_middle_is_named(burned: Burned, make_node: MakeNode) 
         gpu_burn.parse(node, {"gpu_burn": dead, telemetry.NAME: output(sampled(seconds=30) + LOST)})
 
 
-ERRORS = (
-    "utilization.gpu",
-    "temperature.gpu",
-    "power.draw",
-    "clocks.current.sm",
-    "clocks_event_reasons.active",
-)
+ERRORS = ("utilization.gpu", "temperature.gpu", "power.draw", "clocks.current.sm", telemetry.FIELDS[-1])
 
 
 def silent(error: str, *names: str) -> dict[str, str]:
@@ -219,24 +213,18 @@ def silent(error: str, *names: str) -> dict[str, str]:
 def test_a_gpu_whose_samples_become_errors_is_named_and_the_others_stand(
     error: str, action: str, since: int, burned: Burned
 ) -> None:
-    text = sampled(
-        lambda s, g: silent(error) if g == 3 and s >= since else {"power__draw": 300 if g == 5 else 682}
-    )
+    text = sampled(lambda s, g: silent(error) if g == 3 and s >= since else {})
     found = told(burned(output(text)))
-    assert ("fail", "gpu3", "lost", action) in found
-    assert {device for _, device, _, _ in found} <= {"gpu3", "gpu5"}
+    assert found == {("fail", "gpu3", "lost", action)}
     assert values(telemetry.parse(output(text), {}), "gpu7")["load_clock"] == 1830
 
 
 def test_a_gpu_that_loses_even_its_index_is_named_by_its_address(burned: Burned) -> None:
     head, *lines = sampled().splitlines()
     lines = [f"{line}, {'00000000:' + BUSES[int(line.split(', ')[1])][5:].upper()}" for line in lines]
-    late = [
-        line.replace(", 3, ", ", [GPU is lost], ", 1).replace("100, ", "[GPU is lost], ", 1)
-        if ", 3, " in line
-        else line
-        for line in lines[160:]
-    ]
+    gone = ", [GPU is lost], [GPU is lost], "
+    late = [line.replace(", 3, 100, ", gone, 1) for line in lines[160:]]
+    assert gone in late[3]
     text = "\n".join([f"{head}, pci.bus_id", *lines[:160], *late]) + "\n"
     assert told(burned(output(text))) == {("fail", "gpu3", "lost", "power-cycle")}
 
@@ -249,7 +237,7 @@ def test_one_reading_that_is_an_error_once_is_a_warning(burned: Burned) -> None:
 @pytest.mark.parametrize("words", ["GPU is lost", "Unknown Error"])
 @pytest.mark.parametrize("where", ["GPU3: 0000:61:00.0", "GPU0000:61:00.0", "gpu 0000:61:00.0"])
 def test_a_line_about_a_device_handle_names_its_gpu(words: str, where: str, burned: Burned) -> None:
-    line = f"Unable to determine the device handle for {where}: {words}.  Reboot the system to recover this GPU\n"
+    line = f"Unable to determine the device handle for {where}: {words}.  Reboot the system to recover\n"
     assert told(burned(output(sampled(seconds=30) + line))) == {("fail", "gpu3", "lost", "power-cycle")}
 
 
@@ -263,7 +251,7 @@ def test_a_line_about_a_device_handle_names_its_gpu(words: str, where: str, burn
         (None, "clocks_event_reasons.active"),
     ],
 )
-def test_the_throttle_reasons_are_asked_by_the_name_the_driver_knows(driver: str | None, name: str) -> None:
+def test_throttle_reasons_are_asked_by_the_name_the_driver_knows(driver: str | None, name: str) -> None:
     fields = telemetry.command("gpu_burn", 60, 150, driver).argv[1].partition("=")[2].split(",")
     assert [field for field in fields if field.endswith("reasons.active")] == [name]
     text = sampled().replace("clocks_event_reasons.active", name)

@@ -57,6 +57,27 @@ def test_a_line_of_nvidia_smi_is_a_row() -> None:
 
 
 @pytest.mark.parametrize(
+    ("error", "code"), [("GPU is lost", "15"), ("GPU requires reset", "16"), ("Unknown Error", "999")]
+)
+@pytest.mark.parametrize("index", ["3", "[GPU is lost]"])
+def test_a_gpu_that_does_not_answer_is_a_row_with_nvmls_code(error: str, code: str, index: str) -> None:
+    cells = LINE.split(", ")
+    for metric in ("temperature_c", "power_w", "sm_mhz", "util_pct", "ecc_ue"):
+        cells[NAMES.index(metric)] = f"[{error}]"
+    cells[0] = index
+    found = gpu_row(", ".join(cells), NAMES, 3)
+    assert found is not None
+    assert (found[0], found[1]["nvml_error"], found[1]["temperature_c"]) == (3, code, "")
+    assert found[1]["address"] == "00000000:9B:00.0"
+
+
+def test_one_broken_sensor_is_no_gpu_that_does_not_answer() -> None:
+    found = gpu_row(LINE.replace("698.214", "[Unknown Error]"), NAMES)
+    assert found is not None
+    assert "nvml_error" not in found[1]
+
+
+@pytest.mark.parametrize(
     "said", ["[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "[GPU requires reset]"]
 )
 def test_no_value_is_kept_as_none(said: str) -> None:

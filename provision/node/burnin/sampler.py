@@ -106,7 +106,7 @@ class Sampler:
             return program([*argv, "-lms", every])()
 
         def take(line):
-            found = gpu_row(line, [metric for metric, _ in fields])
+            found = gpu_row(line, [metric for metric, _ in fields], number)
             if found:
                 self._gpu_sample(*found)
             elif line.startswith(WRONG_FIELD):

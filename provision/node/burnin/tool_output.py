@@ -2,7 +2,11 @@
 
 import re
 
-NONE = ("", "n/a", "not supported", "not available", "unknown error", "gpu requires reset", "err!", "-")
+# What stands in place of a reading when the GPU does not answer -> the code that NVML has for it (nvml.h).
+NVML_ERRORS = {"gpu is lost": 15, "gpu requires reset": 16, "unknown error": 999, "err!": 999}
+# What the driver has to ask the GPU for: it knows the other fields itself.
+ASKED = ("temperature_c", "power_w", "sm_mhz", "util_pct")
+NONE = ("", "n/a", "not supported", "not available", "-", *NVML_ERRORS)
 # metric -> the names of nvidia-smi's field, the newest first
 GPU_FIELDS = (
     ("index", ("index",)),
@@ -36,12 +40,32 @@ def without_field(fields, name):
     return False
 
 
-def gpu_row(line, names):
-    """(index, metrics) of a line of nvidia-smi's CSV with these metrics; None when it is no such line."""
+def nvml_error(cells):
+    """NVML's code of why a GPU has no readings (15 lost, 16 to be reset, 999 unknown); None when it has some.
+    `cells`: metric -> cell."""
+    found = [NVML_ERRORS.get(cells.get(name, "").strip("[] ").lower()) for name in ASKED if name in cells]
+    errors = [code for code in found if code]
+    if not errors or (min(errors) == 999 and 2 * len(errors) < len(found)):
+        return None
+    return min(errors)
+
+
+def gpu_row(line, names, number=None):
+    """(index, metrics) of a line of nvidia-smi's CSV with these metrics; None when it is no such line.
+
+    `number`: the GPU that was asked, for one whose index is an error, too."""
     cells = [cell.strip() for cell in line.split(",")]
-    if len(cells) != len(names) or not cells[names.index("index")].isdigit():
+    if len(cells) != len(names):
+        return None
+    at = names.index("index")
+    error = nvml_error(dict(zip(names, cells)))  # noqa: B905 (strict came with 3.10)
+    if error and not cells[at].isdigit() and number is not None:
+        cells[at] = str(number)
+    if not cells[at].isdigit():
         return None
     metrics = {name: value_of(name, cell) for name, cell in zip(names, cells)}  # noqa: B905 (strict came with 3.10)
+    if error:
+        metrics["nvml_error"] = str(error)
     return int(metrics.pop("index")), metrics
 
 
