@@ -52,6 +52,7 @@ class _Result:
     said: tuple[str, ...] = ()
     severity: int = 0
     deployment: bool = False  # of the tests that every level runs
+    of_all: bool = False  # one result for all GPUs, which names a GPU only when that one is to blame
 
 
 def _level(node: CheckNode) -> int:
@@ -86,10 +87,13 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     if output.truncated:
         raise ParseError("dcgmi: the output was cut at its size limit", "run the check again")
     results = _results(output)
-    if level > 1 and all(one.deployment for one in results) and not _accused(results):
-        raise ParseError(f"dcgmi diag ran none of the tests of level {level}", "run the check again")
-    tested = {one.device for one in results if one.device != "node" and one.status != "skip"}
-    if len(tested) != node.gpu_count:
+    ran = [one for one in results if not one.deployment and one.status != "skip"]
+    if level > 1 and not ran and not _accused(results):
+        raise ParseError(f"dcgmi diag ran none of the tests of level {level}{_why(results)}", "investigate")
+    tested = {
+        one.device for one in results if one.device != "node" and one.status != "skip" and not one.of_all
+    }
+    if len(tested) != node.gpu_count and not all(one.of_all for one in results):
         raise ParseError(
             f"dcgmi diag tested {len(tested)} GPUs, the node has {node.gpu_count}",
             "look at the gpu_inventory check, and at what dcgmi discovery -l lists",
@@ -101,6 +105,14 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         if result.severity:
             found.append(Measurement(f"{result.test}.severity", result.severity, "", result.device))
     return found
+
+
+def _why(results: Sequence[_Result]) -> str:
+    """Which tests were skipped, and the reason where DCGM gives one."""
+    skipped = [one for one in results if one.status == "skip" and not one.deployment]
+    names = ", ".join(dict.fromkeys(one.test for one in skipped))
+    reason = next((one.said[0] for one in skipped if one.said), "")
+    return (f": it skipped {names}" if names else "") + (f" ({reason})" if reason else "")
 
 
 def _accused(results: Sequence[_Result]) -> bool:
@@ -122,7 +134,9 @@ def _worst_of_each(results: Iterable[_Result]) -> list[_Result]:
 def _left_out(results: Sequence[_Result], tested: Iterable[str]) -> Iterable[_Result]:
     """What a test that speaks of GPUs does not say of one of them: it may be lost since the test before."""
     for test in dict.fromkeys(one.test for one in results):
-        named = {one.device for one in results if one.test == test and one.device != "node"}
+        named = {
+            one.device for one in results if one.test == test and one.device != "node" and not one.of_all
+        }
         for device in sorted(set(tested) - named) if named else ():
             yield _Result(test, device, "not run")
 
@@ -157,18 +171,25 @@ def _results(output: Output) -> list[_Result]:
 def _of_test(test: Mapping[str, Any], category: str) -> Iterable[_Result]:
     """The results of one test by device, and its summary where that says more.
 
-    DCGM 4: `entity_group` and `entity_id`; DCGM 3: `gpu_ids`, one or several in a text, or none at all.
+    DCGM 4: `entity_group` and `entity_id`, and no `results` where a test did not get that far. DCGM 3 (its
+    dcgmi/Diag.cpp, HelperJsonAddBasicTests and HelperJsonAddResult): one result of all GPUs for each software
+    test, with `gpu_id` when one is to blame; one result a GPU of the other tests, and null for a GPU that did
+    not run it.
     """
     name = str(test["name"]).lower().replace(" ", "_")
     deployment = category.strip().lower() == "deployment"
-    given = list(test["results"])
+    given = [result for result in test.get("results") or [] if result is not None]
+    of_all = deployment and not any("entity_group" in result for result in given)
     summary = test.get("test_summary") or {}
     whole = _status(summary) if summary else ""
     if whole == "fail" and not any(_status(result) == "fail" for result in given):
         yield _Result(name, "node", "fail", _said(summary), _severity(summary), deployment)
     for result in given:
+        status, said = _status(result), _said(result)
+        if status == "pass" and said:
+            status = "warn"  # an error is attached to a test that passed (DCGM issue 284)
         for device in _devices(result):
-            yield _Result(name, device, _status(result), _said(result), _severity(result), deployment)
+            yield _Result(name, device, status, said, _severity(result), deployment, of_all)
 
 
 def _devices(result: Mapping[str, Any]) -> list[str]:
@@ -187,15 +208,18 @@ def _status(result: Mapping[str, Any]) -> str:
 
 
 def _warnings(result: Mapping[str, Any]) -> list[Any]:
-    """DCGM 4: a list of objects; DCGM 3: a text, or a list of texts."""
+    """DCGM 4: a list of objects; DCGM 3 the same, or a text, or a list of texts."""
     given = result.get("warnings", [])
-    return given if isinstance(given, list) else [given]
+    return [one for one in given if one is not None] if isinstance(given, list) else [given]
 
 
 def _said(result: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(
-        str(one["warning"] if isinstance(one, Mapping) else one).strip()[:300] for one in _warnings(result)
+    # DCGM 3 calls the text of a software test's warning `warnings`, too.
+    texts = (
+        one.get("warning", one.get("warnings")) if isinstance(one, Mapping) else one
+        for one in _warnings(result)
     )
+    return tuple(str(text).strip()[:300] for text in texts)
 
 
 def _severity(result: Mapping[str, Any]) -> int:

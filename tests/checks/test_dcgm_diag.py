@@ -48,8 +48,42 @@ def test_dcgm_names_the_gpu_and_how_severe_it_is(judge: Any) -> None:
     assert "A DBE occurred" in findings[0].message
 
 
-def test_the_older_form_names_the_gpu_without_a_severity(judge: Any) -> None:
-    assert told(judge("v3-memory-gpu5")) == [(Verdict.FAIL, "gpu5", "gpu_memory", "investigate")]
+def test_the_older_form_names_the_gpu_and_nothing_else(judge: Any) -> None:
+    assert told(judge("v3-memory-gpu5")) == [(Verdict.FAIL, "gpu5", "gpu_memory", "replace part")]
+
+
+def test_software_tests_of_dcgm_3_have_one_result_for_all_gpus(judge: Any) -> None:
+    (finding,) = judge("v3-quick-healthy", level=1)
+    assert finding.verdict is Verdict.PASS
+    (failed,) = judge("v3-quick-remap-gpu3", level=1)
+    assert (failed.verdict, failed.device, failed.metric) == (
+        Verdict.FAIL,
+        "gpu3",
+        "page_retirement/row_remap",
+    )
+    assert "row remappings are pending" in failed.message
+
+
+def test_a_gpu_without_a_result_in_dcgm_3_was_not_tested(judge: Any) -> None:
+    with pytest.raises(ParseError, match="tested 7 GPUs, the node has 8"):
+        judge("v3-memory-without-gpu0")
+
+
+def test_tests_that_were_asked_for_and_all_skipped_are_an_error(judge: Any) -> None:
+    """Seen on a GB10 with DCGM 4.2.3 at level 2."""
+    with pytest.raises(ParseError, match="ran none of the tests of level 2: it skipped memory, pcie"):
+        judge("v4-all-skipped")
+
+
+def test_a_test_without_results_hides_no_failure_of_another(judge: Any) -> None:
+    assert (Verdict.FAIL, "gpu3", "memory", "replace part") in told(judge("v4-without-results", rc=205))
+
+
+def test_an_error_attached_to_a_test_that_passed_is_a_warning(judge: Any) -> None:
+    """DCGM issue 284."""
+    findings = judge("v4-pass-with-error")
+    assert told(findings) == [(Verdict.WARN, "gpu6", "memory", "watch")]
+    assert "correctable errors" in findings[0].message
 
 
 def test_a_setting_that_is_off_is_no_broken_gpu(judge: Any) -> None:
