@@ -56,6 +56,8 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         raise ParseError("nvbandwidth: the output was cut at its size limit", "run the check again")
     if not output.stdout.strip():
         raise ParseError(f"nvbandwidth printed nothing: {last_words(output)}", "run the check again")
+    if case := nvbandwidth.corrupted(output.stdout):
+        return [Measurement("corrupt", case, "")]
     matrix = nvbandwidth.parse(output.stdout, (_CASE,))[_CASE]
     if len(matrix.rows) != 1 or len(matrix.rows[0]) != node.gpu_count:
         width = len(matrix.rows[0]) if matrix.rows else 0
@@ -74,6 +76,8 @@ def judge(
     measurements: Sequence[Measurement],
     thresholds: Mapping[str, Threshold],
 ) -> list[Finding]:
+    if measurements and measurements[0].metric == "corrupt":
+        return [nvbandwidth.corruption(ID, str(measurements[0].value))]
     partitioned = [m.device for m in measurements if m.metric == "mig"]
     if partitioned:
         reason = f"MIG is on ({', '.join(partitioned)}): a slice has a part of its GPU's memory bandwidth"

@@ -1,4 +1,4 @@
-"""What the nccl-tests programs print → rows by column name: their table, and the JSON document of `-J`.
+"""What the nccl-tests programs print → rows by column name.
 
 Columns differ between versions (`error` became `#wrong`, `root` was added, `-I 1` adds more): rows are read
 by their header. NCCL writes warnings into the same stream, in the middle of the table.
@@ -12,7 +12,6 @@ import re
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision.checks import json_text
 from provision.errors import ParseError
 
 
@@ -59,8 +58,6 @@ def parse(text: str) -> Result:
         raise ParseError(
             f"nccl-tests: {failure[0].strip()[:200]}", "look at the kernel log and at fabric manager"
         )
-    if text.lstrip().startswith("{"):
-        return _from_json(text)
     return _from_table(text)
 
 
@@ -172,39 +169,3 @@ def _rates(busbws: list[Any], algbws: list[Any]) -> list[tuple[float, float]]:
     if not all(0 <= rate < math.inf for pair in rates for rate in pair):
         raise ValueError("not a rate")
     return rates
-
-
-def _from_json(text: str) -> Result:
-    try:
-        document: dict[str, Any] = json_text.decode_all(text)
-        if document.get("errors"):
-            raise ParseError(f"nccl-tests: {str(document['errors'][0])[:200]}", "look at the kernel log")
-        rows = tuple(_json_row(row) for row in document["results"])
-        config = document["config"]
-        ranks = int(config["ngpus"]) * int(config["nthreads"])
-        if not rows:
-            raise ParseError("nccl-tests: the document has no results", "run the check again")
-        wrong = int(document["out_of_bounds"]["count"])
-        if wrong and not any(row.wrong for row in rows):
-            rows = (*rows[:-1], replace(rows[-1], wrong=wrong))
-        program = str((document.get("args") or [""])[0]).rpartition("/")[2]
-        return Result(rows, ranks, str(document.get("nccl_version", "")), program)
-    except (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError) as error:
-        problem = f"{type(error).__name__}: {error}"[:200]
-        raise ParseError(
-            f"nccl-tests: its JSON was not understood: {problem}", "run the check again"
-        ) from error
-
-
-def _json_row(row: dict[str, Any]) -> Row:
-    runs = [row["out_of_place"], row["in_place"]]
-    checked = [int(run["nwrong"]) for run in runs if run["nwrong"] not in (None, "N/A", -1)]
-    rates = _rates(*([_amount(run[name]) for run in runs] for name in ("bus_bw", "alg_bw")))
-    return Row(int(_amount(row["size"])), *min(rates), sum(checked) if checked else None)
-
-
-def _amount(value: Any) -> float:
-    """What `-J` writes as a number. Raises ValueError on a text: the settings alone are written as such."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"{value!r:.60} is not a number")
-    return value

@@ -47,6 +47,26 @@ def judge_link(check: str, port: Port, peers: Sequence[Port], declared: int | No
     )
 
 
+# Bits of the counters (drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR): at its largest value a counter stands
+# still, and says "at least so many". Those of 4 bits are full on healthy ports, too (a real H100's says 15).
+_BITS = {
+    "symbol_error": 16, "link_error_recovery": 8, "link_downed": 8, "port_rcv_errors": 16,
+    "port_rcv_remote_physical_errors": 16, "port_rcv_constraint_errors": 8, "port_xmit_constraint_errors": 8,
+}  # fmt: skip
+
+
+def _full(check: str, port: Port, name: str) -> Finding | None:
+    """A counter that can count no more: what it says of a rate is too little."""
+    most = 2 ** _BITS[name] - 1
+    if port.errors.get(name) != most:
+        return None
+    message = f"{port.name} has counted {most} {name} or more: the counter is full; reset it (perfquery -R)"
+    source = "linux, drivers/infiniband/core/sysfs.c: the counter's width"
+    return Finding(
+        check, Verdict.WARN, port.name, message, name, most, "errors", f"< {most}", source, "watch"
+    )
+
+
 def judge_errors(check: str, port: Port, uptime: int | None) -> list[Finding]:
     """Error counters against the time in which they may have been counted.
 
@@ -65,6 +85,7 @@ def judge_errors(check: str, port: Port, uptime: int | None) -> list[Finding]:
     for name, (limit, source) in allowed.items():
         count = port.errors.get(name, 0)
         if count / hours <= limit:
+            findings += [full] if name in _BITS and (full := _full(check, port, name)) else []
             continue
         message = f"{port.name} has counted {count} {name}, more than {limit:g} an hour in {hours:.0f} h"
         findings.append(
@@ -110,7 +131,7 @@ def judge_flaps(check: str, port: Port, uptime: int | None) -> Finding | None:
                 str(rows[level]["source"]),
                 CABLE if level == "fail" else "watch",
             )
-    return None
+    return _full(check, port, "link_downed") if downs(port) == port.errors.get("link_downed") else None
 
 
 def judge_routing(

@@ -13,6 +13,7 @@ from typing import Any
 
 from provision.checks import json_text
 from provision.errors import ParseError
+from provision.judge import Finding, Verdict
 
 Row = tuple[float | None, ...]
 
@@ -30,6 +31,30 @@ class Matrix:
     columns_send: bool
     waived: bool = False
     in_gigabytes: bool = True  # its description ends with its unit: `… bandwidth (GB/s)`
+
+
+_CORRUPT = re.compile(r"Invalid value when checking the pattern")
+
+
+def corrupted(text: str) -> str:
+    """The test case whose copy arrived with wrong bytes; empty when none did.
+
+    nvbandwidth compares every copy with its pattern and prints ` Invalid value when checking the pattern at
+    0x735f80000000`, or `<0x…>` in older versions, on standard output (its memcpy.cpp and kernels.cu).
+    """
+    match = _CORRUPT.search(text)
+    if match is None:
+        return ""
+    names = re.findall(r"^Running (\S+)\.$|\"name\"\s*:\s*\"(\w+)\"", text[: match.start()], re.MULTILINE)
+    return next((one or other for one, other in reversed(names)), "a copy")
+
+
+def corruption(check: str, case: str) -> Finding:
+    """What a copy that arrived with wrong bytes means."""
+    message = f"data was corrupted in {case}: nvbandwidth read back other bytes than it had copied"
+    return Finding(
+        check, Verdict.FAIL, "node", message, "corrupt", case, limit="no wrong byte", action="investigate"
+    )
 
 
 def parse(text: str, wanted: tuple[str, ...]) -> dict[str, Matrix]:

@@ -71,6 +71,8 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         raise ParseError("nvbandwidth: the output was cut at its size limit", "run the check again")
     if not output.stdout.strip():
         raise ParseError(f"nvbandwidth printed nothing: {last_words(output)}", "run the check again")
+    if case := nvbandwidth.corrupted(output.stdout):
+        return [Measurement("corrupt", case, "")]
     matrices = nvbandwidth.parse(output.stdout, tuple(_CASES.values()))
     found: list[Measurement] = []
     for metric, case in _CASES.items():
@@ -110,6 +112,8 @@ def _pairs(metric: str, matrix: nvbandwidth.Matrix) -> list[Measurement]:
 def judge(
     node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
 ) -> list[Finding]:
+    if measurements and measurements[0].metric == "corrupt":
+        return [nvbandwidth.corruption(ID, str(measurements[0].value))]
     fabric = node.gpuprov_node["gpu"].get("fabric", "none") != "none"
     findings: list[Finding] = []
     for metric in _HOST:

@@ -389,3 +389,16 @@ def test_cards_that_user_space_cannot_open_are_not_healthy(judge: Judge, cards: 
         "ibv_devinfo answered: Failed to get IB devices list: Function not implemented"
     )
     assert flagged(judge()) == [("error", "node", "", "investigate")]
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("link_downed", 255), ("symbol_error", 65535), ("link_error_recovery", 255)]
+)
+def test_a_counter_that_is_full_says_too_little(name: str, most: int, judge: Judge, cards: Cards) -> None:
+    cards.uptime = 2000 * DAY  # a rate of next to nothing, if that were all
+    cards.counters[2][name] = most
+    (found,) = [f for f in judge() if f.verdict is not Verdict.PASS and f.metric == name]
+    assert (found.verdict, found.device, found.action) == (Verdict.WARN, "mlx5_2", "watch")
+    assert "perfquery -R" in found.message
+    cards.counters[2][name] = most - 1
+    assert not [f for f in judge() if f.metric == name and f.verdict is not Verdict.PASS]

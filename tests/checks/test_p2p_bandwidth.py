@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provision.checks import nvbandwidth, p2p_bandwidth
+from provision.checks import CHECKS, nvbandwidth, p2p_bandwidth
 from provision.checks.check import CheckNode, Measurement, Output
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict
@@ -187,3 +187,27 @@ def test_the_real_capture(captures: Path) -> None:
     assert found["device_to_device_memcpy_read_ce"].waived
     with pytest.raises(ParseError, match="but the node has 8 GPUs"):
         p2p_bandwidth.parse(NODE, {"nvbandwidth": Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 1.0)})
+
+
+# In public reports (nvbandwidth 0.8 and 0.4): the copy of a wrongly partitioned fabric, and the older form.
+@pytest.mark.parametrize(
+    "line",
+    [f" Invalid value when checking the pattern at {address}" for address in ("0x735f80000000", "<0x73>")],
+)
+@pytest.mark.parametrize("check", ["p2p_bandwidth", "memory_bandwidth"])
+def test_data_that_arrives_corrupted_fails(
+    line: str, check: str, make_node: MakeNode, make_output: MakeOutput
+) -> None:
+    text = (
+        "Running device_to_device_memcpy_read_ce.\n"
+        f"{line}\n Current offset : 200064 \n"
+        "ASSERT in expression h_errorFlag == 0 in void memcmpPatternHelper() : memcpy.cpp:165\n"
+    )
+    module = CHECKS[check]
+    outputs = {"nvbandwidth": make_output("nvbandwidth", text, rc=1)}
+    if check == "memory_bandwidth":
+        outputs["mig"] = make_output("mig", "Disabled\n" * 8)
+    node = make_node()
+    (finding,) = module.judge(node, module.parse(node, outputs), {})
+    assert (finding.verdict, finding.metric) == (Verdict.FAIL, "corrupt")
+    assert "device_to_device_memcpy_read_ce" in finding.message
