@@ -31,6 +31,10 @@ DOCUMENTED = {
     "local_link_integrity_errors": "a file of /sys/class/infiniband",
     "excessive_buffer_overrun_errors": "a file of /sys/class/infiniband",
     "port_rcv_remote_physical_errors": "a file of /sys/class/infiniband",
+    "port_rcv_constraint_errors": "a file of /sys/class/infiniband",
+    "port_xmit_constraint_errors": "a file of /sys/class/infiniband",
+    "Insufficient Permissions": "NVML's text of its error 4, in nvidia-smi's cells (captures)",
+    "Unable to determine the device handle for": "nvidia-smi in place of its answer (public issue threads)",
     "clocks_event_reasons_counters": "an element of nvidia-smi -q -x (v13)",
     "--format=csv,noheader,nounits": "an option of nvidia-smi",
 }

@@ -11,7 +11,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provision.checks import kernel_incidents, kernel_log, nvidia_smi, nvlink_errors, nvlink_status
+from provision.checks import (
+    kernel_incidents,
+    kernel_log,
+    nvidia_smi,
+    nvidia_smi_refusal,
+    nvlink_errors,
+    nvlink_status,
+)
 from provision.checks.check import CheckNode, Command, GpuIdentity, Measurement, Output
 from provision.checks.inventory_links import judge_fabric, judge_links
 from provision.checks.inventory_presence import (
@@ -63,7 +70,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     smi, nvlink = outputs.get("nvidia_smi"), outputs.get("nvlink")
     found += _from("nvidia_smi", smi, nvidia_smi.parse_xml)
     if smi is not None and _unreadable(found, "nvidia_smi"):
-        found += nvidia_smi.unreachable(smi, kernel_incidents.devices(node))
+        found += nvidia_smi_refusal.unreachable(smi, kernel_incidents.devices(node))
     found += _from("nvlink", nvlink, nvlink_status.parse)
     if "nvlink_errors" in outputs:  # a run of an older gpuprov has none
         down: dict[int, set[int]] = {}
@@ -97,7 +104,7 @@ def _from(name: str, output: Output | None, read: Any) -> list[Measurement]:
     try:
         if output is None:
             raise ParseError(f"the output of {name} is missing", "run the check again")
-        refusal = nvidia_smi.refusal(output)
+        refusal = nvidia_smi_refusal.refusal(output)
         if refusal is not None:
             raise refusal
         if output.truncated:

@@ -143,19 +143,9 @@ def _judge_host(metric: str, found: Sequence[Measurement], threshold: Threshold 
         if m.device in behind:
             middle, shortfall = behind[m.device]
             message = f"{what} is {m.value:g} GB/s, {shortfall:.0%} below the {middle:g} of its peers"
-            source = "median of the other GPUs of the node"
+            by = "median of the other GPUs of the node"
             findings.append(
-                Finding(
-                    ID,
-                    Verdict.WARN,
-                    m.device,
-                    message,
-                    metric,
-                    m.value,
-                    m.unit,
-                    source=source,
-                    action="investigate",
-                )
+                Finding(ID, Verdict.WARN, m.device, message, metric, m.value, m.unit, "", by, "investigate")
             )
     if findings:
         return findings

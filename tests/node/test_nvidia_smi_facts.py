@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from provision.node.observe.nvidia_smi import parse_query
+from provision.node.observe.answer import attempt
+from provision.node.observe.nvidia_smi import nvidia_smi_probes, parse_query
+from provision.node.observe.probe import Probe
 
 STATE, STATUS = "nvidia_smi.fabric.state", "nvidia_smi.fabric.status"
 
@@ -37,3 +39,29 @@ def captures() -> Path:
     if not Path(folder).is_dir() or not folder:
         pytest.skip("GPUPROV_CAPTURES names no folder of real captures")
     return Path(folder)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        ("GPU is lost", "power-cycle"),
+        ("Unknown Error", "power-cycle"),
+        ("GPU requires reset", "reset the GPU"),
+    ],
+)
+def test_a_gpu_that_does_not_answer_is_the_reason_of_what_is_unread(error: str, advice: str) -> None:
+    power, mode = "nvidia_smi.power.limit", "nvidia_smi.compute_mode"
+    rows = [f"700.00, Default, 00000000:{bus}:00.0, 15628210839{bus}" for bus in (10, 20, 30)]
+    rows[1] = rows[1].replace("700.00", f"[{error}]")
+    facts, problems = attempt(Probe([power, mode]), parse_query, [power, mode], "\n".join(rows))
+    assert facts == {mode: ["Default"] * 3}
+    assert list(problems) == [power]
+    assert problems[power].startswith(
+        f"GPU 1 (00000000:20:00.0, serial 1562821083920) does not answer: {error}; "
+    )
+    assert advice in problems[power]
+
+
+def test_the_gpus_name_themselves_in_every_query() -> None:
+    (probe,) = nvidia_smi_probes([STATE])
+    assert probe.command[1] == "--query-gpu=fabric.state,pci.bus_id,serial"

@@ -98,9 +98,11 @@ def write_all(data):
 
 
 def attempt(probe, function, *arguments):
-    """The facts and the problems of one probe."""
+    """The facts and the problems of one probe. A fact whose value is a ReadError is a problem of its own."""
     try:
-        return function(*arguments), {}
+        found = function(*arguments)
+        unread = {name: str(value) for name, value in found.items() if isinstance(value, ReadError)}
+        return {name: value for name, value in found.items() if name not in unread}, unread
     except ReadError as reason:
         return {}, dict.fromkeys(probe.facts, str(reason))
     except Exception as error:  # one misreading must not cost the other facts

@@ -39,6 +39,30 @@ def fields_of(names):
     return [name[len("nvidia_smi.") :] for name in names]
 
 
+# Asked beside the fields, to name a GPU that does not answer: the driver knows both without asking the GPU.
+WHO = ("pci.bus_id", "serial")
+# NVML's errors in place of a reading (nvidia-smi 550.163.01 prints `[GPU is lost]`), and what helps.
+NVML_ERRORS = {
+    "gpu is lost": "power-cycle the node",
+    "gpu requires reset": "reset the GPU",
+    "unknown error": "look at the kernel log, and power-cycle the node",
+    "err!": "look at the kernel log, and power-cycle the node",
+    "insufficient permissions": "gpuprov has to be root on the node",
+}
+
+
+def silent(index, row, cell):
+    """A ReadError that names the GPU when its cell is an error in place of a reading; else None."""
+    text = cell.strip("[] ")
+    advice = NVML_ERRORS.get(text.lower())
+    if advice is None:
+        return None
+    who = "GPU %d" % index
+    if len(row) > len(WHO):
+        who += " (%s, serial %s)" % tuple(row[-len(WHO) :])
+    return ReadError("%s does not answer: %s; %s" % (who, text, advice))
+
+
 def reading(field, cell):
     """A cell without the label that drivers 535 to 580 print into it (`state  Completed`)."""
     label = {"fabric.state": "state ", "fabric.status": "status "}.get(field)
@@ -47,14 +71,20 @@ def reading(field, cell):
 
 def parse_query(names, output):
     rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines() if line.strip()]
-    if not rows or any(len(row) != len(names) for row in rows):
+    if not rows or any(len(row) not in (len(names), len(names) + len(WHO)) for row in rows):
         raise ReadError("nvidia-smi answered: " + (output.strip()[:200] or "nothing"))
     fields = fields_of(names)
-    return {name: [reading(fields[at], row[at]) for row in rows] for at, name in enumerate(names)}
+    found = {}
+    for at, name in enumerate(names):
+        errors = [silent(index, row, row[at]) for index, row in enumerate(rows)]
+        # What one GPU does not say, no other can say for it: the fact is unread, and the reason is that GPU.
+        error = next((one for one in errors if one), None)
+        found[name] = error or [reading(fields[at], row[at]) for row in rows]
+    return found
 
 
 def nvidia_smi_probes(names):
-    query = "--query-gpu=" + ",".join(fields_of(names))
+    query = "--query-gpu=" + ",".join([*fields_of(names), *WHO])
     command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
     return [Probe(names, command=command, parse=parse_query)]
 
