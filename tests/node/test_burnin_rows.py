@@ -206,6 +206,8 @@ def test_nvlink_errors_are_summed_over_what_counts_as_an_error() -> None:
         "GPU 0: NVIDIA H100 (UUID: GPU-1)\n\t Link 0: Replay Errors: 0\n\t Link 0: CRC Errors: 0\n\n"
         "GPU 1: NVIDIA B200 (UUID: GPU-2)\n\t Link 4: Tx packets: 900\n\t Link 4: Rx Errors: 2\n"
         "\t Link 4: FEC Errors - 0: 55\n\t Link 4: Link recovery successful events: 9\n"
+        # Not errors: a healthy B300 counts these from its boot on (driver 595.91.07, public report).
+        "\t Link 4: FEC Errors - 1: 7\n\t Link 4: Raw BER Lane 0: 2061\n\t Link 4: Raw Errors Lane 0: 82\n"
         "\t Link 7: Symbol Errors: 3\n\t Link 7: Symbol BER: 15e-255\n"
     )
     assert nvlink_rows(text) == {

@@ -163,6 +163,9 @@ def _new_names(node, gpu, link: int, count: int, trained: int) -> list:
     names += [("Link recovery successful events", count // 100), ("Link recovery failed events", 0)]
     names += [("Total link recovery events", count // 100), ("Effective Errors", count)]
     names += [("Effective BER", "15e-255"), ("Symbol Errors", count + trained), ("Symbol BER", "15e-255")]
+    # Counted before any correction: a healthy B300 had such values at its boot (595.91.07).
+    names += [("Raw BER Lane 0", 2061), ("Raw BER Lane 1", 1038), ("Raw BER Total", 1037)]
+    names += [("Raw Errors Lane 0", 82), ("Raw Errors Lane 1", 4)]
     return names + [(f"FEC Errors - {bucket}", passed if bucket == 0 else 0) for bucket in range(16)]
 
 

@@ -109,7 +109,13 @@ class ReplayRows:
 
 GPU_HEAD = re.compile(r"GPU (\d+): ")
 LINK_LINE = re.compile(r"\s*Link (\d+): (.*): (\d+)\s*\Z")
-TRAFFIC = ("packets", "bytes", "fec errors - 0", "successful")
+# What counts as an error. NVLink 5 (595.91.07 on a B300) prints also what a healthy link counts by the billion,
+# or before it corrects: FEC and raw errors. Its `Total link recovery events` repeats two others.
+LINK_ERRORS = (
+    "Replay Errors", "Recovery Errors", "CRC Errors", "Malformed packet Errors", "Buffer overrun Errors",
+    "Rx Errors", "Rx General Errors", "Local link integrity Errors", "Link recovery failed events",
+    "Effective Errors", "Symbol Errors",
+)  # fmt: skip
 
 
 def nvlink_rows(text):
@@ -127,7 +133,7 @@ def nvlink_rows(text):
             links[index] = {}
         elif counted and index is not None:
             link, name, count = counted.groups()
-            if not any(word in name.lower() for word in TRAFFIC):
+            if name in LINK_ERRORS:
                 links[index][link] = links[index].get(link, 0) + int(count)
     for index, counts in links.items():
         if counts:
