@@ -90,6 +90,15 @@ def test_a_card_on_the_bus_without_a_driver_is_seen(tree: Tree) -> None:
     ]
 
 
+def test_bridges_to_the_nvlink_switches_are_no_network(tree: Tree) -> None:
+    # HGX B200 with RoCE cards: its bridges would be the only InfiniBand ports, and be taken for the network.
+    tree.file("/sys/bus/pci/devices/0000:10:00.0/vpd", "\x82\x0dConnectX\x90V3\x0bSMDL=SW_MNG\x78")
+    tree.file("/sys/bus/pci/devices/0000:11:00.0/vpd", "\x82\x0dConnectX\x90V3\x0bSMDL=MCX75310\x78")
+    for fact in ("hca.ports", "hca.counters", "hca.functions", "rdma.ports"):
+        assert [row["device"] for row in tree.value(fact)] == ["mlx5_1"], fact
+    assert tree.value("rdma.devices") == ["mlx5_1"]
+
+
 def test_the_mtu_of_every_port_comes_from_one_call(tree: Tree) -> None:
     assert "ibv_devinfo is not installed" in tree.problem("hca.mtus")
     blocks = "".join(

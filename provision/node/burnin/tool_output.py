@@ -109,8 +109,8 @@ class ReplayRows:
 
 GPU_HEAD = re.compile(r"GPU (\d+): ")
 LINK_LINE = re.compile(r"\s*Link (\d+): (.*): (\d+)\s*\Z")
-# What counts as an error. NVLink 5 (595.91.07 on a B300) prints also what a healthy link counts by the billion,
-# or before it corrects: FEC and raw errors. Its `Total link recovery events` repeats two others.
+# What counts as an error. NVLink 5 (595.91.07 on a B300) also prints what a healthy link counts by the
+# billion, or before it corrects: FEC and raw errors. Its `Total link recovery events` repeats two others.
 LINK_ERRORS = (
     "Replay Errors", "Recovery Errors", "CRC Errors", "Malformed packet Errors", "Buffer overrun Errors",
     "Rx Errors", "Rx General Errors", "Local link integrity Errors", "Link recovery failed events",

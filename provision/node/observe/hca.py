@@ -1,7 +1,8 @@
 """Network cards that do RDMA, all at once: nobody need know their names before asking.
 
 `hca.ports` and `hca.counters` have an entry for each port in /sys/class/infiniband; `hca.functions` what the
-PCI bus has of such cards, with or without a driver; `hca.mtus` the MTU in force of each `DEVICE/PORT`.
+PCI bus has of such cards, with or without a driver; `hca.mtus` the MTU in force of each `DEVICE/PORT`. The
+bridges to NVLink 5 switches, which are RDMA devices too, are in none of them.
 """
 
 from provision.node.observe.files import link_target, names_in, read_line
@@ -11,7 +12,9 @@ from provision.node.observe.rdma import (
     NO_GID,
     PORT,
     gid_table,
+    manages_switches,
     netdev_of,
+    network_devices,
     parse_devinfo,
     partition_keys,
     port_folder,
@@ -42,10 +45,9 @@ COUNTERS = (
 
 def items():
     """DEVICE/PORT of every port."""
-    devices = names_in(INFINIBAND)
     return [
         "%s/%s" % (device, port)
-        for device in devices
+        for device in network_devices()
         for port in names_in("%s/%s/ports" % (INFINIBAND, device))
     ]
 
@@ -107,7 +109,8 @@ def functions():
         folder = "%s/%s/" % (PCI_FOLDER, address)
         kind = (read_line(folder + "class") or "").lower()
         ours = (read_line(folder + "vendor") or "").lower() == MELLANOX
-        if kind[:6] == INFINIBAND_CLASS or (ours and kind[:4] == NETWORK):
+        network = kind[:6] == INFINIBAND_CLASS or (ours and kind[:4] == NETWORK)
+        if network and not manages_switches(folder[:-1]):
             width = read_or_none(folder + "max_link_width") or ""
             found.append(
                 {

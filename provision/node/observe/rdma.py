@@ -4,13 +4,37 @@
 The link layer of a port, InfiniBand or Ethernet (RoCE), decides which of them mean anything.
 """
 
-from provision.node.observe.files import ReadError, names_in, read_line
+from provision.node.observe.files import ReadError, names_in, read_bytes, read_line
 from provision.node.observe.probe import FAMILIES, Family, Probe, attribute_of, item_of, single
 
 INFINIBAND = "/sys/class/infiniband"
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 IPV4 = "0000:0000:0000:0000:0000:ffff:"  # a GID that is an IPv4 address
+VPD_LIMIT = 65536
+BRIDGES = {}  # PCI function: whether it is one; several facts ask, and product data is slow to read
 PEER_MODULES = ["nvidia-peermem", "nvidia-current-peermem", "nvidia-current-open-peermem"]
+
+
+def manages_switches(function):
+    """Whether a card on the PCI bus is a ConnectX bridge to NVLink 5 switches, which carries no network.
+
+    HGX B200 and B300 have two to four of them, with InfiniBand ports that are up. Only they have SMDL=SW_MNG
+    in their product data (NVIDIA's Fabric Manager User Guide); their device ID is that of network cards."""
+    if function not in BRIDGES:
+        try:
+            mellanox = (read_line(function + "/vendor") or "").lower() == "0x15b3"
+            data = read_bytes(function + "/vpd", VPD_LIMIT) if mellanox else None
+        except ReadError:
+            data = None  # a card need not have product data
+        BRIDGES[function] = data is not None and b"SW_MNG" in data
+    return BRIDGES[function]
+
+
+def network_devices():
+    """The RDMA devices between machines."""
+    return [
+        name for name in names_in(INFINIBAND) if not manages_switches("%s/%s/device" % (INFINIBAND, name))
+    ]
 
 
 def port_folder(item):
@@ -118,7 +142,7 @@ PORT = {
 
 def rdma_ports():
     ports = []
-    for device in names_in(INFINIBAND):
+    for device in network_devices():
         for port in names_in("%s/%s/ports" % (INFINIBAND, device)):
             item = "%s/%s" % (device, port)
             entry = {"device": device, "port": port}
@@ -191,7 +215,7 @@ def rdma_probes(names):
         if name in TOOLS:
             probes.append(Probe([name], command=TOOLS[name].command, parse=TOOLS[name].parse))
         elif name == "rdma.devices":
-            probes.append(single(name, names_in, INFINIBAND))
+            probes.append(single(name, network_devices))
         elif name == "rdma.ports":
             probes.append(single(name, rdma_ports))
         elif attribute == "active_mtu":
