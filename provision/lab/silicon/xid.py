@@ -83,8 +83,6 @@ def lines(node, fault: dict) -> list:
         gpu = node.gpus[fault["gpu"]]
         address = gpu["address"]
         return [
-            f"NVRM: GPU at PCI:{address.rpartition('.')[0]}: {gpu['uuid']}",
-            f"NVRM: GPU Board Serial Number: {gpu['serial']}",
             line(gpu, 79),
             f"NVRM: GPU {address}: GPU has fallen off the bus.",
             f"NVRM: GPU {address}: GPU serial number is {gpu['serial']}.",
@@ -92,6 +90,23 @@ def lines(node, fault: dict) -> list:
     if name in OF_FAULT:
         return [line(node.gpus[fault["gpu"]], OF_FAULT[name])]
     return []
+
+
+def _introduced(node, said: list) -> list:
+    """Before the first Xid of a GPU since the boot the driver says which GPU it is."""
+    known = {text for _, text in kernel_log.read(node.folder)}
+    found = []
+    for text in said:
+        for gpu in node.gpus:
+            bus = gpu["address"].rpartition(".")[0]
+            if not text.startswith(f"NVRM: Xid (PCI:{bus}"):
+                continue
+            head = f"NVRM: GPU at PCI:{bus}: {gpu['uuid']}"
+            if head not in known:
+                known.add(head)
+                found += [head, f"NVRM: GPU Board Serial Number: {gpu['serial']}"]
+        found.append(text)
+    return found
 
 
 def _report_aer(node, fault: dict) -> None:
@@ -114,7 +129,7 @@ def report(node, faults) -> None:
         if fault["id"] in ("aer_storm", "aer_old"):
             _report_aer(node, fault)
             continue
-        kernel_log.append(node.folder, lines(node, fault))
+        kernel_log.append(node.folder, _introduced(node, lines(node, fault)))
         if fault.get("once") == "yes":
             fault["reported"] = True
             node.save()
