@@ -199,7 +199,7 @@ def _printed(one: Silicon, surface: Surface) -> tuple[str, int]:
         env=one.environment(**dict(surface.environment)),
         cwd=one.root / "usr/share/gpu-burn",
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT if surface.stderr else subprocess.DEVNULL,
         timeout=60,
         check=False,
     )

@@ -37,6 +37,7 @@ class Surface:
     environment: tuple[tuple[str, str], ...] = ()
     status: int = 0
     like: str = ""  # shapes.yml has what it differs in from this surface
+    stderr: bool = False  # both streams are looked at
     server: tuple[str, ...] = ()  # what has to run for it to print anything
     file: str = ""  # what it prints to, below the node's folder, instead of stdout; a folder is all its files
     cut: bool = False  # the recording ends early, in the middle of a line's group

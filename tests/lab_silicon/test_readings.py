@@ -1,4 +1,4 @@
-"""gpu_inventory's reading of what a simulated node prints: healthy nodes of each generation, and lost GPUs."""
+"""gpu_inventory's reading of what simulated nodes print: healthy ones of each generation, and lost GPUs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Make = Callable[..., Silicon]
 
 NOT_PERMITTED = pytest.mark.xfail(
     strict=True,
-    reason="a healthy B200 prints `Insufficient Permissions` for power_smoothing, also to root, and the check "
+    reason="a healthy B200 prints `Insufficient Permissions` for power_smoothing, also to root: the check "
     "takes it for a reading that is missing",
 )
 # SKU, driver, (GPUs, fabric, architecture)
