@@ -1,6 +1,6 @@
 """Every real capture is read to its end by the parser for that tool, or refused for the reason stated here.
 
-The captures are not ours to ship: see the fixture `captures`. tests/lab_silicon/test_captures.py compares the
+The captures are not ours to ship: see the fixture `captures`. tests/lab_silicon/test_shapes.py compares the
 simulated tools with the same files.
 """
 

@@ -39,7 +39,7 @@ def boot(node, arguments: list) -> int:
 
 
 def _wanted(node, settings) -> list:
-    if not node.present():
+    if not node.on_bus():
         return []
     refused = settings.blacklisted | {name for name in modprobe.SIMULATED if settings.never_loads(name)}
     names = []
@@ -79,7 +79,7 @@ def _kernel_lines(node) -> list:
         "BIOS-provided physical RAM map:",
         "ACPI: PCI Root Bridge [PC00] (domain 0000 [bus 00-16])",
     ]
-    for gpu in node.present():
+    for gpu in node.on_bus():
         lines.append(
             f"pci {gpu['address']}: [10de:{node.sku['device']}] type 00 class 0x030200 PCIe Endpoint"
         )

@@ -42,7 +42,9 @@ def dmesg(node, arguments: list) -> int:
             next(words, None)
     began = kernel_log.boot_time(node.folder)
     for seconds, text in kernel_log.read(node.folder):
-        print(prefix + _stamp(style, seconds, began + seconds) + text)
+        head = prefix + _stamp(style, seconds, began + seconds)
+        # The further lines of a message stand below its first one.
+        print(head + text.replace("\\x0a", "\n" + " " * len(head)))
     return 0
 
 

@@ -20,6 +20,11 @@ FAULTS = {
         ["gpu"],
     ),
     "gpu_off_bus": ("a GPU fell off the bus after boot: Xid 79", [gpu(), onset()], ["gpu"]),
+    "gpu_off_bus_at_boot": (
+        "a GPU is on the PCI bus and does not answer the driver that is loaded: no Xid, and no such GPU",
+        [gpu()],
+        ["gpu"],
+    ),
     "gpu_silent": (
         "a GPU stops answering the driver: it is still listed, with an error in place of its readings",
         [
@@ -117,6 +122,7 @@ FAULTS = {
             gpu(),
             number("code", REQUIRED, 1, 999, "Xid"),
             text("text", "", "what follows it; a usual text without"),
+            text("instance", "", "of a MIG, as the driver writes it: GPU-I:05 or GPU-I:01 GPU-CI:02"),
             choice("once", "no", YES_NO, "yes: not again after the next boot"),
             onset(),
         ],

@@ -123,7 +123,7 @@ def _write_iommu(node) -> None:
     if str(node.root) == "/":
         return  # a lab node has the groups of the host's kernel
     translated = node.fault("iommu_translated") or node.fault("virtual_machine")
-    for gpu in node.present():
+    for gpu in node.on_bus():
         group = str(40 + gpu["slot"])
         _put(node.folder / "sys/kernel/iommu_groups" / group / "type", "DMA-FQ" if translated else "identity")
         link = node.folder / "sys_pci" / gpu["address"] / "iommu_group"

@@ -1,4 +1,7 @@
-"""The simulated kernel log: <state>/kmsg, one `[ seconds.micros] text` a line, since the node's boot."""
+"""The simulated kernel log: <state>/kmsg, one `[ seconds.micros] text` a line, since the node's boot.
+
+A message of several lines has `\\x0a` where a new one begins, as /dev/kmsg shows it.
+"""
 
 import re
 import time

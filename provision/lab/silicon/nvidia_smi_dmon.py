@@ -14,7 +14,7 @@ _COLUMNS = {
     "p": [
         ("pwr", "W", 6, lambda one: round(one["power"])),
         ("gtemp", "C", 6, lambda one: one["temperature"]),
-        ("mtemp", "C", 6, lambda one: one["memory_temperature"]),
+        ("mtemp", "C", 6, lambda one: one["memory_temperature"] or "-"),
     ],
     "u": [
         (name, "%", 6, lambda one, busy=busy: busy if one["load"] else 0)

@@ -42,7 +42,7 @@ def _gpu(node, one: dict) -> list:
     temperature, errors = f"{one['temperature']:>4}C ", f"{one['uncorrectable']:>20}"
     if one["silent"]:  # as 550.163.01 prints a lost GPU
         temperature, power, busy, errors = (
-            "ERR! ",
+            " ERR! ",
             f"ERR! / {settings['power']:>4.0f}W",
             "ERR!",
             f"{'ERR!':>20}",

@@ -1,7 +1,7 @@
 """nvidia-smi --query-gpu and its kin: CSV."""
 
 import nvidia_smi_silent as silent
-import nvidia_smi_tree_state as state
+import nvidia_smi_tree_fabric as fabric
 from mig_profiles import profiles
 
 BAD_ARGUMENT = 2
@@ -67,7 +67,7 @@ def _sensors(sku, one: dict, driver: str) -> dict:
         "utilization.gpu": ("%", "[N/A]" if settings["mig"] else "100 %" if one["load"] else "0 %"),
         "utilization.memory": ("%", "[N/A]" if settings["mig"] else "38 %" if one["load"] else "0 %"),
         "temperature.gpu": ("", str(one["temperature"])),
-        "temperature.memory": ("", str(one["memory_temperature"])),
+        "temperature.memory": ("", str(one["memory_temperature"] or "N/A")),
         "temperature.gpu.tlimit": ("", str(one["tlimit"])),
         "power.management": ("", "Enabled"),
         "power.draw": ("W", f"{one['power']:.2f} W"),
@@ -104,7 +104,7 @@ def _clocks(sku, one: dict, driver: str) -> dict:
         for kind in ("graphics", "sm", "video"):
             values[f"{prefix}.{kind}"] = ("MHz", f"{core} MHz")
         values[f"{prefix}.memory"] = ("MHz", f"{memory} MHz")
-    if int(driver.split(".")[0]) >= 580:
+    if int(driver.split(".")[0]) >= 590:  # 580.105 answers with clocks, 590.44 with this
         for prefix in ("clocks.applications", "clocks.default_applications"):
             values[prefix + ".graphics"] = values[prefix + ".memory"] = ("MHz", DEPRECATED)
     for kind in ("graphics", "sm", "memory", "video"):
@@ -200,7 +200,7 @@ def compute_apps(node, driver: str, readings: list, fields: str, form: str) -> i
             "used_memory": ("MiB", f"{mib} MiB"),
         }
         for one in readings
-        for pid, _, name, mib in state.running(one)
+        for pid, _, name, mib in fabric.running(one)
     ]
     return _table(rows, fields, form) if rows else 0
 
@@ -219,14 +219,9 @@ def supported_clocks(node, driver: str, readings: list, fields: str, form: str) 
             "graphics": ("MHz", f"{clock} MHz"),
         }
         for one in readings
-        for clock in graphics_clocks(node.sku)
+        for clock in fabric.graphics_clocks(node.sku)
     ]
     return _table(rows, fields, form)
-
-
-def graphics_clocks(sku) -> list:
-    """The clocks a GPU's cores can run at, in MHz, fastest first."""
-    return list(range(sku["clock"], sku["clock_idle"] - 1, -15))
 
 
 def _table(rows: list, fields: str, form: str) -> int:

@@ -4,7 +4,7 @@ Wording from public transcripts of the real tool. In none of them, and therefore
 under a driver that has dropped application clocks, and what setting the ECC mode it already has says.
 """
 
-import nvidia_smi_query as query
+import nvidia_smi_tree_fabric as fabric
 from mig_profiles import profiles
 from settings import COMPUTE_MODES, KEEPS_MIG, Settings
 
@@ -141,7 +141,7 @@ def _lock(node, driver: str, settings: Settings, gpu, value: str) -> None:
     numbers = _numbers(value, 1, 2)
     low, high = numbers[0], numbers[-1]
     # The driver takes the nearest clock it has; the tool repeats what it was told.
-    known = query.graphics_clocks(node.sku)
+    known = fabric.graphics_clocks(node.sku)
     settings.change(gpu, locked=[min(known, key=lambda clock: abs(clock - one)) for one in (low, high)])
     print(f'GPU clocks set to "(gpuClkMin {low}, gpuClkMax {high})" for GPU {bus(gpu)}')
 
@@ -153,9 +153,9 @@ def _unlock(node, driver: str, settings: Settings, gpu, value: str) -> None:
 
 def _applications(node, driver: str, settings: Settings, gpu, value: str) -> None:
     memory, core = _numbers(value, 2, 2)
-    if int(driver.split(".")[0]) >= 580:
+    if int(driver.split(".")[0]) >= 590:
         print(f"Setting applications clocks is not supported for GPU {bus(gpu)}.\n{WARNED}")
-    elif memory != node.sku["memory_clock"] or core not in query.graphics_clocks(node.sku):
+    elif memory != node.sku["memory_clock"] or core not in fabric.graphics_clocks(node.sku):
         print(
             f'Specified clock combination "(MEM {memory}, SM {core})" is not supported for GPU {bus(gpu)}. '
             "Run 'nvidia-smi -q -d SUPPORTED_CLOCKS' to see list of supported clock combinations\n" + WARNED

@@ -1,7 +1,7 @@
 """nvidia-smi -q and -q -x: one tree, printed as XML or as text.
 
-Three generations of it, from samples of the real tool: before 545 (535), before 580 (550), and 580 on (schema
-v13). In which release between 550 and 590 the schema changed is not known; 580 is a choice.
+One form for each generation of which an output of the real tool is known; a driver between two of them prints
+as the older one (see _FORMS). tests/lab_silicon/shapes.yml has the shapes, with where each is from.
 An entry is (XML name, text label, value or list of entries); a name or label that is None is absent there,
 and a value that differs between the two is a pair.
 """
@@ -12,6 +12,7 @@ from xml.sax.saxutils import escape
 import nvidia_smi_mig
 import nvidia_smi_silent as silent
 import nvidia_smi_tree_errors as errors
+import nvidia_smi_tree_fabric as fabric
 import nvidia_smi_tree_state as state
 import telemetry
 from mig_profiles import profiles
@@ -20,15 +21,24 @@ NA = "N/A"
 OLD = "Requested functionality has been deprecated"
 
 
+# From which driver on -> the form. Outputs are known of 515.105, 530.30, 535.54, 550.163, 570.148, 575.57,
+# 580.105, 580.173, 590.44 and 595.91; what lies between is a choice.
+_FORMS = (
+    ((0,), 515), ((525,), 530), ((535,), 535), ((545,), 550), ((570,), 570), ((575,), 575), ((580,), 580),
+    ((580, 173), 581), ((590,), 590),
+)  # fmt: skip
+
+
 def generation(driver: str) -> int:
-    """535, 550 or 590: the sample whose form this driver's output has."""
-    branch = int(driver.split(".")[0])
-    return 535 if branch < 545 else 550 if branch < 580 else 590
+    """The form that this driver's output has; 581 is that of 580.173."""
+    version = tuple(int(part) for part in driver.split(".")[:2])
+    return [form for least, form in _FORMS if version >= least][-1]
 
 
 def as_xml(node, driver: str, readings: list) -> str:
     """The whole document of `-q -x`."""
-    schema = "v13" if generation(driver) == 590 else "v12"
+    form = generation(driver)
+    schema = "v13" if form >= 580 else "v12" if form >= 530 else "v11"
     lines = [
         '<?xml version="1.0" ?>',
         f'<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_{schema}.dtd">',
@@ -133,7 +143,12 @@ def _entries(node, driver: str, one: dict) -> list:
         + _pci(node, one, form)
         + state.performance(node, one, form)
     )
-    return parts + errors.health(node, one, form) + state.sensors(node, one, form) + state.fabric(one, form)
+    return (
+        parts
+        + errors.health(node, one, form)
+        + state.sensors(node, one, form)
+        + fabric.fabric(node, one, form)
+    )
 
 
 def _identity(node, one: dict, form: int) -> list:
@@ -145,14 +160,14 @@ def _identity(node, one: dict, form: int) -> list:
         ("product_name", "Product Name", node.sku["name"]),
         ("product_brand", "Product Brand", "NVIDIA"),
         ("product_architecture", "Product Architecture", node.sku["architecture"]),
-        ("display_mode", "Display Mode", OLD if form == 590 else "Enabled"),
+        ("display_mode", "Display Mode", OLD if form >= 575 else "Enabled"),
     ]
-    if form == 590:
-        entries.append(("display_attached", "Display Attached", "No"))
+    if form >= 575:
+        entries.append(("display_attached", "Display Attached", "Yes"))
     entries += [
         ("display_active", "Display Active", "Disabled"),
         ("persistence_mode", "Persistence Mode", "Enabled" if one["persistence"] else "Disabled"),
-        ("addressing_mode", "Addressing Mode", "HMM" if form == 590 else "None"),
+        *([("addressing_mode", "Addressing Mode", _addressing(node, form))] if form >= 535 else []),
         ("mig_mode", "MIG Mode", [("current_mig", "Current", current), ("pending_mig", "Pending", pending)]),
         ("mig_devices", None, nvidia_smi_mig.entries(node, one) or "None"),
         ("accounting_mode", "Accounting Mode", "Disabled"),
@@ -161,9 +176,16 @@ def _identity(node, one: dict, form: int) -> list:
         ("serial", "Serial Number", one["gpu"]["serial"]),
         ("uuid", "GPU UUID", one["gpu"]["uuid"]),
     ]
-    if form == 590:
+    if form >= 580:
         entries.append(("pdi", "GPU PDI", "0x" + one["gpu"]["uuid"].replace("-", "")[3:19]))
     return entries
+
+
+def _addressing(node, form: int) -> str:
+    """On GB200, H100 and B200 as 580 printed it there."""
+    if form < 570:
+        return "None"
+    return {"imex": "ATS", "nvlink5": "None"}.get(node.sku["fabric"], "HMM")
 
 
 def _boards(node, one: dict, form: int, driver: str) -> list:
@@ -179,26 +201,29 @@ def _boards(node, one: dict, form: int, driver: str) -> list:
         ("vbios_version", "VBIOS Version", one["gpu"]["vbios"]),
         ("multigpu_board", "MultiGPU Board", "No"),
         ("board_id", "Board ID", f"0x{int(one['gpu']['bus'], 16) << 8:x}"),
-        ("board_part_number", "Board Part Number", sku["board_part"]),
+        *([("board_part_number", "Board Part Number", sku["board_part"])] if form >= 530 else []),
         ("gpu_part_number", "GPU Part Number", sku["gpu_part"]),
-        ("gpu_fru_part_number", "FRU Part Number", NA),
+        *([("gpu_fru_part_number", "FRU Part Number", NA)] if form >= 530 else []),
         _place(node, one, form),
         ("inforom_version", "Inforom Version", inforom),
     ]
-    if form != 535:
-        flush = [("latest_timestamp", "Latest Timestamp", NA), ("latest_duration", "Latest Duration", NA)]
+    if form >= 550:
+        known = form >= 580 and sku["fabric"] in ("nvswitch", "imex")  # H100 and GB200, not B200 and L40S
+        when, took = (time.strftime("%Y/%m/%d 04:12:51.318"), "93088 us") if known else (NA, NA)
+        flush = [("latest_timestamp", "Latest Timestamp", when), ("latest_duration", "Latest Duration", took)]
         entries.append(("inforom_bbx_flush", "Inforom BBX Object Flush", flush))
-    return entries + _modes(form, driver, one)
+    return entries + _modes(sku, form, driver, one)
 
 
 def _place(node, one: dict, form: int):
     module = str(one["gpu"]["slot"] + 1)
-    if form != 590:
+    if form < 570:
         return ("gpu_module_id", "Module ID", module)
+    in_rack = node.sku["fabric"] == "imex"
     names = (
-        ("chassis_serial_number", "Chassis Serial Number", ""),
-        ("slot_number", "Slot Number", "0"),
-        ("tray_index", "Tray Index", "0"),
+        ("chassis_serial_number", "Chassis Serial Number", "1820000000001" if in_rack else ""),
+        ("slot_number", "Slot Number", "11" if in_rack else NA),
+        ("tray_index", "Tray Index", "7" if in_rack else NA),
         ("host_id", "Host ID", "1"),
         ("peer_type", "Peer Type", "Switch Connected"),
         ("module_id", "Module Id", module),
@@ -209,34 +234,39 @@ def _place(node, one: dict, form: int):
     return ("platformInfo", "Platform Info", rows)
 
 
-def _modes(form: int, driver: str, one: dict) -> list:
+def _modes(sku, form: int, driver: str, one: dict) -> list:
     pending = one["remap_pending"]
     virtual = [
         ("virtualization_mode", "Virtualization Mode", "None"),
         ("host_vgpu_mode", "Host VGPU Mode", NA),
     ]
-    if form != 535:
+    if form >= 550:
         virtual.append(("vgpu_heterogeneous_mode", "vGPU Heterogeneous Mode", NA))
+    required, recommended = (OLD, OLD) if form >= 570 else ("Yes" if pending else "No", "No")
     reset = [
-        ("reset_required", "Reset Required", "Yes" if pending else "No"),
-        ("drain_and_reset_recommended", "Drain and Reset Recommended", "No"),
+        ("reset_required", "Reset Required", required),
+        ("drain_and_reset_recommended", "Drain and Reset Recommended", recommended),
     ]
+    chip = {"imex": "Enabled", None: NA}.get(sku["fabric"], "Disabled") if form >= 580 else NA
     operation = [("current_gom", "Current", NA), ("pending_gom", "Pending", NA)]
     entries = {
         "operation": ("gpu_operation_mode", "GPU Operation Mode", operation),
         "firmware": ("gsp_firmware_version", "GSP Firmware Version", driver),
-        "chip": ("c2c_mode", "GPU C2C Mode", NA),
+        "chip": ("c2c_mode", "GPU C2C Mode", chip),
         "virtual": ("gpu_virtualization_mode", "GPU Virtualization Mode", virtual),
         "reset": ("gpu_reset_status", "GPU Reset Status", reset),
         "recovery": ("gpu_recovery_action", "GPU Recovery Action", "GPU Reset" if pending else "None"),
         "ibm": ("ibmnpu", "IBMNPU", [("relaxed_ordering_mode", "Relaxed Ordering Mode", NA)]),
     }
-    order = {
-        535: "operation firmware virtual reset ibm",
-        550: "operation chip virtual reset firmware ibm",
-        590: "operation chip virtual recovery firmware ibm",
-    }
-    return [entries[name] for name in order[form].split()]
+    order = (
+        (580, "operation chip virtual recovery firmware ibm"),
+        (570, "operation chip virtual reset recovery firmware ibm"),
+        (550, "operation chip virtual reset firmware ibm"),
+        (530, "operation firmware virtual reset ibm"),
+        (515, "operation firmware virtual ibm"),
+    )
+    names = next(names for least, names in order if form >= least)
+    return [entries[name] for name in names.split()]
 
 
 def _pci(node, one: dict, form: int) -> list:
@@ -252,29 +282,38 @@ def _pci(node, one: dict, form: int) -> list:
         ("pci_bus", "Bus", (gpu["bus"], "0x" + gpu["bus"])),
         ("pci_device", "Device", ("00", "0x00")),
         ("pci_domain", "Domain", ("0000", "0x0000")),
-        *([] if form == 535 else classes),
+        *(classes if form >= 550 else []),
         ("pci_device_id", "Device Id", (device, "0x" + device)),
         ("pci_bus_id", "Bus Id", _bus(one)),
         ("pci_sub_system_id", "Sub System Id", (subsystem, "0x" + subsystem)),
-        ("pci_gpu_link_info", "GPU Link Info", _link(sku, one)),
+        ("pci_gpu_link_info", "GPU Link Info", _link(sku, one, form)),
         ("pci_bridge_chip", "Bridge Chip", chip),
         ("replay_counter", "Replays Since Reset", str(one["replays"])),
         ("replay_rollover_counter", "Replay Number Rollovers", "0"),
         ("tx_util", "Tx Throughput", moved),
         ("rx_util", "Rx Throughput", moved),
     ]
+    return [("pci", "PCI", entries + _atomics(sku, form))]
+
+
+def _atomics(sku, form: int) -> list:
+    every = "FETCHADD_32 FETCHADD_64 SWAP_32 SWAP_64 CAS_32 CAS_64"
+    inbound = every if form >= 580 and sku["fabric"] in ("nvlink5", "imex") else NA
+    outbound = every if form >= 580 and sku["fabric"] == "nvlink5" else NA
     atomic = [
-        ("atomic_caps_inbound", "Atomic Caps Inbound", NA),
-        ("atomic_caps_outbound", "Atomic Caps Outbound", NA),
+        ("atomic_caps_inbound", "Atomic Caps Inbound", inbound),
+        ("atomic_caps_outbound", "Atomic Caps Outbound", outbound),
     ]
-    return [("pci", "PCI", entries + (atomic[::-1] if form == 590 else atomic))]
+    return [] if form < 530 else atomic if form < 570 else atomic[::-1]
 
 
-def _link(sku, one: dict) -> list:
+def _link(sku, one: dict, form: int) -> list:
     best, now = str(sku["pcie"]), str(one["generation"])
     generations = [
         ("max_link_gen", "Max", best),
         ("current_link_gen", "Current", now),
+    ]
+    device = [
         ("device_current_link_gen", "Device Current", now),
         ("max_device_link_gen", "Device Max", best),
         ("max_host_link_gen", "Host Max", best),
@@ -283,4 +322,5 @@ def _link(sku, one: dict) -> list:
         ("max_link_width", "Max", f"{one['width_max']}x"),
         ("current_link_width", "Current", f"{one['width']}x"),
     ]
+    generations += device if form >= 530 else []
     return [("pcie_gen", "PCIe Generation", generations), ("link_widths", "Link Width", widths)]

@@ -7,21 +7,23 @@ def health(node, one: dict, form: int) -> list:
     """ECC, retired pages, remapped rows."""
     volatile = _counters(0, one["uncorrectable"], form)
     ever = _counters(one["corrected_ever"], one["uncorrectable_ever"], form, one["sram_ever"])
-    if form != 535:
+    if form >= 550:
         exceeded = "Yes" if one["sram_threshold"] else "No"
         ever.append(("sram_threshold_exceeded", "SRAM Threshold Exceeded", exceeded))
     errors = [("volatile", "Volatile", volatile), ("aggregate", "Aggregate", ever)]
-    if form != 535:
+    if form >= 550:
         parts = ("L2", "SM", "Microcontroller", "PCIE", "Other")
         sources = [(f"sram_{part.lower()}", f"SRAM {part}", "0") for part in parts]
         label = "Aggregate Uncorrectable SRAM Sources"
         errors.append((label.lower().replace(" ", "_"), label, sources))
-    if form == 590:
+    if form >= 580:
         errors += [
             ("channel_repair_pending", "Channel Repair Pending", "No"),
             ("tpc_repair_pending", "TPC Repair Pending", "No"),
-            ("unrepairable_memory", "Unrepairable Memory", "No"),
         ]
+    if form >= 581:
+        unrepairable = NA if node.sku["architecture"] == "Ada Lovelace" else "No"
+        errors.append(("unrepairable_memory", "Unrepairable Memory", unrepairable))
     current, pending = ("Enabled" if one["settings"][key] else "Disabled" for key in ("ecc", "ecc_pending"))
     mode = [("current_ecc", "Current", current), ("pending_ecc", "Pending", pending)]
     ecc = [("ecc_mode", "ECC Mode", mode), ("ecc_errors", "ECC Errors", errors)]
@@ -29,7 +31,7 @@ def health(node, one: dict, form: int) -> list:
 
 
 def _counters(corrected: int, uncorrected: int, form: int, broken: int = 0) -> list:
-    if form == 535:
+    if form < 550:
         sram = [("sram_uncorrectable", "SRAM Uncorrectable", str(broken))]
     else:
         sram = [
@@ -74,10 +76,10 @@ def _remapped(node, one: dict, form: int):
     ]
     histogram = [(f"row_remapper_histogram_{x}", t, f"{count} bank(s)") for x, t, count in levels]
     rows = [("remapped_row_corr", "Correctable Error", str(one["remapped_correctable"]))]
-    if form == 590:
+    if form >= 581:
         rows.append(("remapped_row_corr_inactive", "Inactive Correctable Error", "0"))
     rows.append(("remapped_row_unc", "Uncorrectable Error", str(one["remapped_uncorrectable"])))
-    if form == 590:
+    if form >= 581:
         rows.append(("remapped_row_unc_inactive", "Inactive Uncorrectable Error", "0"))
     rows += [
         ("remapped_row_pending", "Pending", "Yes" if one["remap_pending"] else "No"),

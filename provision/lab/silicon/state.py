@@ -99,9 +99,13 @@ class Node:
 
     # -- devices
 
-    def present(self) -> list:
+    def on_bus(self) -> list:
         """The GPUs the PCI bus shows, in index order: each the dict of state.json."""
         return [gpu for gpu in self.gpus if not self.fault("gpu_missing", gpu=gpu["slot"])]
+
+    def present(self) -> list:
+        """Those of them that answered the driver when it was loaded."""
+        return [gpu for gpu in self.on_bus() if not self.fault("gpu_off_bus_at_boot", gpu=gpu["slot"])]
 
     def lost(self, gpu) -> bool:
         """Whether the GPU was there at boot and no longer answers."""

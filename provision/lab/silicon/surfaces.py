@@ -88,7 +88,7 @@ def _config(files: dict) -> bytes:
 
 
 def _gpus(node):
-    for gpu in node.present():
+    for gpu in node.on_bus():
         width, wired = node.fault("pcie_width", gpu=gpu["slot"]), node.fault("pcie_wired")
         lanes = wired["width"] if wired else 16
         yield (

@@ -121,7 +121,8 @@ def capped(node, settings: dict) -> float:
 def _sensors(sku, temperature: float, power: float, clock: int, throttled) -> dict:
     return {
         "temperature": round(temperature),
-        "memory_temperature": round(temperature) + 3,
+        # GDDR6 has no sensor that the driver shows: 595 printed N/A of an L40S.
+        "memory_temperature": None if sku["architecture"] == "Ada Lovelace" else round(temperature) + 3,
         "tlimit": sku["temp_max"] - round(temperature),
         "power": power,
         "clock": clock,

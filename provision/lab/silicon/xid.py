@@ -33,11 +33,15 @@ TEXTS = {
 OF_FAULT = {"gpu_off_bus": 79, "ecc_uncorrectable": 48, "row_remap_pending": 63, "row_remap_failure": 64}
 
 
-def line(gpu, code: int, text: str = "") -> str:
-    """One Xid line of a GPU; a usual text when none is given."""
-    bus = gpu["address"].rpartition(".")[0]
+def line(gpu, code: int, text: str = "", instance: str = "") -> str:
+    """One Xid line of a GPU, or of a MIG instance of it; a usual text when none is given.
+
+    The head is `Xid (PCI:%04x:%02x:%02x GPU-I:%02u GPU-CI:%02u)` in krcReportXid of NVIDIA's open driver
+    (src/nvidia/src/kernel/gpu/rc/kernel_rc.c), without what does not apply.
+    """
+    where = " ".join([gpu["address"].rpartition(".")[0], *instance.split()])
     words = text or TEXTS.get(code, "pid='<unknown>', name=<unknown>, ")
-    return f"NVRM: Xid (PCI:{bus}): {code}, " + words.format(pid=4000 + code, slot=gpu["slot"])
+    return f"NVRM: Xid (PCI:{where}): {code}, " + words.format(pid=4000 + code, slot=gpu["slot"])
 
 
 def _incident(node, fault: dict) -> list:
@@ -68,6 +72,17 @@ def _corrected(gpu) -> list:
     ]
 
 
+def _refused(node, gpu) -> list:
+    """What the driver writes of a GPU whose registers read as ones: one message of three lines (osapi.c)."""
+    address = gpu["address"]
+    return [
+        f"NVRM: The NVIDIA GPU {address}\\x0a"
+        f"NVRM: (PCI ID: 10de:{node.sku['device']}) installed in this system has\\x0a"
+        "NVRM: fallen off the bus and is not responding to commands.",
+        f"nvidia {address}: probe with driver nvidia failed with error -1",
+    ]
+
+
 def lines(node, fault: dict) -> list:
     """What the driver writes about one fault; nothing for those it does not notice."""
     name = fault["id"]
@@ -77,14 +92,19 @@ def lines(node, fault: dict) -> list:
         return _storm(node, fault["code"])
     if name == "xid":
         return [
-            line(node.gpus[fault["gpu"]], fault["code"], fault["text"].replace("{", "{{").replace("}", "}}"))
+            line(
+                node.gpus[fault["gpu"]],
+                fault["code"],
+                fault["text"].replace("{", "{{").replace("}", "}}"),
+                fault.get("instance", ""),
+            )
         ]
+    if name == "gpu_off_bus_at_boot":
+        return _refused(node, node.gpus[fault["gpu"]])
     if name == "gpu_off_bus":
         gpu = node.gpus[fault["gpu"]]
         address = gpu["address"]
         return [
-            f"NVRM: GPU at PCI:{address.rpartition('.')[0]}: {gpu['uuid']}",
-            f"NVRM: GPU Board Serial Number: {gpu['serial']}",
             line(gpu, 79),
             f"NVRM: GPU {address}: GPU has fallen off the bus.",
             f"NVRM: GPU {address}: GPU serial number is {gpu['serial']}.",
@@ -92,6 +112,23 @@ def lines(node, fault: dict) -> list:
     if name in OF_FAULT:
         return [line(node.gpus[fault["gpu"]], OF_FAULT[name])]
     return []
+
+
+def _introduced(node, said: list) -> list:
+    """Before the first Xid of a GPU since the boot the driver says which GPU it is."""
+    known = {text for _, text in kernel_log.read(node.folder)}
+    found = []
+    for text in said:
+        for gpu in node.gpus:
+            bus = gpu["address"].rpartition(".")[0]
+            if not text.startswith(f"NVRM: Xid (PCI:{bus}"):
+                continue
+            head = f"NVRM: GPU at PCI:{bus}: {gpu['uuid']}"
+            if head not in known:
+                known.add(head)
+                found += [head, f"NVRM: GPU Board Serial Number: {gpu['serial']}"]
+        found.append(text)
+    return found
 
 
 def _report_aer(node, fault: dict) -> None:
@@ -114,7 +151,7 @@ def report(node, faults) -> None:
         if fault["id"] in ("aer_storm", "aer_old"):
             _report_aer(node, fault)
             continue
-        kernel_log.append(node.folder, lines(node, fault))
+        kernel_log.append(node.folder, _introduced(node, lines(node, fault)))
         if fault.get("once") == "yes":
             fault["reported"] = True
             node.save()

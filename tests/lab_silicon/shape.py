@@ -1,0 +1,213 @@
+"""The shape of a tool's output: its lines with the values masked, so that two runs on two machines compare.
+
+A shape is a list of lines. Words, units, spacing, the number of decimals and the order stay; a number, an
+identifier or a date becomes a placeholder. XML becomes one line for each element of a GPU, `path: value`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from difflib import SequenceMatcher, unified_diff
+from typing import Any
+from xml.etree import ElementTree as Xml
+
+# Values that are one thing whatever is in them: an identifier with letters in it, a date, a product.
+_IDENTIFIERS = (
+    (r"(GPU|MIG)-[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", r"\1-UUID"),
+    (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UUID"),
+    (r"\b[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d( [A-Z]{3})? \d{4}\b", r"DATE\1"),
+    (r"\b0x[0-9A-Fa-f]+\b", "HEX"),
+    (r"\b[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.\d\b", "BUS"),
+    (r"\b[0-9A-F]{2}(\.[0-9A-F]{2}){4}\b", "VBIOS"),
+    (r"\b\d{3}\.\d+\.\d+\b", "DRIVER"),
+    (r"\bNVIDIA (RTX |GeForce )?[A-Z]+\d+\w*([ -](SFF|Ada|Generation|PCIe|SXM4|\d+GB|HBM3))*", "PRODUCT"),
+    (r"\b(A100-SXM4-40GB|Tesla T4)\b", "PRODUCT"),
+)
+# Elements whose value names the part, in letters as well as digits.
+_NAMED = {
+    "driver_version": "DRIVER",
+    "gsp_firmware_version": "DRIVER",
+    "product_name": "PRODUCT",
+    "product_architecture": "ARCHITECTURE",
+    "board_part_number": "PART",
+    "gpu_part_number": "PART",
+    "img_version": "VERSION",
+    "pci_bus": "HEX",
+    "pci_device_id": "HEX",
+    "pci_sub_system_id": "HEX",
+    "supported_graphics_clock": "N MHz",
+}
+
+
+def masked(line: str) -> str:
+    """One line, its values masked; a number keeps its decimals and nothing else."""
+    for pattern, placeholder in _IDENTIFIERS:
+        line = re.sub(pattern, placeholder, line)
+    return re.sub(r"\d+(\.\d+)?", lambda number: "N" + re.sub(r"\d", "N", number[1] or ""), line)
+
+
+def in_columns(line: str) -> str:
+    """One line of a table whose numbers stand to the right: a number keeps its column."""
+    for pattern, placeholder in _IDENTIFIERS[:5]:
+        line = re.sub(pattern, placeholder, line)
+    return re.sub(r" *\d+(\.\d+)?", lambda number: re.sub(r"[ \d]", "#", number[0]), line)
+
+
+def in_columns_of_any_form(line: str) -> str:
+    """As in_columns, where a column's numbers have decimals as they fit."""
+    return re.sub(r" *\d+(\.\d+)?(e[+-]\d+)?", lambda number: "#" * len(number[0]), line)
+
+
+def cells(line: str, first: int, width: int) -> str:
+    """A row of numbers in cells of one width, however many there are."""
+    rest = line[first:]
+    row = [rest[at : at + width].strip() for at in range(0, len(rest), width)]
+    whole = rest and len(rest) % width == 0 and not line[:first].strip(" 0123456789")
+    if not whole or not all(re.fullmatch(r"\d+|\d+\.\d\d|N/A", one) for one in row):
+        return masked(line)
+    return (
+        re.sub(r"\d", "N", line[:first]) + "|" + "|".join(dict.fromkeys(map(masked, row))) + f"| {width} wide"
+    )
+
+
+def lines(text: str, mask: Callable[[str], str] = masked) -> list[str]:
+    """Any text, line by line."""
+    return [mask(line) for line in text.split("\n")]
+
+
+def kinds(text: str, mask: Callable[[str], str] = masked) -> list[str]:
+    """The different lines of a text in the order they come first: for output as long as a run."""
+    return list(dict.fromkeys(lines(text, mask)))
+
+
+def csv(text: str) -> list[str]:
+    """A table of --query-…: its header as it is, and the cells of each row."""
+    header, *rows = text.split("\n")
+    return [header, *(masked(row) for row in rows)]
+
+
+def xml(text: str) -> list[str]:
+    """The elements of the first GPU with their values, and in what the other GPUs are not like it."""
+    root = Xml.fromstring(text)  # noqa: S314 (our own output, and recordings we chose)
+    found = [*text.splitlines()[:2], _layout(text), f"last lines: {text.splitlines()[-3:]}"]
+    found += [_element(one, "") for one in root if one.tag != "gpu"]
+    kinds: dict[tuple[str, ...], list[int]] = {}
+    for number, gpu in enumerate(root.findall("gpu")):
+        elements = (f"gpu id: {masked(gpu.get('id', ''))}", *_elements(gpu, ""))
+        kinds.setdefault(elements, []).append(number)
+    first, *others = kinds
+    found += first
+    for other in others:
+        found.append(f"gpu {kinds[other]}:")
+        changes = list(unified_diff(first, other, lineterm="", n=0))[2:]
+        found += [line for line in changes if not line.startswith("@@")]
+    return [*found, f"{len(kinds)} kinds of GPU"]
+
+
+def _layout(text: str) -> str:
+    """Whether each element stands on its own line, one tab deeper than the one around it."""
+    depth = 0
+    for line in text.splitlines()[2:]:
+        depth -= line.lstrip().startswith("</")
+        if line.strip().startswith("<") and not re.match("\t" * depth + "<", line):
+            return f"not indented by {depth} tabs"
+        depth += bool(re.fullmatch(r"\s*<[^/>]+>", line))
+    return "indented by tabs"
+
+
+def _elements(element: Xml.Element, at: str) -> list[str]:
+    found: list[str] = []
+    for child in element:
+        found += [_element(child, at), *_elements(child, f"{at}/{child.tag}")]
+    return found if at else _once_each(found)
+
+
+def _element(element: Xml.Element, at: str) -> str:
+    path = f"{at}/{element.tag}"
+    value = (element.text or "").strip()
+    known = _NAMED.get(element.tag)
+    return path if len(element) else f"{path}: {known if known and value != 'N/A' else masked(value)}"
+
+
+def _once_each(found: list[str]) -> list[str]:
+    """A list of clocks or of processes has no length of its own."""
+    repeated = ("/supported_clocks/", "/processes/", "/mig_devices/")
+    return [
+        line
+        for number, line in enumerate(found)
+        if not (line.startswith(repeated) and line in found[:number])
+    ]
+
+
+def differences(real: list[str], simulated: list[str]) -> Counter[str]:
+    """Lines that only the real output has (`-`), that only the simulated one has (`+`), and how often."""
+    found: Counter[str] = Counter()
+    matcher = SequenceMatcher(None, real, simulated, autojunk=False)
+    for kind, a, b, c, d in matcher.get_opcodes():
+        if kind != "equal":
+            found.update(f"- {line}" for line in real[a:b])
+            found.update(f"+ {line}" for line in simulated[c:d])
+    return found
+
+
+def change(base: list[str], shape: list[str]) -> list[str]:
+    """How one shape becomes another: `@@ line,lines dropped` and the lines that stand there instead."""
+    found = []
+    matcher = SequenceMatcher(None, base, shape, autojunk=False)
+    for kind, a, b, c, d in matcher.get_opcodes():
+        if kind != "equal":
+            found += [f"@@ {a},{b - a}", *(f"+{line}" for line in shape[c:d])]
+    return found
+
+
+def changed(base: list[str], change: list[str]) -> list[str]:
+    """The shape that `change` describes."""
+    found, at = [], 0
+    for line in change:
+        if line.startswith("@@ "):
+            start, dropped = map(int, line[3:].split(","))
+            found += base[at:start]
+            at = start + dropped
+        else:
+            found.append(line[1:])
+    return found + base[at:]
+
+
+def folded(shape: list[str]) -> list[Any]:
+    """A shape with each repeated run of lines written once, {times: N, lines: […]}, as the file has it."""
+    found: list[Any] = []
+    at = 0
+    while at < len(shape):
+        period, times = _repeats(shape, at)
+        if times > 1:
+            found.append({"times": times, "lines": folded(shape[at : at + period])})
+        else:
+            found.append(shape[at])
+        at += period * times
+    return found
+
+
+def _repeats(shape: list[str], at: int) -> tuple[int, int]:
+    """(how many lines, how often): the run at this place whose writing once saves most."""
+    best, saved = (1, 1), 1
+    starts = [k for k in range(at + 1, (at + len(shape)) // 2 + 1) if shape[k] == shape[at]]
+    for period in (start - at for start in starts):
+        times = 1
+        while shape[at + period * times : at + period * (times + 1)] == shape[at : at + period]:
+            times += 1
+        if times > 1 and period * (times - 1) > saved:
+            best, saved = (period, times), period * (times - 1)
+    return best
+
+
+def unfolded(entries: list[Any]) -> list[str]:
+    """The shape that `folded` wrote."""
+    found: list[str] = []
+    for entry in entries:
+        if isinstance(entry, dict):
+            found += unfolded(entry["lines"]) * entry["times"]
+        else:
+            found.append(entry)
+    return found

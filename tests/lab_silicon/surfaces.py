@@ -1,0 +1,317 @@
+"""The surfaces that are held against real output: which recording, and how the simulator prints the same.
+
+`capture` is a file of the folder that GPUPROV_CAPTURES names; `public` is a file of a public repository at a
+commit, `owner/name@commit path`. Neither is part of this repository: shapes.yml has their shapes, which
+record_shapes.py writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tests.lab_silicon import shape
+
+Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
+SMI = "nvidia-smi"
+QX = (SMI, "-q", "-x")
+HARDWARE = (
+    "NVIDIA/k8s-test-infra@3b2b865d91b1844baa9feeca2820d2fab65414c7 "
+    "tests/e2e/go/assertions/nvidiasmi/testdata/hardware/"
+)
+
+
+@dataclass(frozen=True)
+class Surface:
+    """One output of one tool on one kind of machine."""
+
+    words: tuple[str, ...]
+    sku: str
+    driver: str
+    shape: Callable[[str], list[str]]
+    capture: str = ""
+    public: str = ""
+    faults: tuple[str, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
+    status: int = 0
+    like: str = ""  # shapes.yml has what it differs in from this surface
+    stderr: bool = False  # both streams are looked at
+    server: tuple[str, ...] = ()  # what has to run for it to print anything
+    file: str = ""  # what it prints to, below the node's folder, instead of stdout; a folder is all its files
+    cut: bool = False  # the recording ends early, in the middle of a line's group
+    edited: Callable[[str], str] = str  # undo what the collectors of a recording did to its text
+
+    @property
+    def source(self) -> str:
+        """Where the real output is from, as shapes.yml says it."""
+        return self.capture or self.public
+
+    @property
+    def node(self) -> tuple[Any, ...]:
+        """Surfaces with the same are printed by one simulated node."""
+        return self.sku, self.driver, self.faults
+
+    def real(self, text: str) -> list[str]:
+        """The shape of the real output."""
+        return [f"exit status {self.status}", *self.shape(self.edited(text))]
+
+    def simulated(self, text: str, status: int) -> list[str]:
+        """The shape of the simulated output."""
+        return [f"exit status {status}", *self.shape(text)]
+
+
+H100 = ("h100-sxm", "550.163.01")
+A100 = ("a100-sxm-80", "550.163.01")
+OLD = ("a100-pcie-80", "515.105.01")
+LOST = ("gpu_silent gpu=3",)
+FIELDS = (
+    "index,name,uuid,serial,pci.bus_id,driver_version,vbios_version,pstate,temperature.gpu,power.draw,"
+    "power.limit,clocks.current.sm,clocks.max.sm,pcie.link.gen.current,pcie.link.gen.max,"
+    "pcie.link.width.current,pcie.link.width.max,ecc.mode.current,ecc.errors.uncorrected.volatile.total,"
+    "ecc.errors.corrected.volatile.total,memory.total,memory.used,persistence_mode,mig.mode.current,"
+    "clocks_event_reasons.active"
+)
+LOST_FIELDS = (
+    "index,name,pci.bus_id,temperature.gpu,power.draw,memory.used,ecc.errors.uncorrected.volatile.total,"
+    "clocks.current.sm,utilization.gpu"
+)
+
+
+# The cases that the recording's one GPU could run.
+NVBANDWIDTH = tuple(
+    f"{case}_{engine}"
+    for engine, cases in (
+        ("ce", "host_to_device_memcpy device_to_host_memcpy host_to_device_bidirectional_memcpy"),
+        ("ce", "device_to_host_bidirectional_memcpy all_to_host_memcpy all_to_host_bidirectional_memcpy"),
+        ("ce", "host_to_all_memcpy host_to_all_bidirectional_memcpy"),
+        ("sm", "host_to_device_memcpy device_to_host_memcpy all_to_host_memcpy"),
+        ("sm", "all_to_host_bidirectional_memcpy host_to_all_memcpy host_to_all_bidirectional_memcpy"),
+        ("sm", "host_device_latency"),
+    )
+    for case in cases.split()
+)
+
+
+def _query(fields: str, form: str = "csv") -> tuple[str, ...]:
+    return (SMI, f"--query-gpu={fields}", f"--format={form}")
+
+
+def _columns(text: str) -> list[str]:
+    return shape.lines(text, shape.in_columns)
+
+
+def _topology(text: str) -> list[str]:
+    """The ranges of CPUs are the machine's; the last column stands on a line of its own."""
+    text = re.sub(r"\t\d+-\d+\t\d\t\t(.*)", "\tCPUS\tN\\nGPU NUMA ID: \\1", text)
+    return [line if line.startswith("GPU0") else shape.masked(line) for line in text.split("\n")]
+
+
+def _text(text: str) -> list[str]:
+    """`-q`: the labels and values of every GPU; a list of clocks has no length of its own."""
+    return shape.lines(text)
+
+
+def _burn(text: str) -> list[str]:
+    """gpu_burn: each line, and each redrawing of the progress line, once.
+
+    Its collectors removed the first two lines of the recording, wherever the buffer repeats them.
+    """
+    text = re.sub(r"Using compare file: .*\nBurning for \d+ seconds\.\n", "", text)
+    return list(dict.fromkeys(shape.masked(line) for line in text.replace("\r", "\n\\r").split("\n")))
+
+
+def _collective(text: str) -> list[str]:
+    """nccl-tests: each kind of line once; a column of the table is as wide as it is."""
+    return [
+        line
+        for line in shape.kinds(text, shape.in_columns_of_any_form)
+        if "NCCL INFO" not in line and not line.startswith("#  ")
+    ]
+
+
+def _matrix(text: str) -> list[str]:
+    """nvbandwidth: each kind of line once."""
+    text = re.sub(r"\([\da-f]{8}:[\da-f]{2}:[\da-f]{2}\)", "(BUS)", text)
+    return shape.kinds(text, lambda line: shape.cells(line, 2, 10))
+
+
+def _driver_lines(text: str) -> list[str]:
+    """The kernel log: what the driver says of an Xid, without the trace that comes with it."""
+    wanted = re.compile(r"\] NVRM: (GPU at PCI|GPU Board|Xid)")
+    found = [line for line in text.split("\n") if wanted.search(line)]
+    text = re.sub(r"PCI:[\da-f:]{10}", "PCI:BUS", "\n".join(found))
+    text = re.sub(r"name=[\w-]+", "name=NAME", re.sub(r"\((FREE|GSP_\w+)\)", "(FUNCTION)", text))
+    return shape.kinds(text)
+
+
+def _with_blanks_as_one(text: str) -> list[str]:
+    """perftest: its collectors expanded the tabs of the recording and cut the blanks around each line."""
+    return shape.kinds(re.sub(r"[ \t]+", " ", re.sub(r"(?m)^[ \t]+|[ \t]+$", "", text)))
+
+
+def _heads(text: str) -> list[str]:
+    """The head of each line of fabric manager's log; what it says depends on what happened."""
+    heads = re.findall(r"(?m)^\[.*?\] \[[A-Z]+\] \[.*?\] ", text)
+    return sorted({re.sub(r"\[[A-Z][a-z]{2} ", "[MON ", shape.masked(head)) for head in heads})
+
+
+def _files(text: str) -> list[str]:
+    """A folder of the kernel's: each file with its value."""
+    found = [line.partition("mlx5_0/")[2].partition("\t")[::2] for line in text.splitlines()]
+    found = [(path, "GID" if "/gids/" in path else shape.masked(value)) for path, value in found]
+    return [f"{path}: {value}" for path, value in sorted(found)]
+
+
+SURFACES = {
+    # nvidia-smi, the whole query
+    "q-x h100 550": Surface(QX, *H100, shape.xml, "nvidia-smi-q-x.h100.550.xml"),
+    "q-x h100 550 lost": Surface(
+        QX, *H100, shape.xml, "nvidia-smi-q-x.h100.gpu3-lost.550.xml", faults=LOST, like="q-x h100 550"
+    ),
+    "q-x a100 550": Surface(QX, *A100, shape.xml, "nvidia-smi-q-x.a100.550.xml", like="q-x h100 550"),
+    "q-x a100 535 mig": Surface(
+        QX,
+        "a100-sxm-80",
+        "535.54.03",
+        shape.xml,
+        "nvidia-smi-q-x.a100-sxm4.driver535.mig.xml",
+        like="q-x h100 550",
+    ),
+    "q-x a10g 515": Surface(QX, *OLD, shape.xml, "nvidia-smi-q-x.a10g.old-driver.xml", like="q-x h100 550"),
+    "q-x t4 515": Surface(QX, *OLD, shape.xml, "nvidia-smi-q-x.t4.old-driver.xml", like="q-x a10g 515"),
+    "q-x h100 580": Surface(
+        QX, "h100-sxm", "580.105.08", shape.xml, public=HARDWARE + "qx-h100.xml", like="q-x h100 550"
+    ),
+    "q-x ada 595": Surface(
+        QX, "l40s", "595.84", shape.xml, "nvidia-smi-q-x.rtx-4000-ada.v13.xml", like="q-x h100 580"
+    ),
+    "q-x a100 570": Surface(
+        QX, "a100-sxm-80", "570.148.08", shape.xml, public=HARDWARE + "qx-a100.xml", like="q-x h100 580"
+    ),
+    "q-x b200 580": Surface(
+        QX, "b200", "580.105.08", shape.xml, public=HARDWARE + "qx-b200.xml", like="q-x h100 580"
+    ),
+    "q-x gb200 580": Surface(
+        QX, "gb200", "580.173.02", shape.xml, public=HARDWARE + "qx-gb200.xml", like="q-x h100 580"
+    ),
+    "q-x l40s 595": Surface(
+        QX, "l40s", "595.91.07", shape.xml, public=HARDWARE + "qx-l40s.xml", like="q-x h100 580"
+    ),
+    "q h100 550": Surface((SMI, "-q"), *H100, _text, "nvidia-smi-q.h100.550.txt"),
+    # nvidia-smi, the rest
+    "query h100 550": Surface(_query(FIELDS), *H100, shape.csv, "nvidia-smi-query-gpu.h100.550.csv"),
+    "query a100 550": Surface(_query(FIELDS), *A100, shape.csv, "nvidia-smi-query-gpu.a100.550.csv"),
+    "query h100 550 lost": Surface(
+        _query(LOST_FIELDS), *H100, shape.csv, "nvidia-smi-query-gpu.h100.gpu3-lost.550.csv", faults=LOST
+    ),
+    "query fabric h100 550": Surface(
+        _query("index,fabric.state,fabric.status", "csv,noheader,nounits"),
+        *H100,
+        shape.lines,
+        "nvidia-smi-query-gpu-fabric.h100.550.csv",
+    ),
+    "list h100 550": Surface((SMI, "-L"), *H100, shape.lines, "nvidia-smi-L.h100.550.txt"),
+    "list a100 550": Surface((SMI, "-L"), *A100, shape.lines, "nvidia-smi-L.a100.550.txt"),
+    "list h100 550 lost": Surface(
+        (SMI, "-L"), *H100, shape.lines, "nvidia-smi-L.h100.gpu3-lost.550.txt", faults=LOST
+    ),
+    "table h100 550": Surface((SMI,), *H100, _columns, "nvidia-smi.plain.h100.550.txt"),
+    "table a100 550": Surface((SMI,), *A100, _columns, "nvidia-smi.plain.a100.550.txt"),
+    "table h100 550 lost": Surface(
+        (SMI,), *H100, _columns, "nvidia-smi.plain.h100.gpu3-lost.550.txt", faults=LOST, status=15
+    ),
+    "nvlink -s h100 550": Surface(
+        (SMI, "nvlink", "-s"), *H100, shape.lines, "nvidia-smi-nvlink-s.h100.550.txt", cut=True
+    ),
+    "nvlink -s a100 550": Surface(
+        (SMI, "nvlink", "-s"), *A100, shape.lines, "nvidia-smi-nvlink-s.a100.550.txt", cut=True
+    ),
+    "nvlink -s a100": Surface(
+        (SMI, "nvlink", "-s"),
+        *A100,
+        shape.lines,
+        "nvidia-smi-nvlink-status.a100.txt",
+        edited=lambda text: text.replace(" " * 9, "\t ") + "\n",  # tabs expanded, last newline gone
+    ),
+    "nvlink -s h100 550 lost": Surface(
+        (SMI, "nvlink", "-s"), *H100, shape.lines, "nvidia-smi-nvlink-s.h100.gpu3-lost.550.txt", faults=LOST
+    ),
+    "nvlink -e h100 550": Surface(
+        (SMI, "nvlink", "-e"), *H100, shape.lines, "nvidia-smi-nvlink-e.h100.550.txt", cut=True
+    ),
+    "nvlink -e a100 550": Surface(
+        (SMI, "nvlink", "-e"), *A100, shape.lines, "nvidia-smi-nvlink-e.a100.550.txt", cut=True
+    ),
+    "topo -m h100 550": Surface((SMI, "topo", "-m"), *H100, _topology, "nvidia-smi-topo-m.h100.550.txt"),
+    "topo -m a100 550": Surface((SMI, "topo", "-m"), *A100, _topology, "nvidia-smi-topo-m.a100.550.txt"),
+    "topo -m h100 550 lost": Surface(
+        (SMI, "topo", "-m"), *H100, _topology, "nvidia-smi-topo-m.h100.gpu3-lost.550.txt", faults=LOST
+    ),
+    "topo -p2p h100 550": Surface(
+        (SMI, "topo", "-p2p", "r"), *H100, shape.lines, "nvidia-smi-topo-p2p-r.h100.550.txt"
+    ),
+    "topo -p2p a100 550": Surface(
+        (SMI, "topo", "-p2p", "r"), *A100, shape.lines, "nvidia-smi-topo-p2p-r.a100.550.txt"
+    ),
+    # Load tools; their sources are in printed.yml
+    "gpu_burn a100": Surface(
+        ("gpu_burn", "-d", "-tc", "60"),
+        *A100,
+        _burn,
+        "gpu-burn.8gpu.log",
+        environment=(("SILICON_VERSION", "1.0"),),
+    ),
+    "all_reduce a100": Surface(
+        ("all_reduce_perf", "-b", "8", "-e", "8G", "-f", "2", "-g", "8", "-c", "0"),
+        *A100,
+        _collective,
+        "nccl-tests.all_reduce.log",
+    ),
+    "alltoall a100": Surface(
+        ("alltoall_perf", "-b", "8", "-e", "8G", "-f", "2", "-g", "8", "-c", "0"),
+        *A100,
+        _collective,
+        "nccl-tests.alltoall.log",
+    ),
+    "nvbandwidth h100": Surface(
+        ("nvbandwidth", "-t", *NVBANDWIDTH),
+        *H100,
+        _matrix,
+        "nvbandwidth.text.log",
+        environment=(("SILICON_VERSION", "0.6"),),
+    ),
+    "ib_write_bw": Surface(
+        ("ib_write_bw", "-d", "mlx5_0", "-F", "localhost"),
+        *H100,
+        _with_blanks_as_one,
+        "ib_write_bw.loopback.all-sizes.log",
+        server=("ib_write_bw", "-d", "mlx5_0", "-F"),
+    ),
+    "fabric manager's log": Surface(
+        ("nv-fabricmanager",),
+        *H100,
+        _heads,
+        "fabricmanager.log",
+        environment=(("SILICON_VERSION", "550.90.07"),),  # is refused, and does not stay
+        file="root/var/log/fabricmanager.log",
+        status=1,
+    ),
+    "sys class infiniband": Surface(
+        ("ibv_devinfo",),
+        *H100,
+        _files,
+        "sys-class-infiniband.h100.mlx5_0.tsv",
+        file="state/sys/class/infiniband/mlx5_0",
+    ),
+    "kernel log xid 119": Surface(
+        ("dmesg", "-T"), *H100, _driver_lines, "kernel-log.xid-119.log", faults=("xid gpu=4 code=119",)
+    ),
+}
+
+# Recordings of what no simulated tool prints: the tool, and why there is none.
+NOT_SIMULATED = {
+    "ibstat.many-nodes.txt": ("ibstat", "the checks read /sys/class/infiniband and ibv_devinfo instead"),
+    "lspci-nn.a100.txt": ("lspci", "the checks read /sys/bus/pci/devices instead"),
+}
