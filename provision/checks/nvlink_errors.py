@@ -57,8 +57,10 @@ def parse(
                 raise ParseError("nvidia-smi nvlink -e: a link of no GPU", "run the check again")
             name, text = match[3], match[4]
             links = range(int(match[1]), int(match[2] or match[1]) + 1)
+            if "N/A" in text:
+                continue  # a counter that other GPUs have is missed below
             told[gpu] |= {(link, name) for link in links}
-            if name not in _RECOVERIES | _ERRORS or "N/A" in text:
+            if name not in _RECOVERIES | _ERRORS:
                 continue
             if not text.isdigit():
                 raise ParseError(f"nvidia-smi nvlink -e: {name} is {text!r}", "report the new format")

@@ -80,3 +80,11 @@ def test_the_error_counters_know_the_same_sentences(sentence: str) -> None:
     counters = "\t Link 0: Replay Errors: 0\n\t Link 0: Recovery Errors: 0\n\t Link 0: CRC Errors: 0\n"
     measured = nvlink_errors.parse(status(counters, sentence, counters), linked=True)
     assert {one.device for one in measured} == {"gpu0", "gpu2"}
+
+
+def test_a_counter_that_one_link_does_not_give_is_missed() -> None:
+    counters = "\t Link 0: Replay Errors: 0\n\t Link 0: CRC Errors: 0\n"
+    silent = counters.replace("CRC Errors: 0", "CRC Errors: N/A")
+    with pytest.raises(ParseError, match="fewer counters of GPU 1"):
+        nvlink_errors.parse(status(counters, silent, counters), linked=True)
+    assert nvlink_errors.parse(status(silent, silent), linked=True), "a model without this counter"
