@@ -47,8 +47,9 @@ def draw(surface: str, number: int, healthy: Answer, only: str = "") -> Perturbe
     """The output of this number; `only`: one change, of that row of the table."""
     rng = generator("perturbed", surface, number)
     rows = [row for row in table()[surface] if row.name == only or not only]
-    rng.shuffle(rows)
     wanted = 1 if only else rng.choices((1, 2, 3), (6, 3, 1))[0]
+    rows = [row for row in rows if wanted == 1 or not row.alone]
+    rng.shuffle(rows)
     final: Row | None = None  # what destroys the output comes after the rest
     answer, done, spots = healthy, list[tuple[Row, Change]](), set[str]()
     for row in rows:

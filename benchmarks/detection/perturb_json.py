@@ -1,4 +1,4 @@
-"""Perturbations of JSON documents: nvbandwidth, dcgmi, fio, nvme. Printed again with tabs, as nvbandwidth does."""
+"""Perturbations of JSON documents: nvbandwidth, dcgmi, fio, nvme."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def _places(document: Any, path: tuple[str, ...], *, new: bool = False) -> Itera
     """(container, key) of each place below a path in which `*` stands for every item; `new`: the last member
     need not be there."""
     if isinstance(document, list):
-        keys: list[Any] = list(range(len(document))) if path[0] == "*" else []
+        numbers = range(len(document))
+        keys: list[Any] = [at for at in numbers if path[0] in ("*", str(at))]
     elif isinstance(document, dict):
         there = path[0] in document or (new and len(path) == 1)
         keys = list(document) if path[0] == "*" else [path[0]] if there else []
@@ -105,7 +106,9 @@ def mix(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 def _matrices(document: Any, words: list[str]) -> list[Any]:
     cases = document.get("nvbandwidth", {}).get("testcases", [])
-    return [case["bandwidth_matrix"] for case in cases if case.get("name") in words]
+    return [
+        case["bandwidth_matrix"] for case in cases if case.get("name") in words and "bandwidth_matrix" in case
+    ]
 
 
 def gpu_rate(rng: Random, answer: Answer, row: Row) -> Change | None:
@@ -149,9 +152,12 @@ def dcgm(rng: Random, answer: Answer, row: Row) -> Change | None:
     if read is None:
         return None
     body = next((value for key, value in read[1].items() if key.startswith("DCGM")), {})
+    if not isinstance(body, dict) or not isinstance(body.get("test_categories"), list):
+        return None  # another change has broken it
     found = [
         (results, at)
         for category in body.get("test_categories", [])
+        if isinstance(category, dict)
         for test in category.get("tests", [])
         if isinstance(test, dict)
         for results in [test.get("results") or []]

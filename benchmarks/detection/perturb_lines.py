@@ -11,16 +11,26 @@ _GPU = re.compile(r"^GPU (\d+): ", re.MULTILINE)
 
 
 def link(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """One link's line of one GPU reads other words; `{n}` is its number. An empty text drops the line."""
+    """One link's line of one GPU reads other words; `{n}` is its number, `{c}` its counter. An empty text
+    drops the line."""
     found = list(re.finditer(row.more["line"], answer.text, re.MULTILINE))
     if not found:
         return None
     one = rng.choice(found)
     hit = int([match[1] for match in _GPU.finditer(answer.text[: one.start()])][-1])
-    words = str(row.choice(rng, "values")).format(n=one[1], before=one[0])
+    words = str(row.choice(rng, "values")).format(n=one[1], before=one[0], c=one[one.lastindex or 0])
     end = one.end() + (not words)
     text = answer.text[: one.start()] + words + answer.text[end:]
-    return Change(answer.with_text(text), (gpu(hit),), f"gpu{hit} {one[0]}")
+    return Change(answer.with_text(text), (gpu(hit),), f"gpu{hit}")
+
+
+def links_all(rng: Random, answer: Answer, row: Row) -> Change | None:
+    """A line more, or another, for every link of every GPU."""
+    words = str(row.choice(rng, "values"))
+    text = re.sub(
+        row.more["line"], lambda m: words.format(n=m[1], before=m[0]), answer.text, flags=re.MULTILINE
+    )
+    return Change(answer.with_text(text), (), "all links") if text != answer.text else None
 
 
 def links_of_one(rng: Random, answer: Answer, row: Row) -> Change | None:
@@ -40,8 +50,8 @@ _TABLE = re.compile(r"^ +\d+ +\d+ +float.*$", re.MULTILINE)
 
 
 def nccl_cell(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """Cells of nccl-tests' table. `slow`: all rates fall by this factor; `wrong`: elements in a row; `word`:
-    one number reads this."""
+    """Cells of nccl-tests' table. `slow`: all rates fall by this factor; `wrong`: elements in a row;
+    `unchecked`: nothing was verified; `word`: one number reads this."""
     rows = list(_TABLE.finditer(answer.text))
     if not rows:
         return None
@@ -53,6 +63,8 @@ def nccl_cell(rng: Random, answer: Answer, row: Row) -> Change | None:
             for at in (5, 9):
                 words[at] = f"{float(words[at]) / factor:.1f}"
                 words[at + 1 : at + 3] = [f"{float(word) * factor:.2f}" for word in words[at + 1 : at + 3]]
+        elif row.more.get("unchecked"):
+            words[8] = words[12] = "N/A"
         elif one.start() != hit:
             continue
         elif "word" in row.more:
@@ -71,7 +83,7 @@ _SPLIT = re.compile(r"(?<=\S) - (?=\S)")
 
 def burn(rng: Random, answer: Answer, row: Row) -> Change | None:
     """One GPU of gpu_burn. `slow`: its rate falls by this factor, from the beginning or from some report on
-    (`middle`); `errors`: wrong results counted from some report on; `died`; `ends`: its line in the result."""
+    (`middle`); `errors`: wrong results from some report on; `died`; `ends`: its line in the result."""
     reports = list(_PROGRESS.finditer(answer.text))
     if not reports:
         return None
@@ -88,10 +100,7 @@ def burn(rng: Random, answer: Answer, row: Row) -> Change | None:
             errors[hit] = f"{row.more['errors'][0]} (WARNING!)" if one is reports[first] else errors[hit]
         if row.more.get("died"):
             rates[hit], errors[hit] = "-1 (0 Gflop/s)", f"{row.choice(rng, 'died')}  (DIED!)"
-        if row.more.get("without_heat"):
-            heat = " - ".join("--" for _ in rates) + " "
-        else:
-            heat = one[5]
+        heat = " - ".join("--" for _ in rates) + " " if row.more.get("without_heat") else one[5]
         if row.more.get("power"):
             heat = (
                 heat.rstrip() + "   power: " + " - ".join(f"{rng.randint(600, 699)} W" for _ in rates) + " "
@@ -124,13 +133,19 @@ def perftest(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 def kernel(rng: Random, answer: Answer, row: Row) -> Change:
     """Lines that the kernel logs at some moment after the driver was loaded; `{a}` is a GPU's address
-    (0000:1b:00), `{c}` an Xid of the list `codes`, `{pid}` a number."""
+    (0000:1b:00), `{s}` an NVSwitch's, `{c}` an Xid of the list `codes`, `{pid}` a number."""
     lines = answer.text.splitlines(keepends=True)
     hit = rng.randrange(len(answer.gpus))
     address = answer.gpus[hit].lower().rpartition(".")[0][-10:]
     at = rng.randrange(max(1, len(lines) - 2), len(lines) + 1)
     began = rng.uniform(1000, 400000)
-    words = {"a": address, "c": rng.choice(row.more.get("codes", [0])), "pid": rng.randint(500, 99999)}
+    switch = next(f"0000:{bus:02x}:00" for bus in range(5, 255) if f"0000:{bus:02x}:00.0" not in answer.gpus)
+    words = {
+        "a": address,
+        "s": switch,
+        "c": rng.choice(row.more.get("codes", [0])),
+        "pid": rng.randint(500, 99999),
+    }
     many = int(rng.choice(row.more.get("times", [1])))
     text = str(row.choice(rng, "lines")).format(**words).rstrip("\n").split("\n")
     new = [f"[{began + turn * 0.2:12.6f}] {one}\n" for turn in range(many) for one in text]
@@ -140,6 +155,6 @@ def kernel(rng: Random, answer: Answer, row: Row) -> Change:
 
 
 OPS: dict[str, Op] = {
-    "link": link, "links_of_one": links_of_one, "nccl_cell": nccl_cell, "burn": burn, "perftest": perftest,
-    "kernel": kernel,
+    "link": link, "links_all": links_all, "links_of_one": links_of_one, "nccl_cell": nccl_cell,
+    "burn": burn, "perftest": perftest, "kernel": kernel,
 }  # fmt: skip

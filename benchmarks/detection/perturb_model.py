@@ -54,6 +54,7 @@ class Row:
     op: str
     source: str
     last: bool
+    alone: bool
     more: Mapping[str, Any]
 
     def choice(self, rng: Random, what: str) -> Any:
@@ -76,7 +77,8 @@ def table() -> Mapping[str, tuple[Row, ...]]:
 
 def _row(surface: str, name: str, row: dict[str, Any]) -> Row:
     label, op, source = LABELS[row.pop("label")], str(row.pop("op")), str(row.pop("source"))
-    return Row(name, surface, label, op, source, bool(row.pop("last", False)), row)
+    last, alone = bool(row.pop("last", False)), bool(row.pop("alone", False))
+    return Row(name, surface, label, op, source, last, alone, row)
 
 
 def gpu(index: int) -> str:

@@ -1,4 +1,4 @@
-"""Perturbations of rows that nvidia-smi samples: `--query-gpu` as CSV, and `dmon`; from some row on, or once."""
+"""Perturbations of rows that nvidia-smi samples: `--query-gpu` as CSV, and `dmon`."""
 
 from __future__ import annotations
 
@@ -71,8 +71,11 @@ def stops(rng: Random, answer: Answer, row: Row) -> Change:
     """The sampler ended by itself in the first tenth."""
     lines = answer.text.splitlines(keepends=True)
     kept = lines[: rng.randrange(len(answer.gpus) + 1, max(len(answer.gpus) + 2, len(lines) // 10))]
-    text = "".join(kept) + (row.choice(rng, "words") + "\n" if "words" in row.more else "")
-    return Change(Answer(text, row.choice(rng, "status"), answer.gpus), ("node",), "end")
+    text, devices = "".join(kept), ("node",)
+    if "words" in row.more:
+        text += row.choice(rng, "words").format(address=answer.gpus[0]) + "\n"
+        devices = ("node", "gpu0")
+    return Change(Answer(text, row.choice(rng, "status"), answer.gpus), devices, "end")
 
 
 def column(rng: Random, answer: Answer, row: Row) -> Change | None:

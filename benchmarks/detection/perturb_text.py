@@ -46,7 +46,7 @@ def swap(rng: Random, answer: Answer, row: Row) -> Change | None:
     if not pairs:
         return None
     old, new = rng.choice(pairs)
-    return Change(answer.with_text(answer.text.replace(old, new)), ("node",), f"swap {old}")
+    return Change(answer.with_text(answer.text.replace(old, new)), ("part",), f"swap {old}")
 
 
 def drop_line(rng: Random, answer: Answer, row: Row) -> Change | None:

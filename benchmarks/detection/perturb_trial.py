@@ -158,7 +158,8 @@ class Node:
 
 
 def _part(output: str) -> str:
-    return output.removeprefix("smart_").partition(".")[0] if "_" in output else "node"
+    """The card or the drive that an output speaks of: `mlx5_3.host`, `smart_nvme0`."""
+    return output.removeprefix("smart_").partition(".")[0] if re.match("smart_|mlx5_", output) else "node"
 
 
 @functools.cache
@@ -215,7 +216,7 @@ def scored(drawn: Perturbed, part: str, verdict: str, findings: list[Finding]) -
         for label in (NAMED, ERROR, HARMLESS)
     }
     guilty = frozenset[str]().union(*devices[NAMED], *devices[ERROR])
-    spared = frozenset[str]().union(*devices[HARMLESS]) - guilty
+    spared = frozenset[str]().union(*devices[HARMLESS]) - guilty - {"node", part}
     unnamed = [names for names in devices[NAMED] if not any(_names(finding, names) for finding in said)]
     innocent = [f for f in said if f.verdict.value == "fail" and f.device not in guilty]
     faulty = bool(devices[NAMED] or devices[ERROR])

@@ -1,4 +1,4 @@
-"""Perturbations of `nvidia-smi -q -x`: its text is changed where it stands, so that all else stays as printed."""
+"""Perturbations of `nvidia-smi -q -x`: its text is changed where it stands."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def leaves(text: str) -> list[Leaf]:
     return found
 
 
-def _set(rng: Random, answer: Answer, row: Row, wanted: list[str], values: list[str]) -> Change | None:
+def _set(rng: Random, answer: Answer, wanted: list[str], values: list[str]) -> Change | None:
     found = [leaf for leaf in leaves(answer.text) if leaf.path in wanted and leaf.text.strip() != "N/A"]
     if not found:
         return None
@@ -57,7 +57,7 @@ def _set(rng: Random, answer: Answer, row: Row, wanted: list[str], values: list[
 
 def set_value(rng: Random, answer: Answer, row: Row) -> Change | None:
     """Another value in one GPU's field, where it has one."""
-    return _set(rng, answer, row, row.more["paths"], row.more["values"])
+    return _set(rng, answer, row.more["paths"], row.more["values"])
 
 
 def shift(rng: Random, answer: Answer, row: Row) -> Change | None:
@@ -158,7 +158,7 @@ def shuffle(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 def process(rng: Random, answer: Answer, row: Row) -> Change | None:
     """A program that uses a GPU."""
-    blocks = [match for match in re.finditer(r"<processes>\s*</processes>", answer.text)]
+    blocks = list(re.finditer(r"<processes>\s*</processes>", answer.text))
     if not blocks:
         return None
     at = rng.randrange(len(blocks))

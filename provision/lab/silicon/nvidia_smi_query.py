@@ -1,5 +1,7 @@
 """nvidia-smi --query-gpu and its kin: CSV."""
 
+import time
+
 import nvidia_smi_silent as silent
 import nvidia_smi_tree_state as state
 from mig_profiles import profiles
@@ -249,6 +251,4 @@ def _bare(unit: str, text: str) -> str:
 
 
 def _now() -> str:
-    import time
-
     return time.strftime("%Y/%m/%d %H:%M:%S.000")
