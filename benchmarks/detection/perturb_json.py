@@ -142,8 +142,13 @@ def pair_rate(rng: Random, answer: Answer, row: Row) -> Change | None:
     return Change(_printed(answer, *read), devices, f"pair {a} {b}")
 
 
-def _cell(cell: str, value: str) -> str:
-    return f"{float(cell) * float(value[1:]):.6g}" if value[:1] == "*" else value
+def _cell(cell: object, value: str) -> object:
+    if value[:1] != "*":
+        return value
+    try:
+        return f"{float(str(cell)) * float(value[1:]):.6g}"
+    except ValueError:  # another change has broken it
+        return cell
 
 
 def dcgm(rng: Random, answer: Answer, row: Row) -> Change | None:

@@ -12,7 +12,7 @@ def cut(rng: Random, answer: Answer, row: Row) -> Change | None:
     end = answer.text.rfind(row.more["before"]) if row.more.get("before") else len(answer.text.rstrip()) - 1
     if end < 1:
         return None
-    return Change(answer.with_text(answer.text[: rng.randrange(end)]), ("node",), "end")
+    return Change(answer.with_text(answer.text[: int(rng.random() * end)]), ("node",), "end")
 
 
 def status(rng: Random, answer: Answer, row: Row) -> Change:
