@@ -39,16 +39,16 @@ def cells(rng: Random, answer: Answer, row: Row) -> Change | None:
     columns = known if row.more.get("all") else [rng.choice(known)]
     value = str(row.choice(rng, "values"))
     for cells_of in own:
-        for column in columns:
-            cells_of[column] = _moved(cells_of[column], value)
+        for at in columns:
+            cells_of[at] = _moved(cells_of[at], value)
     return Change(answer.with_text(_joined(header, rows)), (gpu(hit),), f"gpu{hit}")
 
 
 def _moved(cell: str, value: str) -> str:
     """`*0.5` and `+30` change the number that is there."""
-    if value[0] == "*":
+    if value[:1] == "*":
         return f"{float(cell) * float(value[1:]):.2f}"
-    if value[0] == "+":
+    if value[:1] == "+":
         return f"{float(cell) + float(value[1:]):.0f}"
     return value
 
@@ -76,6 +76,19 @@ def stops(rng: Random, answer: Answer, row: Row) -> Change:
         text += row.choice(rng, "words").format(address=answer.gpus[0]) + "\n"
         devices = ("node", "gpu0")
     return Change(Answer(text, row.choice(rng, "status"), answer.gpus), devices, "end")
+
+
+def order(rng: Random, answer: Answer, row: Row) -> Change:
+    """The GPUs of each sample in another order."""
+    del row
+    header, rows = _csv(answer)
+    size = len(answer.gpus)
+    mixed = []
+    for at in range(0, len(rows), size):
+        sample = rows[at : at + size]
+        whole = len(sample) == size and all(len(cells) == len(header) for cells in sample)
+        mixed += rng.sample(sample, size) if whole else sample
+    return Change(answer.with_text(_joined(header, mixed)), (), "order")
 
 
 def column(rng: Random, answer: Answer, row: Row) -> Change | None:
@@ -121,6 +134,6 @@ def dmon_column(rng: Random, answer: Answer, row: Row) -> Change:
 
 
 OPS: dict[str, Op] = {
-    "csv_cells": cells, "csv_leaves_off": leaves_off, "csv_stops": stops, "csv_column": column,
-    "dmon_counter": counter, "dmon_column": dmon_column,
+    "csv_cells": cells, "csv_leaves_off": leaves_off, "csv_stops": stops, "csv_order": order,
+    "csv_column": column, "dmon_counter": counter, "dmon_column": dmon_column,
 }  # fmt: skip

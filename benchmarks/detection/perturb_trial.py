@@ -5,16 +5,18 @@ The nodes are made once in each process of the benchmark, with fixed seeds and a
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
+import multiprocessing
 import re
-from collections.abc import Iterator, Mapping
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.detection import perturb
+from benchmarks.detection import machine, perturb
 from benchmarks.detection.cases import FLAGGED
 from benchmarks.detection.machine import Machine
 from benchmarks.detection.perturb import Perturbed
@@ -173,15 +175,6 @@ def samples(surface: str) -> tuple[Sample, ...]:
     return tuple(one for number, node in enumerate(nodes()) for one in node.samples(number, surface))
 
 
-def close() -> None:
-    """Remove the nodes' folders."""
-    with contextlib.suppress(OSError):
-        for node in nodes():
-            node.machine.__exit__()
-    nodes.cache_clear()
-    samples.cache_clear()
-
-
 def chosen(count: int) -> list[tuple[str, int]]:
     """(surface, number) of so many outputs, by the surfaces' shares; of more outputs the fewer are a part."""
     whole = sum(share for _, _, share in SURFACES.values())
@@ -190,6 +183,20 @@ def chosen(count: int) -> list[tuple[str, int]]:
         for surface, (_, _, share) in SURFACES.items()
         for number in range(max(1, round(count * share / whole)))
     ]
+
+
+def begin(folder: Path) -> None:
+    """For a process of the benchmark's own: its nodes lie in `folder`, and an interrupt is its parent's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    machine.PLACE = folder
+
+
+def outcomes(asked: Sequence[tuple[str, int]], jobs: int) -> list[dict[str, Any]]:
+    """Judge these outputs in processes of their own: the simulator lives in none of ours."""
+    with tempfile.TemporaryDirectory(prefix="gpuprov-detection-", dir=machine.memory()) as folder:
+        spawn = multiprocessing.get_context("spawn")
+        with spawn.Pool(jobs, initializer=begin, initargs=(Path(folder),)) as pool:
+            return list(pool.imap_unordered(run, asked, chunksize=16))
 
 
 def run(asked: tuple[str, int]) -> dict[str, Any]:
@@ -226,9 +233,10 @@ def scored(drawn: Perturbed, part: str, verdict: str, findings: list[Finding]) -
         "name": drawn.name,
         "faults": len(devices[NAMED]),
         "errors": len(devices[ERROR]),
+        "untrusted": [row.name for row, _ in drawn.done if row.label == ERROR],
         "verdict": verdict,
         "named": bool(devices[NAMED]) and not unnamed,
-        "blamed": bool(devices[NAMED]) and not unnamed and not innocent,
+        "innocent": bool(innocent),
         "wrong_pass": faulty and verdict not in FLAGGED,
         "alarm": any(f.device in spared for f in said) or (not faulty and verdict in FLAGGED),
         "crash": any("gpuprov failed on this output" in f.message for f in findings),
