@@ -96,8 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def perturbed(count: int, jobs: int, document: Path | None) -> int:
     """The second edition: so many perturbed outputs, by a generator that does not know the checks."""
     found = perturb_trial.outcomes(perturb_trial.chosen(count), jobs)
-    how = f"`python -m benchmarks.detection --perturbed {count}`: {len(found)} outputs, with fixed seeds."
-    text = perturb_report.lines(found, how)
+    text = perturb_report.lines(found, perturb_report.head(count, len(found)))
     print("\n".join(text))
     if document:
         perturb_report.write(document, text)

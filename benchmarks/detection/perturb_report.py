@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.detection import perturb
 from benchmarks.detection.perturb_trial import SURFACES
 from benchmarks.detection.scores import Share
 
@@ -34,6 +36,12 @@ WORDS = {
 }
 
 
+def head(asked: int, judged: int) -> str:
+    """How the figures came about, and of which generator they are."""
+    command = f"`python -m benchmarks.detection --perturbed {asked}`"
+    return f"{command}: {judged} outputs with fixed seeds, of the generator {perturb.digest()}."
+
+
 def kind(one: Outcome) -> str:
     """What is wrong with the judgement of an output; empty when nothing is."""
     if one["crash"]:
@@ -54,6 +62,13 @@ def misses(outcomes: Iterable[Outcome]) -> list[tuple[str, str, int, str]]:
     found = [(kind(one), one["surface"], one["number"], one["name"]) for one in outcomes if kind(one)]
     order = list(SURFACES)
     return sorted(found, key=lambda miss: (miss[0], order.index(miss[1]), miss[2]))
+
+
+def listed(document: str) -> list[tuple[str, str, int, str]]:
+    """The wrong judgements that a document lists."""
+    section = document.partition(BEGIN)[2].partition(END)[0]
+    rows = re.findall(r"^\| ([a-z ,]+) \| (\w+) \| (\d+) \| (.+) \|$", section, re.MULTILINE)
+    return [(what, surface, int(number), name) for what, surface, number, name in rows]
 
 
 def lines(outcomes: Sequence[Outcome], how: str) -> list[str]:
