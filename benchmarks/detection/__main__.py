@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.detection import catalogue, machine, report, trial
+from benchmarks.detection import catalogue, machine, perturb_report, perturb_trial, report, trial
 from benchmarks.detection.trial import HEALTHY, Trial
 
 GRADED_FOR_EACH = 4  # graded trials for each clear one
@@ -65,6 +65,8 @@ def resumed(asked: Sequence[Trial], kept: Path, jobs: int) -> Iterator[dict[str,
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
+    if options.perturbed:
+        return perturbed(options.perturbed, options.jobs, options.write)
     seeds = _seeds(options.seeds)
     keys = _keys(options.classes)
     graded = 0 if options.quick else GRADED_FOR_EACH
@@ -91,6 +93,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 70 if result.trouble else 1 if result.misses else 0
 
 
+def perturbed(count: int, jobs: int, document: Path | None) -> int:
+    """The second edition: so many perturbed outputs, by a generator that does not know the checks."""
+    found = perturb_trial.outcomes(perturb_trial.chosen(count), jobs)
+    text = perturb_report.lines(found, perturb_report.head(count, len(found)))
+    print("\n".join(text))
+    if document:
+        perturb_report.write(document, text)
+    return 1 if perturb_report.misses(found) else 0
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "benchmarks.detection", description=__doc__.splitlines()[0] if __doc__ else ""
@@ -101,6 +113,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--healthy", type=int, help="healthy nodes to run (2000; 100 with --quick)")
     parser.add_argument("--quick", action="store_true", help="few healthy nodes, no graded severities")
+    parser.add_argument(
+        "--perturbed", type=int, metavar="N", help="instead: N outputs perturbed at random, with fixed seeds"
+    )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument(
         "--keep", type=Path, help="where outcomes are kept, so that the same command goes on if it was ended"

@@ -162,13 +162,16 @@ class World:
 
     def clock(self) -> SimpleNamespace:
         """Stands for the module `time` in a program."""
-        real = {name: getattr(time, name) for name in ("strftime", "localtime", "gmtime", "mktime", "tzset")}
+        real = {name: getattr(time, name) for name in ("mktime", "tzset")}
         return SimpleNamespace(
             **real,
             **dict.fromkeys(("time", "monotonic", "perf_counter"), lambda: self.now),
             time_ns=lambda: int(self.now * 1e9),
             sleep=lambda seconds: self.current.sleep(seconds) if self.current else None,
             ctime=lambda moment=None: time.ctime(self.now if moment is None else moment),
+            localtime=lambda moment=None: time.localtime(self.now if moment is None else moment),
+            gmtime=lambda moment=None: time.gmtime(self.now if moment is None else moment),
+            strftime=lambda form, when=None: time.strftime(form, when or time.localtime(self.now)),
         )
 
     def signals(self) -> SimpleNamespace:

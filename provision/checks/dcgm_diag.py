@@ -8,7 +8,7 @@ is: a setting that is off is a matter of configuration, and no broken GPU.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from provision.checks import json_text
@@ -86,7 +86,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     output = completed(outputs, "dcgmi")
     if output.truncated:
         raise ParseError("dcgmi: the output was cut at its size limit", "run the check again")
-    results = _results(output)
+    results = _not_run(_results(output))
     ran = [one for one in results if not one.deployment and one.status != "skip"]
     if level > 1 and not ran and not _accused(results):
         raise ParseError(f"dcgmi diag ran none of the tests of level {level}{_why(results)}", "investigate")
@@ -105,6 +105,18 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         if result.severity:
             found.append(Measurement(f"{result.test}.severity", result.severity, "", result.device))
     return found
+
+
+def _not_run(results: Sequence[_Result]) -> list[_Result]:
+    """A GPU that a test skipped, while its peers passed that test, was not tested."""
+    passed = {one.test for one in results if one.status in ("pass", "warn") and one.device != "node"}
+    passed -= {one.test for one in results if one.status == "fail"}  # a failure may end the test
+    return [
+        replace(one, status="not run")
+        if one.status == "skip" and one.test in passed and one.device != "node" and not one.deployment
+        else one
+        for one in results
+    ]
 
 
 def _why(results: Sequence[_Result]) -> str:
@@ -184,6 +196,8 @@ def _of_test(test: Mapping[str, Any], category: str) -> Iterable[_Result]:
     whole = _status(summary) if summary else ""
     if whole == "fail" and not any(_status(result) == "fail" for result in given):
         yield _Result(name, "node", "fail", _said(summary), _severity(summary), deployment)
+    if not given and not deployment and whole in ("", "pass"):
+        yield _Result(name, "node", "not run")
     for result in given:
         status, said = _status(result), _said(result)
         if status == "pass" and said:

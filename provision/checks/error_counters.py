@@ -49,6 +49,7 @@ def parse(output: Output) -> list[Measurement]:
         why = output.not_started or "it did not answer in time"
         raise ParseError(f"error counters were not read under load: {why}", "look at nvidia-smi on the node")
     columns: list[str] = []
+    listed: set[int] = set()
     seen: dict[tuple[int, str], tuple[int, int]] = {}
     lines = output.stdout.splitlines()
     for number, line in enumerate(lines):
@@ -67,6 +68,7 @@ def parse(output: Output) -> list[Measurement]:
                 f"nvidia-smi dmon: not understood: {line.strip()[:120]!r}", "report the new format"
             )
         else:
+            listed.add(int(words[0]))
             for name, text in zip(columns, words[1:], strict=True):
                 if text == "-" or name not in _METRICS:
                     continue
@@ -77,9 +79,13 @@ def parse(output: Output) -> list[Measurement]:
     if "pci" not in columns:
         said = (output.stdout.strip() or output.stderr.strip() or f"nothing, status {output.rc}").splitlines()
         raise ParseError(f"nvidia-smi dmon counted no errors: {said[-1][:160]}", "run the check again")
+    # Replays that dmon reads of the other GPUs, and not of this one (`-` in every sample).
+    counts = {gpu for gpu, name in seen if name == "pci"}
+    unread = sorted(listed - counts) if counts else []
     # A counter that shrank was reset with its GPU meanwhile: all that it shows is new.
     return [
         Measurement("counted", output.seconds, "s"),
+        *(Measurement("uncounted", "pci", "", f"gpu{gpu}") for gpu in unread),
         *(
             Measurement(_METRICS[name], now - first if now >= first else now, _UNITS[name], f"gpu{gpu}")
             for (gpu, name), (first, now) in sorted(seen.items())

@@ -65,7 +65,8 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     beside = telemetry.measure(outputs.get(telemetry.NAME), kernel_incidents.devices(node))
     beside += error_counters.measure(outputs.get(error_counters.NAME))
     try:
-        return [*burn_output.measure(completed(outputs, ID)), *beside]
+        output = completed(outputs, ID)
+        return [*burn_output.measure(output), Measurement("ran", output.seconds, "s"), *beside]
     except ParseError as error:
         if cause := burn_output.failure(outputs[ID]) if ID in outputs else "":
             raise ParseError(

@@ -22,6 +22,7 @@ from provision.checks import (
 from provision.checks.check import CheckNode, Command, GpuIdentity, Measurement, Output
 from provision.checks.inventory_links import judge_fabric, judge_links
 from provision.checks.inventory_presence import (
+    judge_absent,
     judge_counts,
     judge_no_handle,
     judge_readability,
@@ -126,6 +127,7 @@ def judge(
     if "driver_gpus" in by_metric:
         findings += judge_counts(ID, node, by_metric)
         findings += judge_unanswered(ID, by_metric)
+        findings += judge_absent(ID, by_metric)
         findings += judge_models(ID, node, by_metric, thresholds)
         findings += judge_flags(ID, node, by_metric)
         findings += judge_links(ID, by_metric, thresholds)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from provision.checks import nvml_error
 from provision.checks.check import CheckNode
 from provision.checks.inventory_rules import Values
@@ -74,6 +76,53 @@ def judge_unanswered(check: str, values: Values) -> list[Finding]:
         action = nvml_error.ACTIONS[nvml_error.NOT_PERMITTED]
         findings.append(unmeasured(check, words, device=device, action=action))
     return findings
+
+
+# Readings that are judged, and in what the ECC mode or MIG has no part.
+_JUDGED = {
+    "pcie_width": "PCIe width",
+    "pcie_gen_max": "highest PCIe generation",
+    "sram_threshold_exceeded": "SRAM threshold flag",
+    "remap_pending": "pending row remap",
+    "remap_failure": "row remap failure",
+    "channel_repair_pending": "pending channel repair",
+    "tpc_repair_pending": "pending TPC repair",
+    "unrepairable_memory": "flag of unrepairable memory",
+    "recovery": "recovery action",
+    "ecc_uncorrectable": "uncorrectable ECC errors",
+}
+_OF_ECC = frozenset({"sram_threshold_exceeded", "ecc_uncorrectable"})
+
+
+def judge_absent(check: str, values: Values) -> list[Finding]:
+    """A reading that is N/A on one GPU, and not on others of its model: which readings a GPU has is a matter
+    of the model (NVML_ERROR_NOT_SUPPORTED), so this one was not answered."""
+    findings = []
+    for device, name in values.get("name", {}).items():
+        if device in values.get("unanswered", {}) or device in values.get("forbidden", {}):
+            continue  # a finding of its own
+        peers = [d for d, other in values["name"].items() if other == name and d != device]
+        without_ecc = values.get("ecc_mode", {}).get(device) == "Disabled"
+        partitioned = values.get("mig_mode", {}).get(device) == "Enabled"
+        missing = [
+            words
+            for metric, words in _JUDGED.items()
+            if _fewer(values, metric, device, peers)
+            and not (metric in _OF_ECC and without_ecc)
+            and not partitioned
+        ]
+        if missing:
+            said = f"nvidia-smi gives no {', '.join(missing)} of it, and does of the other {name}s"
+            findings.append(unmeasured(check, said, device=device, action="investigate"))
+    return findings
+
+
+def _fewer(values: Values, metric: str, device: str, peers: Sequence[str]) -> bool:
+    """Whether most peers have this reading, or all counters of it, and the GPU has not."""
+    known, partly = values.get(metric, {}), values.get("ecc_unread", {})
+    if metric == "ecc_uncorrectable" and device in partly:
+        return 2 * sum(peer in known and peer not in partly for peer in peers) > len(peers)
+    return device not in known and 2 * sum(peer in known for peer in peers) > len(peers)
 
 
 def judge_counts(check: str, node: CheckNode, values: Values) -> list[Finding]:

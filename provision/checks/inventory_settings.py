@@ -136,11 +136,12 @@ def _processes(check: str, values: Values) -> list[Finding]:
 
 
 def _heat(check: str, values: Values) -> list[Finding]:
-    heat = {device: float(degrees) for device, degrees in values.get("temperature", {}).items()}
+    busy = {device for device, programs in values.get("processes", {}).items() if programs}
+    heat = {d: float(degrees) for d, degrees in values.get("temperature", {}).items() if d not in busy}
     findings = []
     for device, degrees in heat.items():
         others = [other for name, other in heat.items() if name != device]
-        if len(others) < _PEERS or any(values.get("processes", {}).values()):
+        if len(others) < _PEERS:
             continue
         middle, deviation = spread(others)
         if degrees - middle > max(_HOTTER, 3 * deviation):

@@ -152,8 +152,9 @@ def events(lines: Iterable[str]) -> list[KernelEvent]:
         if event is not None:
             clock = (stamp[1] or stamp[2]) if stamp else None
             found.setdefault(event, []).append((float(clock) if clock else float(number), text))
+        # Other parts of the kernel may write between the three lines.
         match = _LOST_GPU.search(text)
-        lost = bus_address(match[1]) if match else (lost if "NVRM:" in text else "")
+        lost = bus_address(match[1]) if match else ("" if "fallen off the bus" in text else lost)
     counted = [_counted(*key, seen) for key, seen in sorted(found.items())]
     return [replace(event, below=below.get(event.address)) for event in counted]
 

@@ -94,6 +94,13 @@ class Collective:
         self._check_sizes(output, result)
         largest = max(result.rows, key=lambda row: row.size)
         checked = [row.wrong for row in result.rows if row.wrong is not None]
+        # The program ends with 0 when all went well (nccl-tests, src/common.cu); wrong sums are told below.
+        if output.rc and not any(checked):
+            said = nccl_tests.failure(f"{output.stdout}\n{output.stderr}") or last_words(output)
+            raise ParseError(
+                f"{self.program} ended with status {output.rc}: {said}",
+                "look at the kernel log and at fabric manager",
+            )
         found = [
             Measurement("busbw", largest.busbw, "GB/s"),
             Measurement("size", largest.size, "bytes"),

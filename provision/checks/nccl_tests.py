@@ -54,11 +54,15 @@ _DATA = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s")
 def parse(text: str) -> Result:
     """A run of one nccl-tests program. Raises ParseError when it failed, was cut, or is not understood."""
     # Wrong sums end the program with a failure too, but after its whole table: those are a result.
-    if (failure := _FAILURE.search(text)) and not _OUT_OF_BOUNDS.search(text):
-        raise ParseError(
-            f"nccl-tests: {failure[0].strip()[:200]}", "look at the kernel log and at fabric manager"
-        )
+    if (words := failure(text)) and not _OUT_OF_BOUNDS.search(text):
+        raise ParseError(f"nccl-tests: {words}", "look at the kernel log and at fabric manager")
     return _from_table(text)
+
+
+def failure(text: str) -> str:
+    """The first failure that the program prints; empty when it prints none."""
+    match = _FAILURE.search(text)
+    return match[0].strip()[:200] if match else ""
 
 
 def without_environment(text: str) -> str:

@@ -106,6 +106,7 @@ def _judge_port(
         *([one] if one else []),
         *([flaps] if flaps else []),
         *network_rules.judge_errors(ID, port, uptime),
+        *network_rules.judge_silence(ID, port, peers),
         *network_rules.judge_routing(ID, port, peers, node.variables, declared),
     ]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from provision.checks.limits import limits
 from provision.checks.rdma_port import Port, usual
-from provision.judge import Finding, Verdict
+from provision.judge import Finding, Verdict, unmeasured
 
 CABLE, CONFIGURE = "reseat or check cable", "fix configuration"
 
@@ -102,6 +102,22 @@ def judge_errors(check: str, port: Port, uptime: int | None) -> list[Finding]:
             )
         )
     return findings
+
+
+def judge_silence(check: str, port: Port, peers: Sequence[Port]) -> list[Finding]:
+    """What the kernel reads of most ports of a kind, and not of this one (`N/A (no PMA)`, linux, drivers/
+    infiniband/core/sysfs.c): errors may have been counted there."""
+    others = [peer for peer in peers if peer.active and peer is not port]
+    known = [
+        *(name for peer in others for name in peer.errors),
+        *("rate" for p in others if p.rate is not None),
+    ]
+    own = {*port.errors, *(["rate"] if port.rate is not None else [])}
+    missing = sorted(name for name in {*known} - own if 2 * known.count(name) > len(others) > 0)
+    if not missing:
+        return []
+    message = f"{port.name} has no readable {', '.join(missing)}, and the ports beside it have"
+    return [unmeasured(check, message, device=port.name, action="investigate")]
 
 
 def downs(port: Port) -> int | None:

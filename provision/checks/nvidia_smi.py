@@ -215,7 +215,8 @@ def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
     found += _ecc(gpu, device)
     found.append(Measurement("processes", _processes(gpu), "", device))
     found.append(Measurement("throttle", _throttle(gpu), "", device))
-    found.append(Measurement("recovery", _recovery(gpu), "", device))
+    if recovery := _recovery(gpu):
+        found.append(Measurement("recovery", recovery, "", device))
     return found
 
 
@@ -253,7 +254,13 @@ def _ecc(gpu: ElementTree.Element, device: str) -> list[Measurement]:
         for tag, counter in named.items()
         if (text := (counter.text or "").strip()) not in _NO_VALUE and not error_text(text)
     ]
-    return [Measurement("ecc_uncorrectable", sum(counts), "errors", device)] if counts else []
+    if not counts:
+        return []
+    unread = len(named) - len(counts)
+    return [
+        Measurement("ecc_uncorrectable", sum(counts), "errors", device),
+        *([Measurement("ecc_unread", unread, "counters", device)] if unread else []),
+    ]
 
 
 def is_agent(name: str) -> bool:
@@ -289,11 +296,12 @@ def _throttle(gpu: ElementTree.Element) -> str:
 
 
 def _recovery(gpu: ElementTree.Element) -> str:
-    """What the driver itself asks for: `None`, `GPU Reset`, `Node Reboot`, `Drain P2P`, `Drain and Reset`."""
+    """What the driver itself asks for: `None`, `GPU Reset`, `Node Reboot`, `Drain P2P`, `Drain and Reset`.
+    Empty where it has such an element and no answer in it."""
     if action := _text(gpu, "gpu_recovery_action"):
         return action
     if _text(gpu, "gpu_reset_status/reset_required") == "Yes":
         return "GPU Reset"
     if _text(gpu, "gpu_reset_status/drain_and_reset_recommended") == "Yes":
         return "Drain and Reset"
-    return "None"
+    return "" if "N/A" in (gpu.findtext("gpu_recovery_action") or "") else "None"

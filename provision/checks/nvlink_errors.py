@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from provision.checks import nvml_error
 from provision.checks.check import Measurement, Output
 from provision.checks.nvlink_status import in_place_of_links
 from provision.errors import ParseError
@@ -33,6 +34,7 @@ _MANY = 100
 _SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: CRC errors matter from 100 a second (derived: one second)"
 
 _GPU = re.compile(r"^GPU (\d{1,4}): ")
+_COUNTER_ERROR = re.compile(r"^\s+Links? \d{1,3}(?:-\d{1,3})?: .{1,60}?: (.{1,40})$")
 _COUNTER = re.compile(r"^\s+Links? (\d{1,3})(?:-(\d{1,3}))?: (.+): ([0-9a-fA-Fxe.+-]{1,30}|N/A|\[N/A\])\s*$")
 
 
@@ -45,6 +47,7 @@ def parse(
     """
     errors: dict[int, dict[int, int]] = {}
     recoveries: dict[int, int] = defaultdict(int)
+    unread: dict[int, set[str]] = {}  # GPU → the NVML errors in place of counters
     told: dict[int, set[tuple[int, str]]] = {}  # GPU → the counters of it, as (link, name)
     gpu = -1
     for line in output.stdout.splitlines():
@@ -57,8 +60,10 @@ def parse(
                 raise ParseError("nvidia-smi nvlink -e: a link of no GPU", "run the check again")
             name, text = match[3], match[4]
             links = range(int(match[1]), int(match[2] or match[1]) + 1)
+            if "N/A" in text:
+                continue  # a counter that other GPUs have is missed below
             told[gpu] |= {(link, name) for link in links}
-            if name not in _RECOVERIES | _ERRORS or "N/A" in text:
+            if name not in _RECOVERIES | _ERRORS:
                 continue
             if not text.isdigit():
                 raise ParseError(f"nvidia-smi nvlink -e: {name} is {text!r}", "report the new format")
@@ -68,6 +73,10 @@ def parse(
                 else:
                     # One bad packet shows in several counters: the largest is the number of them.
                     errors[gpu][link] = max(errors[gpu].get(link, 0), int(text))
+        elif (
+            gpu >= 0 and (match := _COUNTER_ERROR.match(line)) and (error := nvml_error.error_text(match[1]))
+        ):
+            unread.setdefault(gpu, set()).add(error)
         elif line.strip() and not in_place_of_links(line) and "inactive" not in line.lower():
             raise ParseError(
                 f"nvidia-smi nvlink -e: not understood: {line.strip()[:120]!r}", "report the new format"
@@ -83,12 +92,17 @@ def parse(
     if cut := [
         index
         for index, counters in told.items()
-        if counters and any(link not in down.get(index, ()) for link, _name in every - counters)
+        if counters
+        and index not in unread
+        and any(link not in down.get(index, ()) for link, _name in every - counters)
     ]:
         raise ParseError(
             f"nvidia-smi nvlink -e lists fewer counters of GPU {cut[0]} than of others", "run the check again"
         )
-    found = []
+    found = [
+        Measurement("nvlink_unread", nvml_error.worst(texts), "", f"gpu{gpu}")
+        for gpu, texts in unread.items()
+    ]
     for index, counted in sorted(errors.items()):
         if counted:
             worst = max(counted, key=lambda link: (counted[link], -link))
@@ -106,6 +120,12 @@ def judge(check: str, values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
         for d in (values.get("name", {}).keys() - counted.keys() if counted else ())
         if values.get("nvlink_links", {}).get(d)  # a GPU without links has none to tell of
     ]
+    for device, error in values.get("nvlink_unread", {}).items():
+        said = f"nvidia-smi nvlink gives {error!r} in place of its links or their counters"
+        verdict = Verdict.ERROR if error == nvml_error.NOT_PERMITTED else Verdict.FAIL
+        findings.append(
+            Finding(check, verdict, device, said, "nvlink_unread", error, action=nvml_error.ACTIONS[error])
+        )
     for device, count in counted.items():
         again = int(values.get("nvlink_recoveries", {}).get(device, 0))
         if int(count) < _MANY and not again:

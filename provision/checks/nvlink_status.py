@@ -13,11 +13,13 @@ from __future__ import annotations
 import re
 
 from provision.checks.check import Measurement, Output
+from provision.checks.nvml_error import error_text, worst
 from provision.errors import ParseError
 
 _GPU_LINE = re.compile(r"^GPU (\d{1,4}): ")
 _LINK_LINE = re.compile(r"^\s+Link (\d{1,4}): (?:(\d{1,6}(?:\.\d{1,9})?) GB/s|<?in[aA]ctive>?)$")
 _LINK_SENTENCE = re.compile(r"retrieve NVLink information for link (\d{1,4}) - inactive", re.IGNORECASE)
+_LINK_ERROR = re.compile(r"^\s+Link (\d{1,4}): (.{1,40})$")
 _NO_LINKS = re.compile(r"all\s+links are inactive|does not have or support nvlink", re.IGNORECASE)
 _MIG = re.compile(r"nvlink queries are not supported for devices in mig mode", re.IGNORECASE)
 
@@ -31,7 +33,7 @@ def parse(output: Output) -> list[Measurement]:
     """Active links and the speed of the slowest, for each GPU of `nvidia-smi nvlink -s`; `nvlink_mig` for one
     whose links cannot be queried because it is partitioned. No output: no NVLink.
     """
-    measured = []
+    measured = [Measurement("nvlink_unread", error, "", f"gpu{gpu}") for gpu, error in _errors(output)]
     for gpu, links in sorted(_links(output).items()):
         if links is None:
             measured.append(Measurement("nvlink_mig", True, "", f"gpu{gpu}"))
@@ -41,6 +43,26 @@ def parse(output: Output) -> list[Measurement]:
         if active:
             measured.append(Measurement("nvlink_speed", min(active), "GB/s", f"gpu{gpu}"))
     return measured
+
+
+def _errors(output: Output) -> list[tuple[int, str]]:
+    """(GPU, the worst NVML error that stands in place of one of its links)."""
+    found: dict[int, set[str]] = {}
+    gpu = -1
+    for line in output.stdout.splitlines():
+        if match := _GPU_LINE.match(line):
+            gpu = int(match[1])
+        elif (match := _LINK_ERROR.match(line)) and (error := error_text(match[2])) is not None:
+            found.setdefault(gpu, set()).add(error)
+    return [(gpu, worst(errors)) for gpu, errors in sorted(found.items())]
+
+
+def _without_speed(line: str) -> int | None:
+    """The link of which a line says that it is down, or gives an NVML error in place of its speed."""
+    if (match := _LINK_ERROR.match(line)) and error_text(match[2]) is not None:
+        return int(match[1])
+    match = _LINK_SENTENCE.search(line)
+    return int(match[1]) if match else None
 
 
 def inactive(output: Output) -> dict[int, set[int]]:
@@ -69,8 +91,8 @@ def _links(output: Output) -> dict[int, dict[int, float | None] | None]:
             if gpu < 0 or link in found[gpu]:
                 raise ParseError(f"nvidia-smi nvlink -s: link {link} of no GPU", "run the check again")
             found[gpu][link] = float(match[2]) if match[2] else None
-        elif (match := _LINK_SENTENCE.search(line)) and gpu >= 0 and int(match[1]) not in found[gpu]:
-            found[gpu][int(match[1])] = None
+        elif gpu >= 0 and (number := _without_speed(line)) is not None and number not in found[gpu]:
+            found[gpu][number] = None
         elif _NO_LINKS.search(line) and gpu >= 0:
             without.add(gpu)
         elif _MIG.search(line) and gpu >= 0:

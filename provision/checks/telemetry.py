@@ -121,6 +121,8 @@ def parse(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
             gone.setdefault(name, f"nvidia-smi prints {one.gone!r} in place of its readings")
     found = [Measurement("lost", why, "", name) for name, why in sorted(gone.items())]
     end = max((one.last for one in sampled.values()), default=0.0)
+    if times := [moment(row) for row in samples]:
+        found.append(Measurement("sampled", round(max(times) - min(times), 1), "s"))
     patience = 5 * (float(output.argv[-1]) / 1000 if output.argv[-1].isdigit() else _INTERVAL)
     for gpu, one in sorted(sampled.items()):
         found += _measured(gpu, one)
@@ -200,6 +202,8 @@ def _measured(device: str, one: _Samples) -> list[Measurement]:
                 )
             )
             found.append(Measurement(f"{metric}_max", best, "", device))
+    if one.reasons:
+        found.append(Measurement("load_reasons", len(one.reasons), "samples", device))
     for bit, (name, _) in ALARMS.items():
         held = [bool(reasons & bit) for reasons in one.reasons]
         if any(held):

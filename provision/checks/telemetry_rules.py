@@ -13,6 +13,10 @@ from provision.checks.telemetry import ALARMS, FEWEST
 from provision.judge import Finding, Verdict, spread, unmeasured
 from provision.thresholds import Threshold
 
+# A sampler that ended in the first half of a load has not seen the load.
+_SAMPLED_SHARE = 0.5
+_SHORT = 10.0  # seconds of load, below which a few samples are all there can be
+
 # What NVIDIA holds for the most of a healthy link.
 _REPLAYS_PER_MINUTE = 8
 _REPLAYS_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
@@ -51,10 +55,35 @@ def judge(
                 f"nvidia-smi printed {values['unread_error']!r} for a reading in {values['unread']} samples"
             )
             findings.append(Finding(check, Verdict.WARN, device, said, "unread", action="investigate"))
+    if not any("lost" in values for values in (*by_gpu.values(), node)):  # which ends the sampler
+        findings += _unseen(check, sampled, node)
     for device, values in (*by_gpu.items(), ("node", node)):
         if "lost" in values:
             findings.append(_gone(check, device, f"was lost under load: {values['lost']}", "lost"))
     return findings + _replays(check, by_gpu, node)
+
+
+def _unseen(check: str, sampled: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> list[Finding]:
+    """A load of which too little was sampled, and a reading that only some of the GPUs give."""
+    ran, seen = float(node.get("ran", 0.0)), float(node.get("sampled", 0.0))
+    if "sampled" in node and ran >= _SHORT and seen < _SAMPLED_SHARE * ran:
+        said = f"nvidia-smi sampled the GPUs for {seen:g} s of {ran:g} s and ended"
+        return [unmeasured(check, said, action="investigate")]
+    answering = {d: v for d, v in sampled.items() if int(v["samples"]) >= FEWEST and "lost" not in v}
+    findings = []
+    for metric, words in _READINGS.items():
+        silent = [device for device, values in answering.items() if metric not in values]
+        if 0 < 2 * len(silent) < len(answering):
+            said = f"nvidia-smi reads no {words} of it under load, and does of the other GPUs"
+            findings += [unmeasured(check, said, device=device, action="investigate") for device in silent]
+    return findings
+
+
+_READINGS = {
+    "load_reasons": "clock event reasons",
+    "load_pcie_gen": "PCIe generation",
+    "load_pcie_width": "PCIe width",
+}
 
 
 def _gone(check: str, device: str, said: str, metric: str) -> Finding:
@@ -69,6 +98,9 @@ def _replays(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[
     findings = []
     seconds = max(float(node.get("counted", 0.0)), 60.0)  # a short load is not extrapolated
     for device, values in by_gpu.items():
+        if "uncounted" in values:
+            said = f"nvidia-smi dmon reads no {values['uncounted']} of it, and does of the other GPUs"
+            findings.append(unmeasured(check, said, device=device, action="investigate"))
         if (count := int(values.get("load_replays", 0))) * 60 / seconds > _REPLAYS_PER_MINUTE:
             said = f"its PCIe link repeated itself {count} times in {node['counted']:g} s of load"
             limit, source = f"≤ {_REPLAYS_PER_MINUTE} a minute", _REPLAYS_SOURCE

@@ -204,3 +204,38 @@ def test_a_gpu_that_a_test_names_twice_is_as_well_as_the_worse_says() -> None:
 
     findings = dcgm_diag.judge(NODE, dcgm_diag.parse(NODE, {"dcgmi": changed(merge, "v4-memory-gpu3")}), {})
     assert told(findings) == [(Verdict.FAIL, "gpu3", "memory", "replace part")]
+
+
+def hardware_test(document: dict[str, Any]) -> dict[str, Any]:
+    """The first test of DCGM 4's hardware category."""
+    for category in document["DCGM Diagnostic"]["test_categories"]:
+        if category["category"] != "Deployment":
+            test: dict[str, Any] = category["tests"][0]
+            return test
+    raise AssertionError("no hardware test")
+
+
+def judged(document: dict[str, Any], make_node: MakeNode) -> list[Finding]:
+    node = make_node(8, validation_tools_dcgm_level=2)
+    output = Output("dcgmi", ("dcgmi",), 0, json.dumps(document), "", 1.0)
+    return dcgm_diag.judge(node, dcgm_diag.parse(node, {"dcgmi": output}), {})
+
+
+def test_a_gpu_that_a_test_skipped_and_its_peers_passed_was_not_tested(
+    sample: Sample, make_node: MakeNode
+) -> None:
+    document = json.loads(sample("dcgm_diag/v4-healthy.json"))
+    results = hardware_test(document)["results"]
+    results[3]["status"] = "Skip"
+    assert [(f.verdict, f.device) for f in judged(document, make_node)] == [(Verdict.ERROR, "gpu3")]
+    for result in results:
+        result["status"] = "Skip"
+    assert [f.verdict for f in judged(document, make_node)] == [Verdict.PASS], "not for this model"
+
+
+def test_a_test_without_a_result_was_not_run(sample: Sample, make_node: MakeNode) -> None:
+    document = json.loads(sample("dcgm_diag/v4-healthy.json"))
+    del hardware_test(document)["results"]
+    (finding,) = judged(document, make_node)
+    assert (finding.verdict, finding.device) == (Verdict.ERROR, "node")
+    assert "did not come to run" in finding.message

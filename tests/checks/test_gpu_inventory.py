@@ -400,3 +400,40 @@ def test_a_gpu_that_is_lost_before_the_links_are_asked_for_is_not_healthy(
     assert (Verdict.ERROR, "gpu7", "") in bad(findings)
     uncounted = Output("nvlink_errors", ("nvidia-smi",), 0, counters, "", 1.0)
     assert (Verdict.ERROR, "gpu7", "") in bad(judged("gpu_inventory", *answers(), uncounted))
+
+
+@pytest.mark.parametrize(
+    ("element", "value", "words"),
+    [
+        ("remapped_row_pending", "No", "pending row remap"),
+        ("remapped_row_failure", "No", "row remap failure"),
+        ("current_link_width", "16x", "PCIe width"),
+        ("dram_uncorrectable", "0", "uncorrectable ECC errors"),
+        ("gpu_recovery_action", "None", "recovery action"),
+    ],
+)
+def test_a_reading_that_is_not_available_on_one_gpu_alone_is_an_error_of_it(
+    element: str,
+    value: str,
+    words: str,
+    sample: Sample,
+    answers: Answers,
+    judged: Judged,
+    make_output: MakeOutput,
+) -> None:
+    """NVML_ERROR_NOT_SUPPORTED is a matter of the model: a fault may stand behind it on one of eight."""
+    text = sample("gpu_inventory/h100-v13.xml")
+    whole, none = f"<{element}>{value}</{element}>", f"<{element}>N/A</{element}>"
+    head, first, rest = text.partition("<gpu id=")[0], *text.partition("<gpu id=")[1:]
+    assert whole in rest
+    one = make_output("nvidia_smi", head + first + rest.replace(whole, none, 1))
+    (finding,) = [
+        f for f in judged("gpu_inventory", *answers(nvidia_smi=one)) if f.verdict is not Verdict.PASS
+    ]
+    assert (finding.verdict, finding.device) == (Verdict.ERROR, "gpu0")
+    assert words in finding.message
+    everywhere = make_output("nvidia_smi", text.replace(whole, none))
+    errors = [
+        f for f in judged("gpu_inventory", *answers(nvidia_smi=everywhere)) if f.verdict is Verdict.ERROR
+    ]
+    assert errors == []

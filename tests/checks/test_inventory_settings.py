@@ -110,6 +110,10 @@ def test_power_limits(settings: Callable[..., Told]) -> None:
 def test_heat_at_rest(settings: Callable[..., Told]) -> None:
     assert settings(temperature={5: 48}) == {("warn", "gpu5", "temperature", "investigate")}
     assert settings(temperature={i: 30 + i for i in ALL}) == set(), "the airflow"
+    assert settings(temperature={2: 60, 5: 60}, processes={5: "python3"}) == {
+        ("warn", "gpu2", "temperature", "investigate"),
+        ("warn", "gpu5", "processes", "investigate"),
+    }
     assert settings(temperature={5: 60}, processes={5: "python3"}) == {
         ("warn", "gpu5", "processes", "investigate")
     }, "it does not rest"

@@ -247,6 +247,17 @@ def test_a_gpu_that_fell_off_the_bus_before_the_driver_was_loaded() -> None:
     assert told([finding]) == {("fail", "gpu5", "xid.79", "power-cycle")}
 
 
+def test_the_lines_of_a_lost_gpu_with_others_between_them() -> None:
+    (finding,) = judged(
+        "[  9.1] NVRM: The NVIDIA GPU 0000:15:00.0",
+        "[  9.1] mlx5_core 0000:18:00.0: Port module event: module 0, Cable plugged",
+        "[  9.1] NVRM: (PCI ID: 10de:26b5) installed in this system has",
+        "[  9.2] systemd[1]: Started nvidia-persistenced.service",
+        "[  9.2] NVRM: fallen off the bus and is not responding to commands.",
+    )
+    assert told([finding]) == {("fail", "gpu5", "xid.79", "power-cycle")}
+
+
 def port_error(address: str, second: int, severity: str = "Corrected") -> str:
     return f"[{second:5}.0] pcieport {address}: PCIe Bus Error: severity={severity}, type=Data Link Layer"
 

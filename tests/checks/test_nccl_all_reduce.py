@@ -159,3 +159,19 @@ def test_the_real_captures(captures: Path, make_output: MakeOutput, make_node: M
         "size": 8589934592,
         "ranks": 8,
     }  # the older `error` column says N/A: unchecked
+
+
+@pytest.mark.parametrize(
+    ("rc", "words", "told"),
+    [
+        (3, "gpu-01: Test NCCL failure common.cu:982 'unhandled cuda error'", "status 3: Test NCCL failure"),
+        (-11, "", "status -11"),
+    ],
+)
+def test_a_failure_behind_a_clean_table_is_no_pass(
+    rc: int, words: str, told: str, sample: Sample, make_output: MakeOutput, make_node: MakeNode
+) -> None:
+    """nccl-tests, src/common.h: NCCLCHECK prints and returns a status, after the table as well as before."""
+    output = make_output("all_reduce_perf", sample("nccl_all_reduce/healthy.txt") + words + "\n", rc=rc)
+    with pytest.raises(ParseError, match=told):
+        nccl_all_reduce.parse(make_node(), {"all_reduce_perf": output})

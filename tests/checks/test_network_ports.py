@@ -402,3 +402,18 @@ def test_a_counter_that_is_full_says_too_little(name: str, most: int, judge: Jud
     assert "perfquery -R" in found.message
     cards.counters[2][name] = most - 1
     assert not [f for f in judge() if f.metric == name and f.verdict is not Verdict.PASS]
+
+
+def test_a_counter_that_only_one_port_does_not_give_is_an_error_of_it(judge: Judge, cards: Cards) -> None:
+    """linux, drivers/infiniband/core/sysfs.c prints `N/A (no PMA)`, which the observer gives as None."""
+    cards.counters[2]["symbol_error"] = None
+    cards.ports[3]["rate"] = None
+    found = [
+        (f.verdict.value, f.device) for f in judge(gpuprov_expected_nics=8) if f.verdict is not Verdict.PASS
+    ]
+    assert ("error", "mlx5_2") in found
+    assert ("error", "mlx5_3") in found
+    for row in cards.counters:
+        row["symbol_error"] = None
+    cards.ports[3]["rate"] = 400
+    assert flagged(judge(gpuprov_expected_nics=8)) == [], "no driver of these has it"

@@ -80,3 +80,32 @@ def test_the_error_counters_know_the_same_sentences(sentence: str) -> None:
     counters = "\t Link 0: Replay Errors: 0\n\t Link 0: Recovery Errors: 0\n\t Link 0: CRC Errors: 0\n"
     measured = nvlink_errors.parse(status(counters, sentence, counters), linked=True)
     assert {one.device for one in measured} == {"gpu0", "gpu2"}
+
+
+def test_a_counter_that_one_link_does_not_give_is_missed() -> None:
+    counters = "\t Link 0: Replay Errors: 0\n\t Link 0: CRC Errors: 0\n"
+    silent = counters.replace("CRC Errors: 0", "CRC Errors: N/A")
+    with pytest.raises(ParseError, match="fewer counters of GPU 1"):
+        nvlink_errors.parse(status(counters, silent, counters), linked=True)
+    assert nvlink_errors.parse(status(silent, silent), linked=True), "a model without this counter"
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [("[GPU is lost]", "fail"), ("Unknown Error", "fail"), ("Insufficient Permissions", "error")],
+)
+def test_an_nvml_error_in_place_of_a_link_or_a_counter_names_the_gpu(error: str, verdict: str) -> None:
+    """nvmlErrorString's texts (provision/checks/nvml_error.py); no capture has them in these two outputs."""
+    links = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
+    lost = links.replace("Link 5: 26.562 GB/s", f"Link 5: {error}")
+    measured = {
+        m.device: m.value for m in nvlink_status.parse(status(links, lost)) if m.metric == "nvlink_unread"
+    }
+    assert list(measured) == ["gpu1"]
+    counters = "\t Link 0: Replay Errors: 0\n\t Link 0: CRC Errors: 0\n"
+    found = nvlink_errors.parse(status(counters, counters.replace("CRC Errors: 0", f"CRC Errors: {error}")))
+    values: dict[str, dict[str, Any]] = {
+        "nvlink_unread": {m.device: m.value for m in found if m.metric == "nvlink_unread"}
+    }
+    (finding,) = nvlink_errors.judge("gpu_inventory", values)
+    assert (finding.verdict.value, finding.device) == (verdict, "gpu1")

@@ -107,6 +107,7 @@ def test_measurements() -> None:
         "load_pcie_gen_max": 5,
         "load_pcie_width": 16,
         "load_pcie_width_max": 16,
+        "load_reasons": 30,
     }
 
 
@@ -305,6 +306,23 @@ def test_cut_anywhere_it_is_read_or_refused(end: int) -> None:
     assert values(found, "gpu0").get("load_clock", 1830) == 1830
 
 
+def test_a_sampler_that_ended_early_is_no_clean_load(burned: Burned) -> None:
+    assert told(burned(output(sampled(seconds=40)))) == set()
+    (finding,) = [one for one in burned(output(sampled(seconds=10))) if one.verdict is not Verdict.PASS]
+    assert (finding.verdict, finding.device) == (Verdict.ERROR, "node")
+    assert "for 8 s of 61 s" in finding.message
+
+
+@pytest.mark.parametrize(
+    "name", ["clocks_event_reasons.active", "pcie.link.gen.current", "pcie.link.width.current"]
+)
+def test_a_reading_that_only_one_gpu_does_not_give_is_an_error_of_it(name: str, burned: Burned) -> None:
+    field = name.replace(".", "__")
+    one = sampled(lambda _, gpu: {field: "[N/A]"} if gpu == 3 else {})
+    assert told(burned(output(one))) == {("error", "gpu3", "", "investigate")}
+    assert told(burned(output(sampled(lambda _second, _gpu: {field: "[N/A]"})))) == set(), "the model's"
+
+
 # --- counters ---
 
 
@@ -331,6 +349,12 @@ def test_memory_errors_under_load(burned: Burned) -> None:
         ("fail", "gpu4", "load_ecc_uncorrectable", "reset GPU")
     }
     assert told(burned(counted(one, one, column="dbecc"))) == set()
+
+
+def test_replays_that_dmon_does_not_read_of_one_gpu_are_an_error_of_it(burned: Burned) -> None:
+    """`nvidia-smi dmon` prints `-` for what it cannot read."""
+    silent = [0, 0, "-", 0, 0, 0, 0, 0]
+    assert told(burned(counted(silent, silent))) == {("error", "gpu2", "", "investigate")}  # type: ignore[arg-type]
 
 
 def test_counters_nobody_can_read(burned: Burned) -> None:

@@ -1,5 +1,7 @@
 """nvidia-smi --query-gpu and its kin: CSV."""
 
+import time
+
 import nvidia_smi_silent as silent
 import nvidia_smi_tree_fabric as fabric
 from mig_profiles import profiles
@@ -244,6 +246,4 @@ def _bare(unit: str, text: str) -> str:
 
 
 def _now() -> str:
-    import time
-
     return time.strftime("%Y/%m/%d %H:%M:%S.000")

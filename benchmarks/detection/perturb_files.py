@@ -1,0 +1,33 @@
+"""Perturbations of files in sysfs: the ports of RDMA cards. An answer's text is the files of one port."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+from benchmarks.detection.perturb_model import Answer, Change, Op, Row
+
+
+def write(rng: Random, answer: Answer, row: Row) -> Change | None:
+    """Other content in one of these files of the port."""
+    files = json.loads(answer.text)
+    known = [name for name in row.more["files"] if name in files]
+    if not known:
+        return None
+    name = rng.choice(known)
+    files[name] = f"{row.choice(rng, 'values')}\n"
+    return Change(answer.with_text(json.dumps(files)), ("port",), name)
+
+
+def unlink(rng: Random, answer: Answer, row: Row) -> Change | None:
+    """One of these files is not there."""
+    files = json.loads(answer.text)
+    known = [name for name in row.more["files"] if name in files]
+    if not known:
+        return None
+    name = rng.choice(known)
+    files[name] = None
+    return Change(answer.with_text(json.dumps(files)), ("port",), name)
+
+
+OPS: dict[str, Op] = {"file_write": write, "file_unlink": unlink}

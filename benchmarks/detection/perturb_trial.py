@@ -1,0 +1,251 @@
+"""Judges perturbed outputs: each beside the healthy outputs of a simulated node, by the check that reads it.
+
+The nodes are made once in each process of the benchmark, with fixed seeds and at a fixed moment.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import re
+import signal
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.detection import machine, perturb
+from benchmarks.detection.cases import FLAGGED
+from benchmarks.detection.machine import Machine
+from benchmarks.detection.perturb import Perturbed
+from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer
+from benchmarks.detection.simulator import simulator
+from benchmarks.detection.trial import DECLARED, NAME, OPTIONS, OWN_LIMITS
+from provision import campaign, checks_asked, stack
+from provision.judge import Finding
+from provision.seen import Seen, seen
+
+# Drivers of the branches that the simulator prints the forms of.
+NODES = (
+    ("h100-sxm", "580.126.09"),
+    ("h100-sxm", "550.163.01"),
+    ("h100-sxm", "535.261.03"),
+    ("a100-sxm-80", "470.82.01"),
+    ("a100-sxm-80", "525.147.05"),
+    ("b200", "580.126.09"),
+)
+BEGAN = 1_790_000_000.0
+VARIABLES = {"validation_tools_dcgm_level": 3, "validation_tools_scratch_dir": "/scratch"}
+PORT = "sys/class/infiniband/{device}/ports/1"
+FILES = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid", "counters/*")
+DCGM3 = Path(__file__).parents[2] / "tests/fixtures/dcgm_diag/v3-healthy.json"
+_PORTS = frozenset({"hca.ports", "hca.counters"})
+
+# Surface -> (the check, the outputs of it that are such a surface, how many numbers of a thousand it gets).
+SURFACES: Mapping[str, tuple[str, str, int]] = {
+    "smi_xml": ("gpu_inventory", "nvidia_smi", 260),
+    "nvlink_status": ("gpu_inventory", "nvlink", 70),
+    "nvlink_errors": ("gpu_inventory", "nvlink_errors", 60),
+    "kernel_log": ("gpu_inventory", "dmesg", 90),
+    "telemetry": ("gpu_burn", "telemetry", 110),
+    "error_counters": ("gpu_burn", "error_counters", 40),
+    "gpu_burn": ("gpu_burn", "gpu_burn", 80),
+    "nccl": ("nccl_", r"\w+_perf", 80),
+    "nvbandwidth_p2p": ("p2p_bandwidth", "nvbandwidth", 50),
+    "nvbandwidth_memory": ("memory_bandwidth", "nvbandwidth", 30),
+    "dcgm4": ("dcgm_diag", "dcgmi", 40),
+    "dcgm3": ("dcgm_diag", "dcgmi", 20),
+    "ib_write_bw": ("rdma_loopback", r"mlx5_[0-3]\.(host|gpu)", 30),
+    "rdma_port": ("network_ports", "", 10),
+    "fio": ("disk_speed", "fio", 10),
+    "nvme": ("host_health", r"smart_nvme\d", 20),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A healthy output: the surface, where it is among a check's outputs, and the part that it speaks of."""
+
+    node: int
+    check: str
+    output: str
+    part: str
+
+
+class Node:
+    """A healthy node: what every check of it printed."""
+
+    def __init__(self, sku: str, driver: str, seed: int) -> None:
+        silicon = simulator()
+        silicon.world.now = BEGAN
+        self.machine = Machine(sku, NAME, seed, driver=driver)
+        asked = checks_asked.select("burnin")
+        facts, problems = self.machine.observe(checks_asked.facts_for(asked))
+        self.variables = {**DECLARED, **VARIABLES}
+        self.facts, self.problems = facts, problems
+        self.seen = self._seen(facts, problems)
+        self.limits = self.seen.limits(OWN_LIMITS)
+        self.answers = {}
+        for name in asked:
+            commands = campaign.commands_for(name, self.seen.check_node, OPTIONS)
+            self.answers[name] = json.loads(json.dumps(self.machine.measure(commands)))
+
+    def _seen(self, facts: Mapping[str, Any], problems: Mapping[str, str]) -> Seen:
+        return seen(NAME, facts, problems, stack.describe_node(facts), self.variables)
+
+    @functools.cached_property
+    def gpus(self) -> tuple[str, ...]:
+        return tuple(sorted(str(one) for one in self.seen.check_node.variables["gpuprov_pci_addresses"]))
+
+    def samples(self, number: int, surface: str) -> Iterator[Sample]:
+        check, outputs, _ = SURFACES[surface]
+        for name, answer in self.answers.items():
+            if name != check and not (check.endswith("_") and name.startswith(check)):
+                continue
+            if surface == "rdma_port":
+                ports = sorted((self.machine.root / "sys/class/infiniband").iterdir())
+                yield from (Sample(number, name, port.name, port.name) for port in ports[:4])
+            for output in answer["outputs"]:
+                if re.fullmatch(outputs, output["name"]):
+                    yield Sample(number, name, output["name"], _part(output["name"]))
+
+    def healthy(self, surface: str, sample: Sample) -> Answer:
+        if surface == "rdma_port":
+            return Answer(json.dumps(self._files(sample.part)), 0, self.gpus)
+        output = self._output(sample)
+        text = DCGM3.read_text("utf-8") if surface == "dcgm3" else output["stdout"]
+        return Answer(text, output["rc"], self.gpus)
+
+    def _output(self, sample: Sample) -> dict[str, Any]:
+        outputs = self.answers[sample.check]["outputs"]
+        return next(one for one in outputs if one["name"] == sample.output)
+
+    def judge(self, surface: str, sample: Sample, answer: Answer) -> tuple[str, list[Finding]]:
+        """The check's verdict when this output had been printed, and its findings."""
+        node, outputs = self.seen, list(self.answers[sample.check]["outputs"])
+        if surface == "rdma_port":
+            node = self._with_files(sample.part, json.loads(answer.text))
+        else:
+            at = outputs.index(self._output(sample))
+            outputs[at] = {**outputs[at], "stdout": answer.text, "rc": answer.rc}
+        given = {**self.answers[sample.check], "outputs": outputs}
+        boot_id = str(self.facts.get("boot.id") or "")
+        raw = campaign.raw_from_answer(NAME, sample.check, given, boot_id)
+        result = campaign.judge_check(node, raw, self.limits)
+        health = campaign.judge_node(node, {sample.check: result}, [sample.check])
+        return health.verdict.value, [finding for check in health.checks for finding in check.findings]
+
+    def _files(self, device: str) -> dict[str, str]:
+        folder = self.machine.root / PORT.format(device=device)
+        found = {}
+        for pattern in FILES:
+            for path in sorted(folder.glob(pattern)):
+                found[str(path.relative_to(folder))] = path.read_text()
+        return found
+
+    def _with_files(self, device: str, files: Mapping[str, str | None]) -> Seen:
+        folder, healthy = self.machine.root / PORT.format(device=device), self._files(device)
+        changed = {name: text for name, text in files.items() if text != healthy[name]}
+        try:
+            for name, text in changed.items():
+                (folder / name).unlink() if text is None else (folder / name).write_text(text)
+            facts, problems = self.machine.observe(_PORTS)
+        finally:
+            for name in changed:
+                (folder / name).write_text(healthy[name])
+        kept = {name: fact for name, fact in self.facts.items() if name not in _PORTS}
+        return self._seen({**kept, **facts}, {**self.problems, **problems})
+
+
+def _part(output: str) -> str:
+    """The card or the drive that an output speaks of: `mlx5_3.host`, `smart_nvme0`."""
+    return output.removeprefix("smart_").partition(".")[0] if re.match("smart_|mlx5_", output) else "node"
+
+
+@functools.cache
+def nodes() -> tuple[Node, ...]:
+    """The healthy nodes of this process."""
+    return tuple(Node(sku, driver, 17 + number) for number, (sku, driver) in enumerate(NODES))
+
+
+@functools.cache
+def samples(surface: str) -> tuple[Sample, ...]:
+    return tuple(one for number, node in enumerate(nodes()) for one in node.samples(number, surface))
+
+
+def chosen(count: int) -> list[tuple[str, int]]:
+    """(surface, number) of so many outputs, by the surfaces' shares; of more outputs the fewer are a part."""
+    whole = sum(share for _, _, share in SURFACES.values())
+    return [
+        (surface, number)
+        for surface, (_, _, share) in SURFACES.items()
+        for number in range(max(1, round(count * share / whole)))
+    ]
+
+
+def begin(folder: Path) -> None:
+    """For a process of the benchmark's own: its nodes lie in `folder`, and an interrupt is its parent's."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    machine.PLACE = folder
+
+
+def outcomes(asked: Sequence[tuple[str, int]], jobs: int) -> list[dict[str, Any]]:
+    """Judge these outputs in processes of their own: the simulator lives in none of ours."""
+    with tempfile.TemporaryDirectory(prefix="gpuprov-detection-", dir=machine.memory()) as folder:
+        spawn = multiprocessing.get_context("spawn")
+        with spawn.Pool(jobs, initializer=begin, initargs=(Path(folder),)) as pool:
+            return list(pool.imap_unordered(run, asked, chunksize=16))
+
+
+def run(asked: tuple[str, int]) -> dict[str, Any]:
+    """Draw one output and judge it; the outcome as plain data."""
+    surface, number = asked
+    known = samples(surface)
+    sample = known[perturb.generator("sample", surface, number).randrange(len(known))]
+    node = nodes()[sample.node]
+    drawn = perturb.draw(surface, number, node.healthy(surface, sample))
+    verdict, findings = node.judge(surface, sample, drawn.answer)
+    return {**scored(drawn, sample.part, verdict, findings), "node": " ".join(NODES[sample.node])}
+
+
+def scored(drawn: Perturbed, part: str, verdict: str, findings: list[Finding]) -> dict[str, Any]:
+    """What the check said, against the labels."""
+    said = [finding for finding in findings if finding.verdict.value in FLAGGED]
+    stands = {"part": part, "port": part}
+    devices = {
+        label: [
+            frozenset(stands.get(device, device) for device in change.devices)
+            for row, change in drawn.done
+            if row.label == label
+        ]
+        for label in (NAMED, ERROR, HARMLESS)
+    }
+    guilty = frozenset[str]().union(*devices[NAMED], *devices[ERROR])
+    spared = frozenset[str]().union(*devices[HARMLESS]) - guilty - {"node", part}
+    unnamed = [names for names in devices[NAMED] if not any(_names(finding, names) for finding in said)]
+    innocent = [f for f in said if f.verdict.value == "fail" and f.device not in guilty]
+    faulty = bool(devices[NAMED] or devices[ERROR])
+    return {
+        "surface": drawn.surface,
+        "number": drawn.number,
+        "name": drawn.name,
+        "faults": len(devices[NAMED]),
+        "errors": len(devices[ERROR]),
+        "untrusted": [row.name for row, _ in drawn.done if row.label == ERROR],
+        "verdict": verdict,
+        "named": bool(devices[NAMED]) and not unnamed,
+        "innocent": bool(innocent),
+        "wrong_pass": faulty and verdict not in FLAGGED,
+        "alarm": any(f.device in spared for f in said) or (not faulty and verdict in FLAGGED),
+        "crash": any("gpuprov failed on this output" in f.message for f in findings),
+        "findings": [f"{f.verdict.value} {f.device} [{f.action}]: {f.message}"[:220] for f in said][:6],
+    }
+
+
+def _names(finding: Finding, devices: frozenset[str]) -> bool:
+    """An error names a part only when it is an error of that part."""
+    if finding.verdict.value == "error" and finding.device == "node":
+        return False
+    return finding.device in devices
