@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from provision.checks import dcgm_diag
+from provision.checks.check import Output
+from provision.judge import Verdict
+from tests.checks.scenarios import machine
 from tests.lab_silicon import printf
 from tests.lab_silicon.surfaces import Surface
 
@@ -43,7 +47,23 @@ RUNS = {
     ],
     "nccl-tests": [
         (run("all_reduce_perf", *NCCL_WORDS, environment=NCCL), 0),
-        (run("all_reduce_perf", "-e", "1T", "-f", "16", "-g", "8", "-c", "0", environment=NCCL), 0),
+        (
+            run(
+                "all_reduce_perf",
+                "-b",
+                "8",
+                "-e",
+                "2048G",
+                "-f",
+                "16",
+                "-g",
+                "8",
+                "-c",
+                "0",
+                environment=NCCL,
+            ),
+            0,
+        ),
         (run("all_reduce_perf", *NCCL_WORDS, faults=("wrong_result",), environment=NCCL), 7),
         (
             run("all_reduce_perf", *NCCL_WORDS, environment=(*NCCL, ("NCCL_TESTS_MIN_BW", "9999"))),
@@ -124,3 +144,77 @@ def test_nvbandwidth_names_its_json_as_its_source(printed: Printed) -> None:
     }  # fmt: skip
     assert {type(cell) for row in case["bandwidth_matrix"] for cell in row} == {str}
     assert (case["bandwidth_matrix"][0][0], case["status"], type(case["sum"])) == ("N/A", "Passed", float)
+
+
+DCGM = "NVIDIA/DCGM: dcgmi/Diag.cpp:1060-1290 of v4.6.0, :1212-1500 of v3.3.9"
+FAULTS = ("row_remap_pending gpu=3", "dcgm_fails gpu=5")
+
+
+def paths(value: Any, at: str = "") -> set[str]:
+    """Every key of a document with the kind of its value, lists as `[]`."""
+    if isinstance(value, dict):
+        return {path for key, inner in value.items() for path in paths(inner, f"{at}/{key}")}
+    if isinstance(value, list):
+        return {path for inner in value for path in paths(inner, f"{at}[]")}
+    return {f"{at}: {type(value).__name__}"}
+
+
+TEST = "/DCGM Diagnostic/test_categories[]/tests[]"
+OLD = "/DCGM GPU Diagnostic/test_categories[]/tests[]/results[]"
+
+
+@pytest.mark.parametrize(
+    ("version", "has", "lacks"),
+    [
+        (
+            "4.6.0",
+            {f"{TEST}/results[]/{key}: {kind}" for key, kind in (
+                ("entity_group", "str"), ("entity_group_id", "int"), ("entity_id", "int"), ("status", "str"),
+                ("warnings[]/warning", "str"), ("warnings[]/error_id", "int"),
+                ("warnings[]/error_category", "int"), ("warnings[]/error_severity", "int"))}
+            | {f"{TEST}/name: str", f"{TEST}/test_summary/status: str",
+               "/DCGM Diagnostic/test_categories[]/category: str",
+               "/entity_groups[]/entity_group: str", "/entity_groups[]/entity_group_id: int",
+               "/entity_groups[]/entities[]/entity_id: int", "/entity_groups[]/entities[]/device_id: str",
+               "/entity_groups[]/entities[]/serial_num: str",
+               "/metadata/version: str", "/metadata/Driver Version Detected: str"},
+            {"gpu_id", "gpu_ids"},
+        ),
+        (
+            "3.3.9",
+            {f"{OLD}/{key}: {kind}" for key, kind in (
+                ("status", "str"), ("gpu_id", "int"), ("gpu_id", "str"), ("warnings[]/warning", "str"),
+                ("warnings[]/warnings", "str"), ("warnings[]/error_id", "int"),
+                ("warnings[]/error_category", "int"), ("warnings[]/error_severity", "int"))}
+            | {"/DCGM GPU Diagnostic/test_categories[]/tests[]/name: str",
+               "/DCGM GPU Diagnostic/test_categories[]/category: str",
+               "/Driver Version Detected: str", "/GPU Device IDs[]: str", "/version: str",
+               *(f"/GPU Device Serials/{index}: str" for index in range(8))},
+            {"entity_id", "metadata", "test_summary"},
+        ),
+    ],
+)  # fmt: skip
+def test_dcgmi_has_the_keys_of_its_source(
+    version: str, has: set[str], lacks: set[str], printed: Printed
+) -> None:
+    words = ("dcgmi", "diag", "-r", "2", "-j")
+    surface = run(*words, faults=FAULTS, environment=(("SILICON_VERSION", version),))
+    text, status = printed(surface)
+    found = paths(json.loads(text))
+    assert found == has
+    assert not any(f"/{key}" in path for path in found for key in lacks)
+    assert text.startswith('{\n\t"') and text.endswith("\n}\n")  # noqa: PT018 (one layout)
+    assert status == 256 - 30
+
+
+@pytest.mark.parametrize("version", ["3.3.9", "4.6.0"])
+def test_dcgmi_of_both_versions_is_read_alike(version: str, printed: Printed) -> None:
+    words = ("dcgmi", "diag", "-r", "2", "-j")
+    text, status = printed(run(*words, faults=FAULTS, environment=(("SILICON_VERSION", version),)))
+    node = machine(8, "h100-sxm", "nvswitch", "hopper", {"validation_tools_dcgm_level": 2})
+    (command,) = dcgm_diag.commands(node, {})
+    outputs = {command.name: Output(command.name, words, status, text, "", 1.0)}
+    found = dcgm_diag.judge(node, dcgm_diag.parse(node, outputs), {})
+    failed = {finding.device: finding.message for finding in found if finding.verdict is Verdict.FAIL}
+    assert set(failed) == {"gpu3", "gpu5"}
+    assert "remapping" in failed["gpu3"]

@@ -1,9 +1,14 @@
-"""dcgmi diag -j of DCGM 4, in the form of its schema (NVIDIA/DCGM, testing/python3/dcgm_diag_schema.json)."""
+"""dcgmi diag -j: the JSON of DCGM 4 (NVIDIA/DCGM v4.6.0, dcgmi/Diag.cpp:1060-1290), or of DCGM 3.
 
-import json
+Both print what jsoncpp makes of the document (toStyledString).
+"""
+
+import os
 import sys
 
 import cuda
+import dcgmi_v3
+import jsoncpp
 from load import Load, wait
 
 VERSION = "4.4.1"
@@ -33,9 +38,11 @@ def dcgmi(node, arguments: list) -> int:
     if not 1 <= level <= 4:
         print(f"Error: invalid run level {word}", file=sys.stderr)
         return 255
+    version = os.environ.get("SILICON_VERSION") or VERSION
     if cuda.error(node):
+        name = "DCGM GPU Diagnostic" if version.startswith("3") else "DCGM Diagnostic"
         text = "Error: Unable to establish a connection to the specified host: localhost"
-        print(json.dumps({"DCGM Diagnostic": {"version": VERSION, "runtime_error": text}}, indent=2))
+        print(jsoncpp.styled({name: {"version": version, "runtime_error": text}}), end="")
         return 256 - 21
     gpus = cuda.devices(node)
     categories = {}
@@ -52,9 +59,12 @@ def dcgmi(node, arguments: list) -> int:
     document = {
         "DCGM Diagnostic": {"test_categories": tests},
         "entity_groups": [{"entity_group": "GPU", "entity_group_id": 1, "entities": entities}],
-        "metadata": {"version": VERSION, "Driver Version Detected": node.driver()[0]},
+        "metadata": {"version": version, "Driver Version Detected": node.driver()[0]},
     }
-    print(json.dumps(document, indent=2))
+    if version.startswith("3"):
+        ran = [test for one in tests for test in one["tests"]]
+        document = dcgmi_v3.document(node, gpus, version, ran)
+    print(jsoncpp.styled(document), end="")
     failed = any(test["test_summary"]["status"] == "Fail" for one in tests for test in one["tests"])
     return 256 - 30 if failed else 0
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import cuda
 
-UNAVAILABLE = "N/A"
+UNAVAILABLE = "  N/A"  # one narrower than a count (src/util.cu:508, 510)
 
 
 def fitted(value: float, width: int) -> str:
@@ -191,9 +191,9 @@ class Report:
         """One size."""
         text = f"{row['size']:12d}  {row['count']:12d}  {row['type']:>8}  {row['redop']:>6}  {-1:6d}"
         for body in row["bodies"]:
-            wrong = UNAVAILABLE if body["nwrong"] is None else "{:g}".format(body["nwrong"])
+            wrong = UNAVAILABLE if body["nwrong"] is None else "{:>6g}".format(body["nwrong"])
             rates = f"{fitted(body['alg_bw'], 6)}  {fitted(body['bus_bw'], 6)}"
-            text += f"  {fitted(body['time'], 7)}  {rates}  {wrong:>6}"
+            text += f"  {fitted(body['time'], 7)}  {rates}  {wrong}"
         print(text)
         if self.document is None:
             return
