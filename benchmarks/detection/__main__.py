@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.detection import catalogue, machine, perturb_report, perturb_trial, report, trial
+from benchmarks.detection import catalogue, machine, perturb_report, perturb_trial, repeats, report, trial
 from benchmarks.detection.trial import HEALTHY, Trial
 
 GRADED_FOR_EACH = 4  # graded trials for each clear one
@@ -67,6 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     if options.perturbed:
         return perturbed(options.perturbed, options.jobs, options.write)
+    if options.repeats:
+        return repeated(options.repeats, options.jobs, options.write)
     seeds = _seeds(options.seeds)
     keys = _keys(options.classes)
     graded = 0 if options.quick else GRADED_FOR_EACH
@@ -103,6 +105,15 @@ def perturbed(count: int, jobs: int, document: Path | None) -> int:
     return 1 if perturb_report.misses(found) else 0
 
 
+def repeated(nodes: int, jobs: int, document: Path | None) -> int:
+    """How many runs a slow GPU needs to be found, alone and in a fleet."""
+    text = repeats.lines(repeats.outcomes(nodes, jobs), nodes)
+    print("\n".join(text))
+    if document:
+        perturb_report.write(document, text, repeats.BEGIN, repeats.END)
+    return 0
+
+
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         "benchmarks.detection", description=__doc__.splitlines()[0] if __doc__ else ""
@@ -115,6 +126,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few healthy nodes, no graded severities")
     parser.add_argument(
         "--perturbed", type=int, metavar="N", help="instead: N outputs perturbed at random, with fixed seeds"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        metavar="N",
+        help="instead: N nodes of each severity of slow GPUs, run again",
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument(

@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 
 from provision.checks.check import Measurement, Output, last_words
 from provision.checks.kernel_log import bus_address
+from provision.checks.nvidia_smi_processes import programs
 from provision.checks.nvidia_smi_refusal import RC_INFOROM
 from provision.checks.nvml_error import NOT_PERMITTED, error_text, worst
 from provision.errors import ParseError
@@ -78,10 +79,6 @@ _FIELDS = {
     "retired_single_bit": ("retired_pages/multiple_single_bit_retirement/retired_count", "pages", "number"),
     "retired_double_bit": ("retired_pages/double_bit_retirement/retired_count", "pages", "number"),
 }
-# Programs that only watch: they hold a context without work.
-_AGENTS = frozenset({"nv-hostengine", "dcgm-exporter", "dcgmi", "nvidia-smi", "nvidia-persistenced"})
-_AGENT_STEMS = ("nvidia-persiste",)  # the kernel cuts names at 15 letters
-
 _MUST_HAVE = ("name", "uuid", "memory_total")
 
 
@@ -213,7 +210,7 @@ def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
     if errors:
         found += _unanswered(errors, device)
     found += _ecc(gpu, device)
-    found.append(Measurement("processes", _processes(gpu), "", device))
+    found.append(Measurement("processes", programs(gpu), "", device))
     found.append(Measurement("throttle", _throttle(gpu), "", device))
     if recovery := _recovery(gpu):
         found.append(Measurement("recovery", recovery, "", device))
@@ -261,23 +258,6 @@ def _ecc(gpu: ElementTree.Element, device: str) -> list[Measurement]:
         Measurement("ecc_uncorrectable", sum(counts), "errors", device),
         *([Measurement("ecc_unread", unread, "counters", device)] if unread else []),
     ]
-
-
-def is_agent(name: str) -> bool:
-    """Whether a program only watches GPUs: `/usr/bin/nv-hostengine`, `nvidia-smi`."""
-    stem = (name.split() or ["?"])[0].rsplit("/", 1)[-1]
-    return stem in _AGENTS or stem.startswith(_AGENT_STEMS)
-
-
-def _processes(gpu: ElementTree.Element) -> str:
-    """The programs that use the GPU, without those that only watch: `python3 (pid 4711, 4096 MiB)`."""
-    found = []
-    for process in gpu.findall("processes/process_info"):
-        name = (process.findtext("process_name") or "?").strip()
-        if (process.findtext("type") or "").strip() != "G" and not is_agent(name):
-            memory = (process.findtext("used_memory") or "?").strip()
-            found.append(f"{name[:80]} (pid {(process.findtext('pid') or '?').strip()[:10]}, {memory[:20]})")
-    return ", ".join(found[:8])
 
 
 def _throttle(gpu: ElementTree.Element) -> str:

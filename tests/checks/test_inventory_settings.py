@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provision.checks import inventory_settings, nvidia_smi, nvlink_errors
+from provision.checks import inventory_settings, nvidia_smi_processes, nvlink_errors
 from provision.checks.check import CheckNode, Output
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict
@@ -139,7 +139,7 @@ def test_a_slow_answer(settings: Callable[..., Told]) -> None:
     ],
 )
 def test_who_only_watches(name: str, agent: bool) -> None:
-    assert nvidia_smi.is_agent(name) is agent
+    assert nvidia_smi_processes.is_agent(name) is agent
 
 
 # --- counters of links ---
