@@ -43,8 +43,8 @@ _ASSERTED = re.compile(r"^(?:\[(?:CUDA_ERROR_|cudaError)\w+\]|NVML_ERROR: \[).{1
 
 
 def printed(output: Output) -> str:
-    """What nvbandwidth wrote on standard output. Raises ParseError when it was cut, is empty, or ended with an
-    error of CUDA."""
+    """What nvbandwidth wrote on standard output. Raises ParseError when it was cut, is empty, or ended with
+    an error of CUDA."""
     if output.truncated:
         raise ParseError("nvbandwidth: the output was cut at its size limit", "run the check again")
     if output.rc and (asserted := _ASSERTED.search(output.stderr)):
