@@ -44,6 +44,25 @@ def _last_lines(text: Any, count: int = 3) -> list[str]:
     return (errors or lines)[-count:]
 
 
+# The first line in which a compiler or linker says why, in the midst of notes, carets and the end of make.
+# Seen of nvcc 13.5, g++ 14.2 and GNU ld 2.44: `nvcc fatal   : Unsupported gpu architecture 'compute_50'`,
+# `compare.cu(12): error: identifier "x" is undefined`, `/usr/bin/ld: cannot find -lcuda: No such file or …`,
+# `gpu_burn-drv.cpp:113:31: error: too few …`, `a.cpp:1:10: fatal error: cublas_v2.h: No such file or …`.
+_COMPILER = re.compile(
+    r"^(?:[^\s:(]{1,200}(?::\d{1,7}){1,2}: (?:fatal )?error: "
+    r"|[^\s(]{1,200}\(\d{1,7}\): (?:catastrophic )?error\b"
+    r"|(?:nvcc|ptxas|nvlink|cicc) (?:fatal|error)\s*: "
+    r"|[^\s:]{0,200}\bld: cannot find |CMake Error\b).{1,240}",
+    re.MULTILINE,
+)
+
+
+def _compiler_line(*texts: Any) -> list[str]:
+    """Why a build failed, in the compiler's own words; empty when no compiler spoke."""
+    found = (_COMPILER.search(str(text or "")[:_SEARCHED]) for text in texts)
+    return next(([match[0].strip()] for match in found if match), [])
+
+
 def message_of(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
     """One line a person can act on: what the module said, and the last lines of what the program said."""
     if result.get("censored"):
@@ -58,7 +77,8 @@ def message_of(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
     if text in ("", "non-zero return code") and isinstance(result.get("rc"), int):
         text = f"the command ended with status {result['rc']}"
     parts = _last_lines(text, 4) or ["it failed without a message"]
-    details = _last_lines(result.get("stderr") or result.get("module_stderr"))
+    details = _compiler_line(result.get("stderr"), result.get("stdout"))
+    details = details or _last_lines(result.get("stderr") or result.get("module_stderr"))
     details = details or _last_lines(result.get("stdout") or result.get("module_stdout"), 2)
     joined = " · ".join(parts)
     parts += [line for line in details if line not in joined]

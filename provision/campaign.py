@@ -8,13 +8,14 @@ gives the same health again, or another under other thresholds, without touching
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from provision import __version__, checks_asked, fleet_stream, side_by_side, thresholds
-from provision.checks import CHECKS, gpu_inventory, kernel_incidents, kernel_log
+from provision.checks import CHECKS, gpu_answers, gpu_inventory, kernel_incidents, kernel_log
 from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Command, Measurement, Output
 from provision.checks.nccl_tests import without_environment
 from provision.errors import ParseError, RunFolderError
@@ -49,8 +50,11 @@ def raw_path(node: str, check: str) -> str:
 
 
 def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> list[Command]:
-    """The check's programs, within the user's time."""
-    return within(CHECKS[check].commands(node, options), options.get("timeout"))
+    """The check's programs, within the user's time; after a load on GPUs each of them is asked to answer."""
+    commands = list(CHECKS[check].commands(node, options))
+    if commands and node.gpu_count and gpu_answers.loads(CHECKS[check].NEEDS):
+        commands.append(gpu_answers.command())
+    return within(commands, options.get("timeout"))
 
 
 def within(commands: Iterable[Command], timeout: float | None) -> list[Command]:
@@ -80,7 +84,8 @@ def raw_from_answer(
 
 def _of_the_test(outputs: Iterable[Output]) -> list[Output]:
     """The outputs of the test itself, without what watched it."""
-    return [output for output in outputs if not output.beside and output.name != KERNEL_LOG_DELTA]
+    watching = (KERNEL_LOG_DELTA, gpu_answers.NAME)
+    return [output for output in outputs if not output.beside and output.name not in watching]
 
 
 def _output(answer: Mapping[str, Any]) -> Output:
@@ -137,10 +142,13 @@ def judge_check(node: Seen, raw: Raw, limits: Mapping[str, thresholds.Threshold]
         findings = check.judge(node.check_node, measurements, limits)
     except ParseError as error:
         what = "; ".join(part for part in (error.what, error.fix) if part)
-        findings = [unmeasured(raw.check, what, action=_remedy(raw), evidence=_evidence(raw))]
+        findings = [unmeasured(raw.check, what, action=_remedy(raw, error.fix), evidence=_evidence(raw))]
     except Exception as error:  # one node's strange answer must not cost the others their report
         what = f"gpuprov failed on this output ({error!r}): please report it with {raw.path}"
         findings = [unmeasured(raw.check, what, action="investigate")]
+    answers = next((output for output in raw.outputs if output.name == gpu_answers.NAME), None)
+    gpus = kernel_incidents.devices(node.check_node)
+    findings = gpu_answers.judge(raw.check, answers, gpus, findings)
     findings = [*findings, *_kernel_findings(node, raw, findings)]
     if raw.boot_id and raw.boot_id_before and raw.boot_id != raw.boot_id_before:
         findings.append(unmeasured(raw.check, "the node rebooted during the run", action="investigate"))
@@ -164,12 +172,14 @@ def _kernel_findings(node: Seen, raw: Raw, known: Sequence[Finding]) -> list[Fin
     return [finding for finding in found if (finding.metric, finding.device) not in told]
 
 
-def _remedy(raw: Raw) -> str:
-    """What to do when a check could not be measured."""
+def _remedy(raw: Raw, fix: str | None) -> str:
+    """What to do when a check could not be measured. `fix`: the advice of its ParseError."""
     outputs = _of_the_test(raw.outputs)
     if any(output.not_started for output in outputs):
         return "fix configuration"
-    return "investigate" if any(output.timed_out for output in outputs) else "run again"
+    # Where a log or another check knows the cause, to run this one again shows nothing new.
+    looked = re.search(r"\blook (?:at|for)\b", fix or "")
+    return "investigate" if looked or any(output.timed_out for output in outputs) else "run again"
 
 
 def _evidence(raw: Raw) -> list[str]:

@@ -15,6 +15,7 @@ from provision.secrets_mask import masked, occurring
 from provision.terminal import printable
 
 WIDTH = 60  # characters of a value that are shown
+_REASON = 240  # of the reason why there is none: it names the part and what to do
 FEW = 16  # secrets that are cheaper to look for in each text than in all of a document first
 
 _MUST = {
@@ -28,7 +29,7 @@ _MUST = {
 }
 
 
-def value(what: Any) -> str:
+def value(what: Any, width: int = WIDTH) -> str:
     """A value on one line: quoted where it would be unclear, cut when long; null is `nothing`."""
     if what is None:
         return "nothing"
@@ -41,14 +42,14 @@ def value(what: Any) -> str:
     else:
         text = json.dumps(what, ensure_ascii=False, default=str)
     text = printable(text).replace("\n", "\\n").replace("\t", "\\t")
-    return text if len(text) <= WIDTH else text[: WIDTH - 1] + "…"
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def difference(drift: Drift) -> str:
     """What is wrong, in one line: `is 570.1, must be 580.126.09`, or the first line where files differ."""
     expected, found = drift.expectation.value, drift.found
     if drift.unknown:
-        return f"could not be read: {value(drift.problem)}"
+        return f"could not be read: {value(drift.problem, _REASON)}"
     if isinstance(expected, str) and isinstance(found, str) and "\n" in expected:
         for number, (want, have) in enumerate(
             zip_longest(expected.splitlines(), found.splitlines()), start=1

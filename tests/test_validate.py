@@ -46,6 +46,7 @@ HEALTHY = {
     "gpu_burn": "gpu_burn/healthy.txt",
     "telemetry": "gpu_burn/telemetry.csv",
     "error_counters": "gpu_burn/error-counters.txt",
+    "gpu_answers": "gpu_answers/healthy.csv",
 }
 # One check of each kind; what the others find is in tests/checks.
 FOUR = ("gpu_inventory", "p2p_bandwidth", "nccl_all_reduce", "gpu_burn")
@@ -449,10 +450,11 @@ def test_what_the_module_is_given(machines: Machines, validate: Any) -> None:
     machines.add("gpu-01")
     validate("--checks", "gpu_burn", "--burn-seconds", "300", "--timeout", "20")
     variables = machines.hosts[0]["gpu-01"]
-    command, *samplers = variables["gpuprov_commands"]
+    command, *samplers, answers = variables["gpuprov_commands"]
     names = {"name", "argv", "deadline", "cwd", "env", "beside", "port", "retry_on", "retry_for"}
     assert set(command) == names
     assert {each["beside"] for each in samplers} == {command["name"]}
+    assert (answers["name"], answers["beside"]) == ("gpu_answers", "")
     assert command["argv"][-1] == "300"
     assert command["deadline"] == 320  # the timeout is for what comes beyond the load
     assert variables["gpuprov_task_timeout"] > command["deadline"]

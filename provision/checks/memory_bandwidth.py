@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provision.checks import mig_mode, nvbandwidth
-from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict, below_peers, by_threshold, limit_text, number, unmeasured
 from provision.thresholds import Threshold
@@ -51,14 +51,10 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     """
     if partitioned := mig_mode.measure(node, outputs):
         return partitioned
-    output = completed(outputs, "nvbandwidth")
-    if output.truncated:
-        raise ParseError("nvbandwidth: the output was cut at its size limit", "run the check again")
-    if not output.stdout.strip():
-        raise ParseError(f"nvbandwidth printed nothing: {last_words(output)}", "run the check again")
-    if case := nvbandwidth.corrupted(output.stdout):
+    text = nvbandwidth.printed(completed(outputs, "nvbandwidth"))
+    if case := nvbandwidth.corrupted(text):
         return [Measurement("corrupt", case, "")]
-    matrix = nvbandwidth.parse(output.stdout, (_CASE,))[_CASE]
+    matrix = nvbandwidth.parse(text, (_CASE,))[_CASE]
     if len(matrix.rows) != 1 or len(matrix.rows[0]) != node.gpu_count:
         width = len(matrix.rows[0]) if matrix.rows else 0
         raise ParseError(

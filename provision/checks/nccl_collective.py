@@ -89,7 +89,7 @@ class Collective:
             raise ParseError("nccl-tests: the output was cut at its size limit", "run the check again")
         if not output.stdout.strip():
             raise ParseError(f"{self.program} printed nothing: {last_words(output)}", "run the check again")
-        result = nccl_tests.parse(output.stdout)
+        result = nccl_tests.parse(output.stdout, output.stderr)
         self._check_identity(node, result)
         self._check_sizes(output, result)
         largest = max(result.rows, key=lambda row: row.size)

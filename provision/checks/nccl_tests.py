@@ -43,6 +43,8 @@ class Result:
 
 # No `.*` in front: it would take minutes on a long line without an end.
 _FAILURE = re.compile(r"(?:Test (?:NCCL|CUDA) failure|Test failure|NCCL failure).*")
+# Where CUDA shows fewer GPUs than -g wants; the failure on standard output does not say it (common.cu).
+_TOO_FEW = re.compile(r"^Invalid number of GPUs: \d{1,6} requested but only \d{1,6} were found", re.MULTILINE)
 _RANK = re.compile(r"^#\s+Rank\s+\d+\s", re.MULTILINE)
 _VERSION = re.compile(r"nccl-library=(\d+)|NCCL version (\d+\.\d+\.\d+)")
 _OUT_OF_BOUNDS = re.compile(r"^# Out of bounds values : (\d+) (?:OK|FAILED)\s*$", re.MULTILINE)
@@ -51,8 +53,12 @@ _PROGRAM = re.compile(r"^# Collective test starting: (\S+)$", re.MULTILINE)
 _DATA = re.compile(r"^\s*\d+\s+\d+\s+[a-z]\w*\s")
 
 
-def parse(text: str) -> Result:
+def parse(text: str, stderr: str = "") -> Result:
     """A run of one nccl-tests program. Raises ParseError when it failed, was cut, or is not understood."""
+    if too_few := _TOO_FEW.search(stderr):
+        raise ParseError(
+            f"nccl-tests: {too_few[0]}", "CUDA does not see all GPUs: look at the gpu_inventory check"
+        )
     # Wrong sums end the program with a failure too, but after its whole table: those are a result.
     if (words := failure(text)) and not _OUT_OF_BOUNDS.search(text):
         raise ParseError(f"nccl-tests: {words}", "look at the kernel log and at fabric manager")

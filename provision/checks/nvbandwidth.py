@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from provision.checks import json_text
+from provision.checks.check import Output, last_words
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict
 
@@ -34,6 +35,25 @@ class Matrix:
 
 
 _CORRUPT = re.compile(r"Invalid value when checking the pattern")
+
+
+# CU_ASSERT and NVML_ASSERT of older versions write this to standard error and exit with 1; with newer ones it
+# is in the answer (error_handling.h, RecordError).
+_ASSERTED = re.compile(r"^(?:\[(?:CUDA_ERROR_|cudaError)\w+\]|NVML_ERROR: \[).{1,180}", re.MULTILINE)
+
+
+def printed(output: Output) -> str:
+    """What nvbandwidth wrote on standard output. Raises ParseError when it was cut, is empty, or ended with
+    an error of CUDA."""
+    if output.truncated:
+        raise ParseError("nvbandwidth: the output was cut at its size limit", "run the check again")
+    if output.rc and (asserted := _ASSERTED.search(output.stderr)):
+        raise ParseError(
+            f"nvbandwidth: {asserted[0].strip()}", "look at the kernel log and at fabric manager"
+        )
+    if not output.stdout.strip():
+        raise ParseError(f"nvbandwidth printed nothing: {last_words(output)}", "run the check again")
+    return output.stdout
 
 
 def corrupted(text: str) -> str:

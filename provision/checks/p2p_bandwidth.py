@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from provision.checks import nvbandwidth
-from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed
 from provision.errors import ParseError
 from provision.judge import (
     Finding,
@@ -66,14 +66,10 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
     A pair without peer access has the value "N/A"; a waived test case is the measurement `waived.<metric>`.
     """
-    output = completed(outputs, "nvbandwidth")
-    if output.truncated:
-        raise ParseError("nvbandwidth: the output was cut at its size limit", "run the check again")
-    if not output.stdout.strip():
-        raise ParseError(f"nvbandwidth printed nothing: {last_words(output)}", "run the check again")
-    if case := nvbandwidth.corrupted(output.stdout):
+    text = nvbandwidth.printed(completed(outputs, "nvbandwidth"))
+    if case := nvbandwidth.corrupted(text):
         return [Measurement("corrupt", case, "")]
-    matrices = nvbandwidth.parse(output.stdout, tuple(_CASES.values()))
+    matrices = nvbandwidth.parse(text, tuple(_CASES.values()))
     found: list[Measurement] = []
     for metric, case in _CASES.items():
         matrix = matrices[case]

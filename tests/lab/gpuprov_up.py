@@ -23,17 +23,27 @@ class Operator:
         self, verb: str, *arguments: str, timeout: int = 600, **variables: Any
     ) -> subprocess.CompletedProcess[str]:
         """The finished process of `gpuprov VERB`, with `--set` for each variable."""
+        return subprocess.run(
+            self._words(verb, arguments, variables),
+            capture_output=True, text=True, timeout=timeout, check=False, env=self._environment,
+        )  # fmt: skip
+
+    def began(self, verb: str, *arguments: str, **variables: Any) -> subprocess.Popen[str]:
+        """`gpuprov VERB` at work; stdout and stderr are one."""
+        return subprocess.Popen(
+            self._words(verb, arguments, variables),
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self._environment,
+        )  # fmt: skip
+
+    def _words(self, verb: str, arguments: tuple[str, ...], variables: dict[str, Any]) -> list[str]:
         chosen = [
             word for name, value in variables.items() for word in ("--set", f"{name}={json.dumps(value)}")
         ]
-        return subprocess.run(
-            [sys.executable, "-m", "provision.cli", verb, str(self.inventory), *arguments, *chosen],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(self.runs), "COLUMNS": "4000"},
-        )
+        return [sys.executable, "-m", "provision.cli", verb, str(self.inventory), *arguments, *chosen]
+
+    @property
+    def _environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(self.runs), "COLUMNS": "4000"}
 
     def drifted(self, **variables: Any) -> dict[str, Any]:
         """fact → what `drift --json` found."""

@@ -189,7 +189,8 @@ class _Client:
         """What is wrong with the GPU now: a fault may come during the burn."""
         wrong = self.node.fault("burn_errors", gpu=self.slot)
         self.wrong = wrong["errors"] if wrong else 0
-        self.dies = self.node.fault("burn_dies", gpu=self.slot) is not None or self.node.lost(self.gpu)
+        gone = self.node.lost(self.gpu) or bool(self.node.silent(self.gpu))
+        self.dies = gone or self.node.fault("burn_dies", gpu=self.slot) is not None
         self.rate = self.healthy_rate * health_factor(self.node, self.slot)
         self.batch_seconds = self.iterations * OPERATIONS / (self.rate * 1e9)
 

@@ -1,0 +1,159 @@
+"""A GPU that is lost while a test runs is named, whatever the test says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from provision import campaign
+from provision.checks import CHECKS, gpu_answers
+from provision.checks.check import Output
+from provision.health import CheckResult
+from provision.judge import Finding, Verdict
+from provision.seen import Seen
+
+Sample = Callable[[str], str]
+GPUS = {f"0000:{0x1A + index:02x}:00": f"gpu{index}" for index in range(8)}
+SERIAL = "serial 1652322403643, PCI 0000:1d:00"
+# Program's words for a GPU that is lost while it runs; stdout, stderr, exit status.
+HEAD = "# nThread 1 nGpus 8 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20\n"
+# The printf is nccl-tests' CUDACHECK (src/common.h, 2.0 to 2.18), 'unknown error' nccl-tests #66.
+NCCL = (
+    HEAD
+    + "gpu-01: Test CUDA failure common.cu:730 'unknown error'\n"
+    + " .. gpu-01 pid 12: Test failure common.cu:1452\n"
+)
+NCCL_INSIDE = (  # nccl-tests #322
+    HEAD + "gpu-01: Test NCCL failure common.cu:1204 'unhandled cuda error "
+    "(run with NCCL_DEBUG=INFO for details) / '\n .. gpu-01 pid 12: Test failure common.cu:915\n"
+)
+# nvbandwidth 0.8, error_handling.h CU_ASSERT: `[NAME] words in expression … in function() : file:line`.
+BANDWIDTH = (
+    '{"nvbandwidth" : {"CUDA Runtime Version" : 12080, "error" : "[CUDA_ERROR_UNKNOWN] unknown error in '
+    'expression cuStreamSynchronize(stream) in doMemcpy() : memcpy.cpp:412"}}\n'
+)
+# The same in older versions, on standard error, with nothing or the beginning of the table before it.
+ASSERTED = (
+    "[CUDA_ERROR_UNKNOWN] unknown error in expression cuStreamSynchronize(stream) in "
+    "double doMemcpy()() : memcpy.cpp:412\n"
+)
+TOO_FEW = "Invalid number of GPUs: 8 requested but only 7 were found.\nPlease check the number of processes\n"
+FAILURE = HEAD + " .. gpu-01 pid 12: Test failure common.cu:915\n"
+LOST: list[tuple[str, str, str, str, int]] = [
+    *((f"nccl_{name}", f"{name}_perf", NCCL, "", 3) for name in ("all_reduce", "all_gather", "alltoall")),
+    ("nccl_reduce_scatter", "reduce_scatter_perf", NCCL_INSIDE, "", 3),
+    ("memory_bandwidth", "nvbandwidth", BANDWIDTH, "", 1),
+    ("p2p_bandwidth", "nvbandwidth", BANDWIDTH, "", 1),
+    ("p2p_bandwidth", "nvbandwidth", "", ASSERTED, 1),
+    ("memory_bandwidth", "nvbandwidth", "Running device_local_copy.\n", ASSERTED, 1),
+    (
+        "nccl_all_reduce",
+        "all_reduce_perf",
+        FAILURE,
+        TOO_FEW,
+        4,
+    ),
+    ("gpu_burn", "gpu_burn", "12.5%  proc'd: 2 (1 Gflop/s)\n", "No clients are alive!  Aborting\n", 0),
+]
+
+IDS = [f"{one[0]}-{number}" for number, one in enumerate(LOST)]
+
+
+def judged(check: str, *outputs: Output) -> CheckResult:
+    """The check's result on an H100 node, as a run reaches it."""
+    gpu = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
+    node = Seen("gpu-01", {}, {"gpu": gpu}, {"gpuprov_pci_addresses": list(GPUS)})
+    return campaign.judge_check(node, campaign.Raw("gpu-01", check, outputs), {})
+
+
+def answers(text: str, **more: object) -> Output:
+    return replace(Output(gpu_answers.NAME, ("nvidia-smi",), 0, text, "", 0.4), **more)
+
+
+def failed(result: CheckResult) -> list[Finding]:
+    return [finding for finding in result.findings if finding.verdict is Verdict.FAIL]
+
+
+@pytest.mark.parametrize(("check", "name", "stdout", "stderr", "rc"), LOST, ids=IDS)
+def test_the_gpu_that_a_test_lost_is_named(
+    sample: Sample, check: str, name: str, stdout: str, stderr: str, rc: int
+) -> None:
+    outputs = [Output(name, (name,), rc, stdout, stderr, 3.0)]
+    if check == "memory_bandwidth":
+        outputs.insert(0, Output("mig", ("nvidia-smi",), 0, sample("memory_bandwidth/mig-off.txt"), "", 0.1))
+    result = judged(check, *outputs, answers(sample("gpu_answers/gpu3-lost.csv")))
+    assert result.verdict is Verdict.FAIL
+    (lost,) = failed(result)
+    assert (lost.device, lost.action) == ("gpu3", "power-cycle")
+    assert "GPU is lost" in lost.message
+    assert SERIAL in lost.message
+    (unmeasured,) = [finding for finding in result.findings if finding is not lost]
+    assert (unmeasured.verdict, unmeasured.device, unmeasured.action) == (
+        Verdict.ERROR,
+        "node",
+        "investigate",
+    )
+
+
+@pytest.mark.parametrize(("check", "name", "stdout", "stderr", "rc"), LOST, ids=IDS)
+def test_without_a_silent_gpu_the_cause_is_looked_for_and_no_gpu_accused(
+    sample: Sample, check: str, name: str, stdout: str, stderr: str, rc: int
+) -> None:
+    outputs = [Output(name, (name,), rc, stdout, stderr, 3.0)]
+    if check == "memory_bandwidth":
+        outputs.insert(0, Output("mig", ("nvidia-smi",), 0, sample("memory_bandwidth/mig-off.txt"), "", 0.1))
+    for after in ((), (answers(sample("gpu_answers/healthy.csv")),)):
+        result = judged(check, *outputs, *after)
+        (only,) = result.findings
+        assert (only.verdict, only.device, only.action) == (Verdict.ERROR, "node", "investigate")
+
+
+@pytest.mark.parametrize("check", list(CHECKS))
+def test_each_check_that_loads_gpus_looks_afterwards(check: str) -> None:
+    quick = {"gpu_inventory", "versions", "host_health", "network_ports", "disk_speed"}
+    assert gpu_answers.loads(CHECKS[check].NEEDS) is (check not in quick)
+
+
+def test_a_test_that_passed_is_no_proof_of_a_gpu_that_answers_no_more(sample: Sample) -> None:
+    collective = Output(
+        "all_reduce_perf", ("all_reduce_perf",), 0, sample("nccl_all_reduce/healthy.txt"), "", 9.0
+    )
+    assert judged("nccl_all_reduce", collective, answers(sample("gpu_answers/healthy.csv"))).verdict in (
+        Verdict.PASS, Verdict.WARN
+    )  # fmt: skip
+    after = answers(sample("gpu_answers/gpu3-lost.csv"))
+    assert [one.device for one in failed(judged("nccl_all_reduce", collective, after))] == ["gpu3"]
+    stuck = judged("nccl_all_reduce", collective, answers("", timed_out=True, rc=None))
+    assert [(one.verdict, one.action) for one in stuck.findings[1:]] == [(Verdict.ERROR, "investigate")]
+
+
+def test_one_line_in_place_of_the_answer_names_its_gpu() -> None:
+    line = "Unable to determine the device handle for GPU3: 0000:1D:00.0: GPU is lost.  Reboot the system\n"
+    found = gpu_answers.judge("gpu_burn", answers(line, rc=255), GPUS, [])
+    assert [(one.device, one.verdict, one.action) for one in found] == [("gpu3", Verdict.FAIL, "power-cycle")]
+    assert "PCI 0000:1d:00" in found[0].message
+
+
+@pytest.mark.parametrize(
+    ("cells", "devices", "action"),
+    [
+        ("3, 00000000:1D:00.0, 16523, [GPU requires reset]", ["gpu3"], "reset GPU"),
+        ("[GPU is lost], 00000000:1D:00.0, [GPU is lost], [GPU is lost]", ["gpu3"], "power-cycle"),
+        ("3, 00000000:1D:00.0, 16523, [Insufficient Permissions]", [], ""),
+        ("3, 00000000:1D:00.0, 16523, [N/A]", [], ""),
+        ("No devices were found", [], ""),
+        ("x, y, z, [GPU is lost]", [], ""),
+    ],
+)
+def test_an_error_in_a_cell_is_the_gpus(cells: str, devices: list[str], action: str) -> None:
+    found = gpu_answers.judge("gpu_burn", answers(cells), GPUS, [])
+    assert [one.device for one in found] == devices
+    assert all(one.action == action for one in found)
+
+
+def test_what_telemetry_names_gets_its_serial_number_and_is_told_once(sample: Sample) -> None:
+    known = [Finding("gpu_burn", Verdict.FAIL, "gpu3", "was lost under load", "lost", action="power-cycle")]
+    found = gpu_answers.judge("gpu_burn", answers(sample("gpu_answers/gpu3-lost.csv")), GPUS, known)
+    assert [one.message for one in found] == [f"was lost under load ({SERIAL})"]

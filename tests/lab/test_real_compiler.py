@@ -1,0 +1,196 @@
+"""validation_tools built from source by a real compiler: NVIDIA's nvcc 13 (PyPI) with Debian's g++, make and cmake.
+
+The sources are small and have gpu-burn's, nccl-tests' and nvbandwidth's way to build; what cannot be compiled
+is refused with the compiler's own line. No GPU is needed to compile.
+"""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.errors import ExitCode
+from provision.lab import node as lab_node
+from provision.lab.spec import NodeSpec
+from tests.lab.conftest import Lab, LabNode, running_lab
+from tests.lab.gpuprov_up import Operator, said
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
+WHEELS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
+CUDA = "/opt/cuda"
+KERNEL = """\
+extern "C" __global__ void compare(const float *one, int *faults, unsigned long iterations) {
+    unsigned long at = blockIdx.x * (unsigned long)blockDim.x + threadIdx.x;
+    for (unsigned long i = 1; i < iterations; ++i) {
+        if (one[at] != one[at + i]) atomicAdd(faults, 1);
+    }
+}
+"""
+HOST = """\
+#include <cstdio>
+#include <cuda_runtime.h>
+int main() { int gpus = 0; printf("%s\\\\n", cudaGetErrorString(cudaGetDeviceCount(&gpus))); return gpus == 0; }
+"""
+# As gpu-burn's own: a program of g++ and a kernel of nvcc, side by side under -j8.
+BURN = """\
+COMPUTE ?= 90
+gpu_burn: gpu_burn-drv.o compare.ptx
+	g++ -o $@ $< -L${CUDAPATH}/lib64 -Wl,-rpath=${CUDAPATH}/lib64 -lcudart
+%.o: %.cpp
+	g++ -O3 -I${CUDAPATH}/include -std=c++17 -c $<
+%.ptx: %.cu
+	${CUDAPATH}/bin/nvcc -I${CUDAPATH}/include -arch=compute_${COMPUTE} -ptx $< -o $@
+"""
+COLLECTIVE = """\
+all:
+	mkdir -p build
+	for n in all_reduce all_gather reduce_scatter alltoall; do \\
+	${CUDA_HOME}/bin/nvcc -arch=sm_90 -o build/$${n}_perf main.cu || exit 1; done
+"""
+CMAKE = """\
+cmake_minimum_required(VERSION 3.20)
+project(nvbandwidth LANGUAGES CUDA CXX)
+add_executable(nvbandwidth main.cu)
+"""
+Files = dict[str, str]
+GOOD: dict[str, Files] = {
+    "gpu_burn": {"Makefile": BURN, "compare.cu": KERNEL, "gpu_burn-drv.cpp": HOST},
+    "nccl_tests": {"Makefile": COLLECTIVE, "main.cu": KERNEL + HOST},
+    "nvbandwidth": {"CMakeLists.txt": CMAKE, "main.cu": KERNEL + HOST},
+}
+# gpu-burn before November 2025 has the first and the second by default; its role's default version too.
+BROKEN: dict[str, tuple[str, Files, str]] = {
+    "an architecture that nvcc no longer knows": (
+        "gpu_burn",
+        {"Makefile": BURN.replace("90", "50")},
+        "nvcc fatal : Unsupported gpu architecture 'compute_50'",
+    ),
+    "a function that takes more arguments in CUDA 13": (
+        "gpu_burn",
+        {"gpu_burn-drv.cpp": "#include <cuda.h>\nCUcontext it;\nint made = cuCtxCreate(&it, 0, 0);\n"},
+        "gpu_burn-drv.cpp:3:23: error: too few arguments to function",
+    ),
+    "a header of a package that is not installed": (
+        "gpu_burn",
+        {"gpu_burn-drv.cpp": "#include <cublas_v2.h>\n" + HOST},
+        "gpu_burn-drv.cpp:1:10: fatal error: cublas_v2.h: No such file or directory",
+    ),
+    "a library that is not there": (
+        "gpu_burn",
+        {"Makefile": BURN.replace("-lcudart", "-lcublas")},
+        "/usr/bin/ld: cannot find -lcublas",
+    ),
+    "a kernel that is wrong": (
+        "nccl_tests",
+        {"main.cu": KERNEL.replace("faults, 1", "fault, 1") + HOST},
+        'main.cu(4): error: identifier "fault" is undefined',
+    ),
+}
+
+
+def toolkit(folder: Path) -> Path:
+    """A CUDA toolkit's tree of the wheels: bin, include, lib64, nvvm."""
+    subprocess.run(
+        [sys.executable, "-m", "pip", "download", "--no-deps", "-q", "-d", str(folder),
+         *(f"{name}>=13,<14" for name in WHEELS)],
+        check=True, timeout=600,
+    )  # fmt: skip
+    for wheel in folder.glob("*.whl"):
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)  # noqa: S202 - wheels of the index that pip trusts
+    tree = folder / "nvidia/cu13"
+    for program in (*(tree / "bin").iterdir(), *(tree / "nvvm/bin").iterdir()):
+        program.chmod(0o755)
+    (tree / "lib64").symlink_to("lib")
+    (tree / "lib/libcudart.so").symlink_to("libcudart.so.13")
+    return tree
+
+
+def put(lab: Lab, node: LabNode, tree: Path, place: str) -> None:
+    """Copy a folder to the node."""
+    packed = subprocess.run(
+        ["tar", "-C", str(tree), "-cf", "-", "."], stdout=subprocess.PIPE, check=True
+    ).stdout
+    unpack = f"sudo mkdir -p {place} && sudo tar -C {place} --no-same-owner -xf -"
+    command = lab_node.ssh(lab.record, lab.record.node(node.name), [unpack])
+    subprocess.run(command, input=packed, check=True, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    nodes = (NodeSpec("gpu-01", "h100-sxm"),)
+    with running_lab("nvcc", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+        put(running, running.node("gpu-01"), toolkit(tmp_path_factory.mktemp("cuda")), CUDA)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
+
+
+def offered(lab: Lab, tool: str, version: str, files: Files, folder: Path) -> dict[str, Any]:
+    """The variables with which the role builds this source."""
+    archive = folder / f"{tool}-{version}.tar.gz"
+    with tarfile.open(archive, "w:gz") as pack:
+        for name, text in files.items():
+            member = tarfile.TarInfo(f"{tool}-{version}/{name}")
+            member.size = len(text.encode())
+            pack.addfile(member, io.BytesIO(text.encode()))
+    node = lab.node("gpu-01")
+    put(lab, node, folder, "/srv/sources")
+    path = f"/srv/sources/{archive.name}"
+    stem = f"validation_tools_{tool}"
+    return {
+        f"{stem}_version": version,
+        f"{stem}_url": f"file://{path}",
+        f"{stem}_sha256": node.run(f"sha256sum {path}").stdout.split()[0],
+    }
+
+
+def declared(lab: Lab, folder: Path, version: str) -> dict[str, Any]:
+    """The role alone, with good sources of all three tools."""
+    found: dict[str, Any] = {
+        "gpuprov_roles": ["validation_tools"],
+        "validation_tools_method": "source",
+        "validation_tools_cuda_home": CUDA,
+    }
+    for tool, files in GOOD.items():
+        found |= offered(lab, tool, version, files, folder)
+    return found
+
+
+def test_the_tools_are_built_and_run(lab: Lab, operator: Operator, tmp_path: Path) -> None:
+    done = operator.call("up", "--yes", "--no-canary", **declared(lab, tmp_path, "1.0"))
+    assert done.returncode == ExitCode.OK, said(done)
+    node = lab.node("gpu-01")
+    version = node.run(f"{CUDA}/bin/nvcc --version").stdout
+    assert "release 13." in version
+    assert ".target sm_90" in node.run("cat /usr/share/gpu-burn/compare.ptx").stdout
+    for program in ("gpu_burn", "nvbandwidth", "all_reduce_perf", "alltoall_perf"):
+        ran = node.run(f"/usr/bin/{program}", check=False)
+        assert "CUDA driver version is insufficient" in ran.stdout or "no CUDA-capable" in ran.stdout, ran
+    again = operator.call("up", "--yes", "--no-canary", **declared(lab, tmp_path, "1.0"))
+    assert "nothing to do" in said(again) or again.returncode == ExitCode.OK, said(again)
+
+
+@pytest.mark.parametrize("case", sorted(BROKEN))
+def test_what_cannot_be_compiled_is_refused_in_the_compilers_words(
+    case: str, lab: Lab, operator: Operator, tmp_path: Path
+) -> None:
+    tool, changed, words = BROKEN[case]
+    version = f"2.{sorted(BROKEN).index(case)}"
+    variables = declared(lab, tmp_path, "1.0") | offered(lab, tool, version, GOOD[tool] | changed, tmp_path)
+    done = operator.call("up", "--yes", "--no-canary", **variables)
+    assert done.returncode == ExitCode.UNHEALTHY, said(done)
+    assert f"validation_tools · Compile {tool.replace('_', '-')}" in said(done)
+    assert words in said(done)
+    assert "Waiting for unfinished jobs" not in said(done)
