@@ -64,4 +64,20 @@ def health_factor(node, slot: int) -> float:
     values = {"settings": Settings(node).of(node.gpus[slot])}
     telemetry._changed(node, slot, values)
     capped = telemetry.capped(node, values["settings"])
-    return (slow["factor"] if slow else 1.0) * (held["factor"] if held else 1.0) * capped
+    return (
+        (slow["factor"] if slow else 1.0) * (held["factor"] if held else 1.0) * capped / _sharers(node, slot)
+    )
+
+
+def _sharers(node, slot: int) -> int:
+    """How many programs this GPU works for, this one with them: contexts take turns, and each gets its part
+    of the time (CUDA C++ Programming Guide, "Multi-Process Service": time-sliced without MPS).
+    """
+    own = (node.folder / "run" / f"load.{os.getpid()}").name
+    others = 0
+    for marker in (node.folder / "run").glob("load.*"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            load = json.loads(marker.read_text())
+            alive = os.path.exists("/proc/{}".format(load["pid"]))  # noqa: PTH110
+            others += marker.name != own and alive and slot in load["slots"]
+    return 1 + others
