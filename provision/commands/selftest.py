@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help="new or empty folder to write to (default: selftest-<hostname>-<date>)",
+        help="new or empty folder (default: selftest-<hostname>-<date>)",
     )
     parser.add_argument(
         "--mask-serials",
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--change-settings",
         action="store_true",
-        help="also change power limit, clock lock, persistence and compute mode of one GPU, and put them back",
+        help="also change power limit, clocks, persistence and compute mode of one GPU, and put them back",
     )
     parser.add_argument(
         "--burn-seconds",

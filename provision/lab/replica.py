@@ -1,5 +1,7 @@
-"""A simulated machine in a folder, for one tool at a time: `python -m provision.lab.replica FOLDER SKU DRIVER`
-makes it; its tools then run as `silicon/run.py TOOL …`, with the variables that are printed.
+"""A simulated machine in a folder, for one tool at a time.
+
+`python -m provision.lab.replica FOLDER SKU DRIVER` makes it; its tools then run as `silicon/run.py TOOL …`,
+with the variables that are printed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The fixture archive of a selftest: what every program printed, as it came, in a folder and in one file.
 
-A file is a check, in the form in which a run folder keeps raw output. Programs' arguments, exit status and output
-are in it; their environment, and the machine's configuration, are not.
+A file is a check, in the form in which a run folder keeps raw output: programs' arguments, exit status,
+output and seconds. Their environment is not in it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Archive:
         return self._serials.hide(text) if self._serials else text
 
     def pack(self) -> Path:
-        """The archive as one file beside its folder. What was learnt late is hidden in what was written early."""
+        """The archive as one file beside its folder; a serial number learnt late is hidden in all of it."""
         if self._serials:
             for path in sorted(self.folder.rglob("*.json")):
                 path.write_text(self.shown(path.read_text(encoding="utf-8")), encoding="utf-8")

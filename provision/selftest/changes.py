@@ -1,6 +1,4 @@
-"""GPU settings that are changed on purpose, looked for by the check that judges them, and put back: the change,
-the way back and the proof of it. Only with --change-settings.
-"""
+"""GPU settings changed on purpose, looked for by the check that judges them, and put back; only if asked."""
 
 from __future__ import annotations
 
@@ -81,7 +79,7 @@ def _power(now: Mapping[str, str]) -> Change | tuple[str, str]:
     if limit is None or least is None:
         return (
             "power limit",
-            f"its limit is {now['power.limit']}, the lowest allowed {now['power.min_limit']}",
+            f"it is {now['power.limit']}, the lowest allowed {now['power.min_limit']}",
         )
     lower = max(least, round(0.8 * limit))
     if lower >= 0.98 * limit:
@@ -99,7 +97,7 @@ def _number(text: str) -> float | None:
 
 
 def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None]) -> Provoked:
-    """Change it, look, and put it back, whatever happens between. `leftover` hears what could not be put back."""
+    """Change it, look, and put it back, whatever happens between; `leftover` takes what was not put back."""
     began, before = time.monotonic(), read(gpu)
     words = {
         "name": one.name,
@@ -108,9 +106,7 @@ def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None])
     }
     why = ""
     try:
-        said = _smi(gpu, *one.there)
-        if said.returncode or (one.field and read(gpu)[one.field] != one.value):
-            why = f"the driver did not take it: {said.stdout.strip()[:200]}"
+        if why := _refused(one, gpu):
             return Provoked(**words, state=NOT_POSSIBLE, why=why)
         named, text = _named(bench, one, gpu)
     finally:
@@ -120,6 +116,15 @@ def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None])
     why = trouble or ("" if named else "the check did not name it")
     state = NOT_PROVEN if why else PROVEN
     return Provoked(**words, state=state, named=text, why=why, seconds=round(time.monotonic() - began, 1))
+
+
+def _refused(one: Change, gpu: int) -> str:
+    """Make the change; why it did not come about, else nothing."""
+    said = _smi(gpu, *one.there)
+    if said.returncode:
+        return f"nvidia-smi refused it: {said.stdout.strip()[:200]}"
+    now = read(gpu)[one.field] if one.field else one.value
+    return "" if now == one.value else f"nvidia-smi took it, and the GPU still says {now}"
 
 
 def _named(bench: Bench, one: Change, gpu: int) -> tuple[bool, str]:

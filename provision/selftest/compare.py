@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,8 @@ from provision.selftest.shapes import differences
 
 _TOOLS = {"nvidia-smi", "gpu_burn", "gpu-burn", "nvbandwidth", "dcgmi", "fio", "nvme"}
 _TOOLS |= {"all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf"}
+# `# nccl-tests version 2.18.3 nccl-headers=…` (since 2.17), and `nvbandwidth Version: v0.8`.
+_VERSION = re.compile(r"(?:nccl-tests version |nvbandwidth Version: v)(\d+(?:\.\d+){1,2})")
 _MAKE = 60.0  # seconds to make the simulated machine
 _SECONDS = 20.0  # of one tool
 _SAMPLED = 3.0  # of one that prints until it is ended
@@ -60,10 +63,17 @@ def _simulated(folder: Path, sku: str, driver: str) -> tuple[Mapping[str, str], 
     return found, ""
 
 
+def _release(printed: str) -> dict[str, str]:
+    """The release of the tool, where it says so: the simulator prints in that one's words."""
+    found = _VERSION.search(printed)
+    return {"SILICON_VERSION": found[1]} if found else {}
+
+
 def _one(name: str, output: Output, simulated: Mapping[str, str]) -> Shape:
     tool = PurePosixPath(output.argv[0]).name
     argv = [sys.executable, "-I", "-S", simulated["run"], tool, *output.argv[1:]]
-    environment = {**os.environ, **{key: value for key, value in simulated.items() if key != "run"}}
+    own = {key: value for key, value in simulated.items() if key != "run"}
+    environment = {**os.environ, **own, **_release(output.stdout)}
     folder = Path(simulated["SILICON_ROOT"]) / "usr/share/gpu-burn"
     try:
         done = subprocess.run(

@@ -47,7 +47,7 @@ class Foreign:
 
 
 @contextlib.contextmanager
-def memory(gpu: int, burn: Tool, folder: str, total_mib: int, mib: int = _TAKEN) -> Iterator[Foreign]:
+def memory(gpu: int, burn: Tool, folder: str, mib: int = _TAKEN) -> Iterator[Foreign]:
     """Memory of this GPU is held; by gpu_burn where CUDA's library cannot be used directly."""
     program = Path(__file__).with_name("hold_memory.py")
     argv = [sys.executable, "-I", "-S", str(program), str(gpu), str(mib), str(MOST)]
@@ -57,7 +57,8 @@ def memory(gpu: int, burn: Tool, folder: str, total_mib: int, mib: int = _TAKEN)
             yield Foreign(f"a program holding {mib} MiB through libcuda.so.1", process.pid, mib)
             return
     with load(gpu, burn, folder) as other:
-        yield Foreign(f"{other.what} ({said or 'CUDA was not ready in time'})", other.session, total_mib // 4)
+        why = said or "CUDA was not ready in time"
+        yield Foreign(f"{other.what}, for memory could not be taken directly: {why}", other.session, mib)
 
 
 @contextlib.contextmanager

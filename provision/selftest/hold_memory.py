@@ -1,7 +1,7 @@
 """A foreign program on a GPU: takes memory through CUDA's driver library, says `holding`, and sleeps.
 
-`hold_memory.py INDEX MIB SECONDS`. It ends by itself after SECONDS, whatever became of its parent. Standard library
-only. Calls and their order: CUDA Driver API, cuInit, cuDeviceGet, cuCtxCreate_v2, cuMemAlloc_v2.
+`hold_memory.py INDEX MIB SECONDS`. It ends by itself after SECONDS, whatever became of its parent. Standard
+library only. Calls and their order: CUDA Driver API, cuInit, cuDeviceGet, cuCtxCreate_v2, cuMemAlloc_v2.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ def hold(index, mib, seconds):
         cuda = ctypes.CDLL("libcuda.so.1")
         steps = cuda.cuInit, cuda.cuDeviceGet, cuda.cuCtxCreate_v2, cuda.cuMemAlloc_v2
     except (OSError, AttributeError) as error:
-        return "CUDA's driver library cannot be used: %s" % error
+        return f"CUDA's driver library cannot be used: {error}"
     device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
     arguments = (
         (ctypes.c_uint(0),),
@@ -27,10 +27,10 @@ def hold(index, mib, seconds):
         (ctypes.byref(context), ctypes.c_uint(0), device),
         (ctypes.byref(memory), ctypes.c_size_t(mib * 1024 * 1024)),
     )
-    for step, given in zip(steps, arguments):
+    for step, given in zip(steps, arguments, strict=True):
         status = step(*given)
         if status:
-            return "%s returned %d" % (step.__name__, status)
+            return f"{step.__name__} returned {status}"
     sys.stdout.write("holding\n")
     sys.stdout.flush()
     time.sleep(seconds)

@@ -1,4 +1,4 @@
-"""The machine that a selftest runs on: the look that `validate` takes of a node, taken without a connection."""
+"""The machine a selftest runs on: the look that `validate` takes of a node, without a connection."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def _observed(facts: frozenset[str]) -> tuple[dict[str, Any], dict[str, str]]:
         done = subprocess.run(
             [sys.executable, "-I", "-S", "-"],
             input=program.encode(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=_SECONDS,
             check=False,
         )

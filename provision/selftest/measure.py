@@ -1,4 +1,4 @@
-"""Runs a check's programs on this machine and judges what they print, with the parts that `validate` is made of."""
+"""Runs a check's programs here and judges what they print, with the parts that `validate` is made of."""
 
 from __future__ import annotations
 

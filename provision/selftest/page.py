@@ -37,7 +37,8 @@ def headline(document: Mapping[str, Any]) -> str:
     """`12 of 16 checks and 5 of 5 conditions proven on gpu-01`."""
     checks, conditions = document["checks"], [*document["provocations"], *document["changes"]]
     done = [sum(one["state"] == PROVEN for one in rows) for rows in (checks, conditions)]
-    said = f"{done[0]} of {len(checks)} checks and {done[1]} of {len(conditions)} conditions proven on {document['host']}"
+    said = f"{done[0]} of {len(checks)} checks and {done[1]} of {len(conditions)} conditions proven"
+    said += f" on {document['host']}"
     if document["interrupted"]:
         return f"interrupted: {said}"
     return f"stopped: {said}" if document["stopped"] else said

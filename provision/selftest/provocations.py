@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import PurePosixPath
 
 from provision.errors import GpuprovError
 from provision.health import CheckResult
@@ -36,20 +35,19 @@ class Condition:
     needs: tuple[str, ...] = ()
 
 
-def all_of(bench: Bench) -> Iterator[Condition]:
+def all_of() -> Iterator[Condition]:
     """The conditions, in the order they are made."""
-    total = int(bench.node.variables.get("selftest_memory_mib", 0))
     yield Condition(
         "a foreign process on a GPU",
         "another program opens gpu{gpu}, and gpu_inventory runs",
         "the process, by its PID, on gpu{gpu} and on no other GPU",
-        lambda bench, gpu: _process(bench, gpu, total),
+        _process,
     )
     yield Condition(
         "memory taken by somebody",
         "another program takes memory of gpu{gpu}, and gpu_inventory runs",
         "at least as many MiB as were taken, on gpu{gpu}",
-        lambda bench, gpu: _memory(bench, gpu, total),
+        _memory,
     )
     yield Condition(
         "a competing load slows one GPU",
@@ -104,16 +102,16 @@ def _run(bench: Bench, check: str, name: str, **options: int) -> CheckResult:
     return result
 
 
-def _process(bench: Bench, gpu: int, total: int) -> tuple[bool, str]:
-    with _held(bench, gpu, total) as other:
+def _process(bench: Bench, gpu: int) -> tuple[bool, str]:
+    with _held(bench, gpu) as other:
         found, own = _in_use(_run(bench, "gpu_inventory", "foreign_process")), other.pids
     pids = [int(pid) for one in found for pid, _ in _PID.findall(str(one.value))]
     right = {one.device for one in found} == {f"gpu{gpu}"}
     return right and bool(set(pids) & own), _of(other, found)
 
 
-def _memory(bench: Bench, gpu: int, total: int) -> tuple[bool, str]:
-    with _held(bench, gpu, total) as other:
+def _memory(bench: Bench, gpu: int) -> tuple[bool, str]:
+    with _held(bench, gpu) as other:
         found = _in_use(_run(bench, "gpu_inventory", "memory_taken"))
     taken = sum(
         int(mib) for one in found if one.device == f"gpu{gpu}" for _, mib in _PID.findall(str(one.value))
@@ -121,8 +119,8 @@ def _memory(bench: Bench, gpu: int, total: int) -> tuple[bool, str]:
     return taken >= other.mib > 0, _of(other, found)
 
 
-def _held(bench: Bench, gpu: int, total: int) -> AbstractContextManager[Foreign]:
-    return foreign.memory(gpu, bench.tools["gpu_burn"], _burn_folder(bench), total)
+def _held(bench: Bench, gpu: int) -> AbstractContextManager[Foreign]:
+    return foreign.memory(gpu, bench.tools["gpu_burn"], _burn_folder(bench))
 
 
 def _of(other: Foreign, found: list[Finding]) -> str:
@@ -150,11 +148,8 @@ def slow(result: CheckResult, gpu: int) -> tuple[bool, str]:
 def _missing_tool(bench: Bench, gpu: int) -> tuple[bool, str]:  # noqa: ARG001 - a condition of the machine
     without = bench.with_variables(validation_tools_nvbandwidth_path=_NOWHERE)
     result = _run(without, "memory_bandwidth", "missing_tool")
-    named = [
-        one for one in result.wrong if _NOWHERE in one.message or PurePosixPath(_NOWHERE).name in one.message
-    ]
-    right = result.verdict is Verdict.ERROR and any("not installed" in one.message for one in named)
-    return right, quoted(result.wrong)
+    named = any(f"{_NOWHERE} is not installed" in one.message for one in result.wrong)
+    return named and result.verdict is Verdict.ERROR, quoted(result.wrong)
 
 
 def _short_deadline(bench: Bench, gpu: int) -> tuple[bool, str]:  # noqa: ARG001 - a condition of the machine

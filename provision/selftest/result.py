@@ -17,8 +17,8 @@ PROVEN, NOT_PROVEN, NOT_POSSIBLE = "proven", "not proven", "not possible here"
 
 @dataclass(frozen=True)
 class Checked:
-    """One check. `state` is proven when it measured this hardware, whatever its verdict: a fault that is found
-    is a proof too. `why`: why it is not proven."""
+    """One check. `state` is proven when it measured this hardware, whatever its verdict: a fault it found is
+    a proof too. `why`: why it is not proven."""
 
     check: str
     summary: str
@@ -87,15 +87,9 @@ class Result:
         verdicts = [Verdict(one.verdict) for one in self.checks]
         if Verdict.FAIL in verdicts:
             return Verdict.FAIL
-        open_ends = [one for one in (*self.provocations, *self.changes) if one.state == NOT_PROVEN]
-        if (
-            self.interrupted
-            or self.stopped
-            or open_ends
-            or self.leftovers
-            or not self.checks
-            or Verdict.ERROR in verdicts
-        ):
+        unnamed = [one for one in (*self.provocations, *self.changes) if one.state == NOT_PROVEN]
+        broken_off = self.interrupted or bool(self.stopped) or not self.checks
+        if broken_off or unnamed or self.leftovers or Verdict.ERROR in verdicts:
             return Verdict.ERROR
         return Verdict.WARN if Verdict.WARN in verdicts else Verdict.PASS
 

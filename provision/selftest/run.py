@@ -1,5 +1,6 @@
-"""The course of a selftest: look, check, provoke, change (when asked to), compare; and keep what there is of it,
-also when it is interrupted.
+"""The course of a selftest: look, check, provoke, change (when asked to), compare.
+
+What was found by then is kept, also when it is interrupted.
 """
 
 from __future__ import annotations
@@ -52,9 +53,7 @@ def default_output() -> Path:
 def refuse_early(output: Path) -> None:
     """Raises what would stop the selftest, before anything runs."""
     if os.geteuid() != 0:
-        raise SelftestError(
-            "selftest needs root: it reads the kernel log and asks the driver", "run it with sudo"
-        )
+        raise SelftestError("selftest needs root: it reads the kernel log", "run it with sudo")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"{output} exists and is not an empty folder", "give another one with --output")
 
@@ -83,7 +82,7 @@ def run(settings: Settings) -> Result:
 
 
 def _course(settings: Settings, found: Result, archive: Archive, begun: float) -> None:
-    asked = [name for name in checks_asked.of_nodes(checks_asked.select("burnin"))]
+    asked = list(checks_asked.of_nodes(checks_asked.select("burnin")))
     conditions = 5 + (4 if settings.change_settings else 0)
     with Progress("selftest", total=len(asked) + conditions + 1) as progress:
         progress.step("looking at this machine")
@@ -109,9 +108,7 @@ def _bench(settings: Settings, found: Result, archive: Archive, begun: float, as
     found.tools = list(known.values())
     archive.write("facts.json", {"facts": node.facts, "problems": node.problems, "node": node.gpuprov_node})
     if not known["nvidia-smi"].path:
-        raise SelftestError(
-            "nvidia-smi is not installed: nothing can be asked of the GPUs", known["nvidia-smi"].how
-        )
+        raise SelftestError("nvidia-smi is not installed", known["nvidia-smi"].how)
     options = {"burn_seconds": settings.burn_seconds, "timeout": None}
     until = begun + max(60.0, 60.0 * settings.minutes - _KEPT_BACK)
     return Bench(node, known, archive, options, until)
@@ -142,7 +139,7 @@ def _refuse_used(measurements: Any) -> None:
 
 def _provoke(bench: Bench, found: Result, progress: Progress) -> None:
     gpu = found.gpu_count - 1
-    for condition in provocations.all_of(bench):
+    for condition in provocations.all_of():
         progress.step(f"provoking: {condition.name}")
         provoked = provocations.provoke(bench, condition, gpu)
         found.provocations.append(provoked)

@@ -1,4 +1,4 @@
-"""Serial numbers, UUIDs and hardware addresses replaced by stand-ins of the same shape, each always by the same."""
+"""Serial numbers, UUIDs and hardware addresses replaced by stand-ins of the same shape, always the same."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ def _plain(value: str, number: int) -> str:
     return f"{number:0{len(value)}d}"
 
 
-def _uuid(value: str, number: int) -> str:
+def _uuid(_value: str, number: int) -> str:
     return f"00000000-0000-4000-8000-{number:012d}"
 
 
-def _mac(value: str, number: int) -> str:
+def _mac(_value: str, number: int) -> str:
     return f"02:00:00:00:{number // 100 % 100:02d}:{number % 100:02d}"
 
 
-def _gid(value: str, number: int) -> str:
+def _gid(_value: str, number: int) -> str:
     return f"fe80:0000:0000:0000:0000:0000:0000:{number:04d}"
 
 

@@ -1,4 +1,4 @@
-"""The shape of a tool's output: what remains when every number, name and identifier in it is made the same (pure).
+"""The shape of a tool's output: what remains when every number and identifier is made the same (pure).
 
 XML and JSON: the paths of their elements. Everything else: its lines, with numbers as N.
 """
@@ -17,7 +17,7 @@ _MASKS = (
     (re.compile(r"\x1b\[[0-9;]*m"), ""),
     (re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", re.IGNORECASE), "UUID"),
     (
-        re.compile(r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} +\d+ [\d:]{8}(?: [A-Z]{3,4})? \d{4}\b"),
+        re.compile(r"\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} +\d+ [\d:]{8}( [A-Z]{3,4})? \d{4}\b"),
         "DATE",
     ),
     (re.compile(r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]\b", re.IGNORECASE), "PCI"),

@@ -17,10 +17,9 @@ def summary(found: Result, output: Path) -> str:
 
 def _lines(found: Result, output: Path) -> Iterator[str]:
     yield headline(document(found))
-    machine = (
-        f"{found.sku or 'unknown SKU'} × {found.gpu_count} · driver {found.driver or 'unknown'} · {found.os}"
-    )
-    yield f"  {machine} · kernel {found.kernel} · {spelled(int(found.seconds))}"
+    gpus = f"{found.gpu_count} GPUs ({found.sku or 'unknown SKU'})"
+    yield f"  {gpus} · driver {found.driver or 'unknown'} · {found.os} · kernel {found.kernel}"
+    yield f"  took {spelled(int(found.seconds))}"
     if found.stopped:
         yield f"  stopped: {found.stopped}"
     for rows, title in ((found.checks, "checks"), ((*found.provocations, *found.changes), "conditions")):
@@ -30,15 +29,15 @@ def _lines(found: Result, output: Path) -> Iterator[str]:
         for row in short:
             name = getattr(row, "check", "") or getattr(row, "name", "")
             yield f"  {name}: {one_line(row.why, 200)}"
-    bad = [one for one in found.checks if one.verdict in ("fail", "warn")]
-    for one in bad:
-        for finding in one.findings:
-            if finding["verdict"] in ("fail", "warn"):
-                yield f"  {finding['verdict']} {one.check} {finding['device']}: {one_line(finding['message'], 200)}"
+    for one in found.checks:
+        for finding in (each for each in one.findings if each["verdict"] in ("fail", "warn")):
+            said = one_line(finding["message"], 200)
+            yield f"  {finding['verdict']} {one.check} {finding['device']}: {said}"
     for leftover in found.leftovers:
         yield f"NOT PUT BACK  {leftover}"
     same = sum(one.same for one in found.shapes)
-    yield f"shapes   {found.shapes_why or f'{same} of {len(found.shapes)} outputs look as the simulator prints them'}"
+    shapes = found.shapes_why or f"{same} of {len(found.shapes)} outputs as the simulator prints them"
+    yield f"shapes   {shapes}"
     yield f"page     {output / 'selftest.html'}"
     yield f"json     {output / 'selftest.json'}"
     yield f"archive  {output / found.archive}{' (partial)' if found.interrupted else ''}"

@@ -63,10 +63,18 @@ def health_factor(node, slot: int) -> float:
     slow, held = node.fault("gpu_slow", gpu=slot), node.fault("throttle", gpu=slot)
     values = {"settings": Settings(node).of(node.gpus[slot])}
     telemetry._changed(node, slot, values)
-    capped = telemetry.capped(node, values["settings"])
+    settings = values["settings"]
+    capped = telemetry.capped(node, settings) * _locked(node, settings)
     return (
         (slow["factor"] if slow else 1.0) * (held["factor"] if held else 1.0) * capped / _sharers(node, slot)
     )
+
+
+def _locked(node, settings: dict) -> float:
+    """What a lock leaves of the clock under load: matrices are multiplied clock by clock."""
+    if not settings["locked"]:
+        return 1.0
+    return min(1.0, settings["locked"][1] / (node.sku["clock"] * 0.93))
 
 
 def _sharers(node, slot: int) -> int:
