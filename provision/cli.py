@@ -24,6 +24,7 @@ COMMANDS = {
     "baseline": "make thresholds of what a fleet's own runs measured",
     "drift": "compare the fleet with what was declared; made for CI",
     "report": "render or judge a stored run again",
+    "selftest": "prove the checks on the GPU machine this runs on, without SSH or inventory",
     "lab": "run a fleet of simulated GPU nodes on this machine",
 }
 

@@ -52,7 +52,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     (
         "what a verb does",
         {"baseline", "campaign", "plan_report", "report_context", "seen", "shown", "starter", "validation"}
-        | {"burnin"}
+        | {"burnin", "selftest"}
         | {
             "checks_asked",
             "drift_formats",

@@ -63,5 +63,29 @@ def health_factor(node, slot: int) -> float:
     slow, held = node.fault("gpu_slow", gpu=slot), node.fault("throttle", gpu=slot)
     values = {"settings": Settings(node).of(node.gpus[slot])}
     telemetry._changed(node, slot, values)
-    capped = telemetry.capped(node, values["settings"])
-    return (slow["factor"] if slow else 1.0) * (held["factor"] if held else 1.0) * capped
+    settings = values["settings"]
+    capped = telemetry.capped(node, settings) * _locked(node, settings)
+    return (
+        (slow["factor"] if slow else 1.0) * (held["factor"] if held else 1.0) * capped / _sharers(node, slot)
+    )
+
+
+def _locked(node, settings: dict) -> float:
+    """What a lock leaves of the clock under load: matrices are multiplied clock by clock."""
+    if not settings["locked"]:
+        return 1.0
+    return min(1.0, settings["locked"][1] / (node.sku["clock"] * 0.93))
+
+
+def _sharers(node, slot: int) -> int:
+    """How many programs this GPU works for, this one with them: contexts take turns, and each gets its part
+    of the time (CUDA C++ Programming Guide, "Multi-Process Service": time-sliced without MPS).
+    """
+    own = (node.folder / "run" / f"load.{os.getpid()}").name
+    others = 0
+    for marker in (node.folder / "run").glob("load.*"):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            load = json.loads(marker.read_text())
+            alive = os.path.exists("/proc/{}".format(load["pid"]))  # noqa: PTH110
+            others += marker.name != own and alive and slot in load["slots"]
+    return 1 + others

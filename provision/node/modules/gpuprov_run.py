@@ -214,13 +214,18 @@ def run_one(command, cap, enough=None):
         return result
     kept = {process.stdout: Capped(cap), process.stderr: Capped(cap)}
     deadline = began + float(command["deadline"])
-    pump(process, kept, deadline, enough)
-    if enough is not None:
-        # It may have closed its pipes and live on.
-        while not enough.is_set() and time.monotonic() < deadline and not wait(process, 0.2):
-            pass
-        deadline = min(deadline, time.monotonic())
-    if wait(process, deadline - time.monotonic()):
+    try:
+        pump(process, kept, deadline, enough)
+        if enough is not None:
+            # It may have closed its pipes and live on.
+            while not enough.is_set() and time.monotonic() < deadline and not wait(process, 0.2):
+                pass
+            deadline = min(deadline, time.monotonic())
+        ended = wait(process, deadline - time.monotonic())
+    except BaseException:  # Ctrl-C where this runs in a terminal: the program has a session of its own
+        signal_group(process, signal.SIGKILL)
+        raise
+    if ended:
         signal_group(process, signal.SIGKILL)  # children it forgot must not disturb the next command
         result["rc"] = process.returncode
     else:

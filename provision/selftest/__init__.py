@@ -1,0 +1,6 @@
+"""Proof on one real machine: every check run for real, its raw output kept, and known conditions provoked.
+
+run.py is the order of it; machine.py and tools.py look at what is here; measure.py runs checks;
+provocations.py and changes.py make conditions that a check must name; compare.py and shapes.py hold what the
+tools print against the simulator; archive.py keeps it all, page.py and summary.py show it.
+"""

@@ -1,0 +1,95 @@
+"""Holds what the tools printed here against the simulator's output for this SKU and driver: for information.
+
+The simulator is a program of its own (`python -m provision.lab.replica`), as the lab runs it on its nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+from provision.campaign import Raw
+from provision.checks.check import Output
+from provision.selftest.result import Shape
+from provision.selftest.shapes import differences
+
+_TOOLS = {"nvidia-smi", "gpu_burn", "gpu-burn", "nvbandwidth", "dcgmi", "fio", "nvme"}
+_TOOLS |= {"all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf"}
+# `# nccl-tests version 2.18.3 nccl-headers=…` (since 2.17), and `nvbandwidth Version: v0.8`.
+_VERSION = re.compile(r"(?:nccl-tests version |nvbandwidth Version: v)(\d+(?:\.\d+){1,2})")
+_MAKE = 60.0  # seconds to make the simulated machine
+_SECONDS = 20.0  # of one tool
+_SAMPLED = 3.0  # of one that prints until it is ended
+
+
+def compare(raws: Iterable[Raw], sku: str, driver: str) -> tuple[list[Shape], str]:
+    """The differences of each output; and why there are none to be had."""
+    if not sku or not driver:
+        return [], "the SKU or the driver is not known"
+    with tempfile.TemporaryDirectory(prefix="gpuprov-simulated-") as folder:
+        simulated, why = _simulated(Path(folder), sku, driver)
+        if why:
+            return [], why
+        shapes = [
+            _one(f"{raw.check}/{output.name}", output, simulated)
+            for raw in raws
+            for output in raw.outputs
+            if _comparable(output)
+        ]
+    return shapes, ""
+
+
+def _comparable(output: Output) -> bool:
+    return bool(output.argv) and PurePosixPath(output.argv[0]).name in _TOOLS and bool(output.stdout.strip())
+
+
+def _simulated(folder: Path, sku: str, driver: str) -> tuple[Mapping[str, str], str]:
+    argv = [sys.executable, "-m", "provision.lab.replica", str(folder), sku, driver]
+    package = str(Path(__file__).resolve().parents[2])
+    environment = {**os.environ, "PYTHONPATH": package}
+    try:
+        done = subprocess.run(
+            argv, env=environment, capture_output=True, text=True, timeout=_MAKE, check=True
+        )
+        found: Mapping[str, str] = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return {}, f"there is no simulator for SKU {sku} with driver {driver}"
+    return found, ""
+
+
+def _release(printed: str) -> dict[str, str]:
+    """The release of the tool, where it says so: the simulator prints in that one's words."""
+    found = _VERSION.search(printed)
+    return {"SILICON_VERSION": found[1]} if found else {}
+
+
+def _one(name: str, output: Output, simulated: Mapping[str, str]) -> Shape:
+    tool = PurePosixPath(output.argv[0]).name
+    argv = [sys.executable, "-I", "-S", simulated["run"], tool, *output.argv[1:]]
+    own = {key: value for key, value in simulated.items() if key != "run"}
+    environment = {**os.environ, **own, **_release(output.stdout)}
+    folder = Path(simulated["SILICON_ROOT"]) / "usr/share/gpu-burn"
+    try:
+        done = subprocess.run(
+            argv,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_SAMPLED if output.beside else _SECONDS,
+            check=False,
+        )
+        printed = done.stdout
+    except subprocess.TimeoutExpired as late:  # a sampler prints until it is ended
+        printed = late.stdout or b""
+    text = printed.decode("utf-8", "replace")
+    if not text.strip():
+        return Shape(name, output.argv, same=False, why="the simulator printed nothing for this call")
+    here, there = differences(output.stdout, text)
+    return Shape(name, output.argv, not here and not there, "", here, there)

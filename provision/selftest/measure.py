@@ -1,0 +1,113 @@
+"""Runs a check's programs here and judges what they print, with the parts that `validate` is made of."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+from provision import campaign, node_commands
+from provision.campaign import Raw
+from provision.checks import CHECKS
+from provision.checks.check import KERNEL_LOG_DELTA, Command
+from provision.health import CheckResult
+from provision.judge import Verdict
+from provision.paths import MODULES
+from provision.seen import Seen
+from provision.selftest.archive import Archive
+from provision.selftest.result import NOT_PROVEN, PROVEN, Checked
+from provision.selftest.tools import Tool
+
+_CAP = 2 * 1024 * 1024  # bytes kept of a stream, as on a node
+_LEAST = 20.0  # seconds of the selftest's own time below which no check begins
+
+
+def runner() -> ModuleType:
+    """The module that runs programs on nodes; here it is called as a library."""
+    spec = importlib.util.spec_from_file_location("gpuprov_run_here", MODULES / "gpuprov_run.py")
+    if spec is None or spec.loader is None:
+        raise ImportError(str(MODULES / "gpuprov_run.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass
+class Bench:
+    """What checks run with. `until`: the moment (time.monotonic) at which all of them must be over."""
+
+    node: Seen
+    tools: Mapping[str, Tool]
+    archive: Archive
+    options: Mapping[str, Any]
+    until: float
+    module: ModuleType = field(default_factory=runner)
+
+    def with_variables(self, **variables: Any) -> Bench:
+        """The same, where an inventory declares this too."""
+        return replace(self, node=replace(self.node, variables={**self.node.variables, **variables}))
+
+    def commands(self, check: str, **options: Any) -> list[Command]:
+        return campaign.commands_for(check, self.node.check_node, {**self.options, **options})
+
+    def missing(self, check: str, commands: Sequence[Command]) -> list[Tool]:
+        """The tools that this check would run and that are not here."""
+        needs = CHECKS[check].NEEDS if commands else ()
+        return [self.tools[name] for name in needs if name in self.tools and not self.tools[name].path]
+
+    def run(self, check: str, commands: Sequence[Command], place: str = "checks") -> tuple[Raw, CheckResult]:
+        """Run these programs as this check's, keep what they print, and judge it."""
+        boot = str(self.node.facts.get("boot.id") or "")
+        raw = Raw(self.node.node, check, boot_id=boot, boot_id_before=boot)
+        if commands:
+            answer = self._answer(commands)
+            asked = [*(command.name for command in commands), KERNEL_LOG_DELTA]
+            raw = campaign.raw_from_answer(self.node.node, check, answer, boot, asked)
+        self.archive.keep(place, raw)
+        return raw, campaign.judge_check(self.node, raw, self.node.limits())
+
+    def _answer(self, commands: Sequence[Command]) -> dict[str, Any]:
+        """What the module would answer from a node."""
+        before = self.module.kernel_lines()
+        outputs = self.module.run_all([node_commands.plain(command) for command in commands], _CAP)
+        outputs.append(self.module.kernel_log_delta(before, _CAP))
+        return {"outputs": outputs, "boot_id": self.module.boot_id()}
+
+
+def one(bench: Bench, check: str) -> tuple[Checked, Raw, CheckResult | None]:
+    """One check, as far as this machine and the time left allow it."""
+    summary = CHECKS[check].SUMMARY
+    commands = bench.commands(check)
+    nothing = Raw(bench.node.node, check)
+    if missing := bench.missing(check, commands):
+        why = "; ".join(f"{tool.name} is not installed: {tool.how}" for tool in missing)
+        return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=why), nothing, None
+    left = bench.until - time.monotonic()
+    if commands and left < _LEAST:
+        why = "the selftest's time was over: give it more with --minutes"
+        return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=why), nothing, None
+    held = [replace(command, deadline=min(command.deadline, left)) for command in commands]
+    raw, result = bench.run(check, held)
+    return _checked(check, summary, raw, result, left), raw, result
+
+
+def _checked(check: str, summary: str, raw: Raw, result: CheckResult, left: float) -> Checked:
+    state, why = PROVEN, ""
+    if result.verdict in (Verdict.ERROR, Verdict.SKIP):
+        state = NOT_PROVEN
+        why = next(f.message for f in result.findings if f.verdict is result.verdict)
+        if any(output.timed_out and output.seconds >= left - 1 for output in raw.outputs):
+            why = f"the selftest's time was over ({why}): give it more with --minutes"
+    findings = [
+        {
+            "verdict": finding.verdict.value,
+            "device": finding.device,
+            "message": finding.message,
+            "action": finding.action,
+        }
+        for finding in result.findings
+    ]
+    return Checked(check, summary, result.verdict.value, state, round(raw.seconds, 1), why, findings)

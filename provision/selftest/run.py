@@ -1,0 +1,200 @@
+"""The course of a selftest: look, check, provoke, change (when asked to), compare.
+
+What was found by then is kept, also when it is interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from provision import checks_asked
+from provision.campaign import Raw
+from provision.checks import gpu_inventory
+from provision.errors import GpuprovError, UsageError
+from provision.selftest import changes, compare, machine, measure, page, provocations, result, tools
+from provision.selftest.archive import Archive
+from provision.selftest.machine import SelftestError
+from provision.selftest.measure import Bench
+from provision.selftest.result import NOT_POSSIBLE, Provoked, Result
+from provision.terminal import Progress
+
+_KEPT_BACK = 240.0  # seconds that checks leave for the provocations
+_PAGE, _DOCUMENT, _BEFORE = "selftest.html", "selftest.json", "settings-before.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the selftest was asked to run. `declared`: variables as an inventory would declare them."""
+
+    output: Path
+    burn_seconds: int = 60
+    minutes: float = 20.0
+    change_settings: bool = False
+    mask_serials: bool = False
+    declared: Mapping[str, Any] = field(default_factory=dict)
+
+
+def default_output() -> Path:
+    """`selftest-<hostname>-<date>`, here."""
+    return Path(f"selftest-{machine.name()}-{datetime.datetime.now(datetime.UTC):%Y%m%d}")
+
+
+def refuse_early(output: Path) -> None:
+    """Raises what would stop the selftest, before anything runs."""
+    if os.geteuid() != 0:
+        raise SelftestError("selftest needs root: it reads the kernel log", "run it with sudo")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"{output} exists and is not an empty folder", "give another one with --output")
+
+
+def run(settings: Settings) -> Result:
+    """The whole of it. What was found is in the output folder at the end, interrupted or not."""
+    refuse_early(settings.output)
+    settings.output.mkdir(parents=True, exist_ok=True)
+    begun = time.monotonic()
+    found = Result(machine.name(), _now(), serials_masked=settings.mask_serials)
+    found.settings_asked = settings.change_settings
+    archive = Archive(settings.output, mask=settings.mask_serials)
+    try:
+        with _ended_by_signals():
+            _course(settings, found, archive, begun)
+    except KeyboardInterrupt:
+        found.interrupted = True
+    except GpuprovError as error:
+        found.stopped = "; ".join(filter(None, (error.what, error.fix)))
+        if not found.checks:  # nothing was tried: one line says it all
+            _remove_empty(settings.output)
+            raise
+    found.finished, found.seconds = _now(), round(time.monotonic() - begun, 1)
+    _write(settings.output, found, archive)
+    return found
+
+
+def _course(settings: Settings, found: Result, archive: Archive, begun: float) -> None:
+    asked = list(checks_asked.of_nodes(checks_asked.select("burnin")))
+    conditions = 5 + (4 if settings.change_settings else 0)
+    with Progress("selftest", total=len(asked) + conditions + 1) as progress:
+        progress.step("looking at this machine")
+        bench = _bench(settings, found, archive, begun, asked)
+        raws = list(_checks(bench, found, asked, progress))
+        _provoke(bench, found, progress)
+        if settings.change_settings:
+            _change(bench, found, settings.output, progress)
+        progress.step("comparing what was printed with the simulator")
+        found.shapes, found.shapes_why = compare.compare(raws, found.sku, found.driver)
+        progress.done(f"shapes: {sum(one.same for one in found.shapes)} of {len(found.shapes)} as simulated")
+
+
+def _bench(settings: Settings, found: Result, archive: Archive, begun: float, asked: list[str]) -> Bench:
+    known = tools.find(settings.declared)
+    declared = tools.variables(known.values(), settings.declared)
+    node = machine.look(checks_asked.facts_for(asked), declared)
+    gpu = node.gpuprov_node["gpu"]
+    found.sku, found.gpu_count = gpu["sku"] or "", gpu["count"]
+    found.driver = str(node.facts.get("driver.loaded_version") or "")
+    found.kernel = str(node.facts.get("kernel.release") or "")
+    found.os = f"{node.facts.get('os.id', '')} {node.facts.get('os.version_id', '')}".strip()
+    found.tools = list(known.values())
+    archive.write("facts.json", {"facts": node.facts, "problems": node.problems, "node": node.gpuprov_node})
+    if not known["nvidia-smi"].path:
+        raise SelftestError("nvidia-smi is not installed", known["nvidia-smi"].how)
+    options = {"burn_seconds": settings.burn_seconds, "timeout": None}
+    until = begun + max(60.0, 60.0 * settings.minutes - _KEPT_BACK)
+    return Bench(node, known, archive, options, until)
+
+
+def _checks(bench: Bench, found: Result, asked: list[str], progress: Progress) -> Iterator[Raw]:
+    for name in asked:
+        progress.step(name)
+        checked, raw, judged = measure.one(bench, name)
+        found.checks.append(checked)
+        if judged is not None and name == gpu_inventory.ID:
+            found.gpus = [
+                dataclasses.asdict(gpu) for gpu in gpu_inventory.identities(list(judged.measurements))
+            ]
+            _refuse_used(judged.measurements)
+        progress.done(f"{name}: {checked.verdict}{f' ({checked.why})' if checked.why else ''}")
+        yield raw
+
+
+def _refuse_used(measurements: Any) -> None:
+    """Load would disturb whoever works on these GPUs, and be disturbed."""
+    used = [f"{m.device} by {m.value}" for m in measurements if m.metric == "processes" and m.value]
+    if used:
+        raise SelftestError(
+            f"GPUs are in use: {'; '.join(used[:4])}", "drain the machine, and run the selftest again"
+        )
+
+
+def _provoke(bench: Bench, found: Result, progress: Progress) -> None:
+    gpu = found.gpu_count - 1
+    for condition in provocations.all_of():
+        progress.step(f"provoking: {condition.name}")
+        provoked = provocations.provoke(bench, condition, gpu)
+        found.provocations.append(provoked)
+        progress.done(f"{condition.name}: {provoked.state}")
+
+
+def _change(bench: Bench, found: Result, output: Path, progress: Progress) -> None:
+    gpu = found.gpu_count - 1
+    before = changes.read(gpu)
+    # Should we be killed: what it was.
+    (output / _BEFORE).write_text(json.dumps({"gpu": gpu, **before}, indent=1) + "\n", encoding="utf-8")
+    for one in changes.planned(before):
+        if isinstance(one, tuple):
+            provoked = Provoked(one[0], "nothing", f"gpu{gpu}", NOT_POSSIBLE, why=one[1])
+        else:
+            progress.step(f"changing: {one.name} of gpu{gpu}")
+            provoked = changes.change(bench, one, gpu, found.leftovers.append)
+        found.changes.append(provoked)
+        progress.done(f"{provoked.name}: {provoked.state}")
+
+
+def _write(output: Path, found: Result, archive: Archive) -> None:
+    """The page and the document; the archive as one file."""
+    packed = archive.folder.with_suffix(".tar.gz")
+    found.archive = packed.name
+    text = archive.shown(json.dumps(result.document(found), indent=1))
+    archive.write("selftest.json", json.loads(text))
+    archive.pack()
+    text = archive.shown(text)
+    (output / _DOCUMENT).write_text(text + "\n", encoding="utf-8")
+    (output / _PAGE).write_text("".join(page.render(json.loads(text))), encoding="utf-8")
+
+
+def _remove_empty(output: Path) -> None:
+    """Leave no folder of a selftest that could not begin."""
+    with contextlib.suppress(OSError):
+        for path in sorted(output.rglob("*"), reverse=True):
+            path.unlink() if path.is_file() else path.rmdir()
+        output.rmdir()
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """SIGTERM and SIGHUP end it as Ctrl-C does: what was provoked must not outlive it."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

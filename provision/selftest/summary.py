@@ -1,0 +1,43 @@
+"""What a person reads in the terminal at the end of a selftest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from provision.selftest.page import headline
+from provision.selftest.result import PROVEN, Result, document
+from provision.terminal import printable
+from provision.wording import one_line, spelled
+
+
+def summary(found: Result, output: Path) -> str:
+    return printable("\n".join(_lines(found, output)), limit=20_000) + "\n"
+
+
+def _lines(found: Result, output: Path) -> Iterator[str]:
+    yield headline(document(found))
+    gpus = f"{found.gpu_count} GPUs ({found.sku or 'unknown SKU'})"
+    yield f"  {gpus} · driver {found.driver or 'unknown'} · {found.os} · kernel {found.kernel}"
+    yield f"  took {spelled(int(found.seconds))}"
+    if found.stopped:
+        yield f"  stopped: {found.stopped}"
+    for rows, title in ((found.checks, "checks"), ((*found.provocations, *found.changes), "conditions")):
+        short = [row for row in rows if row.state != PROVEN]
+        if short:
+            yield f"{title} not proven"
+        for row in short:
+            name = getattr(row, "check", "") or getattr(row, "name", "")
+            yield f"  {name}: {one_line(row.why, 200)}"
+    for one in found.checks:
+        for finding in (each for each in one.findings if each["verdict"] in ("fail", "warn")):
+            said = one_line(finding["message"], 200)
+            yield f"  {finding['verdict']} {one.check} {finding['device']}: {said}"
+    for leftover in found.leftovers:
+        yield f"NOT PUT BACK  {leftover}"
+    same = sum(one.same for one in found.shapes)
+    shapes = found.shapes_why or f"{same} of {len(found.shapes)} outputs as the simulator prints them"
+    yield f"shapes   {shapes}"
+    yield f"page     {output / 'selftest.html'}"
+    yield f"json     {output / 'selftest.json'}"
+    yield f"archive  {output / found.archive}{' (partial)' if found.interrupted else ''}"
