@@ -8,7 +8,6 @@ gives the same health again, or another under other thresholds, without touching
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -84,8 +83,7 @@ def raw_from_answer(
 
 def _of_the_test(outputs: Iterable[Output]) -> list[Output]:
     """The outputs of the test itself, without what watched it."""
-    watching = (KERNEL_LOG_DELTA, gpu_answers.NAME)
-    return [output for output in outputs if not output.beside and output.name not in watching]
+    return [one for one in outputs if not one.beside and one.name not in (KERNEL_LOG_DELTA, gpu_answers.NAME)]
 
 
 def _output(answer: Mapping[str, Any]) -> Output:
@@ -118,9 +116,8 @@ def read_raw(folder: RunFolder, node: str, check: str) -> Raw | None:
         document = json.loads(path.read_text("utf-8"))
         if document.pop("format") > 1:
             raise RunFolderError(f"{path} was written by a newer gpuprov", "upgrade gpuprov")
-        outputs = tuple(
-            Output(**{**output, "argv": tuple(output["argv"])}) for output in document.pop("outputs")
-        )
+        rows = document.pop("outputs")
+        outputs = tuple(Output(**{**row, "argv": tuple(row["argv"])}) for row in rows)
         return Raw(outputs=outputs, **document)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(
@@ -147,9 +144,8 @@ def judge_check(node: Seen, raw: Raw, limits: Mapping[str, thresholds.Threshold]
         what = f"gpuprov failed on this output ({error!r}): please report it with {raw.path}"
         findings = [unmeasured(raw.check, what, action="investigate")]
     answers = next((output for output in raw.outputs if output.name == gpu_answers.NAME), None)
-    gpus = kernel_incidents.devices(node.check_node)
-    findings = gpu_answers.judge(raw.check, answers, gpus, findings)
-    findings = [*findings, *_kernel_findings(node, raw, findings)]
+    findings = gpu_answers.judge(raw.check, answers, kernel_incidents.devices(node.check_node), findings)
+    findings += _kernel_findings(node, raw, findings)
     if raw.boot_id and raw.boot_id_before and raw.boot_id != raw.boot_id_before:
         findings.append(unmeasured(raw.check, "the node rebooted during the run", action="investigate"))
     return _result(raw.check, findings, measurements, raw)
@@ -178,8 +174,9 @@ def _remedy(raw: Raw, fix: str | None) -> str:
     if any(output.not_started for output in outputs):
         return "fix configuration"
     # Where a log or another check knows the cause, to run this one again shows nothing new.
-    looked = re.search(r"\blook (?:at|for)\b", fix or "")
-    return "investigate" if looked or any(output.timed_out for output in outputs) else "run again"
+    if "look at " in (fix or "") or "look for " in (fix or ""):
+        return "investigate"
+    return "investigate" if any(output.timed_out for output in outputs) else "run again"
 
 
 def _evidence(raw: Raw) -> list[str]:

@@ -99,15 +99,15 @@ def _number(text: str) -> float | None:
 def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None]) -> Provoked:
     """Change it, look, and put it back, whatever happens between; `leftover` takes what was not put back."""
     began, before = time.monotonic(), read(gpu)
-    words = {
-        "name": one.name,
-        "done": f"nvidia-smi -i {gpu} {' '.join(one.there)}, then {' '.join(one.back)}",
-        "expected": f"gpu{gpu}, by {'gpu_inventory' if one.metric else 'gpu_burn'}",
-    }
+    words = (
+        one.name,
+        f"nvidia-smi -i {gpu} {' '.join(one.there)}, then {' '.join(one.back)}",
+        f"gpu{gpu}, by {'gpu_inventory' if one.metric else 'gpu_burn'}",
+    )
     why = ""
     try:
         if why := _refused(one, gpu):
-            return Provoked(**words, state=NOT_POSSIBLE, why=why)
+            return Provoked(*words, NOT_POSSIBLE, why=why)
         named, text = _named(bench, one, gpu)
     finally:
         trouble = _put_back(bench, one, gpu, before)
@@ -115,7 +115,7 @@ def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None])
             leftover(f"{one.name} of gpu{gpu}: {trouble}; run: nvidia-smi -i {gpu} {' '.join(one.back)}")
     why = trouble or ("" if named else "the check did not name it")
     state = NOT_PROVEN if why else PROVEN
-    return Provoked(**words, state=state, named=text, why=why, seconds=round(time.monotonic() - began, 1))
+    return Provoked(*words, state, named=text, why=why, seconds=round(time.monotonic() - began, 1))
 
 
 def _refused(one: Change, gpu: int) -> str:

@@ -117,7 +117,7 @@ def _until_seen(process: subprocess.Popen[bytes], gpu: int) -> None:
     query = ["nvidia-smi", "-i", str(gpu), "--query-compute-apps=pid", "--format=csv,noheader"]
     while time.monotonic() < until:
         if process.poll() is not None:
-            raise ForeignError(f"{process.args[0]} on gpu{gpu} ended at once, with {process.returncode}")  # type: ignore[index]
+            raise ForeignError(f"a program on gpu{gpu} ended at once, with {process.returncode}")
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             if subprocess.run(query, stdout=subprocess.PIPE, timeout=10, check=False).stdout.strip():
                 break

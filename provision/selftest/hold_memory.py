@@ -4,13 +4,15 @@
 library only. Calls and their order: CUDA Driver API, cuInit, cuDeviceGet, cuCtxCreate_v2, cuMemAlloc_v2.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import sys
 import time
 
 
-def hold(index, mib, seconds):
+def hold(index: int, mib: int, seconds: int) -> str | None:
     """Take the memory and keep it; the exit status is 1 with CUDA's number when it does not come."""
     # CUDA numbers GPUs by speed unless told otherwise; the index is nvidia-smi's.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -21,7 +23,7 @@ def hold(index, mib, seconds):
     except (OSError, AttributeError) as error:
         return f"CUDA's driver library cannot be used: {error}"
     device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_uint64()
-    arguments = (
+    arguments: tuple[tuple[object, ...], ...] = (
         (ctypes.c_uint(0),),
         (ctypes.byref(device), ctypes.c_int(index)),
         (ctypes.byref(context), ctypes.c_uint(0), device),

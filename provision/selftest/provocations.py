@@ -75,19 +75,16 @@ def all_of() -> Iterator[Condition]:
 def provoke(bench: Bench, condition: Condition, gpu: int) -> Provoked:
     """Make one condition. It is over when this returns or raises."""
     began = time.monotonic()
-    words = {"name": condition.name, "done": condition.done.format(gpu=gpu)}
-    words["expected"] = condition.expected.format(gpu=gpu)
+    words = (condition.name, condition.done.format(gpu=gpu), condition.expected.format(gpu=gpu))
     if lacking := [bench.tools[name] for name in condition.needs if not bench.tools[name].path]:
-        return Provoked(
-            **words, state=NOT_POSSIBLE, why=f"{lacking[0].name} is not installed: {lacking[0].how}"
-        )
+        return Provoked(*words, NOT_POSSIBLE, why=f"{lacking[0].name} is not installed: {lacking[0].how}")
     try:
         named, text = condition.make(bench, gpu)
     except GpuprovError as error:
-        return Provoked(**words, state=NOT_POSSIBLE, why="; ".join(filter(None, (error.what, error.fix))))
+        return Provoked(*words, NOT_POSSIBLE, why="; ".join(filter(None, (error.what, error.fix))))
     why = "" if named else "the check did not name it"
     seconds = round(time.monotonic() - began, 1)
-    return Provoked(**words, state=PROVEN if named else NOT_PROVEN, named=text, why=why, seconds=seconds)
+    return Provoked(*words, PROVEN if named else NOT_PROVEN, named=text, why=why, seconds=seconds)
 
 
 def quoted(findings: Iterable[Finding]) -> str:

@@ -52,9 +52,12 @@ class Serials:
             if value in text.lower():
                 pattern = rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])"
                 text = re.sub(pattern, self._known[value], text, flags=re.IGNORECASE)
-        for pattern, shape in ((_UUID, _uuid), (_GID, _gid), (_MAC, _mac), (_GUID, _guid)):
-            text = pattern.sub(lambda found, shape=shape: self._stand_in(found[0], shape), text)  # type: ignore[misc]
+        for known, shape in ((_UUID, _uuid), (_GID, _gid), (_MAC, _mac), (_GUID, _guid)):
+            text = self._replaced(known, shape, text)
         return text
+
+    def _replaced(self, known: re.Pattern[str], shape: Callable[[str, int], str], text: str) -> str:
+        return known.sub(lambda found: self._stand_in(found[0], shape), text)
 
     def _stand_in(self, value: str, shape: Callable[[str, int], str]) -> str:
         key = value.lower()

@@ -1,4 +1,4 @@
-"""validation_tools built from source by a real compiler: NVIDIA's nvcc 13 (PyPI) with Debian's g++, make and cmake.
+"""validation_tools built from source by a real compiler: nvcc 13 of PyPI, with g++, make and cmake of Debian.
 
 The sources are small and have gpu-burn's, nccl-tests' and nvbandwidth's way to build; what cannot be compiled
 is refused with the compiler's own line. No GPU is needed to compile.
@@ -37,7 +37,10 @@ extern "C" __global__ void compare(const float *one, int *faults, unsigned long 
 HOST = """\
 #include <cstdio>
 #include <cuda_runtime.h>
-int main() { int gpus = 0; printf("%s\\\\n", cudaGetErrorString(cudaGetDeviceCount(&gpus))); return gpus == 0; }
+int main() {
+    int gpus = 0;
+    return !printf("%s\\n", cudaGetErrorString(cudaGetDeviceCount(&gpus)));
+}
 """
 # As gpu-burn's own: a program of g++ and a kernel of nvcc, side by side under -j8.
 BURN = """\
@@ -117,7 +120,7 @@ def toolkit(folder: Path) -> Path:
 def put(lab: Lab, node: LabNode, tree: Path, place: str) -> None:
     """Copy a folder to the node."""
     packed = subprocess.run(
-        ["tar", "-C", str(tree), "-cf", "-", "."], stdout=subprocess.PIPE, check=True
+        ["tar", "-C", str(tree), "--mode=go=u-w", "-cf", "-", "."], stdout=subprocess.PIPE, check=True
     ).stdout
     unpack = f"sudo mkdir -p {place} && sudo tar -C {place} --no-same-owner -xf -"
     command = lab_node.ssh(lab.record, lab.record.node(node.name), [unpack])
@@ -157,9 +160,9 @@ def offered(lab: Lab, tool: str, version: str, files: Files, folder: Path) -> di
 
 
 def declared(lab: Lab, folder: Path, version: str) -> dict[str, Any]:
-    """The role alone, with good sources of all three tools."""
+    """The role with good sources of all three tools; nvidia_repository refreshes the lists of packages."""
     found: dict[str, Any] = {
-        "gpuprov_roles": ["validation_tools"],
+        "gpuprov_roles": ["nvidia_repository", "validation_tools"],
         "validation_tools_method": "source",
         "validation_tools_cuda_home": CUDA,
     }

@@ -17,11 +17,6 @@ Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
 Make = Callable[..., Silicon]
 
 
-NOT_PERMITTED = pytest.mark.xfail(
-    strict=True,
-    reason="a healthy B200 prints `Insufficient Permissions` for power_smoothing, also to root: the check "
-    "takes it for a reading that is missing",
-)
 # SKU, driver, (GPUs, fabric, architecture)
 MACHINES = [
     ("a100-sxm-80", "515.105.01", (8, "nvswitch", "ampere")),
@@ -30,8 +25,8 @@ MACHINES = [
     ("h100-sxm", "550.163.01", (8, "nvswitch", "hopper")),
     ("h200-sxm", "570.148.08", (8, "nvswitch", "hopper")),
     ("l40s", "575.57.08", (8, "none", "ada")),
-    pytest.param("b200", "580.105.08", (8, "nvlink5", "blackwell"), marks=NOT_PERMITTED),
-    pytest.param("gb200", "580.173.02", (4, "imex", "blackwell"), marks=NOT_PERMITTED),
+    ("b200", "580.105.08", (8, "nvlink5", "blackwell")),
+    ("gb200", "580.173.02", (4, "imex", "blackwell")),
     ("l40s", "595.91.07", (8, "none", "ada")),
 ]
 
