@@ -17,7 +17,11 @@ from tests.lab_silicon.surfaces import SURFACES, Surface
 FILE = Path(__file__).with_name("shapes.yml")
 HEAD = """\
 # The shapes of real tools' outputs, values masked: written by record_shapes.py, which says how to write it
-# anew. `source` is a recording (where each is from: docs/detection.md) or a file of a public repository.
+# anew. `source` is a recording or a file of a public repository at a commit. The recordings:
+#   nvidia-smi-q-x.{a10g,t4,rtx-4000-ada,a100-sxm4}*: influxdata/telegraf, nvidia_smi/testdata (MIT)
+#   gpu-burn, nccl-tests, nvbandwidth, ib_write_bw, ibstat: microsoft/superbenchmark, tests/data (MIT)
+#   fabricmanager, kernel-log, lspci, nvlink-status, sys-class-infiniband: leptonai/gpud (Apache-2.0)
+#   *.550.*: the real nvidia-smi 550.163.01 (Debian's package), run by us over a simulated NVML
 """
 
 
