@@ -174,9 +174,8 @@ def _remedy(raw: Raw, fix: str | None) -> str:
     if any(output.not_started for output in outputs):
         return "fix configuration"
     # Where a log or another check knows the cause, to run this one again shows nothing new.
-    if "look at " in (fix or "") or "look for " in (fix or ""):
-        return "investigate"
-    return "investigate" if any(output.timed_out for output in outputs) else "run again"
+    looked = "look at " in (fix or "") or "look for " in (fix or "")
+    return "investigate" if looked or any(output.timed_out for output in outputs) else "run again"
 
 
 def _evidence(raw: Raw) -> list[str]:
