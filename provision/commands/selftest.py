@@ -19,6 +19,7 @@ examples:
   sudo gpuprov selftest
   sudo gpuprov selftest --mask-serials --output /tmp/selftest
   sudo gpuprov selftest --change-settings
+  sudo gpuprov selftest --build --set validation_tools_gpu_burn_sha256=... (and of nccl_tests and nvbandwidth)
 """
 
 
@@ -33,6 +34,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mask-serials",
         action="store_true",
         help="write stand-ins for serial numbers, UUIDs and hardware addresses",
+    )
+    parser.add_argument(
+        "--build",
+        action="store_true",
+        help="build gpu_burn, nccl-tests and nvbandwidth if one is missing (role validation_tools)",
     )
     parser.add_argument(
         "--change-settings",
@@ -73,6 +79,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         output=output,
         burn_seconds=options.burn_seconds,
         minutes=options.minutes,
+        build=options.build,
         change_settings=options.change_settings,
         mask_serials=options.mask_serials,
         declared=fleet_options.overrides(options),
