@@ -149,6 +149,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "stored_health",
             "suspects",
             "thresholds",
+            "threshold_evidence",
             "validated",
             "verdict_history",
         }
@@ -166,6 +167,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "set_aside",
             "shared_facts",
             "side_by_side",
+            "student_t",
             "wording",
             "terminal",
             "versions",
