@@ -51,7 +51,8 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     ("simulated nodes", {"lab"}),
     (
         "what a verb does",
-        {"baseline", "campaign", "plan_report", "report_context", "seen", "shown", "starter", "validation"}
+        {"baseline", "baseline_certainty", "campaign", "plan_report", "report_context", "seen", "shown"}
+        | {"starter", "validation"}
         | {"burnin", "selftest"}
         | {
             "checks_asked",
