@@ -69,6 +69,12 @@ def test_what_is_learnt_is_taken_by_rejudge(
     )
     judged = campaign.rejudge(folder, Path("baseline.yml"))
     assert {node.node for node in judged.nodes if node.verdict is Verdict.FAIL} == {"gpu-06"}
+    findings = [finding for node in judged.nodes for check in node.checks for finding in check.findings]
+    sources = [
+        one.source for one in findings if "baseline learn" in one.source and one.verdict is Verdict.FAIL
+    ]
+    assert sources
+    assert all(re.search(r"; 6 machines, 20\d\d-\d\d$", source) for source in sources)
     assert cli.main(["report", "--rejudge", "--thresholds", "baseline.yml"]) == ExitCode.UNHEALTHY
 
 
