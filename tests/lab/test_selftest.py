@@ -37,6 +37,11 @@ CHANGES = ["power limit", "clock lock", "persistence mode", "compute mode"]
 # An H100 node with RDMA gives no occasion for these: no scratch folder, no torch, no DCGM.
 NOT_TRIED = {"disk_speed", "ddp_scaling", "dcgm_diag"}
 BURNING = "pgrep -f 'run.py gpu_bur[n]'"  # the simulated gpu_burn
+CMAKE = """
+cmake_minimum_required(VERSION 3.13)
+project(nvbandwidth NONE)
+file(WRITE "${CMAKE_SOURCE_DIR}/nvbandwidth" "#!/bin/sh\\n")
+"""
 _SETTINGS = "power.limit,persistence_mode,compute_mode"
 
 
@@ -166,12 +171,13 @@ def test_gpus_in_use_are_left_alone(node: LabNode) -> None:
 
 def test_missing_tools_are_built_from_verified_sources(node: LabNode) -> None:
     """The role runs on this machine itself; the sources are small ones whose programs do nothing."""
-    install(node, "ansible-core", "python3-ansible-runner", "make", "gcc", "g++", "cmake")
+    install(node, "ansible-core", "python3-ansible-runner")
     node.as_root("mkdir -p /srv/sources && mv /usr/bin/nvbandwidth /root/nvbandwidth.kept")
     words = ["--set", "validation_tools_cuda_home=/usr/local/cuda"]
     for name, (version, makefile) in SOURCES.items():
         tree, stem = f"/srv/sources/{name}-{version}", f"validation_tools_{name.replace('-', '_')}"
         node.as_root(f"mkdir -p {tree} && cat > {tree}/Makefile", said=makefile)
+        node.as_root(f"cat > {tree}/CMakeLists.txt", said=CMAKE)
         node.as_root(f"cd /srv/sources && tar czf {tree}.tar.gz {name}-{version}")
         digest = node.as_root(f"sha256sum {tree}.tar.gz").stdout.split()[0]
         words += ["--set", f"{stem}_url=file://{tree}.tar.gz", "--set", f"{stem}_sha256={digest}"]
