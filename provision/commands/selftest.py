@@ -13,7 +13,7 @@ Runs on the GPU machine itself, as root, without SSH and without an inventory. I
 machine first. GPU settings stay as they are, unless --change-settings is given.
 
 exit codes: 0 when everything that this machine allows is proven; 3 when a check found it unhealthy; 5 when
-something could not be proven; 1 without a GPU, without root, or when the GPUs are in use.
+something could not be proven, or the GPUs are in use; 1 without a GPU or without root; 130 when interrupted.
 
 examples:
   sudo gpuprov selftest
