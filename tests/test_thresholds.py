@@ -278,30 +278,23 @@ def test_our_files_and_the_data_sheets_agree_on_links(sku: str) -> None:
     assert [able[name] for name in ("pcie", "peer")] == [(links[name],) * 2 for name in ("pcie", "peer")]
 
 
-def test_a_limit_of_ours_without_a_date_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from provision import thresholds
-
-    write(tmp_path / "h100-sxm.yml", {"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.p2p_read": GOOD}})
-    monkeypatch.setattr(thresholds, "_FOLDER", tmp_path)
-    thresholds._shipped.cache_clear()
-    try:
-        with pytest.raises(ThresholdError, match=r"p2p_read\.date: must say when"):
-            for_sku("h100-sxm")
-    finally:
-        thresholds._shipped.cache_clear()
-
-
-def test_a_limit_of_ours_that_does_not_count_its_machines_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("row", "refusal"),
+    [
+        (GOOD, r"p2p_read\.date: must say when"),
+        ({**GOOD, "date": "2026-05"}, r"p2p_read\.machines: must say how many"),
+    ],
+)
+def test_a_limit_of_ours_without_date_or_machines_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, object], refusal: str
 ) -> None:
     from provision import thresholds
 
-    row = {**GOOD, "date": "2026-05"}
     write(tmp_path / "h100-sxm.yml", {"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.p2p_read": row}})
     monkeypatch.setattr(thresholds, "_FOLDER", tmp_path)
     thresholds._shipped.cache_clear()
     try:
-        with pytest.raises(ThresholdError, match=r"p2p_read\.machines: must say how many"):
+        with pytest.raises(ThresholdError, match=refusal):
             for_sku("h100-sxm")
     finally:
         thresholds._shipped.cache_clear()
