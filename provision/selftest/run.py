@@ -165,12 +165,12 @@ def _write(output: Path, found: Result, archive: Archive) -> None:
     """The page and the document; the archive as one file."""
     packed = archive.folder.with_suffix(".tar.gz")
     found.archive = packed.name
-    text = archive.shown(json.dumps(result.document(found), indent=1))
-    archive.write("selftest.json", json.loads(text))
+    document = result.document(found)
+    archive.write(_DOCUMENT, document)
     archive.pack()
-    text = archive.shown(text)
-    (output / _DOCUMENT).write_text(text + "\n", encoding="utf-8")
-    (output / _PAGE).write_text("".join(page.render(json.loads(text))), encoding="utf-8")
+    shown = archive.shown(document)
+    (output / _DOCUMENT).write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
+    (output / _PAGE).write_text("".join(page.render(shown)), encoding="utf-8")
 
 
 def _remove_empty(output: Path) -> None:
