@@ -148,7 +148,7 @@ def _named(bench: Bench, one: Change, gpu: int) -> tuple[bool, str]:
 
 
 def _put_back(bench: Bench, one: Change, gpu: int, before: Mapping[str, str]) -> str:
-    """Put it back, and read it back; empty when it is as before. Raises nothing: what is left must be told."""
+    """Put it back, and read it back; empty when it is as before. Raises nothing: what is left is told."""
     try:
         said = _smi(gpu, *one.back)
         if one.field:
