@@ -19,6 +19,7 @@ from provision.selftest.tools import PATH, Tool
 MOST = 300  # seconds after which one ends by itself, should we be killed
 _READY = 30.0  # seconds until it is at work
 _SETTLE = 1.0  # seconds after that: its memory and its load show
+_GONE = 5.0  # seconds for it to end after TERM, and after KILL
 _TAKEN = 2048  # MiB
 
 
@@ -37,13 +38,7 @@ class Foreign:
     @property
     def pids(self) -> set[int]:
         """The processes of it that live now."""
-        found = set()
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                with contextlib.suppress(OSError):
-                    if os.getsid(int(entry.name)) == self.session:
-                        found.add(int(entry.name))
-        return found
+        return _living(self.session)
 
 
 @contextlib.contextmanager
@@ -99,17 +94,33 @@ def _started(argv: Sequence[str], folder: str, *, heard: bool = False) -> Iterat
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """TERM, five seconds, KILL, five seconds; then it is left, for no one can end what sits in the driver."""
+    """TERM, a grace, KILL, a grace; then it is left, for no one can end what sits in the driver."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(5.0)
+            process.wait(_GONE)
             break
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)  # children that ignored TERM
+    until = time.monotonic() + _GONE
+    while _living(process.pid) and time.monotonic() < until:  # they hold the GPU until they are gone
+        time.sleep(0.02)
     if process.stdout is not None:
         process.stdout.close()
+
+
+def _living(session: int) -> set[int]:
+    """The processes of a session, less those that are dead and that nobody has waited for."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                # 4242 (a name) S <parent> <group> <session> …: proc(5)
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if fields[3] == str(session) and fields[0] not in "ZX":
+                    found.add(int(entry.name))
+    return found
 
 
 def _first_line(process: subprocess.Popen[bytes]) -> str:
