@@ -18,7 +18,7 @@ from provision.judge import Verdict
 from provision.paths import MODULES
 from provision.seen import Seen
 from provision.selftest.archive import Archive
-from provision.selftest.result import NOT_PROVEN, PROVEN, Checked
+from provision.selftest.result import NOT_PROVEN, NOT_TRIED, PROVEN, Checked
 from provision.selftest.tools import Tool
 
 _CAP = 2 * 1024 * 1024  # bytes kept of a stream, as on a node
@@ -53,9 +53,9 @@ class Bench:
     def commands(self, check: str, **options: Any) -> list[Command]:
         return campaign.commands_for(check, self.node.check_node, {**self.options, **options})
 
-    def missing(self, check: str, commands: Sequence[Command]) -> list[Tool]:
-        """The tools that this check would run and that are not here."""
-        needs = CHECKS[check].NEEDS if commands else ()
+    def absent(self, check: str) -> list[Tool]:
+        """The tools of this check that are not here."""
+        needs = CHECKS[check].NEEDS
         return [self.tools[name] for name in needs if name in self.tools and not self.tools[name].path]
 
     def run(self, check: str, commands: Sequence[Command], place: str = "checks") -> tuple[Raw, CheckResult]:
@@ -82,7 +82,7 @@ def one(bench: Bench, check: str) -> tuple[Checked, Raw, CheckResult | None]:
     summary = CHECKS[check].SUMMARY
     commands = bench.commands(check)
     nothing = Raw(bench.node.node, check)
-    if missing := bench.missing(check, commands):
+    if commands and (missing := bench.absent(check)):
         why = "; ".join(f"{tool.name} is not installed: {tool.how}" for tool in missing)
         return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=why), nothing, None
     left = bench.until - time.monotonic()
@@ -91,13 +91,16 @@ def one(bench: Bench, check: str) -> tuple[Checked, Raw, CheckResult | None]:
         return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=why), nothing, None
     held = [replace(command, deadline=min(command.deadline, left)) for command in commands]
     raw, result = bench.run(check, held)
-    return _checked(check, summary, raw, result, left), raw, result
+    checked = _checked(check, summary, raw, result, left)
+    if checked.state == NOT_TRIED and (absent := bench.absent(check)):
+        checked = replace(checked, why=f"{checked.why}; {absent[0].name} is not installed: {absent[0].how}")
+    return checked, raw, result
 
 
 def _checked(check: str, summary: str, raw: Raw, result: CheckResult, left: float) -> Checked:
     state, why = PROVEN, ""
     if result.verdict in (Verdict.ERROR, Verdict.SKIP):
-        state = NOT_PROVEN
+        state = NOT_PROVEN if result.verdict is Verdict.ERROR else NOT_TRIED
         why = next(f.message for f in result.findings if f.verdict is result.verdict)
         if any(output.timed_out and output.seconds >= left - 1 for output in raw.outputs):
             why = f"the selftest's time was over ({why}): give it more with --minutes"

@@ -7,11 +7,16 @@ from typing import Any
 
 from provision.judge import Verdict
 from provision.report import html
-from provision.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN
+from provision.selftest.result import NOT_POSSIBLE, NOT_PROVEN, NOT_TRIED, PROVEN
 from provision.wording import spelled
 
 # A state in the colours and marks of a verdict.
-TONES = {PROVEN: Verdict.PASS, NOT_PROVEN: Verdict.ERROR, NOT_POSSIBLE: Verdict.SKIP}
+TONES = {
+    PROVEN: Verdict.PASS,
+    NOT_PROVEN: Verdict.ERROR,
+    NOT_POSSIBLE: Verdict.SKIP,
+    NOT_TRIED: Verdict.SKIP,
+}
 
 
 def render(document: Mapping[str, Any]) -> Iterator[str]:
@@ -29,6 +34,7 @@ def render(document: Mapping[str, Any]) -> Iterator[str]:
         proven=[one for one in checks if one["state"] == PROVEN],
         conditions=[*document["provocations"], *document["changes"]],
         missing=missing,
+        unproven=NOT_PROVEN,
         spelled=spelled,
     )
 

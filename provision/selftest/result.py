@@ -13,6 +13,7 @@ from provision.selftest.tools import Tool
 
 FORMAT = 1
 PROVEN, NOT_PROVEN, NOT_POSSIBLE = "proven", "not proven", "not possible here"
+NOT_TRIED = "not tried"  # a check that this machine gives no occasion for, or that nobody asked for
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from provision.selftest.page import headline
-from provision.selftest.result import PROVEN, Result, document
+from provision.selftest.result import NOT_POSSIBLE, NOT_PROVEN, NOT_TRIED, Checked, Provoked, Result, document
 from provision.terminal import printable
 from provision.wording import one_line, spelled
 
@@ -22,13 +22,12 @@ def _lines(found: Result, output: Path) -> Iterator[str]:
     yield f"  took {spelled(int(found.seconds))}"
     if found.stopped:
         yield f"  stopped: {found.stopped}"
-    for rows, title in ((found.checks, "checks"), ((*found.provocations, *found.changes), "conditions")):
-        short = [row for row in rows if row.state != PROVEN]
-        if short:
-            yield f"{title} not proven"
+    rows: list[Checked | Provoked] = [*found.checks, *found.provocations, *found.changes]
+    for state in (NOT_PROVEN, NOT_POSSIBLE, NOT_TRIED):
+        if short := [row for row in rows if row.state == state]:
+            yield state
         for row in short:
-            name = getattr(row, "check", "") or getattr(row, "name", "")
-            yield f"  {name}: {one_line(row.why, 200)}"
+            yield f"  {row.check if isinstance(row, Checked) else row.name}: {one_line(row.why, 200)}"
     for one in found.checks:
         for finding in (each for each in one.findings if each["verdict"] in ("fail", "warn")):
             said = one_line(finding["message"], 200)

@@ -16,6 +16,8 @@ from tests.lab_silicon.surfaces import SURFACES, Surface
 
 FILE = Path(__file__).with_name("shapes.yml")
 HEAD = """\
+# yamllint disable rule:line-length
+# A line of an output is one line here.
 # The shapes of real tools' outputs, values masked: written by record_shapes.py, which says how to write it
 # anew. `source` is a recording or a file of a public repository at a commit. The recordings:
 #   nvidia-smi-q-x.{a10g,t4,rtx-4000-ada,a100-sxm4}*: influxdata/telegraf, nvidia_smi/testdata (MIT)
@@ -23,6 +25,13 @@ HEAD = """\
 #   fabricmanager, kernel-log, lspci, nvlink-status, sys-class-infiniband: leptonai/gpud (Apache-2.0)
 #   *.550.*: the real nvidia-smi 550.163.01 (Debian's package), run by us over a simulated NVML
 """
+
+
+class _Indented(yaml.SafeDumper):
+    """Lists are indented beneath their keys, as yamllint wants them."""
+
+    def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002
+        super().increase_indent(flow, False)
 
 
 def of_recording(surface: Surface, captures: Path, public: Path) -> list[str]:
@@ -53,7 +62,9 @@ def main() -> None:
             document[name].update(like=surface.like, change=change(shapes[surface.like], shapes[name]))
         else:
             document[name]["shape"] = folded(shapes[name])
-    FILE.write_text(HEAD + yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110))
+    FILE.write_text(
+        HEAD + yaml.dump(document, Dumper=_Indented, sort_keys=False, allow_unicode=True, width=110)
+    )
 
 
 if __name__ == "__main__":

@@ -86,6 +86,21 @@ def test_persistenced_keeps_persistence_mode_on(node: Make) -> None:
     assert one.run("nvidia-smi", *query).stdout == "Disabled\n" * 8
 
 
+def test_persistence_mode_of_one_gpu_beside_the_daemon(node: Make) -> None:
+    one = node("l40s")
+    assert one.run("nvidia-persistenced").returncode == 0
+    query = ["--query-gpu=persistence_mode,power.limit", "--format=csv,noheader"]
+    assert one.run("nvidia-smi", "-i", "2", "-pl", "300").returncode == 0
+    done = one.run("nvidia-smi", "-i", "2", "-pm", "0")
+    assert done.stdout.splitlines() == ["Disabled persistence mode for GPU 00000000:38:00.0.", "All done."]
+    kept = ["Enabled, 350.00 W"] * 8
+    off = [*kept[:2], "Disabled, 350.00 W", *kept[3:]]  # and the driver forgot what was set
+    assert one.run("nvidia-smi", *query).stdout.splitlines() == off
+    assert one.run("nvidia-smi", "-i", "2", "-pm", "1").returncode == 0
+    assert one.run("nvidia-smi", *query).stdout.splitlines() == kept
+    stop(one.state / "run/persistenced")
+
+
 def test_persistenced_as_packaged_leaves_the_mode_off(node: Make) -> None:
     one = node("l40s")
     assert (

@@ -6,7 +6,7 @@ under a driver that has dropped application clocks, and what setting the ECC mod
 
 import nvidia_smi_tree_fabric as fabric
 from mig_profiles import profiles
-from settings import COMPUTE_MODES, KEEPS_MIG, Settings
+from settings import COMPUTE_MODES, KEEPS_MIG, KEPT_BY_DRIVER, Settings
 
 BAD_ARGUMENT, NOT_SUPPORTED, NOT_PERMITTED, IN_USE = 2, 3, 4, 19
 WORDS = {
@@ -45,7 +45,7 @@ def run(node, driver: str, action: str, value: str, gpus) -> int:
     said = []
     try:
         if action == "persistence":
-            _persistence(node, value == "1", gpus)
+            _persistence(node, settings, value == "1", gpus)
         for _, gpu in gpus:
             if action in _DO:
                 said += _DO[action](node, driver, settings, gpu, value) or []
@@ -53,8 +53,8 @@ def run(node, driver: str, action: str, value: str, gpus) -> int:
         settings.save()
         return stop.args[0]
     settings.save()
-    if action in VOLATILE and not node.running("persistenced"):
-        _warn(node, gpus)
+    if action in VOLATILE:
+        _warn(settings, gpus)
     if action != "reset" or gpus:
         print("All done.")
     for line in dict.fromkeys(said):
@@ -67,10 +67,10 @@ def bus(gpu) -> str:
     return "0000" + gpu["address"].upper()
 
 
-def _warn(node, gpus) -> None:
-    if (node.folder / "run/persistence_mode").exists():
-        return
+def _warn(settings: Settings, gpus) -> None:
     for _, gpu in gpus:
+        if settings.of(gpu)["persistence"]:
+            continue
         print(
             f"\nWarning: persistence mode is disabled on device {bus(gpu)}. See the Known Issues section "
             "of the nvidia-smi(1) man page for more information. Run with [--help | -h] switch to get more "
@@ -78,19 +78,20 @@ def _warn(node, gpus) -> None:
         )
 
 
-def _persistence(node, now: bool, gpus) -> None:
-    marker = node.folder / "run/persistence_mode"
-    was = marker.exists() or node.running("persistenced")
+def _persistence(node, settings: Settings, now: bool, gpus) -> None:
+    """Of each GPU by itself: a running daemon does it (nvidia-persistenced(1)), else the driver."""
     word = "Enabled" if now else "Disabled"
     for _, gpu in gpus:
-        if was == now:
+        if settings.of(gpu)["persistence"] == now:
             print(f"Persistence mode is already {word} for GPU {bus(gpu)}.")
-        else:
-            print(f"{word} persistence mode for GPU {bus(gpu)}.")
-    if now:
+            continue
+        print(f"{word} persistence mode for GPU {bus(gpu)}.")
+        if not now:  # nothing keeps what was set any more
+            settings.change(gpu, **dict.fromkeys(KEPT_BY_DRIVER))
+        settings.change(gpu, persistence=now)
+    marker = node.folder / "run/persistence_mode"
+    if now and not node.running("persistenced"):
         marker.touch()
-    elif marker.exists():
-        marker.unlink()
 
 
 def _reset(node, driver: str, settings: Settings, gpu, value: str) -> None:

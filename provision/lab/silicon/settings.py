@@ -9,7 +9,7 @@ import json
 
 from state import write_atomically
 
-KEPT_BY_DRIVER = ("power", "locked", "applications", "compute")
+KEPT_BY_DRIVER = ("power", "locked", "applications", "compute", "persistence")
 COMPUTE_MODES = ("DEFAULT", "EXCLUSIVE_THREAD", "PROHIBITED", "EXCLUSIVE_PROCESS")
 # The MIG user guide: only the boards of this architecture keep the mode in their InfoROM.
 KEEPS_MIG = "Ampere"
@@ -38,6 +38,7 @@ class Settings:
             "locked": passing.get("locked"),
             "applications": passing.get("applications", [sku["memory_clock"], sku["clock"]]),
             "compute": passing.get("compute", "DEFAULT"),
+            "persistence": passing.get("persistence", self.node.running("persistenced")),
             "ecc": lasting.get("ecc", True),
             "ecc_pending": lasting.get("ecc_pending", lasting.get("ecc", True)),
             "mig": mig,

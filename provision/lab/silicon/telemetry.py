@@ -25,12 +25,13 @@ def read(node, gpu, index: int) -> dict:
     slot, sku = gpu["slot"], node.sku
     load = node.loads().get(slot)
     throttle = node.fault("throttle", gpu=slot) if load else None
+    settings = Settings(node).of(gpu)
     values = {
         "index": index,
         "gpu": gpu,
         "load": load,
-        "persistence": node.running("persistenced") or _kept(node),
-        "settings": Settings(node).of(gpu),
+        "persistence": settings["persistence"],
+        "settings": settings,
         "silent": node.silent(gpu),
     }
     _changed(node, slot, values)
@@ -74,10 +75,6 @@ def _changed(node, slot: int, values: dict) -> None:
         settings["compute"] = "EXCLUSIVE_PROCESS"
     if node.fault("gpu_mode", gpu=slot, mode="persistence_off") or node.fault("slow_first_call"):
         values["persistence"] = False
-
-
-def _kept(node) -> bool:
-    return (node.folder / "run/persistence_mode").exists()
 
 
 def _heat(node, gpu, load, throttle, settings) -> dict:

@@ -19,8 +19,6 @@ import subprocess
 import threading
 import time
 
-from ansible.module_utils.basic import AnsibleModule
-
 DOCUMENTATION = r"""
 module: gpuprov_run
 short_description: Run programs one after another, each with a deadline
@@ -393,6 +391,9 @@ def boot_id():
 
 
 def main():
+    # Here and not above: what runs and collects works without Ansible too.
+    from ansible.module_utils.basic import AnsibleModule
+
     suboptions = {
         "name": {"type": "str", "required": True},
         "argv": {"type": "list", "elements": "str", "required": True},
