@@ -28,6 +28,7 @@ from provision.selftest.result import NOT_POSSIBLE, Provoked, Result
 from provision.terminal import Progress
 
 _KEPT_BACK = 240.0  # seconds that checks leave for the provocations
+_AT_LEAST = 60.0  # seconds for the checks, however few minutes were given
 _PAGE, _DOCUMENT, _BEFORE = "selftest.html", "selftest.json", "settings-before.json"
 
 
@@ -123,7 +124,7 @@ def _bench(settings: Settings, found: Result, archive: Archive, begun: float, as
     if not known["nvidia-smi"].path:
         raise SelftestError("nvidia-smi is not installed", known["nvidia-smi"].how)
     options = {"burn_seconds": settings.burn_seconds, "timeout": None}
-    until = begun + max(60.0, 60.0 * settings.minutes - _KEPT_BACK)
+    until = begun + max(_AT_LEAST, 60.0 * settings.minutes - _KEPT_BACK)
     return Bench(node, known, archive, options, until)
 
 

@@ -142,7 +142,8 @@ def test_no_text_of_a_tool_moves_the_terminal() -> None:
         replace(checked("fail"), findings=[
             {"verdict": "fail", "device": HOSTILE, "message": "a\nNOT PUT BACK x", "action": "none"}
         ]),
-        stopped="x\nNOT PUT BACK x", driver=HOSTILE, os=HOSTILE, leftovers=["x\nNOT PUT BACK x"], host=HOSTILE,
+        stopped="x\nNOT PUT BACK x", leftovers=["x\nNOT PUT BACK x"],
+        driver=HOSTILE, os=HOSTILE, host=HOSTILE,
     )  # fmt: skip
     text = summary(found, Path("/tmp/out"))
     assert "\x1b" not in text
