@@ -62,6 +62,12 @@ def test_a_serial_number_learnt_late_is_hidden_in_what_was_written_before(tmp_pa
     assert serial not in (archive.folder / "checks/early.json").read_text()
 
 
+def test_a_serial_number_that_is_in_a_table_alone(tmp_path: Path) -> None:
+    archive = Archive(tmp_path, mask=True)
+    keep(archive, "gpu_burn", output("answers", ANSWERS, QUERY))
+    assert ANSWERS.split(",")[2].strip() not in texts(archive)
+
+
 def test_one_gpu_has_one_stand_in_in_all_outputs(tmp_path: Path) -> None:
     archive = Archive(tmp_path, mask=True)
     serial = ANSWERS.split(",")[2].strip()

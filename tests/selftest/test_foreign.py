@@ -62,10 +62,20 @@ def test_a_load_runs_meanwhile_and_is_gone_with_all_its_processes(program: Make)
     assert gone(other)
 
 
-def test_a_load_that_ignores_term_is_gone_too(program: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign, "_GONE", 0.3)
-    with foreign.load(3, program("trap '' TERM\nsleep 300 & sleep 300 & wait", "4242"), "/") as other:
-        until(lambda: len(other.pids) == 3)
+@pytest.mark.parametrize(
+    ("lines", "processes"),
+    [
+        ("trap '' TERM\nsleep 300 & sleep 300 & wait", 3),
+        ("sh -c 'trap \"\" TERM; sleep 300; sleep 1' & wait", 3),
+    ],
+    ids=["all of it", "its children"],
+)
+def test_a_load_that_ignores_term_is_gone_too(
+    program: Make, monkeypatch: pytest.MonkeyPatch, lines: str, processes: int
+) -> None:
+    monkeypatch.setattr(foreign, "_GONE", 0.5)
+    with foreign.load(3, program(lines, "4242"), "/") as other:
+        until(lambda: len(other.pids) == processes, 5)
     assert gone(other)
 
 

@@ -228,7 +228,8 @@ def test_a_name_that_no_other_thing_has_is_hidden_everywhere() -> None:
     assert hidden("ping gpu-17.example.org, gpu-17: up; gpu-170, gpu-17-a", "gpu-17.example.org") == (
         "ping this-host, this-host: up; gpu-170, gpu-17-a"
     )
-    assert hidden("NVIDIA H100 h100", "h100") == "NVIDIA H100 h100"
+    for name in ("h100", "mlx5_0", "gpu-node"):
+        assert hidden(f"{name}: NVIDIA H100", name) == f"{name}: NVIDIA H100"
 
 
 CAPTURES = sorted(Path(os.environ.get("GPUPROV_CAPTURES") or "/nonexistent").glob("*"))
