@@ -47,8 +47,8 @@ _UUID = re.compile(
 )
 # Of Ethernet (6 bytes), an EUI-64 (8), and IP over InfiniBand (20).
 _MAC = re.compile(
-    rf"{_EDGE}(?<!\b[0-9a-f]{{2}}:)[0-9a-f]{{2}}(?::[0-9a-f]{{2}}){{5}}(?:(?::[0-9a-f]{{2}}){{2}}|(?::[0-9a-f]{{2}}){{14}})?"
-    r"(?!:?[0-9a-f])",
+    rf"{_EDGE}(?<!\b[0-9a-f]{{2}}:)[0-9a-f]{{2}}(?::[0-9a-f]{{2}}){{5}}"
+    r"(?:(?::[0-9a-f]{2}){2}|(?::[0-9a-f]{2}){14})?(?!:?[0-9a-f])",
     re.IGNORECASE,
 )
 _GUID = re.compile(rf"{_EDGE}(?<![0-9a-f]:)[0-9a-f]{{4}}(?::[0-9a-f]{{4}}){{3}}(?!:?[0-9a-f])", re.IGNORECASE)
