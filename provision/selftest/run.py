@@ -65,11 +65,14 @@ def run(settings: Settings) -> Result:
     found = Result(machine.name(), _now(), serials_masked=settings.mask_serials)
     found.settings_asked = settings.change_settings
     archive = Archive(settings.output, mask=settings.mask_serials)
+    running = signals.running()
     with signals.as_interrupts():
         try:
             _course(settings, found, archive, begun)
         except KeyboardInterrupt:
             found.interrupted = True
+            with signals.held_back():
+                signals.end_others(running)
         except GpuprovError as error:
             found.stopped = "; ".join(filter(None, (error.what, error.fix)))
             if not found.checks:  # nothing was tried: one line says it all

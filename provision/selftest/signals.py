@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from types import FrameType
 
+from provision.node.burnin.processes import descendants, stat_of
+
+_GONE = 5.0  # seconds for what was killed to be gone
 _ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -42,3 +47,21 @@ def held_back() -> Iterator[None]:
             signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
+
+
+def running() -> set[int]:
+    """The processes below this one."""
+    below = descendants(os.getpid())  # type: ignore[no-untyped-call]
+    states = {pid: stat_of(pid) for pid in below}  # type: ignore[no-untyped-call]
+    return {pid for pid, stat in states.items() if stat and stat[1] not in "ZX"}
+
+
+def end_others(known: Collection[int]) -> None:
+    """Kill what was started since `known` was running: a signal that comes while a program is being started
+    leaves it running, with nobody who knows it."""
+    until = time.monotonic() + _GONE
+    while (others := running() - set(known)) and time.monotonic() < until:
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -199,6 +200,8 @@ def kill() -> Iterator[Callable[[int, Path], None]]:
         one.join()
 
 
+# Popen complains of a program in whose start the signal came.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_with_what_there_is(
     tmp_path: Path, here: Path, kill: Callable[[int, Path], None], checks: Callable[..., None], number: int
@@ -219,6 +222,25 @@ def test_a_signal_ends_it_with_what_there_is(
     assert (written["interrupted"], written["exit_code"], len(written["checks"])) == (True, 130, 1)
     assert "was interrupted" in (tmp_path / "out/selftest.html").read_text()
     assert (tmp_path / "out/archive.tar.gz").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_while_a_program_is_being_started_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Callable[..., None]
+) -> None:
+    checks("versions")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def one(*_: object) -> None:
+        started.append(subprocess.Popen(["sleep", "300"], start_new_session=True))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "one", one)
+    with subprocess.Popen(["sleep", "300"]) as mine:
+        assert run.run(Settings(tmp_path / "out")).interrupted
+        assert mine.poll() is None, "what ran before is somebody else's"
+        mine.kill()
+    assert started[0].wait(1) == -signal.SIGKILL
 
 
 def test_ctrl_c_while_it_is_written_loses_nothing(
