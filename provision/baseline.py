@@ -12,17 +12,19 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cache
 
-from provision import fleet_metrics, threshold_metrics, thresholds, yamlfile
+from provision import baseline_certainty, fleet_metrics, threshold_metrics, thresholds, yamlfile
+from provision.baseline_certainty import Certainty, Rule
 from provision.errors import GpuprovError
 from provision.health import CheckResult, FleetHealth, NodeHealth
 from provision.judge import Typical, Verdict, number, typical
 from provision.paths import DATA
-from provision.thresholds import Threshold
+from provision.thresholds import Spread, Threshold
 from provision.wording import many
 
+_BY = "gpuprov baseline learn"  # who says what is typical
 _COUNTED = ("lanes", "links")  # what most have is the limit itself: a link more or less is no noise
 
 
@@ -47,6 +49,7 @@ class Rules:
     deviations: float
     widest: float
     alike: float
+    trustworthy: float
 
 
 @dataclass(frozen=True)
@@ -60,10 +63,25 @@ class Unlearnt:
 
 @dataclass(frozen=True)
 class Baseline:
-    """SKU → its limits, and what could not be learnt."""
+    """SKU → its limits, what could not be learnt, and how certain each limit is by SKU and metric.
+
+    Counts (of links, of lanes) have no noise and so no certainty.
+    """
 
     limits: Mapping[str, Sequence[Threshold]]
     unlearnt: Sequence[Unlearnt]
+    certainty: Mapping[tuple[str, str], Certainty] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """What the devices of one place give: a limit, what most are like, and the limit's certainty."""
+
+    limit: float
+    usual: Typical
+    nodes: int
+    spread: float = 0.0
+    certainty: Certainty | None = None
 
 
 @cache
@@ -112,16 +130,20 @@ def learn(found: Iterable[Sample], date: str, use: Rules | None = None) -> Basel
         grouped[sample.sku, sample.metric].append(sample)
     limits: dict[str, list[Threshold]] = defaultdict(list)
     unlearnt = []
+    certainty = {}
     for (sku, name), group in sorted(grouped.items()):
         try:
-            limits[sku].append(_learnt(sku, name, group, date, use))
+            limit, place = _learnt(sku, name, group, date, use)
+            limits[sku].append(limit)
+            if place.certainty:
+                certainty[sku, name] = place.certainty
         except GpuprovError as reason:
             unlearnt.append(Unlearnt(sku, name, reason.what))
-    return Baseline({sku: tuple(found) for sku, found in limits.items() if found}, tuple(unlearnt))
+    return Baseline({sku: tuple(found) for sku, found in limits.items() if found}, tuple(unlearnt), certainty)
 
 
-def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules) -> Threshold:
-    """The limit of one metric. Raises GpuprovError with why there is none."""
+def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules) -> tuple[Threshold, _Place]:
+    """The limit of one metric, and the place that gives it. Raises GpuprovError with why there is none."""
     metric = threshold_metrics.find(name)
     if metric is None:
         raise GpuprovError("is not a metric we judge")
@@ -135,15 +157,28 @@ def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules)
         places[device if _by_place(name, device) else ""][node, device] = value
     found = [_place_limit(values, metric, use) for values in places.values()]
     tight = min if metric.direction == "at_least" else max
-    limit, usual = tight(found, key=lambda each: each[0])
-    if wrong := threshold_metrics.problem(metric, limit, thresholds.able(sku)):
+    place = tight(found, key=lambda each: each.limit)
+    usual = place.usual
+    if wrong := threshold_metrics.problem(metric, place.limit, thresholds.able(sku)):
         raise GpuprovError(f"what was learnt is no sensible limit: {wrong}")
     source = (
-        f"gpuprov baseline learn: {_arithmetic(usual, metric.unit, use, places=len(places))}, "
+        f"{_BY}: {_arithmetic(usual, metric.unit, use, places=len(places))}, "
         f"{many(len(values), 'device')} of {many(len({node for node, _ in values}), 'node')}; "
         f"runs {', '.join(sorted({sample.run for sample in group}))}"
     )
-    return Threshold(name, limit, metric.unit, metric.direction, source, "measured", date)
+    learnt = Threshold(
+        name, place.limit, metric.unit, metric.direction, source, "measured", date, place.nodes
+    )
+    if place.certainty:
+        middle, percent = (
+            float(f"{value:.6g}") for value in (usual.middle, 100 * place.spread / usual.middle)
+        )
+        learnt = replace(
+            learnt,
+            typical=thresholds.Typical(middle, place.nodes, _BY),
+            spread=Spread(percent, place.nodes, _BY),
+        )
+    return learnt, place
 
 
 def _arithmetic(usual: Typical, unit: str, use: Rules, *, places: int) -> str:
@@ -165,8 +200,8 @@ def _by_place(name: str, device: str) -> bool:
 
 def _place_limit(
     values: Mapping[tuple[str, str], float], metric: threshold_metrics.Metric, use: Rules
-) -> tuple[float, Typical]:
-    """The limit that these devices give, and what most of them are like."""
+) -> _Place:
+    """The limit that these devices give. Raises GpuprovError with why they give none."""
     nodes = len({node for node, _ in values})
     if nodes < use.nodes:
         raise GpuprovError(f"measured on {many(nodes, 'node')}, it takes {use.nodes}")
@@ -182,11 +217,27 @@ def _place_limit(
         most, count = Counter(values.values()).most_common(1)[0]
         if count < use.alike * usual.count:
             raise GpuprovError(f"only {count} of {usual.count} devices have the same {metric.unit}")
-        return most, usual
-    off = max(use.margin * usual.middle, use.deviations * usual.deviation)
-    if metric.direction == "at_least":
-        return _rounded(usual.middle - off, down=True), usual
-    return _rounded(usual.middle + off, down=False), usual
+        return _Place(most, usual, nodes)
+    return _noisy_limit(values, usual, metric, use)
+
+
+def _noisy_limit(
+    values: Mapping[tuple[str, str], float], usual: Typical, metric: threshold_metrics.Metric, use: Rules
+) -> _Place:
+    low = metric.direction == "at_least"
+    rule = Rule(use.margin, use.deviations, low)
+    limit = _rounded(rule.choose(rule.candidates(usual.middle, usual.deviation)), down=low)
+    nearest = sorted(values.items(), key=lambda each: abs(each[1] - usual.middle))
+    alike: dict[str, list[float]] = defaultdict(list)
+    for (node, _), value in nearest[: usual.core]:
+        alike[node].append(value)
+    if len(alike) < 2:
+        raise GpuprovError("all values that are alike come from one node")
+    parts = baseline_certainty.healthy(alike.values())
+    certainty = baseline_certainty.of_limit(
+        rule, usual.middle, usual.deviation, parts, fraction=use.trustworthy, least=use.nodes
+    )
+    return _Place(limit, usual, parts.nodes, parts.deviation, certainty)
 
 
 def _rounded(value: float, *, down: bool) -> float:
@@ -213,6 +264,15 @@ def _document(sku: str, limits: Iterable[Threshold]) -> str:
             f"    direction: {limit.direction}",
             f"    kind: {limit.kind}",
             f"    date: {limit.date}",
+            f"    machines: {limit.machines}",
             f"    source: {json.dumps(limit.source, ensure_ascii=False)}",
         ]
+        if limit.typical and limit.spread:
+            for key, word, value in (
+                ("typical", "value", limit.typical.value),
+                ("spread", "percent", limit.spread.percent),
+            ):
+                lines.append(
+                    f"    {key}: {{{word}: {value:.12g}, machines: {limit.machines}, source: {_BY}}}"
+                )
     return "\n".join(lines) + "\n"

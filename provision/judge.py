@@ -129,7 +129,7 @@ def by_threshold(
         value=measurement.value,
         unit=measurement.unit,
         limit=limit_text(threshold),
-        source=threshold.source,
+        source=threshold.cited,
         action="none" if good else action,
     )
 

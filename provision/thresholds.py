@@ -20,12 +20,13 @@ from provision import threshold_metrics
 from provision.errors import GpuprovError
 from provision.paths import DATA
 from provision.threshold_metrics import Capacities
+from provision.wording import many
 
 _FOLDER = DATA / "thresholds"
 _DIRECTIONS = ("at_least", "at_most", "equal")
 _KINDS = ("measured", "vendor", "derived")
 _FIELDS = {"limit", "unit", "direction", "source", "kind"}
-_OPTIONAL = {"date"}  # of a user's limit; ours all have one
+_OPTIONAL = {"date", "machines", "typical", "spread"}  # ours all have date and machines
 _DATE = re.compile(r"20\d\d-(0[1-9]|1[0-2])")
 WIDEST = 16  # lanes of a slot; limits are given for these
 _EVERY_SKU = "any"  # in a user's file: these limits hold for every SKU
@@ -36,12 +37,34 @@ class ThresholdError(GpuprovError):
 
 
 @dataclass(frozen=True)
+class Typical:
+    """What a healthy part reaches, in the limit's unit; `machines`: measured on how many, None: not said."""
+
+    value: float
+    machines: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far healthy parts differ: their standard deviation, in percent of the typical value.
+
+    `machines`: how many it was estimated from; None: of so many that its own error does not count.
+    """
+
+    percent: float
+    machines: int | None
+    source: str
+
+
+@dataclass(frozen=True)
 class Threshold:
     """The limit for one metric of one SKU. `direction`: at_least, at_most or equal.
 
     `kind`: measured (drawn from measurements on such machines), vendor (the maker's own figure) or derived
     (reckoned from other figures; the arithmetic is in `source`). `date`: YYYY-MM of the source, empty when a
-    user did not say.
+    user did not say. `machines`: how many were measured for it; 0 for a vendor's figure or mere arithmetic,
+    None when the source does not say. `typical` and `spread`: for `provision.threshold_evidence`.
     """
 
     metric: str  # "<check>.<metric>"
@@ -51,6 +74,19 @@ class Threshold:
     source: str
     kind: str
     date: str = ""
+    machines: int | None = None
+    typical: Typical | None = None
+    spread: Spread | None = None
+
+    @property
+    def cited(self) -> str:
+        """The source as a finding cites it, with the number of machines behind the limit and its date."""
+        rests = [self.date] if self.date else []
+        if self.machines is not None:
+            rests.insert(0, many(self.machines, "machine") if self.machines else "no machine measured")
+        elif self.date:
+            rests.insert(0, "number of machines not said")
+        return f"{self.source}; {', '.join(rests)}" if rests else self.source
 
 
 def available() -> tuple[str, ...]:
@@ -88,7 +124,9 @@ def _wired(limit: Threshold, known: Capacities, lanes: int) -> Threshold:
     copies = limit.unit == "GB/s" and limit.metric.startswith(("p2p_bandwidth.", "nccl_"))
     if not copies or limit.limit > known.get("pcie", (0.0, 0.0))[0]:
         return limit  # no rate between devices, or one that only NVLink reaches
-    return replace(limit, limit=limit.limit * lanes / WIDEST, source=source, kind="derived")
+    share = lanes / WIDEST
+    typical = limit.typical and replace(limit.typical, value=limit.typical.value * share)
+    return replace(limit, limit=limit.limit * share, source=source, kind="derived", typical=typical)
 
 
 @cache
@@ -109,6 +147,8 @@ def _shipped(sku: str | None) -> Mapping[str, Threshold]:
     limits = _read(path, document)
     if undated := [name for name, limit in limits.items() if not limit.date]:
         _refuse(path, f"{undated[0]}.date", "must say when its source was written, as YYYY-MM")
+    if uncounted := [name for name, row in document["thresholds"].items() if "machines" not in row]:
+        _refuse(path, f"{uncounted[0]}.machines", "must say how many were measured, or null: not said")
     return limits
 
 
@@ -181,7 +221,8 @@ def _threshold(path: Path, name: str, row: Any, known: Capacities) -> Threshold:
         near = threshold_metrics.nearest(name)
         _refuse(path, name, f"is not a metric we judge{f'; did you mean {near}?' if near else ''}")
     if not isinstance(row, dict) or not _FIELDS <= set(row) <= _FIELDS | _OPTIONAL:
-        _refuse(path, name, f"must have exactly {', '.join(sorted(_FIELDS))}, and may have date")
+        wanted, other = ", ".join(sorted(_FIELDS)), ", ".join(sorted(_OPTIONAL))
+        _refuse(path, name, f"must have exactly {wanted}, and may have {other}")
     limit = row["limit"]
     if not _is_limit(limit):
         _refuse(path, f"{name}.limit", f"must be a number above 0, not {limit!r}")
@@ -198,5 +239,54 @@ def _threshold(path: Path, name: str, row: Any, known: Capacities) -> Threshold:
         _refuse(path, f"{name}.date", f"must be the year and month of the source, as 2026-05, not {date!s}")
     if wrong := threshold_metrics.problem(metric, float(limit), known):
         _refuse(path, f"{name}.limit", wrong)
-    source = " ".join(row["source"].split())
-    return Threshold(name, float(limit), metric.unit, metric.direction, source, row["kind"], date)
+    machines = _machines(path, name, row)
+    read = Threshold(
+        name, float(limit), metric.unit, metric.direction, _words(row["source"]), row["kind"], date, machines
+    )
+    return replace(read, typical=_typical(path, read, row), spread=_spread(path, name, row))
+
+
+def _machines(path: Path, where: str, row: Mapping[str, Any], default: int | None = None) -> int | None:
+    value = row.get("machines", default)
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+        _refuse(path, f"{where}.machines", f"must be a whole number from 0 on, or null, not {value!r}")
+    return value
+
+
+def _typical(path: Path, limit: Threshold, row: Mapping[str, Any]) -> Typical | None:
+    if "typical" not in row:
+        return None
+    where = f"{limit.metric}.typical"
+    found = _measured(path, where, row["typical"], "value")
+    if (found["value"] - limit.limit) * (-1 if limit.direction == "at_most" else 1) < 0:
+        _refuse(path, f"{where}.value", f"a part at {found['value']:g} fails the limit of {limit.limit:g}")
+    machines = _machines(path, where, found, limit.machines)
+    return Typical(float(found["value"]), machines, _words(found["source"]))
+
+
+def _spread(path: Path, name: str, row: Mapping[str, Any]) -> Spread | None:
+    if "spread" not in row:
+        return None
+    found = _measured(path, f"{name}.spread", row["spread"], "percent")
+    machines = _machines(path, f"{name}.spread", found)
+    if machines is not None and machines < 2:
+        _refuse(path, f"{name}.spread.machines", "one machine shows no spread between machines")
+    return Spread(float(found["percent"]), machines, _words(found["source"]))
+
+
+def _measured(path: Path, where: str, given: Any, number: str) -> Mapping[str, Any]:
+    """What `typical` or `spread` says: a number and its source, and perhaps the machines."""
+    wanted = {number, "source"}
+    if not isinstance(given, dict) or not wanted <= set(given) <= wanted | {"machines"}:
+        _refuse(path, where, f"must have {number} and source, and may have machines")
+    value = given[number]
+    none_at_all = number == "percent" and value == 0 and not isinstance(value, bool)
+    if not _is_limit(value) and not none_at_all:
+        _refuse(path, f"{where}.{number}", f"must be a number above 0, not {value!r}")
+    if not isinstance(given["source"], str) or len(given["source"].strip()) < 10:
+        _refuse(path, f"{where}.source", "must say where the number comes from")
+    return given
+
+
+def _words(text: str) -> str:
+    return " ".join(text.split())

@@ -51,7 +51,8 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     ("simulated nodes", {"lab"}),
     (
         "what a verb does",
-        {"baseline", "campaign", "plan_report", "report_context", "seen", "shown", "starter", "validation"}
+        {"baseline", "baseline_certainty", "campaign", "plan_report", "report_context", "seen", "shown"}
+        | {"starter", "validation"}
         | {"burnin", "selftest"}
         | {
             "checks_asked",
@@ -149,6 +150,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "stored_health",
             "suspects",
             "thresholds",
+            "threshold_evidence",
             "validated",
             "verdict_history",
         }
@@ -166,6 +168,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "set_aside",
             "shared_facts",
             "side_by_side",
+            "student_t",
             "wording",
             "terminal",
             "versions",

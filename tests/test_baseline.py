@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +15,11 @@ from hypothesis import strategies as st
 
 from provision import baseline, threshold_metrics
 from provision.baseline import Sample, learn, render, rules
+from provision.baseline_certainty import Certainty, Healthy, Rule, healthy, of_limit
 from provision.checks.check import Measurement
 from provision.health import CheckResult, FleetHealth, NodeHealth
 from provision.judge import Finding, Verdict
+from provision.student_t import quantile
 from provision.thresholds import for_sku
 
 Values = Mapping[str, Mapping[str, float | str]]  # node → device → value
@@ -175,3 +179,116 @@ def test_what_a_run_found_broken_teaches_nothing() -> None:
 def test_the_rules_say_why() -> None:
     assert rules().nodes >= 4
     assert 0 < rules().margin < 0.2
+    assert 0 < rules().trustworthy < 0.5
+
+
+def fleet(nodes: int, seed: int, between: float, within: float) -> dict[str, dict[str, float]]:
+    """Nodes that differ as wholes (standard deviation `between`), and their GPUs besides (`within`)."""
+    chance = random.Random(seed)  # noqa: S311 - a seed reproduces it
+    values = {}
+    for i in range(nodes):
+        node = chance.gauss(1, between)
+        values[f"gpu-{i}"] = {f"gpu{g}": 50_000 * (node + chance.gauss(0, within)) for g in range(8)}
+    return values
+
+
+def certainty_of(values: Values, use: baseline.Rules | None = None) -> Certainty:
+    return learn(made("gpu_burn.rate", values), "2026-11", use).certainty["h100-sxm", "gpu_burn.rate"]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "between", "within"),
+    [(4, 0.01, 0.005), (6, 0.0, 0.01), (12, 0.012, 0.0), (12, 0.03, 0.01), (30, 0.01, 0.01)],
+)
+def test_the_interval_holds_the_true_limit_in_95_of_100_fleets(
+    nodes: int, between: float, within: float
+) -> None:
+    """GPUs that share a node are alike: taken as independent, the interval misses in every other fleet."""
+    true = 50_000 * (1 - max(0.10, 4 * math.hypot(between, within)))
+    fleets = [
+        learn(made("gpu_burn.rate", fleet(nodes, seed, between, within)), "2026-11") for seed in range(150)
+    ]
+    found = [each for learnt in fleets for each in learnt.certainty.values()]
+    assert len(found) > 130, "a few fleets scatter too much to teach anything"
+    assert sum(each.low <= true <= each.high for each in found) >= 0.93 * len(found)
+
+
+def test_the_interval_is_no_wider_than_it_must_be() -> None:
+    """Half its width: t times the standard error of a median, 1.2533/√n deviations, 0.9 for the limit."""
+    widths = [certainty_of(fleet(12, seed, 0.01, 0.001)) for seed in range(60)]
+    usual = statistics.median((each.high - each.low) / 2 for each in widths)
+    assert usual == pytest.approx(50_000 * 2.201 * 1.2533 * 0.9 * 0.01 / math.sqrt(12), rel=0.2)
+
+
+def test_the_number_of_nodes_that_make_a_limit_trustworthy_is_enough() -> None:
+    values = fleet(6, 3, 0.02, 0.004)
+    few = certainty_of(values)
+    assert not few.trustworthy
+    assert few.enough > 6
+    # The same nodes many times over differ as much, and are as many as it takes.
+    copies = {
+        f"{node}-{i}": found for i in range(math.ceil(few.enough / 6) + 1) for node, found in values.items()
+    }
+    assert certainty_of(copies).trustworthy
+    assert certainty_of(fleet(6, 3, 0.001, 0.004)).trustworthy
+    assert certainty_of(values, replace(rules(), margin=0.3)).enough < few.enough
+
+
+def test_nodes_that_measure_the_same_need_no_more_than_the_least() -> None:
+    found = certainty_of({f"gpu-{i}": {"gpu0": 50_000.0} for i in range(4)})
+    assert (found.low, found.high, found.enough, found.trustworthy) == (45_000, 45_000, 4, True)
+
+
+def test_one_nodes_values_alone_teach_nothing() -> None:
+    values = {"gpu-0": {f"gpu{g}": 50_000.0 + g for g in range(30)}}
+    values |= {f"gpu-{i}": {"gpu0": 10_000.0 * i} for i in range(1, 4)}
+    (one,) = learn(made("gpu_burn.rate", values), "2026-11").unlearnt
+    assert "come from one node" in one.why
+
+
+def test_what_is_learnt_says_what_it_rests_on() -> None:
+    values = fleet(6, 1, 0.01, 0.005)
+    (limit,) = learn(made("gpu_burn.rate", values), "2026-11").limits["h100-sxm"]
+    assert limit.machines == 6
+    assert limit.typical is not None
+    assert limit.spread is not None
+    assert (limit.typical.machines, limit.spread.machines) == (6, 6)
+    assert limit.limit == pytest.approx(0.9 * limit.typical.value, rel=1e-3)
+    every = [100 * value / 50_000 for found in values.values() for value in found.values()]
+    assert limit.spread.percent == pytest.approx(statistics.stdev(every), rel=0.15)
+    links = {f"gpu-{i}": {f"gpu{g}": 18.0 for g in range(8)} for i in range(5)}
+    found = learn(made("gpu_inventory.nvlink_links", links), "2026-11")
+    (count,) = found.limits["h100-sxm"]
+    assert (count.machines, count.typical, count.spread, found.certainty) == (5, None, None, {})
+
+
+def test_the_spread_of_all_fleets_is_the_true_one() -> None:
+    """A device of any node: the variances between nodes and within them add up."""
+    spreads = []
+    for seed in range(80):
+        (limit,) = learn(made("gpu_burn.rate", fleet(8, seed, 0.01, 0.01)), "2026-11").limits["h100-sxm"]
+        assert limit.spread is not None
+        spreads.append(limit.spread.percent**2)
+    assert math.sqrt(statistics.fmean(spreads)) == pytest.approx(math.sqrt(2), rel=0.05)
+
+
+def test_devices_of_one_node_are_worth_less_than_as_many_nodes() -> None:
+    """Node means 2 and 6, variance 8; within nodes 2, half of which those means hold already: 8 + 1."""
+    found = healthy([(1.0, 3.0), (5.0, 7.0)])
+    assert (found.nodes, found.deviation, found.independent) == (2, 3.0, pytest.approx(2 * 9 / 8))
+    alone = healthy([(1.0,), (3.0,), (5.0,)])
+    assert (alone.nodes, alone.deviation, alone.independent) == (3, 2.0, 3.0)
+    assert healthy([(1.0, 3.0), (1.0, 3.0)]).independent == 4, "no more than there are devices"
+    with pytest.raises(ValueError, match="one node"):
+        healthy([(1.0, 2.0)])
+
+
+@pytest.mark.parametrize(("low", "limit"), [(True, 90.0), (False, 110.0)])
+def test_the_interval_is_that_of_t(low: bool, limit: float) -> None:
+    """Four nodes, three degrees of freedom: t is 3.1824; a median's standard error 1.2533 deviations / √4."""
+    found = of_limit(Rule(0.1, 4.0, low=low), 100.0, 0.0, Healthy(4, 1.0, 4.0), fraction=0.2, least=4)
+    half = 3.182446 * 1.253314 * limit / 100 / 2
+    assert (found.low, found.high) == (pytest.approx(limit - half), pytest.approx(limit + half))
+    # A fifth of the distance from the median is 2.
+    fewer = [n for n in range(4, 13) if quantile(0.975, n - 1) * 1.253314 * limit / 100 / math.sqrt(n) <= 2]
+    assert found.enough == fewer[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import yaml
 from hypothesis import given
@@ -42,6 +44,9 @@ def test_a_finding_tells_limit_and_source() -> None:
     finding = by_threshold("p2p_bandwidth", "P2P read", measured, threshold(), action="investigate")
     assert (finding.verdict, finding.device, finding.action) == (Verdict.FAIL, "gpu0->gpu5", "investigate")
     assert (finding.limit, finding.source) == ("≥ 238 GB/s", "somewhere")
+    counted = replace(threshold(), date="2026-05", machines=12)
+    cited = by_threshold("p2p_bandwidth", "P2P read", measured, counted, action="investigate")
+    assert cited.source == "somewhere; 12 machines, 2026-05"
     good = by_threshold(
         "p2p_bandwidth", "P2P read", Measurement("p2p_read", 300.0, "GB/s"), threshold(), action="watch"
     )

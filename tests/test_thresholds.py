@@ -10,7 +10,7 @@ import yaml
 
 from provision import threshold_metrics
 from provision.paths import DATA
-from provision.thresholds import ThresholdError, available, for_sku
+from provision.thresholds import Spread, Threshold, ThresholdError, Typical, available, for_sku
 
 SKUS = ("a100-pcie-80", "a100-sxm-40", "a100-sxm-80", "b200", "h100-nvl", "h100-sxm", "h200-sxm", "l40s")
 
@@ -21,6 +21,8 @@ GOOD = {
     "source": "our own fleet, May",
     "kind": "measured",
 }
+TYPICAL = {"value": 380, "machines": 12, "source": "our own fleet, May"}
+SPREAD = {"percent": 0.5, "machines": 12, "source": "our own fleet, May"}
 
 
 def write(path: Path, *documents: object) -> Path:
@@ -135,6 +137,21 @@ def test_one_file_for_several_skus_and_for_any(tmp_path: Path) -> None:
         ({"date": 2026}, "must be the year and month"),
         ({"limit": 200}, "too loose to find anything"),
         ({"extra": 1}, "must have exactly"),
+        ({"machines": -1}, r"p2p_read\.machines: must be a whole number"),
+        ({"machines": 1.5}, r"p2p_read\.machines: must be a whole number"),
+        ({"machines": True}, r"p2p_read\.machines: must be a whole number"),
+        ({"machines": "unknown"}, r"p2p_read\.machines: must be a whole number"),
+        ({"typical": 380}, r"p2p_read\.typical: must have value and source"),
+        ({"typical": {"value": 380}}, r"p2p_read\.typical: must have value and source"),
+        ({"typical": {**TYPICAL, "mean": 1}}, r"p2p_read\.typical: must have value and source"),
+        ({"typical": {**TYPICAL, "value": "380"}}, r"p2p_read\.typical\.value: must be a number above 0"),
+        ({"typical": {**TYPICAL, "value": 299}}, r"p2p_read\.typical\.value: a part at 299 fails the limit"),
+        ({"typical": {**TYPICAL, "source": "?"}}, r"p2p_read\.typical\.source: must say where"),
+        ({"typical": {**TYPICAL, "machines": -3}}, r"p2p_read\.typical\.machines: must be a whole number"),
+        ({"spread": 0.5}, r"p2p_read\.spread: must have percent and source"),
+        ({"spread": {**SPREAD, "percent": -0.1}}, r"p2p_read\.spread\.percent: must be a number"),
+        ({"spread": {**SPREAD, "percent": False}}, r"p2p_read\.spread\.percent: must be a number"),
+        ({"spread": {**SPREAD, "machines": 1}}, r"p2p_read\.spread\.machines: one machine shows no spread"),
     ],
 )
 def test_a_bad_limit_is_refused(change: dict[str, object], said: str, tmp_path: Path) -> None:
@@ -272,6 +289,50 @@ def test_a_limit_of_ours_without_a_date_is_refused(tmp_path: Path, monkeypatch: 
             for_sku("h100-sxm")
     finally:
         thresholds._shipped.cache_clear()
+
+
+def test_a_limit_of_ours_that_does_not_count_its_machines_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from provision import thresholds
+
+    row = {**GOOD, "date": "2026-05"}
+    write(tmp_path / "h100-sxm.yml", {"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.p2p_read": row}})
+    monkeypatch.setattr(thresholds, "_FOLDER", tmp_path)
+    thresholds._shipped.cache_clear()
+    try:
+        with pytest.raises(ThresholdError, match=r"p2p_read\.machines: must say how many"):
+            for_sku("h100-sxm")
+    finally:
+        thresholds._shipped.cache_clear()
+
+
+def test_what_a_limit_rests_on_is_read_and_cited(tmp_path: Path) -> None:
+    def read(**more: object) -> Threshold:
+        rows = {"p2p_bandwidth.p2p_read": {**GOOD, **more}}
+        file = tmp_path / f"{len(list(tmp_path.iterdir()))}.yml"  # a file read before is remembered
+        write(file, {"sku": "h100-sxm", "thresholds": rows})
+        return for_sku("h100-sxm", file)["p2p_bandwidth.p2p_read"]
+
+    full = read(date="2026-05", machines=12, typical=TYPICAL, spread=SPREAD)
+    assert (full.machines, full.typical, full.spread) == (12, Typical(**TYPICAL), Spread(**SPREAD))
+    assert full.cited == "our own fleet, May; 12 machines, 2026-05"
+    assert read(machines=0).cited == "our own fleet, May; no machine measured"
+    assert read(machines=1).cited == "our own fleet, May; 1 machine"
+    assert read(date="2026-05").cited == "our own fleet, May; number of machines not said, 2026-05"
+    assert read().cited == "our own fleet, May"
+    unsaid = read(machines=7, typical={"value": 380, "source": "our own fleet"}).typical
+    assert unsaid is not None
+    assert unsaid.machines == 7, "what a limit was drawn from was measured on the machines behind the limit"
+
+
+def test_a_narrow_slot_lowers_the_typical_value_too() -> None:
+    whole, half = for_sku("h200-sxm"), for_sku("h200-sxm", lanes=8)
+    for name in ("p2p_bandwidth.h2d", "p2p_bandwidth.p2p_read"):
+        before, after = whole[name].typical, half[name].typical
+        assert before is not None
+        assert after is not None
+        assert after.value / half[name].limit == pytest.approx(before.value / whole[name].limit)
 
 
 def test_every_metric_with_a_link_has_a_ceiling_and_a_floor() -> None:

@@ -124,7 +124,7 @@ def limited(
             f"{what} of all {len(findings)} GPUs is {limit_text(threshold)}",
             metric,
             limit=limit_text(threshold),
-            source=threshold.source,
+            source=threshold.cited,
         )
     ]
 

@@ -88,7 +88,7 @@ def judge(
         if threshold is not None and value < threshold.limit:
             limit = limit_text(threshold)
             message = f"copies within its memory at {value:g} GB/s (limit {limit})"
-            findings.append(_slow(device, message, value, Verdict.FAIL, limit, threshold.source))
+            findings.append(_slow(device, message, value, Verdict.FAIL, limit, threshold.cited))
         elif device in behind:
             middle, shortfall = behind[device]
             said = f"{shortfall:.0%} below the {middle:g} of its peers"

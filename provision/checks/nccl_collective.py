@@ -191,7 +191,7 @@ class Collective:
             busbw.value,
             busbw.unit,
             finding.limit,
-            ring.source,
+            ring.cited,
             "fix configuration",
         )
 

@@ -171,7 +171,7 @@ def _passed(what: str, metric: str, worst: Measurement, threshold: Threshold, co
         worst.value,
         worst.unit,
         limit_text(threshold),
-        threshold.source,
+        threshold.cited,
     )
 
 
@@ -245,7 +245,7 @@ def _slow_cells(
                     metric, None, "peer access", "NVSwitches join all GPUs of this SKU", Verdict.FAIL
                 )
         elif threshold is not None and value < threshold.limit:
-            slow[cell] = _Slow(metric, value, limit_text(threshold), threshold.source, Verdict.FAIL)
+            slow[cell] = _Slow(metric, value, limit_text(threshold), threshold.cited, Verdict.FAIL)
         elif fabric and value < (1 - _PAIR_TOLERANCE) * middle and middle - value > 3 * deviation:
             limit = f"≥ {(1 - _PAIR_TOLERANCE) * middle:.0f} GB/s"
             slow[cell] = _Slow(

@@ -268,7 +268,7 @@ def _judge_memory(
         said = f"{what} is {measured.value:g} of {rate.value:g} Gb/s"
         if threshold is not None and float(share.value) < threshold.limit:
             message = f"{said} (limit {limit_text(threshold)}): {_BLAME[memory]}"
-            limit, source, verdict = limit_text(threshold), threshold.source, Verdict.FAIL
+            limit, source, verdict = limit_text(threshold), threshold.cited, Verdict.FAIL
         elif name in behind:
             middle, shortfall = behind[name]
             message = f"{said}, {shortfall:.0%} less of its link than its peers: {_BLAME[memory]}"

@@ -12,10 +12,15 @@ from provision.errors import ExitCode, GpuprovError, RunFolderError
 if TYPE_CHECKING:
     from provision.baseline import Baseline
     from provision.health import FleetHealth
+    from provision.thresholds import Threshold
 
 EPILOG = """\
 Learn from runs of a fleet that is known to be good: a few bad parts are left out, a fleet that is slow as a
 whole is not noticed. What too few nodes measured, or what differs too much, is not learnt, and said.
+
+Each limit comes with its 95 % confidence interval (GPUs of one node are not independent: nodes count), the
+share of healthy parts it is expected to fail, and how many nodes make it trustworthy: so many that the
+interval reaches no farther than a fifth of the limit's distance from the median.
 
 exit codes: 0 when the file was written; 1 when nothing could be learnt.
 
@@ -110,6 +115,22 @@ def _write(path: Path, text: str) -> None:
         raise GpuprovError(f"{path} cannot be written: {error.strerror}", "name another --output") from None
 
 
+def _certainty(learnt: Baseline, sku: str, limit: Threshold) -> str:
+    """How far the limit can be trusted, in one line; empty for a count, which has no noise."""
+    from provision.threshold_evidence import share_failed, share_text
+    from provision.wording import many
+
+    certain = learnt.certainty.get((sku, limit.metric))
+    if certain is None:
+        return ""
+    enough = f"{certain.enough:,}" if certain.enough else "more than a million"
+    trust = "enough to trust it" if certain.trustworthy else f"{enough} make it trustworthy"
+    return (
+        f"    95 % interval {certain.low:.5g} to {certain.high:.5g}; healthy parts failed "
+        f"{share_text(share_failed(limit))}; learnt from {many(certain.nodes, 'node')}; {trust}\n"
+    )
+
+
 def _say(learnt: Baseline) -> None:
     for sku, limits in learnt.limits.items():
         sys.stdout.write(f"{sku}\n")
@@ -117,6 +138,7 @@ def _say(learnt: Baseline) -> None:
             sign = "≥" if limit.direction == "at_least" else "≤"
             said = limit.source.partition(": ")[2].partition("; runs")[0]
             sys.stdout.write(f"  {limit.metric:<34} {sign} {limit.limit:g} {limit.unit}  ({said})\n")
+            sys.stdout.write(_certainty(learnt, sku, limit))
     if learnt.unlearnt:
         sys.stdout.write("not learnt\n")
     for one in learnt.unlearnt:

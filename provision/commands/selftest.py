@@ -14,12 +14,13 @@ machine first. GPU settings stay as they are, unless --change-settings is given.
 there before cannot be seen, and --change-settings ends it: set it again afterwards.
 
 exit codes: 0 when everything that this machine allows is proven; 3 when a check found it unhealthy; 5 when
-something could not be proven; 1 without a GPU, without root, or when the GPUs are in use.
+something could not be proven, or the GPUs are in use; 1 without a GPU or without root; 130 when interrupted.
 
 examples:
   sudo gpuprov selftest
   sudo gpuprov selftest --mask-serials --output /tmp/selftest
   sudo gpuprov selftest --change-settings
+  sudo gpuprov selftest --build --set validation_tools_gpu_burn_sha256=... (and of nccl_tests and nvbandwidth)
 """
 
 
@@ -34,6 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--mask-serials",
         action="store_true",
         help="write stand-ins for serial numbers, UUIDs, hardware addresses and the host name",
+    )
+    parser.add_argument(
+        "--build",
+        action="store_true",
+        help="build gpu_burn, nccl-tests and nvbandwidth if one is missing (role validation_tools)",
     )
     parser.add_argument(
         "--change-settings",
@@ -74,6 +80,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         output=output,
         burn_seconds=options.burn_seconds,
         minutes=options.minutes,
+        build=options.build,
         change_settings=options.change_settings,
         mask_serials=options.mask_serials,
         declared=fleet_options.overrides(options),

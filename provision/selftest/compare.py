@@ -48,7 +48,9 @@ def compare(raws: Iterable[Raw], sku: str, driver: str) -> tuple[list[Shape], st
 
 
 def _comparable(output: Output) -> bool:
-    return bool(output.argv) and PurePosixPath(output.argv[0]).name in _TOOLS and not output.not_started
+    if not output.argv or PurePosixPath(output.argv[0]).name not in _TOOLS or output.not_started:
+        return False
+    return bool(output.stdout.strip()) or not output.beside  # a sampler may be ended before its first line
 
 
 def _simulated(folder: Path, sku: str, driver: str) -> tuple[Mapping[str, str], str]:
@@ -83,8 +85,15 @@ def _one(name: str, output: Output, simulated: Mapping[str, str]) -> Shape:
     printed = _printed(output, simulated)
     if not printed.strip():
         return Shape(name, output.argv, same=False, why="the simulator printed nothing for this call")
-    here, there, why = differences(output.stdout, printed)
+    printed_here = output.stdout
+    if output.beside:  # both were ended while they printed
+        printed_here, printed = _whole_lines(printed_here), _whole_lines(printed)
+    here, there, why = differences(printed_here, printed)
     return Shape(name, output.argv, not (why or here or there), why, here, there)
+
+
+def _whole_lines(text: str) -> str:
+    return text[: text.rfind("\n") + 1]
 
 
 def _not_whole(output: Output) -> str:

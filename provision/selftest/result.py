@@ -96,11 +96,9 @@ class Result:
 
     @property
     def code(self) -> ExitCode:
-        """0 all proven, 3 unhealthy, 1 stopped by a named error, 5 something not proven, 130 interrupted."""
+        """0 all proven, 3 the machine is unhealthy, 5 something is not proven, 130 interrupted."""
         if self.interrupted:
             return ExitCode.INTERRUPTED
-        if self.stopped and self.verdict is not Verdict.FAIL:
-            return ExitCode.ERROR
         codes = {Verdict.FAIL: ExitCode.UNHEALTHY, Verdict.ERROR: ExitCode.INCOMPLETE}
         return codes.get(self.verdict, ExitCode.OK)
 

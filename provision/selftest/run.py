@@ -5,6 +5,7 @@ What was found by then is kept, also when it is interrupted.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime
 import json
@@ -20,7 +21,18 @@ from provision import checks_asked
 from provision.campaign import Raw
 from provision.checks import gpu_inventory
 from provision.errors import GpuprovError, UsageError
-from provision.selftest import changes, compare, machine, measure, page, provocations, result, signals, tools
+from provision.selftest import (
+    build,
+    changes,
+    compare,
+    machine,
+    measure,
+    page,
+    provocations,
+    result,
+    signals,
+    tools,
+)
 from provision.selftest.archive import Archive
 from provision.selftest.machine import SelftestError
 from provision.selftest.measure import Bench
@@ -39,6 +51,7 @@ class Settings:
     output: Path
     burn_seconds: int = 60
     minutes: float = 20.0
+    build: bool = False
     change_settings: bool = False
     mask_serials: bool = False
     declared: Mapping[str, Any] = field(default_factory=dict)
@@ -77,8 +90,9 @@ def run(settings: Settings) -> Result:
             found.stopped = "; ".join(filter(None, (error.what, error.fix)))
             if not found.checks:  # nothing was tried: one line says it all
                 shutil.rmtree(archive.folder)
-                for folder in made:
-                    folder.rmdir()
+                with contextlib.suppress(OSError):
+                    for folder in made:
+                        folder.rmdir()
                 raise
         with signals.held_back():
             found.finished, found.seconds = _now(), round(time.monotonic() - begun, 1)
@@ -103,7 +117,7 @@ def _course(settings: Settings, found: Result, archive: Archive, begun: float) -
     conditions = 5 + (4 if settings.change_settings else 0)
     with Progress("selftest", total=len(asked) + conditions + 1) as progress:
         progress.step("looking at this machine")
-        bench = _bench(settings, found, archive, begun, asked)
+        bench = _bench(settings, found, archive, begun, asked, progress)
         raws = list(_checks(bench, found, asked, progress))
         _provoke(bench, found, progress)
         if settings.change_settings:
@@ -113,10 +127,20 @@ def _course(settings: Settings, found: Result, archive: Archive, begun: float) -
         progress.done(f"shapes: {sum(one.same for one in found.shapes)} of {len(found.shapes)} as simulated")
 
 
-def _bench(settings: Settings, found: Result, archive: Archive, begun: float, asked: list[str]) -> Bench:
+def _bench(
+    settings: Settings,
+    found: Result,
+    archive: Archive,
+    begun: float,
+    asked: list[str],
+    progress: Progress,
+) -> Bench:
     known = tools.find(settings.declared)
-    declared = tools.variables(known.values(), settings.declared)
-    node = machine.look(checks_asked.facts_for(asked), declared)
+    node = machine.look(checks_asked.facts_for(asked), settings.declared)
+    if settings.build and build.missing(known.values()):
+        build.build(node, settings.declared, lambda task: progress.step(f"building tools: {task}"))
+        known = tools.find(settings.declared)
+    node = dataclasses.replace(node, variables=tools.variables(known.values(), node.variables))
     gpu = node.gpuprov_node["gpu"]
     found.sku, found.gpu_count = gpu["sku"] or "", gpu["count"]
     found.driver = str(node.facts.get("driver.loaded_version") or "")

@@ -28,15 +28,23 @@ def _lines(found: Result, output: Path) -> Iterator[str]:
             yield state
         for row in short:
             yield f"  {row.check if isinstance(row, Checked) else row.name}: {one_line(row.why, 200)}"
-    for one in found.checks:
-        for finding in (each for each in one.findings if each["verdict"] in ("fail", "warn")):
-            said = one_line(finding["message"], 200)
-            yield f"  {finding['verdict']} {one.check} {finding['device']}: {said}"
+    wrong = [
+        (one.check, each)
+        for one in found.checks
+        for each in one.findings
+        if each["verdict"] in ("fail", "warn")
+    ]
+    if wrong:
+        yield "found"
+    for check, finding in wrong:
+        said = one_line(finding["message"], 200)
+        yield f"  {finding['verdict']} {check} {finding['device']}: {said}"
     for leftover in found.leftovers:
         yield f"NOT PUT BACK  {one_line(leftover, 400)}"
-    same = sum(one.same for one in found.shapes)
-    shapes = f"{same} of {len(found.shapes)} outputs as the simulator prints them"
-    yield f"shapes   {shapes if found.shapes else found.shapes_why or 'not compared'}"
+    if found.shapes or found.shapes_why:
+        same = sum(one.same for one in found.shapes)
+        shapes = f"{same} of {len(found.shapes)} outputs as the simulator prints them"
+        yield f"shapes   {shapes if found.shapes else found.shapes_why}"
     yield f"page     {output / 'selftest.html'}"
     yield f"json     {output / 'selftest.json'}"
     yield f"archive  {output / found.archive}{' (partial)' if found.interrupted else ''}"

@@ -10,7 +10,7 @@ from typing import Any
 
 # Where the checks' own runner looks (provision/node/modules/gpuprov_run.py).
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
-_BUILT = "`gpuprov up` installs it: the role validation_tools has it from a package, or builds it from source"
+_BUILT = "`gpuprov up` installs it, role validation_tools; `gpuprov selftest --build` builds it from source"
 _COLLECTIVES = ("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf")
 _HOW = {
     "nvidia-smi": "it comes with the driver: `gpuprov up`, role nvidia_driver",

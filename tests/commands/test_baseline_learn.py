@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import re
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -59,8 +60,21 @@ def test_what_is_learnt_is_taken_by_rejudge(
     limits = for_sku("h100-sxm", Path("baseline.yml"))
     assert limits["p2p_bandwidth.h2d"].kind == "measured"
     assert folder.path.name in limits["p2p_bandwidth.h2d"].source
+    assert limits["p2p_bandwidth.h2d"].machines == 6
+    line = said.split("p2p_bandwidth.h2d")[1].splitlines()[1]
+    assert re.fullmatch(
+        r"    95 % interval [\d.]+ to [\d.]+; healthy parts failed < 0\.01 %; learnt from 6 nodes; "
+        "enough to trust it",
+        line,
+    )
     judged = campaign.rejudge(folder, Path("baseline.yml"))
     assert {node.node for node in judged.nodes if node.verdict is Verdict.FAIL} == {"gpu-06"}
+    findings = [finding for node in judged.nodes for check in node.checks for finding in check.findings]
+    sources = [
+        one.source for one in findings if "baseline learn" in one.source and one.verdict is Verdict.FAIL
+    ]
+    assert sources
+    assert all(re.search(r"; 6 machines, 20\d\d-\d\d$", source) for source in sources)
     assert cli.main(["report", "--rejudge", "--thresholds", "baseline.yml"]) == ExitCode.UNHEALTHY
 
 
@@ -77,6 +91,24 @@ def test_several_runs_are_learnt_from_together(runs: Path, tmp_path: Path) -> No
     assert one.path.name in source
     assert other.path.name in source
     assert "less 20%" in source
+
+
+def test_a_limit_of_too_few_nodes_says_how_many_make_it_trustworthy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from provision.baseline import Baseline, Sample, learn
+    from provision.commands.baseline import _say
+
+    rates = {"gpu-1": 47_000, "gpu-2": 49_500, "gpu-3": 50_500, "gpu-4": 51_000}
+    found = [Sample("h100-sxm", "gpu_burn.rate", "r1", node, "gpu0", rate) for node, rate in rates.items()]
+    learnt = learn(found, "2026-11")
+    certain = learnt.certainty["h100-sxm", "gpu_burn.rate"]
+    _say(learnt)
+    assert f"learnt from 4 nodes; {certain.enough} make it trustworthy\n" in capsys.readouterr().out
+    assert certain.enough > 4
+    never = replace(certain, enough=0)
+    _say(Baseline(learnt.limits, (), {("h100-sxm", "gpu_burn.rate"): never}))
+    assert "learnt from 4 nodes; more than a million make it trustworthy\n" in capsys.readouterr().out
 
 
 def test_too_few_nodes_are_refused_with_what_it_takes(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:

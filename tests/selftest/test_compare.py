@@ -68,6 +68,15 @@ def test_an_output_that_cannot_be_compared_says_why(printed: Callable[..., Outpu
     assert not any(one.same or one.only_here or one.only_simulated for one in shapes)
 
 
+def test_a_sampler_is_ended_in_the_middle_of_a_line(printed: Callable[..., Output]) -> None:
+    query = ("nvidia-smi", "--query-gpu=index,power.draw,pstate", "--format=csv,noheader,nounits")
+    whole = printed(*query)
+    cut = replace(whole, stdout=whole.stdout + "0, 70", rc=-15, beside="gpu_burn")
+    silent = replace(cut, stdout="")
+    shapes, _ = compare.compare(raw(cut, silent), SKU, DRIVER)
+    assert [(one.same, one.only_here) for one in shapes] == [(True, [])]
+
+
 def test_the_kernel_log_and_what_did_not_start_are_left_out() -> None:
     outputs = [
         Output("journal", ("journalctl", "-k"), 0, "x", "", 1.0),

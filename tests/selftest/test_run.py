@@ -170,7 +170,7 @@ def test_gpus_in_use_are_left_alone(
     found = run.run(Settings(tmp_path / "out"))
     assert found.stopped.startswith("GPUs are in use: gpu5 by python (pid 4242, 1024 MiB); drain the machine")
     assert [one.check for one in found.checks] == ["gpu_inventory"], "no load"
-    assert found.code == 1
+    assert found.code == 5
     assert read(tmp_path / "out")["stopped"] == found.stopped
 
 
