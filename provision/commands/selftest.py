@@ -10,7 +10,8 @@ from provision.errors import ExitCode
 
 EPILOG = """\
 Runs on the GPU machine itself, as root, without SSH and without an inventory. It loads every GPU: drain the
-machine first. GPU settings stay as they are, unless --change-settings is given.
+machine first. GPU settings stay as they are, unless --change-settings is given. A lock of the clocks that is
+there before cannot be seen, and --change-settings ends it: set it again afterwards.
 
 exit codes: 0 when everything that this machine allows is proven; 3 when a check found it unhealthy; 5 when
 something could not be proven, or the GPUs are in use; 1 without a GPU or without root; 130 when interrupted.
@@ -28,12 +29,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="DIR",
-        help="new or empty folder (default: selftest-<hostname>-<date>)",
+        help="new or empty folder (default: selftest-<hostname>-<date and time>)",
     )
     parser.add_argument(
         "--mask-serials",
         action="store_true",
-        help="write stand-ins for serial numbers, UUIDs and hardware addresses",
+        help="write stand-ins for serial numbers, UUIDs, hardware addresses and the host name",
     )
     parser.add_argument(
         "--build",

@@ -1,12 +1,14 @@
 """The fixture archive of a selftest: what every program printed, as it came, in a folder and in one file.
 
 A file is a check, in the form in which a run folder keeps raw output: programs' arguments, exit status,
-output and seconds. Their environment is not in it.
+output and seconds. Their environment is not in it, nor are the variables that were declared; the kernel's
+log is, with the command line the kernel was booted with. It is closed to other users, as a run folder is.
 """
 
 from __future__ import annotations
 
 import json
+import platform
 import tarfile
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -24,8 +26,8 @@ class Archive:
 
     def __init__(self, output: Path, *, mask: bool) -> None:
         self.folder = output / FOLDER
-        self.folder.mkdir(parents=True)
-        self._serials = Serials() if mask else None
+        self.folder.mkdir(mode=0o700)
+        self._serials = Serials(platform.node()) if mask else None
 
     def keep(self, place: str, raw: Raw) -> None:
         """What came back for one check; `place` is its folder in the archive."""
@@ -38,18 +40,27 @@ class Archive:
             self._serials.learn_values(document)
             for output in document.get("outputs", ()):
                 self._serials.learn(f"{output['stdout']}\n{output['stderr']}")
-        path.write_text(self.shown(json.dumps(document, indent=1, default=str)) + "\n", encoding="utf-8")
+                self._serials.learn_columns(output["argv"], output["stdout"])
+        path.write_text(_text(self.shown(document)), encoding="utf-8")
 
-    def shown(self, text: str) -> str:
-        """A text as it may leave this machine."""
-        return self._serials.hide(text) if self._serials else text
+    def shown(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """A document as it may leave this machine."""
+        plain: dict[str, Any] = json.loads(json.dumps(document, default=str))
+        return self._serials.hidden(plain) if self._serials else plain
 
     def pack(self) -> Path:
         """The archive as one file beside its folder; a serial number learnt late is hidden in all of it."""
         if self._serials:
             for path in sorted(self.folder.rglob("*.json")):
-                path.write_text(self.shown(path.read_text(encoding="utf-8")), encoding="utf-8")
+                path.write_text(_text(self.shown(json.loads(path.read_text("utf-8")))), encoding="utf-8")
         packed = self.folder.with_suffix(".tar.gz")
+        packed.touch(mode=0o600)
+        # The output folder is called after the machine.
+        inside = "selftest" if self._serials else self.folder.parent.name
         with tarfile.open(packed, "w:gz") as tar:
-            tar.add(self.folder, arcname=self.folder.parent.name)
+            tar.add(self.folder, arcname=inside)
         return packed
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1) + "\n"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from provision.errors import GpuprovError
 from provision.health import CheckResult
-from provision.selftest import foreign
+from provision.selftest import foreign, signals
 from provision.selftest.machine import SelftestError
 from provision.selftest.measure import Bench
 from provision.selftest.provocations import quoted, slow
@@ -49,21 +51,12 @@ def planned(now: Mapping[str, str]) -> Iterator[Change | tuple[str, str]]:
     """The changes that this GPU allows; one that it does not is (name, why)."""
     yield _power(now)
     clock = _number(now["clocks.max.sm"])
-    if clock is None:
-        yield "clock lock", f"its highest clock is {now['clocks.max.sm']}"
+    if clock is None or _number(now["clocks.sm"]) is None:
+        yield "clock lock", f"its clock is {now['clocks.sm']}, the highest {now['clocks.max.sm']}"
     else:
         half = str(int(clock) // 2)
         yield Change("clock lock", "", half, ("-lgc", f"{half},{half}"), ("-rgc",), {})
-    kept = now["persistence_mode"] == "Enabled"
-    yield Change(
-        "persistence mode",
-        "persistence_mode",
-        "Disabled" if kept else "Enabled",
-        ("-pm", "0" if kept else "1"),
-        ("-pm", "1" if kept else "0"),
-        {"nvidia_driver_persistence": kept},
-        "persistence",
-    )
+    yield _persistence(now)
     mode = now["compute_mode"]
     if mode not in _COMPUTE:
         yield "compute mode", f"it is {mode}"
@@ -81,12 +74,22 @@ def _power(now: Mapping[str, str]) -> Change | tuple[str, str]:
             "power limit",
             f"it is {now['power.limit']}, the lowest allowed {now['power.min_limit']}",
         )
-    lower = max(least, round(0.8 * limit))
+    lower = math.ceil(max(least, 0.8 * limit))  # whole watts, for a driver may take no others
     if lower >= 0.98 * limit:
         return "power limit", f"it is {limit:g} W already, the lowest allowed is {least:g} W"
-    there, back = ("-pl", f"{lower:.0f}"), ("-pl", f"{limit:g}")
+    there, back = ("-pl", f"{lower}"), ("-pl", f"{limit:g}")
     declared = {"gpu_settings_power_limit": limit}
     return Change("power limit", "power.limit", f"{lower:.2f}", there, back, declared, "power_limit")
+
+
+def _persistence(now: Mapping[str, str]) -> Change | tuple[str, str]:
+    name, mode = "persistence mode", now["persistence_mode"]
+    if mode not in ("Enabled", "Disabled"):
+        return name, f"it is {mode}"
+    kept = mode == "Enabled"
+    there, back = ("-pm", "0" if kept else "1"), ("-pm", "1" if kept else "0")
+    other, declared = "Disabled" if kept else "Enabled", {"nvidia_driver_persistence": kept}
+    return Change(name, "persistence_mode", other, there, back, declared, "persistence")
 
 
 def _number(text: str) -> float | None:
@@ -104,15 +107,20 @@ def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None])
         f"nvidia-smi -i {gpu} {' '.join(one.there)}, then {' '.join(one.back)}",
         f"gpu{gpu}, by {'gpu_inventory' if one.metric else 'gpu_burn'}",
     )
-    why = ""
+    burn = bench.tools["gpu_burn"]
+    if not one.metric and not burn.path:
+        return Provoked(*words, NOT_POSSIBLE, why=f"gpu_burn is not installed: {burn.how}")
+    refused = ""
     try:
-        if why := _refused(one, gpu):
-            return Provoked(*words, NOT_POSSIBLE, why=why)
+        if refused := _refused(one, gpu):
+            return Provoked(*words, NOT_POSSIBLE, why=refused)
         named, text = _named(bench, one, gpu)
     finally:
-        trouble = _put_back(bench, one, gpu, before)
-        if trouble:
-            leftover(f"{one.name} of gpu{gpu}: {trouble}; run: nvidia-smi -i {gpu} {' '.join(one.back)}")
+        with signals.held_back():
+            # Where a setting cannot be read back, one that was refused is the one that it was.
+            trouble = "" if refused and not one.field else _put_back(bench, one, gpu, before)
+            if trouble:
+                leftover(f"{one.name} of gpu{gpu}: {trouble}; run: nvidia-smi -i {gpu} {' '.join(one.back)}")
     why = trouble or ("" if named else "the check did not name it")
     state = NOT_PROVEN if why else PROVEN
     return Provoked(*words, state, named=text, why=why, seconds=round(time.monotonic() - began, 1))
@@ -140,14 +148,17 @@ def _named(bench: Bench, one: Change, gpu: int) -> tuple[bool, str]:
 
 
 def _put_back(bench: Bench, one: Change, gpu: int, before: Mapping[str, str]) -> str:
-    """Put it back, and read it back; empty when it is as before."""
-    said = _smi(gpu, *one.back)
-    if one.field:
-        now = read(gpu)[one.field]
-        return "" if now == before[one.field] else f"it is {now}, it was {before[one.field]}"
-    if said.returncode:
-        return said.stdout.strip()[:200]
-    return _rises(bench, gpu, float(one.value))
+    """Put it back, and read it back; empty when it is as before. Raises nothing: what is left is told."""
+    try:
+        said = _smi(gpu, *one.back)
+        if one.field:
+            now = read(gpu)[one.field]
+            return "" if now == before[one.field] else f"it is {now}, it was {before[one.field]}"
+        if said.returncode:
+            return f"nvidia-smi refused to put it back: {said.stdout.strip()[:200]}"
+        return _rises(bench, gpu, float(one.value))
+    except GpuprovError as error:
+        return f"whether it is as before could not be seen: {error.what}"
 
 
 def _rises(bench: Bench, gpu: int, held: float) -> str:

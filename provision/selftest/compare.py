@@ -30,8 +30,10 @@ _SAMPLED = 3.0  # of one that prints until it is ended
 
 def compare(raws: Iterable[Raw], sku: str, driver: str) -> tuple[list[Shape], str]:
     """The differences of each output; and why there are none to be had."""
-    if not sku or not driver:
-        return [], "the SKU or the driver is not known"
+    if not sku:
+        return [], "the SKU of these GPUs is not known"
+    if not driver:
+        return [], "the version of the loaded driver is not known"
     with tempfile.TemporaryDirectory(prefix="gpuprov-simulated-") as folder:
         simulated, why = _simulated(Path(folder), sku, driver)
         if why:
@@ -46,7 +48,9 @@ def compare(raws: Iterable[Raw], sku: str, driver: str) -> tuple[list[Shape], st
 
 
 def _comparable(output: Output) -> bool:
-    return bool(output.argv) and PurePosixPath(output.argv[0]).name in _TOOLS and bool(output.stdout.strip())
+    if not output.argv or PurePosixPath(output.argv[0]).name not in _TOOLS or output.not_started:
+        return False
+    return bool(output.stdout.strip()) or not output.beside  # a sampler may be ended before its first line
 
 
 def _simulated(folder: Path, sku: str, driver: str) -> tuple[Mapping[str, str], str]:
@@ -58,8 +62,14 @@ def _simulated(folder: Path, sku: str, driver: str) -> tuple[Mapping[str, str], 
             argv, env=environment, capture_output=True, text=True, timeout=_MAKE, check=True
         )
         found: Mapping[str, str] = json.loads(done.stdout)
-    except (OSError, ValueError, subprocess.SubprocessError):
-        return {}, f"there is no simulator for SKU {sku} with driver {driver}"
+    except subprocess.TimeoutExpired:
+        return {}, f"the simulated machine was not made within {_MAKE:.0f} s"
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.strip().splitlines() or [f"exit status {error.returncode}"]
+        said = next((line.partition("error: ")[2] for line in lines if "error: " in line), lines[-1])
+        return {}, f"there is no simulator for SKU {sku} with driver {driver}: {said[:200]}"
+    except (OSError, ValueError) as error:
+        return {}, f"the simulated machine could not be made: {error}"
     return found, ""
 
 
@@ -70,16 +80,42 @@ def _release(printed: str) -> dict[str, str]:
 
 
 def _one(name: str, output: Output, simulated: Mapping[str, str]) -> Shape:
+    if why := _not_whole(output):
+        return Shape(name, output.argv, same=False, why=why)
+    printed = _printed(output, simulated)
+    if not printed.strip():
+        return Shape(name, output.argv, same=False, why="the simulator printed nothing for this call")
+    printed_here = output.stdout
+    if output.beside:  # both were ended while they printed
+        printed_here, printed = _whole_lines(printed_here), _whole_lines(printed)
+    here, there, why = differences(printed_here, printed)
+    return Shape(name, output.argv, not (why or here or there), why, here, there)
+
+
+def _whole_lines(text: str) -> str:
+    return text[: text.rfind("\n") + 1]
+
+
+def _not_whole(output: Output) -> str:
+    """Why this output has no shape; one that ran beside another was ended with it, and is whole."""
+    if output.timed_out:
+        return f"it did not end here within {output.seconds:.0f} s"
+    if output.truncated:
+        return "it was cut here at its size limit"
+    return "" if output.stdout.strip() else "it printed nothing here"
+
+
+def _printed(output: Output, simulated: Mapping[str, str]) -> str:
+    """What the simulated tool prints for the same call; empty when it cannot be run."""
     tool = PurePosixPath(output.argv[0]).name
     argv = [sys.executable, "-I", "-S", simulated["run"], tool, *output.argv[1:]]
     own = {key: value for key, value in simulated.items() if key != "run"}
-    environment = {**os.environ, **own, **_release(output.stdout)}
     folder = Path(simulated["SILICON_ROOT"]) / "usr/share/gpu-burn"
     try:
         done = subprocess.run(
             argv,
             cwd=folder,
-            env=environment,
+            env={**os.environ, **own, **_release(output.stdout)},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=_SAMPLED if output.beside else _SECONDS,
@@ -88,8 +124,6 @@ def _one(name: str, output: Output, simulated: Mapping[str, str]) -> Shape:
         printed = done.stdout
     except subprocess.TimeoutExpired as late:  # a sampler prints until it is ended
         printed = late.stdout or b""
-    text = printed.decode("utf-8", "replace")
-    if not text.strip():
-        return Shape(name, output.argv, same=False, why="the simulator printed nothing for this call")
-    here, there = differences(output.stdout, text)
-    return Shape(name, output.argv, not here and not there, "", here, there)
+    except OSError:
+        printed = b""
+    return printed.decode("utf-8", "replace")

@@ -80,8 +80,8 @@ def provoke(bench: Bench, condition: Condition, gpu: int) -> Provoked:
         return Provoked(*words, NOT_POSSIBLE, why=f"{lacking[0].name} is not installed: {lacking[0].how}")
     try:
         named, text = condition.make(bench, gpu)
-    except GpuprovError as error:
-        return Provoked(*words, NOT_POSSIBLE, why="; ".join(filter(None, (error.what, error.fix))))
+    except GpuprovError as error:  # the hardware allows it, and it was not to be had
+        return Provoked(*words, NOT_PROVEN, why="; ".join(filter(None, (error.what, error.fix))))
     why = "" if named else "the check did not name it"
     seconds = round(time.monotonic() - began, 1)
     return Provoked(*words, PROVEN if named else NOT_PROVEN, named=text, why=why, seconds=seconds)

@@ -10,19 +10,29 @@ import dataclasses
 import datetime
 import json
 import os
-import signal
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from provision import checks_asked
 from provision.campaign import Raw
 from provision.checks import gpu_inventory
 from provision.errors import GpuprovError, UsageError
-from provision.selftest import build, changes, compare, machine, measure, page, provocations, result, tools
+from provision.selftest import (
+    build,
+    changes,
+    compare,
+    machine,
+    measure,
+    page,
+    provocations,
+    result,
+    signals,
+    tools,
+)
 from provision.selftest.archive import Archive
 from provision.selftest.machine import SelftestError
 from provision.selftest.measure import Bench
@@ -30,6 +40,7 @@ from provision.selftest.result import NOT_POSSIBLE, Provoked, Result
 from provision.terminal import Progress
 
 _KEPT_BACK = 240.0  # seconds that checks leave for the provocations
+_AT_LEAST = 60.0  # seconds for the checks, however few minutes were given
 _PAGE, _DOCUMENT, _BEFORE = "selftest.html", "selftest.json", "settings-before.json"
 
 
@@ -47,8 +58,8 @@ class Settings:
 
 
 def default_output() -> Path:
-    """`selftest-<hostname>-<date>`, here."""
-    return Path(f"selftest-{machine.name()}-{datetime.datetime.now(datetime.UTC):%Y%m%d}")
+    """`selftest-<hostname>-<date>T<time>Z`, here: a second one on the same day has a folder too."""
+    return Path(f"selftest-{machine.name()}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}")
 
 
 def refuse_early(output: Path) -> None:
@@ -62,24 +73,43 @@ def refuse_early(output: Path) -> None:
 def run(settings: Settings) -> Result:
     """The whole of it. What was found is in the output folder at the end, interrupted or not."""
     refuse_early(settings.output)
-    settings.output.mkdir(parents=True, exist_ok=True)
+    made = _make(settings.output)
     begun = time.monotonic()
     found = Result(machine.name(), _now(), serials_masked=settings.mask_serials)
     found.settings_asked = settings.change_settings
     archive = Archive(settings.output, mask=settings.mask_serials)
-    try:
-        with _ended_by_signals():
+    running = signals.running()
+    with signals.as_interrupts():
+        try:
             _course(settings, found, archive, begun)
-    except KeyboardInterrupt:
-        found.interrupted = True
-    except GpuprovError as error:
-        found.stopped = "; ".join(filter(None, (error.what, error.fix)))
-        if not found.checks:  # nothing was tried: one line says it all
-            _remove_empty(settings.output)
-            raise
-    found.finished, found.seconds = _now(), round(time.monotonic() - begun, 1)
-    _write(settings.output, found, archive)
+        except KeyboardInterrupt:
+            found.interrupted = True
+            with signals.held_back():
+                signals.end_others(running)
+        except GpuprovError as error:
+            found.stopped = "; ".join(filter(None, (error.what, error.fix)))
+            if not found.checks:  # nothing was tried: one line says it all
+                shutil.rmtree(archive.folder)
+                with contextlib.suppress(OSError):
+                    for folder in made:
+                        folder.rmdir()
+                raise
+        with signals.held_back():
+            found.finished, found.seconds = _now(), round(time.monotonic() - begun, 1)
+            _write(settings.output, found, archive)
     return found
+
+
+def _make(output: Path) -> list[Path]:
+    """Make the folder; which folders were not there before, innermost first. Raises UsageError."""
+    new = [folder for folder in (output, *output.parents) if not folder.exists()]
+    try:
+        output.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{output} cannot be made: {error.strerror}", "give another one with --output"
+        ) from error
+    return new
 
 
 def _course(settings: Settings, found: Result, archive: Archive, begun: float) -> None:
@@ -121,7 +151,7 @@ def _bench(
     if not known["nvidia-smi"].path:
         raise SelftestError("nvidia-smi is not installed", known["nvidia-smi"].how)
     options = {"burn_seconds": settings.burn_seconds, "timeout": None}
-    until = begun + max(60.0, 60.0 * settings.minutes - _KEPT_BACK)
+    until = begun + max(_AT_LEAST, 60.0 * settings.minutes - _KEPT_BACK)
     return Bench(node, known, archive, options, until)
 
 
@@ -176,35 +206,12 @@ def _write(output: Path, found: Result, archive: Archive) -> None:
     """The page and the document; the archive as one file."""
     packed = archive.folder.with_suffix(".tar.gz")
     found.archive = packed.name
-    text = archive.shown(json.dumps(result.document(found), indent=1))
-    archive.write("selftest.json", json.loads(text))
+    document = result.document(found)
+    archive.write(_DOCUMENT, document)
     archive.pack()
-    text = archive.shown(text)
-    (output / _DOCUMENT).write_text(text + "\n", encoding="utf-8")
-    (output / _PAGE).write_text("".join(page.render(json.loads(text))), encoding="utf-8")
-
-
-def _remove_empty(output: Path) -> None:
-    """Leave no folder of a selftest that could not begin."""
-    with contextlib.suppress(OSError):
-        for path in sorted(output.rglob("*"), reverse=True):
-            path.unlink() if path.is_file() else path.rmdir()
-        output.rmdir()
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-    """SIGTERM and SIGHUP end it as Ctrl-C does: what was provoked must not outlive it."""
-
-    def stop(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    shown = archive.shown(document)
+    (output / _DOCUMENT).write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
+    (output / _PAGE).write_text("".join(page.render(shown)), encoding="utf-8")
 
 
 def _now() -> str:

@@ -1,39 +1,104 @@
-"""Serial numbers, UUIDs and hardware addresses replaced by stand-ins of the same shape, always the same."""
+"""Serial numbers, UUIDs, hardware addresses and the machine's name replaced by stand-ins, always the same.
+
+A stand-in has the length of what it replaces. What identifies nothing stays: zeros, `N/A`, PCI addresses. A
+serial number that could as well be any number or word is replaced only where a name says that it is one.
+"""
 
 from __future__ import annotations
 
+import ipaddress
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-_UUID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b", re.IGNORECASE)
-_MAC = re.compile(r"(?<![0-9a-f:])[0-9a-f]{2}(?::[0-9a-f]{2}){5}(?![0-9a-f:])", re.IGNORECASE)
-_GUID = re.compile(
-    r"(?<![0-9a-f:])[0-9a-f]{4}(?::[0-9a-f]{4}){3}(?![0-9a-f:])|\b0x[0-9a-f]{16}\b", re.IGNORECASE
-)
-_GID = re.compile(r"\bfe80:[0-9a-f:]{4,34}", re.IGNORECASE)
-# Serial numbers have no shape of their own: they stand behind a name that says so.
+# Inside a JSON text within JSON a line begins behind the two letters of `\n`.
+_EDGE = r"(?:(?<![0-9A-Za-z])|(?<=\\[nrt]))"
+_WORD = r"[A-Za-z0-9][\w.-]{3,63}"
+# Serial numbers have no shape of their own: they stand behind a name that says so. The kernel log's
+# `Serial: 8250/16550 driver` and `SerialNumber: 0000:00:14.0` are none.
 _NAMED = (
-    re.compile(r"<\w*serial\w*>\s*([^<]{4,64}?)\s*</", re.IGNORECASE),
-    re.compile(r'\\?"[^"\n]{0,40}serial[^"\n]{0,40}"\s*:\s*\\?"\s*([^"\\]{4,64}?)\s*\\?"', re.IGNORECASE),
-    re.compile(r"\bserial(?: ?number)?\s*[:=]\s*([\w.-]{4,64})", re.IGNORECASE),
+    re.compile(rf"(?P<name><\w*serial\w*>\s*)(?P<value>{_WORD})(?=\s*</)", re.IGNORECASE),
+    re.compile(
+        r'(?P<name>"[^"\n]{0,40}serial(?:[ _]?num(?:ber)?|[ _]?no)?\\?"\s*:\s*(?:\\?")?\s*)'
+        rf'(?P<value>{_WORD})(?=\s*(?:\\?"|[,\}}\]\n]))',
+        re.IGNORECASE,
+    ),
+    re.compile(
+        r"(?P<name>(?<![A-Za-z])serial(?:[ _]?num(?:ber)?|[ _]?no)?[ \t]*[:=][ \t]*)"
+        rf"(?P<value>{_WORD})(?=[\s,;)\]]|\\[nrt]|$)",
+        re.IGNORECASE,
+    ),
+    # lspci -vv: `Capabilities: [100 v1] Device Serial Number b8-59-9f-ff-ff-03-12-34`
+    re.compile(r"(?P<name>\bserial number[ \t]+)(?P<value>(?:[0-9a-f]{2}-){7}[0-9a-f]{2})\b", re.IGNORECASE),
 )
-_SERIAL = re.compile(r"(?=.*[1-9])[A-Za-z0-9][\w.-]{3,63}")
+_KEY = re.compile(r"serial(?:[ _-]?num(?:ber)?|[ _]?no)?$", re.IGNORECASE)
+_SERIAL = re.compile(rf"(?=.*[1-9]){_WORD}")
+_DIGITS_ALONE, _MIXED = 10, 6  # characters from which a serial number is one wherever it stands
+_HOST_KEYS = ("host", "hostname", "node")
+# The kernel's journal, systemd's first words, and the ranks of nccl-tests.
+_HOST_PLACES = (
+    r"^(?P<name>\d{{9,}}\.\d+ )(?P<value>{})(?= )",
+    r"(?P<name>Hostname set to <)(?P<value>{})(?=>)",
+    r"(?P<name> on +)(?P<value>{})(?= device +\d)",
+)
+_HOST = "this-host"
+_UUID = re.compile(
+    rf"{_EDGE}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}(?![0-9A-Za-z])", re.IGNORECASE
+)
+# Of Ethernet (6 bytes), an EUI-64 (8), and IP over InfiniBand (20).
+_MAC = re.compile(
+    rf"{_EDGE}(?<!\b[0-9a-f]{{2}}:)[0-9a-f]{{2}}(?::[0-9a-f]{{2}}){{5}}"
+    r"(?:(?::[0-9a-f]{2}){2}|(?::[0-9a-f]{2}){14})?(?!:?[0-9a-f])",
+    re.IGNORECASE,
+)
+_GUID = re.compile(rf"{_EDGE}(?<![0-9a-f]:)[0-9a-f]{{4}}(?::[0-9a-f]{{4}}){{3}}(?!:?[0-9a-f])", re.IGNORECASE)
+# Any number of 64 bits looks so (a throttle reason, an address, a time in the kernel log): a name says it.
+_NAMED_GUID = re.compile(
+    r"(?P<name>guid[^0-9A-Za-z\n]{1,60})(?P<value>0x[0-9a-f]{16}(?![0-9a-f]))", re.IGNORECASE
+)
+_NUMBER = re.compile(rf"{_EDGE}0x[0-9a-f]{{16}}(?![0-9a-f])", re.IGNORECASE)
+_GID = re.compile(
+    rf"{_EDGE}(?:fe80::[0-9a-f]{{1,4}}(?::[0-9a-f]{{1,4}}){{0,3}}|"
+    r"(?<![0-9a-f]:)[0-9a-f]{4}(?::[0-9a-f]{4}){7})(?!:?[0-9a-f])",
+    re.IGNORECASE,
+)
+# ib_write_bw prints a GID byte by byte in decimal.
+_DECIMAL_GID = re.compile(rf"{_EDGE}\d{{2,3}}(?::\d{{2,3}}){{15}}(?!:?\d)")
+_LINK_LOCAL = "fe80000000000000"
 
 
 class Serials:
-    """The stand-ins, kept for as long as the archive is written."""
+    """The stand-ins, kept for as long as the archive is written. `host`: the machine's name."""
 
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-        self._given: set[str] = set()
+    def __init__(self, host: str = "") -> None:
+        self._numbers: dict[str, int] = {}
+        self._given: set[str] = {_HOST}
+        self._serials: dict[str, str] = {}
+        hosts = sorted({host, host.partition(".")[0]} - {""}, key=len, reverse=True)
+        self._hosts = frozenset(hosts)
+        named = "|".join(map(re.escape, hosts))
+        self._places = [re.compile(one.format(named), re.MULTILINE) for one in _HOST_PLACES if hosts]
+        plain = [re.escape(one) for one in hosts if _tells_a_host(one)]
+        if plain:
+            self._places.append(re.compile(rf"(?P<name>)(?<![\w.-])(?P<value>{'|'.join(plain)})(?![\w-])"))
 
     def learn(self, text: str) -> None:
         """Remember the serial numbers that a text names."""
         for pattern in _NAMED:
-            for value in pattern.findall(text):
-                if _SERIAL.fullmatch(value) and value.lower() not in self._given:
-                    self._stand_in(value, _plain)
+            for found in pattern.finditer(text):
+                self._serial(found["value"])
+
+    def learn_columns(self, argv: Iterable[str], text: str) -> None:
+        """Remember those in a table of nvidia-smi's: its columns are in its first line, or were asked for."""
+        asked = next((word.partition("=")[2] for word in argv if word.startswith("--query-gpu=")), "")
+        lines = text.splitlines()
+        for header in (asked, lines[0] if lines else ""):
+            columns = [cell.strip() for cell in header.split(",")]
+            for at in (number for number, name in enumerate(columns) if _KEY.search(name)):
+                for line in lines:
+                    cells = line.split(",")
+                    if len(cells) == len(columns):
+                        self._serial(cells[at].strip())
 
     def learn_values(self, value: Any, key: str = "") -> None:
         """Remember those among named values: a node's facts, a check's measurements."""
@@ -43,47 +108,139 @@ class Serials:
         elif isinstance(value, list | tuple):
             for inner in value:
                 self.learn_values(inner, key)
-        elif isinstance(value, str) and "serial" in key.lower():
-            self.learn(f"serial: {value}")
+        elif isinstance(value, str) and _KEY.search(key):
+            self._serial(value.strip())
+
+    def hidden(self, value: Any, key: str = "") -> Any:
+        """A JSON document with the stand-ins."""
+        if isinstance(value, Mapping):
+            return {self.hide(str(name)): self.hidden(inner, str(name)) for name, inner in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.hidden(inner, key) for inner in value]
+        if not isinstance(value, str):
+            return value
+        if key in _HOST_KEYS and value in self._hosts:
+            return _HOST
+        return self._serial(value) if _KEY.search(key) else self.hide(value)
 
     def hide(self, text: str) -> str:
         """The text with the stand-ins."""
-        for value in sorted(self._known, key=len, reverse=True):
-            if value in text.lower():
-                pattern = rf"(?<![A-Za-z0-9]){re.escape(value)}(?![A-Za-z0-9])"
-                text = re.sub(pattern, self._known[value], text, flags=re.IGNORECASE)
-        for known, shape in ((_UUID, _uuid), (_GID, _gid), (_MAC, _mac), (_GUID, _guid)):
-            text = self._replaced(known, shape, text)
+        for pattern in _NAMED:
+            text = pattern.sub(lambda found: found["name"] + self._serial(found["value"]), text)
+        lower = text.lower()
+        for value in sorted(self._serials, key=len, reverse=True):
+            if _tells_itself(value) and value in lower:
+                text = re.sub(
+                    rf"{_EDGE}{re.escape(value)}(?![A-Za-z0-9])",
+                    lambda found: self._serial(found[0]),
+                    text,
+                    flags=re.IGNORECASE,
+                )
+        for pattern in self._places:
+            text = pattern.sub(lambda found: found["name"] + _HOST, text)
+        text = _NAMED_GUID.sub(lambda found: found["name"] + self._guid(found["value"]), text)
+        for known, shown in (
+            (_UUID, self._uuid),
+            (_GID, self._gid),
+            (_DECIMAL_GID, self._decimal_gid),
+            (_MAC, self._mac),
+            (_GUID, self._guid),
+            (_NUMBER, self._number_known),
+        ):
+            text = self._replaced(known, shown, text)
         return text
 
-    def _replaced(self, known: re.Pattern[str], shape: Callable[[str, int], str], text: str) -> str:
-        return known.sub(lambda found: self._stand_in(found[0], shape), text)
+    def _replaced(self, known: re.Pattern[str], shown: Callable[[str], str], text: str) -> str:
+        def stand_in(found: re.Match[str]) -> str:
+            return found[0] if found[0].lower() in self._given else self._give(shown(found[0]), found[0])
 
-    def _stand_in(self, value: str, shape: Callable[[str, int], str]) -> str:
-        key = value.lower()
-        if not key.strip("0x:-fe8") or key in self._given:  # of no device, or a stand-in already
+        return known.sub(stand_in, text)
+
+    def _give(self, stand_in: str, value: str) -> str:
+        if stand_in != value:
+            self._given.add(stand_in.lower())
+        return stand_in
+
+    def _number(self, key: str) -> int:
+        return self._numbers.setdefault(key.lower(), len(self._numbers) + 1)
+
+    def _serial(self, value: str) -> str:
+        if value.lower() in self._given or not _SERIAL.fullmatch(value):
             return value
-        if key not in self._known:
-            self._known[key] = shape(value, len(self._known) + 1)
-            self._given.add(self._known[key].lower())
-        return self._known[key]
+        stand_in = _refilled(value, self._number(value), "X")
+        self._serials[value.lower()] = stand_in
+        return self._give(stand_in, value)
+
+    def _uuid(self, value: str) -> str:
+        if not value.strip("0-"):
+            return value
+        return f"00000000-0000-4000-8000-{self._number(value):012d}"
+
+    def _mac(self, value: str) -> str:
+        digits = value.replace(":", "")
+        if not digits.strip("0") or not digits.lower().strip("f"):
+            return value
+        if len(digits) == 16:
+            return _refilled(value, self._number(digits), "0")
+        number = self._number(digits[-16:] if len(digits) == 40 else digits)
+        return "02" + _refilled(value[2:], number, "0")
+
+    def _guid(self, value: str) -> str:
+        digits = value.lower().removeprefix("0x").replace(":", "")
+        if value.lower() in self._given or not digits[4:].strip("0") or not digits.strip("f"):
+            return value
+        kept = 2 if value.lower().startswith("0x") else 0
+        return self._give(value[:kept] + _refilled(value[kept:], self._number(digits), "0"), value)
+
+    def _number_known(self, value: str) -> str:
+        return self._guid(value) if value[2:].lower() in self._numbers else value
+
+    def _gid(self, value: str) -> str:
+        try:
+            address = ipaddress.IPv6Address(value)
+        except ValueError:
+            return value
+        digits = f"{int(address):032x}"
+        if not digits[16:].strip("0"):
+            return value
+        number = self._number(digits[16:])
+        if "::" in value:
+            return value[:6] + _refilled(value[6:], number, "0")
+        if digits.startswith("0" * 20 + "ffff"):  # of an IPv4 address
+            return value[:30] + _refilled(value[30:], number, "0")
+        prefix = value[:20] if digits.startswith(_LINK_LOCAL) else "fd00:0000:0000:0000:"
+        return prefix + _refilled(value[20:], number, "0")
+
+    def _decimal_gid(self, value: str) -> str:
+        numbers = [int(one) for one in value.split(":")]
+        if max(numbers) > 255 or not any(numbers[8:]):
+            return value
+        number = self._number(bytes(numbers[8:]).hex())
+        kept = 12 if numbers[10:12] == [255, 255] and not any(numbers[:10]) else 8
+        shown = [*numbers[:kept], *[0] * (14 - kept), number // 100 % 100, number % 100]
+        return ":".join(f"{one:02d}" for one in shown)
 
 
-def _plain(value: str, number: int) -> str:
-    return f"{number:0{len(value)}d}"
+def _tells_itself(serial: str) -> bool:
+    return len(serial) >= (_DIGITS_ALONE if serial.isdigit() else _MIXED)
 
 
-def _uuid(_value: str, number: int) -> str:
-    return f"00000000-0000-4000-8000-{number:012d}"
+def _tells_a_host(name: str) -> bool:
+    """Whether this name means the machine wherever it stands: `gpu` and `h100` are in every output."""
+    return len(name) >= _MIXED and any(map(str.isdigit, name)) and any(sign in name for sign in "-.")
 
 
-def _mac(_value: str, number: int) -> str:
-    return f"02:00:00:00:{number // 100 % 100:02d}:{number % 100:02d}"
-
-
-def _gid(_value: str, number: int) -> str:
-    return f"fe80:0000:0000:0000:0000:0000:0000:{number:04d}"
-
-
-def _guid(value: str, number: int) -> str:
-    return f"0x{number:016d}" if value.lower().startswith("0x") else f"0000:0000:0000:{number:04d}"
+def _refilled(value: str, number: int, letter: str) -> str:
+    """`value` with its last digits those of `number`, its other digits 0, its letters `letter`."""
+    rest, made = str(number), []
+    places = sum(one.isdigit() or (letter == "0" and one.isalnum()) for one in value)
+    anywhere = places < len(rest)
+    for sign in reversed(value):
+        if not sign.isalnum():
+            made.append(sign)
+        elif sign.isdigit() or letter == "0" or anywhere:
+            made.append(rest[-1:] or "0")
+            rest = rest[:-1]
+        else:
+            made.append(letter)
+    return "".join(reversed(made))

@@ -21,7 +21,7 @@ def _lines(found: Result, output: Path) -> Iterator[str]:
     yield f"  {gpus} · driver {found.driver or 'unknown'} · {found.os} · kernel {found.kernel}"
     yield f"  took {spelled(int(found.seconds))}"
     if found.stopped:
-        yield f"  stopped: {found.stopped}"
+        yield f"  stopped: {one_line(found.stopped, 400)}"
     rows: list[Checked | Provoked] = [*found.checks, *found.provocations, *found.changes]
     for state in (NOT_PROVEN, NOT_POSSIBLE, NOT_TRIED):
         if short := [row for row in rows if row.state == state]:
@@ -40,11 +40,11 @@ def _lines(found: Result, output: Path) -> Iterator[str]:
         said = one_line(finding["message"], 200)
         yield f"  {finding['verdict']} {check} {finding['device']}: {said}"
     for leftover in found.leftovers:
-        yield f"NOT PUT BACK  {leftover}"
+        yield f"NOT PUT BACK  {one_line(leftover, 400)}"
     if found.shapes or found.shapes_why:
         same = sum(one.same for one in found.shapes)
-        shapes = found.shapes_why or f"{same} of {len(found.shapes)} outputs as the simulator prints them"
-        yield f"shapes   {shapes}"
+        shapes = f"{same} of {len(found.shapes)} outputs as the simulator prints them"
+        yield f"shapes   {shapes if found.shapes else found.shapes_why}"
     yield f"page     {output / 'selftest.html'}"
     yield f"json     {output / 'selftest.json'}"
     yield f"archive  {output / found.archive}{' (partial)' if found.interrupted else ''}"

@@ -222,6 +222,9 @@ def run_one(command, cap, enough=None):
         ended = wait(process, deadline - time.monotonic())
     except BaseException:  # Ctrl-C where this runs in a terminal: the program has a session of its own
         signal_group(process, signal.SIGKILL)
+        wait(process, GRACE)
+        for pipe in kept:
+            pipe.close()
         raise
     if ended:
         signal_group(process, signal.SIGKILL)  # children it forgot must not disturb the next command

@@ -1,0 +1,67 @@
+"""What ends a selftest from outside: it ends as by Ctrl-C, and never in the middle of tidying up."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator
+from types import FrameType
+
+from provision.node.burnin.processes import descendants, stat_of
+
+_GONE = 5.0  # seconds for what was killed to be gone
+_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextlib.contextmanager
+def as_interrupts() -> Iterator[None]:
+    """SIGTERM and SIGHUP raise KeyboardInterrupt: what was provoked must not outlive the selftest."""
+
+    def stop(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in _ALL}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """A signal that comes meanwhile is delivered at the end. Programs started here get theirs as ever: a
+    handler of Python's does not pass to them, as a blocked or ignored signal would."""
+    came: list[int] = []
+
+    def keep(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+
+    before = {number: signal.signal(number, keep) for number in _ALL}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+
+
+def running() -> set[int]:
+    """The processes below this one."""
+    below = descendants(os.getpid())  # type: ignore[no-untyped-call]
+    states = {pid: stat_of(pid) for pid in below}  # type: ignore[no-untyped-call]
+    return {pid for pid, stat in states.items() if stat and stat[1] not in "ZX"}
+
+
+def end_others(known: Collection[int]) -> None:
+    """Kill what was started since `known` was running: a signal that comes while a program is being started
+    leaves it running, with nobody who knows it."""
+    until = time.monotonic() + _GONE
+    while (others := running() - set(known)) and time.monotonic() < until:
+        for pid in others:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)

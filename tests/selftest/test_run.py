@@ -1,0 +1,371 @@
+"""The course of a selftest on a machine whose tools are programs of this test."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from provision import cli
+from provision.checks.check import Measurement
+from provision.errors import UsageError
+from provision.judge import Verdict
+from provision.seen import Seen
+from provision.selftest import changes, compare, machine, measure, provocations, run, tools
+from provision.selftest.machine import SelftestError
+from provision.selftest.result import NOT_PROVEN, PROVEN, Checked, Provoked
+from provision.selftest.run import Settings
+from tests.processes import alive, until
+
+GPU = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
+BURN = "gpu_burn"
+
+
+@pytest.fixture(autouse=True)
+def root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A machine with eight GPUs and every tool; the folder with its tools."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in (*tools._HOW, "journalctl"):
+        (folder / name).write_text("#!/bin/sh\nexit 1\n")
+        (folder / name).chmod(0o755)
+    (folder / "compare.ptx").touch()
+    monkeypatch.setattr(tools, "PATH", str(folder))
+
+    def look(_facts: object, declared: dict[str, Any]) -> Seen:
+        facts = {"driver.loaded_version": "580.126.09", "kernel.release": "6.12", "os.id": "debian"}
+        return Seen("gpu-01", facts, {"gpu": GPU}, declared)
+
+    monkeypatch.setattr(machine, "look", look)
+    monkeypatch.setattr(compare, "compare", lambda *_: ([], "not in this test"))
+    monkeypatch.setattr(provocations, "all_of", lambda: iter(()))
+    return folder
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """The checks that are asked for."""
+
+    def only(*names: str) -> None:
+        monkeypatch.setattr(run.checks_asked, "of_nodes", lambda _: names)
+
+    return only
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """What a check finds, without running it."""
+
+    def say(*measurements: Measurement, verdict: Verdict = Verdict.PASS) -> None:
+        def one(_bench: object, check: str) -> Any:
+            judged = SimpleNamespace(measurements=measurements)
+            return Checked(check, "", verdict.value, PROVEN), SimpleNamespace(outputs=()), judged
+
+        monkeypatch.setattr(measure, "one", one)
+
+    return say
+
+
+def read(output: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((output / "selftest.json").read_text())
+    return found
+
+
+def test_what_was_found_is_in_the_folder(tmp_path: Path, answers: Callable[..., None]) -> None:
+    answers()
+    output = tmp_path / "a/out"
+    found = run.run(Settings(output))
+    assert (found.code, found.verdict) == (0, Verdict.PASS)
+    assert sorted(one.name for one in output.iterdir()) == [
+        "archive", "archive.tar.gz", "selftest.html", "selftest.json",
+    ]  # fmt: skip
+    assert output.stat().st_mode & 0o077 == 0
+    written = read(output)
+    assert (written["gpu_count"], written["driver"], written["os"]) == (8, "580.126.09", "debian")
+    assert len(written["checks"]) >= 16
+    assert written["shapes_why"] == "not in this test"
+
+
+def test_a_folder_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    for output in (tmp_path, tmp_path / "mine"):
+        with pytest.raises(UsageError, match="exists and is not an empty folder"):
+            run.run(Settings(output))
+    with pytest.raises(UsageError, match="cannot be made: Not a directory"):
+        run.run(Settings(tmp_path / "mine/out"))
+    assert (tmp_path / "mine").read_text() == ""
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str]]:
+    code = cli.main(["selftest", *words])
+    return code, [line for line in capsys.readouterr().err.splitlines() if "gpuprov: " in line or "→" in line]
+
+
+def test_whoever_is_not_root_reads_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    code, lines = said(capsys, "--output", str(tmp_path / "out"))
+    assert (code, lines) == (
+        1,
+        ["gpuprov: selftest needs root: it reads the kernel log", "  → run it with sudo"],
+    )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_machine_without_gpus_reads_one_line_and_keeps_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kept: bool
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(
+        machine, "_observed", lambda _: ({"gpu.count": 0, "gpu.pci_ids": [], "os.id": "debian"}, {})
+    )
+    output = tmp_path / "new/out"
+    if kept:
+        output.mkdir(parents=True)
+    code, lines = said(capsys, "--output", str(output))
+    assert (code, lines[0]) == (1, "gpuprov: no NVIDIA GPU on the PCI bus of this machine")
+    assert "lspci -d 10de:" in lines[1]
+    assert len(lines) == 2
+    assert (output.exists(), (tmp_path / "new").exists()) == (kept, kept)
+    assert not kept or list(output.iterdir()) == []
+
+
+def test_a_bus_that_cannot_be_read_is_not_a_machine_without_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(machine, "_observed", lambda _: ({}, {"gpu": "/sys is not there"}))
+    with pytest.raises(SelftestError, match="could not be read: /sys is not there"):
+        machine.look((), {})
+
+
+def test_a_driver_that_is_not_installed(tmp_path: Path, here: Path) -> None:
+    (here / "nvidia-smi").unlink()
+    with pytest.raises(SelftestError, match="nvidia-smi is not installed"):
+        run.run(Settings(tmp_path / "out"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_gpus_in_use_are_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., None], checks: Callable[..., None]
+) -> None:
+    checks("gpu_inventory", BURN)
+    answers(Measurement("processes", "python (pid 4242, 1024 MiB)", "", "gpu5"), verdict=Verdict.WARN)
+    monkeypatch.setattr(run, "_provoke", lambda *_: pytest.fail("something was provoked"))
+    found = run.run(Settings(tmp_path / "out"))
+    assert found.stopped.startswith("GPUs are in use: gpu5 by python (pid 4242, 1024 MiB); drain the machine")
+    assert [one.check for one in found.checks] == ["gpu_inventory"], "no load"
+    assert found.code == 5
+    assert read(tmp_path / "out")["stopped"] == found.stopped
+
+
+def test_gpus_with_nothing_on_them_are_free(
+    tmp_path: Path, answers: Callable[..., None], checks: Callable[..., None]
+) -> None:
+    checks("gpu_inventory")
+    answers(Measurement("processes", "", "", "gpu5"))
+    assert run.run(Settings(tmp_path / "out")).stopped == ""
+
+
+@pytest.fixture
+def kill() -> Iterator[Callable[[int, Path], None]]:
+    """Signal this process as soon as a file is there."""
+    threads: list[threading.Thread] = []
+
+    def send(number: int, file: Path) -> None:
+        def wait() -> None:
+            until(lambda: file.exists() and file.read_text().endswith("\n"), 20)
+            os.kill(os.getpid(), number)
+
+        threads.append(threading.Thread(target=wait))
+        threads[-1].start()
+
+    yield send
+    for one in threads:
+        one.join()
+
+
+# Popen complains of a program in whose start the signal came.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_it_with_what_there_is(
+    tmp_path: Path, here: Path, kill: Callable[[int, Path], None], checks: Callable[..., None], number: int
+) -> None:
+    """gpu_burn and its child run when it comes; what was found before is written, and nothing is left."""
+    checks("versions", BURN, "dcgm_diag")
+    pids = tmp_path / "pids"
+    (here / BURN).write_text(f"#!/bin/sh\ntrap '' TERM\nsleep 300 &\necho $$ $! >> {pids}\nwait\nsleep 300\n")
+    kill(number, pids)
+    before = signal.getsignal(number)
+    found = run.run(Settings(tmp_path / "out"))
+    assert (found.interrupted, found.code) == (True, 130)
+    assert [one.check for one in found.checks] == ["versions"]
+    assert signal.getsignal(number) is before
+    for pid in pids.read_text().split():
+        until(lambda pid=pid: not alive(int(pid)), 5)
+    written = read(tmp_path / "out")
+    assert (written["interrupted"], written["exit_code"], len(written["checks"])) == (True, 130, 1)
+    assert "was interrupted" in (tmp_path / "out/selftest.html").read_text()
+    assert (tmp_path / "out/archive.tar.gz").exists()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_signal_while_a_program_is_being_started_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Callable[..., None]
+) -> None:
+    checks("versions")
+    started: list[subprocess.Popen[bytes]] = []
+
+    def one(*_: object) -> None:
+        started.append(subprocess.Popen(["sleep", "300"], start_new_session=True))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(measure, "one", one)
+    with subprocess.Popen(["sleep", "300"]) as mine:
+        assert run.run(Settings(tmp_path / "out")).interrupted
+        assert mine.poll() is None, "what ran before is somebody else's"
+        mine.kill()
+    assert started[0].wait(1) == -signal.SIGKILL
+
+
+def test_ctrl_c_while_it_is_written_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., None], checks: Callable[..., None]
+) -> None:
+    checks("versions")
+    answers()
+    render = run.page.render
+
+    def interrupted(document: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from render(document)
+
+    monkeypatch.setattr(run.page, "render", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.run(Settings(tmp_path / "out"))
+    assert "</html>" in (tmp_path / "out/selftest.html").read_text()
+    assert read(tmp_path / "out")["checks"]
+
+
+def test_checks_that_do_not_fit_are_not_proven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Path, checks: Callable[..., None]
+) -> None:
+    """A check is cut at the end of the time, and the next one is not begun."""
+    checks(BURN, "memory_bandwidth")
+    (here / BURN).write_text("#!/bin/sh\nexec sleep 300\n")
+    monkeypatch.setattr(measure, "_LEAST", 0.5)
+    monkeypatch.setattr(run, "_AT_LEAST", 1.5)
+    monkeypatch.setattr(run, "_KEPT_BACK", 60.0)
+    found = run.run(Settings(tmp_path / "out", minutes=1))
+    assert [one.state for one in found.checks] == [NOT_PROVEN, NOT_PROVEN]
+    assert all("the selftest's time was over" in one.why for one in found.checks), found.checks
+    assert all("--minutes" in one.why for one in found.checks)
+    assert found.code == 5
+
+
+def test_settings_are_changed_only_when_asked_and_noted_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., None], checks: Callable[..., None]
+) -> None:
+    checks("versions")
+    answers()
+    now = dict.fromkeys(changes._FIELDS, "[N/A]") | {"compute_mode": "Default"}
+    output = tmp_path / "out"
+
+    def change(*_: object) -> Provoked:
+        kept = json.loads((output / "settings-before.json").read_text())
+        assert kept == {"gpu": 7, **now}
+        return Provoked("compute mode", "", "", PROVEN)
+
+    monkeypatch.setattr(changes, "read", lambda _: now)
+    monkeypatch.setattr(changes, "change", change)
+    found = run.run(Settings(output, change_settings=True))
+    assert [(one.name, one.state) for one in found.changes] == [
+        ("power limit", "not possible here"),
+        ("clock lock", "not possible here"),
+        ("persistence mode", "not possible here"),
+        ("compute mode", "proven"),
+    ]
+    assert found.code == 0
+    monkeypatch.setattr(changes, "read", lambda _: pytest.fail("settings were read"))
+    assert run.run(Settings(tmp_path / "other")).changes == []
+
+
+def test_masked_it_names_no_gpu_and_no_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Callable[..., None]
+) -> None:
+    checks("versions")
+    monkeypatch.setattr(run.machine, "name", lambda: "gpu-17.example.org")
+    monkeypatch.setattr("platform.node", lambda: "gpu-17.example.org")
+
+    def look(_facts: object, declared: dict[str, Any]) -> Seen:
+        facts = {"nvme": [{"serial": "S64GNE0R100001"}], "hca.ports": {"mlx5_0/1": "0c42:a103:00ab:cdef"}}
+        return Seen("gpu-17.example.org", facts, {"gpu": GPU}, declared)
+
+    monkeypatch.setattr(machine, "look", look)
+    folder = tmp_path / "out"
+    run.run(Settings(folder, mask_serials=True))
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix != ".gz":
+            assert not any(word in path.read_text() for word in ("gpu-17", "S64GNE", "a103")), path
+    assert "this-host" in (folder / "selftest.html").read_text()
+
+
+def test_a_variable_that_is_declared_is_nowhere_in_the_folder(
+    tmp_path: Path, checks: Callable[..., None]
+) -> None:
+    checks("versions")
+    folder = tmp_path / "out"
+    run.run(Settings(folder, declared={"nvidia_driver_source": "hunter2"}))
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix != ".gz":
+            assert "hunter2" not in path.read_text(), path
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--set", "x"], "--set x: must be KEY=VALUE"),
+        (["--set", "a-b=1"], "--set a-b=1: must be KEY=VALUE"),
+        (["--set", "x="], "--set x=: no value"),
+        (["--set", "x=[1"], "--set x"),
+    ],
+)
+def test_a_wrong_set_is_one_line(
+    words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, lines = said(capsys, "--output", str(tmp_path / "out"), *words)
+    assert code == 2
+    assert lines[0].startswith(f"gpuprov: {expected}")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("option", ["--minutes", "--burn-seconds"])
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "1.5", ""])
+def test_a_wrong_number_is_one_line(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["selftest", f"{option}={value}"])
+    assert ended.value.code == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith(f"argument {option}: must be a whole number above 0")
+    )
+
+
+def test_the_default_folder_is_new_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.node", lambda: "gpu 1/../x")
+    assert re.fullmatch(r"selftest-gpu-1-\.\.-x-\d{8}T\d{6}Z", str(run.default_output()))
