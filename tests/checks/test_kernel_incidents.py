@@ -210,6 +210,16 @@ def test_an_xid_of_a_mig_instance_counts_as_the_gpus_and_names_the_instance(inst
     assert f"MIG instance {instance}" in finding.message
 
 
+def test_the_xid_that_a_cleanup_names_as_its_cause_is_no_second_one() -> None:
+    """As NVIDIA/open-gpu-kernel-modules df1c9a3 prints it, kernel_rc.c 376 to 393: of Xid 45 alone."""
+    cleanup = "pid=4711, name=python, Ch 00000008 caused by previous Xid 94"
+    assert not judged(xid(1, 3, 45, cleanup))
+    (finding,) = judged(xid(1, 3, 94, "pid=4711, name=python, Contained"), xid(1.1, 3, 45, cleanup))
+    assert (finding.device, finding.metric) == ("gpu3", "xid.94")
+    (once, cleaned) = kernel_log.events([xid(1, 3, 94), xid(1.1, 3, 45, cleanup)])
+    assert {(event.code, event.count) for event in (once, cleaned)} == {(94, 1), (45, 1)}
+
+
 @pytest.mark.parametrize("code", range(144, 151))
 def test_the_fatal_line_of_an_nvlink_5_error_counts_wherever_it_stands(code: int) -> None:
     lines = [
