@@ -6,7 +6,7 @@ NVRM: Xid (PCI:0000:9b:00): 119, pid=2024380, name=nvidia-smi, Timeout after 6s 
 NVRM: Xid (0000:03:00): 14, Channel 00000001
 NVRM: Xid (PCI:0009:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x00000000 ...)
 NVRM: Xid (PCI:0000:01:00 GPU-I:05): 95, pid=…            of a MIG instance; also "GPU-I:01 GPU-CI:02"
-NVRM: Xid (PCI:0000:9b:00): 45, pid=4711, name=python, Ch 00000008 caused by previous Xid 94
+NVRM: Xid (PCI:0000:9b:00): 45, pid=4711, name=python, Ch 00000008 caused by previous Xid 94   since 570.124
 NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.
 NVRM: The NVIDIA GPU 0000:b3:00.0                         before the driver was loaded: three lines, no Xid
 NVRM: (PCI ID: 10de:26b5) installed in this system has

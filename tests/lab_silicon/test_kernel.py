@@ -218,3 +218,12 @@ def test_configuration_space_is_what_lspci_reads(bare: Make) -> None:
     assert (len(head), head[:4], head[8:12]) == (64, b"\xde\x10\x30\x23", b"\xa1\x00\x02\x03")
     node.fault("set", "gpu_off_bus", "gpu=0")
     assert config.read_bytes() == b"\xff" * 64
+
+
+def test_a_cleanup_names_the_xid_before_it_as_drivers_do_since_570(node: Make) -> None:
+    """kernel_rc.c of NVIDIA/open-gpu-kernel-modules has the words from 570.124.04 on; 570.86.16 has not."""
+    for driver, words in (("550.163.01", ""), ("580.126.09", " caused by previous Xid 48")):
+        one = node(driver=driver, name=f"gpu-{driver[:3]}")
+        one.fault("set", "xid_incident", "gpu=3", "code=48")
+        (cleanup,) = [line for line in one.run("dmesg").stdout.splitlines() if "): 45, " in line]
+        assert cleanup.endswith(f"name=python, Ch 00000008{words}")

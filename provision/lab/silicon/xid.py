@@ -50,8 +50,13 @@ def _incident(node, fault: dict) -> list:
     train = [code, 63, 94, 45, 154] if code in (48, 95) else [code, 13, 43, 45]
     if code == 79:
         train = [79, 119, 45, 154]
-    verdict = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
-    return [line(gpu, one, verdict if one == 154 and code == 79 else "") for one in train]
+    words = {}
+    if code == 79:
+        words[154] = "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+    driver = node.driver()
+    if driver and int(driver[0].split(".")[0]) >= 570:  # from 570.124.04 on, kernel_rc.c 376 to 381
+        words[45] = f"{TEXTS[45]} caused by previous Xid {code}"
+    return [line(gpu, one, words.get(one, "")) for one in train]
 
 
 def _storm(node, code: int) -> list:
