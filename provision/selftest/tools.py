@@ -22,6 +22,7 @@ _HOW = {
     "fio": "install the distribution's package fio",
 }
 _ALSO = {"gpu_burn": ("gpu-burn",)}  # as a distribution calls it
+_KERNELS = ("compare.ptx", "compare.fatbin")  # gpu_burn's, until May 2026 and since
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ def variables(found: Iterable[Tool], declared: Mapping[str, Any]) -> dict[str, A
     if burn:
         folders = [Path("/usr/share/gpu-burn"), Path(burn).resolve().parent]
         stated["validation_tools_gpu_burn_dir"] = str(
-            next((one for one in folders if (one / "compare.ptx").exists()), folders[0])
+            next((one for one in folders if any((one / name).exists() for name in _KERNELS)), folders[0])
         )
     if any(tool.path for tool in found if tool.name == "dcgmi"):
         stated["validation_tools_dcgm_level"] = 1  # its deployment checks: seconds

@@ -1,7 +1,8 @@
 """validation_tools built from source by a real compiler: nvcc 13 of PyPI, with g++, make and cmake of Debian.
 
-The sources are small and have gpu-burn's, nccl-tests' and nvbandwidth's way to build; what cannot be compiled
-is refused with the compiler's own line. No GPU is needed to compile.
+The sources are small and have gpu-burn's, nccl-tests' and nvbandwidth's way to build; what cannot be
+compiled is refused with the compiler's own line. No GPU is needed to compile. gpu-burn's own source:
+test_debian_gpu_burn.py.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ GOOD: dict[str, Files] = {
     "nccl_tests": {"Makefile": COLLECTIVE, "main.cu": KERNEL + HOST},
     "nvbandwidth": {"CMakeLists.txt": CMAKE, "main.cu": KERNEL + HOST},
 }
-# gpu-burn before November 2025 has the first and the second by default; its role's default version too.
+# gpu-burn before November 2025, Debian's too, has the first and the second by default.
 BROKEN: dict[str, tuple[str, Files, str]] = {
     "an architecture that nvcc no longer knows": (
         "gpu_burn",
@@ -197,3 +198,18 @@ def test_what_cannot_be_compiled_is_refused_in_the_compilers_words(
     assert f"validation_tools · Compile {tool.replace('_', '-')}" in said(done)
     assert words in said(done)
     assert "Waiting for unfinished jobs" not in said(done)
+
+
+def test_a_kernel_of_another_name_is_declared(lab: Lab, operator: Operator, tmp_path: Path) -> None:
+    """gpu-burn since May 2026 makes compare.fatbin."""
+    files = GOOD["gpu_burn"] | {"Makefile": BURN.replace("ptx", "fatbin")}
+    variables = declared(lab, tmp_path, "1.0") | offered(lab, "gpu_burn", "3.0", files, tmp_path)
+    refused = operator.call("up", "--yes", "--no-canary", **variables)
+    assert refused.returncode == ExitCode.UNHEALTHY, said(refused)
+    assert "gpu-burn 3.0 was compiled, and no compare.ptx came of it" in said(refused)
+    variables["validation_tools_gpu_burn_kernel"] = "compare.fatbin"
+    done = operator.call("up", "--yes", "--no-canary", **variables)
+    assert done.returncode == ExitCode.OK, said(done)
+    # 0xBA55ED50 begins what nvcc packs for the driver.
+    begins = lab.node("gpu-01").run("od -An -tx4 -N4 /usr/share/gpu-burn/compare.fatbin").stdout
+    assert begins.strip() == "ba55ed50"
