@@ -30,6 +30,7 @@ from provision.checks.inventory_presence import (
 )
 from provision.checks.inventory_rules import judge_flags, judge_models
 from provision.checks.inventory_settings import judge_settings
+from provision.checks.limits import limits
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict
 from provision.thresholds import Threshold
@@ -72,22 +73,23 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     found += _from("nvidia_smi", smi, nvidia_smi.parse_xml)
     if smi is not None and _unreadable(found, "nvidia_smi"):
         found += nvidia_smi_refusal.unreachable(smi, kernel_incidents.devices(node))
-    found += _from("nvlink", nvlink, nvlink_status.parse)
+    silent = {m.device for m in found if m.metric in ("unanswered", "forbidden")}
+    found += _from("nvlink", nvlink, functools.partial(nvlink_status.parse, unanswered=silent))
+    if nvlink is not None and not _unreadable(found, "nvidia_smi"):
+        found += nvidia_smi_refusal.unreachable(nvlink, _addresses(found))  # lost since the call before
     if "nvlink_errors" in outputs:  # a run of an older gpuprov has none
         down: dict[int, set[int]] = {}
         if nvlink is not None and not _unreadable(found, "nvlink"):
-            down = nvlink_status.inactive(nvlink)
+            down = nvlink_status.inactive(nvlink, silent)
         linked = any(m.value for m in found if m.metric == "nvlink_links")
-        read = functools.partial(nvlink_errors.parse, inactive=down, linked=linked)
+        read = functools.partial(nvlink_errors.parse, inactive=down, linked=linked, unanswered=silent)
         found += _from("nvlink_errors", outputs["nvlink_errors"], read)
     yardstick = outputs.get("dmesg")
     busy = yardstick is not None and yardstick.seconds > _IDLE_DMESG
     if smi is not None and not smi.not_started and not busy:
         found.append(Measurement("smi_seconds", smi.seconds, "s"))
     # Where nvidia-smi says nothing, because a GPU is lost, the order of the bus is the order of its indices.
-    gpus = {str(m.value): m.device for m in found if m.metric == "pci_address"} or kernel_incidents.devices(
-        node
-    )
+    gpus = _addresses(found) or kernel_incidents.devices(node)
     try:
         events = kernel_log.read(outputs.get("journal"), outputs.get("dmesg"))
         found.append(Measurement("kernel_log", "read", ""))
@@ -95,6 +97,11 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     except ParseError as error:
         found.append(Measurement("unreadable.kernel_log", f"{error.what}; {error.fix}", ""))
     return found
+
+
+def _addresses(found: Sequence[Measurement]) -> dict[str, str]:
+    """PCI address → gpu<n>, as nvidia-smi -q -x has them."""
+    return {str(m.value): m.device for m in found if m.metric == "pci_address"}
 
 
 def _unreadable(found: Sequence[Measurement], name: str) -> bool:
@@ -130,7 +137,8 @@ def judge(
         findings += judge_absent(ID, by_metric)
         findings += judge_models(ID, node, by_metric, thresholds)
         findings += judge_flags(ID, node, by_metric)
-        findings += judge_links(ID, by_metric, thresholds)
+        generation = int(limits(f"skus/{node.sku}")["pcie"]["gen"]) if node.sku else 0
+        findings += judge_links(ID, by_metric, thresholds, generation)
         findings += nvlink_errors.judge(ID, by_metric)
         findings += judge_fabric(ID, node, by_metric)
         findings += judge_settings(ID, node, by_metric)

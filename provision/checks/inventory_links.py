@@ -10,38 +10,41 @@ from provision.judge import Finding, Verdict, unmeasured
 from provision.thresholds import Threshold
 
 # Wired with fewer lanes than the GPU has: AWS g4dn and g5 (telegraf's samples of both).
-_WIRED = {"Tesla T4": 8, "NVIDIA A10G": 8}
+WIRED = {"Tesla T4": 8, "NVIDIA A10G": 8}
 
 
-def _generation(check: str, values: Values) -> list[Finding]:
+def _generation(check: str, values: Values, of_sku: int) -> list[Finding]:
     """The highest PCIe generation that GPU and slot allow together, which idle links show as well.
 
     `pcie_gen_max` is the pair's, `pcie_gen_device_max` the GPU's own (from driver 530 on); with older drivers
-    GPUs of one name are compared with each other.
+    that of its SKU stands in (0: unknown), and GPUs of one name are compared with each other.
     """
     allowed, own = values.get("pcie_gen_max", {}), values.get("pcie_gen_device_max", {})
     best: dict[str, int] = {}
     for device, generation in allowed.items():
         name = str(values["name"].get(device))
-        best[name] = max(best.get(name, 0), generation, own.get(device, 0))
+        # The SKU is that of most GPUs, and says nothing of another model among them.
+        unknown = of_sku if len(set(values["name"].values())) == 1 else 0
+        best[name] = max(best.get(name, 0), generation, own.get(device, unknown))
     slow = {d: g for d, g in allowed.items() if g < best[str(values["name"].get(d))]}
     if not slow:
         return []
-    if len(slow) == len(allowed) and len(set(slow.values())) == 1:
-        generation = next(iter(slow.values()))
+    findings = []
+    if len(slow) == len(allowed):
+        # What all slots have at most accuses none of them; a GPU below that is one to look at.
+        generation = max(slow.values())
+        slow = {device: below for device, below in slow.items() if below < generation}
         own_best = max(best.values())
         words = (
-            f"every slot allows PCIe generation {generation}, the GPUs have {own_best}: look for a limit in "
-            "the firmware's settings, unless the board has no more"
+            f"no slot allows more than PCIe generation {generation}, the GPUs have {own_best}: look for a "
+            "limit in the firmware's settings, unless the board has no more"
         )
         limit = f"≥ {own_best}"
-        return [
-            Finding(
-                check, Verdict.WARN, "node", words, "pcie_gen_max", generation, "", limit,
-                "the GPUs' own maximum", "fix configuration",
-            )
-        ]  # fmt: skip
-    findings = []
+        found = Finding(
+            check, Verdict.WARN, "node", words, "pcie_gen_max", generation, "", limit,
+            "the GPUs' own maximum", "fix configuration",
+        )  # fmt: skip
+        findings.append(found)
     for device, generation in slow.items():
         wanted = best[str(values["name"].get(device))]
         words = f"its slot allows PCIe generation {generation}, the GPU has {wanted}"
@@ -53,8 +56,12 @@ def _generation(check: str, values: Values) -> list[Finding]:
     return findings
 
 
-def judge_links(check: str, values: Values, thresholds: Mapping[str, Threshold]) -> list[Finding]:
-    """PCIe width (the generation is low at idle and says nothing) and NVLinks."""
+def judge_links(
+    check: str, values: Values, thresholds: Mapping[str, Threshold], sku_generation: int = 0
+) -> list[Finding]:
+    """PCIe width (the present generation is low at idle and says nothing), highest generation and NVLinks.
+    `sku_generation`: of PCIe, what GPUs of this SKU have; 0 when it is not known.
+    """
     findings: list[Finding] = []
     width = thresholds.get(f"{check}.pcie_width")
     if width is not None and "pcie_width" in values:
@@ -75,9 +82,9 @@ def judge_links(check: str, values: Values, thresholds: Mapping[str, Threshold])
             )
             for device, lanes in values.get("pcie_width", {}).items()
             if lanes < values.get("pcie_width_max", {}).get(device, 0)
-            and lanes != _WIRED.get(str(values["name"].get(device)))
+            and lanes != WIRED.get(str(values["name"].get(device)))
         ]
-    findings += _generation(check, values)
+    findings += _generation(check, values, sku_generation)
     if strangers := sorted(values.get("nvlink_links", {}).keys() - values["name"].keys()):
         words = f"nvidia-smi nvlink -s tells of {', '.join(strangers)}, which nvidia-smi -q -x does not list"
         findings.append(unmeasured(check, words, action="investigate"))
@@ -92,10 +99,15 @@ def judge_links(check: str, values: Values, thresholds: Mapping[str, Threshold])
         if threshold is None or "unreadable.nvlink" in values:
             continue
         measured = values.get(metric, {})
+        # Of a GPU that does not answer another finding tells: its links are not known, and its peers' are.
+        excused = {
+            *partitioned,
+            *(gpu for told in ("nvlink_unread", "unanswered", "no_handle") for gpu in values.get(told, {})),
+        }
         missing = [
             device
             for device in values["name"]
-            if device not in measured and device not in partitioned and metric == "nvlink_links"
+            if device not in measured and device not in excused and metric == "nvlink_links"
         ]
         findings += [
             unmeasured(
@@ -104,7 +116,7 @@ def judge_links(check: str, values: Values, thresholds: Mapping[str, Threshold])
             for d in missing
         ]
         # Where one is not told of, the rest may be half told as well.
-        if measured and not missing and not values["name"].keys() - measured.keys() - partitioned.keys():
+        if measured and not missing and not values["name"].keys() - measured.keys() - excused:
             findings += limited(check, what, metric, measured, threshold, "reset GPU")
     return findings
 

@@ -26,7 +26,7 @@ def judge_readability(check: str, values: Values) -> list[Finding]:
         message = str(devices["node"])
         if metric.startswith("unreadable.nvlink") and "unreadable.nvidia_smi" in values:
             continue  # the same program, the same reason: once is enough
-        if metric == "unreadable.nvidia_smi" and "no_handle" in values:
+        if "no_handle" in values and metric != "unreadable.kernel_log":
             continue  # the GPU that keeps it from answering is a finding
         if "GPU is lost" in message:
             findings.append(
@@ -43,13 +43,15 @@ def judge_readability(check: str, values: Values) -> list[Finding]:
 
 def judge_no_handle(check: str, values: Values) -> list[Finding]:
     """A GPU that keeps nvidia-smi from answering at all; no more than its address is known."""
+    without = "nvidia-smi therefore describes no GPU"
+    if "unreadable.nvidia_smi" not in values:
+        without = "nvidia-smi therefore lists no NVLinks"
     return [
         Finding(
             check,
             Verdict.FAIL,
             device,
-            f"does not answer: {error!r} at PCI {values['no_handle_address'][device]}; nvidia-smi therefore "
-            "describes no GPU",
+            f"does not answer: {error!r} at PCI {values['no_handle_address'][device]}; {without}",
             "unanswered",
             error,
             action=nvml_error.ACTIONS[error],

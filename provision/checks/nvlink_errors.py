@@ -16,7 +16,7 @@ from typing import Any
 
 from provision.checks import nvml_error
 from provision.checks.check import Measurement, Output
-from provision.checks.nvlink_status import in_place_of_links
+from provision.checks.nvlink_status import NO_HANDLE, in_place_of_links, nvml_error_of
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict, unmeasured
 
@@ -39,11 +39,14 @@ _COUNTER = re.compile(r"^\s+Links? (\d{1,3})(?:-(\d{1,3}))?: (.+): ([0-9a-fA-Fxe
 
 
 def parse(
-    output: Output, inactive: Mapping[int, Collection[int]] | None = None, linked: bool = False
+    output: Output,
+    inactive: Mapping[int, Collection[int]] | None = None,
+    linked: bool = False,
+    unanswered: Collection[str] = (),
 ) -> list[Measurement]:
     """Per GPU: `nvlink_errors` of its worst link, `nvlink_recoveries` of all, and `nvlink_worst`, which link
     it is. No output: no NVLink, unless the GPUs are known to be `linked`. `inactive`: GPU → the links that
-    are down, which have no counters. Raises ParseError.
+    are down, which have no counters. `unanswered`: GPUs known not to answer. Raises ParseError.
     """
     errors: dict[int, dict[int, int]] = {}
     recoveries: dict[int, int] = defaultdict(int)
@@ -75,8 +78,10 @@ def parse(
                     errors[gpu][link] = max(errors[gpu].get(link, 0), int(text))
         elif (
             gpu >= 0 and (match := _COUNTER_ERROR.match(line)) and (error := nvml_error.error_text(match[1]))
-        ):
+        ) or (gpu >= 0 and (error := nvml_error_of(line)) is not None):
             unread.setdefault(gpu, set()).add(error)
+        elif gpu >= 0 and NO_HANDLE in line:
+            continue
         elif line.strip() and not in_place_of_links(line) and "inactive" not in line.lower():
             raise ParseError(
                 f"nvidia-smi nvlink -e: not understood: {line.strip()[:120]!r}", "report the new format"
@@ -94,6 +99,7 @@ def parse(
         for index, counters in told.items()
         if counters
         and index not in unread
+        and f"gpu{index}" not in unanswered
         and any(link not in down.get(index, ()) for link, _name in every - counters)
     ]:
         raise ParseError(
@@ -118,7 +124,8 @@ def judge(check: str, values: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     findings = [
         unmeasured(check, "nvidia-smi nvlink -e does not mention this GPU", device=d, action="investigate")
         for d in (values.get("name", {}).keys() - counted.keys() if counted else ())
-        if values.get("nvlink_links", {}).get(d)  # a GPU without links has none to tell of
+        if d not in values.get("nvlink_unread", {}).keys() | values.get("unanswered", {}).keys()
+        and values.get("nvlink_links", {}).get(d)  # a GPU without links has none to tell of
     ]
     for device, error in values.get("nvlink_unread", {}).items():
         said = f"nvidia-smi nvlink gives {error!r} in place of its links or their counters"

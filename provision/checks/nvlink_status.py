@@ -6,11 +6,14 @@ Below a GPU's line stand its links, or a sentence in place of one or of all:
 `NVML: Unable to retrieve NVLink information as all links are inActive` (drivers 535 to 610)
 `Device does not have or support Nvlink` (L40S, RTX A4000, an A100 passed through alone; driver 595)
 `Nvlink queries are not supported for Devices in MIG mode` (H100, H200; driver 590)
+
+An NVML error (nvml_error.py) may stand in place of a speed, of a sentence, or of a GPU's links altogether.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 
 from provision.checks.check import Measurement, Output
 from provision.checks.nvml_error import error_text, worst
@@ -20,6 +23,11 @@ _GPU_LINE = re.compile(r"^GPU (\d{1,4}): ")
 _LINK_LINE = re.compile(r"^\s+Link (\d{1,4}): (?:(\d{1,6}(?:\.\d{1,9})?) GB/s|<?in[aA]ctive>?)$")
 _LINK_SENTENCE = re.compile(r"retrieve NVLink information for link (\d{1,4}) - inactive", re.IGNORECASE)
 _LINK_ERROR = re.compile(r"^\s+Link (\d{1,4}): (.{1,40})$")
+_ERROR_SENTENCE = re.compile(
+    r"NVML: Unable to retrieve NVLink information.{1,60}?(?: -|:) ([A-Za-z !\[\]]{1,40})"
+)
+# Names its GPU by address (nvidia_smi_refusal.py), and stands in place of that GPU's line too.
+NO_HANDLE = "Unable to determine the device handle for "
 _NO_LINKS = re.compile(r"all\s+links are inactive|does not have or support nvlink", re.IGNORECASE)
 _MIG = re.compile(r"nvlink queries are not supported for devices in mig mode", re.IGNORECASE)
 
@@ -29,12 +37,22 @@ def in_place_of_links(line: str) -> bool:
     return bool(_NO_LINKS.search(line) or _MIG.search(line))
 
 
-def parse(output: Output) -> list[Measurement]:
+def nvml_error_of(line: str) -> str | None:
+    """The NVML error that stands in place of a GPU's links or counters, alone or in a sentence."""
+    match = _ERROR_SENTENCE.search(line)
+    return error_text(match[1] if match else line)
+
+
+def parse(output: Output, unanswered: Collection[str] = ()) -> list[Measurement]:
     """Active links and the speed of the slowest, for each GPU of `nvidia-smi nvlink -s`; `nvlink_mig` for one
-    whose links cannot be queried because it is partitioned. No output: no NVLink.
+    whose links cannot be queried because it is partitioned, `nvlink_unread` (an NVML error) for one that does
+    not answer. `unanswered`: GPUs known not to answer, whose links may be left out. No output: no NVLink.
     """
-    measured = [Measurement("nvlink_unread", error, "", f"gpu{gpu}") for gpu, error in _errors(output)]
-    for gpu, links in sorted(_links(output).items()):
+    unread = dict(_errors(output))
+    measured = [Measurement("nvlink_unread", error, "", f"gpu{gpu}") for gpu, error in unread.items()]
+    for gpu, links in sorted(_links(output, unanswered).items()):
+        if gpu in unread:
+            continue  # how many of its links are up is not known
         if links is None:
             measured.append(Measurement("nvlink_mig", True, "", f"gpu{gpu}"))
             continue
@@ -52,7 +70,10 @@ def _errors(output: Output) -> list[tuple[int, str]]:
     for line in output.stdout.splitlines():
         if match := _GPU_LINE.match(line):
             gpu = int(match[1])
-        elif (match := _LINK_ERROR.match(line)) and (error := error_text(match[2])) is not None:
+            continue
+        match = _LINK_ERROR.match(line)
+        error = error_text(match[2]) if match else nvml_error_of(line)
+        if gpu >= 0 and error is not None:
             found.setdefault(gpu, set()).add(error)
     return [(gpu, worst(errors)) for gpu, errors in sorted(found.items())]
 
@@ -65,20 +86,23 @@ def _without_speed(line: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def inactive(output: Output) -> dict[int, set[int]]:
+def inactive(output: Output, unanswered: Collection[str] = ()) -> dict[int, set[int]]:
     """GPU → its links that are down. Raises ParseError."""
     return {
         gpu: {link for link, speed in links.items() if speed is None}
-        for gpu, links in _links(output).items()
+        for gpu, links in _links(output, unanswered).items()
         if links is not None
     }
 
 
-def _links(output: Output) -> dict[int, dict[int, float | None] | None]:
-    """GPU → link → its speed in GB/s, None when it is down; None for a GPU in MIG mode."""
+def _links(output: Output, unanswered: Collection[str]) -> dict[int, dict[int, float | None] | None]:
+    """GPU → link → its speed in GB/s, None when it is down; None for a GPU in MIG mode. Without the GPUs that
+    do not answer and whose links are left out.
+    """
     found: dict[int, dict[int, float | None]] = {}
     without: set[int] = set()  # GPUs with one sentence in place of their links
     partitioned: set[int] = set()
+    silenced: set[int] = set()  # GPUs with an NVML error in place of their links
     gpu = -1
     for line in output.stdout.splitlines():
         if match := _GPU_LINE.match(line):
@@ -97,12 +121,19 @@ def _links(output: Output) -> dict[int, dict[int, float | None] | None]:
             without.add(gpu)
         elif _MIG.search(line) and gpu >= 0:
             partitioned.add(gpu)
-        elif line.strip():
+        elif gpu >= 0 and nvml_error_of(line) is not None:
+            silenced.add(gpu)
+        elif line.strip() and (gpu < 0 or NO_HANDLE not in line):
             raise ParseError(
                 f"nvidia-smi nvlink -s: not understood: {line.strip()[:120]!r}", "report the new format"
             )
     # A link that is down is still listed: what only one GPU lacks was lost on the way.
     every = {link for links in found.values() for link in links}
+    for lost in [one for one, links in found.items() if f"gpu{one}" in unanswered and set(links) != every]:
+        if lost not in without | partitioned:
+            del found[lost]
+    for lost in silenced & found.keys():
+        del found[lost]
     silent = without | partitioned
     if contradicted := [gpu for gpu in silent if found[gpu]]:
         raise ParseError(

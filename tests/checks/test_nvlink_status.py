@@ -109,3 +109,34 @@ def test_an_nvml_error_in_place_of_a_link_or_a_counter_names_the_gpu(error: str,
     }
     (finding,) = nvlink_errors.judge("gpu_inventory", values)
     assert (finding.verdict.value, finding.device) == (verdict, "gpu1")
+
+
+ERRORS = ["GPU is lost", "[GPU is lost]", "Unknown Error", "ERR!", "GPU requires reset"]
+
+
+@pytest.mark.parametrize(
+    "form", ["\t Link 0: {0}\n", "\t {0}\n", "NVML: Unable to retrieve NVLink information for link 0 - {0}\n"]
+)
+@pytest.mark.parametrize("error", [*ERRORS, "Insufficient Permissions"])
+def test_the_links_of_a_gpu_that_does_not_answer_are_not_counted_and_its_peers_are(
+    error: str, form: str
+) -> None:
+    """That its links are down, and a reset helps, nobody knows; without permission it is not to blame."""
+    silent = "".join(form.format(error).replace("Link 0", f"Link {link}") for link in range(18))
+    output = status(
+        UP, silent if "\t Link" in form else form.format(error), UP.replace("26.562 GB/s", "<inactive>", 1)
+    )
+    assert unhealthy(judged(output)) == [(Verdict.FAIL, "gpu2", "nvlink_links")]
+    assert [m.device for m in nvlink_status.parse(output) if m.metric == "nvlink_unread"] == ["gpu1"]
+
+
+def test_a_line_about_a_device_handle_is_not_of_the_gpu_above_it() -> None:
+    line = "Unable to determine the device handle for GPU1: 0000:2a:00.0: Unknown Error\n"
+    output = Output(
+        "nvlink", ("nvidia-smi",), 0, status(UP, UP).stdout.replace("GPU 1:", f"{line}GPU 2:"), "", 0.1
+    )
+    assert {m.device for m in nvlink_status.parse(output)} == {"gpu0", "gpu2"}
+    counters = "\t Link 0: Replay Errors: 0\n"
+    text = status(counters).stdout + line
+    found = nvlink_errors.parse(Output("nvlink_errors", ("nvidia-smi",), 0, text, "", 0.1))
+    assert {m.metric for m in found} == {"nvlink_errors", "nvlink_recoveries", "nvlink_worst"}

@@ -204,3 +204,67 @@ def test_slots_wired_with_fewer_lanes_are_no_reason_to_reseat(
     sku, arch = ("t4", "turing") if name.startswith("t4") else (None, "ampere")
     findings = judge(text, node=make_node(1, sku, fabric="none", arch=arch))
     assert not [f for f in findings if f.metric == "pcie_width" and f.verdict is not Verdict.PASS]
+
+
+# --- NVLinks beside a GPU that does not answer
+
+
+def linked(sample: Sample, make_output: MakeOutput, judged: Judged, links: str, **smi: Any) -> list[Finding]:
+    addresses = [f"0000:{bus}:00.0" for bus in ("18", "2a", "3a", "5d", "9a", "ab", "ba", "db")]
+    gpu = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
+    return judged(
+        "gpu_inventory",
+        make_output("journal", sample("gpu_inventory/journal-clean.txt")),
+        make_output("nvidia_smi", smi.pop("document"), argv=("nvidia-smi",)),
+        make_output("nvlink", links, argv=("nvidia-smi",), **smi),
+        node=CheckNode("gpu-01", {"gpu": gpu}, {"gpuprov_pci_addresses": addresses}),
+    )
+
+
+def test_links_that_nvidia_smi_leaves_out_of_a_lost_gpu_hide_no_other_link(
+    sample: Sample, make_output: MakeOutput, judged: Judged
+) -> None:
+    head, *gpus = re.split(r"(?m)^(?=GPU \d)", sample("gpu_inventory/nvlink-h100.txt"))
+    gpus[3] = gpus[3].split("\n")[0] + "\n"
+    gpus[5] = re.sub(r"\d+\.\d+ GB/s", "<inactive>", gpus[5], count=1)
+    document = struck(sample("gpu_inventory/h100-v13.xml"), 3, "GPU is lost")
+    findings = linked(sample, make_output, judged, "".join([head, *gpus]), document=document)
+    found = {(f.device, f.metric) for f in findings if f.verdict is Verdict.FAIL}
+    assert {("gpu3", "unanswered"), ("gpu5", "nvlink_links")} <= found
+    assert not [
+        f for f in findings if f.verdict is Verdict.ERROR and f.device == "node" and "nvlink -s" in f.message
+    ]
+
+
+def test_a_gpu_lost_after_nvidia_smi_described_it_is_named_by_its_address(
+    sample: Sample, make_output: MakeOutput, judged: Judged
+) -> None:
+    document = sample("gpu_inventory/h100-v13.xml")
+    address = re.findall(r'<gpu id="0*([0-9A-Fa-f:.]+)">', document)[3]
+    line = f"Unable to determine the device handle for GPU3: 0000{address}: Unknown Error\n"
+    findings = linked(sample, make_output, judged, line, document=document, rc=15)
+    (finding,) = [f for f in findings if f.verdict is Verdict.FAIL and f.metric == "unanswered"]
+    assert (finding.device, finding.action) == ("gpu3", "power-cycle")
+    assert not [
+        f for f in findings if f.verdict is Verdict.ERROR and f.device == "node" and "nvlink" in f.message
+    ]
+
+
+# --- the highest PCIe generation
+
+
+def test_a_limit_of_all_slots_accuses_only_the_gpu_below_it(judge: Any, sample: Sample) -> None:
+    document = generation(sample("gpu_inventory/h100-v13.xml"), "max_link_gen", 4)
+    document = generation(document, "max_link_gen", 3, 2)
+    assert unhealthy(judge(document)) == [
+        (Verdict.WARN, "node", "pcie_gen_max", "fix configuration"),
+        (Verdict.FAIL, "gpu2", "pcie_gen_max", "reseat or check cable"),
+    ]
+
+
+def test_before_driver_530_the_skus_generation_stands_in_for_the_devices(judge: Any, sample: Sample) -> None:
+    document = sample("gpu_inventory/h100-v13.xml")
+    document = re.sub(r"<max_device_link_gen>\d+</max_device_link_gen>", "", document)
+    assert unhealthy(judge(document)) == []
+    document = generation(document, "max_link_gen", 4)
+    assert unhealthy(judge(document)) == [(Verdict.WARN, "node", "pcie_gen_max", "fix configuration")]
