@@ -5,14 +5,17 @@
     0      0      0      0
 
 `pci` is the number of PCIe replays, `dbecc` of uncorrectable memory errors. A count that was there before is
-old; one that grows is happening now. The letters decide which columns there are, and `-` is no value.
+old; one that grows is happening now. The letters decide which columns there are, and `-` is no value. An NVML
+error (nvml_error.py) in place of a count, or a line about a GPU without a handle, leaves the others' counts.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from provision.checks.check import Command, Measurement, Output
+from provision.checks.nvml_error import LOST, REQUIRES_RESET, WORST_FIRST
 from provision.errors import ParseError
 
 NAME = "error_counters"  # of the command
@@ -20,6 +23,8 @@ _METRICS = {"pci": "load_replays", "sbecc": "load_ecc_correctable", "dbecc": "lo
 _UNITS = {"pci": "replays", "sbecc": "errors", "dbecc": "errors"}
 _INTERVAL = 5  # seconds
 _MOST_SAMPLES = 3000
+_NO_HANDLE = "Unable to determine the device handle for "
+_ERROR = re.compile("|".join(rf"\[?{re.escape(error)}\]?" for error in WORST_FIRST), re.IGNORECASE)
 
 
 def command(beside: str, seconds: float, deadline: float) -> Command:
@@ -50,10 +55,12 @@ def parse(output: Output) -> list[Measurement]:
         raise ParseError(f"error counters were not read under load: {why}", "look at nvidia-smi on the node")
     columns: list[str] = []
     listed: set[int] = set()
+    errors: dict[int, str] = {}  # GPU → the NVML error in place of its counts
     seen: dict[tuple[int, str], tuple[int, int]] = {}
     lines = output.stdout.splitlines()
     for number, line in enumerate(lines):
-        words = line.split()
+        error = _ERROR.search(line)
+        words = _ERROR.sub("-", line).split()
         last = number == len(lines) - 1 and not output.stdout.endswith("\n")
         if words[:2] == ["#", "gpu"]:
             columns = words[2:]
@@ -61,16 +68,22 @@ def parse(output: Output) -> list[Measurement]:
             continue
         elif last or _beside_gap(lines, number):
             continue  # cut by the end of the load, or next to what was left out
+        elif _NO_HANDLE in line:
+            continue  # telemetry tells of it
         elif len(words) != len(columns) + 1 or not words[0].isdigit():
-            if "lost" in line:
-                continue  # telemetry tells of it
+            if error is not None:
+                if words[0].isdigit():
+                    errors[int(words[0])] = _spelt(error[0])
+                continue
             raise ParseError(
                 f"nvidia-smi dmon: not understood: {line.strip()[:120]!r}", "report the new format"
             )
         else:
             listed.add(int(words[0]))
+            if error is not None:
+                errors[int(words[0])] = _spelt(error[0])
             for name, text in zip(columns, words[1:], strict=True):
-                if text == "-" or name not in _METRICS:
+                if text in ("-", "N/A", "[N/A]") or name not in _METRICS:
                     continue
                 if not text.isdigit():
                     raise ParseError(f"nvidia-smi dmon: {name} is {text[:40]!r}", "report the new format")
@@ -81,16 +94,27 @@ def parse(output: Output) -> list[Measurement]:
         raise ParseError(f"nvidia-smi dmon counted no errors: {said[-1][:160]}", "run the check again")
     # Replays that dmon reads of the other GPUs, and not of this one (`-` in every sample).
     counts = {gpu for gpu, name in seen if name == "pci"}
-    unread = sorted(listed - counts) if counts else []
+    unread = dict.fromkeys(sorted(listed - counts), "pci") if counts else {}
+    # The other errors may be of this one counter; the samples of telemetry know whether the GPU answers.
+    lost = {gpu: error for gpu, error in errors.items() if error in (LOST, REQUIRES_RESET)}
+    unread.update({gpu: f"counts ({error!r})" for gpu, error in errors.items()})
     # A counter that shrank was reset with its GPU meanwhile: all that it shows is new.
     return [
         Measurement("counted", output.seconds, "s"),
-        *(Measurement("uncounted", "pci", "", f"gpu{gpu}") for gpu in unread),
+        *(Measurement("uncounted", what, "", f"gpu{gpu}") for gpu, what in unread.items() if gpu not in lost),
+        *(
+            Measurement("lost", f"nvidia-smi dmon prints {error!r} in place of its counts", "", f"gpu{gpu}")
+            for gpu, error in lost.items()
+        ),
         *(
             Measurement(_METRICS[name], now - first if now >= first else now, _UNITS[name], f"gpu{gpu}")
             for (gpu, name), (first, now) in sorted(seen.items())
         ),
     ]
+
+
+def _spelt(text: str) -> str:
+    return next(error for error in WORST_FIRST if error.casefold() == text.strip("[]").casefold())
 
 
 def _beside_gap(lines: Sequence[str], number: int) -> bool:

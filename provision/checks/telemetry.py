@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from provision.checks.check import Command, Measurement, Output
+from provision.checks.inventory_links import WIRED
 from provision.checks.kernel_log import bus_address
 from provision.checks.nvml_error import LOST, NOT_PERMITTED, REQUIRES_RESET
 from provision.checks.telemetry_rows import (
     BUS,
+    MODEL,
     OLDER,
     absent,
     device,
@@ -79,7 +81,7 @@ def command(beside: str, seconds: float, deadline: float, driver: object = None)
     interval = max(_INTERVAL, seconds / _MOST_SAMPLES)
     numbers = re.findall(r"\d+", driver) if isinstance(driver, str) else []
     old = bool(numbers) and tuple(int(part) for part in numbers[:3]) < _RENAMED
-    fields = ",".join([*(OLDER.get(name, name) if old else name for name in FIELDS), BUS])
+    fields = ",".join([*(OLDER.get(name, name) if old else name for name in FIELDS), BUS, MODEL])
     argv = (
         "nvidia-smi",
         f"--query-gpu={fields}",
@@ -119,6 +121,9 @@ def parse(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
     for name, one in sampled.items():
         if one.gone:
             gone.setdefault(name, f"nvidia-smi prints {one.gone!r} in place of its readings")
+    if len(gone) > 1:
+        gone.pop("node", None)  # the samples without index and address are of a GPU that was lost before
+    sampled.pop("node", None)
     found = [Measurement("lost", why, "", name) for name, why in sorted(gone.items())]
     end = max((one.last for one in sampled.values()), default=0.0)
     if times := [moment(row) for row in samples]:
@@ -146,9 +151,9 @@ def _which(lost: str, gpus: Mapping[str, str]) -> str:
 
 def _take(one: _Samples, row: Mapping[str, str]) -> None:
     one.last = moment(row)
-    if (why := error(row)) is not None and why != NOT_PERMITTED:
+    if (why := error(row)) is not None:
         one.errors.append(why)
-        if why in (LOST, REQUIRES_RESET) or mostly_errors(row):
+        if why in (LOST, REQUIRES_RESET) or (why != NOT_PERMITTED and mostly_errors(row)):
             one.gone = why
             return
     used = number(row, "utilization.gpu")
@@ -168,7 +173,7 @@ def _take(one: _Samples, row: Mapping[str, str]) -> None:
     if (best := number(row, "pcie.link.gen.max")) is not None:
         one.generation_max = int(best)
     if (best := number(row, "pcie.link.width.max")) is not None:
-        one.width_max = int(best)
+        one.width_max = min(int(best), WIRED.get(row.get(MODEL, ""), int(best)))
     reasons = row["clocks_event_reasons.active"]
     if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", reasons):
         one.reasons.append(int(reasons, 16))

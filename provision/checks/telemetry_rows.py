@@ -19,6 +19,7 @@ FIELDS = (
 )  # fmt: skip
 # Names the GPU when the index does not: of a lost GPU that cell may say `[GPU is lost]` as well.
 BUS = "pci.bus_id"
+MODEL = "name"  # some models are wired with fewer lanes than the GPU has
 # What drivers before 535.54.03 call it; the program of 550.163.01 knows both names.
 OLDER = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
 # What the driver has to ask the GPU for; it knows the PCIe fields itself (550.163.01, with a lost GPU).
@@ -90,11 +91,13 @@ def number(row: Mapping[str, str], name: str) -> float | None:
 
 
 def device(row: Mapping[str, str], gpus: Mapping[str, str]) -> str:
-    """The GPU that was sampled, by its index, else by its address. `gpus`: PCI address → device. Raises
-    ParseError."""
+    """The GPU that was sampled, by its index, else by its address; `node` for one of which both are errors.
+    `gpus`: PCI address → device. Raises ParseError."""
     value = number(row, "index")
     if value is not None:
         return f"gpu{int(value)}"
+    if error_text(row.get(BUS, "")) is not None:
+        return "node"
     address = bus_address(row.get(BUS, ""))
     if error(row) is None or (BUS in row and absent(row[BUS])):
         raise ParseError("nvidia-smi: a sample of no GPU", "report the new format")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from provision.checks.nvml_error import ACTIONS, LOST, REQUIRES_RESET
+from provision.checks.nvml_error import ACTIONS, LOST, NOT_PERMITTED, REQUIRES_RESET
 from provision.checks.telemetry import ALARMS, FEWEST
 from provision.judge import Finding, Verdict, spread, unmeasured
 from provision.thresholds import Threshold
@@ -54,7 +54,10 @@ def judge(
             said = (
                 f"nvidia-smi printed {values['unread_error']!r} for a reading in {values['unread']} samples"
             )
-            findings.append(Finding(check, Verdict.WARN, device, said, "unread", action="investigate"))
+            if values["unread_error"] == NOT_PERMITTED:  # nothing was measured, and the GPU is not to blame
+                findings.append(unmeasured(check, said, device=device, action=ACTIONS[NOT_PERMITTED]))
+            else:
+                findings.append(Finding(check, Verdict.WARN, device, said, "unread", action="investigate"))
     if not any("lost" in values for values in (*by_gpu.values(), node)):  # which ends the sampler
         findings += _unseen(check, sampled, node)
     for device, values in (*by_gpu.items(), ("node", node)):

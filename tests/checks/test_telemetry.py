@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from provision.checks import error_counters, gpu_burn, telemetry
+from provision.checks import error_counters, gpu_burn, telemetry, telemetry_rules
 from provision.checks.check import CheckNode, Measurement, Output
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict
@@ -364,3 +364,75 @@ def test_counters_nobody_can_read(burned: Burned) -> None:
     findings = burned(silent)
     assert [f.verdict for f in findings] == [Verdict.ERROR]
     assert told(burned(counted(["-"] * 8, ["-"] * 8))) == set()  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("error", "finding"),
+    [
+        ("[GPU is lost]", ("fail", "gpu3", "lost", "power-cycle")),
+        ("GPU requires reset", ("fail", "gpu3", "lost", "reset GPU")),
+        ("[Unknown Error]", ("error", "gpu3", "", "investigate")),
+        ("ERR!", ("error", "gpu3", "", "investigate")),
+        ("Insufficient Permissions", ("error", "gpu3", "", "investigate")),
+    ],
+)
+def test_an_nvml_error_in_place_of_counts_leaves_those_of_the_others(
+    error: str, finding: tuple[str, ...], burned: Burned
+) -> None:
+    zero, grown = [0] * 8, [0, 0, 0, 7777, 0, 0, 900, 0]
+    text = counted(zero, grown).stdout
+    text = text.replace("    3      0      0   7777", f"    3 {error} {error} {error}")
+    dmon = Output(error_counters.NAME, ("nvidia-smi", "dmon"), -15, text, "", 61.0, beside="gpu_burn")
+    assert told(burned(dmon)) == {finding, ("fail", "gpu6", "load_replays", "reseat or check cable")}
+
+
+@pytest.mark.parametrize("error", ["GPU is lost", "Unknown Error", "GPU requires reset"])
+def test_a_line_about_a_device_handle_leaves_the_counts_before_it(error: str, burned: Burned) -> None:
+    text = counted([0] * 8, [0, 0, 0, 0, 0, 0, 900, 0]).stdout
+    text += f"Unable to determine the device handle for GPU3: 0000:61:00.0: {error}\n"
+    dmon = Output(error_counters.NAME, ("nvidia-smi", "dmon"), 15, text, "", 61.0, beside="gpu_burn")
+    assert told(burned(dmon)) == {("fail", "gpu6", "load_replays", "reseat or check cable")}
+
+
+def test_a_gpu_whose_readings_are_for_root_alone_was_not_sampled(burned: Burned) -> None:
+    asked = ("utilization__gpu", "temperature__gpu", "power__draw", "clocks__current__sm")
+    forbidden = dict.fromkeys(asked, "[Insufficient Permissions]")
+    text = sampled(lambda _second, gpu: forbidden if gpu == 3 else {})
+    assert told(burned(output(text))) == {("error", "gpu3", "", "fix configuration")}
+
+
+def named(text: str, *more: tuple[str, str]) -> str:
+    """The samples with columns of their own at the end: (header, cell)."""
+    head, *rows = text.splitlines()
+    cells = "".join(f", {cell}" for _, cell in more)
+    return "\n".join([head + "".join(f", {name}" for name, _ in more), *(row + cells for row in rows)]) + "\n"
+
+
+@pytest.mark.parametrize("error", ["[GPU is lost]", "[Unknown Error]"])
+def test_a_gpu_that_loses_index_and_address_leaves_the_samples_of_the_others(
+    error: str, burned: Burned
+) -> None:
+    def change(second: int, gpu: int) -> dict[str, Any]:
+        if gpu == 6:
+            return {"pcie__link__gen__current": 1}
+        asked = ("index", "utilization__gpu", "temperature__gpu", "power__draw", "clocks__current__sm")
+        return dict.fromkeys(asked, error) if gpu == 3 and second >= 20 else {}
+
+    head, *rows = sampled(change).splitlines()
+    rows = [f"{row}, {error if error in row else '00000000:1B:00.0'}" for row in rows]
+    findings = told(burned(output("\n".join([f"{head}, pci.bus_id", *rows]) + "\n")))
+    assert ("fail", "gpu6", "load_pcie_gen", "reseat or check cable") in findings
+    assert [one for one in findings if one[2] == "lost"] == [("fail", "node", "lost", "power-cycle")]
+
+
+@pytest.mark.parametrize(
+    ("model", "width", "slow"),
+    [("Tesla T4", 8, False), ("NVIDIA A10G", 8, False), ("NVIDIA A10G", 4, True), ("NVIDIA A10", 8, True)],
+)
+def test_a_single_gpu_wired_with_half_its_lanes_is_whole(model: str, width: int, slow: bool) -> None:
+    head, *rows = sampled(lambda _s, _g: {"pcie__link__width__current": width}, gpus=1).splitlines()
+    text = "\n".join([f"{head}, name", *(f"{row}, {model}" for row in rows)]) + "\n"
+    found = telemetry.parse(output(text), {})
+    by_gpu = {"gpu0": values(found, "gpu0")}
+    findings = telemetry_rules.judge("gpu_burn", by_gpu, values(found, "node"), {})
+    assert bool(told(findings)) is slow
