@@ -17,6 +17,7 @@ from provision.checks.kernel_log import (
     KernelEvent,
     brings,
     bus_address,
+    fatal,
     instance,
     meaning,
 )
@@ -66,11 +67,12 @@ def named(events: Iterable[KernelEvent], gpus: Mapping[str, str]) -> list[Kernel
             continue
         away = f"gpu@{event.address}" if event.kind == "xid" else "node"
         found.append(replace(event, address=gpus.get(event.address, away), below=None))
-    # Both ends of a link may report one error: the end that reports more of it counts.
+    # Both ends of a link may report one error: the end that reports more of it counts. NVSwitches all stand
+    # for the node: what one of them calls fatal counts.
     most: dict[tuple[str, int, str], KernelEvent] = {}
     for event in found:
         key = event.kind, event.code, event.address
-        if key not in most or most[key].count < event.count:
+        if key not in most or (fatal(most[key]), most[key].count) < (fatal(event), event.count):
             most[key] = event
     return list(most.values())
 

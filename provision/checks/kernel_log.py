@@ -100,7 +100,9 @@ def read(journal: Output | None, dmesg: Output | None) -> list[KernelEvent]:
         for event in events(lines):
             known = seen.get((event.kind, event.code, event.address))
             if known is not None:  # the clocks of the two differ: the first one's is kept
-                event = replace(known, count=max(known.count, event.count))
+                line = event.line if fatal(event) and not fatal(known) else known.line
+                below = known.below or event.below
+                event = replace(known, count=max(known.count, event.count), line=line, below=below)
             seen[event.kind, event.code, event.address] = event
         whole = whole or not problem
         if problem:
@@ -164,6 +166,11 @@ def instance(line: str) -> str:
     """The MIG instance that an Xid line names, `GPU-I:05`; empty for a whole GPU."""
     match = _INSTANCE.search(line)
     return match[1] if match else ""
+
+
+def fatal(event: KernelEvent) -> bool:
+    """Whether the driver itself calls the event fatal."""
+    return bool(_FATAL.search(event.line))
 
 
 def _counted(kind: str, code: int, address: str, seen: list[tuple[float, str]]) -> KernelEvent:

@@ -296,3 +296,21 @@ def test_errors_of_a_port_without_gpus_are_left_to_others() -> None:
     assert judged(port_error("0000:00:02.0", 5, "Uncorrectable (Fatal)")) == [], (
         "nothing says what is below it"
     )
+
+
+def test_a_fatal_line_that_one_of_the_logs_lacks_counts(make_output: MakeOutput) -> None:
+    """The journal drops lines when many come at once; dmesg has them."""
+    mild, fatal = (
+        xid(10, 3, 149, "NETIR_BER_EVENT  Nonfatal XC0"),
+        xid(20, 3, 149, "NETIR_LINK_EVT  Fatal   XC0"),
+    )
+    events = kernel_log.read(make_output("journal", mild), make_output("dmesg", f"{mild}\n{fatal}\n"))
+    (finding,) = kernel_incidents.judge("gpu_inventory", kernel_incidents.named(events, GPUS))
+    assert (finding.verdict, finding.device) == (Verdict.FAIL, "gpu3")
+
+
+def test_a_fatal_error_of_one_nvswitch_is_not_hidden_by_those_of_another() -> None:
+    line = "[{0}] nvidia-nvswitch{1}: SXid (PCI:0000:0{1}:00.0): 20034, {2}, Link 30 LTSSM Fault Up"
+    lines = [line.format(f"    {second}.000000", 1, "Non-fatal") for second in range(5)]
+    (finding,) = judged(*lines, line.format("    6.000000", 2, "Fatal"))
+    assert finding.verdict is Verdict.FAIL
