@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from provision.checks.kernel_log import events
 from provision.paths import MODULES
 from tests.processes import alive
 
@@ -446,3 +447,24 @@ def test_one_that_is_tried_again_stands_once_among_the_outputs(
     outputs = run_all({**a_command("client", "sh", "-c", script), **AGAIN}, a_command("after", "true"))
     assert (outputs["client"]["rc"], outputs["client"]["stdout"]) == (0, "done\n")
     assert outputs["after"]["rc"] == 0
+
+
+def test_an_error_of_a_pcie_port_comes_with_the_buses_below_it(module: ModuleType, tmp_path: Any) -> None:
+    """The kernel said so at boot, and the check's GPUs are known by bus."""
+    port = tmp_path / "0000:64:01.0"
+    port.mkdir()
+    (port / "secondary_bus_number").write_text("101\n")
+    (port / "subordinate_bus_number").write_text("102\n")
+    errors = [
+        f"[ 100.000000] {driver} {at}: PCIe Bus Error: severity=Corrected, type=Data Link Layer"
+        for driver, at in (
+            ("pcieport", "0000:64:01.0"),
+            ("pcieport", "0000:64:01.0"),
+            ("nvidia", "0000:9b:00.0"),
+        )
+    ]
+    assert module.bridges([XID, *errors], str(tmp_path)) == ["pci 0000:64:01.0: PCI bridge to [bus 65-66]"]
+    (event, _) = sorted(
+        events([*module.bridges(errors, str(tmp_path)), *errors]), key=lambda one: one.address
+    )
+    assert event.below == (0x65, 0x66)

@@ -358,6 +358,29 @@ def appended(before, after):
     return after, True
 
 
+def bridges(lines, devices="/sys/bus/pci/devices"):
+    """What the kernel said at boot of each PCIe port that reports an error now, and has long forgotten:
+
+    pci 0000:64:01.0: PCI bridge to [bus 65-65]
+    """
+    found = []
+    for line in lines:
+        port = line.partition(": PCIe Bus Error: ")[0].rpartition(" ")[2]
+        if "PCIe Bus Error" not in line or "/" in port:
+            continue
+        try:
+            buses = []
+            for name in ("secondary_bus_number", "subordinate_bus_number"):
+                with open(os.path.join(devices, port, name)) as source:
+                    buses.append(int(source.read()))
+        except (OSError, ValueError):
+            continue  # a device without others below it
+        said = "pci %s: PCI bridge to [bus %02x-%02x]" % (port, buses[0], buses[1])
+        if said not in found:
+            found.append(said)
+    return found
+
+
 def kernel_log_delta(before, cap):
     """The output with the kernel's messages since `before`, an answer of `kernel_lines`."""
     argv, output, lines = kernel_lines()
@@ -370,7 +393,7 @@ def kernel_log_delta(before, cap):
     else:
         fresh, lost = appended(before[2], lines)
         kept = Capped(cap)
-        kept.add("\n".join(fresh).encode("utf-8", "replace"))
+        kept.add("\n".join(bridges(fresh) + fresh).encode("utf-8", "replace"))
         result.update(stdout=kept.text(), truncated=lost or bool(kept.dropped))
     return result
 
