@@ -93,11 +93,14 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     tested = {
         one.device for one in results if one.device != "node" and one.status != "skip" and not one.of_all
     }
-    if len(tested) != node.gpu_count and not all(one.of_all for one in results):
+    failed = any(one.status == "fail" for one in results)
+    if len(tested) != node.gpu_count and not all(one.of_all for one in results) and not failed:
         raise ParseError(
             f"dcgmi diag tested {len(tested)} GPUs, the node has {node.gpu_count}",
             "look at the gpu_inventory check, and at what dcgmi discovery -l lists",
         )
+    if failed:  # which is told, and that another GPU was tested by none of them
+        tested |= {f"gpu{index}" for index in range(node.gpu_count)}
     for result in _worst_of_each([*results, *_left_out(results, tested)]):
         found.append(Measurement(result.test, result.status, "", result.device))
         if result.said:
@@ -196,6 +199,9 @@ def _of_test(test: Mapping[str, Any], category: str) -> Iterable[_Result]:
     whole = _status(summary) if summary else ""
     if whole == "fail" and not any(_status(result) == "fail" for result in given):
         yield _Result(name, "node", "fail", _said(summary), _severity(summary), deployment)
+    said = _said(summary)
+    if whole in ("pass", "warn") and (said or whole == "warn") and not any(map(_told, given)):
+        yield _Result(name, "node", "warn", said, _severity(summary), deployment, of_all)
     if not given and not deployment and whole in ("", "pass"):
         yield _Result(name, "node", "not run")
     for result in given:
@@ -204,6 +210,11 @@ def _of_test(test: Mapping[str, Any], category: str) -> Iterable[_Result]:
             status = "warn"  # an error is attached to a test that passed (DCGM issue 284)
         for device in _devices(result):
             yield _Result(name, device, status, said, _severity(result), deployment, of_all)
+
+
+def _told(result: Mapping[str, Any]) -> bool:
+    """Whether a result says more than that the test passed, or was skipped."""
+    return bool(_said(result)) or _status(result) in ("fail", "warn")
 
 
 def _devices(result: Mapping[str, Any]) -> list[str]:

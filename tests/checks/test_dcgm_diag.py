@@ -239,3 +239,22 @@ def test_a_test_without_a_result_was_not_run(sample: Sample, make_node: MakeNode
     (finding,) = judged(document, make_node)
     assert (finding.verdict, finding.device) == (Verdict.ERROR, "node")
     assert "did not come to run" in finding.message
+
+
+def test_a_gpu_that_no_test_names_hides_no_failure_of_another(sample: Sample, make_node: MakeNode) -> None:
+    document = json.loads(sample("dcgm_diag/v4-memory-gpu3.json"))
+    for category in document["DCGM Diagnostic"]["test_categories"]:
+        for test in category["tests"]:
+            test["results"] = [one for one in test["results"] if one["entity_id"] != 5]
+    found = told(judged(document, make_node))
+    assert (Verdict.FAIL, "gpu3") in {one[:2] for one in found}
+    assert (Verdict.ERROR, "gpu5") in {one[:2] for one in found}
+
+
+@pytest.mark.parametrize("status", ["Pass", "Warn"])
+def test_a_warning_in_the_summary_alone_is_told(status: str, sample: Sample, make_node: MakeNode) -> None:
+    document = json.loads(sample("dcgm_diag/v4-healthy.json"))
+    warnings = [{"warning": "Unable to enforce the power limit", "error_severity": 1}]
+    hardware_test(document)["test_summary"] = {"status": status, "warnings": warnings}
+    (finding,) = judged(document, make_node)
+    assert (finding.verdict, finding.device, finding.action) == (Verdict.WARN, "node", "watch")
