@@ -11,6 +11,7 @@ from provision.node.observe.answer import attempt
 from provision.node.observe.nvidia_smi import nvidia_smi_probes, parse_query
 from provision.node.observe.probe import Probe
 
+MODE = "nvidia_smi.compute_mode"
 STATE, STATUS = "nvidia_smi.fabric.state", "nvidia_smi.fabric.status"
 
 
@@ -65,3 +66,18 @@ def test_a_gpu_that_does_not_answer_is_the_reason_of_what_is_unread(error: str, 
 def test_the_gpus_name_themselves_in_every_query() -> None:
     (probe,) = nvidia_smi_probes([STATE])
     assert probe.command[1] == "--query-gpu=fabric.state,pci.bus_id,serial"
+
+
+def test_every_gpu_that_does_not_answer_is_named() -> None:
+    rows = [f"[GPU is lost], 00000000:{bus}:00.0, 15628210839{bus}" for bus in (10, 20)]
+    _facts, problems = attempt(Probe([MODE]), parse_query, [MODE], "\n".join(rows))
+    assert all(f"(00000000:{bus}:00.0, serial 15628210839{bus})" in problems[MODE] for bus in (10, 20))
+
+
+@pytest.mark.parametrize("where", ["GPU3: 0000:61:00.0", "GPU 0000:61:00.0"])
+def test_one_line_in_place_of_the_answer_is_no_value(where: str) -> None:
+    line = f"Unable to determine the device handle for {where}: GPU is lost.  "
+    line += "Reboot the system to recover this GPU\n"
+    facts, problems = attempt(Probe([MODE]), parse_query, [MODE], line)
+    assert facts == {}
+    assert problems[MODE] == f"{where} does not answer: GPU is lost; power-cycle the node"

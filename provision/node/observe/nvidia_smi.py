@@ -63,6 +63,22 @@ def silent(index, row, cell):
     return ReadError("%s does not answer: %s; %s" % (who, text, advice))
 
 
+NO_HANDLE = "Unable to determine the device handle for "
+
+
+def refusal(line):
+    """A ReadError that names the GPU for which nvidia-smi prints one line in place of its answer; else None.
+
+    Unable to determine the device handle for GPU3: 0000:4B:00.0: Unknown Error
+    """
+    who, _, why = line.partition(NO_HANDLE)[2].rpartition(": ")
+    if not who:
+        return None
+    text = why.split(".")[0].strip()
+    advice = NVML_ERRORS.get(text.lower(), NVML_ERRORS["unknown error"])
+    return ReadError("%s does not answer: %s; %s" % (who, text, advice))
+
+
 def reading(field, cell):
     """A cell without the label that drivers 535 to 580 print into it (`state  Completed`)."""
     label = {"fabric.state": "state ", "fabric.status": "status "}.get(field)
@@ -70,6 +86,9 @@ def reading(field, cell):
 
 
 def parse_query(names, output):
+    refused = next((one for one in map(refusal, output.splitlines()) if one), None)
+    if refused:
+        raise refused
     rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines() if line.strip()]
     if not rows or any(len(row) not in (len(names), len(names) + len(WHO)) for row in rows):
         raise ReadError("nvidia-smi answered: " + (output.strip()[:200] or "nothing"))
@@ -78,8 +97,8 @@ def parse_query(names, output):
     for at, name in enumerate(names):
         errors = [silent(index, row, row[at]) for index, row in enumerate(rows)]
         # What one GPU does not say, no other can say for it: the fact is unread, and the reason is that GPU.
-        error = next((one for one in errors if one), None)
-        found[name] = error or [reading(fields[at], row[at]) for row in rows]
+        said = [str(one) for one in errors if one]
+        found[name] = ReadError("; ".join(said)) if said else [reading(fields[at], row[at]) for row in rows]
     return found
 
 
