@@ -231,3 +231,11 @@ def test_recorded_nvlink_counters_are_read() -> None:
 def test_ipmi_tells_of_fans_and_temperatures() -> None:
     text = "Inlet Temp,24,degrees C,ok\nFAN 1A,9800,RPM,ok\nPSU1,230,Watts,ok\nFAN 2,,RPM,ns\nbroken\n"
     assert ipmi_row(text) == {"inlet_temp_c": "24", "fan_1a_rpm": "9800"}
+
+
+def test_readings_for_root_alone_are_no_values() -> None:
+    cells = LINE.split(", ")
+    cells[1:4] = ["[Insufficient Permissions]"] * 3
+    found = gpu_row(", ".join(cells), NAMES)
+    assert found is not None
+    assert (found[1]["temperature_c"], found[1]["memory_c"], found[1]["power_w"]) == ("", "", "")

@@ -6,7 +6,7 @@ import re
 NVML_ERRORS = {"gpu is lost": 15, "gpu requires reset": 16, "unknown error": 999, "err!": 999}
 # What the driver has to ask the GPU for: it knows the other fields itself.
 ASKED = ("temperature_c", "power_w", "sm_mhz", "util_pct")
-NONE = ("", "n/a", "not supported", "not available", "-", *NVML_ERRORS)
+NONE = ("", "n/a", "not supported", "not available", "-", "insufficient permissions", *NVML_ERRORS)
 # metric -> the names of nvidia-smi's field, the newest first
 GPU_FIELDS = (
     ("index", ("index",)),
