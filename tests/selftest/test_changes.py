@@ -59,6 +59,8 @@ if words[0] == "-pl":
     now["power.limit"] = "%.2f" % float(words[1])
 elif words[0] == "-pm":
     now["persistence_mode"] = "Enabled" if words[1] == "1" else "Disabled"
+    if words[1] == "0" and state["forgets"]:
+        now.update({{"power.limit": "700.00", "compute_mode": "Default"}})
 elif words[0] == "-c":
     now["compute_mode"] = words[1].capitalize().replace("_p", "_P")
 elif words[0] == "-lgc":
@@ -80,7 +82,15 @@ class Smi:
         self.set()
 
     def set(self, **state: Any) -> None:
-        known = {"now": dict(NOW), "locked": "", "refuse": [], "ignore": [], "hang": [], "calls": []}
+        known = {
+            "now": dict(NOW),
+            "locked": "",
+            "refuse": [],
+            "ignore": [],
+            "hang": [],
+            "calls": [],
+            "forgets": 0,
+        }
         self.file.write_text(json.dumps({**known, **state}))
 
     def now(self) -> dict[str, Any]:
@@ -253,6 +263,29 @@ def test_what_is_not_put_back_is_left_over(smi: Smi, name: str) -> None:
     assert left[0].startswith(f"{name} of gpu7: ")
     assert left[0].endswith(f"; run: nvidia-smi -i 7 {back}")
     assert done.why in left[0]
+
+
+OWN = {"power.limit": "500.00", "compute_mode": "Exclusive_Process"}
+
+
+def test_what_a_gpu_forgets_without_persistence_mode_is_given_back(smi: Smi) -> None:
+    smi.set(now={**NOW, **OWN}, forgets=1)
+    left: list[str] = []
+    done = changes.change(Bench(smi), plan("persistence mode"), 7, left.append)  # type: ignore[arg-type]
+    assert (done.state, left) == (PROVEN, [])
+    assert smi.now()["now"] == {**NOW, **OWN}
+
+
+def test_what_it_forgets_for_good_is_left_over(smi: Smi) -> None:
+    smi.set(now={**NOW, **OWN}, forgets=1, refuse=["-pl", "-c"])
+    left: list[str] = []
+    done = changes.change(Bench(smi), plan("persistence mode"), 7, left.append)  # type: ignore[arg-type]
+    assert done.state == NOT_PROVEN
+    assert left == [
+        "power limit of gpu7: it is 700.00, it was 500.00; run: nvidia-smi -i 7 -pl 500",
+        "compute mode of gpu7: it is Default, it was Exclusive_Process; "
+        "run: nvidia-smi -i 7 -c EXCLUSIVE_PROCESS",
+    ]
 
 
 def test_a_clock_that_stays_low_under_load_is_left_over(smi: Smi) -> None:
