@@ -14,7 +14,7 @@ from provision.health import CheckResult
 from provision.selftest import foreign, signals
 from provision.selftest.machine import SelftestError
 from provision.selftest.measure import Bench
-from provision.selftest.provocations import quoted, slow
+from provision.selftest.provocations import NotPossibleError, quoted, refuse_incomparable, slow
 from provision.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN, Provoked
 
 PLACE = "changes"
@@ -110,6 +110,13 @@ def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None])
     burn = bench.tools["gpu_burn"]
     if not one.metric and not burn.path:
         return Provoked(*words, NOT_POSSIBLE, why=f"gpu_burn is not installed: {burn.how}")
+    try:
+        if not one.metric:
+            refuse_incomparable(bench, gpu)
+    except NotPossibleError as error:
+        return Provoked(*words, NOT_POSSIBLE, why=error.what)
+    except GpuprovError as error:
+        return Provoked(*words, NOT_PROVEN, why=error.what)
     refused = ""
     try:
         if refused := _refused(one, gpu):

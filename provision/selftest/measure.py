@@ -11,7 +11,7 @@ from typing import Any
 
 from provision import campaign, node_commands
 from provision.campaign import Raw
-from provision.checks import CHECKS
+from provision.checks import CHECKS, gpu_burn
 from provision.checks.check import KERNEL_LOG_DELTA, Command
 from provision.health import CheckResult
 from provision.judge import Verdict
@@ -37,7 +37,8 @@ def runner() -> ModuleType:
 
 @dataclass
 class Bench:
-    """What checks run with. `until`: the moment (time.monotonic) at which all of them must be over."""
+    """What checks run with. `until`: the moment (time.monotonic) at which all of them must be over;
+    `accused`: the devices with which the check gpu_burn finds fault, before anything is provoked."""
 
     node: Seen
     tools: Mapping[str, Tool]
@@ -45,6 +46,7 @@ class Bench:
     options: Mapping[str, Any]
     until: float
     module: ModuleType = field(default_factory=runner)
+    accused: set[str] = field(default_factory=set)
 
     def with_variables(self, **variables: Any) -> Bench:
         """The same, where an inventory declares this too."""
@@ -91,6 +93,8 @@ def one(bench: Bench, check: str) -> tuple[Checked, Raw, CheckResult | None]:
         return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=why), nothing, None
     held = [replace(command, deadline=min(command.deadline, left)) for command in commands]
     raw, result = bench.run(check, held)
+    if check == gpu_burn.ID:
+        bench.accused.update(finding.device for finding in result.wrong)
     checked = _checked(check, summary, raw, result, left)
     if checked.state == NOT_TRIED and (absent := bench.absent(check)):
         checked = replace(checked, why=f"{checked.why}; {absent[0].name} is not installed: {absent[0].how}")

@@ -117,7 +117,8 @@ class Bench:
     names: bool = True
     burn: str = "/bin/true"
     options = {"burn_seconds": 60}  # noqa: RUF012
-    node = SimpleNamespace(variables={})
+    node = SimpleNamespace(variables={}, limits=dict)
+    accused: set[str] = field(default_factory=set)
 
     @property
     def tools(self) -> dict[str, Tool]:
@@ -325,6 +326,14 @@ def test_no_clock_is_locked_without_what_shows_it(smi: Smi) -> None:
     done = changes.change(Bench(smi, burn=""), plan("clock lock"), 7, pytest.fail)  # type: ignore[arg-type]
     assert (done.state, done.why) == (NOT_POSSIBLE, "gpu_burn is not installed: build it")
     assert not any(call.startswith("-") and "gc" in call.split()[0] for call in smi.now()["calls"])
+
+
+def test_no_clock_is_locked_that_could_not_be_seen_to_slow_the_gpu(smi: Smi) -> None:
+    done = changes.change(Bench(smi), plan("clock lock"), 0, pytest.fail)  # type: ignore[arg-type]
+    assert (done.state, "takes 4 GPUs" in done.why) == (NOT_POSSIBLE, True)
+    done = changes.change(Bench(smi, accused={"gpu7"}), plan("clock lock"), 7, pytest.fail)  # type: ignore[arg-type]
+    assert (done.state, "gpu7 as it is" in done.why) == (NOT_PROVEN, True)
+    assert not any("gc" in call.split()[0] for call in smi.now()["calls"])
 
 
 @pytest.fixture

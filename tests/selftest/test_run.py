@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from provision import cli
+from provision.campaign import Raw
 from provision.checks.check import Measurement
 from provision.errors import UsageError
-from provision.judge import Verdict
+from provision.health import CheckResult
+from provision.judge import Finding, Verdict
 from provision.seen import Seen
 from provision.selftest import changes, compare, machine, measure, provocations, run, tools
 from provision.selftest.machine import SelftestError
@@ -275,6 +277,23 @@ def test_checks_that_do_not_fit_are_not_proven(
     assert all("the selftest's time was over" in one.why for one in found.checks), found.checks
     assert all("--minutes" in one.why for one in found.checks)
     assert found.code == 5
+
+
+def test_the_gpus_that_a_burn_finds_fault_with_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Callable[..., None]
+) -> None:
+    """A condition that must show in a burn proves nothing on one of them."""
+    checks(BURN, "memory_bandwidth")
+    benches: list[measure.Bench] = []
+
+    def found(bench: measure.Bench, check: str, *_: object) -> Any:
+        benches.append(bench)
+        finding = Finding(check, Verdict.WARN, "gpu7" if check == BURN else "gpu3", "slow")
+        return Raw("gpu-01", check), CheckResult(check, Verdict.WARN, (finding,), (), 1.0)
+
+    monkeypatch.setattr(measure.Bench, "run", found)
+    run.run(Settings(tmp_path / "out"))
+    assert benches[0].accused == {"gpu7"}
 
 
 def test_settings_are_changed_only_when_asked_and_noted_before(
