@@ -9,16 +9,17 @@ from provision.commands import fleet_options
 from provision.errors import ExitCode
 
 EPILOG = """\
-Runs on the GPU machine itself, as root, without SSH and without an inventory. It loads every GPU: drain the
-machine first. GPU settings stay as they are, unless --change-settings is given. A lock of the clocks that is
-there before cannot be seen, and --change-settings ends it: set it again afterwards.
+Run it as root on the GPU machine itself; it needs neither SSH nor an inventory. It loads every GPU: drain the
+machine first. GPU settings are left alone unless --change-settings is given. An existing clock lock, or
+application clocks, cannot be detected and may be lost with --change-settings: set them again afterwards.
 
-exit codes: 0 when everything that this machine allows is proven; 3 when a check found it unhealthy; 5 when
-something could not be proven, or the GPUs are in use; 1 without a GPU or without root; 130 when interrupted.
+exit codes: 0 everything that this machine allows is proven; 1 no GPU, not root, or the tools could not be
+built; 2 wrong command line or output folder; 3 a check found the machine unhealthy; 5 something is not
+proven, or the GPUs are in use; 130 interrupted.
 
 examples:
   sudo gpuprov selftest
-  sudo gpuprov selftest --mask-serials --output /tmp/selftest
+  sudo gpuprov selftest --mask-serials --output ./proof
   sudo gpuprov selftest --change-settings
   sudo gpuprov selftest --build --set validation_tools_gpu_burn_sha256=... (and of nccl_tests and nvbandwidth)
 """
@@ -34,38 +35,38 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--mask-serials",
         action="store_true",
-        help="write stand-ins for serial numbers, UUIDs, hardware addresses and the host name",
+        help="replace serial numbers, UUIDs, GUIDs, hardware addresses and the host name by placeholders",
     )
     parser.add_argument(
         "--build",
         action="store_true",
-        help="build gpu_burn, nccl-tests and nvbandwidth if one is missing (role validation_tools)",
+        help="build missing ones of gpu_burn, nccl-tests and nvbandwidth (role validation_tools)",
     )
     parser.add_argument(
         "--change-settings",
         action="store_true",
-        help="also change power limit, clocks, persistence and compute mode of one GPU, and put them back",
+        help="also change one GPU's power limit, clock lock, persistence and compute mode, then restore them",
     )
     parser.add_argument(
         "--burn-seconds",
         type=fleet_options.count,
         default=60,
         metavar="N",
-        help="how long gpu_burn runs (default 60)",
+        help="duration of the gpu_burn check in seconds (default 60)",
     )
     parser.add_argument(
         "--minutes",
         type=fleet_options.count,
         default=20,
         metavar="N",
-        help="time limit: checks that do not fit are not proven (default 20)",
+        help="time limit: what does not begin in time is reported as not proven (default 20)",
     )
     parser.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="declare a variable of this machine, as an inventory does; the value is YAML (repeatable)",
+        help="set an inventory variable for this machine; the value is YAML (repeatable)",
     )
 
 

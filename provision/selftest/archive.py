@@ -56,7 +56,7 @@ class Archive:
         packed = self.folder.with_suffix(".tar.gz")
         packed.touch(mode=0o600)
         # The output folder is called after the machine.
-        inside = "selftest" if self._serials else self.folder.parent.name
+        inside = "selftest" if self._serials else self.folder.parent.resolve().name
         with tarfile.open(packed, "w:gz") as tar:
             tar.add(self.folder, arcname=inside)
         return packed

@@ -14,7 +14,7 @@ from provision.health import CheckResult
 from provision.selftest import foreign, signals
 from provision.selftest.machine import SelftestError
 from provision.selftest.measure import Bench
-from provision.selftest.provocations import quoted, slow
+from provision.selftest.provocations import NotPossibleError, quoted, refuse_incomparable, slow
 from provision.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN, Provoked
 
 PLACE = "changes"
@@ -110,6 +110,13 @@ def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None])
     burn = bench.tools["gpu_burn"]
     if not one.metric and not burn.path:
         return Provoked(*words, NOT_POSSIBLE, why=f"gpu_burn is not installed: {burn.how}")
+    try:
+        if not one.metric:
+            refuse_incomparable(bench, gpu)
+    except NotPossibleError as error:
+        return Provoked(*words, NOT_POSSIBLE, why=error.what)
+    except GpuprovError as error:
+        return Provoked(*words, NOT_PROVEN, why=error.what)
     refused = ""
     try:
         if refused := _refused(one, gpu):
@@ -119,9 +126,11 @@ def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None])
         with signals.held_back():
             # Where a setting cannot be read back, one that was refused is the one that it was.
             trouble = "" if refused and not one.field else _put_back(bench, one, gpu, before)
-            if trouble:
-                leftover(f"{one.name} of gpu{gpu}: {trouble}; run: nvidia-smi -i {gpu} {' '.join(one.back)}")
-    why = trouble or ("" if named else "the check did not name it")
+            left = [(one.name, trouble, one.back)] if trouble else []
+            left += _forgotten(gpu, before) if one.field == "persistence_mode" else []
+            for name, said, back in left:
+                leftover(f"{name} of gpu{gpu}: {said}; run: nvidia-smi -i {gpu} {' '.join(back)}")
+    why = "; ".join(said for _, said, _ in left) or ("" if named else "the check did not name it")
     state = NOT_PROVEN if why else PROVEN
     return Provoked(*words, state, named=text, why=why, seconds=round(time.monotonic() - began, 1))
 
@@ -159,6 +168,26 @@ def _put_back(bench: Bench, one: Change, gpu: int, before: Mapping[str, str]) ->
         return _rises(bench, gpu, float(one.value))
     except GpuprovError as error:
         return f"whether it is as before could not be seen: {error.what}"
+
+
+def _forgotten(gpu: int, before: Mapping[str, str]) -> list[tuple[str, str, Sequence[str]]]:
+    """Without persistence mode the driver lets go of a GPU that no program uses, and with it of its power
+    limit and compute mode: give them back. What did not come back is (name, why, nvidia-smi's words)."""
+    ways: list[tuple[str, str, Sequence[str]]] = []
+    if limit := _number(before["power.limit"]):
+        ways.append(("power limit", "power.limit", ("-pl", f"{limit:g}")))
+    if mode := _COMPUTE.get(before["compute_mode"]):
+        ways.append(("compute mode", "compute_mode", ("-c", mode)))
+    left = []
+    for name, setting, back in ways:
+        try:
+            if read(gpu)[setting] != before[setting]:
+                _smi(gpu, *back)
+                if (now := read(gpu)[setting]) != before[setting]:
+                    left.append((name, f"it is {now}, it was {before[setting]}", back))
+        except GpuprovError as error:
+            left.append((name, f"whether it is as before could not be seen: {error.what}", back))
+    return left
 
 
 def _rises(bench: Bench, gpu: int, held: float) -> str:

@@ -54,7 +54,8 @@ def _comparable(output: Output) -> bool:
 
 
 def _simulated(folder: Path, sku: str, driver: str) -> tuple[Mapping[str, str], str]:
-    argv = [sys.executable, "-m", "provision.lab.replica", str(folder), sku, driver]
+    # -P: `python -m` takes modules from the folder it is started in, and root starts it in anybody's.
+    argv = [sys.executable, "-P", "-m", "provision.lab.replica", str(folder), sku, driver]
     package = str(Path(__file__).resolve().parents[2])
     environment = {**os.environ, "PYTHONPATH": package}
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any
 
 from provision import campaign, node_commands
 from provision.campaign import Raw
-from provision.checks import CHECKS
+from provision.checks import CHECKS, gpu_burn
 from provision.checks.check import KERNEL_LOG_DELTA, Command
 from provision.health import CheckResult
 from provision.judge import Verdict
@@ -22,6 +23,7 @@ from provision.selftest.result import NOT_PROVEN, NOT_TRIED, PROVEN, Checked
 from provision.selftest.tools import Tool
 
 _CAP = 2 * 1024 * 1024  # bytes kept of a stream, as on a node
+TIME_OVER = "the selftest's time was over: give it more with --minutes"
 _LEAST = 20.0  # seconds of the selftest's own time below which no check begins
 
 
@@ -37,14 +39,18 @@ def runner() -> ModuleType:
 
 @dataclass
 class Bench:
-    """What checks run with. `until`: the moment (time.monotonic) at which all of them must be over."""
+    """What checks run with. `until`: the moment (time.monotonic) at which all of them must be over; `end`: at
+    which no condition is begun any more;
+    `accused`: the devices with which the check gpu_burn finds fault, before anything is provoked."""
 
     node: Seen
     tools: Mapping[str, Tool]
     archive: Archive
     options: Mapping[str, Any]
     until: float
+    end: float = math.inf
     module: ModuleType = field(default_factory=runner)
+    accused: set[str] = field(default_factory=set)
 
     def with_variables(self, **variables: Any) -> Bench:
         """The same, where an inventory declares this too."""
@@ -87,10 +93,11 @@ def one(bench: Bench, check: str) -> tuple[Checked, Raw, CheckResult | None]:
         return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=why), nothing, None
     left = bench.until - time.monotonic()
     if commands and left < _LEAST:
-        why = "the selftest's time was over: give it more with --minutes"
-        return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=why), nothing, None
+        return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=TIME_OVER), nothing, None
     held = [replace(command, deadline=min(command.deadline, left)) for command in commands]
     raw, result = bench.run(check, held)
+    if check == gpu_burn.ID:
+        bench.accused.update(finding.device for finding in result.wrong)
     checked = _checked(check, summary, raw, result, left)
     if checked.state == NOT_TRIED and (absent := bench.absent(check)):
         checked = replace(checked, why=f"{checked.why}; {absent[0].name} is not installed: {absent[0].how}")
@@ -99,9 +106,12 @@ def one(bench: Bench, check: str) -> tuple[Checked, Raw, CheckResult | None]:
 
 def _checked(check: str, summary: str, raw: Raw, result: CheckResult, left: float) -> Checked:
     state, why = PROVEN, ""
-    if result.verdict in (Verdict.ERROR, Verdict.SKIP):
-        state = NOT_PROVEN if result.verdict is Verdict.ERROR else NOT_TRIED
-        why = next(f.message for f in result.findings if f.verdict is result.verdict)
+    verdicts = {finding.verdict for finding in result.findings}
+    # A fault on one GPU does not prove another one that could not be measured.
+    lacking = Verdict.ERROR if Verdict.ERROR in verdicts else result.verdict
+    if lacking in (Verdict.ERROR, Verdict.SKIP):
+        state = NOT_PROVEN if lacking is Verdict.ERROR else NOT_TRIED
+        why = next(f.message for f in result.findings if f.verdict is lacking)
         if any(output.timed_out and output.seconds >= left - 1 for output in raw.outputs):
             why = f"the selftest's time was over ({why}): give it more with --minutes"
     findings = [

@@ -21,7 +21,12 @@ _BURN = 30  # seconds: enough for a steady rate
 _CUT = 2.0  # seconds: the deadline that is too short
 _SHOWN = 3  # findings quoted
 _PID = re.compile(r"\(pid (\d+), (\d+) MiB\)")
+_PEERS = 4  # GPUs: provision.judge.below_peers tells a slow one by three others
 _NOWHERE = "/nonexistent/nvbandwidth"
+
+
+class NotPossibleError(GpuprovError):
+    """This machine gives no occasion for the condition."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ def provoke(bench: Bench, condition: Condition, gpu: int) -> Provoked:
         return Provoked(*words, NOT_POSSIBLE, why=f"{lacking[0].name} is not installed: {lacking[0].how}")
     try:
         named, text = condition.make(bench, gpu)
+    except NotPossibleError as error:
+        return Provoked(*words, NOT_POSSIBLE, why=error.what)
     except GpuprovError as error:  # the hardware allows it, and it was not to be had
         return Provoked(*words, NOT_PROVEN, why="; ".join(filter(None, (error.what, error.fix))))
     why = "" if named else "the check did not name it"
@@ -129,10 +136,19 @@ def _in_use(result: CheckResult) -> list[Finding]:
 
 
 def _competition(bench: Bench, gpu: int) -> tuple[bool, str]:
+    refuse_incomparable(bench, gpu)
     seconds = min(int(bench.options["burn_seconds"]), _BURN)
     with foreign.load(gpu, bench.tools["gpu_burn"], _burn_folder(bench)):
         result = _run(bench, "gpu_burn", "competing_load", burn_seconds=seconds)
     return slow(result, gpu)
+
+
+def refuse_incomparable(bench: Bench, gpu: int) -> None:
+    """Raises where a burn that names this GPU, the last one, would not show that it was slowed on purpose."""
+    if gpu + 1 < _PEERS and "gpu_burn.rate" not in bench.node.limits():
+        raise NotPossibleError(f"gpu_burn tells a slow GPU by its peers: that takes {_PEERS} GPUs")
+    if f"gpu{gpu}" in bench.accused:
+        raise GpuprovError(f"the check gpu_burn finds fault with gpu{gpu} as it is")
 
 
 def slow(result: CheckResult, gpu: int) -> tuple[bool, str]:
@@ -145,6 +161,8 @@ def slow(result: CheckResult, gpu: int) -> tuple[bool, str]:
 def _missing_tool(bench: Bench, gpu: int) -> tuple[bool, str]:  # noqa: ARG001 - a condition of the machine
     without = bench.with_variables(validation_tools_nvbandwidth_path=_NOWHERE)
     result = _run(without, "memory_bandwidth", "missing_tool")
+    if result.verdict is Verdict.SKIP:  # with MIG on, before it looks at the tool
+        raise NotPossibleError(f"memory_bandwidth measures nothing here: {result.findings[0].message}")
     named = any(f"{_NOWHERE} is not installed" in one.message for one in result.wrong)
     return named and result.verdict is Verdict.ERROR, quoted(result.wrong)
 

@@ -12,7 +12,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,8 @@ from provision import checks_asked
 from provision.campaign import Raw
 from provision.checks import gpu_inventory
 from provision.errors import GpuprovError, UsageError
+from provision.health import CheckResult
+from provision.judge import Verdict
 from provision.selftest import (
     build,
     changes,
@@ -36,7 +38,7 @@ from provision.selftest import (
 from provision.selftest.archive import Archive
 from provision.selftest.machine import SelftestError
 from provision.selftest.measure import Bench
-from provision.selftest.result import NOT_POSSIBLE, Provoked, Result
+from provision.selftest.result import NOT_POSSIBLE, NOT_PROVEN, Provoked, Result
 from provision.terminal import Progress
 
 _KEPT_BACK = 240.0  # seconds that checks leave for the provocations
@@ -77,27 +79,54 @@ def run(settings: Settings) -> Result:
     begun = time.monotonic()
     found = Result(machine.name(), _now(), serials_masked=settings.mask_serials)
     found.settings_asked = settings.change_settings
-    archive = Archive(settings.output, mask=settings.mask_serials)
-    running = signals.running()
+    try:
+        archive = Archive(settings.output, mask=settings.mask_serials)
+    except OSError as error:
+        raise _unwritable(settings.output, error) from error
+    running, broken = signals.running(), None
     with signals.as_interrupts():
         try:
             _course(settings, found, archive, begun)
         except KeyboardInterrupt:
             found.interrupted = True
-            with signals.held_back():
-                signals.end_others(running)
-        except GpuprovError as error:
-            found.stopped = "; ".join(filter(None, (error.what, error.fix)))
-            if not found.checks:  # nothing was tried: one line says it all
-                shutil.rmtree(archive.folder)
-                with contextlib.suppress(OSError):
-                    for folder in made:
-                        folder.rmdir()
-                raise
+        except (GpuprovError, OSError) as error:  # OSError: a full disk, a terminal that is gone
+            found.stopped = _words(error)
+            # A terminal that goes interrupts, and then takes no more lines.
+            found.interrupted = isinstance(error.__context__, KeyboardInterrupt)
+            if not found.checks and not found.interrupted:  # nothing was tried: one line says it all
+                _remove(archive.folder, made)
+                raise error if isinstance(error, GpuprovError) else SelftestError(found.stopped) from error
+        except Exception as error:  # a bug of ours must not cost what was found, nor what is left to put back
+            found.stopped, broken = f"a bug in gpuprov: {error!r}", error
         with signals.held_back():
+            if found.interrupted or found.stopped:
+                signals.end_others(running)
             found.finished, found.seconds = _now(), round(time.monotonic() - begun, 1)
-            _write(settings.output, found, archive)
+            try:
+                _write(settings.output, found, archive)
+            except OSError as error:
+                raise _unwritable(settings.output, error, found.leftovers) from error
+    if broken is not None:
+        raise broken
     return found
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, GpuprovError):
+        return "; ".join(filter(None, (error.what, error.fix)))
+    return str(error)
+
+
+def _unwritable(output: Path, error: OSError, leftovers: Sequence[str] = ()) -> UsageError:
+    fix = "give another folder with --output"
+    return UsageError(f"{output} cannot be written: {error.strerror or error}", "; ".join([*leftovers, fix]))
+
+
+def _remove(folder: Path, made: Sequence[Path]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for one in made:
+            one.rmdir()
 
 
 def _make(output: Path) -> list[Path]:
@@ -151,8 +180,8 @@ def _bench(
     if not known["nvidia-smi"].path:
         raise SelftestError("nvidia-smi is not installed", known["nvidia-smi"].how)
     options = {"burn_seconds": settings.burn_seconds, "timeout": None}
-    until = begun + max(_AT_LEAST, 60.0 * settings.minutes - _KEPT_BACK)
-    return Bench(node, known, archive, options, until)
+    end = begun + 60.0 * settings.minutes
+    return Bench(node, known, archive, options, max(begun + _AT_LEAST, end - _KEPT_BACK), end)
 
 
 def _checks(bench: Bench, found: Result, asked: list[str], progress: Progress) -> Iterator[Raw]:
@@ -164,14 +193,19 @@ def _checks(bench: Bench, found: Result, asked: list[str], progress: Progress) -
             found.gpus = [
                 dataclasses.asdict(gpu) for gpu in gpu_inventory.identities(list(judged.measurements))
             ]
-            _refuse_used(judged.measurements)
+            _refuse_used(judged)
         progress.done(f"{name}: {checked.verdict}{f' ({checked.why})' if checked.why else ''}")
         yield raw
 
 
-def _refuse_used(measurements: Any) -> None:
+def _refuse_used(inventory: CheckResult) -> None:
     """Load would disturb whoever works on these GPUs, and be disturbed."""
-    used = [f"{m.device} by {m.value}" for m in measurements if m.metric == "processes" and m.value]
+    listed = [one for one in inventory.measurements if one.metric == "processes"]
+    if not listed and inventory.verdict in (Verdict.ERROR, Verdict.FAIL):  # nvidia-smi hangs, or says nothing
+        raise SelftestError(
+            "whether the GPUs are in use cannot be seen: nvidia-smi listed none", "look at gpu_inventory"
+        )
+    used = [f"{one.device} by {one.value}" for one in listed if one.value]
     if used:
         raise SelftestError(
             f"GPUs are in use: {'; '.join(used[:4])}", "drain the machine, and run the selftest again"
@@ -182,9 +216,16 @@ def _provoke(bench: Bench, found: Result, progress: Progress) -> None:
     gpu = found.gpu_count - 1
     for condition in provocations.all_of():
         progress.step(f"provoking: {condition.name}")
-        provoked = provocations.provoke(bench, condition, gpu)
+        provoked = _in_time(bench, condition.name) or provocations.provoke(bench, condition, gpu)
         found.provocations.append(provoked)
         progress.done(f"{condition.name}: {provoked.state}")
+
+
+def _in_time(bench: Bench, name: str) -> Provoked | None:
+    """The condition as not proven where the time is over; nothing while there is some left."""
+    if time.monotonic() < bench.end:
+        return None
+    return Provoked(name, "nothing", "", NOT_PROVEN, why=measure.TIME_OVER)
 
 
 def _change(bench: Bench, found: Result, output: Path, progress: Progress) -> None:
@@ -197,7 +238,7 @@ def _change(bench: Bench, found: Result, output: Path, progress: Progress) -> No
             provoked = Provoked(one[0], "nothing", f"gpu{gpu}", NOT_POSSIBLE, why=one[1])
         else:
             progress.step(f"changing: {one.name} of gpu{gpu}")
-            provoked = changes.change(bench, one, gpu, found.leftovers.append)
+            provoked = _in_time(bench, one.name) or changes.change(bench, one, gpu, found.leftovers.append)
         found.changes.append(provoked)
         progress.done(f"{provoked.name}: {provoked.state}")
 

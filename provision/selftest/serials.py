@@ -35,16 +35,19 @@ _KEY = re.compile(r"serial(?:[ _-]?num(?:ber)?|[ _]?no)?$", re.IGNORECASE)
 _SERIAL = re.compile(rf"(?=.*[1-9]){_WORD}")
 _DIGITS_ALONE, _MIXED = 10, 6  # characters from which a serial number is one wherever it stands
 _HOST_KEYS = ("host", "hostname", "node")
-# The kernel's journal, systemd's first words, and the ranks of nccl-tests.
+# The kernel's journal, systemd's first words, the ranks of nccl-tests.
 _HOST_PLACES = (
     r"^(?P<name>\d{{9,}}\.\d+ )(?P<value>{})(?= )",
     r"(?P<name>Hostname set to <)(?P<value>{})(?=>)",
     r"(?P<name> on +)(?P<value>{})(?= device +\d)",
+    r"(?P<name>(?<![\w.-]))(?P<value>{})(?=:\d+:\d+ \[\d+\] )",  # NCCL's own lines
 )
 _HOST = "this-host"
 _UUID = re.compile(
     rf"{_EDGE}[0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}(?![0-9A-Za-z])", re.IGNORECASE
 )
+# systemd's machine ID on the kernel's command line: `systemd.machine_id=`, `initrd=\<ID>\<release>`.
+_MACHINE_ID = re.compile(rf"{_EDGE}[0-9a-f]{{32}}(?![0-9A-Za-z])")
 # Of Ethernet (6 bytes), an EUI-64 (8), and IP over InfiniBand (20).
 _MAC = re.compile(
     rf"{_EDGE}(?<!\b[0-9a-f]{{2}}:)[0-9a-f]{{2}}(?::[0-9a-f]{{2}}){{5}}"
@@ -52,9 +55,13 @@ _MAC = re.compile(
     re.IGNORECASE,
 )
 _GUID = re.compile(rf"{_EDGE}(?<![0-9a-f]:)[0-9a-f]{{4}}(?::[0-9a-f]{{4}}){{3}}(?!:?[0-9a-f])", re.IGNORECASE)
+# An interface that udev calls after its address: `mlx5_core 0000:1a:00.0 enx0c42a1abcdef: renamed from eth0`.
+_NAMED_MAC = re.compile(r"(?P<name>(?<![0-9A-Za-z])(?:en|ib|wl|ww)x)(?P<value>[0-9a-f]{12})(?![0-9A-Za-z])")
 # Any number of 64 bits looks so (a throttle reason, an address, a time in the kernel log): a name says it.
+# A PDI is what drivers since 580 call the number of one GPU alone.
 _NAMED_GUID = re.compile(
-    r"(?P<name>guid[^0-9A-Za-z\n]{1,60})(?P<value>0x[0-9a-f]{16}(?![0-9a-f]))", re.IGNORECASE
+    r"(?P<name>(?:guid|(?<![0-9A-Za-z])pdi)[^0-9A-Za-z\n]{1,60})(?P<value>0x[0-9a-f]{16}(?![0-9a-f]))",
+    re.IGNORECASE,
 )
 _NUMBER = re.compile(rf"{_EDGE}0x[0-9a-f]{{16}}(?![0-9a-f])", re.IGNORECASE)
 _GID = re.compile(
@@ -139,8 +146,10 @@ class Serials:
         for pattern in self._places:
             text = pattern.sub(lambda found: found["name"] + _HOST, text)
         text = _NAMED_GUID.sub(lambda found: found["name"] + self._guid(found["value"]), text)
+        text = _NAMED_MAC.sub(lambda found: found["name"] + self._mac_of_name(found["value"]), text)
         for known, shown in (
             (_UUID, self._uuid),
+            (_MACHINE_ID, self._machine_id),
             (_GID, self._gid),
             (_DECIMAL_GID, self._decimal_gid),
             (_MAC, self._mac),
@@ -184,6 +193,14 @@ class Serials:
             return _refilled(value, self._number(digits), "0")
         number = self._number(digits[-16:] if len(digits) == 40 else digits)
         return "02" + _refilled(value[2:], number, "0")
+
+    def _mac_of_name(self, value: str) -> str:
+        if value in self._given:
+            return value
+        return self._give("02" + _refilled(value[2:], self._number(value), "0"), value)
+
+    def _machine_id(self, value: str) -> str:
+        return _refilled(value, self._number(value), "0") if value.strip("0") else value
 
     def _guid(self, value: str) -> str:
         digits = value.lower().removeprefix("0x").replace(":", "")

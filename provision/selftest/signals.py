@@ -12,17 +12,29 @@ from types import FrameType
 from provision.node.burnin.processes import descendants, stat_of
 
 _GONE = 5.0  # seconds for what was killed to be gone
+_TOGETHER = 1.0  # seconds: systemd ends a session with SIGTERM and SIGHUP, one right after the other
 _ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def as_interrupts() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt: what was provoked must not outlive the selftest."""
+    """SIGTERM and SIGHUP raise KeyboardInterrupt: what was provoked must not outlive the selftest.
+
+    Two that come together are one: the second would raise where the first is being tidied up after. One that
+    is ignored stays ignored: nohup means what it says.
+    """
+    last = -_TOGETHER
 
     def stop(_number: int, _frame: FrameType | None) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < _TOGETHER:
+            return
+        last = now
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, stop) for number in _ALL}
+    heeded = [number for number in _ALL if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
         yield
     finally:

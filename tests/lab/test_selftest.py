@@ -86,7 +86,8 @@ def settings(node: LabNode) -> list[str]:
 def serials(node: LabNode) -> set[str]:
     """What identifies this node's GPUs, and its RDMA ports in their addresses."""
     shown = (
-        "nvidia-smi --query-gpu=serial,uuid --format=csv,noheader; cat /sys/class/infiniband/*/ports/1/gids/0"
+        "nvidia-smi --query-gpu=serial,uuid --format=csv,noheader;"
+        "nvidia-smi -q | sed -n 's/.*GPU PDI *: //p'; cat /sys/class/infiniband/*/ports/1/gids/0"
     )
     words = re.split(r"[,\s]+", node.as_root(shown).stdout)
     return {word.removeprefix("fe80:0000:0000:0000:") for word in words if word}

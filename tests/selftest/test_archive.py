@@ -46,6 +46,17 @@ def test_what_a_program_printed_is_in_it_as_it_came(tmp_path: Path) -> None:
         assert f"{tmp_path.name}/checks/gpu_inventory.json" in tar.getnames()
 
 
+def test_the_folder_in_which_one_stands_has_its_name_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deeper").mkdir()
+    monkeypatch.chdir(tmp_path / "deeper")
+    archive = Archive(Path(".."), mask=False)
+    keep(archive, "versions", output("x", "y"))
+    with tarfile.open(archive.pack()) as tar:
+        assert {name.partition("/")[0] for name in tar.getnames()} == {tmp_path.name}
+
+
 def test_it_is_closed_to_other_users(tmp_path: Path) -> None:
     archive = Archive(tmp_path, mask=False)
     assert archive.folder.stat().st_mode & 0o077 == 0

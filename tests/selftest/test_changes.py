@@ -59,6 +59,8 @@ if words[0] == "-pl":
     now["power.limit"] = "%.2f" % float(words[1])
 elif words[0] == "-pm":
     now["persistence_mode"] = "Enabled" if words[1] == "1" else "Disabled"
+    if words[1] == "0" and state["forgets"]:
+        now.update({{"power.limit": "700.00", "compute_mode": "Default"}})
 elif words[0] == "-c":
     now["compute_mode"] = words[1].capitalize().replace("_p", "_P")
 elif words[0] == "-lgc":
@@ -80,7 +82,15 @@ class Smi:
         self.set()
 
     def set(self, **state: Any) -> None:
-        known = {"now": dict(NOW), "locked": "", "refuse": [], "ignore": [], "hang": [], "calls": []}
+        known = {
+            "now": dict(NOW),
+            "locked": "",
+            "refuse": [],
+            "ignore": [],
+            "hang": [],
+            "calls": [],
+            "forgets": 0,
+        }
         self.file.write_text(json.dumps({**known, **state}))
 
     def now(self) -> dict[str, Any]:
@@ -107,7 +117,8 @@ class Bench:
     names: bool = True
     burn: str = "/bin/true"
     options = {"burn_seconds": 60}  # noqa: RUF012
-    node = SimpleNamespace(variables={})
+    node = SimpleNamespace(variables={}, limits=dict)
+    accused: set[str] = field(default_factory=set)
 
     @property
     def tools(self) -> dict[str, Tool]:
@@ -255,6 +266,29 @@ def test_what_is_not_put_back_is_left_over(smi: Smi, name: str) -> None:
     assert done.why in left[0]
 
 
+OWN = {"power.limit": "500.00", "compute_mode": "Exclusive_Process"}
+
+
+def test_what_a_gpu_forgets_without_persistence_mode_is_given_back(smi: Smi) -> None:
+    smi.set(now={**NOW, **OWN}, forgets=1)
+    left: list[str] = []
+    done = changes.change(Bench(smi), plan("persistence mode"), 7, left.append)  # type: ignore[arg-type]
+    assert (done.state, left) == (PROVEN, [])
+    assert smi.now()["now"] == {**NOW, **OWN}
+
+
+def test_what_it_forgets_for_good_is_left_over(smi: Smi) -> None:
+    smi.set(now={**NOW, **OWN}, forgets=1, refuse=["-pl", "-c"])
+    left: list[str] = []
+    done = changes.change(Bench(smi), plan("persistence mode"), 7, left.append)  # type: ignore[arg-type]
+    assert done.state == NOT_PROVEN
+    assert left == [
+        "power limit of gpu7: it is 700.00, it was 500.00; run: nvidia-smi -i 7 -pl 500",
+        "compute mode of gpu7: it is Default, it was Exclusive_Process; "
+        "run: nvidia-smi -i 7 -c EXCLUSIVE_PROCESS",
+    ]
+
+
 def test_a_clock_that_stays_low_under_load_is_left_over(smi: Smi) -> None:
     left: list[str] = []
     bench = Bench(smi, lambda: smi.add("ignore", "-rgc"))
@@ -292,6 +326,14 @@ def test_no_clock_is_locked_without_what_shows_it(smi: Smi) -> None:
     done = changes.change(Bench(smi, burn=""), plan("clock lock"), 7, pytest.fail)  # type: ignore[arg-type]
     assert (done.state, done.why) == (NOT_POSSIBLE, "gpu_burn is not installed: build it")
     assert not any(call.startswith("-") and "gc" in call.split()[0] for call in smi.now()["calls"])
+
+
+def test_no_clock_is_locked_that_could_not_be_seen_to_slow_the_gpu(smi: Smi) -> None:
+    done = changes.change(Bench(smi), plan("clock lock"), 0, pytest.fail)  # type: ignore[arg-type]
+    assert (done.state, "takes 4 GPUs" in done.why) == (NOT_POSSIBLE, True)
+    done = changes.change(Bench(smi, accused={"gpu7"}), plan("clock lock"), 7, pytest.fail)  # type: ignore[arg-type]
+    assert (done.state, "gpu7 as it is" in done.why) == (NOT_PROVEN, True)
+    assert not any("gc" in call.split()[0] for call in smi.now()["calls"])
 
 
 @pytest.fixture

@@ -102,6 +102,18 @@ def test_a_simulator_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> Non
     assert compare.compare([], SKU, DRIVER) == ([], "the simulated machine was not made within 0 s")
 
 
+def test_no_module_comes_from_the_folder_one_stands_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "provision/lab").mkdir(parents=True)
+    for name in ("provision/__init__.py", "provision/lab/__init__.py"):
+        (tmp_path / name).touch()
+    (tmp_path / "provision/lab/replica.py").write_text("open('ran', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    assert compare.compare([], SKU, DRIVER) == ([], "")
+    assert not (tmp_path / "ran").exists()
+
+
 def test_nothing_of_the_simulated_machine_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)

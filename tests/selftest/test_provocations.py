@@ -22,7 +22,8 @@ def bench(*findings: Finding, burn: str = "/bin/true") -> Any:
     found = CheckResult("gpu_inventory", verdict, findings, (), 1.0)
     made = SimpleNamespace(
         tools={name: Tool(name, burn, "build it") for name in ("gpu_burn", "nvidia-smi")},
-        node=SimpleNamespace(variables={}),
+        node=SimpleNamespace(variables={}, limits=dict),
+        accused=set(),
         options={"burn_seconds": 60},
         commands=lambda *_, **__: [],
         run=lambda *_: (None, found),
@@ -112,6 +113,44 @@ def test_the_process_and_its_memory_must_be_right(
 def test_a_load_slows_the_one_gpu_and_no_other(verdicts: dict[str, Verdict], named: bool) -> None:
     findings = tuple(Finding("gpu_burn", verdict, device, "x") for device, verdict in verdicts.items())
     assert slow(CheckResult("gpu_burn", Verdict.FAIL, findings, (), 1.0), 7)[0] is named
+
+
+class Load:
+    """A load that slows this GPU."""
+
+    def __init__(self, *_: object) -> None: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("gpu", "accused", "limits", "state", "why"),
+    [
+        (3, set(), {}, PROVEN, ""),
+        (2, set(), {}, NOT_POSSIBLE, "gpu_burn tells a slow GPU by its peers: that takes 4 GPUs"),
+        (0, set(), {"gpu_burn.rate": 1}, PROVEN, ""),
+        (3, {"node", "gpu2"}, {}, PROVEN, ""),
+        (3, {"gpu3"}, {}, NOT_PROVEN, "the check gpu_burn finds fault with gpu3 as it is"),
+    ],
+)
+def test_a_slow_gpu_must_be_one_that_only_the_load_can_have_slowed(
+    monkeypatch: pytest.MonkeyPatch,
+    gpu: int,
+    accused: set[str],
+    limits: dict[str, int],
+    state: str,
+    why: str,
+) -> None:
+    monkeypatch.setattr(provocations.foreign, "load", Load)
+    here = bench(Finding("gpu_burn", Verdict.FAIL, f"gpu{gpu}", "slow"))
+    here.accused, here.node.limits = accused, lambda: limits
+    done = provoke(here, list(provocations.all_of())[2], gpu)
+    assert (done.state, done.why) == (state, why)
+
+
+def test_a_check_that_does_not_run_here_names_no_missing_tool() -> None:
+    done = provoke(bench(Finding("x", Verdict.SKIP, "node", "MIG is on")), list(provocations.all_of())[3], 7)
+    assert (done.state, done.why) == (NOT_POSSIBLE, "memory_bandwidth measures nothing here: MIG is on")
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 
 from provision import cli
+from provision.campaign import Raw
 from provision.checks.check import Measurement
 from provision.errors import UsageError
-from provision.judge import Verdict
+from provision.health import CheckResult
+from provision.judge import Finding, Verdict
 from provision.seen import Seen
 from provision.selftest import changes, compare, machine, measure, provocations, run, tools
 from provision.selftest.machine import SelftestError
@@ -72,7 +74,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def say(*measurements: Measurement, verdict: Verdict = Verdict.PASS) -> None:
         def one(_bench: object, check: str) -> Any:
-            judged = SimpleNamespace(measurements=measurements)
+            judged = SimpleNamespace(measurements=measurements, verdict=verdict)
             return Checked(check, "", verdict.value, PROVEN), SimpleNamespace(outputs=()), judged
 
         monkeypatch.setattr(measure, "one", one)
@@ -172,6 +174,89 @@ def test_gpus_in_use_are_left_alone(
     assert [one.check for one in found.checks] == ["gpu_inventory"], "no load"
     assert found.code == 5
     assert read(tmp_path / "out")["stopped"] == found.stopped
+
+
+def test_gpus_whose_use_cannot_be_seen_are_left_alone(
+    tmp_path: Path, answers: Callable[..., None], checks: Callable[..., None]
+) -> None:
+    checks("gpu_inventory", BURN)
+    answers(Measurement("unreadable.nvidia_smi", "it did not end within 90 s", ""), verdict=Verdict.ERROR)
+    found = run.run(Settings(tmp_path / "out"))
+    assert found.stopped.startswith("whether the GPUs are in use cannot be seen")
+    assert ([one.check for one in found.checks], found.code) == (["gpu_inventory"], 5)
+
+
+@pytest.mark.parametrize(
+    ("error", "context", "interrupted"),
+    [
+        (OSError(28, "No space left on device"), None, False),
+        (BrokenPipeError("the reader is gone"), KeyboardInterrupt(), True),
+    ],
+)
+def test_a_full_disk_and_a_lost_terminal_keep_what_was_found(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: Callable[..., None],
+    checks: Callable[..., None],
+    error: OSError,
+    context: BaseException | None,
+    interrupted: bool,
+) -> None:
+    checks("versions")
+    answers()
+    error.__context__ = context
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(run, "_provoke", fail)
+    found = run.run(Settings(tmp_path / "out"))
+    assert (found.stopped, found.interrupted) == (str(error), interrupted)
+    assert found.code == (130 if interrupted else 5)
+    assert read(tmp_path / "out")["checks"]
+
+
+def test_a_bug_keeps_what_was_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., None], checks: Callable[..., None]
+) -> None:
+    checks("versions")
+    answers()
+
+    def fail(_bench: object, found: Any, *_: object) -> None:
+        found.leftovers.append("power limit of gpu7: it is 560; run: nvidia-smi -i 7 -pl 700")
+        raise RuntimeError("it broke")
+
+    monkeypatch.setattr(run, "_provoke", fail)
+    with pytest.raises(RuntimeError, match="it broke"):
+        run.run(Settings(tmp_path / "out"))
+    written = read(tmp_path / "out")
+    assert (written["stopped"], written["verdict"]) == ("a bug in gpuprov: RuntimeError('it broke')", "error")
+    assert "nvidia-smi -i 7 -pl 700" in (tmp_path / "out/selftest.html").read_text()
+
+
+def test_a_folder_that_takes_nothing_is_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    answers: Callable[..., None],
+    checks: Callable[..., None],
+) -> None:
+    checks("versions")
+    answers()
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    line = f"gpuprov: {tmp_path / 'out'} cannot be written: No space left on device"
+    for place in ("Archive", "_write"):
+        with monkeypatch.context() as patch:
+            patch.setattr(run, place, full)
+            code, lines = said(capsys, "--output", str(tmp_path / "out"))
+        assert (code, lines) == (2, [line, "  → give another folder with --output"])
+        for one in ("archive/facts.json", "archive"):
+            path = tmp_path / "out" / one
+            if path.exists():
+                path.rmdir() if path.is_dir() else path.unlink()
 
 
 def test_gpus_with_nothing_on_them_are_free(
@@ -275,6 +360,59 @@ def test_checks_that_do_not_fit_are_not_proven(
     assert all("the selftest's time was over" in one.why for one in found.checks), found.checks
     assert all("--minutes" in one.why for one in found.checks)
     assert found.code == 5
+
+
+def test_no_condition_is_begun_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., None], checks: Callable[..., None]
+) -> None:
+    checks("versions")
+    answers()
+    one = provocations.Condition("late", "x", "y", lambda *_: pytest.fail("it was begun"))
+    monkeypatch.setattr(provocations, "all_of", lambda: iter((one,)))
+    now = dict.fromkeys(changes._FIELDS, "[N/A]") | {"compute_mode": "Default"}
+    monkeypatch.setattr(changes, "read", lambda _: now)
+    monkeypatch.setattr(changes, "change", lambda *_: pytest.fail("it was changed"))
+    found = run.run(Settings(tmp_path / "out", minutes=0.0, change_settings=True))
+    for late in (found.provocations[0], found.changes[-1]):
+        assert (late.state, "--minutes" in late.why) == (NOT_PROVEN, True)
+
+
+def test_a_fault_on_one_gpu_does_not_prove_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Callable[..., None]
+) -> None:
+    checks(BURN)
+
+    def found(_bench: object, check: str, *_: object) -> Any:
+        findings = (
+            Finding(check, Verdict.FAIL, "gpu0", "computes wrong"),
+            Finding(check, Verdict.ERROR, "gpu3", "its worker died"),
+        )
+        return Raw("gpu-01", check), CheckResult(check, Verdict.FAIL, findings, (), 1.0)
+
+    monkeypatch.setattr(measure.Bench, "run", found)
+    result = run.run(Settings(tmp_path / "out"))
+    assert (result.checks[0].state, result.checks[0].why) == (NOT_PROVEN, "its worker died")
+    assert result.code == 3
+    text = (tmp_path / "out/selftest.html").read_text()
+    assert "gpu0: computes wrong" in text
+    assert text.count("its worker died") == 1
+
+
+def test_the_gpus_that_a_burn_finds_fault_with_are_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Callable[..., None]
+) -> None:
+    """A condition that must show in a burn proves nothing on one of them."""
+    checks(BURN, "memory_bandwidth")
+    benches: list[measure.Bench] = []
+
+    def found(bench: measure.Bench, check: str, *_: object) -> Any:
+        benches.append(bench)
+        finding = Finding(check, Verdict.WARN, "gpu7" if check == BURN else "gpu3", "slow")
+        return Raw("gpu-01", check), CheckResult(check, Verdict.WARN, (finding,), (), 1.0)
+
+    monkeypatch.setattr(measure.Bench, "run", found)
+    run.run(Settings(tmp_path / "out"))
+    assert benches[0].accused == {"gpu7"}
 
 
 def test_settings_are_changed_only_when_asked_and_noted_before(

@@ -115,6 +115,8 @@ def test_what_identifies_nothing_stays(text: str) -> None:
         "\tNode GUID: ",
         "<gpu_fabric_guid>",
         "    GPU Fabric GUID          : ",
+        "<pdi>",
+        "    GPU PDI                  : ",
         '{"port_guid": "',
         '\\"guid\\": \\"',
     ],
@@ -124,6 +126,20 @@ def test_a_guid_in_hexadecimal_behind_its_name(before: str) -> None:
     stand_in = shown.removeprefix(before).partition(",")[0]
     assert shown == f"{before}{stand_in}, seen {stand_in}"
     assert re.fullmatch("0x0{14}[0-9]{2}", stand_in)
+
+
+def test_an_address_in_the_name_of_an_interface() -> None:
+    shown = hidden("mlx5_core 0000:1a:00.0 enx0c42a1abcdef: renamed from eth0; 0c:42:a1:ab:cd:ef; enp1s0")
+    assert shown == "mlx5_core 0000:1a:00.0 enx020000000001: renamed from eth0; 02:00:00:00:00:01; enp1s0"
+
+
+def test_the_machine_id_of_a_command_line() -> None:
+    number = "3f1e2d4c5b6a497880691a2b3c4d5e6f"
+    shown = hidden(f"initrd=\\{number}\\6.12\\initrd systemd.machine_id={number} x")
+    stand_in = "1".rjust(32, "0")
+    assert shown == f"initrd=\\{stand_in}\\6.12\\initrd systemd.machine_id={stand_in} x"
+    for kept in (f"{number}{number}", "0" * 32):
+        assert hidden(kept) == kept
 
 
 def test_one_thing_has_one_stand_in_in_every_form() -> None:
@@ -222,6 +238,8 @@ def test_the_machines_name_where_it_stands_for_the_machine() -> None:
         "1763632801.5 this-host systemd[1]: Hostname set to <this-host>.",
     ]
     assert hidden(rank, "gpu") == rank.replace("on        gpu", "on        this-host")
+    nccl = "gpu:40100:40112 [0] NCCL INFO gpu\n[2026-11-24 08:00:00] gpu:40100:40112 [7] NCCL WARN x"
+    assert hidden(nccl, "gpu") == nccl.replace("gpu:", "this-host:")
 
 
 def test_a_name_that_no_other_thing_has_is_hidden_everywhere() -> None:
