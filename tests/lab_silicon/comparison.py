@@ -19,7 +19,12 @@ def compared(name: str, text: str, status: int) -> Counter[str]:
     """The differences of this output: `- line` of the real shape, `+ line` of the simulated one."""
     surface, real = SURFACES[name], _real()[name]
     simulated = surface.simulated(text, status)
-    return differences(real, simulated[: len(real)] if surface.cut else simulated)
+    return differences(real, _up_to_the_cut(simulated, len(real)) if surface.cut else simulated)
+
+
+def _up_to_the_cut(simulated: list[str], end: int) -> list[str]:
+    """As much as was recorded, and of what comes after it the lines that are unlike all before."""
+    return simulated[:end] + [line for line in simulated[end:-1] if line not in simulated[:end]]
 
 
 @cache

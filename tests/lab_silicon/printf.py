@@ -132,6 +132,13 @@ def formats(program: str) -> tuple[Format, ...]:
     return tuple(read(*entry) for entry in known[program]["formats"])
 
 
+def order(program: str, text: str) -> list[int]:
+    """The numbers of the formats that a text is made of, as they first come."""
+    rows = [line for line in re.split(r"[\r\n]", text) if line]
+    found = [at for row in rows for at, one in enumerate(formats(program)) if one.prints(row)]
+    return list(dict.fromkeys(found))
+
+
 def unknown(program: str, text: str) -> list[str]:
     """The lines that no format of the program prints; a `\\r` begins a line."""
     rows = [line for line in re.split(r"[\r\n]", text) if line]

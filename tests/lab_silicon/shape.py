@@ -21,23 +21,24 @@ _IDENTIFIERS = (
     (r"\b0x[0-9A-Fa-f]+\b", "HEX"),
     (r"\b[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.\d\b", "BUS"),
     (r"\b[0-9A-F]{2}(\.[0-9A-F]{2}){4}\b", "VBIOS"),
+    (r"\b\d{3}-\w{5}-\w{4}-\w{3}\b", "BOARD-PART"),
     (r"\b\d{3}\.\d+\.\d+\b", "DRIVER"),
     (r"\bNVIDIA (RTX |GeForce )?[A-Z]+\d+\w*([ -](SFF|Ada|Generation|PCIe|SXM4|\d+GB|HBM3))*", "PRODUCT"),
     (r"\b(A100-SXM4-40GB|Tesla T4)\b", "PRODUCT"),
 )
-# Elements whose value names the part, in letters as well as digits.
+# Elements whose value names the part, in letters as well as digits: its form, and its placeholder.
+_VERSION = (r"\d{3}(\.\d{2,3}){1,2}", "DRIVER")
+_HEX = (r"[0-9A-F]+", "HEX-DIGITS")
 _NAMED = {
-    "driver_version": "DRIVER",
-    "gsp_firmware_version": "DRIVER",
-    "product_name": "PRODUCT",
-    "product_architecture": "ARCHITECTURE",
-    "board_part_number": "PART",
-    "gpu_part_number": "PART",
-    "img_version": "VERSION",
-    "pci_bus": "HEX",
-    "pci_device_id": "HEX",
-    "pci_sub_system_id": "HEX",
-    "supported_graphics_clock": "N MHz",
+    "driver_version": _VERSION,
+    "gsp_firmware_version": _VERSION,
+    "product_name": (r"[A-Z][\w -]*\w", "PRODUCT"),
+    "product_architecture": (r"[A-Z][a-z]+( [A-Z][a-z]+)?", "ARCHITECTURE"),
+    "gpu_part_number": (r"\w{4}-\w{3}-\w{2}", "PART"),
+    "img_version": (r"[A-Z]?\w{3,4}(\.\d{4}\.\d\d\.\d\d)", "VERSION"),
+    "pci_bus": _HEX,
+    "pci_device_id": _HEX,
+    "pci_sub_system_id": _HEX,
 }
 
 
@@ -78,8 +79,16 @@ def lines(text: str, mask: Callable[[str], str] = masked) -> list[str]:
 
 
 def kinds(text: str, mask: Callable[[str], str] = masked) -> list[str]:
-    """The different lines of a text in the order they come first: for output as long as a run."""
-    return list(dict.fromkeys(lines(text, mask)))
+    """The different lines of a text in the order they come first: for output as long as a run.
+
+    A line with a blank one after it is another than the same line without.
+    """
+    *found, last = lines(text, mask)
+    for at in reversed(range(1, len(found))):
+        if not found[at]:
+            del found[at]
+            found[at - 1] += " (and a blank line)"
+    return list(dict.fromkeys([*found, last]))
 
 
 def csv(text: str) -> list[str]:
@@ -91,7 +100,7 @@ def csv(text: str) -> list[str]:
 def xml(text: str) -> list[str]:
     """The elements of the first GPU with their values, and in what the other GPUs are not like it."""
     root = Xml.fromstring(text)  # noqa: S314 (our own output, and recordings we chose)
-    found = [*text.splitlines()[:2], _layout(text), f"last lines: {text.splitlines()[-3:]}"]
+    found = [*text.splitlines()[:2], _layout(text), *_blank_lines(text)]
     found += [_element(one, "") for one in root if one.tag != "gpu"]
     kinds: dict[tuple[str, ...], list[int]] = {}
     for number, gpu in enumerate(root.findall("gpu")):
@@ -117,6 +126,15 @@ def _layout(text: str) -> str:
     return "indented by tabs"
 
 
+def _blank_lines(text: str) -> list[str]:
+    """What follows each GPU, where blank lines stand, what ends with blanks, and how the text ends."""
+    rows = re.sub(r"<gpu .*>", "<gpu>", text).split("\n")
+    around = zip(rows, rows[1:], rows[2:], strict=False)
+    between = {f"{a.strip()} {b!r} {c.strip()}" for a, b, c in around if not b.strip() or a == "\t</gpu>"}
+    trailing = {f"blanks after {masked(row.strip())}" for row in rows if row.strip() and row != row.rstrip()}
+    return [*sorted(between), *sorted(trailing), f"last lines: {[row.strip() for row in rows[-3:]]}"]
+
+
 def _elements(element: Xml.Element, at: str) -> list[str]:
     found: list[str] = []
     for child in element:
@@ -125,10 +143,12 @@ def _elements(element: Xml.Element, at: str) -> list[str]:
 
 
 def _element(element: Xml.Element, at: str) -> str:
-    path = f"{at}/{element.tag}"
-    value = (element.text or "").strip()
-    known = _NAMED.get(element.tag)
-    return path if len(element) else f"{path}: {known if known and value != 'N/A' else masked(value)}"
+    path = f"{at}/{element.tag}" + "".join(f" {name}={value}" for name, value in element.attrib.items())
+    value = element.text or ""
+    if "\n" in value:  # it stands on a line of its own
+        value = value.strip()
+    form, placeholder = _NAMED.get(element.tag, ("", ""))
+    return path if len(element) else f"{path}: {placeholder if re.fullmatch(form, value) else masked(value)}"
 
 
 def _once_each(found: list[str]) -> list[str]:

@@ -7,12 +7,11 @@ record_shapes.py writes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tests.lab_silicon import shape
+from tests.lab_silicon import forms, shape
 
 Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
 SMI = "nvidia-smi"
@@ -21,6 +20,7 @@ HARDWARE = (
     "NVIDIA/k8s-test-infra@3b2b865d91b1844baa9feeca2820d2fab65414c7 "
     "tests/e2e/go/assertions/nvidiasmi/testdata/hardware/"
 )
+TELEGRAF = "influxdata/telegraf@b27263146617cefe16c0b300107b58b111a7fa57 plugins/inputs/nvidia_smi/testdata/"
 
 
 @dataclass(frozen=True)
@@ -98,72 +98,6 @@ def _query(fields: str, form: str = "csv") -> tuple[str, ...]:
     return (SMI, f"--query-gpu={fields}", f"--format={form}")
 
 
-def _columns(text: str) -> list[str]:
-    return shape.lines(text, shape.in_columns)
-
-
-def _topology(text: str) -> list[str]:
-    """The ranges of CPUs are the machine's; the last column stands on a line of its own."""
-    text = re.sub(r"\t\d+-\d+\t\d\t\t(.*)", "\tCPUS\tN\\nGPU NUMA ID: \\1", text)
-    return [line if line.startswith("GPU0") else shape.masked(line) for line in text.split("\n")]
-
-
-def _text(text: str) -> list[str]:
-    """`-q`: the labels and values of every GPU; a list of clocks has no length of its own."""
-    return shape.lines(text)
-
-
-def _burn(text: str) -> list[str]:
-    """gpu_burn: each line, and each redrawing of the progress line, once.
-
-    Its collectors removed the first two lines of the recording, wherever the buffer repeats them.
-    """
-    text = re.sub(r"Using compare file: .*\nBurning for \d+ seconds\.\n", "", text)
-    return list(dict.fromkeys(shape.masked(line) for line in text.replace("\r", "\n\\r").split("\n")))
-
-
-def _collective(text: str) -> list[str]:
-    """nccl-tests: each kind of line once; a column of the table is as wide as it is."""
-    return [
-        line
-        for line in shape.kinds(text, shape.in_columns_of_any_form)
-        if "NCCL INFO" not in line and not line.startswith("#  ")
-    ]
-
-
-def _matrix(text: str) -> list[str]:
-    """nvbandwidth: each kind of line once."""
-    text = re.sub(r"\([\da-f]{8}:[\da-f]{2}:[\da-f]{2}\)", "(BUS)", text)
-    return shape.kinds(text, lambda line: shape.cells(line, 2, 10))
-
-
-def _driver_lines(text: str) -> list[str]:
-    """The kernel log: what the driver says of an Xid, without the trace that comes with it."""
-    wanted = re.compile(r"\] NVRM: (GPU at PCI|GPU Board|Xid)")
-    found = [line for line in text.split("\n") if wanted.search(line)]
-    text = re.sub(r"PCI:[\da-f:]{10}", "PCI:BUS", "\n".join(found))
-    text = re.sub(r"name=[\w-]+", "name=NAME", re.sub(r"\((FREE|GSP_\w+)\)", "(FUNCTION)", text))
-    return shape.kinds(text)
-
-
-def _with_blanks_as_one(text: str) -> list[str]:
-    """perftest: its collectors expanded the tabs of the recording and cut the blanks around each line."""
-    return shape.kinds(re.sub(r"[ \t]+", " ", re.sub(r"(?m)^[ \t]+|[ \t]+$", "", text)))
-
-
-def _heads(text: str) -> list[str]:
-    """The head of each line of fabric manager's log; what it says depends on what happened."""
-    heads = re.findall(r"(?m)^\[.*?\] \[[A-Z]+\] \[.*?\] ", text)
-    return sorted({re.sub(r"\[[A-Z][a-z]{2} ", "[MON ", shape.masked(head)) for head in heads})
-
-
-def _files(text: str) -> list[str]:
-    """A folder of the kernel's: each file with its value."""
-    found = [line.partition("mlx5_0/")[2].partition("\t")[::2] for line in text.splitlines()]
-    found = [(path, "GID" if "/gids/" in path else shape.masked(value)) for path, value in found]
-    return [f"{path}: {value}" for path, value in sorted(found)]
-
-
 SURFACES = {
     # nvidia-smi, the whole query
     "q-x h100 550": Surface(QX, *H100, shape.xml, "nvidia-smi-q-x.h100.550.xml"),
@@ -178,6 +112,14 @@ SURFACES = {
         shape.xml,
         "nvidia-smi-q-x.a100-sxm4.driver535.mig.xml",
         like="q-x h100 550",
+    ),
+    "q-x 3090 525": Surface(
+        QX,
+        "a100-pcie-80",
+        "525.147.05",
+        shape.xml,
+        public=TELEGRAF + "rtx-3090-v12.xml",
+        like="q-x a100 535 mig",
     ),
     "q-x a10g 515": Surface(QX, *OLD, shape.xml, "nvidia-smi-q-x.a10g.old-driver.xml", like="q-x h100 550"),
     "q-x t4 515": Surface(QX, *OLD, shape.xml, "nvidia-smi-q-x.t4.old-driver.xml", like="q-x a10g 515"),
@@ -199,7 +141,7 @@ SURFACES = {
     "q-x l40s 595": Surface(
         QX, "l40s", "595.91.07", shape.xml, public=HARDWARE + "qx-l40s.xml", like="q-x h100 580"
     ),
-    "q h100 550": Surface((SMI, "-q"), *H100, _text, "nvidia-smi-q.h100.550.txt"),
+    "q h100 550": Surface((SMI, "-q"), *H100, shape.lines, "nvidia-smi-q.h100.550.txt"),
     # nvidia-smi, the rest
     "query h100 550": Surface(_query(FIELDS), *H100, shape.csv, "nvidia-smi-query-gpu.h100.550.csv"),
     "query a100 550": Surface(_query(FIELDS), *A100, shape.csv, "nvidia-smi-query-gpu.a100.550.csv"),
@@ -217,10 +159,10 @@ SURFACES = {
     "list h100 550 lost": Surface(
         (SMI, "-L"), *H100, shape.lines, "nvidia-smi-L.h100.gpu3-lost.550.txt", faults=LOST
     ),
-    "table h100 550": Surface((SMI,), *H100, _columns, "nvidia-smi.plain.h100.550.txt"),
-    "table a100 550": Surface((SMI,), *A100, _columns, "nvidia-smi.plain.a100.550.txt"),
+    "table h100 550": Surface((SMI,), *H100, forms.columns, "nvidia-smi.plain.h100.550.txt"),
+    "table a100 550": Surface((SMI,), *A100, forms.columns, "nvidia-smi.plain.a100.550.txt"),
     "table h100 550 lost": Surface(
-        (SMI,), *H100, _columns, "nvidia-smi.plain.h100.gpu3-lost.550.txt", faults=LOST, status=15
+        (SMI,), *H100, forms.columns, "nvidia-smi.plain.h100.gpu3-lost.550.txt", faults=LOST, status=15
     ),
     "nvlink -s h100 550": Surface(
         (SMI, "nvlink", "-s"), *H100, shape.lines, "nvidia-smi-nvlink-s.h100.550.txt", cut=True
@@ -244,10 +186,10 @@ SURFACES = {
     "nvlink -e a100 550": Surface(
         (SMI, "nvlink", "-e"), *A100, shape.lines, "nvidia-smi-nvlink-e.a100.550.txt", cut=True
     ),
-    "topo -m h100 550": Surface((SMI, "topo", "-m"), *H100, _topology, "nvidia-smi-topo-m.h100.550.txt"),
-    "topo -m a100 550": Surface((SMI, "topo", "-m"), *A100, _topology, "nvidia-smi-topo-m.a100.550.txt"),
+    "topo -m h100 550": Surface((SMI, "topo", "-m"), *H100, forms.topology, "nvidia-smi-topo-m.h100.550.txt"),
+    "topo -m a100 550": Surface((SMI, "topo", "-m"), *A100, forms.topology, "nvidia-smi-topo-m.a100.550.txt"),
     "topo -m h100 550 lost": Surface(
-        (SMI, "topo", "-m"), *H100, _topology, "nvidia-smi-topo-m.h100.gpu3-lost.550.txt", faults=LOST
+        (SMI, "topo", "-m"), *H100, forms.topology, "nvidia-smi-topo-m.h100.gpu3-lost.550.txt", faults=LOST
     ),
     "topo -p2p h100 550": Surface(
         (SMI, "topo", "-p2p", "r"), *H100, shape.lines, "nvidia-smi-topo-p2p-r.h100.550.txt"
@@ -259,40 +201,40 @@ SURFACES = {
     "gpu_burn a100": Surface(
         ("gpu_burn", "-d", "-tc", "60"),
         *A100,
-        _burn,
+        forms.burn,
         "gpu-burn.8gpu.log",
         environment=(("SILICON_VERSION", "1.0"),),
     ),
     "all_reduce a100": Surface(
         ("all_reduce_perf", "-b", "8", "-e", "8G", "-f", "2", "-g", "8", "-c", "0"),
         *A100,
-        _collective,
+        forms.collective,
         "nccl-tests.all_reduce.log",
     ),
     "alltoall a100": Surface(
         ("alltoall_perf", "-b", "8", "-e", "8G", "-f", "2", "-g", "8", "-c", "0"),
         *A100,
-        _collective,
+        forms.collective,
         "nccl-tests.alltoall.log",
     ),
     "nvbandwidth h100": Surface(
         ("nvbandwidth", "-t", *NVBANDWIDTH),
         *H100,
-        _matrix,
+        forms.matrix,
         "nvbandwidth.text.log",
         environment=(("SILICON_VERSION", "0.6"),),
     ),
     "ib_write_bw": Surface(
         ("ib_write_bw", "-d", "mlx5_0", "-F", "localhost"),
         *H100,
-        _with_blanks_as_one,
+        forms.with_blanks_as_one,
         "ib_write_bw.loopback.all-sizes.log",
         server=("ib_write_bw", "-d", "mlx5_0", "-F"),
     ),
     "fabric manager's log": Surface(
         ("nv-fabricmanager",),
         *H100,
-        _heads,
+        forms.heads,
         "fabricmanager.log",
         environment=(("SILICON_VERSION", "550.90.07"),),  # is refused, and does not stay
         file="root/var/log/fabricmanager.log",
@@ -301,12 +243,12 @@ SURFACES = {
     "sys class infiniband": Surface(
         ("ibv_devinfo",),
         *H100,
-        _files,
+        forms.files,
         "sys-class-infiniband.h100.mlx5_0.tsv",
         file="state/sys/class/infiniband/mlx5_0",
     ),
     "kernel log xid 119": Surface(
-        ("dmesg", "-T"), *H100, _driver_lines, "kernel-log.xid-119.log", faults=("xid gpu=4 code=119",)
+        ("dmesg", "-T"), *H100, forms.driver_lines, "kernel-log.xid-119.log", faults=("xid gpu=4 code=119",)
     ),
 }
 

@@ -121,6 +121,13 @@ def test_every_line_is_one_of_the_source_and_every_format_is_printed(program: st
     assert [word for word in WORDS.get(program, ()) if word not in seen] == []
 
 
+@pytest.mark.parametrize("program", RUNS)
+def test_a_healthy_run_prints_in_the_order_of_the_source(program: str, printed: Printed) -> None:
+    text, _ = printed(RUNS[program][0][0])
+    order = printf.order(program, text)
+    assert order == sorted(order)
+
+
 def test_a_format_holds_width_and_side() -> None:
     one = printf.read("it", " %-7lu    %6.2f %s")
     assert one.prints(" 65536       12.25 x")

@@ -24,6 +24,7 @@ MACHINES = [
     ("a100-sxm-80", "535.54.03", (8, "nvswitch", "ampere")),
     ("h100-sxm", "550.163.01", (8, "nvswitch", "hopper")),
     ("h200-sxm", "570.148.08", (8, "nvswitch", "hopper")),
+    ("a100-sxm-80", "525.147.05", (8, "nvswitch", "ampere")),
     ("l40s", "575.57.08", (8, "none", "ada")),
     ("b200", "580.105.08", (8, "nvlink5", "blackwell")),
     ("gb200", "580.173.02", (4, "imex", "blackwell")),

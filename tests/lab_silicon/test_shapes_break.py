@@ -19,11 +19,21 @@ BREAKS: list[tuple[str, str | int, str]] = [
     ("q-x h100 550 lost", "<gpu_temp>GPU is lost<", "<gpu_temp>GPU is gone<"),
     ("q-x h100 550 lost", 15, ""),
     ("q-x a100 535 mig", "<power_draw>N/A</power_draw>", "<drawn>N/A</drawn>"),
+    ("q-x 3090 525", "<gpu_temp_tlimit>N/A</gpu_temp_tlimit>", ""),
     ("q-x a10g 515", "<fan_speed>N/A</fan_speed>", "<fan>N/A</fan>"),
     ("q-x h100 580", "nvsmi_device_v13.dtd", "nvsmi_device_v12.dtd"),
     ("q-x b200 580", "Insufficient Permissions", "N/A"),
     ("q-x l40s 595", " MiB</total>", " MB</total>"),
     ("q-x l40s 595", "\t\t\t<total>", "\t\t<total>"),
+    ("q-x h100 550", "\t</gpu>\n\n\t<gpu", "\t</gpu>\n\t<gpu"),
+    ("q-x h100 550", "\t</gpu>\n", "\t</gpu> \n"),
+    ("q-x h100 550", "<gpu_temp>", "<gpu_temp> "),
+    ("q-x h100 550", "<utilization>", '<utilization unit="percent">'),
+    ("q-x h100 550", "345 MHz</supported", "345 GHz</supported"),
+    ("q-x h100 550", "<pci_bus>", "<pci_bus>0x"),
+    ("q-x h100 550", "<driver_version>", "<driver_version>v"),
+    ("q-x h100 550", "</nvidia_smi_log>\n", "</nvidia_smi_log>"),
+    ("q-x b200 580", "CAS_64 </atomic", "CAS_64</atomic"),
     ("q h100 550", "Performance State                     :", "Performance State                    :"),
     ("query h100 550", ", 345 MHz,", ", 345,"),
     ("query h100 550 lost", "[GPU is lost]", "GPU is lost"),
@@ -35,10 +45,18 @@ BREAKS: list[tuple[str, str | int, str]] = [
     ("nvlink -s a100", " GB/s", " GB/sec"),
     ("nvlink -s h100 550", "\t Link 3: 26.562 GB/s\n", ""),
     ("nvlink -e h100 550", "Replay Errors", "Replays"),
+    ("nvlink -s h100 550", "GPU 7: ", "GPU 7 "),  # after the recording's end
     ("topo -m h100 550", "NV18", "SYS"),
     ("topo -p2p h100 550", "\tX", "\t X"),
     ("gpu_burn a100", "errors: 0 - ", "errors: 0  - "),
     ("gpu_burn a100", "\tGPU 3: OK", "\tGPU 3: ok"),
+    ("gpu_burn a100", "\tGPU 3: OK\n", ""),
+    ("gpu_burn a100", 1, ""),
+    ("all_reduce a100", "#wrong", "error"),
+    ("all_reduce a100", "  (GB/s)", "  (MB/s)"),
+    ("all_reduce a100", "#  Rank  0", "#   Rank  0"),
+    ("all_reduce a100", 3, ""),
+    ("nvbandwidth h100", "\n\nSUM ", "\nSUM "),
     ("all_reduce a100", "# Out of bounds values : 0 OK\n", ""),
     ("nvbandwidth h100", "\nSUM ", "\nSum "),
     ("ib_write_bw", "Link type       : IB", "Link layer      : IB"),
@@ -59,6 +77,23 @@ def test_one_thing_altered_is_seen(name: str, there: str | int, instead: str, pr
         assert there in text
         altered = compared(name, text.replace(there, instead, 1), status)
     assert altered != listed()[name]
+
+
+@pytest.mark.parametrize(
+    ("program", "line", "after"),
+    [
+        ("nccl-tests", "(elements)", "Avg bus"),
+        ("perftest", " Mtu ", "#bytes"),
+        ("gpu_burn", "Tested", "GPU 7: OK"),
+    ],
+)
+def test_a_line_at_another_place_is_seen(program: str, line: str, after: str, printed: Printed) -> None:
+    text, _ = printed(RUNS[program][0][0])
+    rows = text.split("\n")
+    moved = rows.pop(next(at for at, row in enumerate(rows) if line in row))
+    rows.insert(1 + next(at for at, row in enumerate(rows) if after in row), moved)
+    order = printf.order(program, "\n".join(rows))
+    assert order != sorted(order)
 
 
 def test_two_elements_in_the_other_order_are_seen(printed: Printed) -> None:

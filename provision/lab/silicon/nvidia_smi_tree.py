@@ -22,11 +22,11 @@ NA = "N/A"
 OLD = "Requested functionality has been deprecated"
 
 
-# From which driver on -> the form. Outputs are known of 515.105, 530.30, 535.54, 550.163, 570.148, 575.57,
-# 580.105, 580.173, 590.44 and 595.91; what lies between is a choice.
+# From which driver on -> the form. Outputs are known of 515.105, 525.147, 530.30, 535.54, 550.163, 570.148,
+# 575.57, 580.105, 580.173, 590.44 and 595.91; what lies between is a choice.
 _FORMS = (
-    ((0,), 515), ((525,), 530), ((535,), 535), ((545,), 550), ((570,), 570), ((575,), 575), ((580,), 580),
-    ((580, 173), 581), ((590,), 590),
+    ((0,), 515), ((525,), 525), ((530,), 530), ((535,), 535), ((545,), 550), ((570,), 570), ((575,), 575),
+    ((580,), 580), ((580, 173), 581), ((590,), 590),
 )  # fmt: skip
 
 
@@ -39,7 +39,7 @@ def generation(driver: str) -> int:
 def as_xml(node, driver: str, readings: list) -> str:
     """The whole document of `-q -x`."""
     form = generation(driver)
-    schema = "v13" if form >= 580 else "v12" if form >= 530 else "v11"
+    schema = "v13" if form >= 580 else "v12" if form >= 525 else "v11"
     lines = [
         '<?xml version="1.0" ?>',
         f'<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_{schema}.dtd">',
@@ -202,8 +202,8 @@ def _boards(node, one: dict, form: int, driver: str) -> list:
         ("vbios_version", "VBIOS Version", one["gpu"]["vbios"]),
         ("multigpu_board", "MultiGPU Board", "No"),
         ("board_id", "Board ID", f"0x{int(one['gpu']['bus'], 16) << 8:x}"),
-        *([("board_part_number", "Board Part Number", sku["board_part"])] if form >= 530 else []),
-        ("gpu_part_number", "GPU Part Number", sku["gpu_part"]),
+        *([("board_part_number", "Board Part Number", sku["board_part"])] if form >= 525 else []),
+        ("gpu_part_number", "GPU Part Number", sku["gpu_part" if form >= 525 else "board_part"]),
         *([("gpu_fru_part_number", "FRU Part Number", NA)] if form >= 530 else []),
         _place(node, one, form),
         ("inforom_version", "Inforom Version", inforom),

@@ -22,7 +22,7 @@ _WRONG = {
 
 def fabric(node, one: dict, form: int) -> list:
     """The NVLink fabric's state, the supported clocks, and what runs on the GPU."""
-    entries = [("fabric", "Fabric", _fabric(node, one, form))] if form >= 530 else []
+    entries = [("fabric", "Fabric", _fabric(node, one, form))] if form >= 525 else []
     return [*entries, ("supported_clocks", None, _clocks(node.sku)), *_processes(one, form)]
 
 

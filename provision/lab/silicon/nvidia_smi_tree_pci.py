@@ -32,14 +32,14 @@ def pci(node, one: dict, form: int) -> list:
 
 
 def _atomics(sku, form: int) -> list:
-    every = "FETCHADD_32 FETCHADD_64 SWAP_32 SWAP_64 CAS_32 CAS_64"
+    every = "FETCHADD_32 FETCHADD_64 SWAP_32 SWAP_64 CAS_32 CAS_64 "  # a blank after each
     inbound = every if form >= 580 and sku["fabric"] in ("nvlink5", "imex") else NA
     outbound = every if form >= 580 and sku["fabric"] == "nvlink5" else NA
     atomic = [
         ("atomic_caps_inbound", "Atomic Caps Inbound", inbound),
         ("atomic_caps_outbound", "Atomic Caps Outbound", outbound),
     ]
-    return [] if form < 530 else atomic if form < 570 else atomic[::-1]
+    return [] if form < 525 else atomic if form < 570 else atomic[::-1]
 
 
 def _link(sku, one: dict, form: int) -> list:
@@ -57,5 +57,5 @@ def _link(sku, one: dict, form: int) -> list:
         ("max_link_width", "Max", f"{one['width_max']}x"),
         ("current_link_width", "Current", f"{one['width']}x"),
     ]
-    generations += device if form >= 530 else []
+    generations += device if form >= 525 else []
     return [("pcie_gen", "PCIe Generation", generations), ("link_widths", "Link Width", widths)]

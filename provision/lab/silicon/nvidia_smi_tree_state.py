@@ -119,7 +119,7 @@ def _temperature(node, one: dict, form: int):
     relative = form >= 550 and node.sku["architecture"] in ("Hopper", "Blackwell", "Ada Lovelace")
     limit = f"{one['tlimit']} C" if relative else NA
     rows = [("gpu_temp", "GPU Current Temp", f"{one['temperature']} C")]
-    if form >= 535:
+    if form >= 535 or form == 525:  # 530 is of an older branch than the late 525s
         rows.append(("gpu_temp_tlimit", "GPU T.Limit Temp", limit))
     if relative:
         rows += [
@@ -166,7 +166,7 @@ def _clocks(node, one: dict, form: int) -> list:
         ("clocks", "Clocks", four(now)),
         ("applications_clocks", "Applications Clocks", two),
         ("default_applications_clocks", "Default Applications Clocks", usual),
-        *([("deferred_clocks", "Deferred Clocks", [("mem_clock", "Memory", NA)])] if form >= 530 else []),
+        *([("deferred_clocks", "Deferred Clocks", [("mem_clock", "Memory", NA)])] if form >= 525 else []),
         ("max_clocks", "Max Clocks", four(best)),
         ("max_customer_boost_clocks", "Max Customer Boost Clocks", [("graphics_clock", "Graphics", best)]),
         (
