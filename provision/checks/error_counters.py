@@ -10,7 +10,8 @@ old; one that grows is happening now. The letters decide which columns there are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from provision.checks.check import Command, Measurement, Output
 from provision.errors import ParseError
@@ -49,7 +50,8 @@ def parse(output: Output) -> list[Measurement]:
         why = output.not_started or "it did not answer in time"
         raise ParseError(f"error counters were not read under load: {why}", "look at nvidia-smi on the node")
     columns: list[str] = []
-    listed: set[int] = set()
+    samples: Counter[int] = Counter()
+    lost = ""
     seen: dict[tuple[int, str], tuple[int, int]] = {}
     lines = output.stdout.splitlines()
     for number, line in enumerate(lines):
@@ -63,12 +65,13 @@ def parse(output: Output) -> list[Measurement]:
             continue  # cut by the end of the load, or next to what was left out
         elif len(words) != len(columns) + 1 or not words[0].isdigit():
             if "lost" in line:
-                continue  # telemetry tells of it
+                lost = line.strip()[:160]
+                continue
             raise ParseError(
                 f"nvidia-smi dmon: not understood: {line.strip()[:120]!r}", "report the new format"
             )
         else:
-            listed.add(int(words[0]))
+            samples[int(words[0])] += 1
             for name, text in zip(columns, words[1:], strict=True):
                 if text == "-" or name not in _METRICS:
                     continue
@@ -79,18 +82,37 @@ def parse(output: Output) -> list[Measurement]:
     if "pci" not in columns:
         said = (output.stdout.strip() or output.stderr.strip() or f"nothing, status {output.rc}").splitlines()
         raise ParseError(f"nvidia-smi dmon counted no errors: {said[-1][:160]}", "run the check again")
-    # Replays that dmon reads of the other GPUs, and not of this one (`-` in every sample).
-    counts = {gpu for gpu, name in seen if name == "pci"}
-    unread = sorted(listed - counts) if counts else []
     # A counter that shrank was reset with its GPU meanwhile: all that it shows is new.
     return [
         Measurement("counted", output.seconds, "s"),
-        *(Measurement("uncounted", "pci", "", f"gpu{gpu}") for gpu in unread),
+        *([Measurement("counters_lost", lost, "")] if lost else []),
+        *(_samples(output, samples) if not output.truncated else []),
+        *(Measurement("uncounted", words, "", f"gpu{gpu}") for gpu, words in _uncounted(samples, seen)),
         *(
             Measurement(_METRICS[name], now - first if now >= first else now, _UNITS[name], f"gpu{gpu}")
             for (gpu, name), (first, now) in sorted(seen.items())
         ),
     ]
+
+
+def _samples(output: Output, samples: Mapping[int, int]) -> list[Measurement]:
+    """How often each GPU was listed, and how many seconds that is of the node. Of an output from whose middle
+    something was left out, nobody knows."""
+    interval = next((word for at, word in zip(output.argv, output.argv[1:], strict=False) if at == "-d"), "")
+    seconds = max(samples.values(), default=0) * int(interval) if interval.isdigit() else None
+    return [
+        *(Measurement("counter_samples", n, "samples", f"gpu{gpu}") for gpu, n in sorted(samples.items())),
+        *([Measurement("counters_sampled", seconds, "s")] if seconds is not None else []),
+    ]
+
+
+def _uncounted(samples: Mapping[int, int], seen: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The counters that dmon reads of most GPUs, and not of this one (`-` in every sample)."""
+    read = set(seen)
+    silent = {name: {gpu for gpu in samples if (gpu, name) not in read} for name in ("dbecc", "pci")}
+    few = {name: gpus for name, gpus in silent.items() if 2 * len(gpus) <= len(samples)}
+    named = [(gpu, ", ".join(name for name, gpus in few.items() if gpu in gpus)) for gpu in sorted(samples)]
+    return [(gpu, words) for gpu, words in named if words]
 
 
 def _beside_gap(lines: Sequence[str], number: int) -> bool:
