@@ -30,7 +30,7 @@ def judge_unread(check: str, port: Port) -> list[Finding]:
 
 
 def judge_state(check: str, port: Port) -> Finding | None:
-    """Whether the port is up. None when it is, when that is not known, or when somebody has switched it off."""
+    """Whether the port is up. None when it is, when nobody knows, or when somebody has switched it off."""
     if port.active or port.switched_off or port.state not in _STATES:
         return None
     said = f"{port.state}, {port.phys_state or 'no physical state'}"
