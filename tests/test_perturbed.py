@@ -61,6 +61,9 @@ def test_the_document_shows_what_all_of_them_gave() -> None:
     found = perturb_trial.outcomes(perturb_trial.chosen(count), jobs=2)
     assert not shown(found, "wrong_pass")
     assert not shown(found, "crash")
+    used = {(one["surface"], name) for one in found for name in one["name"].split(" + ")}
+    rows = {(surface, row.name) for surface, own in table().items() for row in own}
+    assert rows - used == set(), "these rows of the table change nothing that a healthy node prints"
     section = DOCUMENT.read_text("utf-8").partition(perturb_report.BEGIN)[2].partition(perturb_report.END)[0]
     fresh = perturb_report.lines(found, perturb_report.head(count, len(found)))
     assert section.strip() == "\n".join(fresh).strip()
@@ -112,7 +115,9 @@ def test_every_row_has_a_label_a_source_and_somebody_who_does_it() -> None:
     assert all(len(row.source) > 5 and row.label in (NAMED, ERROR, HARMLESS) for row in rows)
     for surface, own in table().items():
         labels = {row.label for row in own}
-        assert labels >= {NAMED, ERROR, HARMLESS}, f"{surface} is not tried for {labels}"
+        # A node hands on what its kernel logged meanwhile, read whole, or no such output at all.
+        wanted = {NAMED, HARMLESS} if surface == "kernel_delta" else {NAMED, ERROR, HARMLESS}
+        assert labels >= wanted, f"{surface} is not tried for {labels}"
 
 
 def fault(label: str, device: str) -> perturb.Perturbed:

@@ -189,7 +189,41 @@ def dcgm(rng: Random, answer: Answer, row: Row) -> Change | None:
     return Change(_printed(answer, *read), (device,), device)
 
 
+def rank(rng: Random, answer: Answer, row: Row) -> Change | None:
+    """Numbers of one rank in some phases of ddp_scaling's output, a JSON object a line. `times`: longer by
+    this factor, with a step of all ranks that is `longer`, too; `one`: in one of the phases and lists, one of
+    `values`, or none at all (`gone`)."""
+    lines = answer.text.splitlines()
+    try:
+        documents = [json.loads(line) for line in lines]
+    except ValueError:  # another change has broken it
+        return None
+    hit = rng.randrange(len(answer.gpus))
+    places = [
+        (at, name)
+        for at, document in enumerate(documents)
+        if document.get("phase") in row.more["phases"]
+        for name in row.more["names"]
+        if len(document.get(name) or ()) > hit
+    ]
+    if not places:
+        return None
+    factor = row.choice(rng, "times") if "times" in row.more else 0.0
+    for at, name in [rng.choice(places)] if row.more.get("one") else places:
+        if "longer" in row.more:
+            steps = documents[at]["step_ms"]
+            documents[at]["step_ms"] = [round(step * row.more["longer"], 4) for step in steps]
+        if row.more.get("gone"):
+            del documents[at][name][hit]
+        elif factor:
+            documents[at][name][hit] = round(documents[at][name][hit] * factor, 4)
+        else:
+            documents[at][name][hit] = row.choice(rng, "values")
+        lines[at] = json.dumps(documents[at])
+    return Change(answer.with_text("\n".join(lines) + "\n"), (gpu(hit),), f"gpu{hit}")
+
+
 OPS: dict[str, Op] = {
     "json_put": put, "json_remove": remove, "json_add": add, "json_mix": mix, "gpu_rate": gpu_rate,
-    "pair_rate": pair_rate, "dcgm": dcgm,
+    "pair_rate": pair_rate, "dcgm": dcgm, "rank": rank,
 }  # fmt: skip

@@ -137,7 +137,7 @@ def kernel(rng: Random, answer: Answer, row: Row) -> Change:
     lines = answer.text.splitlines(keepends=True)
     hit = rng.randrange(len(answer.gpus))
     address = answer.gpus[hit].lower().rpartition(".")[0][-10:]
-    at = rng.randrange(max(1, len(lines) - 2), len(lines) + 1)
+    at = rng.randrange(min(len(lines), max(1, len(lines) - 2)), len(lines) + 1)  # a log may be empty
     began = rng.uniform(1000, 400000)
     switch = next(f"0000:{bus:02x}:00" for bus in range(5, 255) if f"0000:{bus:02x}:00.0" not in answer.gpus)
     words = {

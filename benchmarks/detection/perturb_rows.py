@@ -122,6 +122,39 @@ def counter(rng: Random, answer: Answer, row: Row) -> Change | None:
     return Change(answer.with_text("".join(lines)), (gpu(hit),), f"gpu{hit} {row.more['column']}")
 
 
+def dmon_leaves(rng: Random, answer: Answer, row: Row) -> Change:
+    """A GPU that dmon does not list, or no longer from some sample on (`middle`); a line may say so."""
+    lines = answer.text.splitlines(keepends=True)
+    hit = rng.randrange(len(answer.gpus))
+    own = [n for n, line in enumerate(lines) if (m := _DMON.match(line)) and m[1] == str(hit)]
+    gone = own[rng.randrange(1, max(2, len(own) // 2)) :] if row.more.get("middle") else own
+    words = ""
+    if "lines" in row.more:
+        words = f"{row.choice(rng, 'lines').format(address=answer.gpus[hit], index=hit)}\n"
+    kept = [words if n == gone[0] else line for n, line in enumerate(lines) if n not in gone[1:]]
+    return Change(answer.with_text("".join(kept)), (gpu(hit),), f"gpu{hit}")
+
+
+def reply(rng: Random, answer: Answer, row: Row) -> Change | None:
+    """One GPU's line of `index, pci.bus_id, serial, temperature.gpu` without a header: other `cells`, or
+    nothing; `instead`: words in place of all lines."""
+    lines = answer.text.splitlines(keepends=True)
+    known = [at for at, line in enumerate(lines) if line.count(", ") == 3]
+    if not known:
+        return None
+    at = rng.choice(known)
+    hit = next(n for n, address in enumerate(answer.gpus) if address.lower() in lines[at].lower())
+    if "instead" in row.more:
+        words = row.choice(rng, "instead").format(address=answer.gpus[hit], index=hit)
+        return Change(Answer(f"{words}\n", 255, answer.gpus), (gpu(hit),), f"gpu{hit}")
+    cells = lines[at].rstrip("\n").split(", ")
+    value = row.choice(rng, "values") if "values" in row.more else ""
+    for cell in row.more.get("cells", ()):
+        cells[cell] = value
+    lines[at] = f"{', '.join(cells)}\n" if value else ""
+    return Change(answer.with_text("".join(lines)), (gpu(hit),), f"gpu{hit}")
+
+
 def dmon_column(rng: Random, answer: Answer, row: Row) -> Change:
     """One more column of dmon."""
     name, unit = row.choice(rng, "added")
@@ -136,4 +169,5 @@ def dmon_column(rng: Random, answer: Answer, row: Row) -> Change:
 OPS: dict[str, Op] = {
     "csv_cells": cells, "csv_leaves_off": leaves_off, "csv_stops": stops, "csv_order": order,
     "csv_column": column, "dmon_counter": counter, "dmon_column": dmon_column,
+    "dmon_leaves": dmon_leaves, "answer": reply,
 }  # fmt: skip

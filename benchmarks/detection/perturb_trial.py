@@ -39,26 +39,29 @@ NODES = (
 BEGAN = 1_790_000_000.0
 VARIABLES = {"validation_tools_dcgm_level": 3, "validation_tools_scratch_dir": "/scratch"}
 PORT = "sys/class/infiniband/{device}/ports/1"
-FILES = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid", "counters/*")
+FILES = ("state", "phys_state", "rate", "link_layer", "lid", "sm_lid", "counters/*", "pkeys/*")
 DCGM3 = Path(__file__).parents[2] / "tests/fixtures/dcgm_diag/v3-healthy.json"
 _PORTS = frozenset({"hca.ports", "hca.counters"})
 
-# Surface -> (the check, the outputs of it that are such a surface, how many numbers of a thousand it gets).
+# Surface -> (the check, the outputs of it that are such a surface, its share of all numbers).
 SURFACES: Mapping[str, tuple[str, str, int]] = {
     "smi_xml": ("gpu_inventory", "nvidia_smi", 260),
     "nvlink_status": ("gpu_inventory", "nvlink", 70),
     "nvlink_errors": ("gpu_inventory", "nvlink_errors", 60),
     "kernel_log": ("gpu_inventory", "dmesg", 90),
+    "kernel_delta": ("gpu_burn", "kernel_log_delta", 30),
+    "gpu_answers": ("p2p_bandwidth", "gpu_answers", 30),
     "telemetry": ("gpu_burn", "telemetry", 110),
     "error_counters": ("gpu_burn", "error_counters", 40),
     "gpu_burn": ("gpu_burn", "gpu_burn", 80),
     "nccl": ("nccl_", r"\w+_perf", 80),
+    "ddp": ("ddp_scaling", "torch", 20),
     "nvbandwidth_p2p": ("p2p_bandwidth", "nvbandwidth", 50),
     "nvbandwidth_memory": ("memory_bandwidth", "nvbandwidth", 30),
     "dcgm4": ("dcgm_diag", "dcgmi", 40),
     "dcgm3": ("dcgm_diag", "dcgmi", 20),
     "ib_write_bw": ("rdma_loopback", r"mlx5_[0-3]\.(host|gpu)", 30),
-    "rdma_port": ("network_ports", "", 10),
+    "rdma_port": ("network_ports", "", 20),
     "fio": ("disk_speed", "fio", 10),
     "nvme": ("host_health", r"smart_nvme\d", 20),
 }

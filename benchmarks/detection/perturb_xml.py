@@ -46,18 +46,15 @@ def leaves(text: str) -> list[Leaf]:
     return found
 
 
-def _set(rng: Random, answer: Answer, wanted: list[str], values: list[str]) -> Change | None:
-    found = [leaf for leaf in leaves(answer.text) if leaf.path in wanted and leaf.text.strip() != "N/A"]
+def set_value(rng: Random, answer: Answer, row: Row) -> Change | None:
+    """Another value in one GPU's field, where it has one; `unset`: also where it reads N/A."""
+    found = [leaf for leaf in leaves(answer.text) if leaf.path in row.more["paths"]]
+    found = [leaf for leaf in found if row.more.get("unset") or leaf.text.strip() != "N/A"]
     if not found:
         return None
-    leaf, value = rng.choice(found), str(rng.choice(values))
+    leaf, value = rng.choice(found), str(row.choice(rng, "values"))
     text = answer.text[: leaf.begin] + value + answer.text[leaf.end :]
     return Change(answer.with_text(text), (gpu(leaf.gpu),), f"{leaf.gpu} {leaf.path.split('/')[0]}")
-
-
-def set_value(rng: Random, answer: Answer, row: Row) -> Change | None:
-    """Another value in one GPU's field, where it has one."""
-    return _set(rng, answer, row.more["paths"], row.more["values"])
 
 
 def shift(rng: Random, answer: Answer, row: Row) -> Change | None:
@@ -124,6 +121,20 @@ def add(rng: Random, answer: Answer, row: Row) -> Change:
     return Change(answer.with_text(text), (), f"new {rng.random()}")
 
 
+def add_said(rng: Random, answer: Answer, row: Row) -> Change | None:
+    """An element of a newer version in each GPU's `block`: it reads `usual`, and on one GPU another value."""
+    ends = list(re.finditer(rf"</{row.more['block']}>", answer.text))
+    if not ends:
+        return None
+    hit, value, text = rng.randrange(len(ends)), row.choice(rng, "values"), answer.text
+    for at, end in reversed(list(enumerate(ends))):
+        element = (
+            f"<{row.more['element']}>{value if at == hit else row.more['usual']}</{row.more['element']}>"
+        )
+        text = f"{text[: end.start()]}{element}\n\t\t{text[end.start() :]}"
+    return Change(answer.with_text(text), (gpu(hit),), f"{hit} {row.more['block']}")
+
+
 _BLOCK = re.compile(r"<gpu id=.*?</gpu>\s*", re.DOTALL)
 _CHILD = re.compile(r"^\t\t<([a-zA-Z_0-9]+)>.*?(?:</\1>)\n", re.MULTILINE | re.DOTALL)
 
@@ -158,10 +169,11 @@ def shuffle(rng: Random, answer: Answer, row: Row) -> Change | None:
 
 def process(rng: Random, answer: Answer, row: Row) -> Change | None:
     """A program that uses a GPU."""
-    blocks = list(re.finditer(r"<processes>\s*</processes>", answer.text))
-    if not blocks:
+    blocks = list(re.finditer(r"<processes>(.*?)</processes>", answer.text, re.DOTALL))
+    idle = [at for at, one in enumerate(blocks) if not one[1].strip()]
+    if not idle:
         return None
-    at = rng.randrange(len(blocks))
+    at = rng.choice(idle)
     name = row.choice(rng, "programs")
     info = (
         "<processes>\n\t\t\t<process_info>\n\t\t\t\t<gpu_instance_id>N/A</gpu_instance_id>\n"
@@ -179,5 +191,5 @@ def process(rng: Random, answer: Answer, row: Row) -> Change | None:
 OPS: dict[str, Op] = {
     "xml_set": set_value, "xml_shift": shift, "xml_error": error_cell, "xml_drop": drop,
     "xml_drop_everywhere": drop_everywhere, "xml_add": add, "xml_block": block, "xml_shuffle": shuffle,
-    "xml_process": process,
+    "xml_process": process, "xml_add_said": add_said,
 }  # fmt: skip

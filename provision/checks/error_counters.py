@@ -12,7 +12,8 @@ error (nvml_error.py) in place of a count, or a line about a GPU without a handl
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from provision.checks.check import Command, Measurement, Output
 from provision.checks.nvml_error import LOST, REQUIRES_RESET, WORST_FIRST
@@ -54,8 +55,9 @@ def parse(output: Output) -> list[Measurement]:
         why = output.not_started or "it did not answer in time"
         raise ParseError(f"error counters were not read under load: {why}", "look at nvidia-smi on the node")
     columns: list[str] = []
-    listed: set[int] = set()
+    samples: Counter[int] = Counter()
     errors: dict[int, str] = {}  # GPU → the NVML error in place of its counts
+    ended = ""
     seen: dict[tuple[int, str], tuple[int, int]] = {}
     lines = output.stdout.splitlines()
     for number, line in enumerate(lines):
@@ -69,17 +71,19 @@ def parse(output: Output) -> list[Measurement]:
         elif last or _beside_gap(lines, number):
             continue  # cut by the end of the load, or next to what was left out
         elif _NO_HANDLE in line:
-            continue  # telemetry tells of it
+            ended = line.strip()[:160]  # telemetry names the GPU
         elif len(words) != len(columns) + 1 or not words[0].isdigit():
             if error is not None:
                 if words[0].isdigit():
                     errors[int(words[0])] = _spelt(error[0])
+                else:
+                    ended = line.strip()[:160]
                 continue
             raise ParseError(
                 f"nvidia-smi dmon: not understood: {line.strip()[:120]!r}", "report the new format"
             )
         else:
-            listed.add(int(words[0]))
+            samples[int(words[0])] += 1
             if error is not None:
                 errors[int(words[0])] = _spelt(error[0])
             for name, text in zip(columns, words[1:], strict=True):
@@ -92,15 +96,15 @@ def parse(output: Output) -> list[Measurement]:
     if "pci" not in columns:
         said = (output.stdout.strip() or output.stderr.strip() or f"nothing, status {output.rc}").splitlines()
         raise ParseError(f"nvidia-smi dmon counted no errors: {said[-1][:160]}", "run the check again")
-    # Replays that dmon reads of the other GPUs, and not of this one (`-` in every sample).
-    counts = {gpu for gpu, name in seen if name == "pci"}
-    unread = dict.fromkeys(sorted(listed - counts), "pci") if counts else {}
+    unread = dict(_uncounted(samples, seen))
     # The other errors may be of this one counter; the samples of telemetry know whether the GPU answers.
     lost = {gpu: error for gpu, error in errors.items() if error in (LOST, REQUIRES_RESET)}
     unread.update({gpu: f"counts ({error!r})" for gpu, error in errors.items()})
     # A counter that shrank was reset with its GPU meanwhile: all that it shows is new.
     return [
         Measurement("counted", output.seconds, "s"),
+        *([Measurement("counters_lost", ended, "")] if ended else []),
+        *(_samples(output, samples) if not output.truncated else []),
         *(Measurement("uncounted", what, "", f"gpu{gpu}") for gpu, what in unread.items() if gpu not in lost),
         *(
             Measurement("lost", f"nvidia-smi dmon prints {error!r} in place of its counts", "", f"gpu{gpu}")
@@ -115,6 +119,26 @@ def parse(output: Output) -> list[Measurement]:
 
 def _spelt(text: str) -> str:
     return next(error for error in WORST_FIRST if error.casefold() == text.strip("[]").casefold())
+
+
+def _samples(output: Output, samples: Mapping[int, int]) -> list[Measurement]:
+    """How often each GPU was listed, and how many seconds that is of the node. Of an output from whose middle
+    something was left out, nobody knows."""
+    interval = next((word for at, word in zip(output.argv, output.argv[1:], strict=False) if at == "-d"), "")
+    seconds = max(samples.values(), default=0) * int(interval) if interval.isdigit() else None
+    return [
+        *(Measurement("counter_samples", n, "samples", f"gpu{gpu}") for gpu, n in sorted(samples.items())),
+        *([Measurement("counters_sampled", seconds, "s")] if seconds is not None else []),
+    ]
+
+
+def _uncounted(samples: Mapping[int, int], seen: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The counters that dmon reads of most GPUs, and not of this one (`-` in every sample)."""
+    read = set(seen)
+    silent = {name: {gpu for gpu in samples if (gpu, name) not in read} for name in ("dbecc", "pci")}
+    few = {name: gpus for name, gpus in silent.items() if 2 * len(gpus) <= len(samples)}
+    named = [(gpu, ", ".join(name for name, gpus in few.items() if gpu in gpus)) for gpu in sorted(samples)]
+    return [(gpu, words) for gpu, words in named if words]
 
 
 def _beside_gap(lines: Sequence[str], number: int) -> bool:

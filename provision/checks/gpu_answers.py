@@ -7,7 +7,8 @@ serial number and PCI address:
 3, 00000000:61:00.0, 1652322403647, [GPU is lost]
 
 The error in place of a reading: nvidia-smi 550.163.01. The driver keeps the other three itself. Every GPU has
-a temperature, with every driver.
+a temperature, with every driver. A GPU that fell off the bus may be left out instead: the driver lists the
+rest. So an answer that is refused, or cut, proves no GPU healthy, whatever the test before it measured.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from provision.checks.check import Command, Output
+from provision.checks.check import Command, Output, last_words
 from provision.checks.kernel_log import bus_address
-from provision.checks.nvidia_smi_refusal import unreachable
-from provision.checks.nvml_error import ACTIONS, NOT_PERMITTED, error_text
+from provision.checks.nvidia_smi_refusal import refusal, unreachable
+from provision.checks.nvml_error import ACTIONS, LOST, NOT_PERMITTED, error_text
 from provision.judge import Finding, Verdict, unmeasured
 
 NAME = "gpu_answers"  # of the command
@@ -27,6 +28,8 @@ METRIC = "lost"  # as telemetry_rules calls it, so that one GPU is one finding
 # Programs that load GPUs, as checks name them in NEEDS.
 _LOADS = re.compile(r"nvbandwidth|gpu_burn|\w+_perf|dcgmi|ib_write_bw|python3 with torch")
 _INDEX = re.compile(r"\d{1,4}")
+_LEFT_OUT = "left out"  # in place of the error that nvidia-smi prints of a GPU
+_READING = re.compile(r"\d{1,3}")
 _SERIAL = re.compile(r"[0-9A-Za-z]{1,40}")
 
 
@@ -57,18 +60,51 @@ def judge(
         for at in named:
             findings[at] = replace(findings[at], message=f"{findings[at].message} ({identity})")
         if not named:
-            said = f"does not answer after the test: nvidia-smi prints {error!r} for it ({identity})"
-            findings.append(Finding(check, Verdict.FAIL, device, said, METRIC, action=ACTIONS[error]))
-    return findings
+            said = f"does not answer after the test: nvidia-smi {_words(error)} ({identity})"
+            action = ACTIONS.get(error, ACTIONS[LOST])
+            findings.append(Finding(check, Verdict.FAIL, device, said, METRIC, action=action))
+    return findings + _unproven(check, output, gpus, findings)
+
+
+def _words(error: str) -> str:
+    return f"prints {error!r} for it" if error != _LEFT_OUT else "lists the other GPUs, and not this one"
+
+
+def _unproven(
+    check: str, output: Output, gpus: Mapping[str, str], findings: Sequence[Finding]
+) -> list[Finding]:
+    """An answer that says of no GPU that it is well; nothing where a GPU is named already."""
+    if any(one.metric == METRIC for one in findings):
+        return []
+    rows = _rows(output)[: None if output.stdout.endswith("\n") else -1]  # the last one may be cut
+    unread = [
+        gpus.get(bus_address(cells[1]), "node") for cells in rows if _READING.fullmatch(cells[3]) is None
+    ]
+    if (why := refusal(output)) is not None:
+        said = f"after the test, {why.what}"
+    elif rows and unread and len(unread) < len(rows):
+        said = "after the test, nvidia-smi reads no temperature of it, and does of the other GPUs"
+        return [
+            unmeasured(check, said, device=device, action="investigate") for device in sorted(set(unread))
+        ]
+    elif gpus and len(rows) < len(gpus):
+        said = f"after the test, nvidia-smi describes {len(rows)} of {len(gpus)} GPUs: {last_words(output)}"
+    else:
+        return []
+    return [unmeasured(check, said, action="investigate")]
+
+
+def _rows(output: Output) -> list[list[str]]:
+    rows = [[cell.strip() for cell in line.split(",")] for line in output.stdout.splitlines()[:1024]]
+    return [cells for cells in rows if len(cells) == 4]
 
 
 def _silent(output: Output, gpus: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     """device → (NVML error, serial number and address) of each GPU that does not answer."""
-    found = {}
-    for line in output.stdout.splitlines()[:1024]:
-        cells = [cell.strip() for cell in line.split(",")]
+    found, rows = {}, _rows(output)
+    for cells in rows:
         error = error_text(cells[-1])
-        if len(cells) != 4 or error is None or error == NOT_PERMITTED:
+        if error is None or error == NOT_PERMITTED:
             continue
         index, address, serial = cells[0], bus_address(cells[1]), cells[2]
         if _INDEX.fullmatch(index) is None and address not in gpus:
@@ -80,4 +116,9 @@ def _silent(output: Output, gpus: Mapping[str, str]) -> dict[str, tuple[str, str
     for (device, metric), value in values.items():
         if metric == "no_handle" and value != NOT_PERMITTED:
             found[device] = value, f"PCI {values[device, 'no_handle_address']}"
+    left_out = gpus.keys() - {bus_address(cells[1]) for cells in rows}
+    # Where most of them are missing the answer is not understood, and blames no GPU.
+    if 2 * len(left_out) < len(gpus) and output.rc == 0 and output.stdout.endswith("\n"):
+        for address in left_out:
+            found.setdefault(gpus[address], (_LEFT_OUT, f"PCI {address}"))
     return found

@@ -66,7 +66,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     """Each source on its own: when nvidia-smi fails the kernel log tells why, and the other way round.
 
     A source that failed leaves the measurement `unreadable.<source>` with its reason, which is judged
-    `error`.
+    `error`. What it printed whole before it failed counts beside that: it may show which GPU is broken.
     """
     found: list[Measurement] = []
     smi, nvlink = outputs.get("nvidia_smi"), outputs.get("nvlink")
@@ -79,7 +79,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         found += nvidia_smi_refusal.unreachable(nvlink, _addresses(found))  # lost since the call before
     if "nvlink_errors" in outputs:  # a run of an older gpuprov has none
         down: dict[int, set[int]] = {}
-        if nvlink is not None and not _unreadable(found, "nvlink"):
+        if nvlink is not None and any(m.metric == "nvlink_links" for m in found):
             down = nvlink_status.inactive(nvlink, silent)
         linked = any(m.value for m in found if m.metric == "nvlink_links")
         read = functools.partial(nvlink_errors.parse, inactive=down, linked=linked, unanswered=silent)
@@ -90,13 +90,13 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         found.append(Measurement("smi_seconds", smi.seconds, "s"))
     # Where nvidia-smi says nothing, because a GPU is lost, the order of the bus is the order of its indices.
     gpus = _addresses(found) or kernel_incidents.devices(node)
-    try:
-        events = kernel_log.read(outputs.get("journal"), outputs.get("dmesg"))
-        found.append(Measurement("kernel_log", "read", ""))
-        found += kernel_incidents.measured(kernel_incidents.named(events, gpus))
-    except ParseError as error:
-        found.append(Measurement("unreadable.kernel_log", f"{error.what}; {error.fix}", ""))
-    return found
+    events, error = kernel_log.read(outputs.get("journal"), outputs.get("dmesg"))
+    found.append(
+        Measurement("unreadable.kernel_log", f"{error.what}; {error.fix}", "")
+        if error
+        else Measurement("kernel_log", "read", "")
+    )
+    return [*found, *kernel_incidents.measured(kernel_incidents.named(events, gpus))]
 
 
 def _addresses(found: Sequence[Measurement]) -> dict[str, str]:
@@ -109,12 +109,16 @@ def _unreadable(found: Sequence[Measurement], name: str) -> bool:
 
 
 def _from(name: str, output: Output | None, read: Any) -> list[Measurement]:
+    refusal = nvidia_smi_refusal.refusal(output) if output is not None else None
+    if refusal is not None:
+        failed = [Measurement(f"unreadable.{name}", f"{refusal.what}; {refusal.fix}", "")]
+        try:
+            return failed if output is None or output.timed_out else [*failed, *read(output)]
+        except ParseError:
+            return failed
     try:
         if output is None:
             raise ParseError(f"the output of {name} is missing", "run the check again")
-        refusal = nvidia_smi_refusal.refusal(output)
-        if refusal is not None:
-            raise refusal
         if output.truncated:
             raise ParseError(f"{name}: the output was cut at its size limit", "run the check again")
         measured: list[Measurement] = read(output)

@@ -82,8 +82,9 @@ def bus_address(text: str) -> str:
     return f"{int(match[1] or '0', 16):04x}:{match[2]}:{match[3]}" if match else text.lower()
 
 
-def read(journal: Output | None, dmesg: Output | None) -> list[KernelEvent]:
-    """The events of this boot, from both logs. Raises ParseError when neither could be read whole.
+def read(journal: Output | None, dmesg: Output | None) -> tuple[list[KernelEvent], ParseError | None]:
+    """The events of this boot, from both logs, and an error when neither could be read whole: what a broken
+    log shows has happened, and it cannot prove that nothing else did.
 
     Each knows what the other has forgotten: the ring buffer that dmesg shows loses its beginning, and the
     journal is thrown away when it grows too large. So an event that either shows has happened, and is counted
@@ -111,14 +112,9 @@ def read(journal: Output | None, dmesg: Output | None) -> list[KernelEvent]:
             break  # cut: the other log cannot say that nothing was in the part that is missing
     found = [event for _, event in sorted(seen.items())]
     if not whole:
-        shown = (
-            f"; what there is shows {found[0].kind} {found[0].code} of {found[0].address}" if found else ""
-        )
-        raise ParseError(
-            f"the kernel log could not be read: {'; '.join(problems) or 'nobody was asked'}{shown}",
-            "run it as root",
-        )
-    return found
+        what = f"the kernel log could not be read: {'; '.join(problems) or 'nobody was asked'}"
+        return found, ParseError(what, "run it as root")
+    return found, None
 
 
 def _lines(output: Output) -> tuple[str, list[str]]:

@@ -94,21 +94,22 @@ def judge(
 def _judge_port(
     node: CheckNode, port: Port, peers: Sequence[Port], declared: Mapping[str, Any], uptime: int | None
 ) -> list[Finding]:
+    unread = network_rules.judge_unread(ID, port)
     down = network_rules.judge_state(ID, port)
     if down is not None:
-        return [down]
-    if not port.active:
+        return [*unread, down]
+    if not port.active and not unread:
         return []
+    flaps = network_rules.judge_flaps(ID, port, uptime)
+    counted = [*([flaps] if flaps else []), *network_rules.judge_errors(ID, port, uptime)]
+    if not port.active:
+        return [*unread, *counted]
     rate = declared.get("rate")
     one = network_rules.judge_link(ID, port, peers, rate if isinstance(rate, int) else None)
-    flaps = network_rules.judge_flaps(ID, port, uptime)
-    return [
-        *([one] if one else []),
-        *([flaps] if flaps else []),
-        *network_rules.judge_errors(ID, port, uptime),
-        *network_rules.judge_silence(ID, port, peers),
-        *network_rules.judge_routing(ID, port, peers, node.variables, declared),
-    ]
+    found = [*unread, *([one] if one else []), *counted, *network_rules.judge_silence(ID, port, peers)]
+    if not port.link_layer:
+        return found  # what routes its packets depends on it
+    return [*found, *network_rules.judge_routing(ID, port, peers, node.variables, declared)]
 
 
 def _compute(node: CheckNode, ports: Sequence[Port]) -> list[Port]:

@@ -12,11 +12,28 @@ from provision.judge import Finding, Verdict, unmeasured
 CABLE, CONFIGURE = "reseat or check cable", "fix configuration"
 
 
+# What a driver reports of a port (linux, drivers/infiniband/core/sysfs.c, state_show); NOP is no answer.
+_STATES = ("DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
+
+
+def judge_unread(check: str, port: Port) -> list[Finding]:
+    """Every port has a state and a link layer: without one nothing is known of it, least of all its cable."""
+    if port.switched_off:
+        return []
+    lost = [] if port.link_layer else ["link layer"]
+    if port.state not in _STATES:
+        lost.append(f"state ({port.state})" if port.state else "state")
+    if not lost:
+        return []
+    message = f"{port.name}: the kernel gives no {' and no '.join(lost)} of this port"
+    return [unmeasured(check, message, device=port.name, action="investigate")]
+
+
 def judge_state(check: str, port: Port) -> Finding | None:
-    """Whether the port is up. None when it is, or when somebody has switched it off."""
-    if port.active or port.switched_off:
+    """Whether the port is up. None when it is, when nobody knows, or when somebody has switched it off."""
+    if port.active or port.switched_off or port.state not in _STATES:
         return None
-    said = f"{port.state or 'no state'}, {port.phys_state or 'no physical state'}"
+    said = f"{port.state}, {port.phys_state or 'no physical state'}"
     if port.state == "INIT" and port.phys_state == "LinkUp" and not port.ethernet:
         words = "has a link and no address: no subnet manager has configured it"
         action = CONFIGURE
@@ -108,16 +125,18 @@ def judge_silence(check: str, port: Port, peers: Sequence[Port]) -> list[Finding
     """What the kernel reads of most ports of a kind, and not of this one (`N/A (no PMA)`, linux, drivers/
     infiniband/core/sysfs.c): errors may have been counted there."""
     others = [peer for peer in peers if peer.active and peer is not port]
-    known = [
-        *(name for peer in others for name in peer.errors),
-        *("rate" for p in others if p.rate is not None),
-    ]
-    own = {*port.errors, *(["rate"] if port.rate is not None else [])}
-    missing = sorted(name for name in {*known} - own if 2 * known.count(name) > len(others) > 0)
+    known = [name for peer in others for name in _readable(peer)]
+    missing = sorted(name for name in {*known} - _readable(port) if 2 * known.count(name) > len(others) > 0)
     if not missing:
         return []
     message = f"{port.name} has no readable {', '.join(missing)}, and the ports beside it have"
     return [unmeasured(check, message, device=port.name, action="investigate")]
+
+
+def _readable(port: Port) -> set[str]:
+    """What the kernel gives of a port: its counters, its rate, and its subnet manager."""
+    given = {"rate": port.rate, "sm_lid": port.sm_lid}
+    return {*port.errors, *(name for name, value in given.items() if value is not None)}
 
 
 def downs(port: Port) -> int | None:

@@ -174,6 +174,7 @@ def compute_ports(ports: Sequence[Port], named: Iterable[str] = ()) -> list[Port
     """The ports between nodes: those `named`, else the largest kind, InfiniBand before Ethernet.
 
     A GPU node has other cards beside them, for storage and management: their board, or link layer, differs.
+    A port whose link layer could not be read is of the kind that its board has: it must not drop out unseen.
     """
     wanted = set(named)
     if wanted:
@@ -184,7 +185,8 @@ def compute_ports(ports: Sequence[Port], named: Iterable[str] = ()) -> list[Port
         return []
     largest = max(sizes.values())
     best = next(port.kind for port in candidates if sizes[port.kind] == largest)
-    return [port for port in candidates if port.kind == best]
+    unread = ("", best[1])
+    return [port for port in ports if port.kind in (best, unread)]
 
 
 def usual(values: Iterable[Any]) -> Any:

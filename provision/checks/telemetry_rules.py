@@ -94,16 +94,38 @@ def _gone(check: str, device: str, said: str, metric: str) -> Finding:
     return Finding(check, Verdict.FAIL, device, said, metric, action=action)
 
 
+def _uncounted(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> list[Finding]:
+    """Errors may have come where dmon did not look: a load, a GPU or a counter that it did not see."""
+    if any("lost" in values for values in (*by_gpu.values(), node)):
+        return []  # a finding of its own, and it ends the sampler
+    if "counters_lost" in node:
+        said = f"nvidia-smi dmon ended under load: {node['counters_lost']}"
+        return [unmeasured(check, said, action="investigate")]
+    ran, seen = float(node.get("ran", 0.0)), node.get("counters_sampled")
+    if seen is not None and ran >= _SHORT and float(seen) < _SAMPLED_SHARE * ran:
+        said = f"nvidia-smi dmon counted errors for {seen:g} s of {ran:g} s and ended"
+        return [unmeasured(check, said, action="investigate")]
+    listed = {device: int(v["counter_samples"]) for device, v in by_gpu.items() if "counter_samples" in v}
+    most = max(listed.values(), default=0)
+    findings = []
+    for device, values in by_gpu.items():
+        if most and device != "node" and listed.get(device, 0) < most - 1:  # the last sample may be cut
+            said = f"nvidia-smi dmon lists it in {listed.get(device, 0)} of {most} samples under load"
+        elif "uncounted" in values:
+            said = f"nvidia-smi dmon reads no {values['uncounted']} of it, and does of the other GPUs"
+        else:
+            continue
+        findings.append(unmeasured(check, said, device=device, action="investigate"))
+    return findings
+
+
 def _replays(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> list[Finding]:
     """PCIe replays and uncorrectable memory errors that came under load; what was there before is old."""
     if "error_counters" in node:
         return [unmeasured(check, str(node["error_counters"]), action="investigate")]
-    findings = []
+    findings = _uncounted(check, by_gpu, node)
     seconds = max(float(node.get("counted", 0.0)), 60.0)  # a short load is not extrapolated
     for device, values in by_gpu.items():
-        if "uncounted" in values:
-            said = f"nvidia-smi dmon reads no {values['uncounted']} of it, and does of the other GPUs"
-            findings.append(unmeasured(check, said, device=device, action="investigate"))
         if (count := int(values.get("load_replays", 0))) * 60 / seconds > _REPLAYS_PER_MINUTE:
             said = f"its PCIe link repeated itself {count} times in {node['counted']:g} s of load"
             limit, source = f"≤ {_REPLAYS_PER_MINUTE} a minute", _REPLAYS_SOURCE

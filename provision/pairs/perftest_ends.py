@@ -55,7 +55,8 @@ def rails(node: CheckNode) -> list[Port]:
     """The ports of a node that join nodes and are up, in the order of their names. Raises ParseError."""
     stated = node.variables.get("gpuprov_expected_nics")
     named = [str(name) for name in stated] if isinstance(stated, list) else []
-    ports = [port for port in compute_ports(ports_of(node), named) if port.active and port.rate]
+    ports = compute_ports(ports_of(node), named)
+    ports = [port for port in ports if port.active and port.rate and port.link_layer]
     return sorted(ports, key=lambda port: natural(port.name))
 
 

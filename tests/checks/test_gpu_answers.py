@@ -141,16 +141,53 @@ def test_one_line_in_place_of_the_answer_names_its_gpu() -> None:
     [
         ("3, 00000000:1D:00.0, 16523, [GPU requires reset]", ["gpu3"], "reset GPU"),
         ("[GPU is lost], 00000000:1D:00.0, [GPU is lost], [GPU is lost]", ["gpu3"], "power-cycle"),
-        ("3, 00000000:1D:00.0, 16523, [Insufficient Permissions]", [], ""),
-        ("3, 00000000:1D:00.0, 16523, [N/A]", [], ""),
-        ("No devices were found", [], ""),
-        ("x, y, z, [GPU is lost]", [], ""),
     ],
 )
-def test_an_error_in_a_cell_is_the_gpus(cells: str, devices: list[str], action: str) -> None:
-    found = gpu_answers.judge("gpu_burn", answers(cells), GPUS, [])
+def test_an_error_in_a_cell_is_the_gpus(sample: Sample, cells: str, devices: list[str], action: str) -> None:
+    listed = sample("gpu_answers/healthy.csv").splitlines(keepends=True)
+    listed[3] = f"{cells}\n"
+    found = gpu_answers.judge("gpu_burn", answers("".join(listed)), GPUS, [])
     assert [one.device for one in found] == devices
-    assert all(one.action == action for one in found)
+    assert all((one.verdict, one.action) == (Verdict.FAIL, action) for one in found)
+
+
+@pytest.mark.parametrize("gone", [(3,), (0, 7)])
+def test_a_gpu_that_the_driver_no_longer_lists_is_lost(sample: Sample, gone: tuple[int, ...]) -> None:
+    """An Xid 79 takes it out of nvidia-smi's list while the rest answers, and the indices move up."""
+    listed = sample("gpu_answers/healthy.csv").splitlines(keepends=True)
+    text = "".join(line for at, line in enumerate(listed) if at not in gone)
+    found = gpu_answers.judge("p2p_bandwidth", answers(text), GPUS, [])
+    assert sorted((one.verdict.value, one.device) for one in found) == [("fail", f"gpu{at}") for at in gone]
+    known = [
+        Finding("gpu_burn", Verdict.FAIL, f"gpu{gone[0]}", "left the list", "lost", action="power-cycle")
+    ]
+    assert len(gpu_answers.judge("gpu_burn", answers(text), GPUS, known)) == len(gone), "told once"
+
+
+@pytest.mark.parametrize("cell", ["[N/A]", "[Insufficient Permissions]", ""])
+def test_a_reading_that_one_gpu_alone_does_not_give_is_an_error_of_it(sample: Sample, cell: str) -> None:
+    text = sample("gpu_answers/healthy.csv").replace("1652322403643, 33", f"1652322403643, {cell}")
+    (found,) = gpu_answers.judge("p2p_bandwidth", answers(text), GPUS, [])
+    assert (found.verdict, found.device) == (Verdict.ERROR, "gpu3")
+
+
+@pytest.mark.parametrize(
+    ("text", "rc"),
+    [
+        ("No devices were found\n", 6),
+        ("No devices were found\n", 0),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", 9),
+        ("x, y, z, [GPU is lost]\n", 0),
+        ("", 0),
+        ("{healthy}", -11),
+        ("{cut}", 0),
+    ],
+)
+def test_an_answer_that_names_no_gpu_is_no_proof_of_health(sample: Sample, text: str, rc: int) -> None:
+    healthy = sample("gpu_answers/healthy.csv")
+    text = text.format(healthy=healthy, cut=healthy[:-30])
+    (found,) = gpu_answers.judge("p2p_bandwidth", answers(text, rc=rc), GPUS, [])
+    assert (found.verdict, found.device, found.action) == (Verdict.ERROR, "node", "investigate")
 
 
 def test_what_telemetry_names_gets_its_serial_number_and_is_told_once(sample: Sample) -> None:

@@ -230,6 +230,27 @@ def test_a_failing_nvidia_smi_is_told_once_and_the_kernel_log_still_counts(
     assert any(f.metric == "xid.79" and f.verdict is Verdict.FAIL for f in findings)
 
 
+@pytest.mark.parametrize("rc", [1, 9, 255, -11])
+def test_what_was_printed_whole_before_nvidia_smi_failed_names_the_gpu_beside_the_error(
+    rc: int, answers: Answers, judged: Judged, sample: Sample, make_output: MakeOutput
+) -> None:
+    sick = bad(judged("gpu_inventory", *answers(nvidia_smi="h100-sick-v13.xml")))
+    failed = make_output("nvidia_smi", sample("gpu_inventory/h100-sick-v13.xml"), rc=rc)
+    found = bad(judged("gpu_inventory", *answers(nvidia_smi=failed)))
+    assert found == {*sick, (Verdict.ERROR, "node", "")}
+    healthy = make_output("nvidia_smi", sample("gpu_inventory/h100-v13.xml"), rc=rc)
+    assert bad(judged("gpu_inventory", *answers(nvidia_smi=healthy))) == {(Verdict.ERROR, "node", "")}
+
+
+def test_what_a_failed_kernel_log_shows_names_the_gpu_beside_the_error(
+    answers: Answers, judged: Judged, sample: Sample, make_output: MakeOutput
+) -> None:
+    xids = bad(judged("gpu_inventory", *answers(journal="journal-xids.txt")))
+    failed = make_output("journal", sample("gpu_inventory/journal-xids.txt"), rc=1)
+    found = bad(judged("gpu_inventory", *answers(journal=failed)))
+    assert found == {*xids, (Verdict.ERROR, "node", "")}
+
+
 def test_identities_for_the_person_who_pulls_the_gpu(answers: Answers, make_node: MakeNode) -> None:
     found = gpu_inventory.parse(make_node(), {output.name: output for output in answers()})
     gpus = gpu_inventory.identities(found)

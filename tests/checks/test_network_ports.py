@@ -417,3 +417,34 @@ def test_a_counter_that_only_one_port_does_not_give_is_an_error_of_it(judge: Jud
         row["symbol_error"] = None
     cards.ports[3]["rate"] = 400
     assert flagged(judge(gpuprov_expected_nics=8)) == [], "no driver of these has it"
+
+
+@pytest.mark.parametrize("declared", [{}, {"gpuprov_expected_nics": 8}])
+def test_a_port_without_a_link_layer_is_an_error_of_that_port(
+    judge: Judge, cards: Cards, declared: dict[str, Any]
+) -> None:
+    """It neither leaves the count, as if a card were missing, nor drops out of the judged ports unseen."""
+    cards.ports[3]["link_layer"] = None
+    [(verdict, device, _, action)] = flagged(judge(**declared))
+    assert (verdict, device, action) == ("error", "mlx5_3", "investigate")
+    cards.counters[3]["symbol_error"] = 10**9
+    assert ("fail", "mlx5_3", "symbol_error", CABLE) in flagged(judge(**declared))
+    cards.ports[3].update(state="DOWN", phys_state="Polling")
+    assert ("fail", "mlx5_3", "state", CABLE) in flagged(judge(**declared))
+
+
+@pytest.mark.parametrize("state", [None, "NOP", "<unknown>"])
+def test_a_state_that_is_not_known_is_no_bad_cable(judge: Judge, cards: Cards, state: str | None) -> None:
+    cards.ports[3]["state"] = state
+    [(verdict, device, _, action)] = flagged(judge())
+    assert (verdict, device, action) == ("error", "mlx5_3", "investigate")
+    cards.counters[3]["link_downed"] = 255
+    assert ("fail", "mlx5_3", "link_downed", CABLE) in flagged(judge()), "its counters are read all the same"
+
+
+def test_a_subnet_manager_that_only_one_port_cannot_tell_of_is_an_error_of_it(
+    judge: Judge, cards: Cards
+) -> None:
+    cards.ports[3]["sm_lid"] = None
+    [(verdict, device, _, _)] = flagged(judge())
+    assert (verdict, device) == ("error", "mlx5_3")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -328,7 +329,7 @@ def test_a_reading_that_only_one_gpu_does_not_give_is_an_error_of_it(name: str, 
 
 def counted(first: Sequence[int], last: Sequence[int], *, column: str = "pci") -> Output:
     rows = ["# gpu  sbecc  dbecc    pci ", "# Idx   errs   errs   errs "]
-    for numbers in (first, last):
+    for numbers in (first, *[last] * 11):
         for gpu, number in enumerate(numbers):
             cells = {"sbecc": 0, "dbecc": 0, "pci": 0, column: number}
             rows.append(f"{gpu:5d} " + " ".join(f"{cells[name]:>6}" for name in ("sbecc", "dbecc", "pci")))
@@ -355,6 +356,32 @@ def test_replays_that_dmon_does_not_read_of_one_gpu_are_an_error_of_it(burned: B
     """`nvidia-smi dmon` prints `-` for what it cannot read."""
     silent = [0, 0, "-", 0, 0, 0, 0, 0]
     assert told(burned(counted(silent, silent))) == {("error", "gpu2", "", "investigate")}  # type: ignore[arg-type]
+
+
+def test_memory_errors_that_dmon_does_not_read_of_one_gpu_are_an_error_of_it(burned: Burned) -> None:
+    silent = [0, 0, 0, 0, 0, "-", 0, 0]
+    found = told(burned(counted(silent, silent, column="dbecc")))  # type: ignore[arg-type]
+    assert found == {("error", "gpu5", "", "investigate")}
+    off = ["-"] * 8  # ECC is off on all of them
+    assert told(burned(counted(off, off, column="dbecc"))) == set()  # type: ignore[arg-type]
+
+
+def test_a_gpu_or_a_time_in_which_dmon_did_not_look_is_an_error(burned: Burned) -> None:
+    whole = counted([0] * 8, [0, 0, 0, 0, 0, 0, 0, 900])
+    lines = whole.stdout.splitlines(keepends=True)
+    slow = ("fail", "gpu7", "load_replays", "reseat or check cable")
+
+    def without(rows: list[str]) -> set[tuple[str, str, str, str]]:
+        return told(burned(replace(whole, stdout="".join(rows))))
+
+    numbers = [at for at, line in enumerate(lines) if line.startswith("    2 ")]
+    for missing in (numbers, numbers[4:]):
+        kept = [line for at, line in enumerate(lines) if at not in missing]
+        assert without(kept) == {("error", "gpu2", "", "investigate"), slow}
+    assert without(lines[:-1]) == {slow}, "the end of the load cuts the last sample"
+    assert without(lines[: 2 + 8 * 3]) == {("error", "node", "", "investigate"), slow}
+    lost = "Unable to determine the device handle for GPU3: 0000:61:00.0: GPU is lost.  Reboot the system\n"
+    assert without([*lines, lost]) == {("error", "node", "", "investigate"), slow}
 
 
 def test_counters_nobody_can_read(burned: Burned) -> None:
