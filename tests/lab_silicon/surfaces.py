@@ -257,3 +257,9 @@ NOT_SIMULATED = {
     "ibstat.many-nodes.txt": ("ibstat", "the checks read /sys/class/infiniband and ibv_devinfo instead"),
     "lspci-nn.a100.txt": ("lspci", "the checks read /sys/bus/pci/devices instead"),
 }
+
+# Forms of nvidia-smi -q -x that no surface holds: the first driver, and what is known of it.
+NOT_HELD = {
+    (530,): "public outputs of 530.30.02 are of a Pascal GPU, shortened by hand",
+    (575,): "public outputs of 575.51 are of a laptop's GPU, their clocks left out by hand",
+}

@@ -6,6 +6,7 @@ recordings. With GPUPROV_CAPTURES the shapes themselves are compared with the re
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 import yaml
 
+import provision.lab
 from tests.lab_silicon import record_shapes
 from tests.lab_silicon.comparison import compared, listed
-from tests.lab_silicon.surfaces import NOT_SIMULATED, SURFACES, Surface
+from tests.lab_silicon.surfaces import NOT_HELD, NOT_SIMULATED, QX, SURFACES, Surface
 
 Printed = Callable[[Surface], tuple[str, int]]
 Make = Callable[..., Any]
@@ -60,3 +62,21 @@ def test_what_is_not_simulated_still_is_not(bare: Make) -> None:
         assert why
         if tool:
             assert f"there is no simulated '{tool}'" in node.run(tool).stderr
+
+
+def test_each_form_of_a_driver_is_held_or_named() -> None:
+    """The simulator prints `-q -x` in a form for each range of drivers; _FORMS has where each begins."""
+    tree = ast.parse(
+        Path(provision.lab.__file__).with_name("silicon").joinpath("nvidia_smi_tree.py").read_text()
+    )
+    (forms,) = (
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "_FORMS"
+    )
+    starts = [start for start, _ in forms]
+    drivers = [
+        tuple(map(int, surface.driver.split(".")[:2])) for surface in SURFACES.values() if surface.words == QX
+    ]
+    held = {max(start for start in starts if start <= driver) for driver in drivers}
+    assert set(starts) - held == set(NOT_HELD)
