@@ -155,7 +155,7 @@ def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules)
     places: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
     for (node, device), value in values.items():
         places[device if _by_place(name, device) else ""][node, device] = value
-    found = [_place_limit(values, metric, use) for values in places.values()]
+    found = [_place_limit(values, metric, use, len(places)) for values in places.values()]
     tight = min if metric.direction == "at_least" else max
     place = tight(found, key=lambda each: each.limit)
     usual = place.usual
@@ -199,7 +199,7 @@ def _by_place(name: str, device: str) -> bool:
 
 
 def _place_limit(
-    values: Mapping[tuple[str, str], float], metric: threshold_metrics.Metric, use: Rules
+    values: Mapping[tuple[str, str], float], metric: threshold_metrics.Metric, use: Rules, places: int
 ) -> _Place:
     """The limit that these devices give. Raises GpuprovError with why they give none."""
     nodes = len({node for node, _ in values})
@@ -218,11 +218,15 @@ def _place_limit(
         if count < use.alike * usual.count:
             raise GpuprovError(f"only {count} of {usual.count} devices have the same {metric.unit}")
         return _Place(most, usual, nodes)
-    return _noisy_limit(values, usual, metric, use)
+    return _noisy_limit(values, usual, metric, use, places)
 
 
 def _noisy_limit(
-    values: Mapping[tuple[str, str], float], usual: Typical, metric: threshold_metrics.Metric, use: Rules
+    values: Mapping[tuple[str, str], float],
+    usual: Typical,
+    metric: threshold_metrics.Metric,
+    use: Rules,
+    places: int,
 ) -> _Place:
     low = metric.direction == "at_least"
     rule = Rule(use.margin, use.deviations, low)
@@ -235,7 +239,13 @@ def _noisy_limit(
         raise GpuprovError("all values that are alike come from one node")
     parts = baseline_certainty.healthy(alike.values())
     certainty = baseline_certainty.of_limit(
-        rule, usual.middle, usual.deviation, parts, fraction=use.trustworthy, least=use.nodes
+        rule,
+        usual.middle,
+        usual.deviation,
+        parts,
+        fraction=use.trustworthy,
+        least=use.nodes,
+        places=places,
     )
     return _Place(limit, usual, parts.nodes, parts.deviation, certainty)
 

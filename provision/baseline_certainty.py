@@ -88,12 +88,21 @@ class Rule:
 
 
 def of_limit(
-    rule: Rule, middle: float, deviation: float, parts: Healthy, *, fraction: float, least: int
+    rule: Rule,
+    middle: float,
+    deviation: float,
+    parts: Healthy,
+    *,
+    fraction: float,
+    least: int,
+    places: int = 1,
 ) -> Certainty:
     """The certainty of the limit that `rule` makes of a median and a deviation (both in the unit).
 
     It is trustworthy when its interval reaches no farther than `fraction` of its distance from the median;
-    fewer nodes than `least` never make it so.
+    fewer nodes than `least` never make it so. `places`: of how many places this is the strictest limit. Who
+    takes the lowest of many medians takes the one that chance has lowered most, so the interval is widened
+    until it holds for all of them at once (Bonferroni).
     """
     candidates = rule.candidates(middle, deviation)
     limit = rule.choose(candidates)
@@ -105,7 +114,7 @@ def of_limit(
 
     def interval(nodes: int) -> tuple[float, float]:
         # Either candidate may be the true one, so the interval is that of the one farther off.
-        times = _times(nodes) * math.sqrt(parts.nodes / nodes)
+        times = _times(nodes, places) * math.sqrt(parts.nodes / nodes)
         both = list(zip(candidates, errors, strict=True))
         return rule.choose(c - times * e for c, e in both), rule.choose(c + times * e for c, e in both)
 
@@ -117,9 +126,9 @@ def of_limit(
 
 
 @cache
-def _times(nodes: int) -> float:
+def _times(nodes: int, places: int) -> float:
     """How many standard errors an interval reaches to each side."""
-    return student_t.quantile((1 + CONFIDENCE) / 2, nodes - 1)
+    return student_t.quantile(1 - (1 - CONFIDENCE) / 2 / places, nodes - 1)
 
 
 def _fewest(suffice: Callable[[int], bool], least: int) -> int:

@@ -40,8 +40,10 @@ def share_failed(limit: Threshold) -> float | None:
     return student_t.cdf(-room / error, freedom)
 
 
-def share_text(share: float | None) -> str:
-    """As a person reads it, rounded up to two digits: `≤ 3.8 %`, `< 0.01 %`, or `unknown`."""
+def share_text(share: float | None, sign: str = "≤") -> str:
+    """As a person reads it, rounded up to two digits: `≤ 3.8 %`, `< 0.01 %`, or `unknown`. With a spread that
+    was measured a share is no bound but what is expected: its sign is `about`.
+    """
     if share is None:
         return "unknown"
     percent = 100 * share
@@ -49,7 +51,7 @@ def share_text(share: float | None) -> str:
         return "< 0.01 %"
     digits = 1 - math.floor(math.log10(percent))
     up = math.ceil(round(percent * 10**digits, 6)) / 10**digits
-    return f"≤ {up:.{max(digits, 0)}f} %"
+    return f"{sign} {up:.{max(digits, 0)}f} %"
 
 
 def machines_text(limit: Threshold) -> str:

@@ -95,6 +95,7 @@ def test_the_prediction_is_right_on_average() -> None:
 )
 def test_a_share_is_rounded_up(value: float, text: str) -> None:
     assert share_text(value) == text
+    assert share_text(value, "about") == text.replace("≤", "about")
 
 
 def test_the_age_is_counted_in_months() -> None:

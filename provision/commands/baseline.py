@@ -127,7 +127,7 @@ def _certainty(learnt: Baseline, sku: str, limit: Threshold) -> str:
     trust = "enough to trust it" if certain.trustworthy else f"{enough} make it trustworthy"
     return (
         f"    95 % interval {certain.low:.5g} to {certain.high:.5g}; healthy parts failed "
-        f"{share_text(share_failed(limit))}; learnt from {many(certain.nodes, 'node')}; {trust}\n"
+        f"{share_text(share_failed(limit), 'about')}; learnt from {many(certain.nodes, 'node')}; {trust}\n"
     )
 
 
