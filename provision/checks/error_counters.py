@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from provision.checks.check import Command, Measurement, Output
-from provision.checks.nvml_error import LOST, REQUIRES_RESET, WORST_FIRST
+from provision.checks.nvml_error import LOST, NO_HANDLE, REQUIRES_RESET, WORST_FIRST
 from provision.errors import ParseError
 
 NAME = "error_counters"  # of the command
@@ -24,7 +24,6 @@ _METRICS = {"pci": "load_replays", "sbecc": "load_ecc_correctable", "dbecc": "lo
 _UNITS = {"pci": "replays", "sbecc": "errors", "dbecc": "errors"}
 _INTERVAL = 5  # seconds
 _MOST_SAMPLES = 3000
-_NO_HANDLE = "Unable to determine the device handle for "
 _ERROR = re.compile("|".join(rf"\[?{re.escape(error)}\]?" for error in WORST_FIRST), re.IGNORECASE)
 
 
@@ -70,7 +69,7 @@ def parse(output: Output) -> list[Measurement]:
             continue
         elif last or _beside_gap(lines, number):
             continue  # cut by the end of the load, or next to what was left out
-        elif _NO_HANDLE in line:
+        elif NO_HANDLE in line:
             ended = line.strip()[:160]  # telemetry names the GPU
         elif len(words) != len(columns) + 1 or not words[0].isdigit():
             if error is not None:
@@ -87,7 +86,7 @@ def parse(output: Output) -> list[Measurement]:
             if error is not None:
                 errors[int(words[0])] = _spelt(error[0])
             for name, text in zip(columns, words[1:], strict=True):
-                if text in ("-", "N/A", "[N/A]") or name not in _METRICS:
+                if text == "-" or name not in _METRICS:
                     continue
                 if not text.isdigit():
                     raise ParseError(f"nvidia-smi dmon: {name} is {text[:40]!r}", "report the new format")

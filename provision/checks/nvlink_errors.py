@@ -16,7 +16,8 @@ from typing import Any
 
 from provision.checks import nvml_error
 from provision.checks.check import Measurement, Output
-from provision.checks.nvlink_status import NO_HANDLE, in_place_of_links, nvml_error_of
+from provision.checks.nvlink_status import in_place_of_links, nvml_error_of
+from provision.checks.nvml_error import NO_HANDLE
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict, unmeasured
 

@@ -16,7 +16,7 @@ import re
 from collections.abc import Collection
 
 from provision.checks.check import Measurement, Output
-from provision.checks.nvml_error import error_text, worst
+from provision.checks.nvml_error import NO_HANDLE, error_text, worst
 from provision.errors import ParseError
 
 _GPU_LINE = re.compile(r"^GPU (\d{1,4}): ")
@@ -27,7 +27,6 @@ _ERROR_SENTENCE = re.compile(
     r"NVML: Unable to retrieve NVLink information.{1,60}?(?: -|:) ([A-Za-z !\[\]]{1,40})"
 )
 # Names its GPU by address (nvidia_smi_refusal.py), and stands in place of that GPU's line too.
-NO_HANDLE = "Unable to determine the device handle for "
 _NO_LINKS = re.compile(r"all\s+links are inactive|does not have or support nvlink", re.IGNORECASE)
 _MIG = re.compile(r"nvlink queries are not supported for devices in mig mode", re.IGNORECASE)
 

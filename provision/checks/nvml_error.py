@@ -15,6 +15,7 @@ NOT_PERMITTED = "Insufficient Permissions"
 UNSPECIFIED = "ERR!"
 
 # The worst first: a GPU whose cells contain several of them is described by the first.
+NO_HANDLE = "Unable to determine the device handle for "  # and which GPU: one line in place of the answer
 WORST_FIRST = (LOST, REQUIRES_RESET, UNKNOWN, UNSPECIFIED, NOT_PERMITTED)
 # What helps. Without permission the GPU was not measured, which is no fault of the part.
 ACTIONS = {

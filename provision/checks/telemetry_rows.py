@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from provision.checks.check import Output
 from provision.checks.kernel_log import bus_address
-from provision.checks.nvml_error import error_text, worst
+from provision.checks.nvml_error import NO_HANDLE, error_text, worst
 from provision.errors import ParseError
 
 FIELDS = (
@@ -38,7 +38,7 @@ def rows(output: Output) -> tuple[list[dict[str, str]], list[str]]:
     for number, line in enumerate(lines):
         if not line.strip() or line.startswith("[gpuprov: "):
             continue
-        if "GPU is lost." in line or "Unable to determine the device handle for " in line:
+        if "GPU is lost." in line or NO_HANDLE in line:
             if line.strip()[:200] not in lost:
                 lost.append(line.strip()[:200])
             continue

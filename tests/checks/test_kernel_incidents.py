@@ -304,7 +304,7 @@ def test_a_fatal_line_that_one_of_the_logs_lacks_counts(make_output: MakeOutput)
         xid(10, 3, 149, "NETIR_BER_EVENT  Nonfatal XC0"),
         xid(20, 3, 149, "NETIR_LINK_EVT  Fatal   XC0"),
     )
-    events = kernel_log.read(make_output("journal", mild), make_output("dmesg", f"{mild}\n{fatal}\n"))
+    events, _ = kernel_log.read(make_output("journal", mild), make_output("dmesg", f"{mild}\n{fatal}\n"))
     (finding,) = kernel_incidents.judge("gpu_inventory", kernel_incidents.named(events, GPUS))
     assert (finding.verdict, finding.device) == (Verdict.FAIL, "gpu3")
 
