@@ -204,7 +204,7 @@ class Tally:
             return host.unreachable or Outcome(node, "unreachable", message="Ansible could not reach it")
         if node in self._stats.get("failures", {}):
             return host.failure or Outcome(
-                node, "failed", message="Ansible says that it failed, without a message"
+                node, "failed", message="Ansible reported a failure without a message"
             )
         if node in self._stats.get("processed", {}) and host.started:
             return Outcome(node, "ok", host.changed)

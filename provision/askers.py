@@ -191,7 +191,10 @@ class Askers:
         self._selector.unregister(asker.socket)
         asker.socket.close()
         left, asker.left = sorted(asker.left), set()
-        which = f"process {asker.number + 1} of {len(self._askers)} here, which asked it,"
+        which = (
+            f"worker process {asker.number + 1} of {len(self._askers)} on this machine, "
+            "which held its connection,"
+        )
         fix = "look at this machine's memory and kernel log, then run again"
         if asker.broken:
             how, fix = f"broke: {asker.broken}", "please report this: it is a bug"

@@ -160,7 +160,7 @@ def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules)
     place = tight(found, key=lambda each: each.limit)
     usual = place.usual
     if wrong := threshold_metrics.problem(metric, place.limit, thresholds.able(sku)):
-        raise GpuprovError(f"what was learnt is no sensible limit: {wrong}")
+        raise GpuprovError(f"the derived limit is not plausible: {wrong}")
     source = (
         f"{_BY}: {_arithmetic(usual, metric.unit, use, places=len(places))}, "
         f"{many(len(values), 'device')} of {many(len({node for node, _ in values}), 'node')}; "

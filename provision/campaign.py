@@ -121,7 +121,7 @@ def read_raw(folder: RunFolder, node: str, check: str) -> Raw | None:
         return Raw(outputs=outputs, **document)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(
-            f"{path} cannot be read: {error}", "remove it and --resume to measure again"
+            f"{path} cannot be read: {error}", "remove it, and measure again with --resume"
         ) from error
 
 

@@ -49,7 +49,7 @@ def all_compared() -> Mapping[str, Compared]:
     found: dict[str, Compared] = {}
     for entry in data if isinstance(data, list) else [None]:
         if not isinstance(entry, dict) or not {"fact", "why"} <= entry.keys() <= _KEYS:
-            raise StackError(f"{file}: not an entry: {entry!r}", "its head says which keys there are")
+            raise StackError(f"{file}: not an entry: {entry!r}", "the head of the file lists the valid keys")
         fact = str(entry["fact"])
         source = str(entry.get("from", fact))
         found[fact] = Compared(

@@ -239,7 +239,7 @@ def _problem(event: str, status: int | None, output: str, timeout: float) -> str
     if status is None:
         return f"its {event} hook did not end within {timeout:g} s, and was killed{last}"
     if status < 0:
-        return f"its {event} hook was ended by signal {-status}{last}"
+        return f"its {event} hook was killed by signal {-status}{last}"
     return f"its {event} hook ended with status {status}{last}"
 
 

@@ -50,7 +50,7 @@ class HostKeys:
             raise NodeError(
                 "host key",
                 f"the host key of {hop.address} CHANGED: it shows {shown}, {entry.place} says {known}",
-                "somebody may be in between; if the node was reinstalled, run: "
+                "this may be an attack; if the node was reinstalled, run: "
                 f"ssh-keygen -f {shlex.quote(entry.file)} -R {shlex.quote(_name(hop))}",
             )
 

@@ -44,7 +44,7 @@ class Authority:
         except (ValueError, UnsupportedAlgorithm) as error:
             raise ParseError(f"its new key is none: {error}") from error
         if not isinstance(key, Ed25519PublicKey):
-            raise ParseError("its new key is no Ed25519 key")
+            raise ParseError("its new key is not an Ed25519 key")
         builder = (
             SSHCertificateBuilder()
             .public_key(key)

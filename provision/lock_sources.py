@@ -136,7 +136,7 @@ def groups(seen: Assessment, nodes: Collection[str], *, majority: bool = False) 
     if disagreements:
         more = len(disagreements) - _SHOWN
         told = [*disagreements[:_SHOWN], *([f"and {many(more, 'more package')}"] if more > 0 else [])]
-        fix = "gpuprov up makes them equal; or choose with --nodes, or take what most have: --majority"
+        fix = "make them equal with gpuprov up, choose nodes with --nodes, or follow most with --majority"
         raise StackError("nodes of one kind do not have the same packages:\n  " + "\n  ".join(told), fix)
     return Found(tuple(made.values()), tuple(overruled))
 

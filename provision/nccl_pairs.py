@@ -75,7 +75,7 @@ class NcclPairs:
                 )
             elif not self._slurm and not _HOST.fullmatch(self._plays.address(node)):
                 missing[node] = (
-                    f"mpirun cannot be told the address {one_line(self._plays.address(node), 60)}: "
+                    f"mpirun does not accept the address {one_line(self._plays.address(node), 60)}: "
                     "set gpuprov_address to its host name or IPv4 address"
                 )
         self._ready = {node: one for node, one in ready.items() if node not in missing}

@@ -226,7 +226,7 @@ class _Answers:
         try:
             facts, problems = facts_of(unframed(output), self._ask.get(node, ()))
         except AnswerError as error:
-            fix = "log in by hand; is python3 there what it should be?"
+            fix = "log in and check its python3"
             return self._failed(node, NodeError("garbage", str(error), fix), seconds)
         return Observation(node, self._pool.of(facts), problems, seconds=seconds)
 
@@ -260,7 +260,7 @@ def _through_ansible(
                 answers.take(event.node, outputs[event.node], 0.0)
         meanwhile()
 
-    fix = "correct what Ansible names; the node's connection variables are in the inventory"
+    fix = "correct the cause; the node's connection variables are in the inventory"
     rounds = -(-len(nodes) // ANSIBLE_FORKS)
     try:
         outcomes = run_playbook(

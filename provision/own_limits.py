@@ -63,7 +63,8 @@ def room(
         return Room(wanted)
     return Room(
         fitting,
-        f"at most {fitting} nodes are asked at once instead of {wanted}: this user may open {soft} files → "
+        f"at most {fitting} SSH connections at the same time instead of {wanted}: this user may open "
+        f"{soft} files → "
         f"raise the limit (ulimit -n {needed}, or nofile in /etc/security/limits.conf)",
     )
 

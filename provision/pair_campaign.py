@@ -99,7 +99,9 @@ def measure(
     tool = TOOLS[check](plays, able)
     members, left_out = _who_takes_part(tool, able)
     try:
-        progress.step(f"{check}: which {tool.metric.program} {many(len(members), 'node')} have")
+        progress.step(
+            f"{check}: reading the version of {tool.metric.program} on {many(len(members), 'node')}"
+        )
         versions, without = tool.prepare(members)
         members = [name for name in members if name not in without]
         left_out |= without

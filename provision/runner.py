@@ -107,7 +107,7 @@ def run_playbook(
         said = tally.last_words or f"ansible-playbook ended with status {status}"
         raise GpuprovError(
             f"Ansible could not run {playbook}: {said}",
-            "correct what Ansible names; variables in the inventory are the usual cause",
+            "correct the cause, usually a variable in the inventory",
         )
     return tally.outcomes(f"Ansible ended early (status {status}): {tally.last_words or 'it said nothing'}")
 

@@ -195,9 +195,9 @@ def _handshake_error(hop: Hop, said: str, *, silent: bool) -> NodeError:
         or not said
         or "No existing session" in said
     ):
-        return hung(f"{hop.address} accepted the connection and then said nothing")
+        return hung(f"{hop.address} accepted the connection and then sent nothing")
     if "Indecipherable" in said or "Invalid SSH banner" in said or "codec" in said:
-        return unreachable(f"what listens on {hop.address} is not an SSH server", "correct ansible_port")
+        return unreachable(f"the service on {hop.address} is not an SSH server", "correct ansible_port")
     if "banner" in said or "EOF" in said or "reset" in said:
         return unreachable(
             f"{hop.address} closed the connection at once",

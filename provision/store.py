@@ -214,7 +214,7 @@ def latest(verb: str | None = None, runs: Path | None = None) -> RunFolder:
             return RunFolder.open(path)
     raise RunFolderError(
         f"there is no {verb + ' ' if verb else ''}run in {home}",
-        "GPUPROV_RUNS says where runs are, if not there",
+        "set GPUPROV_RUNS if the runs are in another folder",
     )
 
 

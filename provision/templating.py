@@ -222,7 +222,7 @@ class Renderer:
                 break
         else:
             if name.startswith("ansible_") or name in _ANSIBLES_OWN:
-                raise NotPlainError(f"{name} is known to Ansible alone")
+                raise NotPlainError(f"only Ansible knows {name}")
             return MISSING
         if name == _NAMES_ALONE:
             return layer[name]

@@ -124,7 +124,7 @@ def main() -> int:
         with _vault_files(share["vault_passwords"]) as files:
             (_ask if "programs" in share else _play)(share, speaker, files)
     except (KeyboardInterrupt, GoneError):
-        trouble = "it was told to end"
+        trouble = "it was stopped"
     except GpuprovError as error:
         trouble = error.what
     except Exception as error:

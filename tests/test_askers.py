@@ -138,7 +138,10 @@ def test_a_process_that_is_killed_takes_nobody_with_it(sshd: Any) -> None:
     assert sorted(rest) == names[1::2]
     for error in rest.values():
         assert isinstance(error, NodeError)
-        assert "process 2 of 2 here, which asked it, was killed by SIGKILL" in error.what
+        assert (
+            "worker process 2 of 2 on this machine, which held its connection, was killed by SIGKILL"
+            in error.what
+        )
         assert not error.unreachable
     assert ours() == []
 

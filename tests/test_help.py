@@ -33,7 +33,7 @@ def children(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
 
 
 def same_in_every_python(help_text: str) -> str:
-    """Python 3.13 wraps usage lines elsewhere, and writes `-o, --output FILE`, not `-o FILE, --output FILE`."""
+    """Python 3.13 wraps usage elsewhere, and writes `-o, --output FILE` for `-o FILE, --output FILE`."""
     usage, _, rest = help_text.partition("\n\n")
     usage = textwrap.fill(" ".join(usage.split()), 98, subsequent_indent="    ", break_on_hyphens=False)
 

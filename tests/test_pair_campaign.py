@@ -624,7 +624,7 @@ def test_a_line_that_is_no_result_is_refused_with_its_file(
     machines.add_pairs(2)
     _, _, folder = validate(*ONLY)
     (folder / "pairs.jsonl").write_text(json.dumps({**GOOD, **change}) + "\n" + json.dumps(GOOD) + "\n")
-    with pytest.raises(RunFolderError, match=r"pairs\.jsonl has a line that is no result"):
+    with pytest.raises(RunFolderError, match=r"pairs\.jsonl has a line that is not a result"):
         campaign.rejudge(folder)
 
 

@@ -98,7 +98,7 @@ def summary(run: Campaign, found: Results, drained: Sequence[str]) -> list[str]:
     fleet = record.document(found, run.folder.meta(), run.name)
     lines = [
         f"burn-in {run.name}: {fleet['load_hours']:.4g} node-hours under load"
-        + ("" if fleet["over"] else "; it is not over")
+        + ("" if fleet["over"] else "; it is still running")
     ]
     for node in fleet["nodes"]:
         bad = [row for row in node["findings"] if row["verdict"] not in ("pass", "skip")]

@@ -105,7 +105,7 @@ def _judged(
     """One step, as a check of validate is judged."""
     answer = raw_of(step.raw) if step.raw else None
     if step.check not in CHECKS:
-        finding = unmeasured(step.check, "a check that is not known here", action="investigate")
+        finding = unmeasured(step.check, "a check that this gpuprov does not have", action="investigate")
         return _Judged(step, CheckResult(step.check, Verdict.ERROR, (finding,), (), step.seconds))
     if answer is None:
         why = step.why or ("its output is missing" if step.raw else "it has no output")

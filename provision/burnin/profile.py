@@ -197,9 +197,9 @@ def _segment(file: Path, number: int, given: Any) -> Segment:
         raise UsageError(f"{where}: a {kind} has no {key}", f"it may have {', '.join(sorted(_MAY[kind]))}")
     lengths = [key for key in ("repeat", "minutes", "weight") if key in given]
     if len(lengths) != 1:
-        said = f"has {' and '.join(lengths)}" if lengths else "does not say how long it is"
+        said = f"has {' and '.join(lengths)}" if lengths else "has no length"
         choice = " or ".join(key for key in ("repeat", "minutes", "weight") if key in _MAY[kind])
-        raise UsageError(f"{where}: {said}", f"give it {choice}, one of them")
+        raise UsageError(f"{where}: {said}", f"give it exactly one of {choice}")
     segment = Segment(**{**given, "checks": tuple(given.get("checks", ()))})
     _check_checks(where, segment)
     if segment.minutes is not None and segment.minutes < segment.least and "least" in given:

@@ -15,7 +15,7 @@ from provision.pairs.pairing import Pair, Topology
 from provision.pairs.results import Result
 
 ID = "pair_bandwidth"
-SUMMARY = "RDMA bandwidth between pairs of nodes, on each rail: the nodes, links and switches to blame"
+SUMMARY = "RDMA bandwidth between pairs of nodes, on each rail: names the bad nodes, links and switches"
 SCOPE = "pair"
 STAGE = "pairs"
 FACTS = ends.FACTS
@@ -57,5 +57,5 @@ def _measured(client: Output) -> tuple[float, str]:
     found = perftest.parse(client.stdout)
     size = perftest.size_asked(client.argv)
     if found.queue_pairs != perftest.QUEUE_PAIRS or size not in found.average:
-        raise ParseError("ib_write_bw: it measured something else than it was asked for", "run it again")
+        raise ParseError("ib_write_bw: it measured something other than requested", "run it again")
     return found.average[size], ""

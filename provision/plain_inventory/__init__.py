@@ -93,7 +93,7 @@ def _add(file: Path, groups: Groups, known: dict[str, Any], spellings: dict[str,
             yaml_groups.add(document, groups)
             return
         if extension and not all(line.strip()[:1] in ("", "#") for line in text.splitlines()):
-            raise NotPlainError(f"{file} is no mapping")
+            raise NotPlainError(f"{file} is not a mapping")
     ini_groups.add(text, groups, spellings)
 
 

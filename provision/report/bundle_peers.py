@@ -95,7 +95,9 @@ def told(row: Row) -> str:
     """`median of the 7 others here 51900 Gflop/s, of the same place on 12 nodes 51880 Gflop/s`."""
     said = []
     if row.here is not None:
-        said.append(f"median of the {many(row.here_count, 'other')} here {quantity(row.here, row.unit)}")
+        said.append(
+            f"median of the {many(row.here_count, 'other')} on the node {quantity(row.here, row.unit)}"
+        )
     if row.fleet is not None:
         nodes = many(row.fleet_nodes, "other node")
         said.append(f"median of the same place on {nodes} of the SKU {quantity(row.fleet, row.unit)}")

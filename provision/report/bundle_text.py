@@ -155,7 +155,17 @@ def _indented(text: str) -> str:
 
 def measurements(rows: Sequence[Row]) -> str:
     """Every number beside its peers', as a table."""
-    heads = ("check", "metric", "device", "value", "unit", "others here", "count", "other nodes", "count")
+    heads = (
+        "check",
+        "metric",
+        "device",
+        "value",
+        "unit",
+        "others on the node",
+        "count",
+        "other nodes",
+        "count",
+    )
     table = [
         (
             row.check, row.metric, row.device, quantity(row.value), row.unit, quantity(row.here),
@@ -163,7 +173,7 @@ def measurements(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    said = "others here: the median of the node's other devices of the kind\n"
+    said = "others on the node: the median of the node's other devices of the kind\n"
     said += "other nodes: the median of the same device on as many other nodes of the SKU\n\n"
     return said + "\n".join(aligned([heads, *table])) + "\n"
 

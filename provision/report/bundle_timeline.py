@@ -109,7 +109,7 @@ def _remembered(folder: RunFolder, node: NodeHealth, told: set[str]) -> Iterator
     for past in offender_history.recalled(folder).get(node.node, ()):
         if past.run not in told:
             bad = ", ".join(sorted(past.bad)) or "nothing bad"
-            yield Moment(_moment_of(past.run), past.run, f"validate: {bad} (its folder is not here any more)")
+            yield Moment(_moment_of(past.run), past.run, f"validate: {bad} (its folder no longer exists)")
 
 
 def _moment_of(run: str) -> str:

@@ -132,7 +132,7 @@ def _by_partner(seen: PairCells, named: Sequence[str]) -> Shown:
     )  # fmt: skip
     words = f"The nodes that stand out ({len(rows):,} of {len(named):,}), a row each"
     words += f", by those they were measured with ({len(columns):,} of {len(met):,})."
-    words += f" Of {many(len(order), 'node')} the others are in the map of racks alone."
+    words += f" Of {many(len(order), 'node')} the others are in the map of racks only."
     pairs = {seen.pair(node, other) for node, other in within}
     return Shown(draw([drawn], seen.scale(), seen.alt(f"{many(len(rows), 'node')} and others", pairs)), words)
 

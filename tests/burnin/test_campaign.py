@@ -236,7 +236,7 @@ def test_where_a_node_is_is_said_in_words(run: Campaign, nodes: dict[str, FakeNo
     assert one.words == "heat (2 of 2), gpu_burn, run 4; xid"
     assert (one.bad, one.over, one.alive) == (True, False, True)
     assert not other.over  # it may burn
-    assert other.words == "cannot be asked: timed out"
+    assert other.words == "status unknown: timed out"
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_one_that_still_burns_is_not_healthy_yet(made: Made) -> None:
     made.telemetry(made.now)
     found = made.judged(over=False)
     assert found.health.verdict is Verdict.ERROR
-    assert any("it is not done: it burns, in heat" in one.finding.message for one in bad(found))
+    assert any("it is not done: it is still running, in heat" in one.finding.message for one in bad(found))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_one_that_still_burns_is_not_healthy_yet(made: Made) -> None:
         ("abort", {"rule": "gpu_celsius", "value": 93, "device": "gpu2"}, Verdict.FAIL, "gpu_celsius: 93"),
         ("foreign", {"pid": 7, "name": "python3", "segment": "heat"}, Verdict.ERROR, "python3 (process 7)"),
         ("killed", {"program": "gpu_burn", "signal": 9, "out_of_memory": True, "line": "Out of memory"},
-         Verdict.ERROR, "for want of memory: Out of memory"),
+         Verdict.ERROR, "because memory ran out: Out of memory"),
         ("space", {"what": "telemetry", "stopped": True, "room": "3 MiB"}, Verdict.ERROR, "telemetry st"),
         ("clock_jump", {"seconds": 3600}, Verdict.WARN, "its clock jumped by 3600 s"),
         ("left", {"pid": 9, "name": "nvidia-smi", "state": "D"}, Verdict.FAIL, "nvidia-smi (process 9"),

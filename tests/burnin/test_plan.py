@@ -87,7 +87,7 @@ def test_without_limits_all_burn_at_once_and_begin_in_steps() -> None:
 
 
 def test_a_limit_too_small_for_one_node_is_refused() -> None:
-    with pytest.raises(InventoryError, match="rack r1 may draw 8 kW: too little for n0 alone"):
+    with pytest.raises(InventoryError, match="rack r1 may draw 8 kW: too little even for n0"):
         plan([Load("n0", "r1", 10.0, 2.5)], Caps(racks={"r1": (8.0, None)}), {"n0": (1.0, 1.0)})
 
 

@@ -162,7 +162,7 @@ def test_a_bad_lock_file_stops_every_verb_with_its_line(
     file.write_text(file.read_text().replace('"2.29.7-1"', "2.29"))
     code, _, err = gpuprov(capsys, verb)
     assert code == ExitCode.ERROR
-    assert f"{file}:16: groups.0.packages.libnccl2: 2.29 is no exact version; quote it" in err
+    assert f"{file}:16: groups.0.packages.libnccl2: 2.29 is not an exact version; quote it" in err
     assert gpuprov(capsys, verb, "--lock", "none.yml")[0] == ExitCode.ERROR
 
 

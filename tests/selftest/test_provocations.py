@@ -127,7 +127,7 @@ class Load:
     ("gpu", "accused", "limits", "state", "why"),
     [
         (3, set(), {}, PROVEN, ""),
-        (2, set(), {}, NOT_POSSIBLE, "gpu_burn tells a slow GPU by its peers: that takes 4 GPUs"),
+        (2, set(), {}, NOT_POSSIBLE, "gpu_burn compares a GPU with its peers: that takes 4 GPUs"),
         (0, set(), {"gpu_burn.rate": 1}, PROVEN, ""),
         (3, {"node", "gpu2"}, {}, PROVEN, ""),
         (3, {"gpu3"}, {}, NOT_PROVEN, "the check gpu_burn finds fault with gpu3 as it is"),

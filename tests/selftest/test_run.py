@@ -432,9 +432,9 @@ def test_settings_are_changed_only_when_asked_and_noted_before(
     monkeypatch.setattr(changes, "change", change)
     found = run.run(Settings(output, change_settings=True))
     assert [(one.name, one.state) for one in found.changes] == [
-        ("power limit", "not possible here"),
-        ("clock lock", "not possible here"),
-        ("persistence mode", "not possible here"),
+        ("power limit", "not possible on this machine"),
+        ("clock lock", "not possible on this machine"),
+        ("persistence mode", "not possible on this machine"),
         ("compute mode", "proven"),
     ]
     assert found.code == 0
