@@ -55,8 +55,8 @@ def share_text(share: float | None, sign: str = "≤") -> str:
 
 
 def machines_text(limit: Threshold) -> str:
-    """How many machines were measured for the limit: a number, or `not said`."""
-    return "not said" if limit.machines is None else f"{limit.machines:,}"
+    """How many machines were measured for the limit: a number, or `not stated`."""
+    return "not stated" if limit.machines is None else f"{limit.machines:,}"
 
 
 def age_months(limit: Threshold, at: str) -> int | None:
