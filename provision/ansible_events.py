@@ -1,4 +1,4 @@
-"""What Ansible says while a playbook runs → typed events and one outcome per host (pure).
+"""Parser for ansible-runner's events: typed events, and one outcome per host (pure).
 
 Raw events carry task arguments and whole results; only the fields named here leave this file, secrets masked.
 A raw event: `{"event": "runner_on_failed", "pid": 7, "event_data": {"host": "gpu-01", "role":

@@ -1,4 +1,4 @@
-"""What a failed task said → one line a person can act on (pure)."""
+"""Formatter of failed Ansible tasks: one line with the cause and the next step (pure)."""
 
 from __future__ import annotations
 

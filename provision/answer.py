@@ -1,4 +1,5 @@
-"""What a node answered → facts, or why it is no answer (pure). Its words are hostile until they pass here."""
+"""Parser for a node's output: facts, or the reason why it is unusable (pure). The output is untrusted until
+it has passed here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks Ansible for the values of variables, through playbooks/resolve.yml; nothing is done on any node."""
+"""Resolution of variables by Ansible itself, through playbooks/resolve.yml; it changes no node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Limits learnt from a fleet's own measurements (pure): what most devices of a SKU reach, less a margin.
+"""Limits derived from a fleet's own measurements (pure): the value that most devices of a SKU reach, less a
+margin.
 
 The bad ones are left out first (`provision.judge.typical`), however many up to a quarter; what too few nodes
 measured, or what differs too much, is not learnt and said so. One limit holds for all devices of a SKU, so

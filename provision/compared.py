@@ -1,4 +1,5 @@
-"""Which undeclared facts the fleet is compared in: provision/data/majority.yml, whose head names the keys."""
+"""The undeclared facts that a fleet is compared in: provision/data/majority.yml, whose head explains the
+keys."""
 
 from __future__ import annotations
 

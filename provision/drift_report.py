@@ -1,4 +1,4 @@
-"""What `gpuprov drift` found, put together for every format: drifts, the fleet's odd ones, expired passes."""
+"""The result of `gpuprov drift`, complete for every format: drifts, outliers, expired passes."""
 
 from __future__ import annotations
 

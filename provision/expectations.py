@@ -1,4 +1,4 @@
-"""roles/*/expect.yml + variables → the expectations of a node. The format is docs/facts.md."""
+"""Expectations of a node, from roles/*/expect.yml and its variables. The format is in docs/facts.md."""
 
 from __future__ import annotations
 

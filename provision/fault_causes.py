@@ -1,4 +1,4 @@
-"""What package managers and connections say when a day is bad → the cause in plain words (pure).
+"""Known error messages of package managers and connections, with their cause in plain words (pure).
 
 Samples of what is matched stand beside each pattern. A cause is told with what to look at; what was said
 originally stays behind it, for nobody should have to believe a translation.

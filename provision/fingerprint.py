@@ -1,4 +1,4 @@
-"""What a validation result depended on (pure): when a part of it changes, an earlier pass says nothing.
+"""The parts that a validation result depends on (pure): when one changes, an earlier pass is no longer valid.
 
 A check that ran with another driver, firmware, GPU or link width was run on another machine.
 """

@@ -1,4 +1,4 @@
-"""Every node's measurements against the others of its SKU: who is far from the fleet (pure).
+"""Comparison of every node's measurements with the other nodes of its SKU (pure).
 
 This finds what nobody has a limit for, and what a node's own GPUs cannot show: a node all of whose GPUs are
 slow. It only ever adds findings: a group too small to compare is said to be so, and nothing passes by it. The

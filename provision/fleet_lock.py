@@ -1,4 +1,4 @@
-"""One `up` at a time on a node: an advisory lock on the nodes themselves.
+"""Advisory lock on the nodes: only one `up` at a time changes a node.
 
 Two controllers exclude each other that way, and `up` on disjoint parts of a fleet does not wait.
 

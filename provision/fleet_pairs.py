@@ -1,4 +1,4 @@
-"""What the pairs of a run say of its nodes and of what lies between them, from what the run folder keeps.
+"""Judging of a run's pairs: findings about nodes and about the network between them, from the run folder.
 
 run.json has who took part in each check (`pairs`: its nodes, and the others with the reason), pairs.jsonl
 each measurement.

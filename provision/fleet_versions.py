@@ -1,4 +1,5 @@
-"""Versions and firmware against the nodes of the same kind: a finding for each that differs from most (pure).
+"""Comparison of versions and firmware within a kind of nodes: a finding for each node that differs from most
+(pure).
 
 What is compared, and what a majority is, is drift's: data/majority.yml and provision/majority.py. Nodes for
 which the inventory declares another driver, a canary group, are a kind of their own.

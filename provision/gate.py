@@ -1,4 +1,4 @@
-"""The health gate between waves: what is asked of nodes beyond their expectations (`up --gate quick`)."""
+"""The health gate between waves: the quick checks of validate on the nodes of a wave (`up --gate quick`)."""
 
 from __future__ import annotations
 

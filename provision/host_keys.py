@@ -1,4 +1,4 @@
-"""Whether to talk to a host that shows a key: known_hosts decides, and a refusal says what to do."""
+"""Host key verification against known_hosts; a refusal names the next step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""inventory.yml (Ansible's own format; any Ansible inventory works) → a Fleet of Nodes."""
+"""Loader of the inventory: any Ansible inventory becomes a Fleet of Nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measurements → findings (pure)."""
+"""Judging of measurements against limits and against peers: findings with a verdict (pure)."""
 
 from __future__ import annotations
 

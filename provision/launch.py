@@ -1,4 +1,4 @@
-"""One launch: for as long as it is open, the nodes can start MPI programs on one another.
+"""One MPI launch: while it is open, the nodes can start MPI programs on one another.
 
 With OpenMPI over the nodes' own ssh (launch_keys.py has the keys, the module gpuprov_launch what the nodes
 do), or with Slurm, which needs nothing from us. `close` takes it all back; where nobody comes to close it, a

@@ -1,4 +1,5 @@
-"""The keys of one launch: an authority that lives as long as this process, and what it signs.
+"""The SSH keys of one launch: a certificate authority that lives as long as this process, and its
+certificates.
 
 Each node makes a key pair of its own, and the authority signs the public part: a node that lets in whoever
 has such a certificate needs one line for all others. The certificate runs out by itself.

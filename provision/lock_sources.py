@@ -1,4 +1,4 @@
-"""What good nodes have installed → the groups of a lock file, or why they cannot be one (pure)."""
+"""Selection of a lock file's package sets from good nodes, or the reason why they cannot be used (pure)."""
 
 from __future__ import annotations
 

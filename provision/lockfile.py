@@ -1,4 +1,4 @@
-"""gpuprov.lock.yml: the exact package set of a good fleet; reads it, writes it, hands it to nodes.
+"""Reader and writer of gpuprov.lock.yml, the exact package set of a good fleet.
 
 One group for each OS release, architecture and set of SKUs that have the same packages. `plan`, `up` and
 `drift` find the file beside the inventory; its content reaches the role package_lock as a variable of every

@@ -1,4 +1,4 @@
-"""Facts nobody declared against the fleet's majority: which nodes differ from most of their kind (pure).
+"""Outliers: nodes whose undeclared facts differ from the majority of their kind (pure).
 
 A node's kind is its GPU product and its operating system. A majority is more than half of those of a kind
 that answered; without one nobody can say who is right, and all sides are named.

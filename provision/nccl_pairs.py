@@ -1,4 +1,4 @@
-"""Measuring pairs and groups with NCCL: the first node of each starts the program on all of them."""
+"""Measurement of pairs and groups with NCCL: the first node of each starts the program on all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why one node could not be asked, and the time there is to ask it."""
+"""The error of one node that could not be reached or read, and the time limit for reaching it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Asks many nodes at once, one round trip each; facts come back. The program there is node/observe/."""
+"""Observation of many nodes at once, one round trip each, that returns their facts. The program on the node
+is node/observe/."""
 
 from __future__ import annotations
 

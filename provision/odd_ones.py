@@ -1,4 +1,4 @@
-"""The words for nodes that differ from their kind (pure): provision/majority.py finds them."""
+"""Wording of outliers and ties (pure); provision/majority.py finds them."""
 
 from __future__ import annotations
 

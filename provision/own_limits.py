@@ -1,4 +1,4 @@
-"""What this machine allows: open files for connections, and places in the kernel's table of neighbours.
+"""Limits of the controller itself: open files for connections, and entries in the kernel's neighbour table.
 
 Both limits fail in words that blame the node ("too many open files", "no route to host"): they are looked at
 before the first node is asked.

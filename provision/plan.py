@@ -1,4 +1,4 @@
-"""Drifts → what `up` will do: roles, packages, restarts, reboots, minutes, waves (pure)."""
+"""The plan of `up`, from drifts: roles, packages, restarts, reboots, minutes, waves (pure)."""
 
 from __future__ import annotations
 

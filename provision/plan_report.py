@@ -1,4 +1,4 @@
-"""A plan for people, for pull requests and for programs. Equal nodes are told once, the worst first."""
+"""A plan as text, Markdown and JSON; equal nodes are grouped, the worst first."""
 
 from __future__ import annotations
 

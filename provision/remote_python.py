@@ -1,4 +1,4 @@
-"""How the program is started on a node, and what it means when it ends without an answer (pure)."""
+"""The command line that starts the program on a node, and the cause when it ends without an answer (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a playbook and yields typed events.
+"""Runner of playbooks that yields typed events; the only module that imports ansible_runner.
 
 What may run in several threads imports ansible-runner as a whole (`import ansible_runner`), here and in
 worker_runs.py: its modules can be had before it knows its plugins, without which none of them runs.

@@ -1,4 +1,4 @@
-"""Drifts and plans for people and for programs: short, without control characters, without secrets."""
+"""Text of drifts and plans: short, without control characters, without secrets."""
 
 from __future__ import annotations
 

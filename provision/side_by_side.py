@@ -1,4 +1,4 @@
-"""Work on many things that have nothing to do with each other, on all cores; the results come in order."""
+"""Ordered map over a process pool, for independent work on all cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to nodes outside Ansible: with ssh_login.py the only file that knows paramiko.
+"""SSH connections to nodes without Ansible; with ssh_login.py the only module that imports paramiko.
 
 A host's key is checked before anything is said to it, on every hop. Every wait has an end. What goes wrong
 is a NodeError: cause and next step.

@@ -1,4 +1,4 @@
-"""The run folder and the history index: plain files, append-only JSON lines, flushed per record.
+"""The run folder and the history index: plain files and append-only JSON lines, flushed per record.
 
 A kill -9 costs at most the record being written. Nothing but JSON and text is ever read back.
 """

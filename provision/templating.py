@@ -1,4 +1,4 @@
-"""Renders variables as Ansible would, where plain Jinja2 can: the only file that imports jinja2.
+"""Renderer of variables as Ansible would, where plain Jinja2 is enough; the only module that imports jinja2.
 
 Native types (`"{{ 8 }}"` is a number, two joined parts are text), strict about what is undefined, sandboxed,
 lazy: a variable is rendered when something mentions it. What needs Ansible itself (a lookup, a filter not

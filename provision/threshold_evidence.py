@@ -1,4 +1,4 @@
-"""How far to trust a limit: the machines behind it, its age, and the share of healthy parts it would fail.
+"""The evidence behind a limit: number of machines, age, and the share of healthy parts it would fail.
 
 The share is a prediction for a part that nobody has measured yet: normal noise around the typical value.
 The errors of that value and of the spread count too (Student's t), so that few machines give a larger share.

@@ -1,4 +1,4 @@
-"""Which variables are gpuprov's own, so that a mistyped one is refused and not silently ignored."""
+"""gpuprov's own inventory variables; a mistyped one is refused and not silently ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are done together, and in which order (pure).
+"""Division of nodes into waves, and their order (pure).
 
 First one node of each kind (SKU and operating system): the canaries. What goes wrong on every machine of a
 kind goes wrong there, once. Then the rest, in batches. Nodes that must not be split (a rack, an NVLink

@@ -1,4 +1,5 @@
-"""The connection to one worker: over SSH, its host key checked as a node's is; every wait has an end."""
+"""The connection to one worker: over SSH, with its host key checked as a node's is, and a limit on every
+wait."""
 
 from __future__ import annotations
 

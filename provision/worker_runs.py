@@ -1,4 +1,4 @@
-"""Has a worker play a playbook: its share goes there, its events are tallied here.
+"""Playbooks on a worker: sends its nodes, and counts its events.
 
 The stream is ansible-runner's (transmit, worker). Its Processor is not used: it writes files under names that
 come from the worker, unpacks an archive from it, and waits for ever.

@@ -1,4 +1,4 @@
-"""What a controller and a worker say to each other: ansible-runner's streaming lines, and what is in them.
+"""The protocol between controller and worker: ansible-runner's streaming lines, validated.
 
 A worker first says who it is, then its controller sends one line of `kwargs` and `{"eof": true}`; back come
 events, a status with their number, and `{"eof": true}`. A worker's words are checked before they are

@@ -1,4 +1,4 @@
-"""A burn-in's files: the record and its pages, node lists, checksums; and nodes that failed, drained."""
+"""Writer of a burn-in's files (record, pages, node lists, checksums); it also drains failed nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One burn-in of a fleet from the controller's side: begin it, ask after it, end it, fetch what it wrote.
+"""One burn-in of a fleet, as the controller runs it: start, status, stop, fetch.
 
 All that is needed to judge it is on the nodes as well as here: a controller that has never heard of it asks
 them which burn-in they have, and goes on from there.

@@ -1,4 +1,5 @@
-"""The segments of a burn-in between nodes: they wait, and a controller that attends measures their pairs.
+"""The segments of a burn-in between nodes: the nodes wait, and an attached controller measures pairs and
+groups.
 
 Each segment keeps what it measured in a folder of its own, `<run>/fleet/<segment>/`, as a validate run does.
 """

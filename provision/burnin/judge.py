@@ -1,4 +1,5 @@
-"""What a node's burn-in proves: every step judged as validate judges it, and what only hours show (pure).
+"""Judge of one node's burn-in: every step as validate judges it, and faults that only hours of load show
+(pure).
 
 A fault is told once, with when it began and how often it came. What was not measured is `error`: a node that
 gives nothing is never healthy.

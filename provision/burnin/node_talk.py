@@ -1,4 +1,4 @@
-"""One word to many nodes' burn-ins, and their answers, which are not to be trusted: playbooks/burnin.yml."""
+"""Calls to the burn-in program of many nodes, through playbooks/burnin.yml; its answers are untrusted."""
 
 from __future__ import annotations
 

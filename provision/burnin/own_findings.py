@@ -1,4 +1,5 @@
-"""What only hours show: reboots, rules that stopped it, Xids between tests, clocks, gaps, drift (pure)."""
+"""Findings that only hours of load show: reboots, aborts, Xids between tests, clock jumps, gaps, drift
+(pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which nodes burn when, so that racks and fleet never draw more than they may (pure).
+"""Scheduler of a burn-in: starts nodes in batches, so that racks and fleet stay below their power limits
+(pure).
 
 Nodes know no controller while they burn: each has the seconds after which it may begin, and by which it must
 have ended. A turn follows once the longest of the one before may have ended, and MARGIN later for the nodes

@@ -1,4 +1,4 @@
-"""What a burn-in would do, for a person and as JSON, before any node is loaded (pure)."""
+"""Text and JSON of a burn-in's plan, before any node is loaded (pure)."""
 
 from __future__ import annotations
 

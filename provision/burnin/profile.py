@@ -1,4 +1,5 @@
-"""What a burn-in runs: provision/data/burnin/<profile>.yml, or a path to a file like it (docs/burnin.md).
+"""Reader of burn-in profiles: provision/data/burnin/<profile>.yml, or a file of the same form
+(docs/burnin.md).
 
 A profile is segments in order. Those with `weight` share what the duration leaves after the others.
 """

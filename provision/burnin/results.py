@@ -1,4 +1,4 @@
-"""Everything a burn-in's run folder holds → what came of each node and of the fleet. No node is touched."""
+"""Results of a burn-in, read from its run folder: per node and for the fleet. It connects to no node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each node of a burn-in is, from what it answers (pure)."""
+"""The progress of each node in a burn-in, from the node's answer (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happened on a node while it burned, and when: its events → steps, segments, reboots, incidents (pure).
+"""Timeline of one node's burn-in, from its events: steps, segments, reboots, incidents (pure).
 
 Times are seconds since the epoch by the controller's clock.
 """

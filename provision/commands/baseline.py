@@ -1,4 +1,4 @@
-"""gpuprov baseline learn: make a thresholds file of what one's own fleet measured."""
+"""gpuprov baseline learn: derives a thresholds file from the stored runs of one's own fleet."""
 
 from __future__ import annotations
 

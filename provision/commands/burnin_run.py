@@ -1,4 +1,4 @@
-"""gpuprov burnin, as it runs: start, status, attach, stop, collect, and --resume."""
+"""The actions of gpuprov burnin: start, status, attach, stop, collect, and --resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpuprov drift: compare the fleet with what was declared and with itself; made for CI."""
+"""gpuprov drift: compares the fleet with its declared state and with itself; made for CI."""
 
 from __future__ import annotations
 

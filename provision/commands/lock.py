@@ -1,4 +1,4 @@
-"""gpuprov lock: write down the exact package set of good nodes, for plan, up and drift to hold to."""
+"""gpuprov lock: records the exact package set of good nodes, which plan, up and drift then require."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpuprov report: a stored run's report again, judged again, compared to another, or packed for a vendor."""
+"""gpuprov report: renders a stored run, judges it again, compares it with another, packs it for a vendor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""gpuprov report --history: what all runs together say of the nodes, from an index beside the runs."""
+"""gpuprov report --history: verdicts of all runs together, from an index beside the runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stored runs of validate that a user names, for the commands that read them."""
+"""Lookup of the stored validate run that a user names."""
 
 from __future__ import annotations
 

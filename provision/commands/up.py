@@ -1,4 +1,4 @@
-"""gpuprov up: bring nodes to the declared stack, wave by wave, and verify that it held."""
+"""gpuprov up: installs the declared stack on the nodes, wave by wave, and verifies the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a fleet is divided into waves, as `plan` and `up` take it on the command line."""
+"""The options of `plan` and `up` that divide a fleet into waves."""
 
 from __future__ import annotations
 

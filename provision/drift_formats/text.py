@@ -1,4 +1,4 @@
-"""Drift for a person at a terminal: nodes with the same trouble once, and at the end what was looked at."""
+"""Drift as text for a terminal: nodes with the same drift grouped, and a summary at the end."""
 
 from __future__ import annotations
 

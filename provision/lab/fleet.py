@@ -1,4 +1,4 @@
-"""Brings a lab up and down, and says how it is."""
+"""Start, stop and status of a lab."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the lab needs of the machine it runs on: root, a few programs, a few kernel limits."""
+"""Requirements of the lab on its host: root, a few programs, a few kernel limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where nodes get Debian's own packages: one caching proxy for all labs, fed from the mirror this host uses.
+"""Caching proxy for Debian's own packages: one for all labs, fed from the mirror that this host uses.
 
 The cache listens on the loopback address; each lab's server (server.py) hands connections of its nodes on to
 it. So nodes need no route, no name service and no knowledge of the mirror; each package is downloaded once.

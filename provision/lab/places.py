@@ -1,4 +1,4 @@
-"""Where the lab keeps things on the host: one folder per lab, one cache for all of them. Root only."""
+"""The lab's paths on the host: one folder per lab, one cache for all of them. Root only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lab's record: what was asked for and where it was put, written before anything is made."""
+"""The lab's record of its nodes and paths, written before anything is created."""
 
 from __future__ import annotations
 

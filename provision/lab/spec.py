@@ -1,4 +1,4 @@
-"""What a lab is made of: the SKU and the Debian of each node, and what a name may look like."""
+"""The specification of a lab: the SKU and the operating system of each node, and valid names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the measurements of pairs say, as findings: of each node, and of what lies between the nodes (pure).
+"""Findings from the measurements of pairs: about each node, and about the network between the nodes (pure).
 
 A node's own fault fails that node, if something was measured with it: a program that is missing, or a node
 that does not answer, is an error. A link, a leaf or an uplink is no node: it is a finding of the fabric, and

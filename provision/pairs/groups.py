@@ -1,4 +1,4 @@
-"""What a measurement of all nodes at once says, with the pairs that were measured because of it (pure).
+"""Findings from a measurement of all nodes at once, with the pairs that were measured because of it (pure).
 
 A group that is as it should be clears everybody in it. One that is not is never the answer: pairs of its
 nodes are measured, and it is they that name somebody. Only where they name nobody is the group itself the

@@ -1,4 +1,4 @@
-"""Results of pairs and groups → which were slow or broken, and which pass (pure).
+"""Judging of results between nodes: which were slow or broken, and which pass (pure).
 
 A pair is compared with what it should reach, where that is given, and with the run's own pairs. A fault makes
 a pair slow and never fast, so what the fastest quarter agree on is what the fabric can do; where they do

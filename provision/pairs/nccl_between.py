@@ -1,6 +1,4 @@
-"""NCCL's all-reduce over the GPUs of several nodes: what is started, what it should reach, and what came of
-it (pure).
-"""
+"""NCCL's all-reduce over the GPUs of several nodes: commands, expected bandwidth, parsed result (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are measured together: schedules of disjoint pairs and groups (pure).
+"""Schedules of disjoint pairs and groups: which nodes are measured together (pure).
 
 Round 1 pairs nodes across racks, each rack with as many others as it can, so that a bad uplink is slow
 towards many and its partners are not. Round 2 pairs within racks, where no uplink takes part. A node is in

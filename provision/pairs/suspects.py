@@ -1,4 +1,4 @@
-"""Who is to blame across nodes, named, and the rounds that find it out (pure).
+"""Diagnosis across nodes: culprits, suspects, and the rounds of pairs that separate them (pure).
 
 `next_round` says which pairs to measure, until nothing is left to separate or `MOST_ROUNDS` are done: round
 1 across racks, round 2 within them (`pairing`), then suspects with partners that passed (`next_pairs`). A

@@ -1,4 +1,5 @@
-"""ib_write_bw between two nodes: what each end runs, what a rail should carry, what was measured (pure)."""
+"""The check pair_bandwidth, ib_write_bw between two nodes: commands, expected bandwidth of a rail, parsed
+result (pure)."""
 
 from __future__ import annotations
 

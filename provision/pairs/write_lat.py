@@ -1,4 +1,4 @@
-"""ib_write_lat between two nodes: what each end runs, how late a message may be, what was measured (pure).
+"""The check pair_latency, ib_write_lat between two nodes: commands, latency limit, parsed result (pure).
 
 In a fabric of two tiers a near pair passes one switch and a far one three, so of two healthy pairs one may
 well be later. Twice as late it is only where one switch costs more than the cards and hosts at both ends:

@@ -1,4 +1,4 @@
-"""Reads plain inventories (YAML, JSON, INI, with group_vars and host_vars) without starting Ansible.
+"""Reader of plain inventories (YAML, JSON, INI, with group_vars and host_vars) that does not start Ansible.
 
 The answer is that of `ansible-inventory --list`, which takes 25 times as long for 10,000 hosts; a test
 compares the two on thousands of random inventories. Whatever is unusual in an inventory, wrong with it, or

@@ -1,4 +1,4 @@
-"""YAML and JSON texts to the values that `ansible-inventory --list` prints of them, in one pass.
+"""Parser of YAML and JSON into the values that `ansible-inventory --list` prints, in one pass.
 
 The events of libyaml are taken as they come: no nodes are composed, and a text seen before is not resolved
 again. That is three to four times as fast as PyYAML's CSafeLoader, which gives the same values.

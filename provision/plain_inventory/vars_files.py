@@ -1,4 +1,4 @@
-"""The files of group_vars and host_vars: which belong to a group or host, and what they say."""
+"""Reader of group_vars and host_vars: the files of each group and host, and their variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An archive with everything one stored run knows of one node, for the vendor who has to take a part back.
+"""Evidence bundle: an archive with a stored run's data about one node, for the vendor's return process.
 
 It is made of the run's folder alone; no node is touched. The same run gives the same bytes. What must not
 leave the house is removed first (bundle_secrets.py), from every file.

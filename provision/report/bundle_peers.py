@@ -1,4 +1,5 @@
-"""A node's numbers beside its peers': its own other devices, and the same place on other nodes (pure).
+"""A node's measurements beside those of its peers: its own other devices, and the same device on other nodes
+(pure).
 
 Of other nodes only medians and counts are kept: a bundle names no machine but its own.
 """

@@ -1,4 +1,4 @@
-"""The readable files of an evidence bundle: for whoever at the vendor opens it first (pure)."""
+"""The readable files of an evidence bundle, for the first reader at the vendor (pure)."""
 
 from __future__ import annotations
 

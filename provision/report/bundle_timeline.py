@@ -1,4 +1,4 @@
-"""What happened to one node: this run, and what earlier runs of validate and up kept of it.
+"""Timeline of one node: this run, and the stored history of earlier validate and up runs.
 
 Only folders beside the run's own are read, line by line, and of those only the lines that name the node. What
 is damaged or foreign in them is passed over: it costs a line of history, never the bundle.

@@ -1,4 +1,4 @@
-"""A comparison of two runs for a person and for a program (pure)."""
+"""A comparison of two runs as text and as JSON (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured between nodes, as heat maps: one for each check of pairs (pure).
+"""Heat maps of the measurements between nodes, one for each check of pairs (pure).
 
 Up to `_MOST` nodes all of them are drawn, in the order of their racks. Of more nodes there are two maps: rack
 by rack, and the nodes that are named or suspected by whom they were measured with.

@@ -1,5 +1,5 @@
-"""Which nodes' GPU-to-GPU bandwidth to draw as heat maps: where it is no clean pass, and beside it a typical
-node that is healthy (pure)."""
+"""Selection of the GPU-to-GPU heat maps to draw: each node without a clean pass, beside a typical healthy
+node (pure)."""
 
 from __future__ import annotations
 

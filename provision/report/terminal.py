@@ -1,4 +1,4 @@
-"""The health of a fleet for a person at a terminal at 3 a.m.: who is to blame, why, and what to type next."""
+"""The health of a fleet for a terminal: culprits, causes, and the next commands."""
 
 from __future__ import annotations
 

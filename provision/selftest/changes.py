@@ -1,4 +1,4 @@
-"""GPU settings changed on purpose, looked for by the check that judges them, and put back; only if asked."""
+"""GPU settings changed on purpose, verified by the check that judges them, and restored; only on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Holds what the tools printed here against the simulator's output for this SKU and driver: for information.
+"""Comparison of the tools' output with the simulator's for this SKU and driver, for information only.
 
 The simulator is a program of its own (`python -m provision.lab.replica`), as the lab runs it on its nodes.
 """

@@ -1,4 +1,4 @@
-"""The machine a selftest runs on: the look that `validate` takes of a node, without a connection."""
+"""Observation of the machine under selftest, as `validate` observes a node, without a connection."""
 
 from __future__ import annotations
 

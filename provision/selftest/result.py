@@ -1,4 +1,4 @@
-"""What a selftest found out: the document selftest.json and every view of it are made of these."""
+"""The result of a selftest; selftest.json and every view are generated from it."""
 
 from __future__ import annotations
 

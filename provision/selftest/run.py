@@ -1,4 +1,4 @@
-"""The course of a selftest: look, check, provoke, change (when asked to), compare.
+"""The steps of a selftest: observe, check, provoke, change (on request), compare.
 
 What was found by then is kept, also when it is interrupted.
 """

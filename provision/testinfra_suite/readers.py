@@ -1,4 +1,4 @@
-"""How testinfra reads each family of facts: its own modules, and `host.run` for what it has none for.
+"""The testinfra reader of each family of facts: testinfra's modules, and `host.run` where it has none.
 
 Nothing here knows the program that gpuprov sends to nodes; only the names of the facts (docs/facts.md) are
 shared. Where both would have to read the same file in the same way, another source is taken.
