@@ -159,6 +159,7 @@ def below_peers(
     """
     behind: dict[str, tuple[float, float]] = {}
     for device, value in values.items():
+        # Without the device itself: in a small group a slow one would pull its own reference down.
         others = [other for name, other in values.items() if name != device]
         if len(others) < peers:
             continue

@@ -124,6 +124,7 @@ def put_to(
             direct = stack.enter_context(Direct(routes, asked, timeout, fitting, say, min(wanted, fitting)))
             gathered.append(direct.gather)
 
+        # run_playbook blocks this thread: between its events the answers that came over SSH are taken in.
         def meanwhile() -> None:
             for gather in gathered:
                 gather()
@@ -214,7 +215,7 @@ class _Answers:
 
     def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:
         """A node's output, or why there is none, becomes its Observation."""
-        if node in self.found:
+        if node in self.found:  # the first answer counts: after its run Ansible offers each node once more
             return
         observation = self._failed(node, output, seconds) if isinstance(output, NodeError) else None
         if observation is None:
@@ -262,14 +263,16 @@ def _through_ansible(
         meanwhile()
 
     fix = "correct the cause; the node's connection variables are in the inventory"
-    rounds = -(-len(nodes) // ANSIBLE_FORKS)
+    rounds = -(
+        -len(nodes) // ANSIBLE_FORKS
+    )  # the limit is per node, and only so many have their turn at once
     try:
         outcomes = run_playbook(
             paths.PLAYBOOKS / "observe.yml",
             hosts,
             on_event=note,
             forks=ANSIBLE_FORKS,
-            timeout=timeout * rounds + 30,
+            timeout=timeout * rounds + 30,  # and Ansible's own start
             vault_password_files=vault_password_files,
         )
     except GpuprovError as error:

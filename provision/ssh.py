@@ -62,7 +62,7 @@ class Ssh:
                 channel = transport.open_session(timeout=clock.left(AUTH_TIMEOUT))
                 return Question(channel, route, program, clock).answer()
             except (self._paramiko.SSHException, OSError, EOFError) as error:
-                clock.left()
+                clock.left()  # `hung` when `expire` cut the connection: its time was up
                 cause = one_line(str(error)) or type(error).__name__
                 raise unreachable(
                     f"the connection to {route.target.address} broke: {cause}", "run again"

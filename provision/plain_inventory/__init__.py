@@ -77,7 +77,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _add(file: Path, groups: Groups, known: dict[str, Any], spellings: dict[str, Any]) -> None:
     text = read_text(file)
-    if os.access(file, os.X_OK):
+    if os.access(file, os.X_OK):  # Ansible would run it: an inventory script
         raise NotPlainError(f"{file} can be executed")
     extension = os.path.splitext(file)[1]  # noqa: PTH122 - as Ansible sees it
     if extension == ".toml":
@@ -113,6 +113,8 @@ def _answer(groups: Groups, folder: Path, contents: Contents) -> dict[str, Any]:
             merged: dict[str, Any] = {}
             for name in ordered:
                 merged.update(groups.variables[name])
+            # A second loop: in Ansible a group_vars file wins over the inventory's own variables of every
+            # group, also of groups nearer to the host.
             for name in ordered:
                 merged.update(contents.of(group_files[name]))
             common[belongs] = _shown(merged, shared)

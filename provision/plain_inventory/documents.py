@@ -105,6 +105,7 @@ class _Document:
             if key in found:
                 raise NotPlainError(f"the key {key} is there twice")
             found[key] = self._value(self._next())
+        # A key of the mapping itself wins over a merged one, also where `<<` comes after it.
         return {**merged, **found} if merged else found
 
     def _merged(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class _Document:
     def _scalar(self, event: Any) -> Any:
         text, tag = event.value, event.tag
         if tag is None:
-            if not event.implicit[0]:
+            if not event.implicit[0]:  # in quotes, so text whatever it looks like
                 return text
             try:
                 return self._known[text]
