@@ -79,5 +79,5 @@ def _hands(
         try:
             return Askers(routes, programs, timeout, connections, processes)
         except OSError as error:
-            say(f"all nodes are asked in one process: another could not be started: {error.strerror}")
+            say(f"all nodes are handled in one process: no other could be started: {error.strerror}")
     return Threads(routes, programs, timeout, connections)

@@ -51,7 +51,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
-            raise ValueError(f"{self.check}: {self.action!r} is none of the actions: {', '.join(ACTIONS)}")
+            raise ValueError(f"{self.check}: {self.action!r} is not an action: {', '.join(ACTIONS)}")
 
 
 ACTIONS = (

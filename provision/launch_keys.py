@@ -43,7 +43,7 @@ class Authority:
         try:
             key = load_ssh_public_key(public_key.encode())
         except (ValueError, UnsupportedAlgorithm) as error:
-            raise ParseError(f"its new key is none: {error}") from error
+            raise ParseError(f"its new key is invalid: {error}") from error
         if not isinstance(key, Ed25519PublicKey):
             raise ParseError("its new key is not an Ed25519 key")
         builder = (

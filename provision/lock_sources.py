@@ -96,7 +96,8 @@ def _fits(node: str, name: str, version: Any) -> bool:
     if lockfile.is_a("package", name) and lockfile.is_a("version", version):
         return True
     raise StackError(
-        f"{node}: {name!r} {version!r} is no package and version", "look at that node's package database"
+        f"{node}: {name!r} {version!r} is not a package with a version",
+        "look at that node's package database",
     )
 
 

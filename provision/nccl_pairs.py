@@ -102,7 +102,7 @@ class NcclPairs:
         """What the first of them runs. Raises InventoryError for more nodes than can be started."""
         if len(nodes) > _MOST and not self._slurm:
             raise InventoryError(
-                f"{many(len(nodes), 'node')} cannot be started over ssh at once, {_MOST} at most",
+                f"{many(len(nodes), 'node')} are too many for one start over ssh, {_MOST} at most",
                 "choose fewer with --nodes, or set gpuprov_launcher: slurm",
             )
         return {nodes[0]: [self._start(nodes)]}

@@ -41,7 +41,7 @@ def unreachable(
 
 
 def hung(what: str) -> NodeError:
-    return NodeError("hung", what, "log in by hand: look at load, memory and stuck processes; then run again")
+    return NodeError("hung", what, "log in and check load, memory and stuck processes; then run again")
 
 
 class Clock:

@@ -166,7 +166,7 @@ def _late(meta: Mapping[str, Any], between: Between) -> str:
     if not isinstance(late, Mapping) or late.get("check") not in between.checks:
         return ""
     names = [str(name) for name in late.get("nodes") or ()]
-    return f"{fold(names)} went on before {late['check']} was measured: give the segment more minutes"
+    return f"{fold(names)} continued before {late['check']} was measured: give the segment more minutes"
 
 
 def _lacked(check: str, found: Iterable[Sequence[CheckResult]]) -> str:

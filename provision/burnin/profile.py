@@ -245,7 +245,7 @@ def fitted(profile: Profile, minutes: float | None, cost: Callable[[str], float]
     if not weights:
         if minutes is not None and abs(left) > 0.1 * fixed:
             raise UsageError(
-                f"{profile.source}: it takes about {fixed:.0f} minutes, whatever --duration says",
+                f"{profile.source}: it takes about {fixed:.0f} minutes, whatever --duration is set to",
                 "leave out --duration, or give a segment a weight instead of minutes",
             )
         return replace(profile, minutes=fixed)

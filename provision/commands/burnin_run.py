@@ -202,7 +202,7 @@ def _attach(
                 break
             time.sleep(_EVERY)
     except KeyboardInterrupt:
-        sys.stderr.write(f"\ngpuprov: the burn-in goes on\n  → gpuprov burnin attach {run.name}\n")
+        sys.stderr.write(f"\ngpuprov: the burn-in continues\n  → gpuprov burnin attach {run.name}\n")
         return ExitCode.INTERRUPTED
     return _collect(run, fleet, overrides, options)
 

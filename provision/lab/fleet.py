@@ -63,7 +63,7 @@ def up(
             return _up(name, known, wanted, inventory, progress, seed, speed)
         except BaseException:
             if known is None:
-                progress.say("removing what was made")
+                progress.say("removing the new nodes")
                 leftovers.remove(name)
                 _after_last_lab()
             raise
@@ -176,7 +176,7 @@ def _wait_all(lab: LabRecord, progress: Progress) -> None:
             for wait in as_completed(waits):
                 member = waits[wait]
                 state = wait.result()
-                how = "" if state == "running" else f", systemd says {state}"
+                how = "" if state == "running" else f", systemd reports {state}"
                 progress.done(f"{member.name}  {lab.address(member)}  {member.sku}  {member.release}{how}")
         except BaseException:
             give_up.set()

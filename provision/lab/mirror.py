@@ -123,7 +123,7 @@ def _free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise LabError("no free port between 23142 and 23341 on 127.0.0.1", "stop what listens there")
+    raise LabError("no free port between 23142 and 23341 on 127.0.0.1", "stop the service that listens there")
 
 
 def answers(address: str, port: int) -> bool:

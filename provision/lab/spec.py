@@ -91,7 +91,7 @@ def _network(where: str, extras: Sequence[str]) -> str:
     networks = [extra for extra in extras if extra in NETWORKS]
     if len(networks) > 1:
         raise UsageError(
-            f"{where} says twice what its network is", f"give one of {', '.join(f'+{n}' for n in NETWORKS)}"
+            f"{where} names its network twice", f"give one of {', '.join(f'+{n}' for n in NETWORKS)}"
         )
     return networks[0] if networks else "none"
 

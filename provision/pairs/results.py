@@ -95,7 +95,7 @@ def _unusable(fleet: Topology, result: Result) -> str:
     if len(set(result.nodes)) != len(result.nodes) or len(result.nodes) < 2:
         return "it takes different nodes, two at least"
     if result.end and result.end not in result.nodes:
-        return f"{one_line(result.end, 80)}, which is reported as failed, is none of them"
+        return f"{one_line(result.end, 80)}, which is reported as failed, is not one of them"
     if result.outcome is not Outcome.MEASURED:
         return ""
     if result.size is not None and result.size != len(result.nodes):

@@ -158,7 +158,7 @@ def _constructed(tag: str, text: str) -> Any:
     try:
         value = getattr(_CONSTRUCTOR, f"construct_yaml_{kind}")(yaml.ScalarNode(tag, text))
     except (ValueError, KeyError, AttributeError):
-        raise NotPlainError(f"{text!r} is no {kind}") from None
+        raise NotPlainError(f"{text!r} is not a valid {kind}") from None
     return value.isoformat() if kind == "timestamp" else value
 
 

@@ -34,7 +34,7 @@ from provision.wording import clean, one_line
 BUG_REPORT = "nvidia-bug-report"
 _LARGEST = 128 * 1024 * 1024  # bytes of one kept file, unpacked; a bug report has some 20 MB
 _ADVICE = (
-    "There is no nvidia-bug-report log. To make one: run `sudo nvidia-bug-report.sh` on the node, put the\n"
+    "There is no nvidia-bug-report log. To create one, run `sudo nvidia-bug-report.sh` on the node, put the\n"
     "nvidia-bug-report.log.gz it writes into the run's folder beside the node's raw output, and pack again."
 )
 

@@ -43,7 +43,7 @@ def findings(node: NodeHealth, rows: Sequence[Row]) -> str:
     """The summary's second part: every finding that is no pass, worst first, beside the peers' numbers."""
     found = [finding for check in node.checks for finding in check.findings]
     bad = sorted((f for f in found if f.verdict is not Verdict.PASS), key=lambda f: -f.verdict.badness)
-    lines = ["", *_heading(f"Findings: {len(bad)} to look at, {len(found) - len(bad)} passed")]
+    lines = ["", *_heading(f"Findings: {len(bad)} bad, {len(found) - len(bad)} passed")]
     if not bad:
         lines.append("every check that ran passed" if found else "nothing was measured")
     for finding in bad:
@@ -218,9 +218,9 @@ def contents(files: Mapping[str, bytes], notes: Iterable[str]) -> str:
     words = {
         "findings.json": "every judged measurement, with its limit, the limit's source and the action",
         "measurements.txt": "every number beside those of its peers (measurements.json for programs)",
-        "timeline.txt": "what happened to the node, in this run and before",
-        "facts.json": "what was observed of the node: firmware, links, packages",
-        "raw/": "what each check printed: .txt to read, .json with exit status and times",
+        "timeline.txt": "the node's history, in this run and before",
+        "facts.json": "the node's observed facts: firmware, links, packages",
+        "raw/": "the output of each check: .txt to read, .json with exit status and times",
         "MANIFEST.sha256": "check with: sha256sum -c MANIFEST.sha256",
     }
     lines = ["", *_heading(f"In this archive: {many(len(files) + 2, 'file')}")]

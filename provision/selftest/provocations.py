@@ -49,7 +49,7 @@ def all_of() -> Iterator[Condition]:
         _process,
     )
     yield Condition(
-        "memory taken by somebody",
+        "memory taken by another program",
         "another program takes memory of gpu{gpu}, and gpu_inventory runs",
         "at least as many MiB as were taken, on gpu{gpu}",
         _memory,

@@ -77,7 +77,7 @@ def test_a_latency_that_is_none_is_refused(cell: str, bad: str) -> None:
 
 def test_two_rows_two_devices_and_none_are_refused() -> None:
     row = next(line for line in TEXT.splitlines() if line.startswith(" 2 "))
-    with pytest.raises(ParseError, match="2 rows where one was asked for"):
+    with pytest.raises(ParseError, match="2 rows where one was requested"):
         perftest_latency.parse(TEXT.replace(row, f"{row}\n{row}"))
     with pytest.raises(ParseError, match="no result"):
         perftest_latency.parse(TEXT + TEXT.replace("mlx5_0", "mlx5_1"))

@@ -28,7 +28,7 @@ SPEED = 20.0  # a burn of 30 s takes 1.5 s: long enough for another program to b
 PROGRAM = "cd /opt/gpuprov && exec python3 -m provision.cli selftest"
 CONDITIONS = [
     "a foreign process on a GPU",
-    "memory taken by somebody",
+    "memory taken by another program",
     "a competing load slows one GPU",
     "a tool that is missing",
     "a deadline that is too short",
