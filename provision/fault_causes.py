@@ -60,8 +60,8 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     (
         re.compile(r"At least (?P<size>\S+) more space needed on the (?P<where>\S+) filesystem"),
         lambda match: (
-            f"no room on the node: {match['size']} more needed on {match['where']}: make some (df -h), "
-            "then go on"
+            f"no room on the node: {match['size']} more needed on {match['where']}: free some (df -h), "
+            "then run again"
         ),
     ),
     # [Errno 28] No space left on device: '/var/lib/apt/lists/…' · dpkg: error …: No space left on device
