@@ -187,7 +187,7 @@ def findings(report: DriftReport) -> list[Finding]:
                 refusal.fix,
             )
     for node, why in seen.unreachable.items():
-        add("node/unreachable", [node], "warning", f"not looked at: {why}", "nothing is known of this node")
+        add("node/unreachable", [node], "warning", f"not observed: {why}", "its state is unknown")
     for node, standings in report.standings.items():
         for expiry in expiries(standings):
             rule = "validation/expired" if expiry.why else f"validation/{expiry.verdict or 'never'}"

@@ -158,7 +158,7 @@ def validate(
         except KeyboardInterrupt:
             interrupted = True
             for name in fleet.nodes:
-                run.seen.setdefault(name, Seen(name, {}, {}, {}, "interrupted before it was looked at"))
+                run.seen.setdefault(name, Seen(name, {}, {}, {}, "interrupted before it was observed"))
     judged = run.health(interrupted=interrupted)
     verdicts = {(node.node, one.check): one.verdict.value for node in judged.nodes for one in node.checks}
     validated.publish(folder, verdicts)

@@ -343,7 +343,7 @@ def test_sarif_is_2_1_0_with_a_result_for_each_node_and_rule(twenty: Twenty, gpu
     (invocation,) = run["invocations"]
     assert (invocation["exitCode"], invocation["executionSuccessful"]) == (code, False)
     (silent,) = invocation["toolExecutionNotifications"]
-    assert silent["message"]["text"] == "gpu-20: not looked at: no route to host"
+    assert silent["message"]["text"] == "gpu-20: not observed: no route to host"
 
 
 def test_an_alert_stays_the_same_when_only_the_value_moves(twenty: Twenty, gpuprov: Any) -> None:
@@ -461,7 +461,7 @@ def test_several_formats_in_one_look(twenty: Twenty, gpuprov: Any, tmp_path: Pat
     [
         (["--output", "x"], "belongs to no --format"),
         (["--format", "json", "--format", "sarif"], "two formats would go to standard output"),
-        (["--format", "sarif", "--output", "no/such/folder/x"], "is in no folder there is"),
+        (["--format", "sarif", "--output", "no/such/folder/x"], "is in a folder that does not exist"),
         (["--junit", "."], "is a folder"),
     ],
 )

@@ -28,7 +28,7 @@ from provision.seen import Seen, read_seen
 from provision.store import RunFolder
 from provision.verdict_history import keep as keep_verdicts
 
-_UNKNOWN = "it was not looked at"
+_UNKNOWN = "it was not observed"
 
 
 @dataclass(frozen=True)

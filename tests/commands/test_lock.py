@@ -124,7 +124,7 @@ def test_nodes_that_disagree_need_a_majority(
     assert not (tmp_path / lockfile.NAME).exists()
     code, out, _ = gpuprov(capsys, "lock", "--majority", "-o", "other.yml")
     assert code == ExitCode.OK
-    assert "gpu-02: overruled by the majority of their kind" in out
+    assert "gpu-02: differ from the majority of their kind, not used" in out
     assert lockfile.read(tmp_path / "other.yml").groups[0].packages == {"libnccl2": "2.29.7-1"}
 
 
@@ -134,7 +134,7 @@ def test_nodes_that_are_no_good_are_named_unless_forced(
     packages["gpu-03"]["error"] = "no route to gpu-03"
     code, _, err = gpuprov(capsys, "lock")
     assert code == ExitCode.ERROR
-    assert "not good enough to be a source:\n  gpu-03: no route to it\n  → " in err
+    assert "these nodes cannot be the source of a lock file:\n  gpu-03: no route to it\n  → " in err
     code, out, _ = gpuprov(capsys, "lock", "--force", "--json")
     assert code == ExitCode.OK
     document = json.loads(out)

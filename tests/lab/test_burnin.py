@@ -92,7 +92,7 @@ FAULT: dict[str, float] = {}
 
 def test_a_burn_in_outlives_its_controller_a_cut_link_and_a_reboot(burnins: Burnins, lab: Lab) -> None:
     started = burnins.began("--set", f"gpuprov_drain_hook={burnins.folder / 'hook'}")
-    hear(started, "2 of 2 nodes burn in")
+    hear(started, "2 of 2 nodes are burning in")
     time.sleep(8)
     kill(started)
     again = begin(burnins, "--detach")
@@ -116,7 +116,7 @@ def test_a_burn_in_outlives_its_controller_a_cut_link_and_a_reboot(burnins: Burn
     watching.send_signal(signal.SIGINT)
     said, _ = watching.communicate(timeout=120)
     assert watching.returncode == ExitCode.INTERRUPTED
-    assert "the burn-in goes on" in said
+    assert "the burn-in continues" in said
 
 
 def test_collect_from_a_machine_that_never_heard_of_it_gives_the_whole_record(
