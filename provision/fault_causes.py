@@ -14,7 +14,7 @@ Words = Callable[[re.Match[str]], str]
 
 def _repository(match: re.Match[str]) -> str:
     return (
-        f"the package repository {match['host']} refused the request ({match['why'].strip(' .:-')}): "
+        f"the package repository {match['host']} did not serve the request ({match['why'].strip(' .:-')}): "
         "is it up, and may this node reach it?"
     )
 

@@ -12,20 +12,20 @@ SAID = {
     # apt 3.0, its server stopped
     "E: Failed to fetch http://10.78.0.1:8080/cuda/libnccl2_2.27.7.deb  Could not connect to 10.78.0.1:8080 "
     "(10.78.0.1). - connect (111: Connection refused)\nE: Unable to fetch some archives, maybe run apt-get update": (
-        "the package repository 10.78.0.1:8080 did not give what was asked (Could not connect to 10.78.0.1:8080 "
+        "the package repository 10.78.0.1:8080 did not serve the request (Could not connect to 10.78.0.1:8080 "
         "(10.78.0.1). - connect (111: Connection refused)): is it up, and may this node reach it?"
     ),
     "E: Failed to fetch http://mirror/debian/x.deb  503  Unable to download in offline mode [IP: 10.0.0.1 80]": (
-        "the package repository mirror did not give what was asked (503  Unable to download in offline mode "
+        "the package repository mirror did not serve the request (503  Unable to download in offline mode "
         "[IP: 10.0.0.1 80]): is it up, and may this node reach it?"
     ),
     "W: Failed to fetch http://a/InRelease  Temporary failure resolving 'a'\nW: Some index files failed": (
-        "the package repository a did not give what was asked (Temporary failure resolving 'a'): "
+        "the package repository a did not serve the request (Temporary failure resolving 'a'): "
         "is it up, and may this node reach it?"
     ),
     "Errors during downloading metadata for repository 'cuda':\n  - Curl error (7): Couldn't connect to server "
     "for http://10.0.0.1:8080/repodata/repomd.xml [Failed to connect]": (
-        "the package repository 10.0.0.1:8080 did not give what was asked (Curl error (7): Couldn't connect to "
+        "the package repository 10.0.0.1:8080 did not serve the request (Curl error (7): Couldn't connect to "
         "server): is it up, and may this node reach it?"
     ),
     "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 4711 (unattended-upgr)\n"

@@ -436,7 +436,7 @@ def test_an_address_that_mpirun_would_read_as_something_else_is_refused(
     assert code == ExitCode.INCOMPLETE
     found = verdicts(report)
     assert (found.pop("gpu-02"), set(found.values())) == ("error", {"pass"})
-    assert "mpirun cannot be told the address" in message(report, "gpu-02")
+    assert "mpirun does not accept the address" in message(report, "gpu-02")
     machines.in_slurm(*ALL)
     code, _, _ = validate(*ONLY)
     assert code == ExitCode.OK, "Slurm has names of its own"

@@ -638,7 +638,7 @@ def test_a_line_cut_by_a_kill_is_passed_over_and_one_in_the_middle_is_refused(tm
     with pytest.raises(RunFolderError, match=r"pairs\.jsonl:1 is not JSON"):
         fleet_pairs.kept(folder, ID)
     path.write_text(json.dumps({"nodes": []}) + "\n")
-    with pytest.raises(RunFolderError, match="no result"):
+    with pytest.raises(RunFolderError, match="not a result"):
         fleet_pairs.kept(folder, ID)
 
 
@@ -649,7 +649,7 @@ def test_a_run_that_does_not_say_who_took_part_is_refused(
     machines.add_pairs(2)
     _, _, folder = validate(*ONLY)
     RunFolder.open(folder).note(pairs={ID: noted})
-    with pytest.raises(RunFolderError, match=r"run\.json does not say whose pairs"):
+    with pytest.raises(RunFolderError, match=r"run\.json does not list the measured pairs"):
         campaign.rejudge(folder)
 
 
@@ -657,7 +657,7 @@ def test_what_run_json_says_of_pairs_must_be_by_check(machines: Network, validat
     machines.add_pairs(2)
     _, _, folder = validate(*ONLY)
     RunFolder.open(folder).note(pairs=[ID])
-    with pytest.raises(RunFolderError, match=r"run\.json does not say whose pairs"):
+    with pytest.raises(RunFolderError, match=r"run\.json does not list the measured pairs"):
         campaign.rejudge(folder)
 
 

@@ -64,7 +64,7 @@ def plan(
     """
     if caps.in_kw and (unknown := [load.node for load in loads if load.kw is None]):
         raise InventoryError(
-            f"the power that {fold(unknown)} draw is not known, so a power limit cannot be kept",
+            f"the power of {fold(unknown)} is not known, so a power limit cannot be kept",
             "set gpuprov_node_kw on them, or remove gpuprov_rack_kw and gpuprov_fleet_kw",
         )
     turns = _turns(loads, caps)

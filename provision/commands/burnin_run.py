@@ -55,9 +55,7 @@ def start(
     if options.detach:
         sys.stdout.write(f"  → gpuprov burnin status {run.name}\n  → gpuprov burnin collect {run.name}\n")
         if any(segment.kind == "fleet" for segment in profile.segments) and len(begun) > 1:
-            sys.stdout.write(
-                f"  → gpuprov burnin attach {run.name} (without it, the checks between nodes do not run)\n"
-            )
+            sys.stdout.write(f"  → gpuprov burnin attach {run.name} (for the checks between nodes)\n")
         return ExitCode.INCOMPLETE if refused or unable else ExitCode.OK
     return _attach(run, fleet, overrides, options)
 
@@ -149,9 +147,7 @@ def _stop(run: Campaign) -> ExitCode:
         if answer.error:
             said = f"status unknown: {answer.error}"
         elif left:
-            said = (
-                f"could not be stopped: {', '.join(map(str, left))[:300]}" if isinstance(left, list) else "?"
-            )
+            said = f"not stopped: {', '.join(map(str, left))[:300]}" if isinstance(left, list) else "?"
         elif answer.true("stopped"):
             said = "stopped" if answer.campaign else "has no burn-in"
         else:

@@ -12,7 +12,7 @@ from provision.judge import Verdict
 from provision.selftest.tools import Tool
 
 FORMAT = 1
-PROVEN, NOT_PROVEN, NOT_POSSIBLE = "proven", "not proven", "not possible on this machine"
+PROVEN, NOT_PROVEN, NOT_POSSIBLE = "proven", "not proven", "not possible here"  # stored in selftest.json
 NOT_TRIED = "not tried"  # a check that this machine gives no occasion for, or that nobody asked for
 
 

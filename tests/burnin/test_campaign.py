@@ -154,7 +154,7 @@ def test_a_node_that_promises_more_for_ever_is_not_waited_for(
     [
         ({"campaign": "another"}, "it has the burn-in another, not"),
         ({"campaign": ""}, "it has no burn-in, not"),
-        ({"now": "noon"}, "it does not say its time"),
+        ({"now": "noon"}, "it has no time"),
         ({"parts": {}}, "its answer was not understood"),
         ({"parts": [{"file": "../x", "offset": 0, "data": ""}]}, "a file that a burn-in does not write"),
         ({"parts": [{"file": "events.jsonl", "offset": 0, "data": "AAAA"}]}, "its answer was not understood"),

@@ -120,7 +120,7 @@ def test_a_reboot_is_a_finding_and_what_came_before_it_is_kept(made: Made) -> No
     reboot = only(found, "reboot")
     assert reboot.finding.verdict is Verdict.FAIL
     assert reboot.since == T0 + 150
-    assert "away for 6 min 10 s" in reboot.finding.message
+    assert "down for 6 min 10 s" in reboot.finding.message
     assert only(found, "errors").finding.device == "gpu3"  # from before the reboot
     assert found.missing == ("heat: gpu_burn ran 3 of 4 times",)
     assert any(

@@ -92,7 +92,7 @@ def test_a_limit_too_small_for_one_node_is_refused() -> None:
 
 
 def test_no_limit_in_kilowatts_is_promised_for_a_node_nobody_knows() -> None:
-    with pytest.raises(InventoryError, match="what n0 draw is not known"):
+    with pytest.raises(InventoryError, match="the power of n0 is not known"):
         plan([Load("n0")], Caps((80.0, None)), {"n0": (1.0, 1.0)})
     assert plan([Load("n0")], Caps((None, 1)), {"n0": (1.0, 1.0)}).turns == 1
 

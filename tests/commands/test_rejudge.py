@@ -124,7 +124,7 @@ def test_changes_need_something_to_compare(run: RunFolder, capsys: pytest.Captur
     assert cli.main(["report", "--changes"]) == ExitCode.USAGE
     (run.path / "report.json").unlink()
     assert cli.main(["report", "--rejudge", "--changes"]) == ExitCode.ERROR
-    assert "no report from before" in capsys.readouterr().err
+    assert "no earlier report" in capsys.readouterr().err
 
 
 def test_nodes_that_come_and_go_are_told() -> None:

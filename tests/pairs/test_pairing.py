@@ -128,7 +128,10 @@ def test_a_rack_that_is_no_name_is_refused(value: object) -> None:
         (Topology(("a", "b", "c", "d"), {"a": "r1", "b": "r1", "c": "r1"}), f"{RACK} is missing on d"),
         (racked(8, 8), "no pair crosses an uplink"),
         (racked(16, 8), "two racks"),
-        (Topology(("a", "b", "c", "d"), {"a": "r1", "b": "r1", "c": "r1", "d": "r2"}), "d: alone"),
+        (
+            Topology(("a", "b", "c", "d"), {"a": "r1", "b": "r1", "c": "r1", "d": "r2"}),
+            "d: the only node of its rack",
+        ),
         (racked(9, 3), "rack r[0-2]: fewer than 4 nodes"),
     ],
 )

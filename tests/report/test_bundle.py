@@ -125,7 +125,7 @@ def test_the_summary_names_the_machine_its_gpus_the_culprits_and_what_to_do(
     assert "  action    replace part" in text
     assert "  | GPU 5: FAULTY" in text
     slow = text[text.index("FAIL gpu2-gpu6") :]
-    assert "gpu2->gpu6: 61.3 GB/s; median of the 55 others here 37" in slow
+    assert "gpu2->gpu6: 61.3 GB/s; median of the 55 others on the node 37" in slow
     assert "on 3 other nodes of the SKU 37" in slow
 
 

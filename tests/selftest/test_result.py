@@ -111,7 +111,7 @@ def test_the_lines_of_the_terminal() -> None:
         "not proven",
         "  versions: fio is not installed: install it",
         "  a foreign process: the check did not name it",
-        "not possible on this machine",
+        "not possible here",
         "  power limit: it is 200 W already",
         "found",
         "  fail versions gpu3: is slow",

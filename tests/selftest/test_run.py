@@ -182,7 +182,7 @@ def test_gpus_whose_use_cannot_be_seen_are_left_alone(
     checks("gpu_inventory", BURN)
     answers(Measurement("unreadable.nvidia_smi", "it did not end within 90 s", ""), verdict=Verdict.ERROR)
     found = run.run(Settings(tmp_path / "out"))
-    assert found.stopped.startswith("whether the GPUs are in use cannot be seen")
+    assert found.stopped.startswith("whether the GPUs are in use is unknown")
     assert ([one.check for one in found.checks], found.code) == (["gpu_inventory"], 5)
 
 
@@ -432,9 +432,9 @@ def test_settings_are_changed_only_when_asked_and_noted_before(
     monkeypatch.setattr(changes, "change", change)
     found = run.run(Settings(output, change_settings=True))
     assert [(one.name, one.state) for one in found.changes] == [
-        ("power limit", "not possible on this machine"),
-        ("clock lock", "not possible on this machine"),
-        ("persistence mode", "not possible on this machine"),
+        ("power limit", "not possible here"),
+        ("clock lock", "not possible here"),
+        ("persistence mode", "not possible here"),
         ("compute mode", "proven"),
     ]
     assert found.code == 0
