@@ -18,7 +18,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, given, settings
 
 from provision import ansible_inventory, inventory, plain_inventory
-from tests.random_inventories import AnsibleInventory, inventories, write
+from tests.support.random_inventories import AnsibleInventory, inventories, write
 
 EXAMPLES = int(os.environ.get("GPUPROV_EXAMPLES", "60"))  # a thorough run takes 2,000
 

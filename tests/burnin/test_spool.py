@@ -15,8 +15,8 @@ from provision.burnin import spool as spools_module
 from provision.burnin.spool import Spool
 from provision.secrets_mask import HIDDEN
 from provision.store import RunFolder
-from tests.burnin.conftest import Made
-from tests.burnin.spools import BOOT, burned, event, jsonl, part, raw, sample
+from tests.support.burnin import Made
+from tests.support.spools import BOOT, burned, event, jsonl, part, raw, sample
 
 EVENTS = jsonl([event(1, "started"), event(2, "segment", **{"name": "heat"}), event(3, "finished")])
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from provision.checks import CHECKS, error_counters, telemetry
 from provision.checks.check import Output
 from provision.judge import Verdict
-from tests.checks.scenarios import UNREAD, Scenario, judged, scenarios
+from tests.support.scenarios import UNREAD, Scenario, judged, scenarios
 
 THOROUGH = os.environ.get("GPUPROV_FUZZ") == "thorough"
 # By default a second of computing for each check and property; a slow parser gets fewer examples.

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from provision.pairs.judge import Grade, judge
 from provision.pairs.pairing import Topology, across, within
 from provision.pairs.results import Outcome, Result
-from tests.pairs.fabric import RATE, Fabric, racked
+from tests.support.fabric import RATE, Fabric, racked
 
 
 def graded(fleet: Topology, results: Iterable[Result], **more: str) -> list[Grade]:

@@ -22,7 +22,7 @@ from provision.pairs.pairing import (
     topology,
     within,
 )
-from tests.pairs.fabric import racked
+from tests.support.fabric import racked
 
 
 @st.composite
