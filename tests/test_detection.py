@@ -25,7 +25,7 @@ from tests.support.seed import SEED, VARIABLE, times
 pytestmark = pytest.mark.timeout(900)
 
 DOCUMENT = Path(__file__).parent.parent / "docs/detection.md"
-HEALTHY_NODES = times(8, 100)
+HEALTHY_NODES = times(5, 100)
 
 Outcome = Mapping[str, Any]
 

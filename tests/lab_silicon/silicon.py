@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import io
 import json
 import os
 import platform
+import select
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +23,28 @@ from provision.lab.elf import kernel_module
 
 RUN = Path(provision.lab.__file__).with_name("silicon") / "run.py"
 MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm")
+
+
+@cache
+def tool_server() -> socket.socket:
+    """Where tools are asked for; the server ends when nobody can ask any more."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = Path(__file__).with_name("tool_server.py")
+    server = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(program), str(RUN), str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={"PATH": os.environ["PATH"]},
+        pass_fds=[theirs.fileno()],
+    )
+    theirs.close()
+
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    atexit.register(end)
+    return ours
 
 
 @dataclass
@@ -29,28 +58,34 @@ class Silicon:
         self, tool: str, *words: str, timeout: float = 60, **environment: str
     ) -> subprocess.CompletedProcess[str]:
         """Run a tool to its end; the folder it runs in holds gpu_burn's compare.ptx."""
-        return subprocess.run(
-            self.command(tool, *words),
-            env=self.environment(**environment),
-            cwd=self.root / "usr/share/gpu-burn",
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=timeout,
-            check=False,
-        )
+        stdout, stderr, rc = self._run([tool, *words], timeout, environment)
+        texts = (io.TextIOWrapper(io.BytesIO(one), "utf-8", "replace").read() for one in (stdout, stderr))
+        return subprocess.CompletedProcess([tool, *words], rc, *texts)
 
     def raw(self, tool: str, *words: str, **environment: str) -> bytes:
         """A tool's stdout, byte for byte."""
-        done = subprocess.run(
-            self.command(tool, *words),
-            env=self.environment(**environment),
-            cwd=self.root / "usr/share/gpu-burn",
-            stdout=subprocess.PIPE,
-            timeout=60,
-            check=False,
-        )
-        return done.stdout
+        return self._run([tool, *words], 60, environment)[0]
+
+    def _run(self, words: list[str], timeout: float, environment: dict[str, str]) -> tuple[bytes, bytes, int]:
+        request = {
+            "words": words,
+            "environment": self.environment(**environment),
+            "cwd": str(self.root / "usr/share/gpu-burn"),
+        }
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            told, tell = os.pipe()
+            files = [stdout.fileno(), stderr.fileno(), tell]
+            socket.send_fds(tool_server(), [json.dumps(request).encode()], files)
+            os.close(tell)
+            with open(told, "rb") as answer:  # noqa: PTH123 - a handle
+                pid = int(answer.readline())
+                if not select.select([told], [], [], timeout)[0]:
+                    os.kill(pid, signal.SIGKILL)
+                    raise subprocess.TimeoutExpired(words, timeout)
+                rc = int(answer.readline())
+            stdout.seek(0)
+            stderr.seek(0)
+            return stdout.read(), stderr.read(), rc
 
     def command(self, tool: str, *words: str) -> list[str]:
         return [sys.executable, "-I", "-S", str(RUN), tool, *words]
