@@ -30,7 +30,7 @@ from provision.node_error import NodeError
 from provision.observe import observe, run_programs
 from provision.processes import VARIABLE, worth
 from provision.ssh_config import ConfigFiles
-from tests.processes import alive, command_of, until
+from tests.support.processes import alive, command_of, until
 
 HELLO = "print('@gpuprov-facts 1 2\\n{}\\n@gpuprov-end')"
 SLOW = f"import time; time.sleep(600); {HELLO}"

@@ -17,7 +17,7 @@ from provision import hooks
 from provision.errors import InventoryError
 from provision.hooks import DRAIN, UNDRAIN, Called, Hook, Runner
 from provision.inventory import Fleet, Node
-from tests.processes import alive, until
+from tests.support.processes import alive, until
 
 
 def program(path: Path, text: str) -> Path:

@@ -12,8 +12,8 @@ import pytest
 
 from provision.errors import ParseError
 from provision.launch_keys import Authority
-from tests.conftest import Sshd
-from tests.launching import LAUNCH, SCRIPTS, LaunchNode
+from tests.support.launching import LAUNCH, SCRIPTS, LaunchNode
+from tests.support.sshd import Sshd
 
 PRINCIPAL = f"gpuprov-launch-{LAUNCH}"
 COMMAND = "/bin/sh /run/gpuprov-launch/x/accept"

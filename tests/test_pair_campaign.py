@@ -1,5 +1,5 @@
 """gpuprov validate on pairs of nodes: rounds, what is kept of them, and who is to blame in the report. The
-nodes are replaced at the same two doors as in test_validate.
+nodes are replaced at two doors (tests/support/machines.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from provision.health import from_json
 from provision.pair_plays import Plays
 from provision.runner import Event, Outcome
 from provision.store import RunFolder
-from tests.pairs.nodes import NO_DEVICE, NOBODY, SERVING, facts, printed, printed_latency
-from tests.test_validate import Machines, named, verdicts
-from tests.test_validate import validate as validate
+from tests.support.machines import Machines, message, named, rows, verdicts
+from tests.support.machines import validate as validate
+from tests.support.pair_nodes import NO_DEVICE, NOBODY, SERVING, facts, printed, printed_latency
 
 ID = "pair_bandwidth"
 ONLY = ("--checks", ID)
@@ -140,15 +140,6 @@ def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Network:
 
 
 Validate = Callable[..., tuple[int, dict[str, Any], Path]]
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
-
-
-def message(report: Mapping[str, Any], node: str) -> str:
-    (found,) = [one for one in report["nodes"] if one["node"] == node]
-    return "; ".join(finding["message"] for check in found["checks"] for finding in check["findings"])
 
 
 # --- a whole run ---

@@ -17,7 +17,7 @@ from provision.checks_asked import PAIRS
 from provision.health import NodeHealth
 from provision.judge import Verdict
 from provision.store import RunFolder
-from tests.burnin.conftest import NODE
+from tests.support.burnin import NODE
 
 WANTED = {"pairs": Between(("pair_bandwidth",))}
 OPTIONAL = {"pairs": Between(("pair_bandwidth",), optional=True)}

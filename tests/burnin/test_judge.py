@@ -12,8 +12,8 @@ from provision.burnin.judge import Burned
 from provision.burnin.own_findings import Told
 from provision.health import CheckResult
 from provision.judge import Finding, Verdict
-from tests.burnin.conftest import Made
-from tests.burnin.spools import AGAIN, BOOT, T0, burned, event, raw
+from tests.support.burnin import Made
+from tests.support.spools import AGAIN, BOOT, T0, burned, event, raw
 
 
 def bad(found: Burned) -> list[Told]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.burnin import plan as planning
@@ -39,7 +39,6 @@ def fleets(draw: st.DrawFn) -> Fleet:
     return loads, Caps(limit(loads), racks), seconds
 
 
-@settings(max_examples=200, deadline=None)
 @given(fleets(), st.integers(1, 6), st.floats(0, 600), st.data())
 def test_no_limit_is_ever_exceeded(fleet: Fleet, steps: int, apart: float, data: st.DataObject) -> None:
     loads, limits, seconds = fleet

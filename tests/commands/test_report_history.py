@@ -10,7 +10,7 @@ import pytest
 from provision import run_index
 from provision.cli import main
 from provision.judge import Verdict
-from tests.test_run_index import node, run
+from tests.support.past_runs import node, run
 
 FAIL, PASS = Verdict.FAIL, Verdict.PASS
 

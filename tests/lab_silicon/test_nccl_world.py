@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 import provision.lab
+from tests.lab_silicon.silicon import Silicon
 
-Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
 SILICON = Path(provision.lab.__file__).with_name("silicon")
 WORDS = ("-b", "8G", "-e", "8G", "-g", "8")
 PROGRAM = """

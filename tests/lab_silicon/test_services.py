@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 import provision.lab
+from tests.lab_silicon.silicon import Silicon
 
-Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
 Make = Callable[..., Silicon]
 DRIVER = "580.126.09"
 

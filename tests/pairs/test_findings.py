@@ -14,7 +14,7 @@ from provision.pairs.pairing import Pair, Topology
 from provision.pairs.results import Outcome, Result
 from provision.pairs.suspects import next_round
 from provision.pairs.write_bw import METRIC
-from tests.pairs.fabric import racked
+from tests.support.fabric import racked
 
 RAILS = ("mlx5_0", "mlx5_1/1")
 LEAST = 360.0

@@ -7,13 +7,13 @@ import random
 from collections.abc import Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.pairs.judge import Grade, judge
 from provision.pairs.pairing import Topology, across, within
 from provision.pairs.results import Outcome, Result
-from tests.pairs.fabric import RATE, Fabric, racked
+from tests.support.fabric import RATE, Fabric, racked
 
 
 def graded(fleet: Topology, results: Iterable[Result], **more: str) -> list[Grade]:
@@ -47,7 +47,6 @@ def test_one_pair_that_is_too_fast_accuses_nobody() -> None:
     assert graded(*pairs(96, 48, 48.1, 47.9, 48)) == ["ok"] * 5
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.floats(0.001, 0.02), st.sampled_from([4, 6, 20, 64]))
 def test_noise_of_two_percent_makes_no_pair_bad(seed: int, noise: float, count: int) -> None:
     fabric = Fabric(racked(count, 8), noise=noise, seed=seed)

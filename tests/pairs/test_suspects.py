@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.pairs.blame import Kind
 from provision.pairs.pairing import Topology, across, rack_groups, within
 from provision.pairs.results import Outcome, Result
 from provision.pairs.suspects import MOST_ROUNDS, diagnose, next_round
-from tests.pairs.fabric import RATE, Fabric, named, racked
+from tests.support.fabric import RATE, Fabric, named, racked
 
 SEVERITY = (0.3, 0.5, 0.8, None)  # factors of the rate; None hangs
 
@@ -86,7 +86,6 @@ def broken_fleets(draw: st.DrawFn) -> Fabric:
     return Fabric(fleet, faults, noise=draw(st.floats(0.001, 0.02)), seed=draw(st.integers(0, 9999)))
 
 
-@settings(max_examples=40, deadline=None)
 @given(broken_fleets())
 def test_all_that_is_planted_is_named_and_nobody_else(fabric: Fabric) -> None:
     diagnosis = fabric.run()
@@ -98,7 +97,6 @@ def test_all_that_is_planted_is_named_and_nobody_else(fabric: Fabric) -> None:
         assert named(diagnosis) == planted(fabric)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 256), st.integers(1, 20), st.integers(0, 9999), st.data())
 def test_a_bad_node_never_passes_and_every_node_is_accounted_for(
     count: int, size: int, seed: int, data: st.DataObject
@@ -122,7 +120,6 @@ def test_a_bad_node_never_passes_and_every_node_is_accounted_for(
     assert set(diagnosis.passed).isdisjoint(diagnosis.unjudged)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 128), st.integers(1, 16), st.floats(0.001, 0.02), st.integers(0, 9999))
 def test_a_healthy_fleet_takes_two_rounds_and_accuses_nobody(
     count: int, size: int, noise: float, seed: int

@@ -12,7 +12,7 @@ from provision.pairs.pairing import Topology
 from provision.pairs.perftest_ends import rails, shared, version
 from provision.pairs.results import Outcome, Result
 from provision.pairs.write_bw import commands, expected, results
-from tests.pairs.nodes import NO_DEVICE, NOBODY, RATE, SERVING, facts, output, printed
+from tests.support.pair_nodes import NO_DEVICE, NOBODY, RATE, SERVING, facts, output, printed
 
 PAIR = ("gpu-01", "gpu-02")
 GPUS = {"gpu": {"count": 8, "sku": "h100-sxm"}}

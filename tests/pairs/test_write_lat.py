@@ -14,8 +14,8 @@ from provision.pairs.perftest_ends import shared
 from provision.pairs.results import Outcome, Result
 from provision.pairs.suspects import next_round
 from provision.pairs.write_lat import METRIC, commands, expected, results
-from tests.pairs.fabric import racked
-from tests.pairs.nodes import NO_DEVICE, NOBODY, SERVING, facts, output, printed, printed_latency
+from tests.support.fabric import racked
+from tests.support.pair_nodes import NO_DEVICE, NOBODY, SERVING, facts, output, printed, printed_latency
 
 PAIR = ("gpu-01", "gpu-02")
 GPUS = {"gpu": {"count": 8, "sku": "h100-sxm"}}

@@ -26,7 +26,7 @@ from provision.selftest import changes, compare, machine, measure, provocations,
 from provision.selftest.machine import SelftestError
 from provision.selftest.result import NOT_PROVEN, PROVEN, Checked, Provoked
 from provision.selftest.run import Settings
-from tests.processes import alive, until
+from tests.support.processes import alive, until
 
 GPU = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
 BURN = "gpu_burn"

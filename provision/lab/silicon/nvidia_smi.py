@@ -113,7 +113,8 @@ def _once(node, options: dict, driver: str) -> int:
     action = options["action"]
     if action in change.ACTIONS:
         return change.run(node, driver, action, options["mode"], gpus)
-    readings = [telemetry.read(node, gpu, index) for index, gpu in gpus]
+    moment = telemetry.Moment(node)
+    readings = [telemetry.read(node, gpu, index, moment) for index, gpu in gpus]
     if action == "list":
         for one in readings:
             print(f"GPU {one['index']}: {node.sku['name']} (UUID: {one['gpu']['uuid']})")

@@ -50,6 +50,7 @@ def run(node, words: list) -> int:
     columns = [column for letter in letters for column in _COLUMNS.get(letter, [])]
     rows = number = 0
     while True:
+        moment = telemetry.Moment(node)
         for index, gpu in enumerate(node.present()):
             if node.lost(gpu):
                 where = f"GPU{index}: {gpu['address'].upper()}"
@@ -60,7 +61,7 @@ def run(node, words: list) -> int:
             if rows % _ROWS_A_HEADER == 0:
                 _header(columns)
             rows += 1
-            one = dict(telemetry.read(node, gpu, index), memory_clock=node.sku["memory_clock"])
+            one = dict(telemetry.read(node, gpu, index, moment), memory_clock=node.sku["memory_clock"])
             print(f"{index:5d} " + " ".join(f"{value(one):>{width}}" for _, _, width, value in columns) + " ")
         sys.stdout.flush()
         number += 1

@@ -17,7 +17,7 @@ from provision.pairs.pairing import Topology
 from provision.pairs.results import Result
 from provision.report.causes import worst_first
 from provision.report.context import Context, Load, Pairs
-from tests.pairs.fabric import Fabric
+from tests.support.fabric import Fabric
 
 CHECKS = ("gpu_inventory", "gpu_burn", "p2p_bandwidth", "nccl_all_reduce")
 SOURCE = "Azure/azurehpc-health-checks, conf/nd96isr_h100_v5.conf (May 2026)"
@@ -359,7 +359,7 @@ def measured(
     fleet: Topology, faults: Mapping[tuple[str, ...], float | None], rails: int = 4, **more: Any
 ) -> tuple[Result, ...]:
     """What ib_write_bw says in all rounds between these nodes of 400 Gb/s rails, with such faults
-    (tests/pairs/fabric.py)."""
+    (tests/support/fabric.py)."""
     names = tuple(f"mlx5_{rail}" for rail in range(rails))
     fabric = Fabric(fleet, dict(faults), rails=names, expected=48.0 * 0.9, **more)
     fabric.run()
