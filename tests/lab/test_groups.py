@@ -18,9 +18,10 @@ import yaml
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab import gpu_programs, slurm_cluster
+from tests.lab import slurm_cluster
 from tests.lab.conftest import Lab, running_lab
 from tests.lab.gpuprov_up import ROOT, Operator, said
+from tests.lab.images import Images
 
 RACKS = {"n1": "a", "n2": "a", "n3": "a", "n4": "b", "n5": "b", "n6": "b"}
 CABLE = "reseat or check cable"
@@ -29,12 +30,12 @@ pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """As `gpuprov up` leaves them, with OpenMPI; Slurm is installed, and no cluster yet."""
     nodes = tuple(NodeSpec(name, "h100-sxm", network="ib") for name in RACKS)
-    with running_lab("groups", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
-        gpu_programs.bring(running, "nvidia-fabricmanager", "openmpi-bin")
-        for node in running.nodes:
-            node.as_root("systemctl start nvidia-fabricmanager")
+    ready = images.with_packages(images.h100(), "openmpi-bin", *slurm_cluster.PACKAGES)
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("groups", nodes, inventory, images=dict.fromkeys(RACKS, ready)) as running:
         yield running
 
 

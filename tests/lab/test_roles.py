@@ -16,7 +16,7 @@ import testinfra
 from testinfra.host import Host
 
 from provision import paths, stack
-from provision.errors import ExitCode
+from tests.lab.conftest import Lab
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER, NCCL, TOOLKIT, CUDA = "580.126.09", "2.29.7-1+cuda12.9", "1.19.1-1", "12.9"
@@ -42,19 +42,9 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def declared(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The lab as `gpuprov up` leaves it."""
-    runs = tmp_path_factory.mktemp("runs")
-    done = subprocess.run(
-        [sys.executable, "-m", "provision.cli", "up", str(lab.inventory)],
-        env={**environment(), "GPUPROV_RUNS": str(runs)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1400,
-    )
-    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
-    return lab
+def declared(declared_lab: Lab) -> Lab:
+    """A lab as `gpuprov up` leaves it."""
+    return declared_lab
 
 
 @pytest.fixture(scope="module", params=["gpu-01", "gpu-02"])
