@@ -26,6 +26,7 @@ from tests.lab import slurm_cluster
 from tests.lab.conftest import SPEED, Image, Lab, boot
 from tests.lab.gpuprov_up import Operator, said
 
+KINDS = DEFAULT_NODES[:2]
 # What the bare nodes go through, in this order.
 STEPS = {"drift before": "drift", "plan": "plan", "up": "up", "drift after": "drift"}
 
@@ -41,15 +42,17 @@ class Images:
         self._used: dict[str, tuple[str, IO[str]]] = {}  # made -> its lab, the lock that keeps it
 
     def up(self) -> Mapping[str, subprocess.CompletedProcess[str]]:
-        """The finished commands of STEPS on the three default nodes, which were bare."""
-        done = self.made("declared", DEFAULT_NODES, {}, _up)["done"]
+        """The finished commands of STEPS on two nodes that were bare, one of each kind of DEFAULT_NODES."""
+        done = self.made("declared", KINDS, {}, _up)["done"]
         return {step: subprocess.CompletedProcess(*done[step]) for step in STEPS}
 
     def declared(self) -> Mapping[str, Image]:
-        """The default nodes after that `up`; a test that needs them fails when it has failed."""
+        """DEFAULT_NODES after that `up`; a test that needs them fails when it has failed."""
         done = self.up()["up"]
         assert done.returncode == ExitCode.OK, said(done)
-        return self.made("declared", DEFAULT_NODES, {}, _up)["images"]
+        made = self.made("declared", KINDS, {}, _up)["images"]
+        kinds = {(node.sku, node.release): made[node.name] for node in KINDS}
+        return {node.name: kinds[node.sku, node.release] for node in DEFAULT_NODES}
 
     def h100(self) -> Image:
         """An H100 node on Debian 13 after `up`."""
