@@ -155,6 +155,7 @@ def boot(
     name: str, wanted: tuple[NodeSpec, ...], inventory: Path, speed: float, images: Mapping[str, Image]
 ) -> Lab:
     """The lab of that name, made from nothing."""
+    images = {node.name: images[node.name] for node in wanted if node.name in images}
     disks = {node: image.disks for node, image in images.items()}
     with Progress("lab", total=len(wanted), stream=io.StringIO()) as progress:
         record = fleet.up(name, wanted, inventory, progress, speed=speed, fresh=True, images=disks)
@@ -183,11 +184,3 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
     base = tmp_path_factory.getbasetemp()
     with Images(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as made:
         yield made
-
-
-@pytest.fixture(scope="module")
-def declared_lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """The three nodes of `lab` as one `gpuprov up` of this session has left such nodes."""
-    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
-    with running_lab("decl", DEFAULT_NODES, inventory, images=images.declared()) as running:
-        yield running

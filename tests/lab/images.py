@@ -102,7 +102,7 @@ class Images:
             made = work(lab, self._shared)
             for node in lab.nodes:
                 node.power_off()
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:
             return {"lab": chosen, "trouble": f"the image {name} could not be made: {error}"}
         disks = {
             node.name: [str(node.place.disk), *map(str, below[node.name].disks if node.name in below else ())]

@@ -99,7 +99,7 @@ def test_a_slow_link_in_the_group_is_named_and_neither_end_is_accused(measure: A
 
 def test_a_node_that_hangs_is_named_and_what_it_left_running_is_ended(measure: Any, lab: Lab) -> None:
     lab.node("n5").fault("peers_hang")
-    code, report = measure("nccl_group", "--timeout", "30")
+    code, report = measure("nccl_group", "--timeout", "20")
     assert (code, fabric(report)) == (ExitCode.UNHEALTHY, [])
     assert verdicts(report) == {name: "fail" if name == "n5" else "pass" for name in RACKS}
 
@@ -181,7 +181,7 @@ def test_with_slurm_the_slow_link_is_named_as_well(measure: Any, lab: Lab) -> No
 @pytest.mark.usefixtures("slurm")
 def test_with_slurm_the_node_that_hangs_is_named_and_its_job_is_cancelled(measure: Any, lab: Lab) -> None:
     lab.node("n5").fault("peers_hang")
-    code, report = measure("nccl_group", "--timeout", "30")
+    code, report = measure("nccl_group", "--timeout", "20")
     assert (code, fabric(report)) == (ExitCode.UNHEALTHY, [])
     assert verdicts(report) == {name: "fail" if name == "n5" else "pass" for name in RACKS}
     assert lab.node("n1").run("squeue --noheader").stdout == ""

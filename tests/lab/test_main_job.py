@@ -11,13 +11,15 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provision.errors import ExitCode
-from tests.lab.conftest import Lab
+from provision.lab.spec import DEFAULT_NODES
+from tests.lab.conftest import Lab, running_lab
 from tests.lab.images import Images
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,8 +27,11 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
-def lab(declared_lab: Lab) -> Lab:
-    return declared_lab
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The default nodes as `up` left such nodes."""
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("main", DEFAULT_NODES, inventory, images=images.declared()) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
