@@ -58,13 +58,14 @@ def node(request: pytest.FixtureRequest, declared: Any) -> Any:
 
 @pytest.fixture
 def host(node: Any) -> Host:
-    place = node.place
-    lab_folder = place.folder.parent.parent
+    """By one connection per node: each command would begin one."""
+    lab_folder = node.place.folder.parent.parent
+    known = f"-o UserKnownHostsFile={lab_folder / 'known_hosts'} -o StrictHostKeyChecking=yes"
     return testinfra.get_host(
         f"ssh://ops@{node.address}",
         ssh_identity_file=str(lab_folder / "id_ed25519"),
-        ssh_extra_args=f"-o UserKnownHostsFile={lab_folder / 'known_hosts'} -o StrictHostKeyChecking=yes",
-        controlpersist=0,
+        ssh_extra_args=f"{known} -o ControlPath={lab_folder}/ssh-{node.name}",
+        controlpersist=60,
         sudo=True,
     )
 
