@@ -42,6 +42,11 @@ class NodePlace:
         return self.folder / "disk"
 
     @property
+    def image(self) -> Path:
+        """Says which other disks lie below this one, newest first: see node.prepare."""
+        return self.folder / "image.json"
+
+    @property
     def silicon(self) -> Path:
         return self.folder / "silicon"
 

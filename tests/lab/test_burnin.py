@@ -21,11 +21,11 @@ from provision.lab import network
 from provision.lab.spec import NodeSpec
 from tests.lab.burnins import Burnins, hear, kill, seconds_of, wait_until_over
 from tests.lab.conftest import running_lab
+from tests.lab.images import Images
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Lab
 
-ROLES = "[nvidia_repository,nvidia_driver,nvlink,cuda_toolkit,nccl,validation_tools]"
 SPEED = 20.0
 # A minute of a burn is three seconds here, so a soak of an hour is long enough for everything below.
 PROFILE = """\
@@ -55,18 +55,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lab(folder: Path) -> Iterator[Lab]:
+def lab(folder: Path, images: Images) -> Iterator[Lab]:
     nodes = (NodeSpec("gpu-01", "h100-sxm"), NodeSpec("gpu-02", "h100-sxm"))
-    with running_lab("burnall", nodes, folder / "lab.yml", speed=SPEED) as running:
+    declared = {node.name: images.h100() for node in nodes}
+    with running_lab("burnall", nodes, folder / "lab.yml", speed=SPEED, images=declared) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def burnins(lab: Lab, folder: Path) -> Burnins:
-    found = Burnins(lab.inventory, folder, folder / "hour.yml")
-    done = found.call("up", str(lab.inventory), "--yes", "--no-canary", "--set", f"gpuprov_roles={ROLES}")
-    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
-    return found
+    return Burnins(lab.inventory, folder, folder / "hour.yml")
 
 
 def begin(burnins: Burnins, *more: str) -> subprocess.CompletedProcess[str]:
