@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 import devices
-from nvidia_smi_mig import usable
+from mig_profiles import usable
 from settings import Settings
 
 # As in /proc/driver/nvidia-caps/mig-minors: so far apart are two GPUs, and two GPU instances; after each of

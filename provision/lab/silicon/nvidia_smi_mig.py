@@ -2,8 +2,9 @@
 
 import uuid
 
+import mig_files
 import noise
-from mig_profiles import find, free, instance, place, profiles
+from mig_profiles import find, free, instance, place, profiles, usable
 from settings import Settings
 
 BAD_ARGUMENT, NOT_PERMITTED, NOTHING_FOUND, IN_USE, NO_ROOM = 2, 4, 6, 19, 23
@@ -47,6 +48,7 @@ def run(node, words: list, choose) -> int:
         return NOT_PERMITTED
     status = _CHANGES[action](node, settings, enabled, asked)
     settings.save()
+    mig_files.write(node)
     return status
 
 
@@ -58,12 +60,6 @@ def devices(one: dict) -> str:
             f"  MIG {each['profile']:<11} Device {number:>2}: (UUID: {mig_uuid(one['gpu'], each)})\n"
         )
     return "".join(lines)
-
-
-def usable(settings: dict) -> list:
-    """The instances a program can use: those with a compute instance, large ones first."""
-    found = [each for each in settings["instances"] if each["usable"]]
-    return sorted(found, key=lambda each: (-each["size"], each["id"]))
 
 
 def mig_uuid(gpu, each: dict) -> str:
