@@ -5,7 +5,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from logrus import log
+from containers.logrus import log
 
 # What it takes for the options of a runtime when its source knows no runc.
 _RUNTIME = """\

@@ -2,10 +2,11 @@
 
 import uuid
 
-import mig_files
 import noise
-from mig_profiles import find, free, instance, place, profiles, usable
 from settings import Settings
+
+from nvidia_smi import mig_files
+from nvidia_smi.mig_profiles import find, free, instance, place, profiles, usable
 
 BAD_ARGUMENT, NOT_PERMITTED, NOTHING_FOUND, IN_USE, NO_ROOM = 2, 4, 6, 19, 23
 INVALID = "Invalid combination of input arguments. Please run 'nvidia-smi mig -h' for help.\n"

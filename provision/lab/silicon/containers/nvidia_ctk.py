@@ -4,10 +4,10 @@ import os
 import re
 from pathlib import Path
 
-import cdi_spec
 import devices
-import runtime_config
-from logrus import log
+
+from containers import cdi_spec, runtime_config
+from containers.logrus import log
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 _CONFIG_TEXT = """\

@@ -4,10 +4,11 @@ Wording from public transcripts of the real tool. In none of them, and therefore
 under a driver that has dropped application clocks, and what setting the ECC mode it already has says.
 """
 
-import mig_files
-import nvidia_smi_tree_fabric as fabric
-from mig_profiles import profiles
 from settings import COMPUTE_MODES, KEEPS_MIG, KEPT_BY_DRIVER, Settings
+
+from nvidia_smi import mig_files
+from nvidia_smi import tree_fabric as fabric
+from nvidia_smi.mig_profiles import profiles
 
 BAD_ARGUMENT, NOT_SUPPORTED, NOT_PERMITTED, IN_USE = 2, 3, 4, 19
 WORDS = {
