@@ -8,7 +8,7 @@ from pathlib import Path
 
 import bridges
 import noise
-from faults_host import DRIVES, MODULES
+from faults.host import DRIVES, MODULES
 from small_files import put
 
 CONTROLLERS = 8

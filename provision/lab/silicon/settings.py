@@ -66,13 +66,10 @@ class Settings:
         _settle(self.inforom.get(str(gpu["slot"]), {}))
 
     def save(self) -> None:
-        """Write both memories."""
+        """Write both memories. Whoever changed MIG shows it with mig_files.write."""
         self.driver["holder"] = holder(self.node)
         write_atomically(self.node.folder / "inforom.json", json.dumps(self.inforom) + "\n")
         write_atomically(self.node.folder / "run/settings.json", json.dumps(self.driver) + "\n")
-        import mig_files  # which reads these settings
-
-        mig_files.write(self.node)
 
 
 def after_boot(node) -> None:

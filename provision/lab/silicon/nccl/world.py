@@ -11,8 +11,8 @@ import sys
 import time
 
 import bandwidth
-import ib_write_bw
 import nics
+from perftest import ib_write_bw
 
 PAIRS = 4  # queue pairs: one for each of a card's channels
 SHARE = 0.955  # of what perftest reaches

@@ -4,17 +4,13 @@ import sys
 import time
 
 import kernel_log
-import nvidia_smi_dmon as dmon
-import nvidia_smi_links as links
-import nvidia_smi_mig as mig
-import nvidia_smi_options
-import nvidia_smi_plain as plain
-import nvidia_smi_query as query
-import nvidia_smi_settings as change
-import nvidia_smi_tree as tree
 import telemetry
-from nvidia_smi_options import SmiError
 from state import Node
+
+from nvidia_smi import dmon, links, mig, plain, query, tree
+from nvidia_smi import options as nvidia_smi_options
+from nvidia_smi import settings as change
+from nvidia_smi.options import SmiError
 
 NOTHING_FOUND, NO_DRIVER = 6, 9
 NO_LIBRARY, LOST, MISMATCH = 12, 15, 18

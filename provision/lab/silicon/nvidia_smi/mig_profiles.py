@@ -103,3 +103,9 @@ def instance(profile: dict, spot: tuple) -> dict:
         "compute": profile["compute"],
         "usable": False,
     }
+
+
+def usable(settings: dict) -> list:
+    """The instances a program can use: those with a compute instance, large ones first."""
+    found = [each for each in settings["instances"] if each["usable"]]
+    return sorted(found, key=lambda each: (-each["size"], each["id"]))

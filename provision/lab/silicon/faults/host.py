@@ -1,6 +1,6 @@
 """The faults of the machine around the GPUs; see faults.py."""
 
-from fault_parameters import REQUIRED, choice, number
+from faults.parameters import REQUIRED, choice, number
 
 DRIVES, MODULES = 4, 16
 

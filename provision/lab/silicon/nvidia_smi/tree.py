@@ -9,14 +9,15 @@ and a value that differs between the two is a pair.
 import time
 from xml.sax.saxutils import escape
 
-import nvidia_smi_mig
-import nvidia_smi_silent as silent
-import nvidia_smi_tree_errors as errors
-import nvidia_smi_tree_fabric as fabric
-import nvidia_smi_tree_pci as pci
-import nvidia_smi_tree_state as state
 import telemetry
-from mig_profiles import profiles
+
+from nvidia_smi import mig as nvidia_smi_mig
+from nvidia_smi import silent
+from nvidia_smi import tree_errors as errors
+from nvidia_smi import tree_fabric as fabric
+from nvidia_smi import tree_pci as pci
+from nvidia_smi import tree_state as state
+from nvidia_smi.mig_profiles import profiles
 
 NA = "N/A"
 OLD = "Requested functionality has been deprecated"

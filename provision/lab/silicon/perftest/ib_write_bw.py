@@ -5,8 +5,9 @@ import sys
 import bandwidth
 import nics
 import noise
-import perftest_output
-import perftest_program
+
+from perftest import output as perftest_output
+from perftest import program as perftest_program
 
 NAME = "ib_write_bw"
 DEFAULTS = {"size": "65536", "iters": "5000"}

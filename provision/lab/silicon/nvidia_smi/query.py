@@ -2,9 +2,9 @@
 
 import time
 
-import nvidia_smi_silent as silent
-import nvidia_smi_tree_fabric as fabric
-from mig_profiles import profiles
+from nvidia_smi import silent
+from nvidia_smi import tree_fabric as fabric
+from nvidia_smi.mig_profiles import profiles
 
 BAD_ARGUMENT = 2
 DEPRECATED = "[Requested functionality has been deprecated]"

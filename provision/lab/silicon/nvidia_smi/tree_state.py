@@ -1,6 +1,6 @@
 """The half of `nvidia-smi -q` that changes: clocks, memory, load, heat (see nvidia_smi_tree)."""
 
-import nvidia_smi_tree_power
+from nvidia_smi import tree_power as nvidia_smi_tree_power
 
 NA = "N/A"
 OLD = "Requested functionality has been deprecated"

@@ -6,12 +6,13 @@ flagged. Each family of faults has a file; one with an `onset` shows once a load
 
 import difflib
 
-import faults_gpu
-import faults_host
-import faults_load
-import faults_network
-from fault_parameters import REQUIRED
 from state import StateError
+
+from faults import gpu as faults_gpu
+from faults import host as faults_host
+from faults import load as faults_load
+from faults import network as faults_network
+from faults.parameters import REQUIRED
 
 # id -> (meaning, parameters, the parameters that tell two faults of one id apart)
 FAULTS = {}

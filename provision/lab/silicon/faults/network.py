@@ -1,6 +1,6 @@
 """The faults of network cards and their ports; see faults.py. `nic`: mlx5_<nic> on a healthy node."""
 
-from fault_parameters import REQUIRED, choice, factor, number, text
+from faults.parameters import REQUIRED, choice, factor, number, text
 
 COUNTERS = (
     "symbol_error",

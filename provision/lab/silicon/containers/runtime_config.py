@@ -5,6 +5,8 @@ import re
 import subprocess
 from pathlib import Path
 
+from containers.logrus import log
+
 # What it takes for the options of a runtime when its source knows no runc.
 _RUNTIME = """\
         [plugins."{plugin}".containerd.runtimes.nvidia]
@@ -31,8 +33,6 @@ _CRIO = """
 
 def configure(node, flags: dict) -> int:
     """`runtime configure --runtime=NAME [--set-as-default] [--cdi.enabled]`."""
-    from nvidia_ctk import log
-
     runtime = flags.get("--runtime", "docker")
     default = "--set-as-default" in flags or "--nvidia-set-as-default" in flags
     cdi = bool({"--cdi.enabled", "--cdi.enable", "--enable-cdi"} & set(flags))

@@ -9,11 +9,12 @@ import re
 import sys
 
 import cuda
-import mpi
-import nccl_report
-import nccl_world
 import noise
 from load import Load, wait
+
+from nccl import mpi
+from nccl import report as nccl_report
+from nccl import world as nccl_world
 
 GIB = 1 << 30
 SIZES = {"k": 1 << 10, "m": 1 << 20, "g": GIB}

@@ -3,7 +3,7 @@
 A card is `nic`, mlx5_<nic> on a healthy node.
 """
 
-from fault_parameters import REQUIRED, factor, gpu, number, onset
+from faults.parameters import REQUIRED, factor, gpu, number, onset
 
 
 def _nic():

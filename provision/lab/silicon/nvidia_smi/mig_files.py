@@ -6,8 +6,9 @@ import stat
 from pathlib import Path
 
 import devices
-from nvidia_smi_mig import usable
 from settings import Settings
+
+from nvidia_smi.mig_profiles import usable
 
 # As in /proc/driver/nvidia-caps/mig-minors: so far apart are two GPUs, and two GPU instances; after each of
 # these comes its first compute instance.

@@ -4,9 +4,10 @@ import sys
 
 import nics
 import noise
-import perftest_output
-import perftest_program
-from perftest_options import RefusedError
+
+from perftest import output as perftest_output
+from perftest import program as perftest_program
+from perftest.options import RefusedError
 
 NAME = "ib_write_lat"
 DEFAULTS = {"size": "2", "iters": "1000"}

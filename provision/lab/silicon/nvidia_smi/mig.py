@@ -3,8 +3,10 @@
 import uuid
 
 import noise
-from mig_profiles import find, free, instance, place, profiles
 from settings import Settings
+
+from nvidia_smi import mig_files
+from nvidia_smi.mig_profiles import find, free, instance, place, profiles, usable
 
 BAD_ARGUMENT, NOT_PERMITTED, NOTHING_FOUND, IN_USE, NO_ROOM = 2, 4, 6, 19, 23
 INVALID = "Invalid combination of input arguments. Please run 'nvidia-smi mig -h' for help.\n"
@@ -47,6 +49,7 @@ def run(node, words: list, choose) -> int:
         return NOT_PERMITTED
     status = _CHANGES[action](node, settings, enabled, asked)
     settings.save()
+    mig_files.write(node)
     return status
 
 
@@ -58,12 +61,6 @@ def devices(one: dict) -> str:
             f"  MIG {each['profile']:<11} Device {number:>2}: (UUID: {mig_uuid(one['gpu'], each)})\n"
         )
     return "".join(lines)
-
-
-def usable(settings: dict) -> list:
-    """The instances a program can use: those with a compute instance, large ones first."""
-    found = [each for each in settings["instances"] if each["usable"]]
-    return sorted(found, key=lambda each: (-each["size"], each["id"]))
 
 
 def mig_uuid(gpu, each: dict) -> str:

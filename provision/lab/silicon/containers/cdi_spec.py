@@ -6,8 +6,8 @@ The order of keys, the indentation and the options are those of `nvidia-ctk cdi 
 from pathlib import Path
 
 import devices
-import mig_files
-from nvidia_smi_mig import mig_uuid
+from nvidia_smi import mig_files
+from nvidia_smi.mig import mig_uuid
 
 KIND = "nvidia.com/gpu"
 HOOK = "/usr/bin/nvidia-cdi-hook"

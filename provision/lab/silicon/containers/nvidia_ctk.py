@@ -2,13 +2,12 @@
 
 import os
 import re
-import sys
-import time
 from pathlib import Path
 
-import cdi_spec
 import devices
-import runtime_config
+
+from containers import cdi_spec, runtime_config
+from containers.logrus import log
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 _CONFIG_TEXT = """\
@@ -80,12 +79,6 @@ def nvidia_ctk(node, arguments: list) -> int:
 
 def _flags(words: list) -> dict:
     return {name: value for name, _, value in (word.partition("=") for word in words)}
-
-
-def log(level: str, text: str) -> None:
-    """One line on standard error, as logrus writes it to what is no terminal."""
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    print(f'time="{stamp}" level={level} msg="{text}"', file=sys.stderr)
 
 
 def _list(node) -> int:

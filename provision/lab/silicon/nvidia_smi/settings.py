@@ -4,9 +4,11 @@ Wording from public transcripts of the real tool. In none of them, and therefore
 under a driver that has dropped application clocks, and what setting the ECC mode it already has says.
 """
 
-import nvidia_smi_tree_fabric as fabric
-from mig_profiles import profiles
 from settings import COMPUTE_MODES, KEEPS_MIG, KEPT_BY_DRIVER, Settings
+
+from nvidia_smi import mig_files
+from nvidia_smi import tree_fabric as fabric
+from nvidia_smi.mig_profiles import profiles
 
 BAD_ARGUMENT, NOT_SUPPORTED, NOT_PERMITTED, IN_USE = 2, 3, 4, 19
 WORDS = {
@@ -51,8 +53,10 @@ def run(node, driver: str, action: str, value: str, gpus) -> int:
                 said += _DO[action](node, driver, settings, gpu, value) or []
     except _StopError as stop:
         settings.save()
+        mig_files.write(node)
         return stop.args[0]
     settings.save()
+    mig_files.write(node)
     if action in VOLATILE:
         _warn(settings, gpus)
     if action != "reset" or gpus:

@@ -11,9 +11,9 @@ import shutil
 import sys
 from pathlib import Path
 
-import cdi_spec
 import devices
-import nvidia_ctk
+
+from containers import cdi_spec, nvidia_ctk
 
 
 def nvidia_container_runtime(node, arguments: list) -> int:

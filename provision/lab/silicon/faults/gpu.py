@@ -1,6 +1,6 @@
 """The faults of GPUs and of the tools that speak of them; see faults.py."""
 
-from fault_parameters import REQUIRED, YES_NO, choice, factor, gpu, number, onset, text, tool
+from faults.parameters import REQUIRED, YES_NO, choice, factor, gpu, number, onset, text, tool
 
 # id -> (meaning, parameters, the parameters that tell two faults of one id apart)
 FAULTS = {

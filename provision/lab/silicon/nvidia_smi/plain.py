@@ -3,7 +3,8 @@
 import time
 
 import telemetry
-from mig_profiles import profiles
+
+from nvidia_smi.mig_profiles import profiles
 
 _LINE = "+-----------------------------------------+------------------------+----------------------+"
 _WIDE = "+-----------------------------------------------------------------------------------------+"

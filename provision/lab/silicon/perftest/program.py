@@ -13,11 +13,12 @@ import sys
 import time
 from pathlib import Path
 
-import perftest_memory
-import perftest_options
-import perftest_socket
 from load import Load, wait
 from state import write_atomically
+
+from perftest import memory as perftest_memory
+from perftest import options as perftest_options
+from perftest import socket as perftest_socket
 
 
 def run(node, program, arguments: list) -> int:
