@@ -2,7 +2,7 @@
 
 This finds what nobody has a limit for, and what a node's own GPUs cannot show: a node all of whose GPUs are
 slow. It only ever adds findings: a group too small to compare is said to be so, and nothing passes by it. The
-operating system does not divide a group, for silicon does not know it.
+operating system does not divide a group, since the hardware does not depend on it.
 """
 
 from __future__ import annotations
