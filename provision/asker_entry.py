@@ -1,4 +1,4 @@
-"""The processes that ask nodes for gpuprov: started by askers.py, each does one part of the nodes.
+"""Entry point of an SSH worker process; each one handles a part of the nodes.
 
 The first process imports all that is needed, once, then makes the others of itself while it has no thread,
 and tells of each that ended how it did: `NUMBER WORDS` on its standard output. Nothing is left when gpuprov

@@ -1,4 +1,4 @@
-"""What gpuprov and the processes that ask nodes for it say to each other: pickles behind their lengths.
+"""Length-prefixed pickle protocol between the parent and its SSH worker processes.
 
 Both ends are ours, of one user on one machine, and nothing else can write to the socket between them. What a
 node printed is bytes in a pickle, which nobody looks into on the way.

@@ -1,4 +1,4 @@
-"""Several processes that ask nodes over SSH, heard in one: Python's threads use no more than one core.
+"""SSH fan-out over several worker processes, because Python's threads use no more than one core.
 
 They are not made of this process by fork: it may have threads (a progress bar, those of workers), whose locks
 would be copied as they happen to be held, and it holds the fleet, which would be copied bit by bit. One new

@@ -1,4 +1,4 @@
-"""A crew of threads that does one thing per node, each within its time, whatever hangs."""
+"""A thread pool that does one task per node, with a time limit for each."""
 
 from __future__ import annotations
 

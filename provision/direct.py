@@ -1,5 +1,4 @@
-"""The nodes we reach over SSH ourselves: asked in threads, of several processes where there are many; what
-they answer is taken in one."""
+"""SSH fan-out for nodes reachable without Ansible."""
 
 from __future__ import annotations
 

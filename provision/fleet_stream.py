@@ -1,4 +1,4 @@
-"""A fleet judged node by node: of each only what is compared stays in memory, the rest lies in a file.
+"""Judging of a fleet node by node: memory holds only the compared values, a spill file the rest.
 
 Each node is judged by itself, set aside as its line of the report, and forgotten but for the numbers and
 versions that the fleet compares. Then the comparison reads again those lines to which it adds something. What

@@ -1,4 +1,4 @@
-"""Rows that are read when they are asked for: a fleet's measurements are far more than a report shows."""
+"""Lazily loaded report rows, because a fleet has far more measurements than a report shows."""
 
 from __future__ import annotations
 

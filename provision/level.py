@@ -1,4 +1,4 @@
-"""How many nodes are asked at once: a level that grows while that helps, and never above a limit (pure).
+"""Adaptive concurrency: the number of nodes in progress grows while that helps, up to a limit (pure).
 
 Waiting for a distant node costs nothing here: with time on the way, many must be on their way. Once our own
 processor is busy, or twice as many were not faster, more would only wait in another place.

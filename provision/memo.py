@@ -1,4 +1,4 @@
-"""Answers computed once for all nodes whose variables agree where it matters.
+"""Cache of renderings, shared by all nodes whose relevant variables are equal.
 
 Ten thousand nodes with the same variables are one question, though each has its own address. What matters
 is found by watching: a computation that read these names and got these values would read the same again.

@@ -1,4 +1,4 @@
-"""Which devices were bad in which run: one small file per node beside the run folders, a line for each run.
+"""The faulty devices of each run: one small file per node beside the run folders, with a line per run.
 
 What a run knew of earlier ones is kept in its own folder, so that judging it again gives the same report.
 The index of the runs (run_index.py) cannot answer this: these files outlive the run folders, and know a run

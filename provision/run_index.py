@@ -1,5 +1,5 @@
-"""Every node's verdicts of all runs, in an index beside the runs: how it was last, how often it changed its
-mind, which devices are bad again and again.
+"""Index of every node's verdicts in all runs: latest verdict, number of changes, devices with repeated
+faults.
 
 The index is a cache of the runs' verdicts.json (verdict_history.py) and never more: it is brought up to date
 by the name, time and size of these files before each question, may be removed at any time, and is made anew

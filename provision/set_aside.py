@@ -1,4 +1,4 @@
-"""Texts set aside in a file until they are wanted again: a fleet measures more than fits in memory."""
+"""Spill file for serialized results, for fleets that measure more than fits in memory."""
 
 from __future__ import annotations
 

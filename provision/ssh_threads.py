@@ -1,4 +1,4 @@
-"""Nodes asked over SSH in threads of this process: connections, and the crew that makes them."""
+"""SSH fan-out in threads of this process: connections, and the thread pool that opens them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A report of many nodes, read a node at a time: of each only what every report shows stays in memory.
+"""Reader of a stored report, one node at a time; memory holds only what every report shows.
 
 report.json has one line for each node (report/json.py). Verdicts and what is no pass are kept; passed
 findings and measurements, nearly all of it, are read from the line where something shows them: measurements

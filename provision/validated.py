@@ -1,4 +1,4 @@
-"""The newest result of every check on every node: one small file per node beside the run folders.
+"""The latest result of every check on every node: one small file per node beside the run folders.
 
 So what stands of a fleet's validation is found by reading as many files as there are nodes, however many
 runs there were. The run folders hold the same (fingerprints.jsonl), run by run; the index of the runs

@@ -1,4 +1,4 @@
-"""Which verdict each node had in which run: a small file in each run folder, for the runs after it.
+"""The verdict of each node in each run: a small file in each run folder.
 
 A report of ten thousand nodes takes a while to read; what the next run wants to know of it is kept apart.
 Whatever is damaged, foreign or newer in a history is passed over: it costs a comparison, never a report.

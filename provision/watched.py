@@ -1,4 +1,4 @@
-"""A mapping that remembers what was read of it: an answer can be used again where that is the same."""
+"""A read-tracking mapping: the cache key of rendered expectations."""
 
 from __future__ import annotations
 

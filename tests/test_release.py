@@ -17,6 +17,7 @@ build-backend = "hatchling.build"
 [project]
 name = "gpuprov"
 dynamic = ["version"]
+requires-python = ">=3.11"
 [tool.hatch.version]
 path = "provision/__init__.py"
 [tool.hatch.build.targets.wheel]

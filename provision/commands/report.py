@@ -27,8 +27,8 @@ original report stays, and adds changes.json: the nodes whose verdict changed, w
 
 --compare shows the nodes whose verdict changed and the finding that changed it, the nodes, checks and GPUs
 that were added or removed, and the measurements that changed by more than noise: by more than the scatter
-among the SKU's other devices, and by more than 2.3 % (5 % when too few devices were measured in both runs
-to know the scatter). With --rejudge, both runs are first judged by the same thresholds.
+of the same change on the SKU's other devices, and by more than 2.3 % (5 % when too few devices were measured
+in both runs to know the scatter). With --rejudge, both runs are first judged by the same thresholds.
 
 --bundle packs what a vendor needs for a return of a node or a GPU: a readable summary, findings, measurements
 beside those of their peers, raw output, facts, the node's history. Secrets and the names of other nodes are
