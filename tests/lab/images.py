@@ -58,13 +58,10 @@ class Images:
         """An H100 node on Debian 13 after `up`."""
         return self.declared()["gpu-01"]
 
-    def with_packages(self, below: Image, *packages: str) -> Image:
-        """An H100 node that began with the image `below` and has more of the distribution's packages."""
-        nodes = (NodeSpec("gpu-01", "h100-sxm"),)
-        made = self.made(
-            "+".join(packages), nodes, {"gpu-01": below}, lambda lab, _: _install(lab, *packages)
-        )
-        return made["images"]["gpu-01"]
+    def with_slurm(self) -> Image:
+        """The same with OpenMPI and Slurm, which does not start at boot: there is no cluster."""
+        nodes, below = (NodeSpec("gpu-01", "h100-sxm"),), {"gpu-01": self.h100()}
+        return self.made("slurm", nodes, below, _slurm)["images"]["gpu-01"]
 
     def made(
         self,
@@ -149,6 +146,7 @@ def _up(lab: Lab, folder: Path) -> dict[str, Any]:
     return {"done": {step: (one.args, one.returncode, one.stdout, one.stderr) for step, one in done.items()}}
 
 
-def _install(lab: Lab, *packages: str) -> dict[str, Any]:
-    slurm_cluster.install(lab.nodes, *packages)
+def _slurm(lab: Lab, _: Path) -> dict[str, Any]:
+    slurm_cluster.install(lab.nodes, "openmpi-bin", *slurm_cluster.PACKAGES)
+    lab.node("gpu-01").as_root("systemctl disable slurmd slurmctld")  # without a cluster it looks for one
     return {}

@@ -33,9 +33,8 @@ pytestmark = pytest.mark.timeout(1500)
 def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """As `gpuprov up` leaves them, with OpenMPI; Slurm is installed, and no cluster yet."""
     nodes = tuple(NodeSpec(name, "h100-sxm", network="ib") for name in RACKS)
-    ready = images.with_packages(images.h100(), "openmpi-bin", *slurm_cluster.PACKAGES)
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
-    with running_lab("groups", nodes, inventory, images=dict.fromkeys(RACKS, ready)) as running:
+    with running_lab("groups", nodes, inventory, images=dict.fromkeys(RACKS, images.with_slurm())) as running:
         yield running
 
 

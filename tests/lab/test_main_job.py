@@ -192,7 +192,7 @@ def test_garbage_and_hangs_are_error_and_a_faulty_gpu_is_fail(
     node = lab.node("gpu-01")
     node.fault(fault, **parameters)
     try:
-        done = gpuprov("validate", "--nodes", "gpu-01", "--checks", check, "--timeout", "20", "--json")
+        done = gpuprov("validate", "--nodes", "gpu-01", "--checks", check, "--timeout", "10", "--json")
     finally:
         node.heal()
     assert done.returncode == (ExitCode.UNHEALTHY if verdict == "fail" else ExitCode.INCOMPLETE), said(done)
