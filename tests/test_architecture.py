@@ -126,8 +126,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "ssh_config",
             "ssh_login",
         }
-        | {"asker_entry", "asker_frames", "askers", "ssh_threads"}
-        | {"direct", "interrupts", "processes", "shards", "streams"}
+        | {"fanout", "fanout_processes", "interrupts", "processes", "shards", "streams"}
         | {"workers", "worker_asks", "worker_entry", "worker_link", "worker_runs", "worker_stream"},
     ),
     (
