@@ -60,8 +60,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "drift_report",
             "fleet_pairs",
             "fleet_stream",
-            "fleet_versions",
-            "odd_ones",
+            "outliers",
         }
         | {"node_commands", "pair_campaign", "pair_plays", "perftest_pairs"}
         | {"launch", "nccl_pairs"}
@@ -94,7 +93,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "resolve",
             "waves",
         }
-        | {"diagnosis", "majority"},
+        | {"diagnosis"},
     ),
     (
         "reaching nodes",
@@ -131,8 +130,8 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     ),
     (
         "what is declared",
-        {"ansible_inventory", "compared", "compatibility", "compatibility_rules", "expectations", "inventory"}
-        | {"lockfile", "patterns", "plain_inventory"}
+        {"ansible_inventory", "compatibility", "compatibility_rules", "expectations", "inventory"}
+        | {"lockfile", "majority", "patterns", "plain_inventory"}
         | {"role", "skus", "stack", "template_filters", "templating", "variables"},
     ),
     (
@@ -159,19 +158,18 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
         "words and files",
         {
             "errors",
-            "memo",
             "nearest",
             "paths",
             "node_names",
+            "render_cache",
             "secrets_mask",
             "set_aside",
             "shared_facts",
-            "side_by_side",
+            "parallel_map",
             "student_t",
             "wording",
             "terminal",
             "versions",
-            "watched",
             "yamlfile",
         },
     ),

@@ -1,4 +1,4 @@
-"""Work on many things that have nothing to do with each other, on all cores; the results come in order."""
+"""A process pool that maps a function over independent things, and gives the results in order."""
 
 from __future__ import annotations
 
