@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import resource
 import signal
 import socket
 import struct
@@ -26,6 +27,7 @@ from provision.crew import Done
 from provision.fanout import Threads
 from provision.node_error import NodeError
 
+PRELOADED = "provision.ssh"  # with paramiko: imported once, before the processes are forked
 SILENT = 60.0  # seconds without a message after which a process is given up
 BEAT = 5.0  # seconds after which a process sends a message, if only as a sign of life
 KEPT = 32  # results that wait in a process for the parent to take them: then no further node is begun
@@ -150,7 +152,7 @@ class Processes:
 def _started(count: int) -> list[_Process]:
     """So many processes that wait for their share. Raises OSError or EOFError, and leaves none then."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", "provision.ssh"])
+    context.set_forkserver_preload(["__main__", PRELOADED, __name__])
     # Ctrl-C at a terminal is sent to every process of its foreground, and what it means is decided here: the
     # others inherit it blocked. (Starting the resource tracker would unblock it again, so that comes first.)
     resource_tracker.ensure_running()
@@ -164,6 +166,9 @@ def _started(count: int) -> list[_Process]:
                 process.start()
             started.append(_Process(process, ours))
             _bound(ours, SILENT)
+            # The fork server may be older than the limit of now (own_limits.py raises it).
+            files = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.prlimit(process.pid or 0, resource.RLIMIT_NOFILE, files)
     except BaseException:
         for each in started:
             each.process.kill()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import struct
@@ -178,6 +180,25 @@ class Unreadable:
 
     def __reduce__(self) -> tuple[type[int], tuple[str]]:
         return int, ("no number",)
+
+
+def test_the_fork_server_imports_what_the_processes_need() -> None:
+    """It says nothing of a module that is not there."""
+    assert importlib.util.find_spec(fanout_processes.PRELOADED) is not None
+
+
+def test_processes_may_open_as_many_files_as_their_parent(sshd: Any) -> None:
+    """Also when the fork server was started before the limit was raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    Processes({}, {}, 60, 2, 1).close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        pool = Processes(routes(sshd, ["a"]), {"a": SLOW}, 60, 2, 1)
+        found = resource.prlimit(pid_of(pool, 0), resource.RLIMIT_NOFILE)
+        pool.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == (soft - 1, hard)
 
 
 def test_a_mistake_of_ours_in_a_process_is_named(sshd: Any) -> None:
