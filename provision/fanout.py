@@ -1,20 +1,20 @@
 """SSH fan-out for nodes that are reachable without Ansible: a program run on each, from threads of one
-process or, where there are many nodes, of several (fanout_processes.py)."""
+process (ssh_threads.py) or, where there are many nodes, of several (ssh_processes.py)."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 from provision.connection import Route
-from provision.crew import Crew, Done
 from provision.node_error import NodeError
 from provision.node_names import fold
+from provision.ssh_threads import Threads
 from provision.wording import many
 
 if TYPE_CHECKING:
-    from provision.fanout_processes import Processes
+    from provision.ssh_processes import Processes
 
 FEWEST = 200  # nodes for which one more process is worth its start
 QUIET = 5.0  # seconds between two lines about the nodes that have not answered yet
@@ -25,54 +25,6 @@ class Asked(Protocol):
 
     def program(self, node: str, limit: int | None = None) -> str: ...
     def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None: ...
-
-
-class Threads:
-    """Runs a program (its text, in ASCII) on each node, from threads of this process. Results come from
-    `gather`; `keep` as for Crew."""
-
-    def __init__(
-        self,
-        routes: Mapping[str, Route],
-        programs: Mapping[str, str],
-        timeout: float,
-        connections: int,
-        keep: int = 0,
-    ) -> None:
-        from provision.ssh import Ssh  # imports paramiko, which most commands can do without
-
-        self._ssh = ssh = Ssh()
-        self._crew: Crew[bytes] = Crew(
-            routes,
-            lambda name: ssh.ask(routes[name], programs[name].encode("ascii"), timeout),
-            seconds=timeout,
-            threads=connections,
-            keep=keep,
-        )
-
-    @property
-    def unfinished(self) -> int:
-        """How many nodes have no result yet."""
-        return self._crew.unfinished
-
-    @property
-    def awaited(self) -> list[str]:
-        """The nodes at work, once no other node waits for its turn; none before."""
-        return self._crew.awaited
-
-    def gather(self, wait: float = 0.0) -> Iterator[Done[bytes]]:
-        """The results there are by now; waits up to `wait` seconds for the first."""
-        yield from self._crew.gather(wait)
-        self.expire()
-
-    def expire(self) -> None:
-        """Cut connections whose time is up. To be called now and then; `gather` does."""
-        self._ssh.expire()
-
-    def close(self) -> None:
-        """Start no further node, and do not wait for those at work."""
-        self._crew.stop()
-        self._ssh.close()
 
 
 class Fanout:
@@ -129,7 +81,7 @@ def _pool(
 ) -> Threads | Processes:
     """Threads of this process, or of so many others where this machine can start them."""
     if processes > 1:
-        from provision.fanout_processes import Processes
+        from provision.ssh_processes import Processes
 
         try:
             return Processes(routes, programs, timeout, connections, processes)

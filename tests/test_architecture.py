@@ -125,7 +125,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "ssh_config",
             "ssh_login",
         }
-        | {"fanout", "fanout_processes", "interrupts", "processes", "shards", "streams"}
+        | {"fanout", "ssh_processes", "ssh_threads", "interrupts", "processes", "shards", "streams"}
         | {"workers", "worker_asks", "worker_entry", "worker_link", "worker_runs", "worker_stream"},
     ),
     (

@@ -23,16 +23,16 @@ import pytest
 
 from benchmarks import bench_processes, nodes
 from benchmarks.results import Options, Result, Table
-from provision import fanout, fanout_processes, processes
+from provision import fanout, processes, ssh_processes
 from provision.connection import Route, route_of
 from provision.crew import Done
 from provision.errors import UsageError
-from provision.fanout_processes import KEPT, Processes
 from provision.inventory import Node
 from provision.node_error import NodeError
 from provision.observe import observe, run_programs
 from provision.processes import VARIABLE, worth
 from provision.ssh_config import ConfigFiles
+from provision.ssh_processes import KEPT, Processes
 from tests.processes import alive, command_of, until
 
 HELLO = "print('@gpuprov-facts 1 2\\n{}\\n@gpuprov-end')"
@@ -151,7 +151,7 @@ def pid_of(pool: Processes, number: int) -> int:
 
 
 def test_a_process_that_stops_is_given_up(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fanout_processes, "SILENT", 1.0)
+    monkeypatch.setattr(ssh_processes, "SILENT", 1.0)
     pool = Processes(routes(sshd, ["a", "b", "c"]), dict.fromkeys("abc", SLOW), 60, 4, 2)
     try:
         for number in range(2):
@@ -169,7 +169,7 @@ def test_a_process_that_stops_is_given_up(sshd: Any, monkeypatch: pytest.MonkeyP
 def test_a_message_that_stops_half_way_is_not_waited_for() -> None:
     ours_, theirs = multiprocessing.Pipe()
     with ours_, theirs:
-        fanout_processes._bound(ours_, 1.0)
+        ssh_processes._bound(ours_, 1.0)
         os.write(theirs.fileno(), struct.pack("!i", 100) + b"half")
         with pytest.raises(BlockingIOError):
             ours_.recv()
@@ -184,7 +184,7 @@ class Unreadable:
 
 def test_the_fork_server_imports_what_the_processes_need() -> None:
     """It says nothing of a module that is not there."""
-    assert importlib.util.find_spec(fanout_processes.PRELOADED) is not None
+    assert importlib.util.find_spec(ssh_processes.PRELOADED) is not None
 
 
 def test_processes_may_open_as_many_files_as_their_parent(sshd: Any) -> None:
@@ -219,7 +219,7 @@ def test_where_no_process_can_be_started_one_asks(sshd: Any, monkeypatch: pytest
     def refuse(_count: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(fanout_processes, "_started", refuse)
+    monkeypatch.setattr(ssh_processes, "_started", refuse)
     said: list[str] = []
     nodes = [sshd.node(f"n{number}", ansible_become=False) for number in range(2)]
     assert [seen.error for seen in observe(nodes, {}, say=said.append).values()] == [None, None]
@@ -343,7 +343,7 @@ def test_who_takes_slowly_makes_them_wait(monkeypatch: pytest.MonkeyPatch) -> No
     ours_, theirs = multiprocessing.Pipe()
     names = [f"n{number}" for number in range(400)]
     route = route_of(Node("n", (), {}), ConfigFiles())
-    thread = threading.Thread(target=fanout_processes.work, args=(theirs,))
+    thread = threading.Thread(target=ssh_processes.work, args=(theirs,))
     thread.start()
     ours_.send((dict.fromkeys(names, route), dict.fromkeys(names, ""), 60, 8, KEPT))
     time.sleep(1.0)
@@ -384,6 +384,6 @@ def test_how_many_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_few_nodes_start_no_process(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(fanout_processes, "_started", lambda _: pytest.fail("a process was started"))
+    monkeypatch.setattr(ssh_processes, "_started", lambda _: pytest.fail("a process was started"))
     found = run_programs([sshd.node(ansible_become=False)], {"gpu-01": HELLO})
     assert isinstance(found["gpu-01"], bytes)

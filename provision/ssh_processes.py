@@ -24,8 +24,8 @@ from multiprocessing.process import BaseProcess
 
 from provision.connection import Route
 from provision.crew import Done
-from provision.fanout import Threads
 from provision.node_error import NodeError
+from provision.ssh_threads import Threads
 
 PRELOADED = "provision.ssh"  # with paramiko: imported once, before the processes are forked
 SILENT = 60.0  # seconds without a message after which a process is given up
