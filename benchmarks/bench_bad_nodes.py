@@ -28,7 +28,7 @@ TIMES = 10  # as many nodes as the other parts are asked to take: 1,000 instead 
 BAD = {"dead": 20, "hang": 10, "garbage": 5, "flood": 5}  # of a thousand
 DID = {
     "dead": "did not answer within",
-    "hang": "accepted the connection and then said nothing",
+    "hang": "accepted the connection and then sent nothing",
     "garbage": "it answered something else",
     "flood": "it printed more than 4 MiB",
 }

@@ -2,7 +2,7 @@
 
 Random fleets in racks of 8 with 3 bad nodes and a bad uplink, noise of 0.1 to 2 %, each with its own seed;
 then large fleets in which one node of 40 is bad. Nothing is measured on nodes: a fabric with planted faults
-answers (tests/pairs/fabric.py). Exits 1 when a fault is not named or somebody else is.
+answers (tests/support/fabric.py). Exits 1 when a fault is not named or somebody else is.
 
     python -m benchmarks.bench_suspects [--cases 1000] [--nodes 64]
 """
@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.results import Finding, Options, Result
 from provision.pairs.pairing import exhaustive_rounds, minutes
-from tests.pairs.fabric import Fabric, named, racked
+from tests.support.fabric import Fabric, named, racked
 
 SECONDS = 20  # of one round of pairs, for the price of the exhaustive schedule
 

@@ -1,4 +1,4 @@
-"""What Ansible says while a playbook runs → typed events and one outcome per host (pure).
+"""Parser for ansible-runner's events: typed events, and one outcome per host (pure).
 
 Raw events carry task arguments and whole results; only the fields named here leave this file, secrets masked.
 A raw event: `{"event": "runner_on_failed", "pid": 7, "event_data": {"host": "gpu-01", "role":
@@ -204,7 +204,7 @@ class Tally:
             return host.unreachable or Outcome(node, "unreachable", message="Ansible could not reach it")
         if node in self._stats.get("failures", {}):
             return host.failure or Outcome(
-                node, "failed", message="Ansible says that it failed, without a message"
+                node, "failed", message="Ansible reported a failure without a message"
             )
         if node in self._stats.get("processed", {}) and host.started:
             return Outcome(node, "ok", host.changed)

@@ -1,4 +1,4 @@
-"""What a run of Ansible is given: a private folder in memory, an inventory of its hosts, a clean environment.
+"""The input of one Ansible run: a private folder in memory, an inventory of its hosts, a clean environment.
 
 The folder holds passwords, so it is 0700, on a memory file system where there is one, and removed whatever
 happens; one that a killed controller left behind is removed by the next run. A user's ansible.cfg counts only

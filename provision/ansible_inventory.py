@@ -1,4 +1,4 @@
-"""Runs `ansible-inventory`, the door to every inventory format, and turns its warnings into errors.
+"""Wrapper around `ansible-inventory`, which reads every inventory format; its warnings become errors.
 
 It exits 0 with an empty answer when it understood nothing, and 0 with a partial one when it understood half.
 """

@@ -1,4 +1,4 @@
-"""What a failed task said → one line a person can act on (pure)."""
+"""Formatter of failed Ansible tasks: one line with the cause and the next step (pure)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOISE = (
 _TRANSLATED = (
     (
         re.compile(r"^Timeout \((\d+)s\) waiting for privilege escalation prompt:?.*", re.DOTALL),
-        r"sudo did not answer within \1 s: the node has gone silent, or sudo asks for what nobody types",
+        r"sudo did not answer within \1 s: the node stopped responding, or sudo waits for input",
     ),
     (
         re.compile(
@@ -85,6 +85,6 @@ def message_of(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
     everything = "\n".join(str(result.get(name) or "") for name in _SAID)
     cause = cause_of(everything[-_SEARCHED:])
     if cause:
-        parts = [f"{cause} · said: {' · '.join(parts)}"]
+        parts = [f"{cause} · output: {' · '.join(parts)}"]
     line = str(masked(" · ".join(parts), secrets))
     return line if len(line) <= MESSAGE_LIMIT else line[: MESSAGE_LIMIT - 1] + "…"

@@ -1,4 +1,5 @@
-"""What a node answered → facts, or why it is no answer (pure). Its words are hostile until they pass here."""
+"""Parser for a node's output: facts, or the reason why it is unusable (pure). The output is untrusted until
+it has passed here."""
 
 from __future__ import annotations
 
@@ -77,7 +78,7 @@ def facts_of(body: bytes, asked: Collection[str]) -> tuple[dict[str, Any], dict[
     allowed = _allowed(frozenset(asked), str(facts.get("kernel.release")))
     foreign = sorted((facts.keys() | problems.keys()) - allowed)
     if foreign:
-        raise AnswerError(f"it answered what was not asked: {one_line(foreign[0])!r}")
+        raise AnswerError(f"it returned facts that were not requested: {one_line(foreign[0])!r}")
     for name, value in facts.items():
         if not _is_fact(value):
             raise AnswerError(f"its answer for {name} is not a fact")
@@ -95,7 +96,7 @@ def _allowed(asked: frozenset[str], kernel: str) -> frozenset[str]:
 
 def _reason(reason: str, uid: int) -> str:
     if "permission denied" in reason and uid != 0:
-        reason += f" (asked as uid {uid}, without sudo: ansible_become is off)"
+        reason += f" (run as uid {uid}, without sudo: ansible_become is off)"
     return one_line(reason)
 
 

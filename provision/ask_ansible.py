@@ -1,4 +1,4 @@
-"""Asks Ansible for the values of variables, through playbooks/resolve.yml; nothing is done on any node."""
+"""Resolution of variables by Ansible itself, through playbooks/resolve.yml; it changes no node."""
 
 from __future__ import annotations
 
@@ -92,6 +92,6 @@ def _answer(nodes: Sequence[str], question: Mapping[str, Any], outcome: Outcome 
         reason = outcome.message if outcome is not None and outcome.message else "it did not answer"
         asked = ", ".join(question["gpuprov_names"])
         raise StackError(
-            f"{fold(nodes)}: Ansible cannot say what {asked} is: {reason}",
+            f"{fold(nodes)}: Ansible cannot resolve {asked}: {reason}",
             "correct it in the inventory",
         ) from None

@@ -1,4 +1,4 @@
-"""The one flow `plan`, `up` and `drift` share: what is declared, what is observed → what differs."""
+"""The flow that `plan`, `up` and `drift` share: compares the declared state with the observed facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Limits learnt from a fleet's own measurements (pure): what most devices of a SKU reach, less a margin.
+"""Limits derived from a fleet's own measurements (pure): the value that most devices of a SKU reach, less a
+margin.
 
 The bad ones are left out first (`provision.judge.typical`), however many up to a quarter; what too few nodes
 measured, or what differs too much, is not learnt and said so. One limit holds for all devices of a SKU, so
@@ -160,7 +161,7 @@ def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules)
     place = tight(found, key=lambda each: each.limit)
     usual = place.usual
     if wrong := threshold_metrics.problem(metric, place.limit, thresholds.able(sku)):
-        raise GpuprovError(f"what was learnt is no sensible limit: {wrong}")
+        raise GpuprovError(f"the derived limit is not plausible: {wrong}")
     source = (
         f"{_BY}: {_arithmetic(usual, metric.unit, use, places=len(places))}, "
         f"{many(len(values), 'device')} of {many(len({node for node, _ in values}), 'node')}; "

@@ -1,4 +1,5 @@
-"""How certain a learnt limit is (pure): its confidence interval, and how many nodes make it trustworthy.
+"""The certainty of a derived limit (pure): its confidence interval, and the number of nodes that makes it
+trustworthy.
 
 GPUs of one node share its power, cooling, board and host, so they are not independent measurements: what
 counts is how far nodes differ, and n nodes leave n - 1 degrees of freedom.

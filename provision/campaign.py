@@ -1,4 +1,4 @@
-"""Which checks run where, in which order, with what was already done; and what was measured → health.
+"""Raw output of checks: its storage in the run folder, and its judging into the health of the fleet.
 
 The order is that of `provision.checks.CHECKS`: quick before long, heat last (bandwidth measured right after a
 burn is low because the GPUs are hot). All that a judgement needs is in the run folder, so that `rejudge`
@@ -121,7 +121,7 @@ def read_raw(folder: RunFolder, node: str, check: str) -> Raw | None:
         return Raw(outputs=outputs, **document)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(
-            f"{path} cannot be read: {error}", "remove it and --resume to measure again"
+            f"{path} cannot be read: {error}", "remove it, and measure again with --resume"
         ) from error
 
 

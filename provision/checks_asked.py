@@ -1,4 +1,4 @@
-"""Which checks a run is asked for, in the order they run."""
+"""Selection of the checks of a run, in the order they run."""
 
 from __future__ import annotations
 

@@ -17,29 +17,29 @@ from provision.errors import ExitCode, GpuprovError
 COMMANDS = {
     "init": "write a commented starter inventory",
     "plan": "show what `up` would do to each node, and why; changes nothing",
-    "up": "bring nodes to the declared stack, and verify that it held",
-    "validate": "run the hardware checks, judge them, write one health report",
-    "burnin": "load nodes for hours before production, and write the record of acceptance",
-    "lock": "write down the exact packages of good nodes, for the others to be held to",
-    "baseline": "make thresholds of what a fleet's own runs measured",
-    "drift": "compare the fleet with what was declared; made for CI",
-    "report": "render or judge a stored run again",
-    "selftest": "prove the checks on the GPU machine this runs on, without SSH or inventory",
+    "up": "install the declared stack on the nodes, and verify the result",
+    "validate": "run the hardware checks, judge the results, write one health report",
+    "burnin": "load nodes for hours before production, and write a record of acceptance",
+    "lock": "record the exact packages of good nodes in a lock file for the whole fleet",
+    "baseline": "derive thresholds from the stored runs of your own fleet",
+    "drift": "compare the fleet with its declared state; made for CI",
+    "report": "render, judge again, compare or pack stored runs",
+    "selftest": "prove that the checks work on this GPU machine, without SSH or inventory",
     "lab": "run a fleet of simulated GPU nodes on this machine",
 }
 
 EPILOG = """\
 exit codes:
-  0 fine                          4 drift
-  1 stopped by a named error      5 incomplete: unreachable or not measurable
+  0 success                       4 drift
+  1 stopped by a named error      5 incomplete: a node was unreachable or not measurable
   2 wrong command line            70 a bug in gpuprov
   3 unhealthy, or a role failed   130 interrupted
 
 start here:
   gpuprov init                    then edit inventory.yml
-  gpuprov plan                    what would happen
-  gpuprov up                      make it so
-  gpuprov validate --nodes all    prove it
+  gpuprov plan                    show what `up` would do
+  gpuprov up                      install the declared stack
+  gpuprov validate --nodes all    check the hardware
 """
 
 
@@ -123,7 +123,7 @@ def _complain(error: GpuprovError) -> None:
 
 
 def _report_bug() -> ExitCode:
-    """Keep the traceback for us and say one line to the user."""
+    """Keep the traceback for the maintainers and print one line for the user."""
     import tempfile
     import traceback
 

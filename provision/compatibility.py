@@ -1,4 +1,4 @@
-"""May these versions live together on this node; if not, which rule says so (data/compatibility.yml)."""
+"""Compatibility rules for the versions on one node (data/compatibility.yml)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""How a node is reached outside Ansible: its Ansible connection variables and ssh_config → a Route (pure).
+"""Resolution of a node's route outside Ansible: from its connection variables and ssh_config to a Route
+(pure).
 
 Means the same as Ansible's own ssh connection plugin would; what only Ansible or ssh can be trusted with is
 left to them (NotUnderstoodError), never guessed.

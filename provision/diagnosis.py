@@ -1,4 +1,4 @@
-"""What is wrong with a node's driver stack, in one line each: the cause and the next step (pure).
+"""Diagnosis of a node's driver stack: one line per cause, with the next step (pure).
 
 A drift says which fact differs; several of them often have one cause. Each rule here knows one such cause by
 the facts that give it away. A rule that misses a fact is silent: the drift itself still says it is unknown.

@@ -1,4 +1,4 @@
-"""Expectations and facts → drifts (pure)."""
+"""Comparison of expectations with facts: the drifts of a node (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `gpuprov drift` found, put together for every format: drifts, the fleet's odd ones, expired passes."""
+"""The result of `gpuprov drift`, complete for every format: drifts, outliers, expired passes."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ def findings(report: DriftReport) -> list[Finding]:
                 refusal.fix,
             )
     for node, why in seen.unreachable.items():
-        add("node/unreachable", [node], "warning", f"not looked at: {why}", "nothing is known of this node")
+        add("node/unreachable", [node], "warning", f"not observed: {why}", "its state is unknown")
     for node, standings in report.standings.items():
         for expiry in expiries(standings):
             rule = "validation/expired" if expiry.why else f"validation/{expiry.verdict or 'never'}"

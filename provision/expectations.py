@@ -1,4 +1,4 @@
-"""roles/*/expect.yml + variables → the expectations of a node. The format is docs/facts.md."""
+"""Expectations of a node, from roles/*/expect.yml and its variables. The format is in docs/facts.md."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def _of_hardware(declared: Mapping[str, Any], mentioned: set[str]) -> list[Expec
     found = []
     for variable, fact in (("gpuprov_expected_gpus", "gpu.count"), ("gpuprov_sku", "gpu.sku")):
         if declared.get(variable) is not None:
-            why = f"the inventory says so ({variable})"
+            why = f"as set in the inventory ({variable})"
             found.append(Expectation(HARDWARE, fact, "equals", declared[variable], why))
     return found
 

@@ -86,5 +86,5 @@ def _pool(
         try:
             return Processes(routes, programs, timeout, connections, processes)
         except (OSError, EOFError) as error:
-            say(f"all nodes are asked in one process: another could not be started: {error}")
+            say(f"all nodes are handled in one process: no other could be started: {error}")
     return Threads(routes, programs, timeout, connections)

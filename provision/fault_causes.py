@@ -1,4 +1,4 @@
-"""What package managers and connections say when a day is bad → the cause in plain words (pure).
+"""Known error messages of package managers and connections, with their cause in plain words (pure).
 
 Samples of what is matched stand beside each pattern. A cause is told with what to look at; what was said
 originally stays behind it, for nobody should have to believe a translation.
@@ -14,14 +14,14 @@ Words = Callable[[re.Match[str]], str]
 
 def _repository(match: re.Match[str]) -> str:
     return (
-        f"the package repository {match['host']} did not give what was asked ({match['why'].strip(' .:-')}): "
+        f"the package repository {match['host']} did not serve the request ({match['why'].strip(' .:-')}): "
         "is it up, and may this node reach it?"
     )
 
 
 def _locked(match: re.Match[str]) -> str:
     found = {name: value for name, value in match.groupdict().items() if value}
-    who = f"process {found['pid']}" if "pid" in found else "it does not say which"
+    who = f"process {found['pid']}" if "pid" in found else "not named"
     who += f", {found['name']}" if "name" in found else ""
     return f"another package manager is at work there ({who}): wait for it, or stop it; nothing was changed"
 
@@ -29,7 +29,7 @@ def _locked(match: re.Match[str]) -> str:
 def _clock(match: re.Match[str]) -> str:
     return (
         f"the package list of {match['url']} {match['what']} ({match['when']}): the node's clock is wrong "
-        "(timedatectl), or nobody refreshed the mirror"
+        "(timedatectl), or the mirror was not refreshed"
     )
 
 
@@ -53,21 +53,23 @@ _CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
     (
         re.compile(r"You don't have enough free space in (?P<where>\S+?)\.?(?=\s|$)"),
         lambda match: (
-            f"no room on the node for the packages, in {match['where']}: make some (df -h), then go on"
+            f"no room on the node for the packages, in {match['where']}: free some (df -h), then run again"
         ),
     ),
     # At least 500MB more space needed on the / filesystem.
     (
         re.compile(r"At least (?P<size>\S+) more space needed on the (?P<where>\S+) filesystem"),
         lambda match: (
-            f"no room on the node: {match['size']} more needed on {match['where']}: make some (df -h), "
-            "then go on"
+            f"no room on the node: {match['size']} more needed on {match['where']}: free some (df -h), "
+            "then run again"
         ),
     ),
     # [Errno 28] No space left on device: '/var/lib/apt/lists/…' · dpkg: error …: No space left on device
     (
         re.compile(r"No space left on device|Disk quota exceeded"),
-        lambda match: f"the node's disk is full ({match[0].lower()}): make room (df -h, df -i), then go on",
+        lambda match: (
+            f"the node's disk is full ({match[0].lower()}): free space (df -h, df -i), then run again"
+        ),
     ),
     # E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 4711 (unattended-upgr)
     (

@@ -1,4 +1,4 @@
-"""What a validation result depended on (pure): when a part of it changes, an earlier pass says nothing.
+"""The parts that a validation result depends on (pure): when one changes, an earlier pass is no longer valid.
 
 A check that ran with another driver, firmware, GPU or link width was run on another machine.
 """
@@ -154,7 +154,7 @@ def changes(check: str, then: Fingerprint, now: Fingerprint) -> list[Change]:
         if part in now.unknown:
             found.append(Change(part, None, None, f"cannot be read now: {now.unknown[part]}"))
         elif part in then.unknown or part not in then.values:
-            why = then.unknown.get(part, "it was not asked")
+            why = then.unknown.get(part, "it was not observed")
             found.append(Change(part, None, now.values.get(part), f"was not known then: {why}"))
         elif then.values[part] != now.values.get(part):
             found.append(Change(part, then.values[part], now.values.get(part)))

@@ -1,8 +1,8 @@
-"""Every node's measurements against the others of its SKU: who is far from the fleet (pure).
+"""Comparison of every node's measurements with the other nodes of its SKU (pure).
 
 This finds what nobody has a limit for, and what a node's own GPUs cannot show: a node all of whose GPUs are
 slow. It only ever adds findings: a group too small to compare is said to be so, and nothing passes by it. The
-operating system does not divide a group, for silicon does not know it.
+operating system does not divide a group, since the hardware does not depend on it.
 """
 
 from __future__ import annotations

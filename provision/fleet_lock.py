@@ -1,4 +1,4 @@
-"""One `up` at a time on a node: an advisory lock on the nodes themselves.
+"""Advisory lock on the nodes: only one `up` at a time changes a node.
 
 Two controllers exclude each other that way, and `up` on disjoint parts of a fleet does not wait.
 
@@ -149,7 +149,7 @@ def _understood(node: str, output: bytes | NodeError) -> Answer:
     """A node's answer, which is not to be trusted."""
     if isinstance(output, NodeError):
         text = f"{output.what} → {output.fix}" if output.fix else output.what
-        return Answer(node, error=f"its lock could not be asked for: {text}", unreachable=output.unreachable)
+        return Answer(node, error=f"its lock could not be read: {text}", unreachable=output.unreachable)
     try:
         said = json.loads(unframed(output))
         if said["problem"]:

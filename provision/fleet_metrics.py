@@ -1,4 +1,5 @@
-"""Which metrics are compared over a fleet, and from what difference on it counts: data/fleet_metrics.yml."""
+"""The metrics that are compared over a fleet, with the smallest difference that counts:
+data/fleet_metrics.yml."""
 
 from __future__ import annotations
 

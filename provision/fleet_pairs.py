@@ -1,4 +1,4 @@
-"""What the pairs of a run say of its nodes and of what lies between them, from what the run folder keeps.
+"""Judging of a run's pairs: findings about nodes and about the network between them, from the run folder.
 
 run.json has who took part in each check (`pairs`: its nodes, and the others with the reason), pairs.jsonl
 each measurement.
@@ -47,7 +47,7 @@ def kept(folder: RunFolder, check: str) -> list[Result]:
         return [_result(row) for of, row in rows if of == check]
     except (KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
-            f"{folder.path}/pairs.jsonl has a line that is no result: {error!r}",
+            f"{folder.path}/pairs.jsonl has a line that is not a result: {error!r}",
             "something else than gpuprov changed the file",
         ) from error
 
@@ -114,7 +114,7 @@ def noted(folder: RunFolder) -> Mapping[str, Any]:
 
 def _not_said(folder: RunFolder, why: str) -> RunFolderError:
     return RunFolderError(
-        f"{folder.path}/run.json does not say whose pairs were measured: {why}",
+        f"{folder.path}/run.json does not list the measured pairs: {why}",
         "something else than gpuprov changed the file",
     )
 

@@ -1,4 +1,4 @@
-"""The health gate between waves: what is asked of nodes beyond their expectations (`up --gate quick`)."""
+"""The health gate between waves: the quick checks of validate on the nodes of a wave (`up --gate quick`)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def quick(
         raise KeyboardInterrupt
     found = {node.node: _why(node) for node in health.nodes if node.verdict in (Verdict.FAIL, Verdict.ERROR)}
     silent = set(nodes) - {node.node for node in health.nodes}
-    return found | dict.fromkeys(silent, "the quick checks say nothing of it")
+    return found | dict.fromkeys(silent, "the quick checks have no result for it")
 
 
 def _why(node: NodeHealth) -> str:

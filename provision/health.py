@@ -1,4 +1,4 @@
-"""Findings rolled up: device, check, node, fleet (pure). This is what every report renders."""
+"""Roll-up of findings: device, check, node, fleet (pure). Every report renders this."""
 
 from __future__ import annotations
 

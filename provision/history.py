@@ -1,4 +1,4 @@
-"""How long roles and reboots really took, learnt from the run folders of earlier `up`s.
+"""Durations of roles and reboots, learnt from the run folders of earlier `up`s.
 
 A run's events have times: from one event of a node to its next, the role of the later one was at work. Only
 nodes that ended well count. A role that installs packages takes minutes, one that mends a setting seconds, so

@@ -1,4 +1,4 @@
-"""The site's own programs that take nodes out of service before they are changed, and put them back after.
+"""Hooks of the site: programs that take nodes out of service before a change, and return them afterwards.
 
 They run here, on the controller, never through a shell: the node's name (or all of a wave's names) as
 arguments, JSON on standard input, an environment of their own. docs/hooks.md is their manual.
@@ -239,7 +239,7 @@ def _problem(event: str, status: int | None, output: str, timeout: float) -> str
     if status is None:
         return f"its {event} hook did not end within {timeout:g} s, and was killed{last}"
     if status < 0:
-        return f"its {event} hook was ended by signal {-status}{last}"
+        return f"its {event} hook was killed by signal {-status}{last}"
     return f"its {event} hook ended with status {status}{last}"
 
 

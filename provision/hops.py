@@ -1,4 +1,4 @@
-"""One SSH server on the way to a node, from ssh options → a Hop; and the jump hosts before it (pure).
+"""Proxy jumps: one SSH server of the route to a node, and the jump hosts before it, from ssh options (pure).
 
 What only ssh itself can be trusted with is refused (NotUnderstoodError), never guessed.
 """

@@ -1,4 +1,4 @@
-"""Whether to talk to a host that shows a key: known_hosts decides, and a refusal says what to do."""
+"""Host key verification against known_hosts; a refusal names the next step."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class HostKeys:
             raise NodeError(
                 "host key",
                 f"the host key of {hop.address} CHANGED: it shows {shown}, {entry.place} says {known}",
-                "somebody may be in between; if the node was reinstalled, run: "
+                "this may be an attack; if the node was reinstalled, run: "
                 f"ssh-keygen -f {shlex.quote(entry.file)} -R {shlex.quote(_name(hop))}",
             )
 

@@ -1,4 +1,4 @@
-"""Signals that ask this process to end, noted instead of obeyed while something must be stopped in order."""
+"""Deferred signals: a signal is noted, and takes effect after an orderly stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""inventory.yml (Ansible's own format; any Ansible inventory works) → a Fleet of Nodes."""
+"""Loader of the inventory: any Ansible inventory becomes a Fleet of Nodes."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def find(argument: str | None, option: str | None) -> Path:
         return here
     note = _last_used_note()
     if note.is_file():
-        return _existing(note.read_text(encoding="utf-8").strip(), " (the one last used here)")
-    raise InventoryError("no inventory: there is no inventory.yml here", START_HERE)
+        return _existing(note.read_text(encoding="utf-8").strip(), " (the one last used in this folder)")
+    raise InventoryError("no inventory: there is no inventory.yml in this folder", START_HERE)
 
 
 def _existing(named: str, by: str) -> Path:

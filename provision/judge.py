@@ -1,4 +1,4 @@
-"""Measurements → findings (pure)."""
+"""Judging of measurements against limits and against peers: findings with a verdict (pure)."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Finding:
 
     def __post_init__(self) -> None:
         if self.action not in ACTIONS:
-            raise ValueError(f"{self.check}: {self.action!r} is none of the actions: {', '.join(ACTIONS)}")
+            raise ValueError(f"{self.check}: {self.action!r} is not an action: {', '.join(ACTIONS)}")
 
 
 ACTIONS = (
@@ -159,6 +159,7 @@ def below_peers(
     """
     behind: dict[str, tuple[float, float]] = {}
     for device, value in values.items():
+        # Without the device itself: in a small group a slow one would pull its own reference down.
         others = [other for name, other in values.items() if name != device]
         if len(others) < peers:
             continue

@@ -1,4 +1,4 @@
-"""Which host keys are known: OpenSSH's known_hosts files, as sshd(8) describes them (pure but for reading).
+"""Parser of OpenSSH's known_hosts files, as sshd(8) describes them (pure but for reading).
 
 Understands hashed names, `[host]:port`, wildcards and negation, and the markers @revoked and @cert-authority.
 """

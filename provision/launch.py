@@ -1,4 +1,4 @@
-"""One launch: for as long as it is open, the nodes can start MPI programs on one another.
+"""One MPI launch: while it is open, the nodes can start MPI programs on one another.
 
 With OpenMPI over the nodes' own ssh (launch_keys.py has the keys, the module gpuprov_launch what the nodes
 do), or with Slurm, which needs nothing from us. `close` takes it all back; where nobody comes to close it, a
@@ -127,13 +127,13 @@ def _ready(answer: Mapping[str, Any]) -> Ready:
         raise ParseError(f"its answer was not understood: {error!r:.80}") from error
     names = [*words.values(), *([node] if node else []), *(kinds if isinstance(kinds, list) else [None])]
     if not all(isinstance(word, str) and _WORD.fullmatch(word) for word in names):
-        raise ParseError("its answer has a name that is none")
+        raise ParseError("its answer has an invalid name")
     if not all(isinstance(text, str) and len(text) < 2000 for text in texts):
         raise ParseError("its answer has something else where a text should be")
     if not isinstance(state, str) or not _STATE.fullmatch(state):
-        raise ParseError("its answer has a state of Slurm that is none")
+        raise ParseError("its answer has an invalid state of Slurm")
     if not isinstance(keys, list) or not all(isinstance(k, str) and _HOST_KEY.fullmatch(k) for k in keys):
-        raise ParseError("its answer has a host key that is none")
+        raise ParseError("its answer has an invalid host key")
     if not keys:
         raise ParseError("its sshd has no host key")
     public_key, mpirun, version, missing = texts

@@ -1,4 +1,5 @@
-"""The keys of one launch: an authority that lives as long as this process, and what it signs.
+"""The SSH keys of one launch: a certificate authority that lives as long as this process, and its
+certificates.
 
 Each node makes a key pair of its own, and the authority signs the public part: a node that lets in whoever
 has such a certificate needs one line for all others. The certificate runs out by itself.
@@ -42,9 +43,9 @@ class Authority:
         try:
             key = load_ssh_public_key(public_key.encode())
         except (ValueError, UnsupportedAlgorithm) as error:
-            raise ParseError(f"its new key is none: {error}") from error
+            raise ParseError(f"its new key is invalid: {error}") from error
         if not isinstance(key, Ed25519PublicKey):
-            raise ParseError("its new key is no Ed25519 key")
+            raise ParseError("its new key is not an Ed25519 key")
         builder = (
             SSHCertificateBuilder()
             .public_key(key)

@@ -1,4 +1,4 @@
-"""What good nodes have installed → the groups of a lock file, or why they cannot be one (pure)."""
+"""Selection of a lock file's package sets from good nodes, or the reason why they cannot be used (pure)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def _fits(node: str, name: str, version: Any) -> bool:
     if lockfile.is_a("package", name) and lockfile.is_a("version", version):
         return True
     raise StackError(
-        f"{node}: {name!r} {version!r} is no package and version", "look at that node's package database"
+        f"{node}: {name!r} {version!r} is not a package with a version",
+        "look at that node's package database",
     )
 
 
@@ -136,7 +137,7 @@ def groups(seen: Assessment, nodes: Collection[str], *, majority: bool = False) 
     if disagreements:
         more = len(disagreements) - _SHOWN
         told = [*disagreements[:_SHOWN], *([f"and {many(more, 'more package')}"] if more > 0 else [])]
-        fix = "gpuprov up makes them equal; or choose with --nodes, or take what most have: --majority"
+        fix = "make them equal with gpuprov up, choose nodes with --nodes, or follow most with --majority"
         raise StackError("nodes of one kind do not have the same packages:\n  " + "\n  ".join(told), fix)
     return Found(tuple(made.values()), tuple(overruled))
 

@@ -1,4 +1,4 @@
-"""gpuprov.lock.yml: the exact package set of a good fleet; reads it, writes it, hands it to nodes.
+"""Reader and writer of gpuprov.lock.yml, the exact package set of a good fleet.
 
 One group for each OS release, architecture and set of SKUs that have the same packages. `plan`, `up` and
 `drift` find the file beside the inventory; its content reaches the role package_lock as a variable of every
@@ -37,7 +37,7 @@ _FORMS = {
     "package": re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*"),
     "version": re.compile(r"[0-9A-Za-z][0-9A-Za-z.+~:^_-]*"),
 }
-_AGAIN = "write it again with gpuprov lock"
+_AGAIN = "create it again with gpuprov lock"
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,10 @@ class _Reader:
         for name, version in packages.items():
             where = (*way, "packages", str(name))
             if not is_a("package", name):
-                self._refuse(where, f"{name!r} is no package name")
+                self._refuse(where, f"{name!r} is not a package name")
             if not is_a("version", version):
                 hint = "; quote it" if isinstance(version, int | float) else ""
-                self._refuse(where, f"{version!r} is no exact version{hint}")
+                self._refuse(where, f"{version!r} is not an exact version{hint}")
         return Group(group["os"], group["arch"], tuple(skus), str(group["from"]), packages)
 
     def _mapping(self, value: Any, way: tuple[str, ...], keys: set[str]) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class _Reader:
         missing = sorted(keys - value.keys())
         if unknown:
             self._refuse(
-                (*way, unknown[0]), "is no key of a lock file", "is it of a newer gpuprov, or mistyped?"
+                (*way, unknown[0]), "is not a key of a lock file", "is it of a newer gpuprov, or mistyped?"
             )
         if missing:
             self._refuse(way, f"{missing[0]} is missing")
@@ -191,7 +191,7 @@ def render(lock: Lock) -> str:
     """The text of a lock file: sorted, one package a line, so that a change reads well in version control."""
     lines = [
         "# The exact packages of a good fleet, written by gpuprov lock; plan, up and drift hold to it.",
-        "# Do not edit it: bring good nodes to what you want (gpuprov up --no-lock), and lock again.",
+        "# Do not edit it: change good nodes first (gpuprov up --no-lock), then run gpuprov lock again.",
         "---",
         f"format: {FORMAT}",
         f"written: {_quoted(lock.written)}",
@@ -256,7 +256,8 @@ def refuse_contradictions(expected: Mapping[str, Sequence[Expectation]]) -> None
     if found:
         raise CompatibilityError(
             "\n  ".join(found),
-            "declare what the lock file has, or gpuprov up --no-lock on a few nodes and gpuprov lock again",
+            "declare the versions of the lock file, or run gpuprov up --no-lock on a few nodes "
+            "and gpuprov lock again",
         )
 
 

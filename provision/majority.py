@@ -1,4 +1,4 @@
-"""The fleet's majority: which nodes differ from most of their kind in facts that nobody declared (pure).
+"""Outliers: nodes whose undeclared facts differ from the majority of their kind (pure).
 
 A node's kind is its GPU product and its operating system. A majority is more than half of those of a kind
 that answered; without one nobody can say who is right, and all sides are named. Which facts are compared is
@@ -57,7 +57,7 @@ def compared_facts() -> Mapping[str, ComparedFact]:
     found: dict[str, ComparedFact] = {}
     for entry in data if isinstance(data, list) else [None]:
         if not isinstance(entry, dict) or not {"fact", "why"} <= entry.keys() <= _KEYS:
-            raise StackError(f"{file}: not an entry: {entry!r}", "its head says which keys there are")
+            raise StackError(f"{file}: not an entry: {entry!r}", "the head of the file lists the valid keys")
         fact = str(entry["fact"])
         source = str(entry.get("from", fact))
         found[fact] = ComparedFact(

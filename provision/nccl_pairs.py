@@ -1,4 +1,4 @@
-"""Measuring pairs and groups with NCCL: the first node of each starts the program on all of them."""
+"""Measurement of pairs and groups with NCCL: the first node of each starts the program on all of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class NcclPairs:
                 )
             elif not self._slurm and not _HOST.fullmatch(self._plays.address(node)):
                 missing[node] = (
-                    f"mpirun cannot be told the address {one_line(self._plays.address(node), 60)}: "
+                    f"mpirun does not accept the address {one_line(self._plays.address(node), 60)}: "
                     "set gpuprov_address to its host name or IPv4 address"
                 )
         self._ready = {node: one for node, one in ready.items() if node not in missing}
@@ -102,7 +102,7 @@ class NcclPairs:
         """What the first of them runs. Raises InventoryError for more nodes than can be started."""
         if len(nodes) > _MOST and not self._slurm:
             raise InventoryError(
-                f"{many(len(nodes), 'node')} cannot be started over ssh at once, {_MOST} at most",
+                f"{many(len(nodes), 'node')} are too many for one start over ssh, {_MOST} at most",
                 "choose fewer with --nodes, or set gpuprov_launcher: slurm",
             )
         return {nodes[0]: [self._start(nodes)]}

@@ -1,4 +1,4 @@
-"""Did you mean …: the names nearest to one that does not exist."""
+"""Did-you-mean suggestions: the existing names nearest to an unknown one."""
 
 from __future__ import annotations
 

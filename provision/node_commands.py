@@ -1,4 +1,4 @@
-"""Programs for nodes, as playbooks/validate.yml and the module gpuprov_run take them."""
+"""Programs for nodes, in the form that playbooks/validate.yml and the module gpuprov_run take."""
 
 from __future__ import annotations
 

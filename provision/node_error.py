@@ -1,4 +1,4 @@
-"""Why one node could not be asked, and the time there is to ask it."""
+"""The error of one node that could not be reached or read, and the time limit for reaching it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def unreachable(
 
 
 def hung(what: str) -> NodeError:
-    return NodeError("hung", what, "log in by hand: look at load, memory and stuck processes; then run again")
+    return NodeError("hung", what, "log in and check load, memory and stuck processes; then run again")
 
 
 class Clock:

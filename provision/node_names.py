@@ -1,4 +1,4 @@
-"""Many node names in few characters: `gpu-[01-03,07]`."""
+"""Folding of many node names into ranges: `gpu-[01-03,07]`."""
 
 from __future__ import annotations
 

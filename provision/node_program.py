@@ -1,6 +1,5 @@
-"""Makes the one text that runs on a node: out of provision/node/observe/ the program that observes, out of
-provision/node/burnin/ the one that burns in. Their own descriptions are there.
-"""
+"""Builder of the single program text that runs on a node: from provision/node/observe/ the observer, from
+provision/node/burnin/ the burn-in. Those folders describe them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Asks many nodes at once, one round trip each; facts come back. The program there is node/observe/."""
+"""Observation of many nodes at once, one round trip each, that returns their facts. The program on the node
+is node/observe/."""
 
 from __future__ import annotations
 
@@ -116,6 +117,7 @@ def put_to(
             direct = stack.enter_context(Fanout(routes, asked, timeout, fitting, say, min(wanted, fitting)))
             gathered.append(direct.gather)
 
+        # run_playbook blocks this thread: between its events the answers that came over SSH are taken in.
         def meanwhile() -> None:
             for gather in gathered:
                 gather()
@@ -206,7 +208,7 @@ class _Answers:
 
     def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:
         """A node's output, or why there is none, becomes its Observation."""
-        if node in self.found:
+        if node in self.found:  # the first answer counts: after its run Ansible offers each node once more
             return
         observation = self._failed(node, output, seconds) if isinstance(output, NodeError) else None
         if observation is None:
@@ -219,7 +221,7 @@ class _Answers:
         try:
             facts, problems = facts_of(unframed(output), self._ask.get(node, ()))
         except AnswerError as error:
-            fix = "log in by hand; is python3 there what it should be?"
+            fix = "log in and check its python3"
             return self._failed(node, NodeError("garbage", str(error), fix), seconds)
         return Observation(node, self._pool.of(facts), problems, seconds=seconds)
 
@@ -253,15 +255,17 @@ def _through_ansible(
                 answers.take(event.node, outputs[event.node], 0.0)
         meanwhile()
 
-    fix = "correct what Ansible names; the node's connection variables are in the inventory"
-    rounds = -(-len(nodes) // ANSIBLE_FORKS)
+    fix = "correct the cause; the node's connection variables are in the inventory"
+    rounds = -(
+        -len(nodes) // ANSIBLE_FORKS
+    )  # the limit is per node, and only so many have their turn at once
     try:
         outcomes = run_playbook(
             paths.PLAYBOOKS / "observe.yml",
             hosts,
             on_event=note,
             forks=ANSIBLE_FORKS,
-            timeout=timeout * rounds + 30,
+            timeout=timeout * rounds + 30,  # and Ansible's own start
             vault_password_files=vault_password_files,
         )
     except GpuprovError as error:

@@ -1,4 +1,4 @@
-"""Devices that are found bad again and again: their findings ask for more than the last time (pure).
+"""Repeat offenders: a device with faults in several runs gets a stronger action than a reset (pure).
 
 A single warning is watched. What warned or failed in an earlier run as well is investigated, and what does so
 in most runs is replaced, with the earlier runs as evidence. Configuration and what could not be measured

@@ -28,9 +28,9 @@ def outlier_text(outlier: Outlier) -> str:
     usual = shown.value(outlier.majority)
     most = f"{outlier.agree} of {outlier.answered} ({outlier.kind}) have {usual}"
     if outlier.majority is None:
-        most = "nor do those that answered agree" if outlier.answered >= majority.SMALLEST else ""
+        most = "and the other nodes do not agree either" if outlier.answered >= majority.SMALLEST else ""
     if outlier.unknown:
-        return f"has no answer ({shown.value(outlier.problem)})" + (f", {most}" if most else "")
+        return f"has no value ({shown.value(outlier.problem)})" + (f", {most}" if most else "")
     where = majority.places(outlier)
     if where:
         text = ", ".join(

@@ -1,4 +1,4 @@
-"""What this machine allows: open files for connections, and places in the kernel's table of neighbours.
+"""Limits of the controller itself: open files for connections, and entries in the kernel's neighbour table.
 
 Both limits fail in words that blame the node ("too many open files", "no route to host"): they are looked at
 before the first node is asked.
@@ -63,7 +63,8 @@ def room(
         return Room(wanted)
     return Room(
         fitting,
-        f"at most {fitting} nodes are asked at once instead of {wanted}: this user may open {soft} files → "
+        f"at most {fitting} SSH connections at the same time instead of {wanted}: this user may open "
+        f"{soft} files → "
         f"raise the limit (ulimit -n {needed}, or nofile in /etc/security/limits.conf)",
     )
 

@@ -1,4 +1,4 @@
-"""Which packages a plan touches, from what to what (pure): out of the drifts about `package.NAME.…`."""
+"""Package changes of a plan, from version to version (pure): derived from drifts of `package.NAME.…`."""
 
 from __future__ import annotations
 

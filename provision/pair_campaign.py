@@ -1,6 +1,5 @@
-"""Measuring pairs of nodes on the nodes: round after round, all pairs of a round at once, until nobody is
-left to suspect. Each round is kept before the next is chosen; a run that was ended goes on after it.
-"""
+"""Measurement of pairs of nodes: round after round, all pairs of a round at once, until no suspect is left.
+Each round is stored before the next is chosen, so that an interrupted run continues after it."""
 
 from __future__ import annotations
 
@@ -99,7 +98,9 @@ def measure(
     tool = TOOLS[check](plays, able)
     members, left_out = _who_takes_part(tool, able)
     try:
-        progress.step(f"{check}: which {tool.metric.program} {many(len(members), 'node')} have")
+        progress.step(
+            f"{check}: reading the version of {tool.metric.program} on {many(len(members), 'node')}"
+        )
         versions, without = tool.prepare(members)
         members = [name for name in members if name not in without]
         left_out |= without

@@ -1,4 +1,4 @@
-"""Running programs on nodes for a check of pairs or groups, all nodes of a step at once."""
+"""Programs on nodes for a check of pairs or groups, on all nodes of a step at once."""
 
 from __future__ import annotations
 

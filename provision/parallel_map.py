@@ -1,4 +1,4 @@
-"""A process pool that maps a function over independent things, and gives the results in order."""
+"""Ordered map over a process pool, for independent work on all cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where playbooks, roles and data are: beside the package in a checkout, inside it in a wheel."""
+"""Paths of playbooks, roles and data: beside the package in a checkout, inside it in a wheel."""
 
 from __future__ import annotations
 

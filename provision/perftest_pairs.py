@@ -1,4 +1,4 @@
-"""Measuring pairs with a program of perftest: a server on the first node, a client on the second."""
+"""Measurement of pairs with a perftest program: a server on the first node, a client on the second."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Drifts → what `up` will do: roles, packages, restarts, reboots, minutes, waves (pure)."""
+"""The plan of `up`, from drifts: roles, packages, restarts, reboots, minutes, waves (pure)."""
 
 from __future__ import annotations
 
@@ -152,5 +152,5 @@ def _because(drift: Drift) -> str:
 
 def _asked_for(facts: Mapping[str, Any]) -> str:
     reason = facts.get("boot.reason")
-    words = ", ".join(map(str, reason)) if isinstance(reason, list) else str(reason or "it does not say why")
-    return f"the node itself asks for one: {words}"
+    words = ", ".join(map(str, reason)) if isinstance(reason, list) else str(reason or "it gave no reason")
+    return f"the node itself requests one: {words}"

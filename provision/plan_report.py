@@ -1,4 +1,4 @@
-"""A plan for people, for pull requests and for programs. Equal nodes are told once, the worst first."""
+"""A plan as text, Markdown and JSON; equal nodes are grouped, the worst first."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _transition(package: PackageChange) -> str:
     words: Mapping[Change, str] = {
         Change.UNKNOWN: "could not be read",
         Change.REMOVE: f"{before} removed",
-        Change.INSTALL: f"new: {after}" if package.after else "new: what is offered",
+        Change.INSTALL: f"new: {after}" if package.after else "new: the offered version",
         Change.REPLACE: f"{before} → {after}",
         Change.REPAIR: f"{before} installed again" if package.before else "installed again",
         Change.HOLD: f"{before} stays, held from now on" if package.before else "held",

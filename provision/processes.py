@@ -1,4 +1,4 @@
-"""How many processes of ours work at once on this machine."""
+"""The number of processes that gpuprov starts on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""One program run on one node over an open channel: sends it, and what sudo asks for; gathers the answer."""
+"""Execution of one program on one node over an open channel: sends it, answers sudo's prompt, collects the
+output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the program is started on a node, and what it means when it ends without an answer (pure)."""
+"""The command line that starts the program on a node, and the cause when it ends without an answer (pure)."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def why_no_answer(
     try:
         unframed(output)
     except CutError as error:
-        return NodeError("cut", str(error), "run again; if it stays, look at the node's memory and log")
+        return NodeError(
+            "cut", str(error), "run again; if the error persists, check the node's memory and kernel log"
+        )
     except AnswerError as error:
         answered = str(error)
     if become:
@@ -71,15 +73,17 @@ def why_no_answer(
             line.startswith(("env: ", "sudo: ")) and "sudo: No such" in line.replace("'", "")
             for line in lines
         ):
-            return NodeError("sudo", "there is no sudo on the node", "install sudo there, or connect as root")
+            return NodeError(
+                "sudo", "sudo is not installed on the node", "install sudo there, or connect as root"
+            )
     if status == 127 or f"{python}: command not found" in said:
         fix = "install python3 there, or set ansible_python_interpreter"
-        return NodeError("python", f"there is no {python} on the node", fix)
+        return NodeError("python", f"{python} is not installed on the node", fix)
     if "SyntaxError" in said or "unknown option -I" in said.lower():
         fix = "set ansible_python_interpreter to a Python 3.6 or newer"
         return NodeError("python", f"{python} on the node is older than 3.6", fix)
     if become and said.startswith("sudo: "):
-        return NodeError("sudo", f"sudo said: {last}", _NO_SUDO)
+        return NodeError("sudo", f"sudo reported: {last}", _NO_SUDO)
     fix = "log in by hand: the account's shell, forced command or start files print this"
     if not output.strip() and last:
         ended = "" if status is None else f" (status {status})"

@@ -1,4 +1,4 @@
-"""What a report tells beyond the health of one run, read from its run folder and from those before it."""
+"""Loader of a report's context (see report/context.py) from its run folder and those before it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What plain Jinja2 cannot render is asked of Ansible: once for all nodes that need it, touching none."""
+"""Resolution of variables that plain Jinja2 cannot render: one Ansible run for all nodes that need it, which
+changes none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what a role says of itself: defaults, options, names per OS, and what is true once it has run."""
+"""Reader of a role's own description: defaults, options, names per OS, expectations."""
 
 from __future__ import annotations
 

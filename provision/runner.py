@@ -1,4 +1,4 @@
-"""Runs a playbook and yields typed events.
+"""Runner of playbooks that yields typed events; the only module that imports ansible_runner.
 
 What may run in several threads imports ansible-runner as a whole (`import ansible_runner`), here and in
 worker_runs.py: its modules can be had before it knows its plugins, without which none of them runs.
@@ -107,7 +107,7 @@ def run_playbook(
         said = tally.last_words or f"ansible-playbook ended with status {status}"
         raise GpuprovError(
             f"Ansible could not run {playbook}: {said}",
-            "correct what Ansible names; variables in the inventory are the usual cause",
+            "correct the cause, usually a variable in the inventory",
         )
     return tally.outcomes(f"Ansible ended early (status {status}): {tally.last_words or 'it said nothing'}")
 

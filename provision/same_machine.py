@@ -1,4 +1,4 @@
-"""Finds one machine that an inventory lists under two names, before both are changed at the same time."""
+"""Detection of one machine under two inventory names, before both are changed at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which texts are secrets, and how they are kept out of what is shown or stored (pure)."""
+"""Masking of secrets in all output and stored files (pure)."""
 
 from __future__ import annotations
 

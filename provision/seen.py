@@ -1,4 +1,4 @@
-"""What is known of a node before any check runs: the look that facts.jsonl keeps, one entry per node."""
+"""One node's facts in a run, as facts.jsonl stores them: everything known before any check runs."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def explained(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(
-            f"cannot set measurements aside in {folder}: {error.strerror or error}",
+            f"cannot store measurements in {folder}: {error.strerror or error}",
             "make room there: all of a run's measurements are kept twice while they are judged",
         ) from error
 

@@ -1,4 +1,4 @@
-"""One playbook on many hosts, divided over several ansible-playbook processes at once.
+"""One playbook on many hosts, divided over several ansible-playbook processes.
 
 One of them does about 150 tasks a second whatever the cores, and each thing it does costs more the more hosts
 it has. Playbooks whose hosts wait for one another (playbooks/launch.yml and the programs of a pair) are not

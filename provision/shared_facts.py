@@ -1,4 +1,4 @@
-"""Facts of many nodes in little memory: ten thousand alike are kept once, and of each what only it says."""
+"""Compact storage of many nodes' facts: equal facts are kept once, and per node only the differences."""
 
 from __future__ import annotations
 

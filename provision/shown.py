@@ -1,4 +1,4 @@
-"""Drifts and plans for people and for programs: short, without control characters, without secrets."""
+"""Text of drifts and plans: short, without control characters, without secrets."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def trouble(refused: Mapping[str, list[Refusal]], unreachable: Mapping[str, str]
     for (what, fix, source), nodes in said.items():
         lines += [f"{fold(nodes)}  refused: {what}", f"      {fix} [{source}]"]
     for _, nodes in grouped({node: why.replace(node, "") for node, why in unreachable.items()}):
-        lines.append(f"{fold(nodes)}  not looked at: {unreachable[nodes[0]]}")
+        lines.append(f"{fold(nodes)}  not observed: {unreachable[nodes[0]]}")
     return [*lines, ""] if lines else []
 
 

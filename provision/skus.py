@@ -1,4 +1,4 @@
-"""What is known of each GPU product: provision/data/skus/<sku>.yml. Products are told apart by PCI id."""
+"""The GPU products: provision/data/skus/<sku>.yml, told apart by PCI id."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to nodes outside Ansible: with ssh_login.py the only file that knows paramiko.
+"""SSH connections to nodes without Ansible; with ssh_login.py the only module that imports paramiko.
 
 A host's key is checked before anything is said to it, on every hop. Every wait has an end. What goes wrong
 is a NodeError: cause and next step.
@@ -61,7 +61,7 @@ class Ssh:
                 channel = transport.open_session(timeout=clock.left(AUTH_TIMEOUT))
                 return Question(channel, route, program, clock).answer()
             except (self._paramiko.SSHException, OSError, EOFError) as error:
-                clock.left()
+                clock.left()  # `hung` when `expire` cut the connection: its time was up
                 cause = one_line(str(error)) or type(error).__name__
                 raise unreachable(
                     f"the connection to {route.target.address} broke: {cause}", "run again"
@@ -196,9 +196,9 @@ def _handshake_error(hop: Hop, said: str, *, silent: bool) -> NodeError:
         or not said
         or "No existing session" in said
     ):
-        return hung(f"{hop.address} accepted the connection and then said nothing")
+        return hung(f"{hop.address} accepted the connection and then sent nothing")
     if "Indecipherable" in said or "Invalid SSH banner" in said or "codec" in said:
-        return unreachable(f"what listens on {hop.address} is not an SSH server", "correct ansible_port")
+        return unreachable(f"the service on {hop.address} is not an SSH server", "correct ansible_port")
     if "banner" in said or "EOF" in said or "reset" in said:
         return unreachable(
             f"{hop.address} closed the connection at once",

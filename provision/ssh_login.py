@@ -1,4 +1,4 @@
-"""Proves to a host who we are; its key has been checked by then."""
+"""Authentication to an SSH server whose host key has been verified."""
 
 from __future__ import annotations
 

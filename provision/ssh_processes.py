@@ -144,7 +144,10 @@ class Processes:
         one.pipe.close()
         one.process.kill()
         left, one.left = sorted(one.left), set()
-        which = f"SSH process {self._processes.index(one) + 1} of {len(self._processes)} on this machine"
+        number = self._processes.index(one) + 1
+        which = (
+            f"worker process {number} of {len(self._processes)} on this machine, which held its connection,"
+        )
         for node in left:
             yield Done(node, NodeError("cut", f"{which} {how}", fix), 0.0)
 

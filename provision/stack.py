@@ -1,4 +1,4 @@
-"""Stack + role defaults + inventory → a node's variables, resolved as Ansible would.
+"""Resolution of a node's variables as Ansible would: stack, role defaults, inventory.
 
 Precedence, weakest first: role defaults < stack < inventory (group, host) < --set < the role's vars/<os>.yml.
 `gpuprov_node` (what was observed of the machine: OS, GPUs) is added by us and cannot be overridden.

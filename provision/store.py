@@ -1,4 +1,4 @@
-"""The run folder and the history index: plain files, append-only JSON lines, flushed per record.
+"""The run folder and the history index: plain files and append-only JSON lines, flushed per record.
 
 A kill -9 costs at most the record being written. Nothing but JSON and text is ever read back.
 """
@@ -214,7 +214,7 @@ def latest(verb: str | None = None, runs: Path | None = None) -> RunFolder:
             return RunFolder.open(path)
     raise RunFolderError(
         f"there is no {verb + ' ' if verb else ''}run in {home}",
-        "GPUPROV_RUNS says where runs are, if not there",
+        "set GPUPROV_RUNS if the runs are in another folder",
     )
 
 

@@ -67,7 +67,7 @@ class Lines:
         """One node's line."""
         text = os.pread(self._descriptor, self._lengths[node], self._starts[node])
         if len(text) != self._lengths[node]:
-            raise RunFolderError(f"{self.path} was cut while it was read", "add --rejudge to make it anew")
+            raise RunFolderError(f"{self.path} was cut while it was read", "add --rejudge to create it again")
         return text
 
     def node(self, node: int) -> Mapping[str, Any]:
@@ -90,7 +90,7 @@ class Lines:
     def strange(self, node: int, error: Exception) -> RunFolderError:
         """What to raise for a node that does not fit the schema."""
         what = f"{self.path}: not a health report: node {node + 1}: {type(error).__name__}: {error}"
-        return RunFolderError(what, "add --rejudge to make it anew")
+        return RunFolderError(what, "add --rejudge to create it again")
 
 
 class _Rows(Generic[T]):

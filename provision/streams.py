@@ -38,7 +38,8 @@ def _network_error(hop: Hop, error: OSError) -> NodeError:
     reason = (error.strerror or str(error)).lower()
     if error.errno == errno.EMFILE:
         return unreachable(
-            f"too many open files here: {reason}", "raise the limit (ulimit -n), or use fewer connections"
+            f"too many open files on this machine: {reason}",
+            "raise the limit (ulimit -n), or use fewer connections",
         )
     return unreachable(f"{hop.address}: {reason}")
 

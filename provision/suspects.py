@@ -1,4 +1,4 @@
-"""Pairs and groups: who is to blame (pure).
+"""Reconciliation of one node's findings about pairs of GPUs: names the GPU that explains them (pure).
 
 A slow cell of a bandwidth matrix has two ends and a link. One slow link shows in two cells, one slow GPU in
 its whole row and column, a sick fabric in most cells. `explain` names the fewest culprits that account for

@@ -1,4 +1,4 @@
-"""The filters and tests of Ansible that gpuprov renders itself: those that mean exactly one thing.
+"""The filters and tests of Ansible that gpuprov renders itself: those with exactly one meaning.
 
 Anything they cannot say exactly raises LeftToAnsibleError, and Ansible is asked. A test compares each.
 """

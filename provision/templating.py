@@ -1,4 +1,4 @@
-"""Renders variables as Ansible would, where plain Jinja2 can: the only file that imports jinja2.
+"""Renderer of variables as Ansible would, where plain Jinja2 is enough; the only module that imports jinja2.
 
 Native types (`"{{ 8 }}"` is a number, two joined parts are text), strict about what is undefined, sandboxed,
 lazy: a variable is rendered when something mentions it. What needs Ansible itself (a lookup, a filter not
@@ -196,6 +196,7 @@ class Renderer:
             return expression is not False
         if not isinstance(expression, str):
             raise BadTemplateError(f"a condition must be text, not {type(expression).__name__}: {expression}")
+        # Ansible doubles backslashes in variables only: in conditions and template files they escape.
         result = _defined(self._text("{{ " + expression + " }}", local, double_backslashes=False))
         if not isinstance(result, bool):
             raise BadTemplateError(
@@ -214,6 +215,7 @@ class Renderer:
 
     def variable(self, name: str) -> Any:
         """The rendered value of a variable, or jinja2's `missing`."""
+        # Also a name that nothing defines: a rendering that met none must not be reused where there is one.
         self.mentioned.add(name)
         if name in self._rendered:
             return self._rendered[name]
@@ -222,7 +224,7 @@ class Renderer:
                 break
         else:
             if name.startswith("ansible_") or name in _ANSIBLES_OWN:
-                raise NotPlainError(f"{name} is known to Ansible alone")
+                raise NotPlainError(f"only Ansible knows {name}")
             return MISSING
         if name == _NAMES_ALONE:
             return layer[name]
@@ -242,6 +244,7 @@ class Renderer:
                 self._text(template, local, double_backslashes=True) if _is_template(template) else template
             )
         if isinstance(template, Mapping):
+            # `!unsafe` as ansible-inventory prints it: text that looks like a template, and stays as it is.
             if template.keys() == {"__ansible_unsafe"}:
                 return template["__ansible_unsafe"]
             if template.keys() == {"__ansible_vault"}:
@@ -257,6 +260,7 @@ class Renderer:
         try:
             result = _ENVIRONMENT.concat(template.root_render_func(context))
         except jinja2.UndefinedError as trouble:
+            # Not an error yet: a `default` around this variable may replace it. `_defined` has the last word.
             return _Undefined(hint=f"{trouble.message} in: {source.strip()[:100]}")
         except LeftToAnsibleError as trouble:
             raise NotPlainError(str(trouble)) from None

@@ -1,4 +1,4 @@
-"""What a person sees while a command runs: the only owner of rich.
+"""Progress output of a running command; the only module that imports rich.
 
 On a terminal a live table of what each node is doing; elsewhere (CI, a pipe) plain lines, one per change.
 Everything that came from a node passes through `printable` first: its answers are untrusted input.

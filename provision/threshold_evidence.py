@@ -1,4 +1,4 @@
-"""How far to trust a limit: the machines behind it, its age, and the share of healthy parts it would fail.
+"""The evidence behind a limit: number of machines, age, and the share of healthy parts it would fail.
 
 The share is a prediction for a part that nobody has measured yet: normal noise around the typical value.
 The errors of that value and of the spread count too (Student's t), so that few machines give a larger share.
@@ -55,8 +55,8 @@ def share_text(share: float | None, sign: str = "≤") -> str:
 
 
 def machines_text(limit: Threshold) -> str:
-    """How many machines were measured for the limit: a number, or `not said`."""
-    return "not said" if limit.machines is None else f"{limit.machines:,}"
+    """How many machines were measured for the limit: a number, or `not stated`."""
+    return "not stated" if limit.machines is None else f"{limit.machines:,}"
 
 
 def age_months(limit: Threshold, at: str) -> int | None:

@@ -1,4 +1,4 @@
-"""Which metrics have limits, and what limit is sensible: data/thresholds/metrics.yml, and what a SKU can do.
+"""The metrics that may have limits, and the plausible range of each: data/thresholds/metrics.yml and the SKU.
 
 A gate above what the wire carries condemns every machine; one so low that a part at half its speed still
 passes acquits every machine. Both are found when a file is read, by the arithmetic stated in metrics.yml.

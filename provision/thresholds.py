@@ -85,7 +85,7 @@ class Threshold:
         if self.machines is not None:
             rests.insert(0, many(self.machines, "machine") if self.machines else "no machine measured")
         elif self.date:
-            rests.insert(0, "number of machines not said")
+            rests.insert(0, "number of machines unknown")
         return f"{self.source}; {', '.join(rests)}" if rests else self.source
 
 
@@ -146,9 +146,11 @@ def _shipped(sku: str | None) -> Mapping[str, Threshold]:
     _check_document(path, document)
     limits = _read(path, document)
     if undated := [name for name, limit in limits.items() if not limit.date]:
-        _refuse(path, f"{undated[0]}.date", "must say when its source was written, as YYYY-MM")
+        _refuse(path, f"{undated[0]}.date", "must have the date of its source, as YYYY-MM")
     if uncounted := [name for name, row in document["thresholds"].items() if "machines" not in row]:
-        _refuse(path, f"{uncounted[0]}.machines", "must say how many were measured, or null: not said")
+        _refuse(
+            path, f"{uncounted[0]}.machines", "must be the number of measured machines, or null if unknown"
+        )
     return limits
 
 
@@ -186,7 +188,7 @@ def _refuse(path: Path, where: str, problem: str) -> NoReturn:
 def _check_document(path: Path, document: Mapping[str, Any]) -> None:
     unknown = set(document) - {"sku", "links", "thresholds"}
     if unknown:
-        _refuse(path, f"key {sorted(map(str, unknown))[0]!r}", "is not known here (sku, links, thresholds)")
+        _refuse(path, f"key {sorted(map(str, unknown))[0]!r}", "is not a valid key (sku, links, thresholds)")
     if not isinstance(document.get("sku"), str):
         _refuse(path, "key 'sku'", "must name a GPU SKU such as h100-sxm, or any")
     known = threshold_metrics.sku_names()
@@ -233,7 +235,7 @@ def _threshold(path: Path, name: str, row: Any, known: Capacities) -> Threshold:
     if row["kind"] not in _KINDS:
         _refuse(path, f"{name}.kind", f"must be one of {', '.join(_KINDS)}, not {row['kind']!r}")
     if not isinstance(row["source"], str) or len(row["source"].strip()) < 10:
-        _refuse(path, f"{name}.source", "must say where the number comes from")
+        _refuse(path, f"{name}.source", "must name the source of the number")
     date = row.get("date", "")
     if date and not (isinstance(date, str) and _DATE.fullmatch(date)):
         _refuse(path, f"{name}.date", f"must be the year and month of the source, as 2026-05, not {date!s}")
@@ -284,7 +286,7 @@ def _measured(path: Path, where: str, given: Any, number: str) -> Mapping[str, A
     if not _is_limit(value) and not none_at_all:
         _refuse(path, f"{where}.{number}", f"must be a number above 0, not {value!r}")
     if not isinstance(given["source"], str) or len(given["source"].strip()) < 10:
-        _refuse(path, f"{where}.source", "must say where the number comes from")
+        _refuse(path, f"{where}.source", "must name the source of the number")
     return given
 
 

@@ -86,7 +86,7 @@ class Up:
         for node in back:
             message = self._hold.pop(node)
             if node in refused:
-                self._ledger.end(node, Status.DRAINED, f"it is as declared; {refused[node]}")
+                self._ledger.end(node, Status.DRAINED, f"it matches its declared state; {refused[node]}")
             else:
                 self._ledger.end(node, Status.DONE, message)
 
@@ -118,16 +118,16 @@ class Up:
         if wave.kind == CANARY and dead:
             # Whatever --max-failures says: the others of its kind would be done without a proof.
             what = "canary" if len(dead) == 1 else "canaries"
-            self.stopped = f"the {what} {fold(dead)} did not come out well: nothing else was begun"
+            self.stopped = f"the {what} {fold(dead)} failed: no other wave was started"
         elif len(bad) > self._may_fail:
             allowed = f"--max-failures {self._settings.max_failures}"
-            self.stopped = f"{len(bad)} failed up to wave {number}, before its own ({allowed})"
+            self.stopped = f"{len(bad)} failed up to wave {number}, which stops the waves ({allowed})"
 
     def _interrupted(self) -> None:
         end_all, results = self._ledger.end_all, self.results
         waiting = [node for node in self._hold if node not in results]
-        end_all(waiting, Status.INTERRUPTED, "it is as declared; stopped before its wave had ended")
+        end_all(waiting, Status.INTERRUPTED, "it matches its declared state; stopped before its wave ended")
         started = [node for node in self._ledger.done if node not in results]
-        end_all(started, Status.INTERRUPTED, "stopped in the middle; its roles can be run again")
+        end_all(started, Status.INTERRUPTED, "stopped during its roles; they can be run again")
         rest: Sequence[str] = [node for wave in self._plan.waves for node in wave if node not in results]
-        end_all(rest, Status.NOT_ATTEMPTED, "interrupted before its turn")
+        end_all(rest, Status.NOT_ATTEMPTED, "interrupted before its wave")

@@ -105,7 +105,7 @@ def _boot_reason(facts: Mapping[str, Any]) -> str:
         return ""
     reason = facts.get("boot.reason")
     words = [str(word) for word in reason] if isinstance(reason, list) else str(reason or "").split()
-    return " ".join(words) or "it does not say why"
+    return " ".join(words) or "it gave no reason"
 
 
 @dataclass

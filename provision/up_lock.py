@@ -50,7 +50,7 @@ def locked(
         left = lock.release()
         if left:
             minutes = round(fleet_lock.LEASE / 60)
-            say(f"{fold(left)}: the lock could not be given back; it ends by itself within {minutes} min")
+            say(f"{fold(left)}: the lock could not be released; it ends by itself within {minutes} min")
 
 
 def _taken(lock: FleetLock, nodes: Sequence[str], pause: Callable[[float], None]) -> dict[str, Answer]:

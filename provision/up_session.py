@@ -160,23 +160,23 @@ class Session:
         busy = [made.nodes[node] for wave in made.waves for node in wave]
         reboots = sum(node.reboot for node in busy) if self.request.may_reboot else 0
         minutes = made.minutes(self.request.forks).minutes
-        words = [f"{len(busy)} of {len(self.fleet.nodes)} nodes differ from what was declared"]
+        words = [f"{len(busy)} of {len(self.fleet.nodes)} nodes differ from their declared state"]
         if self.request.full:
             words = [f"every role on {len(busy)} of {len(self.fleet.nodes)} nodes"]
         canaries = sum(len(wave) for wave in made.waves if wave.kind == CANARY)
         first = f", {nodes_of(canaries)} first as canar{'y' if canaries == 1 else 'ies'}" if canaries else ""
         words.append(f"{len(made.waves)} wave{'s' if len(made.waves) != 1 else ''}{first}")
         if reboots and not self.request.check_mode:
-            words.append(f"{reboots} to be rebooted")
+            words.append(f"{reboots} to reboot")
         words.append(f"about {minutes:.0f} min")
         sys.stderr.write(" · ".join(words) + "\n")
         if not self.request.ask:
             return True
-        sys.stderr.write("go on? [y/N] ")
+        sys.stderr.write("continue? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return True
-        raise GpuprovError("stopped before anything was changed", "--yes goes on without asking")
+        raise GpuprovError("stopped before anything was changed", "--yes skips the confirmation")
 
     def _heard(self, event: Event, progress: Progress, busy: int) -> None:
         """Tell a person what is happening: every task on a terminal, every role elsewhere; of a large fleet

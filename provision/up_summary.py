@@ -37,10 +37,10 @@ def text(
     if changed and any(result.status is Status.CHECKED for result in results):
         lines += [
             "",
-            f"{changed} tasks would change something; what could only be known after them is not counted",
+            f"{changed} tasks would change something; tasks that depend on those changes are not counted",
         ]
     if drained:
-        lines += ["", f"still drained, out of service until they are as declared: {fold(drained)}"]
+        lines += ["", f"still drained, out of service until they match their declared state: {fold(drained)}"]
     lines.append("")
     if next_command:
         lines.append(f"next: {next_command}")
@@ -53,11 +53,11 @@ def next_command(results: Iterable[Result], base: Sequence[str], run: str) -> st
     ended = {result.status for result in results}
     inventory = shlex.join(base)
     if ended & {Status.FAILED, Status.NOT_HELD, Status.UNHEALTHY, Status.DRAINED}:
-        return f"mend what is named above, then: gpuprov up --resume {shlex.quote(run)}"
+        return f"repair the nodes above, then: gpuprov up --resume {shlex.quote(run)}"
     if ended & {Status.INTERRUPTED, Status.NOT_ATTEMPTED}:
         return f"gpuprov up --resume {shlex.quote(run)}"
     if Status.REFUSED in ended:
-        return "change what is named above in the inventory, then: gpuprov plan " + inventory
+        return "correct the inventory as described above, then: gpuprov plan " + inventory
     if Status.REBOOT_NEEDED in ended:
         return f"gpuprov up {inventory}  (without --no-reboot)"
     if Status.UNREACHABLE in ended or Status.UNREADABLE in ended:

@@ -115,7 +115,7 @@ class WaveWork:
                 continue
             look = looks.get(node, Look(node, error=outcome.message, unreachable=True))
             status = Status.UNREACHABLE if look.unreachable else Status.UNREADABLE
-            message = f"it fell silent in the middle of this: {outcome.message}"
+            message = f"it stopped answering during this task: {outcome.message}"
             self._ledger.end(node, status, message, role=outcome.role, task=outcome.task)
         return found
 
@@ -192,7 +192,7 @@ class WaveWork:
         """Whether the node's expectations hold, now that all was done; it ends here when they do not."""
         end = self._ledger.end
         if not look.drifts:
-            return {node: f"it still asks for a reboot: {look.boot_required}" if look.boot_required else ""}
+            return {node: f"it still needs a reboot: {look.boot_required}" if look.boot_required else ""}
         if all(drift.unknown for drift in look.drifts):
             end(node, Status.UNREADABLE, count_of(look.drifts, "could not be read"), drifts=look.drifts)
         elif not self._settings.may_reboot and all(drift.expectation.reboot for drift in look.drifts):

@@ -74,7 +74,7 @@ class Work:
         calls = self._hooks()
         refused = calls.call(hooks.UNDRAIN, waiting, 0, BATCH)
         for node, why in refused.items():
-            self._end(Result(node, Status.DRAINED, f"it is as declared; {why}"))
+            self._end(Result(node, Status.DRAINED, f"it matches its declared state; {why}"))
         lock = FleetLock(
             self._run,
             self._programs,

@@ -155,7 +155,7 @@ def _locked(home: Path) -> Iterator[None]:
         lock = os.open(home / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise RunFolderError(
-            f"{home} cannot be written: {error.strerror}", "GPUPROV_RUNS says where runs are"
+            f"{home} cannot be written: {error.strerror}", "GPUPROV_RUNS sets the folder of the runs"
         ) from None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)

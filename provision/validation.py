@@ -1,4 +1,4 @@
-"""One validate run: observe the nodes, run check after check on all of them, keep and judge what comes back.
+"""One validate run: observes the nodes, runs check after check on all of them, stores and judges the results.
 
 What comes back is stored before it is judged, node by node as it arrives: an interrupted run keeps all but
 the programs that were running, and `--resume` goes on after it.
@@ -158,7 +158,7 @@ def validate(
         except KeyboardInterrupt:
             interrupted = True
             for name in fleet.nodes:
-                run.seen.setdefault(name, Seen(name, {}, {}, {}, "interrupted before it was looked at"))
+                run.seen.setdefault(name, Seen(name, {}, {}, {}, "interrupted before it was observed"))
     judged = run.health(interrupted=interrupted)
     verdicts = {(node.node, one.check): one.verdict.value for node in judged.nodes for one in node.checks}
     validated.publish(folder, verdicts)

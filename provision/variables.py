@@ -1,4 +1,4 @@
-"""Which variables are gpuprov's own, so that a mistyped one is refused and not silently ignored."""
+"""gpuprov's own inventory variables; a mistyped one is refused and not silently ignored."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ OWN = {
     "gpuprov_sku": "the GPU product this node must have",
     "gpuprov_expected_gpus": "how many GPUs this node must have; with 0 only pairs of nodes are measured",
     "gpuprov_pcie_width": "lanes the slots of its GPUs are wired with, where that is fewer than 16",
-    "gpuprov_expected_nics": "how many RDMA cards between nodes it must have, or the list of their names",
+    "gpuprov_expected_nics": "number or names of the RDMA cards that it must have for traffic between nodes",
     "gpuprov_expected_nvmes": "how many NVMe drives it must have",
-    "gpuprov_rack": "what the nodes of a leaf switch share, its name or number; pairs are chosen by it",
+    "gpuprov_rack": "name or number of the rack or leaf switch; pairs of nodes are chosen by it",
     "gpuprov_address": "where the other nodes reach this one; ansible_host when absent",
     "gpuprov_oversubscription": "how many times more a rack sends than its uplinks carry; 1 when absent",
     "gpuprov_rack_kw": "kilowatts that the nodes of its rack may draw together under burn-in",
     "gpuprov_rack_loads": "how many nodes of its rack may be under burn-in load at the same time",
     "gpuprov_fleet_kw": "kilowatts that all nodes may draw together under burn-in",
     "gpuprov_fleet_loads": "how many nodes may be under burn-in load at the same time",
-    "gpuprov_node_kw": "the most kilowatts this node was seen to draw; reckoned from its GPUs when absent",
+    "gpuprov_node_kw": "highest measured power of this node in kilowatts (default: estimated from its GPUs)",
     "gpuprov_launcher": "how NCCL is started across nodes: auto, openmpi or slurm; auto when absent",
     "gpuprov_mpi_networks": "the networks that MPI's daemons talk over, as 10.1.0.0/16; any when absent",
     "gpuprov_slurm_options": "options for srun, a list: a partition, an account",
@@ -40,8 +40,8 @@ OWN = {
     "gpuprov_wave": "a number; nodes of a lower one are done first",
     "gpuprov_canary": "true: this node is done before others of its SKU and OS",
     "gpuprov_atomic": "the name of a variable; nodes with the same value of it share a wave",
-    "gpuprov_drain_hook": "a program on the controller that takes a node out of service before it is changed",
-    "gpuprov_undrain_hook": "a program on the controller that puts a node back once it is as declared",
+    "gpuprov_drain_hook": "program on the controller that takes a node out of service before a change",
+    "gpuprov_undrain_hook": "program on the controller that returns a node to service once it has no drift",
     "gpuprov_hook_timeout": "seconds a hook may take; 600 when absent",
     "gpuprov_hook_scope": "node: a hook is called for each node; wave: once with all of a wave",
     "gpuprov_package_lock_timeout": "seconds to wait for another package manager; 600 when absent",
@@ -189,10 +189,8 @@ def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -
     at = f"{place}: " if place and "--set" not in where else ""
     who = "--set" if "--set" in where else fold(where)
     if name in RESERVED:
-        return StackError(
-            f"{at}{name} ({who}) is what gpuprov observes of a machine", "remove it; use gpuprov_sku"
-        )
-    hint = did_you_mean(name, ours, "roles/*/README.md list what there is")
+        return StackError(f"{at}{name} ({who}) is a fact that gpuprov observes", "remove it; use gpuprov_sku")
+    hint = did_you_mean(name, ours, "roles/*/README.md list the variables")
     return StackError(f"{at}unknown variable {name} ({who})", hint)
 
 

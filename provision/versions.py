@@ -1,4 +1,4 @@
-"""Version texts as packagers and people write them: epoch, distribution revision, comparison."""
+"""Version comparison for packages and people: epoch, distribution revision, order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which nodes are done together, and in which order (pure).
+"""Division of nodes into waves, and their order (pure).
 
 First one node of each kind (SKU and operating system): the canaries. What goes wrong on every machine of a
 kind goes wrong there, once. Then the rest, in batches. Nodes that must not be split (a rack, an NVLink
@@ -107,10 +107,11 @@ class Rollout:
     def waves(self, nodes: Sequence[str]) -> tuple[Wave, ...]:
         """Each of `nodes` in exactly one wave, in their order within a stage."""
         size = batch_size(self.size, len(nodes))
-        seen = set(self.proved)
+        seen = set(self.proved)  # over all stages: a kind that an earlier stage proved needs no second canary
         waves = []
         for _number, members in groupby(sorted(nodes, key=self._stage), key=self._stage):
             units = self._units(tuple(members))
+            # With one node there is nothing left that a canary could protect.
             first = self._canaries(units, seen) if self.canary and len(nodes) > 1 else []
             if first:
                 waves.append(_wave(first, CANARY))

@@ -1,4 +1,4 @@
-"""Text from nodes, made fit to show: control characters out, values with units, times a person reads."""
+"""Formatting of untrusted text and values: no control characters, values with units, readable times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Has workers ask their nodes: programs of ours go there, what they print comes back."""
+"""Observation of nodes through workers: sends programs to them, and returns their output."""
 
 from __future__ import annotations
 

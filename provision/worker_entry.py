@@ -1,4 +1,4 @@
-"""What runs on a worker: takes a share from its controller, does it as a controller would, says what happens.
+"""The process on a worker: takes its nodes from the controller, runs Ansible on them, reports the events.
 
 Started over SSH (`python -m provision.worker_entry`). Nothing of the share is written but into a 0700 folder
 in memory, which is removed; when the controller goes away or falls silent, Ansible is ended in order.
@@ -124,7 +124,7 @@ def main() -> int:
         with _vault_files(share["vault_passwords"]) as files:
             (_ask if "programs" in share else _play)(share, speaker, files)
     except (KeyboardInterrupt, GoneError):
-        trouble = "it was told to end"
+        trouble = "it was stopped"
     except GpuprovError as error:
         trouble = error.what
     except Exception as error:

@@ -1,4 +1,5 @@
-"""The connection to one worker: over SSH, its host key checked as a node's is; every wait has an end."""
+"""The connection to one worker: over SSH, with its host key checked as a node's is, and a limit on every
+wait."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ class Session:
 
     def bad(self, what: str) -> NodeError:
         """The error for what no worker says: nothing more of it is heard."""
-        fix = "nothing more it says is believed; is it the machine it should be?"
+        fix = "its further output is ignored; check that this is the right machine"
         return self._error("garbage", f"its answer is not understood: {what}", fix)
 
     def failed(self, what: str) -> NodeError:
@@ -116,10 +117,10 @@ class Session:
                 raise self.bad(f"a line of more than {limit // 1024} KiB")
             self._beat()
             if self._over():
-                raise self._error("hung", "it did not end in time when it was told to", _LOOK)
+                raise self._error("hung", "it did not stop in time", _LOOK)
             now = time.monotonic()
             if now - heard > worker_stream.SILENCE or (deadline is not None and now > deadline):
-                raise self._error("hung", f"nothing was heard of it for {now - heard:.0f} s", _LOOK)
+                raise self._error("hung", f"it sent nothing for {now - heard:.0f} s", _LOOK)
             try:
                 data = self._channel.recv(_CHUNK)
             except TimeoutError:
@@ -139,7 +140,7 @@ class Session:
         return line
 
     def _over(self) -> bool:
-        """Whether it was told to end, and had its time for it."""
+        """Whether it was stopped, and had its time for it."""
         if self._end is None and self._stopping():
             self._end = time.monotonic() + END
             with contextlib.suppress(OSError, EOFError):

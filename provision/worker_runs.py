@@ -1,4 +1,4 @@
-"""Has a worker play a playbook: its share goes there, its events are tallied here.
+"""Playbooks on a worker: sends its nodes, and counts its events.
 
 The stream is ansible-runner's (transmit, worker). Its Processor is not used: it writes files under names that
 come from the worker, unpacks an archive from it, and waits for ever.
@@ -74,10 +74,10 @@ def run_playbook(
             return tally.outcomes(text, whole=False)
         return {name: Outcome(name, "unreachable", message=text) for name in hosts}
     if not tally.play_started:
-        said_last = tally.last_words or "it said nothing"
+        said_last = tally.last_words or "it gave no message"
         raise GpuprovError(
             f"worker {worker.name}: Ansible could not run {playbook}: {said_last}",
-            "correct what Ansible names; variables in the inventory are the usual cause",
+            "correct the cause, usually a variable in the inventory",
         )
     return tally.outcomes(
         f"worker {worker.name}: Ansible ended early: {tally.last_words or 'it said nothing'}"
@@ -142,7 +142,7 @@ def _follow(
             count += 1
             take(said)
     if status.get("status") == "error":
-        raise session.failed(one_line(str(status.get("job_explanation") or "it does not say why"), 300))
+        raise session.failed(one_line(str(status.get("job_explanation") or "it gave no reason"), 300))
     if status.get("gpuprov_events") != count:
         raise session.bad(f"{count} events arrived of {status.get('gpuprov_events')}")
 
@@ -163,7 +163,10 @@ def _shipped(playbook: Path) -> str:
     """The name of one of our own playbooks, which the worker has as well."""
     file = Path(playbook).absolute()
     if file.parent != paths.PLAYBOOKS:
-        raise GpuprovError(f"{playbook} is not gpuprov's, and workers have only those", "run it from here")
+        raise GpuprovError(
+            f"{playbook} is not a playbook of gpuprov, and workers have no others",
+            "run it from the controller",
+        )
     return file.name
 
 

@@ -1,4 +1,4 @@
-"""What a controller and a worker say to each other: ansible-runner's streaming lines, and what is in them.
+"""The protocol between controller and worker: ansible-runner's streaming lines, validated.
 
 A worker first says who it is, then its controller sends one line of `kwargs` and `{"eof": true}`; back come
 events, a status with their number, and `{"eof": true}`. A worker's words are checked before they are
@@ -66,12 +66,12 @@ def differences(theirs: Mapping[str, Any], python: str) -> tuple[str, str]:
         if theirs.get(name) != ours[name]:
             said = one_line(str(theirs.get(name) or "no"), 40)
             return (
-                f"it has {name} {said}, and here it is {ours[name]}",
-                f"install the same there: {python} -m pip install {name}=={ours[name]}",
+                f"it has {name} {said}, and this controller has {ours[name]}",
+                f"install the same version on it: {python} -m pip install {name}=={ours[name]}",
             )
     if theirs.get("contents") != ours["contents"]:
         return (
-            f"its gpuprov {ours['gpuprov']} has other playbooks, roles or modules than the one here",
+            f"its gpuprov {ours['gpuprov']} has other playbooks, roles or modules than this controller's",
             "install the same build of gpuprov on both",
         )
     return "", ""
@@ -102,7 +102,7 @@ def message(line: bytes, hosts: Collection[str]) -> dict[str, Any]:
     """One line of a worker that may speak of `hosts`. Raises BadStreamError."""
     said = _object(line.decode("utf-8", "replace"))
     if "zipfile" in said:
-        raise BadStreamError("it sent files, which nobody asked for")
+        raise BadStreamError("it sent files that were not requested")
     if "status" in said:
         _want(said, "status", str)
         _want(said, "gpuprov_events", int, None)
@@ -122,7 +122,7 @@ def _event(said: Mapping[str, Any], hosts: Collection[str]) -> None:
     if data is None:
         return
     if not isinstance(data, dict):
-        raise BadStreamError("an event whose data is no object")
+        raise BadStreamError("an event whose data is not an object")
     if said["event"] == "playbook_on_stats":
         for name in ("dark", "failures", "processed"):
             _want(data, name, dict)
@@ -143,7 +143,7 @@ def _event(said: Mapping[str, Any], hosts: Collection[str]) -> None:
 
 def _known(host: Any, hosts: Collection[str]) -> None:
     if not isinstance(host, str) or host not in hosts:
-        raise BadStreamError(f"it speaks of {one_line(repr(host), 60)}, which is not in its share")
+        raise BadStreamError(f"it reported on {one_line(repr(host), 60)}, which is not one of its nodes")
 
 
 def _want(said: Mapping[str, Any], name: str, *kinds: type | None) -> None:
@@ -161,5 +161,5 @@ def _object(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         raise BadStreamError(f"this is not JSON: {one_line(text[:200], 80)!r}") from None
     if not isinstance(said, dict):
-        raise BadStreamError(f"this is no object: {one_line(text[:200], 80)!r}")
+        raise BadStreamError(f"this is not an object: {one_line(text[:200], 80)!r}")
     return said

@@ -1,4 +1,4 @@
-"""Which machine does which node's work: the inventory's `gpuprov_worker`, and the hosts it names.
+"""Assignment of nodes to workers, by the inventory's `gpuprov_worker`.
 
 A worker is a machine with gpuprov on it that is nearer to its nodes than the controller, or that takes a part
 of a fleet too large for one. Workers are the members of the group `gpuprov_workers`, and no nodes themselves.

@@ -1,4 +1,4 @@
-"""Reads YAML files, and says file, line and column when one cannot be read."""
+"""Reader of YAML files whose errors name file, line and column."""
 
 from __future__ import annotations
 

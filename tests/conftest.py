@@ -1,129 +1,45 @@
-"""A real sshd on a loopback address, run as whoever runs the tests."""
+"""What all tests have: a seed, and a real sshd on a loopback address, run as whoever runs the tests."""
 
 from __future__ import annotations
 
-import getpass
 import os
 import shutil
-import socket
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
-from provision.inventory import Node
+from tests.support.seed import DRAWN, SEED, VARIABLE, times
+from tests.support.sshd import Sshd
 
-SSHD_CONFIG = """\
-ListenAddress 127.0.0.1:{port}
-HostKey {folder}/host_ed25519
-HostKey {folder}/host_ecdsa
-AuthorizedKeysFile {folder}/authorized_keys
-PidFile none
-UsePAM no
-StrictModes no
-PasswordAuthentication no
-KbdInteractiveAuthentication no
-MaxStartups 200
-PrintMotd no
-AllowTcpForwarding yes
-SetEnv PATH={folder}/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME={folder}
-"""
+HERE = Path(__file__).parent
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+settings.register_profile(
+    "gpuprov",
+    max_examples=times(40, 400),
+    derandomize=not DRAWN,
+    database=None,
+    deadline=None,
+    print_blob=DRAWN,
+    suppress_health_check=list(HealthCheck),
+)
+settings.load_profile("gpuprov")
 
 
-class Sshd:
-    """One sshd with its own keys and known_hosts. Programs in `bin` come first on its sessions' PATH."""
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    if DRAWN:
+        config.option.hypothesis_seed = str(SEED)
 
-    def __init__(self, folder: Path, program: str) -> None:
-        self.folder = folder
-        self.port = free_port()
-        self.user = getpass.getuser()
-        self.bin = folder / "bin"
-        self.bin.mkdir()
-        for name in ("host_ed25519", "host_ecdsa"):
-            self.keygen(name, name.removeprefix("host_"))
-        (folder / "authorized_keys").touch()
-        self.key_file = self.key("user")
-        self.known_hosts = folder / "known_hosts"
-        self.know(self.known_hosts)
-        (folder / "sshd_config").write_text(SSHD_CONFIG.format(port=self.port, folder=folder))
-        if os.geteuid() == 0:
-            Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        self.log = (folder / "sshd.log").open("wb")
-        self.process = subprocess.Popen(
-            [program, "-D", "-e", "-f", str(folder / "sshd_config")],
-            stdin=subprocess.DEVNULL,
-            stdout=self.log,
-            stderr=self.log,
-        )
-        self._wait()
 
-    def _wait(self) -> None:
-        for _ in range(200):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.05)
-        raise RuntimeError((self.folder / "sshd.log").read_text())
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests on lab nodes first: they wait a lot, and none of their long files shall be the last."""
+    items.sort(key=lambda item: HERE / "lab" not in item.path.parents)
 
-    def keygen(self, name: str, kind: str = "ed25519", passphrase: str = "") -> Path:
-        path = self.folder / name
-        subprocess.run(
-            ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", name, "-f", str(path)],
-            check=True,
-            stdin=subprocess.DEVNULL,
-            timeout=30,
-        )
-        return path
 
-    def key(self, name: str, command: str | None = None, passphrase: str = "") -> Path:
-        """A key that may log in; with `command`, only that runs, whatever was asked for."""
-        path = self.keygen(name, passphrase=passphrase)
-        public = path.with_suffix(".pub").read_text()
-        option = f'command="{command}" ' if command else ""
-        with (self.folder / "authorized_keys").open("a") as file:
-            file.write(option + public)
-        return path
-
-    def know(self, path: Path, host_key: str = "host_ed25519", name: str | None = None) -> Path:
-        """Write a known_hosts file that knows this sshd by one of its keys."""
-        kind, blob = (self.folder / f"{host_key}.pub").read_text().split()[:2]
-        path.write_text(f"{name or f'[127.0.0.1]:{self.port}'} {kind} {blob}\n")
-        return path
-
-    def node(self, name: str = "gpu-01", **variables: Any) -> Node:
-        """A node that is this sshd. `known_hosts` and `key` (paths) and `ssh_args` shape the connection."""
-        known_hosts = variables.pop("known_hosts", self.known_hosts)
-        key = variables.pop("key", self.key_file)
-        arguments = variables.pop("ssh_args", "")
-        common = f"-F none -o UserKnownHostsFile={known_hosts} -o GlobalKnownHostsFile=/dev/null"
-        return Node(
-            name,
-            (),
-            {
-                "ansible_host": "127.0.0.1",
-                "ansible_port": self.port,
-                "ansible_user": self.user,
-                "ansible_ssh_private_key_file": str(key),
-                "ansible_ssh_common_args": f"{common} -o IdentityAgent=none {arguments}".strip(),
-                **variables,
-            },
-        )
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.wait(timeout=10)
-        self.log.close()
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"the seed of this run: {VARIABLE}={SEED}" if DRAWN else f"fixed seed {SEED}")
 
 
 @pytest.fixture(scope="session")

@@ -245,5 +245,5 @@ def test_templates_lookups_and_vaulted_values_are_resolved_as_ansible_does(tmp_p
 
 def test_what_ansible_cannot_say_either_is_an_error_naming_the_variable() -> None:
     broken = fleet(gpu_01={"nccl_version": "{{ lookup('file', '/nonexistent/file') }}"})
-    with pytest.raises(StackError, match=r"gpu-01: Ansible cannot say what nccl_version is: .*nonexistent"):
+    with pytest.raises(StackError, match=r"gpu-01: Ansible cannot resolve nccl_version: .*nonexistent"):
         assess.assess(broken, {}, observe=Nodes().observe)

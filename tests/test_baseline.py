@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from provision import baseline, threshold_metrics
@@ -116,7 +116,6 @@ def test_a_fleet_that_is_broken_as_a_whole_is_refused_by_the_linter() -> None:
     assert "too loose" in one.why
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.sampled_from(sorted(threshold_metrics.table())),
     st.floats(0.5, 1.0),
@@ -140,7 +139,6 @@ def test_whatever_is_learnt_can_be_read_back(name: str, share: float, nodes: int
             assert for_sku("h100-sxm", path)[limit.metric] == limit
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(4, 12), st.integers(0, 1000))
 def test_no_healthy_device_fails_its_own_baseline(nodes: int, seed: int) -> None:
     values = rates(nodes, seed=seed, sigma=0.01)

@@ -1,15 +1,13 @@
 """A small run of benchmarks/detection: every fault that the lab can inject is caught and blamed rightly, no
 look-alike and no healthy node is flagged.
 
-The seed is fixed, so that a red run can be repeated; the long set runs one that nobody ran, with more healthy
-nodes. A failure prints the seed; DETECTION_SEED=… runs it again.
+The seed is that of all tests (tests/support/seed.py): fixed, and drawn in the long set, which also runs more
+healthy nodes. A failure prints it.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import secrets
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,44 +20,30 @@ from benchmarks.detection import catalogue, report, scores
 from benchmarks.detection.__main__ import outcomes, trials
 from benchmarks.detection.cases import Entry
 from benchmarks.detection.trial import HEALTHY, Trial
+from tests.support.seed import SEED, VARIABLE, times
 
 pytestmark = pytest.mark.timeout(900)
 
 DOCUMENT = Path(__file__).parent.parent / "docs/detection.md"
-SEED = 20261124
-HEALTHY_NODES, MANY_HEALTHY_NODES = 25, 100
+HEALTHY_NODES = times(5, 100)
 
 Outcome = Mapping[str, Any]
 
 
-@pytest.fixture(scope="module", params=["fixed", pytest.param("fresh", marks=pytest.mark.long)])
-def seed(request: pytest.FixtureRequest) -> int:
-    """The fixed one, and in the long set a fresh one; or that which somebody asks for again."""
-    fresh = secrets.randbelow(10**8) if request.param == "fresh" else SEED
-    return int(os.environ.get("DETECTION_SEED") or fresh)
-
-
 @pytest.fixture(scope="module")
-def said(seed: int) -> Mapping[str, Sequence[Outcome]]:
+def said() -> Mapping[str, Sequence[Outcome]]:
     """What the validator said of every trial, by class; the simulator runs in a process of its own."""
     keys = [entry.key for traps in (False, True) for entry in catalogue.covered(traps=traps)]
-    asked = trials([*keys, HEALTHY], range(seed, seed + 1), healthy_nodes(seed), graded=0)
+    asked = trials([*keys, HEALTHY], range(SEED, SEED + 1), HEALTHY_NODES, graded=0)
     by_key: dict[str, list[Outcome]] = defaultdict(list)
     for one in outcomes(asked, jobs=1):
         by_key[one["key"]].append(one)
     return by_key
 
 
-def healthy_nodes(seed: int) -> int:
-    """How many healthy nodes are run."""
-    return HEALTHY_NODES if seed == SEED else MANY_HEALTHY_NODES
-
-
-def shown(one: Outcome, seed: int) -> str:
+def shown(one: Outcome) -> str:
     """All that a person needs to see it again."""
-    head = (
-        f"DETECTION_SEED={seed}: class {one['key']} on {one['sku']}: {'; '.join(one['faults']) or 'no fault'}"
-    )
+    head = f"{VARIABLE}={SEED}: class {one['key']} on {one['sku']}: {'; '.join(one['faults']) or 'no fault'}"
     return "\n".join([f"{head}: verdict {one['verdict']}", *one["findings"], one["trouble"]])
 
 
@@ -70,28 +54,24 @@ def gap(entry: Entry) -> Any:
 
 
 @pytest.mark.parametrize("key", [gap(entry) for entry in catalogue.covered(traps=False)])
-def test_a_clear_fault_is_caught_and_blamed_rightly(
-    key: str, said: Mapping[str, Sequence[Outcome]], seed: int
-) -> None:
+def test_a_clear_fault_is_caught_and_blamed_rightly(key: str, said: Mapping[str, Sequence[Outcome]]) -> None:
     for one in said[key]:
-        assert not one["trouble"], shown(one, seed)
-        assert one["caught"], shown(one, seed)
-        assert one["blamed"], shown(one, seed)
+        assert not one["trouble"], shown(one)
+        assert one["caught"], shown(one)
+        assert one["blamed"], shown(one)
 
 
 @pytest.mark.parametrize("key", [gap(entry) for entry in catalogue.covered(traps=True)])
-def test_a_healthy_look_alike_is_not_flagged(
-    key: str, said: Mapping[str, Sequence[Outcome]], seed: int
-) -> None:
+def test_a_healthy_look_alike_is_not_flagged(key: str, said: Mapping[str, Sequence[Outcome]]) -> None:
     for one in said[key]:
-        assert not one["trouble"], shown(one, seed)
-        assert not one["flagged"], shown(one, seed)
+        assert not one["trouble"], shown(one)
+        assert not one["flagged"], shown(one)
 
 
-def test_no_healthy_node_is_flagged(said: Mapping[str, Sequence[Outcome]], seed: int) -> None:
-    flagged = [shown(one, seed) for one in said[HEALTHY] if one["flagged"] or one["trouble"]]
+def test_no_healthy_node_is_flagged(said: Mapping[str, Sequence[Outcome]]) -> None:
+    flagged = [shown(one) for one in said[HEALTHY] if one["flagged"] or one["trouble"]]
     assert not flagged, "\n\n".join(flagged)
-    assert len(said[HEALTHY]) == healthy_nodes(seed)
+    assert len(said[HEALTHY]) == HEALTHY_NODES
 
 
 def test_the_document_lists_every_class_and_look_alike_of_the_catalogue() -> None:

@@ -112,3 +112,28 @@ def test_links_between_documents_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+GLOSSARY = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
+TERMS = re.findall(r"^\| ([^|]+) \| [^|]+ \| `([^`|]+)` \|$", GLOSSARY, re.MULTILINE)
+
+
+def test_every_row_of_the_glossary_names_its_place_in_the_code_and_no_word_twice() -> None:
+    rows = [line for line in GLOSSARY.splitlines() if line.startswith("| ") and "| in the code |" not in line]
+    assert len(TERMS) == len(rows) > 30
+    assert len({word for word, _ in TERMS}) == len(TERMS)
+
+
+@pytest.mark.parametrize("place", sorted({place for _, place in TERMS}))
+def test_what_the_glossary_names_exists(place: str) -> None:
+    """A class by name, a command that parses, a folder that exists; options, variables and fields as text."""
+    if place.endswith("/"):
+        assert (ROOT / place).is_dir()
+    elif place.startswith("gpuprov "):
+        with pytest.raises(SystemExit) as ended:
+            cli.build_parser().parse_args([*shlex.split(place)[1:], "--help"])
+        assert ended.value.code == ExitCode.OK
+    else:
+        wanted = rf"^class {place}\b" if place[0].isupper() else rf"\"{re.escape(place)}[\"/]"
+        sources = (file.read_text(encoding="utf-8") for file in (ROOT / "provision").rglob("*.py"))
+        assert any(re.search(wanted, text, re.MULTILINE) for text in sources)

@@ -183,8 +183,8 @@ def test_a_fleet_that_is_alike_and_validated_is_fine(twenty: Twenty, gpuprov: An
     code, out = gpuprov("--require-validated")
     assert code == ExitCode.OK, out
     assert "20 of 20 nodes as declared" in out
-    assert "20 of 20 nodes as most of their kind (17 undeclared facts compared)" in out
-    assert "20 of 20 nodes validated as they are now" in out
+    assert "20 of 20 nodes like the majority of their kind (17 undeclared facts compared)" in out
+    assert "20 of 20 nodes have a current validation" in out
 
 
 def test_undeclared_facts_cost_no_second_question_and_no_tool(twenty: Twenty, gpuprov: Any) -> None:
@@ -203,7 +203,7 @@ def test_three_odd_ones_a_silent_one_a_tie_and_expired_passes(twenty: Twenty, gp
         in out
     )
     assert (
-        "  gpu-11  firmware.gpu_vbios has no answer (no answer within 8 s), 15 of 18 (h100-sxm on debian 12) "
+        "  gpu-11  firmware.gpu_vbios has no value (no answer within 8 s), 15 of 18 (h100-sxm on debian 12) "
         f"have {GOOD}\n" in out
     )
     assert (
@@ -224,7 +224,7 @@ def test_three_odd_ones_a_silent_one_a_tie_and_expired_passes(twenty: Twenty, gp
         f"{depending('driver.loaded_version').replace(' ', '')}\n" in out
     )
     # The one whose VBIOS cannot be read now has no current pass either.
-    assert "17 of 20 nodes validated as they are now" in out
+    assert "17 of 20 nodes have a current validation" in out
 
 
 def test_only_the_checks_that_depend_on_it_expire(twenty: Twenty, gpuprov: Any) -> None:
@@ -263,7 +263,7 @@ def test_a_check_that_does_not_apply_is_not_missed(twenty: Twenty, gpuprov: Any)
     passed(twenty, *NAMES, only={"network_ports": "skip", "rdma_loopback": "skip"})
     assert gpuprov("--require-validated")[0] == ExitCode.OK
     _, out = gpuprov()
-    assert "20 of 20 nodes validated as they are now" in out
+    assert "20 of 20 nodes have a current validation" in out
 
 
 def test_a_node_that_was_never_validated_is_said(twenty: Twenty, gpuprov: Any) -> None:
@@ -343,7 +343,7 @@ def test_sarif_is_2_1_0_with_a_result_for_each_node_and_rule(twenty: Twenty, gpu
     (invocation,) = run["invocations"]
     assert (invocation["exitCode"], invocation["executionSuccessful"]) == (code, False)
     (silent,) = invocation["toolExecutionNotifications"]
-    assert silent["message"]["text"] == "gpu-20: not looked at: no route to host"
+    assert silent["message"]["text"] == "gpu-20: not observed: no route to host"
 
 
 def test_an_alert_stays_the_same_when_only_the_value_moves(twenty: Twenty, gpuprov: Any) -> None:
@@ -461,7 +461,7 @@ def test_several_formats_in_one_look(twenty: Twenty, gpuprov: Any, tmp_path: Pat
     [
         (["--output", "x"], "belongs to no --format"),
         (["--format", "json", "--format", "sarif"], "two formats would go to standard output"),
-        (["--format", "sarif", "--output", "no/such/folder/x"], "is in no folder there is"),
+        (["--format", "sarif", "--output", "no/such/folder/x"], "is in a folder that does not exist"),
         (["--junit", "."], "is a folder"),
     ],
 )

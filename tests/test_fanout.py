@@ -33,7 +33,7 @@ from provision.observe import observe, run_programs
 from provision.processes import VARIABLE, worth
 from provision.ssh_config import ConfigFiles
 from provision.ssh_processes import KEPT, Processes
-from tests.processes import alive, command_of, until
+from tests.support.processes import alive, command_of, until
 
 HELLO = "print('@gpuprov-facts 1 2\\n{}\\n@gpuprov-end')"
 SLOW = f"import time; time.sleep(600); {HELLO}"
@@ -139,7 +139,10 @@ def test_a_process_that_is_killed_takes_nobody_with_it(sshd: Any) -> None:
     assert sorted(rest) == names[1::2]
     for error in rest.values():
         assert isinstance(error, NodeError)
-        assert "process 2 of 2 on this machine was killed by signal 9 (not by gpuprov)" in error.what
+        assert (
+            "worker process 2 of 2 on this machine, which held its connection, was killed by signal 9 "
+            "(not by gpuprov)" in error.what
+        )
         assert not error.unreachable
     assert ours() == []
 
@@ -209,7 +212,7 @@ def test_a_mistake_of_ours_in_a_process_is_named(sshd: Any) -> None:
     finally:
         pool.close()
     assert isinstance(found["a"], NodeError)
-    assert "process 1 of 1 on this machine broke: ValueError" in found["a"].what
+    assert "process 1 of 1 on this machine, which held its connection, broke: ValueError" in found["a"].what
     assert "it is a bug" in found["a"].fix
 
 
@@ -223,7 +226,7 @@ def test_where_no_process_can_be_started_one_asks(sshd: Any, monkeypatch: pytest
     said: list[str] = []
     nodes = [sshd.node(f"n{number}", ansible_become=False) for number in range(2)]
     assert [seen.error for seen in observe(nodes, {}, say=said.append).values()] == [None, None]
-    assert [line for line in said if "asked in one process" in line and "temporarily" in line]
+    assert [line for line in said if "handled in one process" in line and "temporarily" in line]
 
 
 ROOT = str(Path(fanout.__file__).parents[1])

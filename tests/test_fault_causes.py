@@ -12,20 +12,20 @@ SAID = {
     # apt 3.0, its server stopped
     "E: Failed to fetch http://10.78.0.1:8080/cuda/libnccl2_2.27.7.deb  Could not connect to 10.78.0.1:8080 "
     "(10.78.0.1). - connect (111: Connection refused)\nE: Unable to fetch some archives, maybe run apt-get update": (
-        "the package repository 10.78.0.1:8080 did not give what was asked (Could not connect to 10.78.0.1:8080 "
+        "the package repository 10.78.0.1:8080 did not serve the request (Could not connect to 10.78.0.1:8080 "
         "(10.78.0.1). - connect (111: Connection refused)): is it up, and may this node reach it?"
     ),
     "E: Failed to fetch http://mirror/debian/x.deb  503  Unable to download in offline mode [IP: 10.0.0.1 80]": (
-        "the package repository mirror did not give what was asked (503  Unable to download in offline mode "
+        "the package repository mirror did not serve the request (503  Unable to download in offline mode "
         "[IP: 10.0.0.1 80]): is it up, and may this node reach it?"
     ),
     "W: Failed to fetch http://a/InRelease  Temporary failure resolving 'a'\nW: Some index files failed": (
-        "the package repository a did not give what was asked (Temporary failure resolving 'a'): "
+        "the package repository a did not serve the request (Temporary failure resolving 'a'): "
         "is it up, and may this node reach it?"
     ),
     "Errors during downloading metadata for repository 'cuda':\n  - Curl error (7): Couldn't connect to server "
     "for http://10.0.0.1:8080/repodata/repomd.xml [Failed to connect]": (
-        "the package repository 10.0.0.1:8080 did not give what was asked (Curl error (7): Couldn't connect to "
+        "the package repository 10.0.0.1:8080 did not serve the request (Curl error (7): Couldn't connect to "
         "server): is it up, and may this node reach it?"
     ),
     "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 4711 (unattended-upgr)\n"
@@ -37,26 +37,25 @@ SAID = {
         "another package manager is at work there (process 151): wait for it, or stop it; nothing was changed"
     ),
     "yum lockfile is held by another process": (
-        "another package manager is at work there (it does not say which): wait for it, or stop it; "
-        "nothing was changed"
+        "another package manager is at work there (not named): wait for it, or stop it; nothing was changed"
     ),
     "E: You don't have enough free space in /var/cache/apt/archives/.": (
-        "no room on the node for the packages, in /var/cache/apt/archives/: make some (df -h), then go on"
+        "no room on the node for the packages, in /var/cache/apt/archives/: free some (df -h), then run again"
     ),
     "E: Write error - write (28: No space left on device)": (
-        "the node's disk is full (no space left on device): make room (df -h, df -i), then go on"
+        "the node's disk is full (no space left on device): free space (df -h, df -i), then run again"
     ),
     "  - At least 512MB more space needed on the / filesystem.": (
-        "no room on the node: 512MB more needed on /: make some (df -h), then go on"
+        "no room on the node: 512MB more needed on /: free some (df -h), then run again"
     ),
     "E: Release file for http://10.0.0.1/cuda/InRelease is expired (invalid since 400d 3h 2min 1s). Updates for "
     "this repository will not be applied.": (
         "the package list of http://10.0.0.1/cuda/InRelease is expired (since 400d 3h 2min 1s): the node's clock "
-        "is wrong (timedatectl), or nobody refreshed the mirror"
+        "is wrong (timedatectl), or the mirror was not refreshed"
     ),
     "E: Release file for http://a/InRelease is not valid yet (invalid for another 399d 20h 1min 2s).": (
         "the package list of http://a/InRelease is not valid yet (for another 399d 20h 1min 2s): the node's clock "
-        "is wrong (timedatectl), or nobody refreshed the mirror"
+        "is wrong (timedatectl), or the mirror was not refreshed"
     ),
     "SSL certificate problem: certificate is not yet valid": (
         "a server's certificate is not yet valid: is the node's clock right (timedatectl)?"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from provision import fleet_judge, fleet_metrics
@@ -99,7 +99,6 @@ def test_a_gpu_that_is_slow_even_for_its_slow_node_is_named_beside_it() -> None:
     assert set(accused(nodes_of(rates))) == {("gpu-01", "node"), ("gpu-01", "gpu5")}
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(4, 24), st.data())
 def test_any_minority_of_slow_gpus_is_found_and_nobody_else(count: int, data: st.DataObject) -> None:
     """Up to nearly half of all values, and all slow in the same way or each in its own."""
@@ -120,7 +119,6 @@ def test_any_minority_of_slow_gpus_is_found_and_nobody_else(count: int, data: st
         assert sum(f"gpu-{i:02}" == name for i, _ in bad) >= 6
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.floats(0.98 * RATE, 1.02 * RATE), min_size=8, max_size=8), min_size=1, max_size=12)
 )
@@ -135,7 +133,6 @@ def test_noise_of_any_width_accuses_almost_nobody(sigma: float) -> None:
     assert sum(bool(found) for found in named) <= 3
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.permutations(range(9)), st.integers(0, 99))
 def test_the_order_of_nodes_does_not_matter(order: list[int], seed: int) -> None:
     rates = fleet(9, seed=seed)

@@ -31,8 +31,7 @@ from provision.judge import Finding, Verdict
 from provision.report import json as report_json
 from provision.seen import Seen
 from provision.store import RunFolder
-from tests.commands.test_rejudge import FIXTURE, GPU, slower
-from tests.test_outliers import FACTS
+from tests.support.stored import FACTS, FIXTURE, GPU, slower
 
 ASKED = ("versions", "p2p_bandwidth")
 H200 = {**GPU, "sku": "h200-sxm", "pci_ids": ["10de:2335"]}

@@ -52,7 +52,7 @@ def test_only_what_passed_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert found == {
         "c": "the quick checks found: gpu0: is missing; gpu1: is slow; gpu2: is hot, and 1 more",
         "d": "the quick checks could not be run: no answer",
-        "e": "the quick checks say nothing of it",
+        "e": "the quick checks have no result for it",
     }
     assert folder.meta()["verb"] == "validate"
     assert folder.meta()["exit_code"] == ExitCode.UNHEALTHY

@@ -15,7 +15,7 @@ import pytest
 
 from provision.checks.kernel_log import events
 from provision.paths import MODULES
-from tests.processes import alive
+from tests.support.processes import alive
 
 Run = Callable[..., dict[str, Any]]
 

@@ -1,5 +1,5 @@
 """gpuprov validate with NCCL over all nodes at once, and over pairs where that is not as it should be. The
-nodes are replaced at the same two doors as in test_validate.
+nodes are replaced at two doors (tests/support/machines.py).
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from provision.health import from_json
 from provision.launch_keys import Authority
 from provision.nccl_pairs import launcher
 from provision.runner import Event, Outcome
-from tests.pairs.nodes import facts
-from tests.pairs.world import HEAD, ranks, table
-from tests.test_pair_campaign import message, rows
-from tests.test_validate import Machines, named, verdicts
-from tests.test_validate import validate as validate
+from tests.support.machines import Machines, message, named, rows, verdicts
+from tests.support.machines import validate as validate
+from tests.support.nccl_world import HEAD, ranks, table
+from tests.support.pair_nodes import facts
 
 ID = "nccl_group"
 ONLY = ("--checks", ID)
@@ -436,7 +435,7 @@ def test_an_address_that_mpirun_would_read_as_something_else_is_refused(
     assert code == ExitCode.INCOMPLETE
     found = verdicts(report)
     assert (found.pop("gpu-02"), set(found.values())) == ("error", {"pass"})
-    assert "mpirun cannot be told the address" in message(report, "gpu-02")
+    assert "mpirun does not accept the address" in message(report, "gpu-02")
     machines.in_slurm(*ALL)
     code, _, _ = validate(*ONLY)
     assert code == ExitCode.OK, "Slurm has names of its own"

@@ -17,7 +17,7 @@ from provision import hooks
 from provision.errors import InventoryError
 from provision.hooks import DRAIN, UNDRAIN, Called, Hook, Runner
 from provision.inventory import Fleet, Node
-from tests.processes import alive, until
+from tests.support.processes import alive, until
 
 
 def program(path: Path, text: str) -> Path:
@@ -129,7 +129,9 @@ def test_a_program_that_cannot_be_started_says_why(tmp_path: Path) -> None:
 
 def test_a_hook_killed_by_a_signal_has_failed(tmp_path: Path) -> None:
     calls, _ = runner(program(tmp_path / "hook", "kill -9 $$"))
-    assert calls.call(UNDRAIN, ["gpu-01"], 1, "batch") == {"gpu-01": "its undrain hook was ended by signal 9"}
+    assert calls.call(UNDRAIN, ["gpu-01"], 1, "batch") == {
+        "gpu-01": "its undrain hook was killed by signal 9"
+    }
 
 
 def test_an_interrupt_ends_every_hook_that_runs(tmp_path: Path) -> None:

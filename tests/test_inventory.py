@@ -183,7 +183,7 @@ def test_a_remembered_inventory_that_is_gone_says_where_it_was(here: Path) -> No
     (here / "a").touch()
     inventory.remember(Path("a"))
     (here / "a").unlink()
-    with pytest.raises(InventoryError, match="the one last used here"):
+    with pytest.raises(InventoryError, match="the one last used in this folder"):
         inventory.find(None, None)
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from provision.errors import ParseError
 from provision.launch_keys import Authority
-from tests.conftest import Sshd
-from tests.launching import LAUNCH, SCRIPTS, LaunchNode
+from tests.support.launching import LAUNCH, SCRIPTS, LaunchNode
+from tests.support.sshd import Sshd
 
 PRINCIPAL = f"gpuprov-launch-{LAUNCH}"
 COMMAND = "/bin/sh /run/gpuprov-launch/x/accept"
@@ -99,7 +99,7 @@ def test_what_is_no_key_is_refused_with_one_line(public_key: str) -> None:
 
 @pytest.mark.parametrize("kind", ["rsa", "ecdsa"])
 def test_another_kind_of_key_is_refused(kind: str, tmp_path: Path) -> None:
-    with pytest.raises(ParseError, match="no Ed25519 key"):
+    with pytest.raises(ParseError, match="not an Ed25519 key"):
         Authority(PRINCIPAL, 60).sign(keygen(tmp_path / "key", kind), COMMAND)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.launching import LAUNCH, SCRIPTS, LaunchNode
+from tests.support.launching import LAUNCH, SCRIPTS, LaunchNode
 
 FOREIGN = "ssh-ed25519 AAAAfirst admin@a\n# a comment about gpuprov-launch-\nssh-rsa AAAAsecond ci\n"
 OTHER = "20261122T101500.000Z-validate-nccl-pair"

@@ -55,14 +55,14 @@ def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
 
 MISTAKES = {
     "format: 1": ("format: 2", 3, "format", "upgrade gpuprov"),
-    "format: 1 ": ("format: true", 3, "format", "write it again"),
+    "format: 1 ": ("format: true", 3, "format", "create it again"),
     'os: "debian 13"': ('os: "debian"', 8, "groups.0.os", "for example debian 13"),
     'arch: "x86_64"': ("arch: 3", 9, "groups.0.arch", "for example x86_64"),
     '["h100-sxm"]': ("[]", 10, "groups.0.skus", "list of SKUs"),
     '"56.1-1~deb13u1"': ("56.1", 14, "groups.0.packages.rdma-core", "quote it"),
-    '"2.29.7-1+cuda12.9"': (r'"1\nPin: x"', 13, "groups.0.packages.libnccl2", "no exact version"),
-    '"libnccl2"': ('"lib nccl2"', 13, "groups.0.packages.lib nccl2", "no package name"),
-    "    from:": ("    form:", 11, "groups.0.form", "no key of a lock file"),
+    '"2.29.7-1+cuda12.9"': (r'"1\nPin: x"', 13, "groups.0.packages.libnccl2", "not an exact version"),
+    '"libnccl2"': ('"lib nccl2"', 13, "groups.0.packages.lib nccl2", "not a package name"),
+    "    from:": ("    form:", 11, "groups.0.form", "not a key of a lock file"),
     "    packages:": ("    packages: 7\nx:", 12, "", ""),
     "groups:": ("groups: {}\nmore:", 7, "", ""),
     '      "rdma-core"': ('      "libnccl2"', 14, "", "libnccl2 is there twice"),

@@ -52,7 +52,7 @@ def test_one_bad_node_does_not_stop_the_others(sshd: Any, tmp_path: Path) -> Non
     assert "refused the connection → start sshd there" in errors["refused"]
     assert "ssh-keyscan" in errors["stranger"]
     assert "no-key (does not exist)" in errors["locked-out"]
-    assert "there is no /no/python3 on the node →" in errors["no-python"]
+    assert "/no/python3 is not installed on the node →" in errors["no-python"]
     assert [found[name].unreachable for name in bad] == [True, True, True, False]
 
 
@@ -78,7 +78,7 @@ FRAME = "def main(r): b = {!r}; print('@gpuprov-facts 1 %d\\n%s\\n@gpuprov-end' 
     [
         ("not json", "its answer is not JSON"),
         ('{"uid":0,"facts":{},"problems":{},"more":1}', "not of the form expected"),
-        ('{"uid":0,"facts":{"evil.fact":1},"problems":{}}', "what was not asked: 'evil.fact'"),
+        ('{"uid":0,"facts":{"evil.fact":1},"problems":{}}', "facts that were not requested: 'evil.fact'"),
         ('{"uid":0,"facts":{"os.id":[[1]]},"problems":{}}', "its answer for os.id is not a fact"),
         ('{"uid":0,"facts":{"os.id":1.5},"problems":{}}', "is not JSON as expected"),
         ('{"uid":0,"facts":{"os.id":"\\\\ud800"},"problems":{}}', "is not JSON as expected"),

@@ -9,15 +9,7 @@ from provision import outliers
 from provision.health import CheckResult, NodeHealth
 from provision.judge import Finding, Verdict
 from provision.seen import Seen
-
-FACTS: dict[str, Any] = {
-    **{"os.id": "debian", "os.version_id": "13", "kernel.release": "6.12.107+deb13-amd64"},
-    **{"driver.loaded_version": "580.126.09", "driver.userspace_version": "580.126.09"},
-    **{"driver.flavour": "open", "firmware.gpu_vbios": ["96.00.89.00.01"] * 8},
-    **{"firmware.bios_version": "2.1", "firmware.system": "Supermicro X"},
-    "gpu.pci": [{"subsystem_id": "10de:16c1"}] * 8,
-    "firmware.rdma": [{"device": f"mlx5_{i}", "board_id": "MT_838", "firmware": "28.43"} for i in range(8)],
-}
+from tests.support.stored import FACTS
 
 
 def fleet(changed: Mapping[str, Mapping[str, Any]], count: int = 5) -> dict[str, Seen]:

@@ -58,7 +58,7 @@ def test_the_soft_limit_is_raised_as_far_as_needed() -> None:
 def test_where_it_cannot_be_raised_fewer_are_asked_and_it_is_said(files: Files) -> None:
     count, note = room_for(512, files)
     assert count == (256 - 64) // 2
-    assert "at most 96 nodes" in note
+    assert "at most 96 SSH connections" in note
     assert "instead of 512" in note
     assert "ulimit -n 1088" in note
     assert "\n" not in note

@@ -1,5 +1,5 @@
 """gpuprov validate on pairs of nodes: rounds, what is kept of them, and who is to blame in the report. The
-nodes are replaced at the same two doors as in test_validate.
+nodes are replaced at two doors (tests/support/machines.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from provision.health import from_json
 from provision.pair_plays import Plays
 from provision.runner import Event, Outcome
 from provision.store import RunFolder
-from tests.pairs.nodes import NO_DEVICE, NOBODY, SERVING, facts, printed, printed_latency
-from tests.test_validate import Machines, named, verdicts
-from tests.test_validate import validate as validate
+from tests.support.machines import Machines, message, named, rows, verdicts
+from tests.support.machines import validate as validate
+from tests.support.pair_nodes import NO_DEVICE, NOBODY, SERVING, facts, printed, printed_latency
 
 ID = "pair_bandwidth"
 ONLY = ("--checks", ID)
@@ -140,15 +140,6 @@ def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Network:
 
 
 Validate = Callable[..., tuple[int, dict[str, Any], Path]]
-
-
-def rows(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
-
-
-def message(report: Mapping[str, Any], node: str) -> str:
-    (found,) = [one for one in report["nodes"] if one["node"] == node]
-    return "; ".join(finding["message"] for check in found["checks"] for finding in check["findings"])
 
 
 # --- a whole run ---
@@ -624,7 +615,7 @@ def test_a_line_that_is_no_result_is_refused_with_its_file(
     machines.add_pairs(2)
     _, _, folder = validate(*ONLY)
     (folder / "pairs.jsonl").write_text(json.dumps({**GOOD, **change}) + "\n" + json.dumps(GOOD) + "\n")
-    with pytest.raises(RunFolderError, match=r"pairs\.jsonl has a line that is no result"):
+    with pytest.raises(RunFolderError, match=r"pairs\.jsonl has a line that is not a result"):
         campaign.rejudge(folder)
 
 
@@ -638,7 +629,7 @@ def test_a_line_cut_by_a_kill_is_passed_over_and_one_in_the_middle_is_refused(tm
     with pytest.raises(RunFolderError, match=r"pairs\.jsonl:1 is not JSON"):
         fleet_pairs.kept(folder, ID)
     path.write_text(json.dumps({"nodes": []}) + "\n")
-    with pytest.raises(RunFolderError, match="no result"):
+    with pytest.raises(RunFolderError, match="not a result"):
         fleet_pairs.kept(folder, ID)
 
 
@@ -649,7 +640,7 @@ def test_a_run_that_does_not_say_who_took_part_is_refused(
     machines.add_pairs(2)
     _, _, folder = validate(*ONLY)
     RunFolder.open(folder).note(pairs={ID: noted})
-    with pytest.raises(RunFolderError, match=r"run\.json does not say whose pairs"):
+    with pytest.raises(RunFolderError, match=r"run\.json does not list the measured pairs"):
         campaign.rejudge(folder)
 
 
@@ -657,7 +648,7 @@ def test_what_run_json_says_of_pairs_must_be_by_check(machines: Network, validat
     machines.add_pairs(2)
     _, _, folder = validate(*ONLY)
     RunFolder.open(folder).note(pairs=[ID])
-    with pytest.raises(RunFolderError, match=r"run\.json does not say whose pairs"):
+    with pytest.raises(RunFolderError, match=r"run\.json does not list the measured pairs"):
         campaign.rejudge(folder)
 
 

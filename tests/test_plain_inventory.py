@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,12 +14,13 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 
 from provision import ansible_inventory, inventory, plain_inventory
-from tests.random_inventories import AnsibleInventory, inventories, write
+from tests.support.random_inventories import AnsibleInventory, inventories, write
+from tests.support.seed import times
 
-EXAMPLES = int(os.environ.get("GPUPROV_EXAMPLES", "60"))  # a thorough run takes 2,000
+EXAMPLES = times(60, 600)
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +39,6 @@ def test_any_inventory_means_what_ansible_says(ansible: AnsibleInventory) -> Non
 
     @settings(
         max_examples=EXAMPLES,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
         phases=[Phase.explicit, Phase.generate],  # a smaller example would take hundreds of runs of Ansible
     )
     @given(files=inventories())

@@ -98,7 +98,7 @@ def test_a_node_that_asks_for_a_reboot_gets_one_with_its_roles_and_only_then() -
     asks = {"boot.required": True, "boot.reason": "linux-image-6.12"}
     node = make({"a": [drift("a", "nccl")]}, asks).nodes["a"]
     assert node.reboot_sure
-    assert node.reboot_because == ("the node itself asks for one: linux-image-6.12",)
+    assert node.reboot_because == ("the node itself requests one: linux-image-6.12",)
     assert not make({"a": []}, asks).nodes["a"].reboot, "up does not touch a node that is as declared"
 
 

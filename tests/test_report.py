@@ -140,7 +140,7 @@ def test_a_run_cut_off_before_its_report_can_be_judged_from_what_it_kept(
     assert cli.main(["report"]) == ExitCode.ERROR
     assert "--rejudge" in capsys.readouterr().err
     assert cli.main(["report", "--rejudge"]) == ExitCode.UNHEALTHY
-    assert "no report from before" in capsys.readouterr().out
+    assert "no earlier report" in capsys.readouterr().out
 
 
 def test_healthy_is_0_and_not_measured_is_5(runs: Path) -> None:
@@ -165,7 +165,7 @@ def spoil(path: Path, **fields: Any) -> None:
         ("newer report", "format 99"),
         ("newer run", "newer gpuprov"),
         ("run of up", "a run of `up`"),
-        ("empty folder", "is no run folder"),
+        ("empty folder", "is not a run folder"),
     ],
 )
 def test_what_cannot_be_reported_is_a_clear_line(

@@ -22,7 +22,7 @@ from provision.ansible_events import role_of
 from provision.ansible_messages import message_of
 from provision.errors import GpuprovError
 from provision.runner import Event, Outcome, run_playbook
-from tests.processes import alive, line_of, until
+from tests.support.processes import alive, line_of, until
 
 ROOT = Path(runner.__file__).resolve().parent.parent
 SECRET = "corr3ct-h0rse-battery"

@@ -22,7 +22,7 @@ from provision.errors import GpuprovError, UsageError
 from provision.interrupts import Interrupts
 from provision.shards import Place, run_sharded
 from provision.workers import LINK, Share
-from tests.processes import alive, line_of
+from tests.support.processes import alive, line_of
 
 ROOT = Path(shards.__file__).resolve().parent.parent
 PLAY = Path("play.yml")

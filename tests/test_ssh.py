@@ -290,7 +290,7 @@ def test_a_server_silent_for_longer_than_a_handshake_may_take_hangs(
     monkeypatch.setattr(paramiko.Transport, "start_client", gives_up)
     error = trouble(ssh, route(sshd.node(ansible_port=serve(lambda _: None))), seconds=60)
     assert error.kind == "hung"
-    assert "accepted the connection and then said nothing" in error.what
+    assert "accepted the connection and then sent nothing" in error.what
 
 
 def test_a_node_that_hangs_up_at_once(ssh: Ssh, sshd: Any, serve: Callable[..., int]) -> None:
@@ -557,4 +557,4 @@ def test_sudo_refuses(ssh: Ssh, sudo: Sudo, said: str, what: str, password: str 
 def test_no_sudo_on_the_node(ssh: Ssh, sudo: Sudo) -> None:
     sudo.install("#!/bin/sh\necho \"env: 'sudo': No such file or directory\" >&2\nexit 127\n")
     error = trouble(ssh, sudo.route(None))
-    assert (error.kind, error.what) == ("sudo", "there is no sudo on the node")
+    assert (error.kind, error.what) == ("sudo", "sudo is not installed on the node")

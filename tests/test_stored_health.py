@@ -19,7 +19,7 @@ from provision.judge import ACTIONS, Finding, Verdict
 from provision.later import Later
 from provision.report import json as report_json
 from provision.report import junit, terminal
-from tests.report import samples
+from tests.support import samples
 
 FLEETS: tuple[Callable[[], FleetHealth], ...] = (
     samples.demo,

@@ -108,7 +108,7 @@ def test_the_age_is_counted_in_months() -> None:
 
 def test_what_our_sources_say_of_their_machines() -> None:
     h200 = thresholds.for_sku("h200-sxm")
-    assert machines_text(h200["nccl_all_reduce.busbw_8gpu"]) == "not said"  # a file that gates a fleet
+    assert machines_text(h200["nccl_all_reduce.busbw_8gpu"]) == "not stated"  # a file that gates a fleet
     assert machines_text(h200["nccl_all_reduce.busbw_ring_8gpu"]) == "1"  # "on an H200 node"
     assert machines_text(h200["gpu_inventory.pcie_width"]) == "0"  # a data sheet
     # 367.2 less 10.1 %, a spread of 4 % and one machine: 37.2 / (367.2 * 4 % * sqrt 2) = 1.79 deviations.

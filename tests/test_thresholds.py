@@ -312,7 +312,7 @@ def test_what_a_limit_rests_on_is_read_and_cited(tmp_path: Path) -> None:
     assert full.cited == "our own fleet, May; 12 machines, 2026-05"
     assert read(machines=0).cited == "our own fleet, May; no machine measured"
     assert read(machines=1).cited == "our own fleet, May; 1 machine"
-    assert read(date="2026-05").cited == "our own fleet, May; number of machines not said, 2026-05"
+    assert read(date="2026-05").cited == "our own fleet, May; number of machines unknown, 2026-05"
     assert read().cited == "our own fleet, May"
     unsaid = read(machines=7, typical={"value": 380, "source": "our own fleet"}).typical
     assert unsaid is not None

@@ -13,7 +13,7 @@ from provision import cli
 
 ROOT = Path(cli.__file__).resolve().parent
 CHECKS = sorted((ROOT / "checks").glob("*.py"))
-SILICON = sorted((ROOT / "lab" / "silicon").glob("*.py"))
+SILICON = sorted((ROOT / "lab" / "silicon").rglob("*.py"))
 
 # A text this long that stands on both sides was copied, unless it is the tool's own wording.
 LONG = 24

@@ -152,7 +152,7 @@ def test_a_node_that_dies_in_the_middle_is_unreachable_and_nothing_worse() -> No
     )
     up = carry_out(plan_of({"a": [drift("a")], "b": [drift("b")], "c": [drift("c")]}), hands)
     assert statuses(up) == {"a": Status.UNREACHABLE, "b": Status.UNREACHABLE, "c": Status.DONE}
-    assert up.results["a"].message == "it fell silent in the middle of this: no route to host"
+    assert up.results["a"].message == "it stopped answering during this task: no route to host"
     assert (up.results["a"].role, up.results["a"].task, up.results["a"].changed) == ("nccl", "Install", 2)
     assert len([call for call in hands.calls if call == ("look", ("a",))]) == LOST_LOOKS
     assert exit_code(up.results.values()) == ExitCode.INCOMPLETE
@@ -407,7 +407,7 @@ def test_a_failed_canary_stops_whatever_may_fail() -> None:
         "c": Status.NOT_ATTEMPTED,
         "d": Status.NOT_ATTEMPTED,
     }
-    assert up.results["c"].message == "the canary b did not come out well: nothing else was begun"
+    assert up.results["c"].message == "the canary b failed: no other wave was started"
 
 
 def test_canaries_that_come_out_well_let_the_rest_begin() -> None:
@@ -476,7 +476,7 @@ def test_a_node_that_cannot_be_put_back_is_named_so() -> None:
     hands = Remembering(still_drained={"a": "its undrain hook ended with status 1"})
     up = carry_out(plan_of({"a": [drift("a")], "b": [drift("b")]}), hands)
     assert statuses(up) == {"a": Status.DRAINED, "b": Status.DONE}
-    assert up.results["a"].message == "it is as declared; its undrain hook ended with status 1"
+    assert up.results["a"].message == "it matches its declared state; its undrain hook ended with status 1"
     assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
 
 
@@ -524,7 +524,7 @@ def test_an_interrupt_in_the_way_back_leaves_a_result_for_every_node() -> None:
     with pytest.raises(KeyboardInterrupt):
         up.run()
     assert statuses(up) == {"a": Status.INTERRUPTED, "b": Status.NOT_ATTEMPTED}
-    assert "it is as declared" in up.results["a"].message
+    assert "it matches its declared state" in up.results["a"].message
 
 
 @pytest.mark.parametrize(

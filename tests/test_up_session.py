@@ -463,10 +463,8 @@ def test_a_failed_canary_leaves_the_rest_untouched_and_says_how_to_go_on(
     assert up(world, CANARY) == ExitCode.UNHEALTHY
     assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-01"]]
     out = said(capsys)
-    assert (
-        "NOT ATTEMPTED: gpu-[02-03]\n  the canary gpu-01 did not come out well: nothing else was begun" in out
-    )
-    assert f"mend what is named above, then: gpuprov up --resume {newest().path}" in out
+    assert "NOT ATTEMPTED: gpu-[02-03]\n  the canary gpu-01 failed: no other wave was started" in out
+    assert f"repair the nodes above, then: gpuprov up --resume {newest().path}" in out
     notes = [(record["wave"], record["what"]) for record in newest().read("waves")]
     assert notes == [(1, "begins"), (1, "ends")]
 

@@ -10,9 +10,9 @@ from typing import Any
 from provision import campaign
 from provision.errors import ExitCode
 from provision.health import from_json
-from tests.test_validate import FIXTURES, HEALTHY, Machines
-from tests.test_validate import machines as machines
-from tests.test_validate import validate as validate
+from tests.support.machines import FIXTURES, HEALTHY, Machines
+from tests.support.machines import machines as machines
+from tests.support.machines import validate as validate
 
 RATE = re.compile(r"\((\d+) Gflop/s\)")
 

@@ -35,6 +35,7 @@ def below(*parts: str) -> set[str]:
 
 def test_everything_a_run_needs_is_inside(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
+    assert "provision/py.typed" in inside  # without it mypy ignores the types of an installed gpuprov
     assert below("provision") <= inside
     assert {f"provision/_packed/{name}" for name in below("playbooks", "roles")} <= inside
 

@@ -177,7 +177,7 @@ def test_what_no_worker_says_ends_it_and_leaves_no_host_ok(play: Play, name: str
     assert outcomes["gpu-01"].message.startswith("worker rack-1: its answer is not understood: ")
     assert "events arrived of" not in outcomes["gpu-01"].message  # it was refused for what it is
     if "foreign" in name:
-        assert "it speaks of 'gpu-99', which is not in its share" in outcomes["gpu-01"].message
+        assert "it reported on 'gpu-99', which is not one of its nodes" in outcomes["gpu-01"].message
     assert outcomes["gpu-01"].message.isprintable()
     assert len(outcomes["gpu-01"].message) < 400
 

@@ -21,8 +21,8 @@ from provision.errors import InventoryError
 from provision.inventory import Fleet, Node, select
 from provision.node_error import NodeError
 from provision.observe import observe, run_programs
-from tests.conftest import Sshd
-from tests.processes import alive, command_of, until
+from tests.support.processes import alive, command_of, until
+from tests.support.sshd import Sshd
 
 ROOT = Path(runner.__file__).resolve().parent.parent
 OBSERVE = paths.PLAYBOOKS / "observe.yml"

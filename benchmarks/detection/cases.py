@@ -34,7 +34,7 @@ class Expected:
 
 @dataclass(frozen=True)
 class FleetCase:
-    """A fleet in racks: `faults` of its fabric (tests/pairs/fabric.py: place → factor, None hangs), what is
+    """A fleet in racks: `faults` of its fabric (tests/support/fabric.py: place → factor, None hangs), what is
     `disturbed` once (round, node), and how `oversubscription` is declared."""
 
     nodes: int

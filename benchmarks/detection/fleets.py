@@ -1,6 +1,6 @@
 """A trial of a fleet: pairs are chosen, measured on a simulated fabric and judged as `validate --pairs` does.
 
-What is simulated is the bandwidth that ib_write_bw reports (tests/pairs/fabric.py), not its output: that is
+What is simulated is the bandwidth that ib_write_bw reports (tests/support/fabric.py), not its output: that is
 tried on lab nodes. Culprits, all of them and nobody else, must be named within the product's four rounds.
 """
 
@@ -12,7 +12,7 @@ from benchmarks.detection.cases import FLAGGED, Expected, FleetCase
 from provision.judge import Finding, Verdict
 from provision.pairs import findings, write_bw
 from provision.pairs.pairing import across
-from tests.pairs.fabric import RATE, Fabric, racked
+from tests.support.fabric import RATE, Fabric, racked
 
 SHARE = 0.9  # what a pair should reach at least (data/port_limits.yml)
 RAILS = ("mlx5_0", "mlx5_1")

@@ -7,6 +7,7 @@ once for each process.
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import subprocess
 import sys
@@ -27,14 +28,13 @@ class Simulator:
     def __init__(self) -> None:
         self.world = World()
         sys.path.insert(0, str(SILICON))
-        for path in sorted(SILICON.glob("*.py")):
-            __import__(path.stem)
+        names = [".".join(path.relative_to(SILICON).with_suffix("").parts) for path in SILICON.rglob("*.py")]
+        modules = [importlib.import_module(name) for name in sorted(names) if "__init__" not in name]
         clock, signals = self.world.clock(), self.world.signals()
         children = SimpleNamespace(**{name: getattr(subprocess, name) for name in subprocess.__all__})
         children.run = self._child
         stand_ins = {"time": clock, "signal": signals, "subprocess": children}
-        for path in SILICON.glob("*.py"):
-            module = sys.modules[path.stem]
+        for module in modules:
             for name, stand_in in stand_ins.items():
                 if isinstance(getattr(module, name, None), ModuleType):
                     setattr(module, name, stand_in)

@@ -186,7 +186,7 @@ class World:
         return SimpleNamespace(**names, signal=handle)
 
     def put_on(self, env: Mapping[str, str], cwd: Path) -> None:
-        if env is not self._worn:
+        if env != self._worn:
             os.environ.clear()
             os.environ.update(env)
             self._worn = env

@@ -1,1 +1,1 @@
-"""Burn-in: hours of load that survive a lost controller, and the record of acceptance that comes of them."""
+"""Burn-in: hours of load that survive a lost controller, and the record of acceptance."""

@@ -1,4 +1,4 @@
-"""A burn-in's files: the record and its pages, node lists, checksums; and nodes that failed, drained."""
+"""Writer of a burn-in's files (record, pages, node lists, checksums); it also drains failed nodes."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def summary(run: Campaign, found: Results, drained: Sequence[str]) -> list[str]:
     fleet = record.document(found, run.folder.meta(), run.name)
     lines = [
         f"burn-in {run.name}: {fleet['load_hours']:.4g} node-hours under load"
-        + ("" if fleet["over"] else "; it is not over")
+        + ("" if fleet["over"] else "; it is still running")
     ]
     for node in fleet["nodes"]:
         bad = [row for row in node["findings"] if row["verdict"] not in ("pass", "skip")]

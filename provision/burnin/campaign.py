@@ -1,4 +1,4 @@
-"""One burn-in of a fleet from the controller's side: begin it, ask after it, end it, fetch what it wrote.
+"""One burn-in of a fleet, as the controller runs it: start, status, stop, fetch.
 
 All that is needed to judge it is on the nodes as well as here: a controller that has never heard of it asks
 them which burn-in they have, and goes on from there.
@@ -101,7 +101,7 @@ class Campaign:
                 refused[name] = answer.error
             elif not answer.true("started"):
                 other = str(answer.said.get("running") or "")[:100]
-                why = str(answer.said.get("refused") or "it does not say why")[:300]
+                why = str(answer.said.get("refused") or "it gave no reason")[:300]
                 refused[name] = f"{why} ({other})" if other and other not in why else why
         for name in given:
             self.folder.append("begun", {"node": name, "refused": refused.get(name, "")})
@@ -237,8 +237,8 @@ def ask_nodes(
     name = max(there, default="") if not wanted else (wanted if wanted in there else "")
     if not name:
         silent = [answer.node for answer in answers.values() if answer.error]
-        said = f"; {fold(silent)} could not be asked" if silent else ""
-        other = f"they have {', '.join(sorted(there)[-3:])}" if there else "gpuprov burnin begins one"
+        said = f"; {fold(silent)} did not answer" if silent else ""
+        other = f"they have {', '.join(sorted(there)[-3:])}" if there else "gpuprov burnin starts one"
         what = f"no node has the burn-in {wanted}" if wanted else "no node has a burn-in"
         raise RunFolderError(f"{what}{said}", other)
     folder = RunFolder.adopt(name, VERB, {})

@@ -1,4 +1,4 @@
-"""When something happened on a node, by the controller's clock, whatever the node's own clock says (pure).
+"""Conversion of a node's times to the controller's clock, whatever the node's own clock shows (pure).
 
 A node's wall clock may be hours off, or be set while it burns. Its seconds since boot only go on: whenever
 the controller heard from it, both clocks were known at once.

@@ -1,4 +1,5 @@
-"""The segments of a burn-in between nodes: they wait, and a controller that attends measures their pairs.
+"""The segments of a burn-in between nodes: the nodes wait, and an attached controller measures pairs and
+groups.
 
 Each segment keeps what it measured in a folder of its own, `<run>/fleet/<segment>/`, as a validate run does.
 """
@@ -24,7 +25,9 @@ from provision.validation import Settings
 
 UNATTENDED = "unattended"  # the metric of findings on what nobody measured, or nobody could
 
-_NOBODY = "not measured, for nobody attended: gpuprov burnin attach measures it while the nodes wait"
+_NOBODY = (
+    "not measured, because no controller was attached: gpuprov burnin attach measures it while the nodes wait"
+)
 _ALONE = "not measured, for no other node burned in its turn"
 
 
@@ -84,13 +87,13 @@ def measure(
                 pair_campaign.measure(check, folder, able, run.variables, settings, progress)
                 if late := _gone_on(run, segment, able):
                     folder.note(late={"check": check, "nodes": late})
-                    say(f"{segment}: {fold(late)} went on before {check} was measured")
+                    say(f"{segment}: {fold(late)} continued before {check} was measured")
                     break
     finally:
         answers = run.ask("release", list(able), shared={"segment": segment})
         for name, answer in answers.items():
             if answer.error:
-                say(f"{name}: could not be told to go on: {answer.error}; it does so by itself")
+                say(f"{name}: could not be released: {answer.error}; it continues by itself")
 
 
 def _gone_on(run: Campaign, segment: str, able: Iterable[str]) -> list[str]:
@@ -132,7 +135,7 @@ def judge(
             meta, found, more, lines = {}, (), (), ()
         of = {node.node: node.checks for node in found}
         if late := _late(meta, between):
-            more, lines = (), (f"{late}: nothing of it is judged", *lines)
+            more, lines = (), (f"{late}: none of its results is judged", *lines)
             of = {node: tuple(_untold(check, late) for check in between.checks) for node in of}
         fabric += more
         if between.optional:
@@ -163,7 +166,7 @@ def _late(meta: Mapping[str, Any], between: Between) -> str:
     if not isinstance(late, Mapping) or late.get("check") not in between.checks:
         return ""
     names = [str(name) for name in late.get("nodes") or ()]
-    return f"{fold(names)} went on before {late['check']} was measured: give the segment more minutes"
+    return f"{fold(names)} continued before {late['check']} was measured: give the segment more minutes"
 
 
 def _lacked(check: str, found: Iterable[Sequence[CheckResult]]) -> str:

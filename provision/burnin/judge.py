@@ -1,4 +1,5 @@
-"""What a node's burn-in proves: every step judged as validate judges it, and what only hours show (pure).
+"""Judge of one node's burn-in: every step as validate judges it, and faults that only hours of load show
+(pure).
 
 A fault is told once, with when it began and how often it came. What was not measured is `error`: a node that
 gives nothing is never healthy.
@@ -105,7 +106,7 @@ def _judged(
     """One step, as a check of validate is judged."""
     answer = raw_of(step.raw) if step.raw else None
     if step.check not in CHECKS:
-        finding = unmeasured(step.check, "a check that is not known here", action="investigate")
+        finding = unmeasured(step.check, "a check that this gpuprov does not have", action="investigate")
         return _Judged(step, CheckResult(step.check, Verdict.ERROR, (finding,), (), step.seconds))
     if answer is None:
         why = step.why or ("its output is missing" if step.raw else "it has no output")

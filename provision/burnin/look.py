@@ -1,4 +1,4 @@
-"""The look at nodes before they burn: what they are, what is declared of them, their fingerprint."""
+"""Observation of nodes before a burn-in: their hardware, their declared variables, their fingerprint."""
 
 from __future__ import annotations
 

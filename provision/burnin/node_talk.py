@@ -1,4 +1,4 @@
-"""One word to many nodes' burn-ins, and their answers, which are not to be trusted: playbooks/burnin.yml."""
+"""Calls to the burn-in program of many nodes, through playbooks/burnin.yml; its answers are untrusted."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _understood(node: str, said: Mapping[str, Any]) -> Answer:
     at = time.time()
     now, up = _number(said.get("now")), _number(said.get("up"))
     if now is None or up is None or not isinstance(said.get("boot"), str):
-        return Answer(node, error="its answer was not understood: it does not say its time", at=at)
+        return Answer(node, error="its answer was not understood: it has no time", at=at)
     return Answer(node, said, at=at, now=now, up=up, boot=str(said["boot"])[:64])
 
 

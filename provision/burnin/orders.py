@@ -1,4 +1,4 @@
-"""A profile and what was seen of a node → the order the node works through alone (pure).
+"""Builder of a node's order: what it runs by itself, from the profile and its observed hardware (pure).
 
 The order says every program with its arguments and deadlines: the node needs nothing of ours to go on. What
 another controller needs to judge what comes of it (`about`) travels with it.

@@ -1,4 +1,5 @@
-"""What only hours show: reboots, rules that stopped it, Xids between tests, clocks, gaps, drift (pure)."""
+"""Findings that only hours of load show: reboots, aborts, Xids between tests, clock jumps, gaps, drift
+(pure)."""
 
 from __future__ import annotations
 
@@ -83,9 +84,8 @@ def _fail(message: str, metric: str, action: str, since: float, during: str, dev
 def _reboots(timeline: Timeline) -> list[Told]:
     found = []
     for reboot in timeline.reboots:
-        said = (
-            f"the node rebooted by itself and was away for {spelled(round(reboot.away))}; the burn-in went on"
-        )
+        away = spelled(round(reboot.away))
+        said = f"the node rebooted by itself and was down for {away}; the burn-in continued"
         found.append(_fail(said, "reboot", "investigate", reboot.last, reboot.during))
     return found
 
@@ -136,15 +136,17 @@ def _end(timeline: Timeline, missing: Sequence[str], *, over: bool, silence: str
     """Whether it came to its end, and what is missing."""
     found: list[Told] = []
     if timeline.began is None:
-        why = silence or "the node says nothing of it"
-        return [Told(unmeasured(ID, f"it never began: {why}", action="investigate"))]
+        why = silence or "the node has no record of it"
+        return [Told(unmeasured(ID, f"it never started: {why}", action="investigate"))]
     if timeline.finished is None:
         doing = timeline.segments[-1].name if timeline.segments else "its beginning"
         if silence:
-            said = f"the node cannot be asked any more: {silence}"
+            said = f"the node no longer answers: {silence}"
         else:
             said = (
-                f"it stopped without an end, in {doing}" if over else f"it is not done: it burns, in {doing}"
+                f"it stopped before its end, in {doing}"
+                if over
+                else f"it is not done: it is still running, in {doing}"
             )
         found.append(Told(unmeasured(ID, said, action="investigate"), timeline.last, doing))
     elif timeline.ended == "stopped":
@@ -160,7 +162,7 @@ def _telemetry(timeline: Timeline, watch: Watch | None) -> list[Told]:
     if timeline.began is None:
         return []
     if watch is None or not watch.gpus:
-        said = "no telemetry of its GPUs: nobody knows what they did"
+        said = "no telemetry of its GPUs: their state under load is unknown"
         return [Told(unmeasured(ID, said, action="investigate"))]
     found = []
     gaps: dict[tuple[int, int], list[str]] = {}
@@ -190,7 +192,7 @@ def _drifted(timeline: Timeline, watch: Watch) -> list[Told]:
         if moved < -_DRIFT:
             said = (
                 f"its clock under load fell by {-moved:.1%} from the first quarter of the time to the last, "
-                "against what its peers did: see heat sink, fans and power"
+                "more than that of its peers: check heat sink, fans and power"
             )
             limit = f"≥ -{_DRIFT:.0%} against the peers"
             warning = Finding(
@@ -222,7 +224,7 @@ def _clocks(clock: Clock) -> list[Told]:
         return []
     ahead = "ahead of" if clock.skew > 0 else "behind"
     apart = spelled(round(abs(clock.skew)))
-    said = f"its clock is {apart} {ahead} the controller's; the times here are the controller's"
+    said = f"its clock is {apart} {ahead} the controller's; this report shows the controller's time"
     warning = Finding(
         ID, Verdict.WARN, "node", said, "clock_skew", round(clock.skew, 1), "s", f"≤ {APART:g} s",
         action="fix configuration",

@@ -1,4 +1,5 @@
-"""Which nodes burn when, so that racks and fleet never draw more than they may (pure).
+"""Scheduler of a burn-in: starts nodes in batches, so that racks and fleet stay below their power limits
+(pure).
 
 Nodes know no controller while they burn: each has the seconds after which it may begin, and by which it must
 have ended. A turn follows once the longest of the one before may have ended, and MARGIN later for the nodes
@@ -63,8 +64,8 @@ def plan(
     """
     if caps.in_kw and (unknown := [load.node for load in loads if load.kw is None]):
         raise InventoryError(
-            f"what {fold(unknown)} draw is not known, so no limit in kilowatts can be kept",
-            "give them gpuprov_node_kw, or take gpuprov_rack_kw and gpuprov_fleet_kw away",
+            f"the power of {fold(unknown)} is not known, so a power limit cannot be kept",
+            "set gpuprov_node_kw on them, or remove gpuprov_rack_kw and gpuprov_fleet_kw",
         )
     turns = _turns(loads, caps)
     parts: list[Part] = []
@@ -150,9 +151,9 @@ def _too_small(load: Load, caps: Caps, waiting: Mapping[str, float], fleet: Cap)
     name, cap = ("the fleet", caps.fleet) if whole else (f"rack {load.rack}", caps.racks[load.rack])
     idle = math.fsum(waiting.values()) if whole else waiting[load.rack]
     return InventoryError(
-        f"{name} may draw {cap[0]:g} kW: too little for {load.node} alone, which draws {load.kw:g} kW while "
+        f"{name} may draw {cap[0]:g} kW: too little even for {load.node}, which draws {load.kw:g} kW while "
         f"the others wait with {idle - (load.idle_kw or 0.0):.3g} kW",
-        "burn fewer nodes at a time (--nodes), or state what they really draw (gpuprov_node_kw)",
+        "burn fewer nodes at a time (--nodes), or state their real power (gpuprov_node_kw)",
     )
 
 

@@ -1,4 +1,4 @@
-"""What a burn-in would do, for a person and as JSON, before any node is loaded (pure)."""
+"""Text and JSON of a burn-in's plan, before any node is loaded (pure)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def lines(profile: Profile, plan: Plan, unable: Mapping[str, str]) -> Iterator[s
         times = f", {rounds} times" if rounds and rounds > 1 else ""
         long = spelled(round(orders.plan_seconds(segment)))
         if segment.attended:
-            times = ", where somebody attends"
+            times = ", with an attached controller"
         yield f"  {segment.name:<{width}}  about {long:<12} {segment.kind:<9} {how}{times}"
     yield ""
     for number in range(1, plan.turns + 1):
@@ -50,19 +50,19 @@ def _ramp(parts: Sequence[Part]) -> str:
     begins = sorted({part.start for part in parts})
     if len(begins) < 2:
         return ""
-    return f", begun in {len(begins)} steps within {spelled(round(begins[-1] - begins[0]))}"
+    return f", started in {len(begins)} steps within {spelled(round(begins[-1] - begins[0]))}"
 
 
 def _power(plan: Plan) -> Iterator[str]:
     unknown = [name for name, load in plan.loads.items() if load.kw is None]
     alone = sum(load.kw or 0.0 for load in plan.loads.values())
-    at_once = "" if plan.turns == 1 else f", {alone:.1f} kW were all to burn at once"
+    at_once = "" if plan.turns == 1 else f", {alone:.1f} kW if all ran at once"
     limit = _limit(plan.caps.fleet)
     yield f"peak of the fleet {peak(plan):.1f} kW{f', limit {limit}' if limit else ''}{at_once}"
     for rack in sorted(plan.caps.racks):
         yield f"peak of rack {rack} {peak(plan, rack):.1f} kW, limit {_limit(plan.caps.racks[rack])}"
     if unknown:
-        yield f"without {fold(unknown)}, whose power is not known: gpuprov_node_kw states it"
+        yield f"without {fold(unknown)}, whose power is not known: set gpuprov_node_kw"
 
 
 def _limit(cap: tuple[float | None, int | None]) -> str:

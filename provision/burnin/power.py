@@ -1,4 +1,4 @@
-"""How many kilowatts nodes draw under burn-in, and what racks and the fleet allow them (pure)."""
+"""The power model of a burn-in: what nodes draw, and what racks and the fleet allow (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a burn-in runs: provision/data/burnin/<profile>.yml, or a path to a file like it (docs/burnin.md).
+"""Reader of burn-in profiles: provision/data/burnin/<profile>.yml, or a file of the same form
+(docs/burnin.md).
 
 A profile is segments in order. Those with `weight` share what the duration leaves after the others.
 """
@@ -197,9 +198,9 @@ def _segment(file: Path, number: int, given: Any) -> Segment:
         raise UsageError(f"{where}: a {kind} has no {key}", f"it may have {', '.join(sorted(_MAY[kind]))}")
     lengths = [key for key in ("repeat", "minutes", "weight") if key in given]
     if len(lengths) != 1:
-        said = f"has {' and '.join(lengths)}" if lengths else "does not say how long it is"
+        said = f"has {' and '.join(lengths)}" if lengths else "has no length"
         choice = " or ".join(key for key in ("repeat", "minutes", "weight") if key in _MAY[kind])
-        raise UsageError(f"{where}: {said}", f"give it {choice}, one of them")
+        raise UsageError(f"{where}: {said}", f"give it exactly one of {choice}")
     segment = Segment(**{**given, "checks": tuple(given.get("checks", ()))})
     _check_checks(where, segment)
     if segment.minutes is not None and segment.minutes < segment.least and "least" in given:
@@ -244,7 +245,7 @@ def fitted(profile: Profile, minutes: float | None, cost: Callable[[str], float]
     if not weights:
         if minutes is not None and abs(left) > 0.1 * fixed:
             raise UsageError(
-                f"{profile.source}: it takes about {fixed:.0f} minutes, whatever --duration says",
+                f"{profile.source}: it takes about {fixed:.0f} minutes, whatever --duration is set to",
                 "leave out --duration, or give a segment a weight instead of minutes",
             )
         return replace(profile, minutes=fixed)

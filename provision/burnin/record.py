@@ -1,4 +1,5 @@
-"""The record of acceptance: what was run, for how long under real load, on what, with which result (pure).
+"""The record of acceptance as a document: what ran, how long under real load, on which parts, with which
+result (pure).
 
 One document for the fleet and one for each node; JSON, checksummed. It holds for the hardware and software it
 names: `gpuprov drift` says when that is no longer what stands there.

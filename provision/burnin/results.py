@@ -1,4 +1,4 @@
-"""Everything a burn-in's run folder holds → what came of each node and of the fleet. No node is touched."""
+"""Results of a burn-in, read from its run folder: per node and for the fleet. It connects to no node."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from provision.seen import Seen, read_seen
 from provision.store import RunFolder
 from provision.verdict_history import keep as keep_verdicts
 
-_UNKNOWN = "it was not looked at"
+_UNKNOWN = "it was not observed"
 
 
 @dataclass(frozen=True)

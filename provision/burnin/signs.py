@@ -1,4 +1,4 @@
-"""What a burn-in's samples say of GPUs beside their peers, and over the hours: signs of faults (pure)."""
+"""Early signs of GPU faults in a burn-in's samples, against the node's other GPUs and over time (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What nodes write while they burn, brought here piece by piece: `<run>/spool/<node>/…`, as on the node.
+"""The controller's copy of the files that nodes write during a burn-in: `<run>/spool/<node>/…`, with the
+node's own names.
 
 Nothing of it is trusted: names are checked, sizes capped, and what cannot be read is told and passed over.
 Secrets of the inventory are masked in what came from programs.

@@ -1,4 +1,4 @@
-"""Where each node of a burn-in is, from what it answers (pure)."""
+"""The progress of each node in a burn-in, from the node's answer (pure)."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Status:
 def status(answer: Answer, campaign: str, refused: str = "") -> Status:
     """What one answer says of a burn-in."""
     if answer.error:
-        return Status(answer.node, f"cannot be asked: {answer.error}", error=answer.error)
+        return Status(answer.node, f"status unknown: {answer.error}", error=answer.error)
     if answer.campaign != campaign:
         has = f"has the burn-in {answer.campaign}" if answer.campaign else "has no burn-in"
-        words = f"{has}; it was not begun: {refused}" if refused else has
+        words = f"{has}; it was not started: {refused}" if refused else has
         return Status(answer.node, words, over=True, bad=True, error=words)
     said = answer.said
     alive, finished = answer.true("alive"), answer.true("finished")
@@ -87,4 +87,4 @@ def _where(state: Mapping[str, Any], said: Mapping[str, Any], *, alive: bool, fi
             place += f", {one_line(str(doing.get('check')), 64)}, run {number}"
         if state.get("begun") is False:
             place = f"waits for {place}"
-    return place if alive else f"does not burn, stopped in {place}"
+    return place if alive else f"not running, stopped in {place}"

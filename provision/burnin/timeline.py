@@ -1,4 +1,4 @@
-"""What happened on a node while it burned, and when: its events → steps, segments, reboots, incidents (pure).
+"""Timeline of one node's burn-in, from its events: steps, segments, reboots, incidents (pure).
 
 Times are seconds since the epoch by the controller's clock.
 """
@@ -16,29 +16,29 @@ from provision.wording import one_line
 
 # Events that are told one by one, and how. Those of the daily course (segment, step …) are not among them.
 _TOLD = {
-    "abort": "it ended by its rule {rule}: {value} on {device}",
+    "abort": "it was aborted by the rule {rule}: {value} on {device}",
     "clock_jump": "its clock jumped by {seconds} s",
     "error": "its runner failed: {text}",
     "foreign": "{name} (process {pid}) holds a GPU, so {segment} did not run",
     "kernel": "{line}",
-    "killed": "{program} was ended by signal {signal}, by nobody of ours",
-    "left": "{name} (process {pid}, state {state}) cannot be ended",
+    "killed": "{program} was killed by signal {signal} (not by gpuprov)",
+    "left": "{name} (process {pid}, state {state}) cannot be stopped",
     "refused": "it refused: {why}",
     "sampler": "{source} of {device}: {trouble}",
     "space": "its disk is nearly full, {what} stopped: {room}",
-    "stop": "somebody asked it to stop",
-    "unasked": "nobody could say {what}: {why}",
+    "stop": "a stop was requested",
+    "unasked": "{what} could not be read: {why}",
     "xid": "Xid {code}: {line}",
 }
 SERIOUS = frozenset({"abort", "error", "foreign", "killed", "left", "refused", "space", "xid"})
-_MEMORY = "the kernel ended {program} for want of memory: {line}"
+_MEMORY = "the kernel killed {program} because memory ran out: {line}"
 _ANSWERS = "{source} of {device} answers again"
-_ROOM = "there is room on its disk again"
+_ROOM = "its disk has free space again"
 # What cuts a step, by the event that says so.
 _CUT = {
     "booted": "the node rebooted",
     "resumed": "the runner was ended",
-    "finished": "it was cut by the burn-in's end ({})",
+    "finished": "it was cut off by the end of the burn-in ({})",
 }
 
 

@@ -1,4 +1,4 @@
-"""Telemetry of hours → what a record tells of each device: extremes, alarms, counters, gaps, first signs.
+"""Summary of hours of telemetry per device: extremes, alarms, counters, gaps, first signs of a fault.
 
 The samples are read once, in the order they were taken; what is kept does not grow with the hours (pure).
 """

@@ -93,7 +93,7 @@ def _verdicts(text: str, count: int) -> list[str]:
     verdicts = _VERDICT.findall(text)
     if [int(index) for index, _ in verdicts] != list(range(count)):
         raise ParseError(
-            f"gpu_burn tested {count} GPUs and tells the result of {len(verdicts)}", "run the check again"
+            f"gpu_burn tested {count} GPUs and reports the result of {len(verdicts)}", "run the check again"
         )
     return [state for _, state in verdicts]
 

@@ -17,7 +17,7 @@ from provision.errors import ParseError
 from provision.judge import Finding, Verdict, unmeasured
 from provision.thresholds import Threshold
 
-SUMMARY = "NVIDIA's diagnostic (dcgmi diag), when it is asked for"
+SUMMARY = "NVIDIA's diagnostic (dcgmi diag), on request"
 SCOPE = "node"
 STAGE = "standard"
 NEEDS: tuple[str, ...] = ("dcgmi",)
@@ -262,7 +262,7 @@ def judge(
     values = {(m.device, m.metric): m.value for m in measurements}
     level = int(values["node", "level"])
     if not level:
-        reason = "not asked for: set validation_tools_dcgm_level to 1, 2, 3 or 4"
+        reason = "not requested: set validation_tools_dcgm_level to 1, 2, 3 or 4"
         return [Finding(ID, Verdict.SKIP, "node", reason, "level")]
     findings = []
     for (device, test), status in values.items():

@@ -103,7 +103,7 @@ def _phases(lines: Sequence[Mapping[str, Any]], ranks: int) -> Phases:
     names = [str(line.get("phase", "end" if line == {"end": "complete"} else "?")) for line in lines]
     if names != [*_PHASES, "end"]:
         raise ParseError(
-            f"torch told of {', '.join(names)[:100] or 'no phase'}, not of {', '.join(_PHASES)} and its end",
+            f"torch reported {', '.join(names)[:100] or 'no phase'}, not {', '.join(_PHASES)} and its end",
             "run the check again",
         )
     phases = {str(line["phase"]): line for line in lines[:-1]}

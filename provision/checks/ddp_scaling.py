@@ -159,13 +159,13 @@ def _judge_kept(
     limit = thresholds.get(f"{ID}.kept")
     what = (
         f"{len(kept)} GPUs train at {values['efficiency'].value:g} % of {len(kept)} times one GPU's rate; "
-        "what they keep of their computing rate while gradients are added up (median)"
+        "the share of their computing rate that they keep while gradients are added up (median)"
     )
     whole = by_threshold(ID, what, values["kept"], limit, action="investigate")
     if whole.verdict is not Verdict.PASS or limit is None:
         return [whole]
     low = [device for device, share in kept.items() if share < limit.limit and device not in named]
-    what = "what it keeps of its computing rate while gradients are added up"
+    what = "the share of its computing rate that it keeps while gradients are added up"
     each = [Measurement("kept", kept[device], "%", device) for device in low]
     return [whole, *(by_threshold(ID, what, one, limit, action="investigate") for one in each)]
 

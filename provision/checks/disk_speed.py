@@ -86,7 +86,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         raise ParseError("fio: the output was cut at its size limit", "run the check again")
     begin = output.stdout.find("{")
     if begin < 0:
-        raise ParseError(f"fio printed no JSON: {last_words(output)}", "see what fio says by hand")
+        raise ParseError(f"fio printed no JSON: {last_words(output)}", "run fio by hand")
     try:
         document, _ = json_text.decode(output.stdout, begin)
         jobs = {str(job["jobname"]): job for job in document["jobs"]}
@@ -114,7 +114,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 def _bytes(value: Any) -> float:
     """A number of bytes, or of bytes a second. Raises ValueError on a text, and on what is no amount."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**63:
-        raise ValueError(f"{value!r:.60} is no number of bytes")
+        raise ValueError(f"{value!r:.60} is not a number of bytes")
     return float(value)
 
 

@@ -86,7 +86,7 @@ def judge_links(
         ]
     findings += _generation(check, values, sku_generation)
     if strangers := sorted(values.get("nvlink_links", {}).keys() - values["name"].keys()):
-        words = f"nvidia-smi nvlink -s tells of {', '.join(strangers)}, which nvidia-smi -q -x does not list"
+        words = f"nvidia-smi nvlink -s lists {', '.join(strangers)}, which nvidia-smi -q -x does not list"
         findings.append(unmeasured(check, words, action="investigate"))
     if partitioned := values.get("nvlink_mig", {}):
         words = "the driver shows no NVLinks of a GPU in MIG mode"

@@ -157,7 +157,7 @@ def _odd_board(check: str, node: CheckNode, seen: int) -> Finding | None:
         return None
     message = (
         f"{seen} GPUs on the PCI bus: no {node.sku} board or partition has that many, so one is missing "
-        "(gpuprov_expected_gpus says otherwise, if you know better)"
+        "(set gpuprov_expected_gpus if that is wrong)"
     )
     limit = f"{', '.join(str(count) for count in _BOARD_COUNTS)} GPUs"
     return _wrong_count(check, message, seen, limit, "NVSwitch boards and their partitions (derived)")

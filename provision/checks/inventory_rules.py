@@ -75,7 +75,7 @@ def judge_models(
     elif usual not in (known := node.gpuprov_node["gpu"].get("product_names", ())):
         # Another product fails; another name of the same product (drivers rename) is one to look at.
         same = node.sku.split("-")[0].upper() in re.split(r"\W+", usual.upper())
-        message = f"the PCI ids say {node.sku} ({' or '.join(known)}), the driver says {usual}"
+        message = f"the PCI ids belong to {node.sku} ({' or '.join(known)}), the driver reports {usual}"
         verdict = Verdict.WARN if same else Verdict.FAIL
         findings.append(Finding(check, verdict, "node", message, "name", usual, action="investigate"))
     findings = findings or [all_good(check, "name", f"all GPUs are {usual}")]
@@ -233,7 +233,7 @@ def _throttled(check: str, values: Values, gpus: int) -> list[Finding]:
             continue
         words = f"clocks are held down: {', '.join(THROTTLE_ALARMS[name] for name in active)}"
         if "hw_power_brake_slowdown" in active:
-            words += " (the power supply or BMC asks for it, not the GPU)"
+            words += " (requested by the power supply or BMC, not by the GPU)"
         verdict = Verdict.WARN if active == ["sw_thermal_slowdown"] else Verdict.FAIL
         findings.append(Finding(check, verdict, device, words, "throttle", reasons, action="investigate"))
     return shared(findings, gpus)
@@ -245,7 +245,7 @@ def _recovery(check: str, values: Values, gpus: int) -> list[Finding]:
             check,
             Verdict.FAIL,
             device,
-            f"the driver asks for: {wanted}",
+            f"the driver requests: {wanted}",
             "recovery",
             wanted,
             action=_RECOVERY_ACTIONS.get(str(wanted), "reset GPU"),

@@ -21,7 +21,7 @@ def measure(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]
     modes = [line.strip() for line in output.stdout.splitlines() if line.strip()]
     if len(modes) != node.gpu_count or not set(modes) <= {"Enabled", "Disabled", "[N/A]", "N/A"}:
         raise ParseError(
-            f"nvidia-smi did not tell the MIG mode of {node.gpu_count} GPUs: {last_words(output)}",
+            f"nvidia-smi did not report the MIG mode of {node.gpu_count} GPUs: {last_words(output)}",
             "look at the gpu_inventory check",
         )
     return [

@@ -119,7 +119,7 @@ class Collective:
         # A renamed program (all_reduce_perf_mpi) may still be the right one.
         if result.program.endswith("_perf") and result.program != self.program:
             raise ParseError(
-                f"{self.program} says it is {result.program}",
+                f"{self.program} reports that it is {result.program}",
                 f"set validation_tools_{self.program}_path to the right program",
             )
         if result.ranks != node.gpu_count:

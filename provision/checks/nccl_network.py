@@ -50,7 +50,7 @@ def _rail(node: CheckNode) -> tuple[int, float, int]:
     for port in ports:
         device = str(port.get("device"))
         if device not in boards:
-            raise ParseError(f"firmware.rdma says nothing of {device:.60}", "run the check again")
+            raise ParseError(f"firmware.rdma has no entry for {device:.60}", "run the check again")
         kinds.setdefault(boards[device], []).append(rate_of(port))
     up = [[rate for rate in rates if rate] for rates in kinds.values()]
     if not any(up):

@@ -89,7 +89,7 @@ def parse(
             )
     if linked and not told:
         raise ParseError(
-            "nvidia-smi nvlink -e tells of no GPU, nvidia-smi nvlink -s of active links",
+            "nvidia-smi nvlink -e lists no GPU, nvidia-smi nvlink -s lists active links",
             "run the check again",
         )
     # A counter that only one of the GPUs with links lacks, although the link is up, was lost on the way.

@@ -107,7 +107,7 @@ def _links(output: Output, unanswered: Collection[str]) -> dict[int, dict[int, f
         if match := _GPU_LINE.match(line):
             gpu = int(match[1])
             if gpu in found:
-                raise ParseError(f"nvidia-smi nvlink -s tells of GPU {gpu} twice", "run the check again")
+                raise ParseError(f"nvidia-smi nvlink -s lists GPU {gpu} twice", "run the check again")
             found[gpu] = {}
         elif match := _LINK_LINE.match(line):
             link = int(match[1])
@@ -136,7 +136,7 @@ def _links(output: Output, unanswered: Collection[str]) -> dict[int, dict[int, f
     silent = without | partitioned
     if contradicted := [gpu for gpu in silent if found[gpu]]:
         raise ParseError(
-            f"nvidia-smi nvlink -s lists links of GPU {contradicted[0]} and says that it has none",
+            f"nvidia-smi nvlink -s lists links of GPU {contradicted[0]} and reports that it has none",
             "run the check again",
         )
     if cut := [gpu for gpu, links in found.items() if set(links) != every and gpu not in silent]:

@@ -17,6 +17,7 @@ UNSPECIFIED = "ERR!"
 # The worst first: a GPU whose cells contain several of them is described by the first.
 NO_HANDLE = "Unable to determine the device handle for "  # and which GPU: one line in place of the answer
 WORST_FIRST = (LOST, REQUIRES_RESET, UNKNOWN, UNSPECIFIED, NOT_PERMITTED)
+_AS_PRINTED = {error.casefold(): error for error in WORST_FIRST}
 # What helps. Without permission the GPU was not measured, which is no fault of the part.
 ACTIONS = {
     LOST: "power-cycle",
@@ -30,7 +31,7 @@ ACTIONS = {
 def error_text(cell: str) -> str | None:
     """The NVML error in a cell, spelt as in WORST_FIRST and without brackets; None when there is none."""
     text = cell.strip().removeprefix("[").removesuffix("]").strip().casefold()
-    return next((error for error in WORST_FIRST if text == error.casefold()), None)
+    return _AS_PRINTED.get(text)
 
 
 def worst(errors: set[str]) -> str:

@@ -57,7 +57,7 @@ def parse(text: str) -> Result:
     """A whole run of one size. Raises ParseError when it failed, was cut, or is not understood."""
     found = table(text, _COLUMN, _MEDIAN)
     if len(found.rows) != 1:
-        raise ParseError(f"perftest: {len(found.rows)} rows where one was asked for", "run the check again")
+        raise ParseError(f"perftest: {len(found.rows)} rows where one was requested", "run the check again")
     (row,) = found.rows
     median = number(row, found.at, least=_LEAST)
     percentile = None

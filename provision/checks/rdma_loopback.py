@@ -227,7 +227,9 @@ def _judge_gpu(
 
 def _contradicted(names: Iterable[str]) -> list[Finding]:
     """It is one program for all cards: what it can do on one, it is not built without on another."""
-    message = f"{_WORDS['gpu']}: ib_write_bw says that it was built without CUDA, and used it on other cards"
+    message = (
+        f"{_WORDS['gpu']}: ib_write_bw reports that it was built without CUDA, but used CUDA on other cards"
+    )
     return [unmeasured(ID, message, device=name) for name in names]
 
 

@@ -94,7 +94,7 @@ def ports_of(node: CheckNode) -> list[Port]:
         _expect(row, "netdev_up", bool)
         counted = counters.get((device, number))
         if counted is None:
-            raise ParseError(f"hca.counters says nothing of {device}/{number}", "run the check again")
+            raise ParseError(f"hca.counters has no entry for {device}/{number}", "run the check again")
         found.append(
             Port(
                 name=f"{device}/{number}" if several[device] > 1 else device,

@@ -103,7 +103,7 @@ def source_of(check: Check) -> str:
 def _refuse(name: str, source: str, problem: str) -> NoReturn:
     raise OwnCheckError(
         f"the check {name} of {source} cannot be used: {problem}".split("\n")[0],
-        f"upgrade or remove it (pip uninstall {source.split(' ')[0]}); docs/own-checks.md says what it needs",
+        f"upgrade or remove it (pip uninstall {source.split(' ')[0]}); docs/own-checks.md describes the form",
     )
 
 

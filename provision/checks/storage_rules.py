@@ -100,7 +100,7 @@ def _count(row: Mapping[str, Any], key: str) -> int:
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
-        raise ParseError(f"a memory error counter is no number: {value!r:.60}", "run the check again")
+        raise ParseError(f"a memory error counter is not a number: {value!r:.60}", "run the check again")
     return value
 
 
@@ -236,7 +236,7 @@ def judge_wear(check: str, drive: str, smart: Mapping[str, int]) -> list[Finding
             )
         )
     if smart["media_errors"]:
-        message = f"{drive} could not give back {smart['media_errors']} times what was written to it"
+        message = f"{drive} could not read back written data {smart['media_errors']} times"
         found.append(
             finding(
                 check,

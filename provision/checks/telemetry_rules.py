@@ -207,7 +207,7 @@ def _throttled(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Fin
         told = ", ".join(f"{words} in {share:.0%} of the samples" for share, words in lasting.values())
         said = f"clocks are held down under load: {told}"
         if "hw_power_brake_slowdown" in lasting:
-            said += " (the power supply or BMC asks for it, not the GPU)"
+            said += " (requested by the power supply or BMC, not by the GPU)"
         if "load_temperature" in values:
             said += f"; {values['load_temperature']:g} °C"
         verdict = Verdict.WARN if list(lasting) == [_SOFT] else Verdict.FAIL

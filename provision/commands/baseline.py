@@ -1,4 +1,4 @@
-"""gpuprov baseline learn: make a thresholds file of what one's own fleet measured."""
+"""gpuprov baseline learn: derives a thresholds file from the stored runs of one's own fleet."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from provision.thresholds import Threshold
 
 EPILOG = """\
-Learn from runs of a fleet that is known to be good: a few bad parts are left out, a fleet that is slow as a
-whole is not noticed. What too few nodes measured, or what differs too much, is not learnt, and said.
+Use runs of a fleet that is known to be good: a few bad parts are excluded as outliers, but a fleet that is
+slow as a whole is not detected. A metric measured on too few nodes, or with too much scatter, gets no
+limit; the output lists it under `not learnt`.
 
-Each limit comes with its 95 % confidence interval (GPUs of one node are not independent: nodes count), the
-share of healthy parts it is expected to fail, and how many nodes make it trustworthy: so many that the
-interval reaches no farther than a fifth of the limit's distance from the median.
+Each limit comes with its 95 % confidence interval (it counts nodes, because GPUs of one node are not
+independent), the share of healthy parts that it is expected to fail, and the number of nodes that makes it
+trustworthy: with that many, the interval extends at most a fifth of the way from the limit to the median.
 
 exit codes: 0 when the file was written; 1 when nothing could be learnt.
 
@@ -36,22 +37,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     verbs = parser.add_subparsers(dest="baseline_verb", metavar="VERB", title="verbs", required=True)
     learn: argparse.ArgumentParser = verbs.add_parser(
-        "learn", help="limits for each GPU product and metric, from stored validate runs", allow_abbrev=False
+        "learn",
+        help="derive a limit for each GPU product and metric from stored validate runs",
+        allow_abbrev=False,
     )
     learn.add_argument(
-        "run", nargs="*", metavar="RUN", help="run folders, or their names; default: the newest validate run"
+        "run", nargs="*", metavar="RUN", help="run folders or run names (default: the newest validate run)"
     )
     learn.add_argument(
-        "--output", metavar="FILE", default="baseline.yml", help="where to write it (default baseline.yml)"
+        "--output", metavar="FILE", default="baseline.yml", help="file to write (default baseline.yml)"
     )
     learn.add_argument(
-        "--runs", metavar="DIR", help="where runs are (default: GPUPROV_RUNS, else the state folder)"
+        "--runs",
+        metavar="DIR",
+        help="folder of the runs (default: $GPUPROV_RUNS, otherwise the state folder)",
     )
     learn.add_argument(
         "--margin",
         type=_percent,
         metavar="PERCENT",
-        help="how far below the fleet's median a limit is (default 10)",
+        help="distance of each limit from the fleet's median, in percent (default 10)",
     )
 
 
@@ -79,8 +84,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     if not learnt.limits:
         _say(learnt)
         raise GpuprovError(
-            f"nothing could be learnt from {', '.join(run.run_id for run in found)}",
-            f"give runs of at least {use.nodes} nodes of one GPU product, with checks that measure",
+            f"no limit could be derived from {', '.join(run.run_id for run in found)}",
+            f"give runs of at least {use.nodes} nodes of one GPU product, with checks that measure speed",
         )
     target = Path(options.output).expanduser()
     _write(target, baseline.render(learnt, newest[:10]))
@@ -104,7 +109,7 @@ def _runs(options: argparse.Namespace) -> list[FleetHealth]:
         except RunFolderError:
             found[folder.path.name] = campaign.rejudge(folder)
     if undated := [run.run_id for run in found.values() if not run.started[:7]]:
-        raise RunFolderError(f"{undated[0]} does not say when it was started", "leave it out")
+        raise RunFolderError(f"{undated[0]} has no start time", "leave it out")
     return list(found.values())
 
 

@@ -17,16 +17,20 @@ if TYPE_CHECKING:
 ACTIONS = ("status", "attach", "stop", "collect")
 
 EPILOG = """\
-Each node burns in under its own systemd and writes to its own disk: the controller may go, the network fail,
-the node reboot. Without --detach gpuprov stays and watches; Ctrl-C ends the watching, not the burn-in.
+Each node runs the burn-in under its own systemd and writes to its own disk, so the burn-in survives a lost
+controller, a network failure and a reboot. Without --detach, gpuprov stays attached and shows progress;
+Ctrl-C detaches, and the burn-in continues.
 
-  status     where each node is                  attach   watch until all are done, then collect
-  stop       end it on all nodes, leave nothing  collect  fetch what was measured, judge it, write the record
+  status   show the progress of each node
+  attach   show progress until all nodes are done, then collect
+  stop     end the burn-in on all nodes
+  collect  fetch the measurements, judge them, write the record of acceptance
 
-RUN is the name of the burn-in, or `latest`. They work from any machine with the inventory: what this one does
-not know of the burn-in, it asks the nodes.
+RUN is the name of a burn-in, or `latest`. These actions work from any machine that has the inventory: without
+the run folder, gpuprov reads the burn-in's data from the nodes.
 
-exit codes: 3 when a node failed; else 5 when something was not measured, or is not done; else 0.
+exit codes: 3 when a node failed; otherwise 5 when a node is not done or something was not measured;
+otherwise 0.
 
 examples:
   gpuprov burnin --nodes rack1 --profile day --plan
@@ -50,26 +54,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     fleet_options.add_arguments(parser, lock=False)
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="after status, attach, stop or collect: which burn-in"
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="the burn-in for status, attach, stop or collect (default: latest)",
     )
     parser.add_argument(
-        "--profile", default=None, metavar="NAME", help="smoke, day (default), long, or the path of a file"
+        "--profile",
+        default=None,
+        metavar="NAME",
+        help="smoke, day (default), long, or the path of a profile file",
     )
     parser.add_argument(
-        "--duration", type=_minutes, metavar="24h", help="how long (default: the profile's); 90m, 24h, 3d"
+        "--duration",
+        type=_minutes,
+        metavar="24h",
+        help="length of the burn-in: 90m, 24h, 3d (default: the profile's)",
     )
-    parser.add_argument("--plan", action="store_true", help="say minutes, kilowatts and order; load nothing")
-    parser.add_argument("--detach", action="store_true", help="start it, and go")
+    parser.add_argument("--plan", action="store_true", help="show duration, power and order; load nothing")
+    parser.add_argument("--detach", action="store_true", help="start the burn-in and return immediately")
     parser.add_argument(
-        "--resume", metavar="RUN", help="start it on those of its nodes that do not burn yet, and attach"
-    )
-    parser.add_argument("--thresholds", metavar="FILE", help="limits that win over the shipped ones")
-    parser.add_argument("--output", metavar="DIR", help="collect: write the record here as well")
-    parser.add_argument(
-        "--remove", action="store_true", help="collect: remove what a finished burn-in keeps on the nodes"
+        "--resume", metavar="RUN", help="start the burn-in on its nodes that are not running it, and attach"
     )
     parser.add_argument(
-        "--forks", type=fleet_options.count, default=50, metavar="N", help="nodes at once (default 50)"
+        "--thresholds", metavar="FILE", help="thresholds that override or extend the shipped ones"
+    )
+    parser.add_argument("--output", metavar="DIR", help="collect: also write the record into this folder")
+    parser.add_argument(
+        "--remove", action="store_true", help="collect: remove a finished burn-in's data from the nodes"
+    )
+    parser.add_argument(
+        "--forks",
+        type=fleet_options.count,
+        default=50,
+        metavar="N",
+        help="maximum number of nodes contacted at the same time (default 50)",
     )
     parser.add_argument("--list", action="store_true", help="list the profiles and exit")
 
@@ -89,18 +108,18 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _refuse_contradictions(options: argparse.Namespace, action: str | None) -> None:
-    """Raises UsageError for words that mean nothing together."""
+    """Raises UsageError for options that cannot be combined."""
     if options.run and action is None:
         raise UsageError(
-            f"what is {options.run!r} after {options.inventory!r}?",
+            f"{options.inventory!r} {options.run!r}: the first word is not an action of burnin",
             f"give one of {', '.join(ACTIONS)} and RUN, or one INVENTORY",
         )
     late = action or ("--resume" if options.resume else None)
     for name in ("plan", "duration", "profile"):
         if late and getattr(options, name):
-            raise UsageError(f"{late} and --{name} mean nothing together", f"leave out --{name}")
+            raise UsageError(f"{late} cannot be combined with --{name}", f"leave out --{name}")
     if options.remove and action != "collect":
-        raise UsageError("--remove only matters after collect", "gpuprov burnin collect RUN --remove")
+        raise UsageError("--remove works with collect only", "gpuprov burnin collect RUN --remove")
 
 
 def _list() -> ExitCode:
@@ -142,7 +161,9 @@ def _planned(chosen: Profile, looked: Looked) -> tuple[Plan, dict[str, str]]:
     unable = {name: node.error for name, node in looked.seen.items() if node.error}
     if not looked.able:
         name, why = next(iter(unable.items()))
-        raise UsageError(f"no node can be burned in; {name}: {why}", "widen --nodes, or mend them first")
+        raise UsageError(
+            f"no node can be burned in; {name}: {why}", "widen --nodes, or repair the nodes first"
+        )
     caps = power.caps(looked.variables)
     loads = [power.load_of(node, looked.variables[name]) for name, node in looked.able.items()]
     seconds = {name: orders.seconds(chosen, node) for name, node in looked.able.items()}

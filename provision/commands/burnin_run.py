@@ -1,4 +1,4 @@
-"""gpuprov burnin, as it runs: start, status, attach, stop, collect, and --resume."""
+"""The actions of gpuprov burnin: start, status, attach, stop, collect, and --resume."""
 
 from __future__ import annotations
 
@@ -44,16 +44,18 @@ def start(
     _say(plan_text.lines(profile, planned, unable))
     refused = run.begin(given, node_program.burnin_program())
     for name, why in refused.items():
-        sys.stderr.write(f"{name} does not burn in: {why}\n")
+        sys.stderr.write(f"{name}: the burn-in did not start: {why}\n")
     begun = [name for name in given if name not in refused]
     if not begun:
         run.folder.finish(ExitCode.INCOMPLETE)
-        raise RunFolderError(f"no node began: {next(iter(refused.values()))}", "gpuprov burnin status latest")
-    sys.stdout.write(f"\n{run.name}: {len(begun)} of {len(fleet.nodes)} nodes burn in\n")
+        raise RunFolderError(
+            f"the burn-in started on no node: {next(iter(refused.values()))}", "gpuprov burnin status latest"
+        )
+    sys.stdout.write(f"\n{run.name}: {len(begun)} of {len(fleet.nodes)} nodes are burning in\n")
     if options.detach:
         sys.stdout.write(f"  → gpuprov burnin status {run.name}\n  → gpuprov burnin collect {run.name}\n")
         if any(segment.kind == "fleet" for segment in profile.segments) and len(begun) > 1:
-            sys.stdout.write(f"  → gpuprov burnin attach {run.name}, or nothing between nodes is measured\n")
+            sys.stdout.write(f"  → gpuprov burnin attach {run.name} (for the checks between nodes)\n")
         return ExitCode.INCOMPLETE if refused or unable else ExitCode.OK
     return _attach(run, fleet, overrides, options)
 
@@ -89,8 +91,8 @@ def _found(named: str, options: argparse.Namespace) -> tuple[Campaign, Fleet, di
         missing = [name for name in wanted if name not in fleet.nodes]
         if missing and options.nodes == "all":
             raise UsageError(
-                f"{missing[0]} of the burn-in is not in {fleet.source}",
-                "give the inventory it was begun with",
+                f"{missing[0]} is part of the burn-in, but not in {fleet.source}",
+                "give the inventory that the burn-in was started with",
             )
         fleet = replace(fleet, nodes={name: fleet.nodes[name] for name in wanted if name in fleet.nodes})
         variables = validation.plain_variables(fleet, overrides)
@@ -143,9 +145,9 @@ def _stop(run: Campaign) -> ExitCode:
     for name, answer in answers.items():
         left = answer.said.get("left")
         if answer.error:
-            said = f"cannot be asked: {answer.error}"
+            said = f"status unknown: {answer.error}"
         elif left:
-            said = f"could not be ended: {', '.join(map(str, left))[:300]}" if isinstance(left, list) else "?"
+            said = f"not stopped: {', '.join(map(str, left))[:300]}" if isinstance(left, list) else "?"
         elif answer.true("stopped"):
             said = "stopped" if answer.campaign else "has no burn-in"
         else:
@@ -167,11 +169,11 @@ def _resume(run: Campaign) -> None:
     idle = [one.node for one in _asked(run) if one.over and not one.done]
     given = {name: orders[name] for name in idle if orders.get(name)}
     if not given:
-        _say(["every node that can be asked burns in, or is done"])
+        _say(["every reachable node is burning in or done"])
         return
     refused = run.begin(given, node_program.burnin_program())
     for name in given:
-        _say([f"{name}: {refused.get(name) or 'goes on'}"])
+        _say([f"{name}: {refused.get(name) or 'continues'}"])
 
 
 def _attach(
@@ -191,12 +193,12 @@ def _attach(
             if _between(run, found, options):
                 continue
             if _too_many(run, found):
-                _say(["too many nodes are in trouble: the rule failing_share ends the burn-in on all"])
+                _say(["too many nodes have failed: the limit failing_share ends the burn-in on all nodes"])
                 _stop(run)
                 break
             time.sleep(_EVERY)
     except KeyboardInterrupt:
-        sys.stderr.write(f"\ngpuprov: the burn-in goes on\n  → gpuprov burnin attach {run.name}\n")
+        sys.stderr.write(f"\ngpuprov: the burn-in continues\n  → gpuprov burnin attach {run.name}\n")
         return ExitCode.INTERRUPTED
     return _collect(run, fleet, overrides, options)
 

@@ -1,4 +1,4 @@
-"""gpuprov drift: compare the fleet with what was declared and with itself; made for CI."""
+"""gpuprov drift: compares the fleet with its declared state and with itself; made for CI."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
     from provision.store import RunFolder
 
 EPILOG = """\
-exit codes: 4 when a node differs from what was declared or from most of its kind; else 5 when a node could
-not be looked at, is refused, or a fact could not be read; else 0. With --require-validated also 3 when a
-node's newest check failed, and 5 when one has no current pass. Nothing is changed. One connection per node.
+exit codes: 4 when a node differs from its declared state or from the majority of its kind; otherwise 5 when
+a node could not be observed, a node is refused, or a fact could not be read; otherwise 0. With
+--require-validated also 3 when a node's newest check failed, and 5 when a node has no current pass.
 
-With hundreds of nodes and more than one core, several processes ask; GPUPROV_PROCESSES chooses another
-number (1: none but this one). Each has its own connection to a jump host. What a node answered is in the run
-folder as soon as it has.
+drift changes nothing, and opens one connection per node. For hundreds of nodes, and with more than one CPU
+core, it starts several processes; GPUPROV_PROCESSES sets their number (1: no further process). Each process
+opens its own connection to a jump host. The run folder receives each node's facts as they arrive.
 
---format may be given several times; the first --output belongs to the first --format, and so on. A format
-without a file goes to standard output; when all have one, the text does.
+--format may be repeated; the first --output belongs to the first --format, and so on. A format without a file
+goes to standard output. When every format has a file, standard output gets the text report.
 
-Facts nobody declared (VBIOS, BIOS, card firmware, kernel, link widths) are compared within each GPU product
-and operating system, three nodes or more. gpuprov_ignore_majority in the inventory lists facts in which a
-node may differ.
+Undeclared facts (VBIOS, BIOS, card firmware, kernel, link widths) are compared within each GPU product and
+operating system, in groups of three nodes or more. gpuprov_ignore_majority in the inventory lists the facts
+in which a node may differ.
 
 examples:
   gpuprov drift
@@ -49,23 +49,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         choices=drift_formats.NAMES,
-        help="text (default), or a form for CI",
+        help="text (default), or a format for CI (repeatable)",
     )
     parser.add_argument(
         "--output",
         action="append",
         default=[],
         metavar="FILE",
-        help="write that format to FILE (- is stdout)",
+        help="write the matching --format to FILE (- is stdout; repeatable)",
     )
-    parser.add_argument("--junit", metavar="FILE", help="the same as --format junit --output FILE")
+    parser.add_argument("--junit", metavar="FILE", help="same as --format junit --output FILE")
     parser.add_argument(
         "--no-majority", action="store_true", help="do not compare undeclared facts within the fleet"
     )
     parser.add_argument(
         "--require-validated",
         action="store_true",
-        help="exit 5 (3) when a node has no current pass (failed) in a check of the standard stage",
+        help="exit 3 when a node failed a check of the standard stage, 5 when it has no current pass in one",
     )
 
 
@@ -90,7 +90,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     except BaseException as error:
         folder.finish(int(getattr(error, "exit_code", ExitCode.INTERRUPTED)))
         if isinstance(error, KeyboardInterrupt) and seen_there.nodes:
-            sys.stderr.write(f"\ngpuprov: {many(seen_there.nodes, 'node')} looked at: {folder.path}\n")
+            sys.stderr.write(f"\ngpuprov: {many(seen_there.nodes, 'node')} observed: {folder.path}\n")
         raise
     _keep(folder, report)
     try:
@@ -145,8 +145,8 @@ def outputs(options: argparse.Namespace) -> list[tuple[str, str]]:
     for _, file in wanted:
         place = Path(file)
         if file != "-" and (place.is_dir() or not place.absolute().parent.is_dir()):
-            why = "is a folder" if place.is_dir() else "is in no folder there is"
-            raise UsageError(f"{file}: cannot be written: it {why}", "choose another place")
+            why = "is a folder" if place.is_dir() else "is in a folder that does not exist"
+            raise UsageError(f"{file}: cannot be written: it {why}", "choose another file")
     return wanted
 
 
@@ -162,7 +162,7 @@ def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
             Path(file).write_text(text, encoding="utf-8")
         except OSError as trouble:
             raise UsageError(
-                f"{file}: cannot be written: {trouble.strerror}", "choose another place"
+                f"{file}: cannot be written: {trouble.strerror}", "choose another file"
             ) from None
 
 

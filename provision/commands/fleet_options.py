@@ -1,4 +1,4 @@
-"""What every command that works on a fleet takes, and how it begins: load the fleet, look at it."""
+"""The options of every command that works on a fleet, and its first steps: load the fleet, observe it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,12 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
         "inventory",
         nargs="?",
         metavar="INVENTORY",
-        help="any Ansible inventory (default: GPUPROV_INVENTORY, ./inventory.yml, the one last used here)",
+        help="any Ansible inventory (default: $GPUPROV_INVENTORY, ./inventory.yml, or the inventory last "
+        "used in this folder)",
     )
-    parser.add_argument("--inventory", dest="inventory_option", metavar="FILE", help="the same, as an option")
+    parser.add_argument(
+        "--inventory", dest="inventory_option", metavar="FILE", help="the inventory, as an option"
+    )
     parser.add_argument(
         "--nodes", default="all", metavar="PATTERN", help="Ansible host pattern: all, gpu-01, rack1:!gpu-07 …"
     )
@@ -43,27 +46,29 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
         action="append",
         default=[],
         metavar="FILE",
-        help="password of vaulted variables (repeatable; default: ANSIBLE_VAULT_PASSWORD_FILE)",
+        help="file with an Ansible Vault password (repeatable; default: $ANSIBLE_VAULT_PASSWORD_FILE)",
     )
     parser.add_argument(
         "--timeout",
         type=seconds,
         default=60.0,
         metavar="S",
-        help="seconds a node has to answer (default 60)",
+        help="time limit for each node, in seconds (default 60)",
     )
     parser.add_argument(
         "--connections",
         type=count,
         default=512,
         metavar="N",
-        help="the most nodes asked at the same time: how many it is finds itself (default 512)",
+        help="maximum concurrent SSH connections; the number in use is tuned automatically (default 512)",
     )
     parser.set_defaults(lock=None, no_lock=not lock)
     if lock:
-        where = "hold packages to this lock file (default: gpuprov.lock.yml beside the inventory)"
+        where = (
+            "require the package versions in this lock file (default: gpuprov.lock.yml beside the inventory)"
+        )
         parser.add_argument("--lock", metavar="FILE", help=where)
-        parser.add_argument("--no-lock", action="store_true", help="leave the lock file aside")
+        parser.add_argument("--no-lock", action="store_true", help="ignore the lock file")
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
 
 
@@ -104,7 +109,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     for text in options.set:
         key, sign, value = text.partition("=")
         if not sign or not key.isidentifier():
-            raise UsageError(f"--set {text}: must be KEY=VALUE with a variable's name before the =", "")
+            raise UsageError(f"--set {text}: must be KEY=VALUE, with a variable name before the =", "")
         if not value:
             raise UsageError(
                 f"--set {text}: no value", f"for empty text: --set {key}='\"\"', for nothing: {key}=null"

@@ -10,16 +10,20 @@ from provision.errors import ExitCode, UsageError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "file", nargs="?", default="inventory.yml", metavar="FILE", help="default: inventory.yml"
+        "file",
+        nargs="?",
+        default="inventory.yml",
+        metavar="FILE",
+        help="file to write (default: inventory.yml)",
     )
     parser.add_argument(
         "--host",
         action="append",
         default=[],
         metavar="NAME",
-        help="a node to put in (repeatable; default: examples)",
+        help="add this node (repeatable; default: example nodes)",
     )
-    parser.add_argument("--force", action="store_true", help="overwrite the file if there is one")
+    parser.add_argument("--force", action="store_true", help="overwrite an existing file")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -34,7 +38,7 @@ def run(options: argparse.Namespace) -> ExitCode:
             out.write(text)
     except FileExistsError:
         raise UsageError(
-            f"{file} exists already", "choose another name, or --force to overwrite it"
+            f"{file} exists already", "choose another name, or overwrite it with --force"
         ) from None
     except OSError as trouble:
         raise UsageError(f"{file} cannot be written: {trouble.strerror}", "choose another place") from None

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from provision.lab.record import LabRecord
 
 EPILOG = """\
-a lab is real Debian nodes (systemd, sshd, apt), each in its own network namespace, with simulated GPUs.
-It needs root, and changes nothing outside its own bridge, /var/lib/gpuprov-lab and /var/cache/gpuprov-lab.
+A lab is a set of real Debian nodes (systemd, sshd, apt) with simulated GPUs, each in its own network
+namespace. It needs root, and changes nothing outside its own bridge, /var/lib/gpuprov-lab and
+/var/cache/gpuprov-lab.
 
   sudo gpuprov lab up                              3 nodes, and inventory/lab.yml
   sudo gpuprov lab up --node gpu-01=b200 --node gpu-02=l40s:debian12
   sudo gpuprov lab up --node gpu-01=h100-sxm+ib    with RDMA cards (+ib or +roce) and NVMe drives
-  sudo gpuprov lab fault gpu-01 burn_errors gpu=5  break something (--list: what)
+  sudo gpuprov lab fault gpu-01 burn_errors gpu=5  inject a fault (--list shows all)
   sudo gpuprov lab fault gpu-01 --heal
   sudo gpuprov lab ssh gpu-01 nvidia-smi
   sudo gpuprov lab power gpu-02 off
@@ -33,65 +34,67 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     verbs = parser.add_subparsers(dest="lab_verb", metavar="VERB", title="verbs", required=True)
     _add_up(_verb(verbs, "up", "boot nodes, and write their inventory"))
-    status = _verb(verbs, "status", "list the nodes, how they are, and what is broken on purpose")
+    status = _verb(verbs, "status", "list the nodes, their state and their injected faults")
     status.add_argument("--json", action="store_true", help="print JSON")
-    ssh = _verb(verbs, "ssh", "log in to a node, or run a command there")
+    ssh = _verb(verbs, "ssh", "log in to a node, or run a command on it")
     ssh.add_argument("node", metavar="NODE")
     ssh.add_argument(
-        "words", nargs=argparse.REMAINDER, metavar="CMD", help="command to run there; none: a shell"
+        "words", nargs=argparse.REMAINDER, metavar="CMD", help="command to run (default: a login shell)"
     )
-    _add_fault(_verb(verbs, "fault", "break something on a node, or heal it"))
+    _add_fault(_verb(verbs, "fault", "inject a fault into a node, or remove it"))
     power = _verb(verbs, "power", "switch a node off or on")
     power.add_argument("node", metavar="NODE")
     power.add_argument("state", choices=["off", "on"])
-    down = _verb(verbs, "down", "remove the nodes and everything they made on this machine")
-    down.add_argument("--all", action="store_true", help="every lab of this machine")
-    down.add_argument("--purge", action="store_true", help="also the caches: base trees, downloaded packages")
+    down = _verb(verbs, "down", "remove the nodes and everything they created on this machine")
+    down.add_argument("--all", action="store_true", help="remove every lab of this machine")
+    down.add_argument(
+        "--purge", action="store_true", help="also remove the caches: base trees, downloaded packages"
+    )
 
 
 def _verb(verbs: Any, name: str, summary: str) -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = verbs.add_parser(
         name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False
     )
-    parser.add_argument("--lab", default="lab", metavar="NAME", help="which lab (default: lab)")
+    parser.add_argument("--lab", default="lab", metavar="NAME", help="name of the lab (default: lab)")
     return parser
 
 
 def _add_up(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=int, metavar="N", help="how many nodes, of mixed SKUs (default: 3)")
+    parser.add_argument("--nodes", type=int, metavar="N", help="number of nodes, of mixed SKUs (default: 3)")
     parser.add_argument(
         "--node",
         action="append",
         metavar="NAME=SKU[:RELEASE][+ib|+roce][+containers]",
-        help="one node, repeatable; SKU: h100-sxm h200-sxm a100-sxm-80 a100-pcie-80 l40s b200; "
+        help="boot this node (repeatable). SKU: h100-sxm h200-sxm a100-sxm-80 a100-pcie-80 l40s b200; "
         "RELEASE: debian13 (default) debian12 ubuntu2404 ubuntu2204 rhel10 rhel9 rhel8 rocky9; "
-        "+ib or +roce: with RDMA cards and drives; +containers: containers can be started on it",
+        "+ib or +roce: with RDMA cards and drives; +containers: can run containers",
     )
     parser.add_argument(
         "--inventory",
         type=Path,
         default=Path("inventory/lab.yml"),
         metavar="PATH",
-        help="(default: %(default)s)",
+        help="inventory file to write (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int, metavar="N", help="of the measurements' noise (default: 1)")
+    parser.add_argument(
+        "--seed", type=int, metavar="N", help="random seed for the noise of measurements (default: 1)"
+    )
     parser.add_argument(
         "--speed",
         type=float,
         metavar="X",
-        help="simulated tools run X times faster (default: 1)",
+        help="run simulated tools X times faster (default: 1)",
     )
-    parser.add_argument(
-        "--fresh", action="store_true", help="throw existing nodes away and start from bare ones"
-    )
+    parser.add_argument("--fresh", action="store_true", help="delete existing nodes and start from bare ones")
 
 
 def _add_fault(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("node", nargs="?", metavar="NODE")
     parser.add_argument("fault", nargs="?", metavar="FAULT")
     parser.add_argument("parameters", nargs="*", metavar="KEY=VALUE")
-    parser.add_argument("--heal", action="store_true", help="heal FAULT, or everything")
-    parser.add_argument("--list", action="store_true", help="list what can be broken")
+    parser.add_argument("--heal", action="store_true", help="remove FAULT, or all faults")
+    parser.add_argument("--list", action="store_true", help="list all faults")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -144,12 +147,12 @@ def _status(options: argparse.Namespace) -> ExitCode:
 
 def _fault_text(faults: Any) -> str:
     if not isinstance(faults, list):
-        return "its state file is unreadable"
+        return "state file is unreadable"
     texts = []
     for fault in faults:
         parameters = " ".join(f"{key}={value}" for key, value in fault.items() if key != "id")
         texts.append(f"{fault.get('id')} {parameters}".strip())
-    return f"broken: {', '.join(texts)}" if texts else ""
+    return f"faults: {', '.join(texts)}" if texts else ""
 
 
 def _ssh(options: argparse.Namespace) -> ExitCode:
@@ -172,7 +175,7 @@ def _fault(options: argparse.Namespace) -> ExitCode:
     if options.heal:
         if options.parameters:
             raise UsageError(
-                "--heal takes a fault's name, without parameters", "gpuprov lab fault NODE --heal FAULT"
+                "--heal takes the name of a fault, without parameters", "gpuprov lab fault NODE --heal FAULT"
             )
         silicon_state.clear_fault(place, options.fault)
         return ExitCode.OK

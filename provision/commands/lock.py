@@ -1,4 +1,4 @@
-"""gpuprov lock: write down the exact package set of good nodes, for plan, up and drift to hold to."""
+"""gpuprov lock: records the exact package set of good nodes, which plan, up and drift then require."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from provision.lockfile import Group, Lock
 
 EPILOG = """\
-exit codes: 0 when the file was written; 1 when a node cannot be a source, or nodes of a kind disagree.
-Nothing on the nodes is changed. An existing lock file is replaced, and does not count.
+exit codes: 0 when the file was written; 1 when a node cannot be a source, or nodes of one kind disagree.
+No node is changed. An existing lock file is ignored and replaced.
 
 examples:
   gpuprov lock --nodes gpu-01,gpu-02
@@ -32,15 +32,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o",
         "--output",
         metavar="FILE",
-        help="where to write it (default: gpuprov.lock.yml beside the inventory, where it is found)",
+        help="file to write (default: gpuprov.lock.yml beside the inventory, where other commands find it)",
     )
     parser.add_argument(
         "--majority",
         action="store_true",
-        help="where nodes of a kind disagree, take the set most of them have",
+        help="where nodes of one kind disagree, take the package set of the majority",
     )
     parser.add_argument(
-        "--force", action="store_true", help="also read nodes that are not as declared; leave out silent ones"
+        "--force",
+        action="store_true",
+        help="also read nodes that differ from their declared state; skip unreachable ones",
     )
 
 
@@ -53,7 +55,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         raise _no_sources(unfit)
     sources = [node for node in seen.described if node in seen.expected]
     if not sources:
-        raise GpuprovError("no node could be read", "gpuprov plan says what is wrong with them")
+        raise GpuprovError("no node could be read", "gpuprov plan shows the reason for each node")
     found = lock_sources.groups(seen, sources, majority=options.majority)
     lock = _lock(seen, sources, found.groups)
     target = Path(options.output).expanduser() if options.output else lockfile.beside(seen.fleet.source)
@@ -86,11 +88,11 @@ def _no_sources(unfit: dict[str, str]) -> GpuprovError:
     from provision import shown
     from provision.node_names import fold
 
-    alike = shown.grouped({node: why.replace(node, "it") for node, why in unfit.items()})
+    alike = shown.grouped({node: why.replace(node, "the node") for node, why in unfit.items()})
     lines = [f"{fold(nodes)}: {why}" for why, nodes in alike]
     return GpuprovError(
-        "not good enough to be a source:\n  " + "\n  ".join(lines),
-        "gpuprov up first, choose others with --nodes, or --force to take them as they are",
+        "these nodes cannot be the source of a lock file:\n  " + "\n  ".join(lines),
+        "run gpuprov up first, choose other nodes with --nodes, or use them as they are with --force",
     )
 
 
@@ -114,7 +116,7 @@ def _write(target: Path, text: str) -> None:
         fresh.replace(target)
     except OSError as trouble:
         raise UsageError(
-            f"{target}: cannot be written: {trouble.strerror}", "choose another place: -o"
+            f"{target}: cannot be written: {trouble.strerror}", "choose another file with -o"
         ) from None
 
 
@@ -142,13 +144,13 @@ def _say(
     lines = []
     for group in lock.groups:
         count = many(len(group.packages), "package")
-        lines.append(f"{group.os} {group.arch}, {', '.join(group.skus)}: {count} as on {group.nodes}")
+        lines.append(f"{group.os} {group.arch}, {', '.join(group.skus)}: {count}, taken from {group.nodes}")
     if overruled:
-        lines.append(f"{fold(overruled)}: overruled by the majority of their kind")
+        lines.append(f"{fold(overruled)}: differ from the majority of their kind, not used")
     if unfit:
-        lines.append(f"{fold(unfit)}: taken though not as declared, or left out because silent (--force)")
+        lines.append(f"{fold(unfit)}: used though drifted, or skipped because unreachable (--force)")
     lines += [
         f"written to {target}",
-        "gpuprov drift now names every package that moves; gpuprov up moves it back",
+        "gpuprov drift now reports every package that differs; gpuprov up installs the locked version",
     ]
     sys.stdout.write(shown.safe(lines))

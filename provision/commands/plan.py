@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from provision.plan import Plan
 
 EPILOG = """\
-exit codes: 0 when every node could be looked at; 3 when one is refused; 5 when one could not be looked at.
+exit codes: 3 when a node is refused; otherwise 5 when a node could not be observed; otherwise 0.
 
 examples:
   gpuprov plan
@@ -30,8 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fleet_options.add_arguments(parser)
     parser.add_argument("--full", action="store_true", help="plan every role on every node, needed or not")
     wave_options.add_arguments(parser)
-    parser.add_argument("--reasons", action="store_true", help="all reasons, not six for each role")
-    parser.add_argument("--markdown", action="store_true", help="print a comment for a pull request")
+    parser.add_argument(
+        "--reasons", action="store_true", help="show all reasons (default: six for each role)"
+    )
+    parser.add_argument("--markdown", action="store_true", help="print Markdown for a pull request comment")
 
 
 def run(options: argparse.Namespace) -> ExitCode:

@@ -1,4 +1,4 @@
-"""gpuprov report: a stored run's report again, judged again, compared to another, or packed for a vendor."""
+"""gpuprov report: renders a stored run, judges it again, compares it with another, packs it for a vendor."""
 
 from __future__ import annotations
 
@@ -21,23 +21,25 @@ FORMATS = ("json", "html", "md", "junit", "nodes")
 NONE = ["none"]
 
 EPILOG = """\
-No node is touched. --rejudge judges the raw output that the run kept: under new thresholds, or when a run was
-cut off before its report. What it writes goes to the run's folder `rejudged`, beside the report of the day,
-with changes.json: which nodes have another verdict now, by which finding, under which limit.
+report reads stored runs and connects to no node. --rejudge judges the stored raw output again: with new
+thresholds, or when a run was interrupted before its report. It writes into the subfolder `rejudged`, so the
+original report stays, and adds changes.json: the nodes whose verdict changed, with the finding and the limit.
 
---compare says whose verdict changed and by which finding, which nodes, checks and GPUs came or went, and
-which measurements moved by more than noise: by more than the changes of the SKU's other devices scatter, and
-by more than 2.3 % (5 % where too few were measured twice to know that). --rejudge judges both alike first.
+--compare shows the nodes whose verdict changed and the finding that changed it, the nodes, checks and GPUs
+that were added or removed, and the measurements that changed by more than noise: by more than the scatter
+among the SKU's other devices, and by more than 2.3 % (5 % when too few devices were measured in both runs
+to know the scatter). With --rejudge, both runs are first judged by the same thresholds.
 
---bundle packs what a vendor needs to take a node or a GPU back: a readable summary, findings, measurements
-beside their peers', raw output, facts, the node's history. Secrets and the names of other nodes are removed.
+--bundle packs what a vendor needs for a return of a node or a GPU: a readable summary, findings, measurements
+beside those of their peers, raw output, facts, the node's history. Secrets and the names of other nodes are
+removed.
 
---history asks all runs at once, from an index beside them (index.sqlite) that may be removed at any time.
+--history summarizes all runs, from an index (index.sqlite) in the folder of the runs. The index may be
+deleted at any time; gpuprov builds it again.
 
-exit codes: as validate's: 3 when a node is unhealthy; else 5 when something was not measured; else 0.
-with --compare: 3 when a node fails that did not, or something was measured to be worse; else 5 when something
-that was measured before is not any more; else 0. with --bundle: 0 when the archive was written.
-with --history: 0.
+exit codes: 3 when a node is unhealthy; otherwise 5 when something was not measured; otherwise 0.
+with --compare: 3 when a node fails that did not fail before, or a measurement is worse; otherwise 5 when an
+earlier measurement is missing; otherwise 0. with --bundle and --history: 0.
 
 examples:
   gpuprov report
@@ -62,43 +64,50 @@ def _formats(text: str) -> list[str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="a run's folder, or its name; default: the newest validate run"
+        "run", nargs="?", metavar="RUN", help="run folder or run name (default: the newest validate run)"
     )
     parser.add_argument(
-        "--runs", metavar="DIR", help="where runs are (default: GPUPROV_RUNS, else the state folder)"
+        "--runs",
+        metavar="DIR",
+        help="folder of the runs (default: $GPUPROV_RUNS, otherwise the state folder)",
     )
     parser.add_argument(
         "--format",
         type=_formats,
         metavar="A,B",
-        help=f"reports to write (default {','.join(FORMATS)}); none: only print",
+        help=f"reports to write (default {','.join(FORMATS)}); none: only print the summary",
     )
-    parser.add_argument("--output", metavar="DIR", help="write here instead of into the run's folder")
-    parser.add_argument("--rejudge", action="store_true", help="judge the kept raw output again")
+    parser.add_argument("--output", metavar="DIR", help="write into this folder instead of the run folder")
+    parser.add_argument("--rejudge", action="store_true", help="judge the stored raw output again")
     parser.add_argument(
         "--thresholds",
         metavar="FILE",
-        help="with --rejudge: limits that win over the shipped ones, or add to them",
+        help="with --rejudge: thresholds that override or extend the shipped ones",
     )
     parser.add_argument(
-        "--changes", action="store_true", help="with --rejudge: print only whose verdict changed, and by what"
+        "--changes",
+        action="store_true",
+        help="with --rejudge: print only the nodes whose verdict changed, and the reason",
     )
     parser.add_argument(
-        "--compare", nargs=2, metavar=("A", "B"), help="what differs from run A to run B (folders, or names)"
+        "--compare",
+        nargs=2,
+        metavar=("A", "B"),
+        help="show the differences between run A and the later run B (folders or names)",
     )
     parser.add_argument(
         "--bundle",
         metavar="NODE",
-        help="pack all that the run knows of one node into an archive for its vendor",
+        help="pack the run's data about one node into an archive for its vendor",
     )
     parser.add_argument(
         "--history",
         nargs="?",
         const="",
         metavar="NODE",
-        help="what all runs say: last verdicts, changes, devices that are bad again and again; or of NODE",
+        help="summarize all runs: last verdicts, changes, devices with repeated faults (NODE: of that node)",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of what a person reads")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -150,9 +159,9 @@ def _context(folder: RunFolder, health: FleetHealth, formats: Sequence[str]) -> 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
     """Raises UsageError for options that mean nothing together."""
     if options.thresholds and not options.rejudge:
-        raise UsageError("--thresholds only matters when judging again", "add --rejudge")
+        raise UsageError("--thresholds works with --rejudge only", "add --rejudge")
     if options.changes and not options.rejudge:
-        raise UsageError("--changes only tells what judging again changed", "add --rejudge")
+        raise UsageError("--changes works with --rejudge only", "add --rejudge")
     for mode, others in (
         ("compare", "run bundle history format output changes"),
         ("bundle", "history format changes"),
@@ -161,7 +170,7 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
         for other in others.split():
             if getattr(options, mode) is not None and getattr(options, other) not in (None, False):
                 name = f"the run {options.run}" if other == "run" else f"--{other}"
-                raise UsageError(f"--{mode} and {name} mean nothing together", f"leave out {name}")
+                raise UsageError(f"--{mode} cannot be combined with {name}", f"leave out {name}")
 
 
 def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth, list[NodeChange] | None]:
@@ -178,7 +187,7 @@ def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth
     except RunFolderError as reason:
         if options.changes:
             raise RunFolderError(
-                f"there is no report from before to compare with: {reason.what}", "leave out --changes"
+                f"there is no earlier report to compare with: {reason.what}", "leave out --changes"
             ) from None
         return health, None
     return health, changes.between(before, health)
@@ -214,7 +223,7 @@ def _print(
         _print_changes(changed or [], health, options)
         return
     if changed is None:
-        lines, more = ["there is no report from before to compare with"], []
+        lines, more = ["there is no earlier report to compare with"], []
     else:
         lines, more = changes.summary(changed), list(changes.details(changed))
     if options.json:

@@ -42,7 +42,7 @@ def run(folder: RunFolder, fleet: FleetHealth, options: argparse.Namespace) -> E
     lines += [
         *made.notes,
         *([unread] if unread else []),
-        "Read it before it leaves the house: README.txt first.",
+        "Read the archive before you hand it out, README.txt first.",
     ]
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     return ExitCode.OK
@@ -55,9 +55,9 @@ def _declared(source: str, node: str) -> tuple[tuple[str, ...], tuple[str, ...],
     from provision.secrets_mask import secrets_of
 
     path = Path(source)
-    unread = "secrets were looked for by name and shape only"
+    unread = "secrets were searched by name and shape only"
     if not source or not path.exists():
-        return (), (), f"The inventory {source or 'of the run'} is not here: {unread}."
+        return (), (), f"The inventory {source or 'of the run'} does not exist on this machine: {unread}."
     try:
         fleet = inventory.load(path)
     except GpuprovError as error:

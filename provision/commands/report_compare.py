@@ -21,7 +21,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     before, after = (_health(name, options) for name in options.compare)
     if before.run_id == after.run_id:
-        raise UsageError(f"{options.compare[0]} and {options.compare[1]} are one run", "name two runs")
+        raise UsageError(f"{options.compare[0]} and {options.compare[1]} are the same run", "name two runs")
     found = compare.compare(before, after)
     if options.json:
         sys.stdout.write(json.dumps(compare_text.document(found, compare.rules()), indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""gpuprov report --history: what all runs together say of the nodes, from an index beside the runs."""
+"""gpuprov report --history: verdicts of all runs together, from an index beside the runs."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _of_node(index: Index, node: str) -> dict[str, Any]:
     past = index.of(node)
     if not past:
         raise RunFolderError(
-            f"no run in {index.home} has a verdict of {node}",
-            did_you_mean(node, index.last(), "gpuprov report --history names the nodes that are known"),
+            f"no run in {index.home} has a verdict for {node}",
+            did_you_mean(node, index.last(), "gpuprov report --history lists the known nodes"),
         )
     repeats = [vars(one) for one in index.repeats() if one.node == node]
     return {
@@ -53,7 +53,7 @@ def _of_all(index: Index) -> dict[str, Any]:
     last = index.last()
     if not last:
         raise RunFolderError(
-            f"no run in {index.home} has a verdict of any node", "gpuprov validate makes one"
+            f"no run in {index.home} has a verdict for any node", "gpuprov validate creates one"
         )
     return {
         "nodes": {node: vars(past) for node, past in sorted(last.items())},
@@ -79,7 +79,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
         f"{one_line(one['node'], 80)} {one_line(one['device'], 80)}: {_times(one)}"
         for one in document["repeat_offenders"]
     ]
-    for title, lines in (("verdict changed from run to run", flips), ("bad again and again", repeats)):
+    for title, lines in (("verdict changed from run to run", flips), ("repeated faults", repeats)):
         told += [f"{title}:", *(f"  {line}" for line in lines[:_SHOWN] or ["none"])]
         if len(lines) > _SHOWN:
             told.append(f"  … and {len(lines) - _SHOWN:,} more; --json has all")
@@ -94,7 +94,7 @@ def _node_lines(document: dict[str, Any]) -> list[str]:
     told = [f"{one_line(document['node'], 80)}: {many(len(said), 'run')}, newest first", *reversed(said)]
     told.append(f"the verdict changed {many(document['flips'], 'time')}")
     told += [
-        f"bad again and again: {one_line(one['device'], 80)}, {_times(one)}"
+        f"repeated fault: {one_line(one['device'], 80)}, {_times(one)}"
         for one in document["repeat_offenders"]
     ]
     return told

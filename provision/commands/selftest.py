@@ -1,4 +1,4 @@
-"""gpuprov selftest: prove the checks on the real machine it runs on, and keep what its tools print."""
+"""gpuprov selftest: proves the checks on the real machine it runs on, and keeps the tools' output."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Run it as root on the GPU machine itself; it needs neither SSH nor an inventory.
 machine first. GPU settings are left alone unless --change-settings is given. An existing clock lock, or
 application clocks, cannot be detected and may be lost with --change-settings: set them again afterwards.
 
-exit codes: 0 everything that this machine allows is proven; 1 no GPU, not root, or the tools could not be
-built; 2 wrong command line or output folder; 3 a check found the machine unhealthy; 5 something is not
+exit codes: 0 every check that this machine can run is proven; 1 no GPU, not root, or the tools could not be
+built; 2 wrong command line or output folder; 3 a check found the machine unhealthy; 5 a check is not
 proven, or the GPUs are in use; 130 interrupted.
 
 examples:
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--build",
         action="store_true",
-        help="build missing ones of gpu_burn, nccl-tests and nvbandwidth (role validation_tools)",
+        help="build gpu_burn, nccl-tests and nvbandwidth where missing (role validation_tools)",
     )
     parser.add_argument(
         "--change-settings",
@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=fleet_options.count,
         default=20,
         metavar="N",
-        help="time limit: what does not begin in time is reported as not proven (default 20)",
+        help="time limit; steps that do not start in time are reported as not proven (default 20)",
     )
     parser.add_argument(
         "--set",

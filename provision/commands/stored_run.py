@@ -1,4 +1,4 @@
-"""The stored runs of validate that a user names, for the commands that read them."""
+"""Lookup of the stored validate run that a user names."""
 
 from __future__ import annotations
 
@@ -28,17 +28,15 @@ def find_run(name: str | None, runs: Path | None) -> RunFolder:
     if path is None:
         known = sorted((folder.name for folder in home.glob("*Z-validate")), reverse=True)
         raise RunFolderError(
-            f"there is no run {name}: it is no run folder, and none in {home} has this name",
+            f"there is no run {name}: it is not a run folder, and no run in {home} has this name",
             did_you_mean(
-                name, known, f"there are: {', '.join(known[:3])}" if known else "gpuprov validate makes one"
+                name, known, f"there are: {', '.join(known[:3])}" if known else "gpuprov validate creates one"
             ),
         )
     folder = store.RunFolder.open(path)
     verb = folder.meta().get("verb")
     if verb != "validate":
-        raise RunFolderError(
-            f"{path} is a run of `{verb}`, which measures no health", "name a run of validate"
-        )
+        raise RunFolderError(f"{path} is a run of `{verb}`, which measures no health", "name a validate run")
     return folder
 
 
@@ -51,10 +49,10 @@ def stored(folder: RunFolder) -> FleetHealth:
         return stored_health.read(path)
     except FileNotFoundError:
         raise RunFolderError(
-            f"{folder.path} has no report.json: the run was cut off before it, or wrote other formats only",
-            "add --rejudge: it judges the raw output the run kept",
+            f"{folder.path} has no report.json: the run was interrupted, or wrote other formats only",
+            "add --rejudge to judge the raw output in the run folder",
         ) from None
     except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}", "add --rejudge to make it anew") from error
+        raise RunFolderError(f"{path} cannot be read: {error}", "add --rejudge to create it again") from error
     except RunFolderError as error:
         raise RunFolderError(f"{path}: {error.what}", error.fix) from error

@@ -1,4 +1,4 @@
-"""gpuprov up: bring nodes to the declared stack, wave by wave, and verify that it held."""
+"""gpuprov up: installs the declared stack on the nodes, wave by wave, and verifies the result."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from provision.store import RunFolder
 
 EPILOG = """\
-A node is done when every expectation of its roles holds (a second look says so), not when a playbook ended.
-Nodes that already match are looked at once and left alone. First comes one node of each SKU and operating
-system, then the rest in waves; the next wave waits for the one before.
+A node is done when a second observation shows that every expectation of its roles holds, not when the
+playbook ends. Nodes that already match are observed once and not changed. The first wave has one node of
+each SKU and operating system (the canaries); the other nodes follow in waves, one wave after the other.
 
-The roles run in one ansible-playbook for each core of this machine, 50 nodes or more in each, --forks divided
-among them; GPUPROV_PROCESSES chooses another number.
+The roles run in one ansible-playbook process per CPU core of this machine, each with 50 nodes or more;
+--forks is divided among the processes. GPUPROV_PROCESSES sets another number of processes.
 
-exit codes: 3 when a role failed on a node or it is still not as declared; else 5 when a node could not be
-reached or read; else 0.
+exit codes: 3 when a role failed on a node, or the node still differs from its declared state; otherwise 5
+when a node could not be reached or read; otherwise 0.
 
 examples:
-  gpuprov up                                          what ./inventory.yml declares, on all its nodes
-  gpuprov up fleet.yml --nodes 'rack1:!gpu-07'        a part of the fleet
-  gpuprov up --wave 10% --max-failures 2              a tenth at a time; stop when more than 2 have failed
-  gpuprov up --gate quick --reboots-at-once 4         check each wave's GPUs; reboot 4 at a time
-  gpuprov up --check                                  what the roles would change; changes nothing
-  gpuprov up --resume                                 go on with the last run, with its inventory and options
+  gpuprov up                                          all nodes of ./inventory.yml
+  gpuprov up fleet.yml --nodes 'rack1:!gpu-07'        part of the fleet
+  gpuprov up --wave 10% --max-failures 2              waves of 10 %; stop when more than 2 nodes have failed
+  gpuprov up --gate quick --reboots-at-once 4         check each wave's GPUs; reboot 4 nodes at a time
+  gpuprov up --check                                  show what the roles would change; change nothing
+  gpuprov up --resume                                 continue the last run, with its inventory and options
 """
 
 
@@ -45,44 +45,50 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-failures",
         type=wave_options.share,
         metavar="N|P%",
-        help="begin no further wave once more nodes have failed (default 0); a failed canary always stops",
+        help="start no further wave after more failed nodes than this (default 0); a failed canary always "
+        "stops",
     )
     add(
         "--gate",
         choices=("expectations", "quick"),
-        help="what the nodes of a wave must pass before the next: what was promised of them (default), "
-        "or also the quick checks of validate",
+        help="what a wave must pass before the next wave starts: the expectations of its roles (default), or "
+        "also the quick checks of validate",
     )
-    add("--no-reboot", action="store_true", help="reboot nothing; say which nodes wait for it")
+    add("--no-reboot", action="store_true", help="do not reboot; list the nodes that need a reboot")
     add(
         "--reboots-at-once",
         type=fleet_options.count,
         metavar="N",
-        help="nodes of a wave that are rebooted together (default: all that need it)",
+        help="maximum number of nodes rebooting at the same time (default: all of the wave that need it)",
     )
-    add("--check", action="store_true", help="run the roles in check mode: say what they would change")
+    add("--check", action="store_true", help="run the roles in check mode: show what they would change")
     add(
         "--resume",
         nargs="?",
         const="",
         metavar="RUN",
-        help="go on with a run (its folder or name; default: the last one), with its inventory and options",
+        help="continue a run (its folder or name; default: the last run), with its inventory and options",
     )
-    add("--break-lock", action="store_true", help="take nodes that another gpuprov up has locked")
+    add("--break-lock", action="store_true", help="take over nodes that another gpuprov up has locked")
     add(
         "--forks",
         type=fleet_options.count,
         default=50,
         metavar="N",
-        help="nodes changed at once (default 50)",
+        help="maximum number of nodes changed at the same time (default 50)",
     )
     add(
         "--wave-timeout",
         type=fleet_options.count,
         metavar="MIN",
-        help="give up on a wave's roles after MIN minutes (default: an hour, and four times what is planned)",
+        help="stop a wave's roles after MIN minutes (default: one hour plus four times the planned time)",
     )
-    add("--yes", "-y", action="store_true", help="do not ask; only a person at a terminal is asked at all")
+    add(
+        "--yes",
+        "-y",
+        action="store_true",
+        help="skip the confirmation prompt (shown only on an interactive terminal)",
+    )
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -162,7 +168,7 @@ def _resumed(options: argparse.Namespace) -> RunFolder:
         before = store.latest("up")
     meta = before.meta()
     if meta.get("verb") != "up":
-        raise UsageError(f"{before.path} is not an up run", "give the folder of a gpuprov up")
+        raise UsageError(f"{before.path} is not an up run", "give the folder of a gpuprov up run")
     up_resume.refuse_running(before)
     asked = meta.get("arguments") or {}
     for name in _TAKEN_OVER:
@@ -178,7 +184,8 @@ def _resumed(options: argparse.Namespace) -> RunFolder:
             continue
         if value == HIDDEN:
             raise UsageError(
-                f"--set {key}=… of that run was not kept: it looks like a secret", "give it again"
+                f"--set {key}=… of the earlier run was not stored, because it looks like a secret",
+                "give it again",
             )
         options.set.append(f"{key}={json.dumps(value)}")
     return before

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 FORMATS = ("html", "md", "junit", "json", "nodes")
 
 EPILOG = """\
-exit codes: 3 when a node failed a check; else 5 when something could not be measured or reached; else 0.
-A warning alone is 0: it asks for a look, not for a repair.
+exit codes: 3 when a node failed a check; otherwise 5 when a node could not be reached or measured;
+otherwise 0. A warning alone exits 0: the node needs attention, not a repair.
 
---timeout also limits every program of a check, beyond the time of the load it makes; what does not end in
-time is killed, and its check is not measured.
+--timeout also limits each program that a check starts, in addition to the duration of its load. A program
+that exceeds its limit is killed, and the check's verdict is `error`.
 
 examples:
   gpuprov validate --nodes all
@@ -51,43 +51,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         timeout=None
     )  # checks have limits of their own; one that was typed holds for them too
     parser.add_argument(
-        "--checks", type=_checks, default=[], metavar="A,B", help="only these checks (see --list)"
+        "--checks", type=_checks, default=[], metavar="A,B", help="run only these checks (see --list)"
     )
     parser.add_argument(
         "--pairs",
         nargs="?",
         const="suspects",
         choices=["suspects", "all"],
-        help="also measure pairs of nodes, and name the nodes, links and switches to blame: in a few rounds, "
-        "or every pair, which takes as many rounds as there are nodes; bandwidth and latency, or what "
-        "--checks names of the two",
+        help="also measure bandwidth and latency between pairs of nodes, and name the bad nodes, links and "
+        "switches. suspects (default): a few rounds; all: every pair, in as many rounds as there are nodes. "
+        "With --checks pair_bandwidth or pair_latency: only that one",
     )
     parser.add_argument(
         "--group",
         action="store_true",
-        help="also run NCCL over all the nodes at once, and over pairs when that is not as it should be",
+        help="also run NCCL over all nodes at once, and over pairs of nodes when the result is bad",
     )
     parser.add_argument(
         "--stage",
         choices=["quick", "standard", "burnin"],
-        help="quick: only look, seconds; standard: also load, minutes (default); burnin: also long load",
+        help="quick: read state only, seconds; standard (default): also load tests, minutes; burnin: also "
+        "long load tests",
     )
     parser.add_argument(
         "--burn-seconds",
         type=fleet_options.count,
         default=60,
         metavar="N",
-        help="how long gpu_burn runs (default 60)",
+        help="duration of gpu_burn in seconds (default 60)",
     )
     parser.add_argument(
-        "--thresholds", metavar="FILE", help="limits that win over the shipped ones, or add to them"
+        "--thresholds", metavar="FILE", help="thresholds that override or extend the shipped ones"
     )
     parser.add_argument(
         "--forks",
         type=fleet_options.count,
         default=50,
         metavar="N",
-        help="nodes at the same time (default 50)",
+        help="maximum number of nodes checked at the same time (default 50)",
     )
     parser.add_argument(
         "--format",
@@ -97,7 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"reports to write into the run folder (default {','.join(FORMATS)})",
     )
     parser.add_argument(
-        "--resume", metavar="RUN", help="go on with a run and its checks: skip what it has measured already"
+        "--resume", metavar="RUN", help="continue a run with its checks; skip what is already measured"
     )
     parser.add_argument("--list", action="store_true", help="list the checks and exit")
 
@@ -119,7 +120,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     thresholds.for_sku(None, override)  # a file that cannot be used is refused before any node is touched
     fleet, overrides = fleet_options.load(options)
     if not fleet.nodes:
-        raise UsageError("no node to validate", "widen --nodes, or add nodes to the inventory")
+        raise UsageError("there is no node to validate", "widen --nodes, or add nodes to the inventory")
     settings = validation.Settings(
         burn_seconds=options.burn_seconds,
         timeout=options.timeout,

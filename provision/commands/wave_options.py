@@ -1,4 +1,4 @@
-"""How a fleet is divided into waves, as `plan` and `up` take it on the command line."""
+"""The options of `plan` and `up` that divide a fleet into waves."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="wave",
         type=some_nodes,
         metavar="N|P%",
-        help="nodes changed together (default: up to 20 nodes all at once, of more a tenth)",
+        help="wave size: a number of nodes or a percentage (default: all nodes up to 20, otherwise 10 %%)",
     )
     parser.add_argument(
         "--no-canary",
         action="store_true",
-        help="do not begin with one node of each SKU and operating system",
+        help="do not start with a canary wave (one node of each SKU and operating system)",
     )
 
 

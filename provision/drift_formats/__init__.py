@@ -1,4 +1,4 @@
-"""The forms a drift report has for people and for CI: one file per format, each with `render(report)`."""
+"""The formats of a drift report for people and for CI: one file per format, each with `render(report)`."""
 
 from __future__ import annotations
 

@@ -14,14 +14,14 @@ _LIMIT = 200  # rows of a table; GitHub's summaries end at 1 MiB
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$@:])")
 _HEADINGS = (
     ("Differs from the declaration or from the fleet", "error"),
-    ("Not known", "warning"),
-    ("Said beside it", "note"),
+    ("Unknown", "warning"),
+    ("Notes", "note"),
 )
 _WORDS = {
     ExitCode.OK: "no drift",
     ExitCode.DRIFT: "**drift**",
     ExitCode.UNHEALTHY: "**a node's newest check failed**",
-    ExitCode.INCOMPLETE: "**incomplete**: something could not be looked at, or has no current pass",
+    ExitCode.INCOMPLETE: "**incomplete**: something could not be observed, or has no current pass",
 }
 
 
@@ -33,7 +33,7 @@ def render(report: DriftReport) -> str:
     for heading, level in _HEADINGS:
         chosen = [(finding, nodes) for finding, nodes in rows if finding.level == level]
         if chosen:
-            lines += ["", f"### {heading}", "", "| nodes | what | why, or what to do |", "|---|---|---|"]
+            lines += ["", f"### {heading}", "", "| nodes | finding | reason, or next step |", "|---|---|---|"]
             lines += [_row(finding, nodes) for finding, nodes in chosen[:_LIMIT]]
             if len(chosen) > _LIMIT:
                 lines += ["", f"and {len(chosen) - _LIMIT} more: `gpuprov drift --format json` has them all"]

@@ -1,4 +1,4 @@
-"""Drift for a person at a terminal: nodes with the same trouble once, and at the end what was looked at."""
+"""Drift as text for a terminal: nodes with the same drift grouped, and a summary at the end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _odd(report: DriftReport) -> list[str]:
     alike: dict[tuple[str, str, str], list[str]] = {}
     for outlier in report.odd.outliers:
         alike.setdefault((outlier.fact, outlier_text(outlier), outlier.why), []).append(outlier.node)
-    lines = ["not as the rest of the fleet (nobody declared these facts)"]
+    lines = ["outliers (undeclared facts that differ from the fleet majority)"]
     for (fact, difference, why), nodes in alike.items():
         lines += [f"  {fold(nodes)}  {fact} {difference}", f"      {why}"]
     for each in report.odd.ties:
@@ -72,7 +72,7 @@ def _validation(report: DriftReport) -> list[str]:
             alike.setdefault(expiry, []).append(node)
     if not alike:
         return []
-    lines = ["not validated as it is now"]
+    lines = ["no current validation"]
     for expiry, nodes in alike.items():
         lines += [f"  {fold(nodes)}  {expiry.text()}"]
         lines += [f"      run: {expiry.command.replace(NODES, selection(nodes))}"]
@@ -91,13 +91,13 @@ def totals(report: DriftReport) -> list[str]:
         differ = len({outlier.node for outlier in odd.outliers})
         ambiguous = f", {many(len(odd.ties), 'fact')} ambiguous" if odd.ties else ""
         lines.append(
-            f"{odd.compared - differ} of {odd.compared} nodes as most of their kind "
+            f"{odd.compared - differ} of {odd.compared} nodes like the majority of their kind "
             f"({facts} undeclared facts compared{ambiguous})"
         )
     if odd is not None and odd.alone:
         alone = fold(node for nodes in odd.alone.values() for node in nodes)
-        lines.append(f"not compared with others, fewer than 3 of their kind: {alone}")
+        lines.append(f"not compared, because fewer than 3 of their kind: {alone}")
     holds = sum(all(each.holds for each in standings) for standings in report.standings.values())
     if report.standings:
-        lines.append(f"{holds} of {len(report.standings)} nodes validated as they are now")
+        lines.append(f"{holds} of {len(report.standings)} nodes have a current validation")
     return lines

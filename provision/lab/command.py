@@ -1,4 +1,4 @@
-"""Runs one of the host's own programs; a failure becomes a LabError that quotes what it said."""
+"""Runner of the host's own programs; a failure becomes a LabError that quotes the program's output."""
 
 from __future__ import annotations
 

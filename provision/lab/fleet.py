@@ -1,11 +1,11 @@
-"""Brings a lab up and down, and says how it is."""
+"""Start, stop and status of a lab."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -46,11 +46,13 @@ def up(
     seed: int | None = None,
     speed: float | None = None,
     fresh: bool = False,
+    images: Mapping[str, Sequence[Path]] | None = None,
 ) -> LabRecord:
     """Bring lab `name` up with at least the nodes `wanted`, and write its inventory; what runs is kept.
 
     `speed` is how many times faster than real the simulated tools run; None means 1, or what an existing lab
-    has (`seed` likewise). A new lab that cannot be finished (an error, Ctrl-C) is removed again; one that was
+    has (`seed` likewise). `images`: the disks that a new node of that name begins with (node.prepare); others
+    are bare. A new lab that cannot be finished (an error, Ctrl-C) is removed again; one that was
     there is left as it is. Raises LabError.
     """
     host.require_root()
@@ -60,10 +62,10 @@ def up(
             leftovers.remove(name)
         known = record.load(name)
         try:
-            return _up(name, known, wanted, inventory, progress, seed, speed)
+            return _up(name, known, wanted, inventory, progress, seed, speed, images or {})
         except BaseException:
             if known is None:
-                progress.say("removing what was made")
+                progress.say("removing the new nodes")
                 leftovers.remove(name)
                 _after_last_lab()
             raise
@@ -77,6 +79,7 @@ def _up(
     progress: Progress,
     seed: int | None,
     speed: float | None,
+    images: Mapping[str, Sequence[Path]],
 ) -> LabRecord:
     say = progress.step
     host.install_missing(say)
@@ -92,7 +95,7 @@ def _up(
     public = _lab_key(lab.place)
     say(f"booting {len(lab.nodes)} nodes")
     for member in lab.nodes:
-        node.prepare(lab, member)
+        node.prepare(lab, member, images.get(member.name, ()))
     lab.place.known_hosts.write_text("".join(node.host_key_line(lab, n) for n in lab.nodes))
     for member in lab.nodes:
         over = layer.ensure_layer(lab.place, member.release, lab.bridge_address, public)
@@ -176,7 +179,7 @@ def _wait_all(lab: LabRecord, progress: Progress) -> None:
             for wait in as_completed(waits):
                 member = waits[wait]
                 state = wait.result()
-                how = "" if state == "running" else f", systemd says {state}"
+                how = "" if state == "running" else f", systemd reports {state}"
                 progress.done(f"{member.name}  {lab.address(member)}  {member.sku}  {member.release}{how}")
         except BaseException:
             give_up.set()

@@ -1,4 +1,4 @@
-"""What the lab needs of the machine it runs on: root, a few programs, a few kernel limits."""
+"""Requirements of the lab on its host: root, a few programs, a few kernel limits."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def install_missing(say: Callable[[str], None]) -> None:
         )
     say(f"installing {names}")
     extra = {"DEBIAN_FRONTEND": "noninteractive"}
-    fix = f"see what apt-get says: apt-get update && apt-get install {names}"
+    fix = f"run it by hand: apt-get update && apt-get install {names}"
     call("apt-get", "update", "-qq", timeout=300, extra=extra, fix=fix)
     with _services_stay_down():
         call(

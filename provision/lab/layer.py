@@ -1,4 +1,4 @@
-"""The lab's layer over a base tree: what on a node is the lab's doing and belongs to no package."""
+"""The lab's layer over a base tree: files on a node that the lab adds and no package owns."""
 
 from __future__ import annotations
 

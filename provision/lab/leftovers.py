@@ -1,4 +1,5 @@
-"""What a lab has on this host, found by looking at the host: its own records may be lost or wrong.
+"""Search for what a lab left on this host; it reads the host, because the lab's own records may be lost or
+wrong.
 
 Names carry the lab (namespaces, bridges' aliases), processes carry its folder in their arguments, and what
 runs on a node is in the node's network namespace.

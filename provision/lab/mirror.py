@@ -1,4 +1,4 @@
-"""Where nodes get Debian's own packages: one caching proxy for all labs, fed from the mirror this host uses.
+"""Caching proxy for Debian's own packages: one for all labs, fed from the mirror that this host uses.
 
 The cache listens on the loopback address; each lab's server (server.py) hands connections of its nodes on to
 it. So nodes need no route, no name service and no knowledge of the mirror; each package is downloaded once.
@@ -123,7 +123,7 @@ def _free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
-    raise LabError("no free port between 23142 and 23341 on 127.0.0.1", "stop what listens there")
+    raise LabError("no free port between 23142 and 23341 on 127.0.0.1", "stop the service that listens there")
 
 
 def answers(address: str, port: int) -> bool:

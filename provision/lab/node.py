@@ -30,8 +30,12 @@ CONTAINER_ENVIRONMENT = ("SYSTEMD_NSPAWN_API_VFS_WRITABLE=1", "SYSTEMD_SECCOMP=0
 CONTAINER_FOLDERS = ("docker", "containers", "containerd")
 
 
-def prepare(lab: LabRecord, node: NodeRecord) -> None:
-    """Make the node's empty disk, identity and simulated silicon unless it has them."""
+def prepare(lab: LabRecord, node: NodeRecord, image: Sequence[Path] = ()) -> None:
+    """Make the node's empty disk, identity and simulated silicon unless it has them.
+
+    `image`: what nodes of the same kind have written, the newest first (NodePlace.disk of nodes that stay off
+    as long as this one lives). The node begins with it in place of the bare release.
+    """
     place = lab.node_place(node)
     if (place.folder / "prepared").exists():
         return
@@ -44,6 +48,8 @@ def prepare(lab: LabRecord, node: NodeRecord) -> None:
     (place.disk / HOST_KEY).unlink()
     call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", node.name, "-f", place.disk / HOST_KEY)
     silicon_state.create(place, node.sku, lab.seed * 1000 + node.index, lab.speed, node.network)
+    if image:
+        place.image.write_text(json.dumps([str(disk) for disk in image]))
     (place.folder / "prepared").touch()
 
 
@@ -55,7 +61,9 @@ def power_on(lab: LabRecord, node: NodeRecord, layer: Path, tree: Path) -> bool:
     network.ensure_namespace(place.namespace, lab.octet, node.index)
     write_file(place.disk, "etc/hosts", _hosts(lab))
     root = place.folder / "root"
-    mounts = [[f"{layer}:{tree}", str(place.disk), str(place.folder / "work"), str(root)]]
+    image = json.loads(place.image.read_text()) if place.image.exists() else []
+    lower = ":".join([*image, str(layer), str(tree)])
+    mounts = [[lower, str(place.disk), str(place.folder / "work"), str(root)]]
     place.boot_plan.write_text(
         json.dumps(
             {

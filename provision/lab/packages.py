@@ -128,7 +128,7 @@ def check_entry(entry: Any, where: str) -> None:
         raise LabError(f"{where}: unknown key {unknown[0]!r}", fix)
     if entry["repository"] not in REPOSITORIES:
         raise LabError(
-            f"{where}: repository {entry['repository']!r} is none of {', '.join(REPOSITORIES)}", fix
+            f"{where}: repository {entry['repository']!r} is not one of {', '.join(REPOSITORIES)}", fix
         )
     for key in ("versions", "conffiles", "distributions", *_RELATIONS):
         texts = entry.get(key, [])
@@ -136,7 +136,7 @@ def check_entry(entry: Any, where: str) -> None:
             raise LabError(f"{where}: {key!r} must be a list of texts (quote versions)", fix)
     for one in entry.get("distributions", ()):
         if one not in DISTRIBUTIONS:
-            raise LabError(f"{where}: distribution {one!r} is none of {', '.join(DISTRIBUTIONS)}", fix)
+            raise LabError(f"{where}: distribution {one!r} is not one of {', '.join(DISTRIBUTIONS)}", fix)
     for version in entry["versions"]:
         if not _VERSION.match(version):
             raise LabError(f"{where}: {version!r} is not a Debian version", fix)

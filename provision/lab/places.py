@@ -1,4 +1,4 @@
-"""Where the lab keeps things on the host: one folder per lab, one cache for all of them. Root only."""
+"""The lab's paths on the host: one folder per lab, one cache for all of them. Root only."""
 
 from __future__ import annotations
 
@@ -40,6 +40,11 @@ class NodePlace:
     def disk(self) -> Path:
         """What the node wrote: the upper directory of its overlay."""
         return self.folder / "disk"
+
+    @property
+    def image(self) -> Path:
+        """Says which other disks lie below this one, newest first: see node.prepare."""
+        return self.folder / "image.json"
 
     @property
     def silicon(self) -> Path:

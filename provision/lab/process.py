@@ -1,4 +1,5 @@
-"""Processes that outlive `lab up`: started detached, found by pid *and* start time, asked before killed."""
+"""Detached processes that outlive `lab up`, identified by pid *and* start time, and terminated before they
+are killed."""
 
 from __future__ import annotations
 

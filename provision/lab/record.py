@@ -1,4 +1,4 @@
-"""The lab's record: what was asked for and where it was put, written before anything is made."""
+"""The lab's record of its nodes and paths, written before anything is created."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class LabRecord:
                 nodes.append(NodeRecord(index=len(nodes) + 1, **asdict(spec)))
             elif have[spec.name] != spec:
                 raise LabError(
-                    f"lab {self.name!r} already has {have[spec.name]}, asked for is {spec}",
-                    "lab up --fresh builds its nodes from nothing; another --lab NAME leaves this one alone",
+                    f"lab {self.name!r} already has {have[spec.name]}, but {spec} was requested",
+                    "lab up --fresh builds its nodes anew; with another --lab NAME this lab stays as it is",
                 )
         return replace(self, nodes=tuple(nodes))
 

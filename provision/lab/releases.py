@@ -1,4 +1,4 @@
-"""The operating systems a lab node can run: real Debian, or a Debian tree that says it is another system.
+"""The operating systems of lab nodes: real Debian, or a Debian tree with the identity of another system.
 
 Ubuntu's and the RHEL family's own packages are not on a Debian mirror. A node of such a release runs Debian's
 programs under that system's identity (os-release), package manager (apt, or Debian's dnf and rpm) and

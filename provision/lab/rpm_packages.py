@@ -109,7 +109,8 @@ def _check(entry: Any, where: str) -> None:
         return
     if entry.get("repository") not in REPOSITORIES:
         raise LabError(
-            f"{where}: repository {entry.get('repository')!r} is none of {', '.join(REPOSITORIES)}", _FORMAT
+            f"{where}: repository {entry.get('repository')!r} is not one of {', '.join(REPOSITORIES)}",
+            _FORMAT,
         )
     if not entry.get("nvr") and not (entry.get("name") and entry.get("versions")):
         raise LabError(f"{where}: name and versions, or nvr, are missing", _FORMAT)

@@ -1,4 +1,4 @@
-"""The one process a lab serves its nodes with: the fixture repository, and the way to the package cache.
+"""The single server process of a lab: the fixture repository, and the route to the package cache.
 
 Runs detached as `python3 -I server.py --folder WWW --address IP …`, bound to the bridge address alone.
 Standard library only.

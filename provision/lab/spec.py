@@ -1,4 +1,4 @@
-"""What a lab is made of: the SKU and the Debian of each node, and what a name may look like."""
+"""The specification of a lab: the SKU and the operating system of each node, and valid names."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _network(where: str, extras: Sequence[str]) -> str:
     networks = [extra for extra in extras if extra in NETWORKS]
     if len(networks) > 1:
         raise UsageError(
-            f"{where} says twice what its network is", f"give one of {', '.join(f'+{n}' for n in NETWORKS)}"
+            f"{where} names its network twice", f"give one of {', '.join(f'+{n}' for n in NETWORKS)}"
         )
     return networks[0] if networks else "none"
 

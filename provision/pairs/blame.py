@@ -1,4 +1,5 @@
-"""Who explains the bad pairs: what passed is cleared, and the fewest culprits explain the rest (pure).
+"""Attribution of bad pairs to parts: parts that passed are cleared, and the fewest culprits explain the rest
+(pure).
 
 A measurement passes through parts: its nodes, what joins them, their leaves and uplinks. One that passes
 clears all of them; one that does not has at least one bad part among those not cleared. Every part has a

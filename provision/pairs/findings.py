@@ -1,4 +1,4 @@
-"""What the measurements of pairs say, as findings: of each node, and of what lies between the nodes (pure).
+"""Findings from the measurements of pairs: about each node, and about the network between the nodes (pure).
 
 A node's own fault fails that node, if something was measured with it: a program that is missing, or a node
 that does not answer, is an error. A link, a leaf or an uplink is no node: it is a finding of the fabric, and
@@ -40,7 +40,7 @@ def judged(
     for node, why in found.unjudged.items():
         mute = [one for one in results if node in one.nodes and one.said]
         said = [f"{one.name}: {one.said}" for one in mute]
-        message = f"no pair with it says anything: {why}"
+        message = f"no pair with this node gave a usable result: {why}"
         message += f" ({one_line(mute[-1].said, 160)})" if mute else ""
         own[node].append(unmeasured(metric.check, message, action="run again", evidence=said[:_MOST]))
     measured = _measurements(metric, results)
@@ -104,7 +104,7 @@ def _blame(
         )
     )
     for node in culprit.nodes:
-        behind = f"it is at {culprit.device}, which {wrong}"
+        behind = f"it is connected to {culprit.device}, which {wrong}"
         if culprit.kind not in (Kind.LINK, Kind.LEAF):
             behind += "; the node itself is not to blame"
         # Of the node as a whole: a device `link gpu1-gpu2` would be read as two of its GPUs.
@@ -134,12 +134,13 @@ def _suspect(
         own[one.nodes[0]].append(_bad(metric, one.nodes[0], "", one.outcome, why, evidence, failed))
         return
     named = fold(one.devices, 200)
-    message = f"of {named} one at least {_is(metric, one.outcome)}, and which is not known: {one.why}"
+    message = f"of {named} at least one {_is(metric, one.outcome)}, but it is unknown which: {one.why}"
     fabric.append(
         Finding(metric.check, Verdict.FAIL, "suspects", message, "suspects", action=action, evidence=evidence)
     )
     for node in one.nodes:
-        said = f"it may be what {_is(metric, one.outcome)}, one of {named}: {one.why}"
+        wrong = _is(metric, one.outcome)
+        said = f"it is one of the suspects ({named}), of which at least one {wrong}: {one.why}"
         own[node].append(Finding(metric.check, Verdict.WARN, "node", said, "suspects", action=action))
 
 
@@ -164,5 +165,5 @@ def _measurements(metric: Metric, results: Iterable[Result]) -> dict[str, list[M
 
 
 def _lines(metric: Metric, found: Diagnosis) -> tuple[str, ...]:
-    said = [f"bad once and not again: {line}" for line in found.unsteady]
+    said = [f"bad once, then good: {line}" for line in found.unsteady]
     return tuple(f"{metric.check}: {line}" for line in (*said, *found.notes, *found.limits))

@@ -1,4 +1,4 @@
-"""What a measurement of all nodes at once says, with the pairs that were measured because of it (pure).
+"""Findings from a measurement of all nodes at once, with the pairs that were measured because of it (pure).
 
 A group that is as it should be clears everybody in it. One that is not is never the answer: pairs of its
 nodes are measured, and it is they that name somebody. Only where they name nobody is the group itself the
@@ -79,7 +79,7 @@ def judged(
     if somebody:
         return checks, fabric, (f"{metric.check}: {said}", *lines)
     if group.outcome is Outcome.MEASURED and group.expected is None:
-        return checks, fabric, (f"{metric.check}: {said}; nothing is known of what it should be", *lines)
+        return checks, fabric, (f"{metric.check}: {said}; there is no expected value to judge it by", *lines)
     if group.outcome is Outcome.ERROR and group.end in checks:  # as the head of a pair it may have passed
         return {**checks, group.end: _failed_at(metric, checks[group.end], said)}, (), lines
     return checks, (_itself(metric, group, said),), lines
@@ -105,7 +105,7 @@ def _itself(metric: Metric, group: Result, said: str) -> Finding:
     """The finding of a group that is bad while every pair in it passes."""
     if group.outcome in (Outcome.NOT_RUN, Outcome.ERROR):
         return unmeasured(metric.check, said, device="group", action="investigate")
-    why = "it is what only many nodes use together, or a path that no pair took"
+    why = "the cause is a part that only many nodes together load, or a path that no pair used"
     message = f"{said}, while every pair that was measured passes: {why}"
     return Finding(metric.check, Verdict.FAIL, "group", message, "fabric", action="investigate")
 

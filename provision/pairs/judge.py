@@ -1,4 +1,4 @@
-"""Results of pairs and groups → which were slow or broken, and which pass (pure).
+"""Judging of results between nodes: which were slow or broken, and which pass (pure).
 
 A pair is compared with what it should reach, where that is given, and with the run's own pairs. A fault makes
 a pair slow and never fast, so what the fastest quarter agree on is what the fabric can do; where they do
@@ -127,16 +127,16 @@ def _grade(
             yield _said(where, members, rates, expected)
         elif top is None:
             what = many(len(members), "result")
-            yield f"{what} {where}: too few to compare, and nothing says what is expected of them"
+            yield f"{what} {where}: too few to compare, and there is no expected value"
         held = _held(own, top, missed, tolerance)
         found = [_graded(result, rates[result], held, rate) for result in members]
         graded.update(zip(members, found, strict=True))
         between = sum(one.grade is Grade.UNKNOWN for one in found)
         if between and not math.isinf(held.clear):
             what = many(between, "result")
-            yield f"{what} {where}: worse than usual, but results scatter that much; neither good nor bad"
+            yield f"{what} {where}: worse than usual, but within the scatter of results; neither good nor bad"
     if fastest and not expected:
-        yield "nothing says what is expected: what slows all alike does not show where they are only compared"
+        yield "there is no expected value: a fault that slows all results alike does not show in a comparison"
 
 
 def _held(own: Usual | None, top: Usual | None, missed: bool, tolerance: float) -> Usual:
@@ -208,8 +208,8 @@ def _said(where: str, members: Sequence[Result], rates: Mapping[Result, float], 
     usual, unit = ordered[len(ordered) // 2], members[0].unit
     seen = f"{many(len(members), 'result')} {where}: {quantity(usual.value, unit)} is usual"
     if not expected:
-        return f"{seen}, worse than elsewhere; they are compared with one another alone"
+        return f"{seen}, worse than elsewhere; they are compared only with each other"
     return (
-        f"{seen} and hardly any reaches what is expected ({quantity(usual.expected, unit)}): all share the "
-        "reason, or the expectation is wrong; nobody is named for it, and they are compared with one another"
+        f"{seen} and hardly any reaches the expected value ({quantity(usual.expected, unit)}): they share a "
+        "cause, or the expectation is wrong; no node is named, and they are compared with each other"
     )

@@ -1,4 +1,4 @@
-"""What one check of pairs measures (pure)."""
+"""The description of what one check of pairs measures (pure)."""
 
 from __future__ import annotations
 

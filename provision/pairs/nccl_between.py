@@ -1,6 +1,4 @@
-"""NCCL's all-reduce over the GPUs of several nodes: what is started, what it should reach, and what came of
-it (pure).
-"""
+"""NCCL's all-reduce over the GPUs of several nodes: commands, expected bandwidth, parsed result (pure)."""
 
 from __future__ import annotations
 
@@ -108,7 +106,7 @@ def result(
     if output.timed_out:
         said = f"no end after {output.seconds:.0f} s"
         if _BEGAN not in text:
-            said += ", and NCCL had not begun: MPI's daemons may not reach one another over TCP"
+            said += ", and NCCL had not started: MPI's daemons may not reach one another over TCP"
         return ended(Outcome.HANG, said)
     if text.count(_BEGAN) > 1:
         said = "each node measured itself: all_reduce_perf was built without MPI"

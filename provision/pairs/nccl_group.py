@@ -6,7 +6,7 @@ from provision.pairs import nccl_between
 from provision.pairs.metric import Metric
 
 ID = "nccl_group"
-SUMMARY = "NCCL all-reduce over all the nodes at once, and over pairs of them to name who is to blame"
+SUMMARY = "NCCL all-reduce over all nodes at once, and over pairs of them to find the bad node"
 SCOPE = "group"
 STAGE = "group"
 FACTS = nccl_between.FACTS

@@ -6,7 +6,7 @@ from provision.pairs import nccl_between
 from provision.pairs.metric import Metric
 
 ID = "nccl_pair"
-SUMMARY = "NCCL all-reduce over pairs of nodes: the nodes, links and switches to blame"
+SUMMARY = "NCCL all-reduce over pairs of nodes: names the bad nodes, links and switches"
 SCOPE = "pair"
 STAGE = "by name"
 FACTS = nccl_between.FACTS

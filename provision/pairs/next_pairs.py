@@ -1,4 +1,4 @@
-"""The pairs that separate those still suspected: suspects with partners that passed (pure).
+"""Choice of the next pairs: they separate the remaining suspects, with partners that passed (pure).
 
 A suspect is measured with a node that is cleared, over a way nobody suspects, so that the result is about
 the suspect alone; where there is no such partner, with one that is itself in doubt. A pair is measured again

@@ -1,4 +1,4 @@
-"""Which nodes are measured together: schedules of disjoint pairs and groups (pure).
+"""Schedules of disjoint pairs and groups: which nodes are measured together (pure).
 
 Round 1 pairs nodes across racks, each rack with as many others as it can, so that a bad uplink is slow
 towards many and its partners are not. Round 2 pairs within racks, where no uplink takes part. A node is in
@@ -185,7 +185,9 @@ def limits(fleet: Topology) -> tuple[str, ...]:
         return (f"{many(count, 'node')}: there is no pair to measure",)
     said = []
     if count == 2:
-        said.append("two nodes have one pair: when it is slow, which end or what lies between is not known")
+        said.append(
+            "two nodes have one pair: when it is slow, the end or the link at fault cannot be told apart"
+        )
     return (*said, *_rack_limits(fleet))
 
 
@@ -194,7 +196,7 @@ def _rack_limits(fleet: Topology) -> Iterator[str]:
     if not fleet.members:
         yield (
             f"no node has {RACK}: a bad leaf or uplink looks like bad nodes or links; "
-            "set it to what the nodes of a leaf switch share"
+            "set it to the name that the nodes of a leaf switch share"
         )
         return
     if unknown:
@@ -203,15 +205,14 @@ def _rack_limits(fleet: Topology) -> Iterator[str]:
             "and a bad leaf of theirs looks like bad nodes"
         )
     if len(fleet.members) == 1 and not unknown:
-        yield "all nodes are of one rack: no pair crosses an uplink"
+        yield "all nodes are in one rack: no pair crosses an uplink"
     if len(fleet.members) == 2:
         yield "two racks: their uplinks and the path between them carry the same pairs and look the same"
     alone = [nodes[0] for nodes in fleet.members.values() if len(nodes) == 1]
     if alone:
-        yield f"{fold(alone)}: alone in the rack, so its leaf and uplink cannot be told from the node"
+        yield f"{fold(alone)}: the only node of its rack, so its leaf and uplink cannot be told from the node"
     few = [rack for rack, nodes in fleet.members.items() if 1 < len(nodes) < ALIKE]
     if few:
         yield (
-            f"rack {fold(few)}: fewer than {ALIKE} nodes, "
-            "so a bad leaf cannot be told from all of them being bad"
+            f"rack {fold(few)}: fewer than {ALIKE} nodes, so a bad leaf cannot be told from bad nodes only"
         )

@@ -1,5 +1,5 @@
-"""A program of perftest between two nodes, rail after rail: what each end runs, and whose fault it is when
-one fails (pure).
+"""A perftest program between two nodes, rail after rail: the commands of each end, and which end is at fault
+when one fails (pure).
 
 A rail is the port of one name on both nodes. The server's programs wait for the client's in turn; a client
 tries again while nobody listens yet, for connecting just to see would be the server's first client.

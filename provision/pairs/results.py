@@ -95,13 +95,13 @@ def _unusable(fleet: Topology, result: Result) -> str:
     if len(set(result.nodes)) != len(result.nodes) or len(result.nodes) < 2:
         return "it takes different nodes, two at least"
     if result.end and result.end not in result.nodes:
-        return f"{one_line(result.end, 80)}, which is said to have failed, is none of them"
+        return f"{one_line(result.end, 80)}, which is reported as failed, is not one of them"
     if result.outcome is not Outcome.MEASURED:
         return ""
     if result.size is not None and result.size != len(result.nodes):
         return f"the tool ran on {many(result.size, 'node')}, not on {len(result.nodes)}"
     if value is None or not math.isfinite(value) or value <= 0:
-        return "its value is no number above 0"
+        return "its value is not a number above 0"
     if result.expected is not None and not (math.isfinite(result.expected) and result.expected > 0):
-        return "what is expected of it is no number above 0"
+        return "its expected value is not a number above 0"
     return ""

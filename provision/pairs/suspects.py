@@ -1,4 +1,4 @@
-"""Who is to blame across nodes, named, and the rounds that find it out (pure).
+"""Diagnosis across nodes: culprits, suspects, and the rounds of pairs that separate them (pure).
 
 `next_round` says which pairs to measure, until nothing is left to separate or `MOST_ROUNDS` are done: round
 1 across racks, round 2 within them (`pairing`), then suspects with partners that passed (`next_pairs`). A
@@ -185,12 +185,12 @@ def _why(found: Blame, part: Part, bad: Sequence[Judged]) -> str:
         rails = ", its other rails are not" if part.rail else ""
         rack = found.fleet.racks.get(part.names[0], "")
         alone = len(found.fleet.members.get(rack, ())) == 1
-        leaf = "; it is alone in its rack, whose leaf or uplink would look the same" if alone else ""
+        leaf = "; it is the only node of its rack, whose leaf or uplink would look the same" if alone else ""
         return f"{count} with it bad, with {fold(partners, 120)}{others}{rails}{leaf}"
     unknown = part.kind is Kind.LINK and found.fleet.spans(part.names) is None
     uplink = "; an uplink would look the same, for their racks are not both known" if unknown else ""
     return {
-        Kind.LINK: f"{count} of this pair bad, and both ends pass with others: which end is not known",
+        Kind.LINK: f"{count} of this pair bad, and both ends pass with others: it is unknown which end",
         Kind.LEAF: f"{count} bad, of all pairs of its nodes, within the rack and out of it",
         Kind.UPLINK: f"{count} bad, of all pairs that leave the rack; within it pairs pass",
         Kind.BUNDLE: f"{count} bad, of pairs that leave the rack, while others that leave it pass",
@@ -220,16 +220,18 @@ def _not_apart(one: Open, bad: Sequence[Judged]) -> str:
     """Why suspects are no culprits."""
     kinds = {part.kind for part in one.suspects}
     if len({(each.result.round, each.result.nodes) for each in bad}) == 1:
-        return "one measurement only was bad, which a disturbance could be as well: it takes a second one"
+        return "only one measurement was bad, which may be a disturbance: a second one is needed"
     if len(one.suspects) == 1:
         return "its bad measurements have other explanations that are nearly as simple"
     if Kind.LEAF in kinds and Kind.NODE in kinds:
-        return "all pairs of these nodes are bad, which a bad leaf and bad nodes would both show"
+        return "all pairs of these nodes are bad, which fits a bad leaf as well as bad nodes"
     if kinds <= {Kind.UPLINK, Kind.PATH, Kind.BUNDLE}:
         return "the same pairs cross all of them"
     if len({frozenset(each.result.nodes) for each in bad}) == 1:
-        return "they were bad with each other, and not measured apart over a way that is known to be good"
-    return "each of them would explain these measurements, alone or with another one"
+        return (
+            "they were bad with each other, and not measured separately over a path that is known to be good"
+        )
+    return "each of them would explain these measurements, by itself or with another one"
 
 
 def _passed(found: Blame, node: str) -> bool:
@@ -254,13 +256,13 @@ def _unsteady(found: Blame) -> Iterable[str]:
     """Bad measurements that chance explains best."""
     for one, row in found.rows.items():
         if row.isdisjoint(found.suspected):
-            yield f"{one.line}; not bad when it was measured again"
+            yield f"{one.line}; good when measured again"
 
 
 def _no_reference(found: Blame, judged: Iterable[Judged]) -> Iterable[str]:
     left = {one.result.nodes for one in judged if one.grade is Grade.BAD and not one.result.end}
     if left and not found.rows and not found.cleared:
         yield (
-            f"none of {many(len(left), 'pair')} passes: what all share is to blame, or what is expected of "
-            "them is wrong; nobody is named"
+            f"none of {many(len(left), 'pair')} passes: they share a cause, or the expected value "
+            "is wrong; no node is named"
         )

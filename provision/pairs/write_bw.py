@@ -1,4 +1,5 @@
-"""ib_write_bw between two nodes: what each end runs, what a rail should carry, what was measured (pure)."""
+"""The check pair_bandwidth, ib_write_bw between two nodes: commands, expected bandwidth of a rail, parsed
+result (pure)."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from provision.pairs.pairing import Pair, Topology
 from provision.pairs.results import Result
 
 ID = "pair_bandwidth"
-SUMMARY = "RDMA bandwidth between pairs of nodes, on each rail: the nodes, links and switches to blame"
+SUMMARY = "RDMA bandwidth between pairs of nodes, on each rail: names the bad nodes, links and switches"
 SCOPE = "pair"
 STAGE = "pairs"
 FACTS = ends.FACTS
@@ -57,5 +58,5 @@ def _measured(client: Output) -> tuple[float, str]:
     found = perftest.parse(client.stdout)
     size = perftest.size_asked(client.argv)
     if found.queue_pairs != perftest.QUEUE_PAIRS or size not in found.average:
-        raise ParseError("ib_write_bw: it measured something else than it was asked for", "run it again")
+        raise ParseError("ib_write_bw: it measured something other than requested", "run it again")
     return found.average[size], ""

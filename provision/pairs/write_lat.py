@@ -1,4 +1,4 @@
-"""ib_write_lat between two nodes: what each end runs, how late a message may be, what was measured (pure).
+"""The check pair_latency, ib_write_lat between two nodes: commands, latency limit, parsed result (pure).
 
 In a fabric of two tiers a near pair passes one switch and a far one three, so of two healthy pairs one may
 well be later. Twice as late it is only where one switch costs more than the cards and hosts at both ends:
@@ -22,7 +22,7 @@ from provision.pairs.results import Result
 from provision.wording import quantity
 
 ID = "pair_latency"
-SUMMARY = "RDMA latency between pairs of nodes, on each rail: the nodes, links and switches to blame"
+SUMMARY = "RDMA latency between pairs of nodes, on each rail: names the bad nodes, links and switches"
 SCOPE = "pair"
 STAGE = "pairs"
 FACTS = ends.FACTS
@@ -65,7 +65,7 @@ def results(
 def _measured(client: Output) -> tuple[float, str]:
     found = perftest_latency.parse(client.stdout)
     if found.size != perftest_latency.SIZE:
-        raise ParseError("ib_write_lat: it measured something else than it was asked for", "run it again")
+        raise ParseError("ib_write_lat: it measured something other than requested", "run it again")
     if found.percentile is None:
         return found.median, ""
     return found.median, f"99 % within {quantity(found.percentile, METRIC.unit)}"

@@ -1,4 +1,4 @@
-"""Reads plain inventories (YAML, JSON, INI, with group_vars and host_vars) without starting Ansible.
+"""Reader of plain inventories (YAML, JSON, INI, with group_vars and host_vars) that does not start Ansible.
 
 The answer is that of `ansible-inventory --list`, which takes 25 times as long for 10,000 hosts; a test
 compares the two on thousands of random inventories. Whatever is unusual in an inventory, wrong with it, or
@@ -77,7 +77,7 @@ def _files(path: Path) -> Iterator[Path]:
 
 def _add(file: Path, groups: Groups, known: dict[str, Any], spellings: dict[str, Any]) -> None:
     text = read_text(file)
-    if os.access(file, os.X_OK):
+    if os.access(file, os.X_OK):  # Ansible would run it: an inventory script
         raise NotPlainError(f"{file} can be executed")
     extension = os.path.splitext(file)[1]  # noqa: PTH122 - as Ansible sees it
     if extension == ".toml":
@@ -93,7 +93,7 @@ def _add(file: Path, groups: Groups, known: dict[str, Any], spellings: dict[str,
             yaml_groups.add(document, groups)
             return
         if extension and not all(line.strip()[:1] in ("", "#") for line in text.splitlines()):
-            raise NotPlainError(f"{file} is no mapping")
+            raise NotPlainError(f"{file} is not a mapping")
     ini_groups.add(text, groups, spellings)
 
 
@@ -113,6 +113,8 @@ def _answer(groups: Groups, folder: Path, contents: Contents) -> dict[str, Any]:
             merged: dict[str, Any] = {}
             for name in ordered:
                 merged.update(groups.variables[name])
+            # A second loop: in Ansible a group_vars file wins over the inventory's own variables of every
+            # group, also of groups nearer to the host.
             for name in ordered:
                 merged.update(contents.of(group_files[name]))
             common[belongs] = _shown(merged, shared)

@@ -1,4 +1,4 @@
-"""YAML and JSON texts to the values that `ansible-inventory --list` prints of them, in one pass.
+"""Parser of YAML and JSON into the values that `ansible-inventory --list` prints, in one pass.
 
 The events of libyaml are taken as they come: no nodes are composed, and a text seen before is not resolved
 again. That is three to four times as fast as PyYAML's CSafeLoader, which gives the same values.
@@ -105,6 +105,7 @@ class _Document:
             if key in found:
                 raise NotPlainError(f"the key {key} is there twice")
             found[key] = self._value(self._next())
+        # A key of the mapping itself wins over a merged one, also where `<<` comes after it.
         return {**merged, **found} if merged else found
 
     def _merged(self) -> dict[str, Any]:
@@ -124,7 +125,7 @@ class _Document:
     def _scalar(self, event: Any) -> Any:
         text, tag = event.value, event.tag
         if tag is None:
-            if not event.implicit[0]:
+            if not event.implicit[0]:  # in quotes, so text whatever it looks like
                 return text
             try:
                 return self._known[text]
@@ -157,7 +158,7 @@ def _constructed(tag: str, text: str) -> Any:
     try:
         value = getattr(_CONSTRUCTOR, f"construct_yaml_{kind}")(yaml.ScalarNode(tag, text))
     except (ValueError, KeyError, AttributeError):
-        raise NotPlainError(f"{text!r} is no {kind}") from None
+        raise NotPlainError(f"{text!r} is not a valid {kind}") from None
     return value.isoformat() if kind == "timestamp" else value
 
 

@@ -1,4 +1,4 @@
-"""The groups and hosts of an inventory while its files are read, and who belongs where once they are."""
+"""The groups and hosts of an inventory while its files are read, and their final membership."""
 
 from __future__ import annotations
 

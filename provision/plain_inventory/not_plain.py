@@ -1,4 +1,4 @@
-"""What a reader of plain inventories says of an inventory that is not plain."""
+"""The exception for an inventory that the plain reader cannot read; Ansible then reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether Ansible is configured so that an inventory means what it usually means.
+"""Detection of Ansible settings under which an inventory means something other than usual.
 
 What is listed here has no bearing on an inventory; any other setting, and any plugin of the user's, might.
 """

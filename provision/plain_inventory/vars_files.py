@@ -1,4 +1,4 @@
-"""The files of group_vars and host_vars: which belong to a group or host, and what they say."""
+"""Reader of group_vars and host_vars: the files of each group and host, and their variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         if path.exists() and not path.is_dir():
-            raise NotPlainError(f"{path} is no folder")
+            raise NotPlainError(f"{path} is not a folder")
         self._entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
 
     def files_of(self, name: str) -> list[Path]:
@@ -81,7 +81,7 @@ class Contents:
     def _mapping(self, text: str) -> dict[str, Any]:
         value = documents.parse(text, self._known) or {}
         if not isinstance(value, dict):
-            raise NotPlainError("it is no mapping")
+            raise NotPlainError("it is not a mapping")
         return value
 
     def _asked(self, files: Sequence[Path]) -> list[dict[str, Any]]:
@@ -104,7 +104,7 @@ def read_text(file: Path) -> str:
     """The text of a regular file that is neither vaulted nor anything but UTF-8. Raises NotPlainError."""
     try:
         if not file.is_file():
-            raise NotPlainError(f"{file} is no regular file")
+            raise NotPlainError(f"{file} is not a regular file")
         text = file.read_bytes().decode("utf-8")  # line ends as they are
     except (OSError, UnicodeDecodeError) as trouble:
         raise NotPlainError(f"{file}: {trouble}") from None

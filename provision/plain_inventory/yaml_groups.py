@@ -23,7 +23,7 @@ def _add_group(name: str, described: Any, groups: Groups) -> None:
     if described is None:
         return
     if not isinstance(described, dict):
-        raise NotPlainError(f"the group {name} is no mapping")
+        raise NotPlainError(f"the group {name} is not a mapping")
     for section, content in described.items():
         entries = {content: None} if isinstance(content, str) else content
         if section not in ("vars", "children", "hosts") or not isinstance(entries, dict | None):

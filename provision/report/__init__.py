@@ -1,4 +1,4 @@
-"""One module per report format. `write_all` makes the files; `terminal.summary` is what a person sees."""
+"""One module per report format. `write_all` writes the files; `terminal.summary` is for a terminal."""
 
 from __future__ import annotations
 

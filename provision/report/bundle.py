@@ -1,4 +1,4 @@
-"""An archive with everything one stored run knows of one node, for the vendor who has to take a part back.
+"""Evidence bundle: an archive with a stored run's data about one node, for the vendor's return process.
 
 It is made of the run's folder alone; no node is touched. The same run gives the same bytes. What must not
 leave the house is removed first (bundle_secrets.py), from every file.
@@ -34,7 +34,7 @@ from provision.wording import clean, one_line
 BUG_REPORT = "nvidia-bug-report"
 _LARGEST = 128 * 1024 * 1024  # bytes of one kept file, unpacked; a bug report has some 20 MB
 _ADVICE = (
-    "There is no nvidia-bug-report log. To make one: run `sudo nvidia-bug-report.sh` on the node, put the\n"
+    "There is no nvidia-bug-report log. To create one, run `sudo nvidia-bug-report.sh` on the node, put the\n"
     "nvidia-bug-report.log.gz it writes into the run's folder beside the node's raw output, and pack again."
 )
 

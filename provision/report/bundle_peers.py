@@ -1,4 +1,5 @@
-"""A node's numbers beside its peers': its own other devices, and the same place on other nodes (pure).
+"""A node's measurements beside those of its peers: its own other devices, and the same device on other nodes
+(pure).
 
 Of other nodes only medians and counts are kept: a bundle names no machine but its own.
 """
@@ -95,7 +96,9 @@ def told(row: Row) -> str:
     """`median of the 7 others here 51900 Gflop/s, of the same place on 12 nodes 51880 Gflop/s`."""
     said = []
     if row.here is not None:
-        said.append(f"median of the {many(row.here_count, 'other')} here {quantity(row.here, row.unit)}")
+        said.append(
+            f"median of the {many(row.here_count, 'other')} on the node {quantity(row.here, row.unit)}"
+        )
     if row.fleet is not None:
         nodes = many(row.fleet_nodes, "other node")
         said.append(f"median of the same place on {nodes} of the SKU {quantity(row.fleet, row.unit)}")

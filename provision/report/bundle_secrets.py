@@ -1,4 +1,4 @@
-"""Removes from an evidence bundle what its reader must not have: secrets, names of other machines (pure).
+"""Removal of secrets and of other machines' names from an evidence bundle (pure).
 
 Secrets are found by the name they go by (`password=`, `--token`, a JSON key), by their shape (private keys,
 known tokens, password hashes, logins in URLs, Authorization headers), and then wherever else the same value

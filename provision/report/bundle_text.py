@@ -1,4 +1,4 @@
-"""The readable files of an evidence bundle: for whoever at the vendor opens it first (pure)."""
+"""The readable files of an evidence bundle, for the first reader at the vendor (pure)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def findings(node: NodeHealth, rows: Sequence[Row]) -> str:
     """The summary's second part: every finding that is no pass, worst first, beside the peers' numbers."""
     found = [finding for check in node.checks for finding in check.findings]
     bad = sorted((f for f in found if f.verdict is not Verdict.PASS), key=lambda f: -f.verdict.badness)
-    lines = ["", *_heading(f"Findings: {len(bad)} to look at, {len(found) - len(bad)} passed")]
+    lines = ["", *_heading(f"Findings: {len(bad)} bad, {len(found) - len(bad)} passed")]
     if not bad:
         lines.append("every check that ran passed" if found else "nothing was measured")
     for finding in bad:
@@ -155,7 +155,17 @@ def _indented(text: str) -> str:
 
 def measurements(rows: Sequence[Row]) -> str:
     """Every number beside its peers', as a table."""
-    heads = ("check", "metric", "device", "value", "unit", "others here", "count", "other nodes", "count")
+    heads = (
+        "check",
+        "metric",
+        "device",
+        "value",
+        "unit",
+        "others on the node",
+        "count",
+        "other nodes",
+        "count",
+    )
     table = [
         (
             row.check, row.metric, row.device, quantity(row.value), row.unit, quantity(row.here),
@@ -163,7 +173,7 @@ def measurements(rows: Sequence[Row]) -> str:
         )
         for row in rows
     ]  # fmt: skip
-    said = "others here: the median of the node's other devices of the kind\n"
+    said = "others on the node: the median of the node's other devices of the kind\n"
     said += "other nodes: the median of the same device on as many other nodes of the SKU\n\n"
     return said + "\n".join(aligned([heads, *table])) + "\n"
 
@@ -208,9 +218,9 @@ def contents(files: Mapping[str, bytes], notes: Iterable[str]) -> str:
     words = {
         "findings.json": "every judged measurement, with its limit, the limit's source and the action",
         "measurements.txt": "every number beside those of its peers (measurements.json for programs)",
-        "timeline.txt": "what happened to the node, in this run and before",
-        "facts.json": "what was observed of the node: firmware, links, packages",
-        "raw/": "what each check printed: .txt to read, .json with exit status and times",
+        "timeline.txt": "the node's history, in this run and before",
+        "facts.json": "the node's observed facts: firmware, links, packages",
+        "raw/": "the output of each check: .txt to read, .json with exit status and times",
         "MANIFEST.sha256": "check with: sha256sum -c MANIFEST.sha256",
     }
     lines = ["", *_heading(f"In this archive: {many(len(files) + 2, 'file')}")]

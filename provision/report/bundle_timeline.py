@@ -1,4 +1,4 @@
-"""What happened to one node: this run, and what earlier runs of validate and up kept of it.
+"""Timeline of one node: this run, and the stored history of earlier validate and up runs.
 
 Only folders beside the run's own are read, line by line, and of those only the lines that name the node. What
 is damaged or foreign in them is passed over: it costs a line of history, never the bundle.
@@ -109,7 +109,7 @@ def _remembered(folder: RunFolder, node: NodeHealth, told: set[str]) -> Iterator
     for past in offender_history.recalled(folder).get(node.node, ()):
         if past.run not in told:
             bad = ", ".join(sorted(past.bad)) or "nothing bad"
-            yield Moment(_moment_of(past.run), past.run, f"validate: {bad} (its folder is not here any more)")
+            yield Moment(_moment_of(past.run), past.run, f"validate: {bad} (its folder no longer exists)")
 
 
 def _moment_of(run: str) -> str:

@@ -1,4 +1,4 @@
-"""What every chart of a report is drawn on: matplotlib under our own style, and SVG as data for an <img>.
+"""The base of every chart in a report: matplotlib with gpuprov's style, and SVG as data for an <img>.
 
 The same numbers give the same bytes. An image cannot run, load or link anything, whatever text of a node is
 in it. Colours are near Okabe and Ito's, which the colour-blind tell apart; none stands without a mark, a line

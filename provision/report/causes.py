@@ -1,4 +1,4 @@
-"""What is wrong with a fleet, worst first, the same cause on many nodes told once (pure).
+"""The causes of a fleet's bad verdicts, worst first, with the same cause on many nodes grouped (pure).
 
 What could not be measured is a cause like any other: a node that was not reached and a check that never ran
 get a finding of their own here, so that every report shows them as loudly as a failure.

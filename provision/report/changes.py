@@ -1,4 +1,4 @@
-"""What judging again changed: whose verdict, by which check and metric, under which limit (pure)."""
+"""Changes by judging again: nodes with a new verdict, with check, metric and limit (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two runs of a fleet: whose verdict changed, what came and went, which GPUs are others, what slowed (pure).
+"""Comparison of two runs of a fleet: verdicts, added and removed parts, exchanged GPUs, slower measurements
+(pure).
 
 A measurement has moved when its relative change differs from that of its SKU's other devices by more than
 these differ among themselves (data/compare.yml): one noisy benchmark or one warm room accuses nobody. What a

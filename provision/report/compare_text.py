@@ -1,4 +1,4 @@
-"""A comparison of two runs for a person and for a program (pure)."""
+"""A comparison of two runs as text and as JSON (pure)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def text(found: Comparison, use: Rules) -> Iterator[str]:
         version = one_line(fleet.gpuprov_version, 40)
         yield f"{word} {one_line(fleet.run_id, 120)} ({about}, gpuprov {version}{cut})"
     if found.before.gpuprov_version != found.after.gpuprov_version:
-        yield "judged by two versions of gpuprov: a verdict may differ by its limit alone"
+        yield "judged by two versions of gpuprov: a verdict may differ because of its limit only"
     worse = [one for one in found.moved if one.worse]
     yield from _section("verdicts changed", [*changes.summary(found.changed), *_why(found.changed)])
     yield from _section("failing as before, and now by these too", list(_why(found.failing_anew)))
@@ -72,7 +72,7 @@ def text(found: Comparison, use: Rules) -> Iterator[str]:
     )
     asked = [f"only in the earlier run: {name}" for name in found.only_before]
     asked += [f"only in the later run: {name}" for name in found.only_after]
-    yield from _section("checks asked for in one run", asked)
+    yield from _section("checks requested in one run only", asked)
     yield from _section("measured in one run only", list(found.unpaired[:_SHOWN]), len(found.unpaired))
     better = [one for one in found.moved if not one.worse]
     gained = [_shift(one) for one in found.shifts if not one.worse]

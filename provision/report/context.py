@@ -1,5 +1,5 @@
-"""What a report tells beyond the health of one run: earlier runs, the GPUs under load over time, and what was
-measured between nodes."""
+"""The data of a report beyond the health of one run: earlier runs, GPUs under load over time, and
+measurements between nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of a large fleet as data: the page's own script draws the rows that are looked at (pure).
+"""The table of a large fleet as data; the page's own script draws the visible rows (pure).
 
 Ten thousand rows as markup are 15 MB, and a browser needs seconds for each keystroke over them. As data, what
 nodes have in common, verdicts of all checks, facts, messages, is told once.

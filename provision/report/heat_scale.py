@@ -1,4 +1,4 @@
-"""What the colours and marks of a heat map mean, and the legend that says so (pure).
+"""The colours and marks of a heat map, with their legend (pure).
 
 A cell's colour is its share of what it should be, in steps; the darker, the worse, so that it shows in grey
 as well. What is wrong has a mark besides, and what was to be measured and was not is hatched.

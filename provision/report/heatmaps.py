@@ -1,4 +1,4 @@
-"""Heat maps of what joins things two by two, as one SVG (pure): which are slow, broken or not known.
+"""Heat maps of pairs as one SVG (pure): slow, broken and unknown ones.
 
 See `heat_scale` for colours and marks, `peer_maps` and `pair_maps` for what is drawn.
 """

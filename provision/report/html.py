@@ -1,4 +1,4 @@
-"""report.html: one file that needs no network, for reading, filtering, printing and forwarding.
+"""report.html: one file that needs no network, to read, filter, print and forward.
 
 Every text from a node passes `_shown` (control characters) and Jinja2's autoescape (markup); a content
 security policy in the page allows its own script and style and nothing else, should both ever fail. Charts

@@ -1,4 +1,4 @@
-"""report.json: the whole report for programs; its form is data/schemas/report.schema.json."""
+"""report.json: the whole report for programs; its schema is data/schemas/report.schema.json."""
 
 from __future__ import annotations
 

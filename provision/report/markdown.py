@@ -29,7 +29,7 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
     for piece in _pieces(fleet, context):
         budget -= len(piece)
         if budget < 0:
-            yield "\n… cut here to fit a ticket: report.html and report.json have the rest.\n"
+            yield "\n… shortened to fit a ticket: report.html and report.json have the rest.\n"
             return
         yield piece
 

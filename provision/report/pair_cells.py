@@ -1,4 +1,4 @@
-"""One check's measurements between nodes as cells of a heat map, and whom its findings name (pure)."""
+"""One check's measurements between nodes as cells of a heat map, and the nodes its findings name (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was measured between nodes, as heat maps: one for each check of pairs (pure).
+"""Heat maps of the measurements between nodes, one for each check of pairs (pure).
 
 Up to `_MOST` nodes all of them are drawn, in the order of their racks. Of more nodes there are two maps: rack
 by rack, and the nodes that are named or suspected by whom they were measured with.
@@ -132,7 +132,7 @@ def _by_partner(seen: PairCells, named: Sequence[str]) -> Shown:
     )  # fmt: skip
     words = f"The nodes that stand out ({len(rows):,} of {len(named):,}), a row each"
     words += f", by those they were measured with ({len(columns):,} of {len(met):,})."
-    words += f" Of {many(len(order), 'node')} the others are in the map of racks alone."
+    words += f" Of {many(len(order), 'node')} the others are in the map of racks only."
     pairs = {seen.pair(node, other) for node, other in within}
     return Shown(draw([drawn], seen.scale(), seen.alt(f"{many(len(rows), 'node')} and others", pairs)), words)
 

@@ -1,5 +1,5 @@
-"""Which nodes' GPU-to-GPU bandwidth to draw as heat maps: where it is no clean pass, and beside it a typical
-node that is healthy (pure)."""
+"""Selection of the GPU-to-GPU heat maps to draw: each node without a clean pass, beside a typical healthy
+node (pure)."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def _drawn(
             HeatMap(f"{metric}, GB/s", names, cells, own="the GPU itself", directed=True, largest=0.34)
         )
     of = (
-        f"what the same pair has in the healthy nodes of this SKU (median of {healthy:,})"
+        f"the same pair in the healthy nodes of this SKU (median of {healthy:,})"
         if healthy
         else "the median of this node's own pairs: no node of this SKU is healthy"
     )

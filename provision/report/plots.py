@@ -1,4 +1,4 @@
-"""The report's charts of values: GPUs over time, and where the fleet stands (pure). See `canvas` for how."""
+"""The charts of a report: GPUs over time, and the fleet against its limits (pure). `canvas` draws."""
 
 from __future__ import annotations
 

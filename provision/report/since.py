@@ -1,4 +1,4 @@
-"""What is new since the last run: who is newly bad, who recovered, who is still bad and since when (pure)."""
+"""Changes since the last run: newly bad, recovered, and still bad nodes, with the start (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Where the fleet stands: of each SKU, the key metrics with every value, its limit and who stands out (pure).
+"""The fleet against its limits: for each SKU the key metrics, with every value, the limit and the outliers
+(pure).
 
 Which metrics are key says data/fleet_metrics.yml: those that are worth comparing between nodes.
 """

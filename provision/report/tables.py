@@ -1,4 +1,4 @@
-"""Measurements arranged for reading: metrics by devices, and a matrix for what joins two devices (pure)."""
+"""Tables of measurements: metrics by devices, and a matrix for measurements between two devices (pure)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The health of a fleet for a person at a terminal at 3 a.m.: who is to blame, why, and what to type next."""
+"""The health of a fleet for a terminal: culprits, causes, and the next commands."""
 
 from __future__ import annotations
 
@@ -183,29 +183,29 @@ def next_commands(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[tuple[
     if fleet.interrupted:
         yield (
             f"gpuprov validate --resume {shlex.quote(one_line(fleet.run_id, 120))}",
-            "goes on where it was interrupted",
+            "continues where it was interrupted",
         )
     if configuration:
-        yield f"gpuprov plan{_nodes(configuration)}", "shows what `gpuprov up` would put right on these nodes"
+        yield f"gpuprov plan{_nodes(configuration)}", "shows what `gpuprov up` would correct on these nodes"
     if failed:
-        yield f"gpuprov validate{_nodes(failed)}", "after the repair: proves it"
+        yield f"gpuprov validate{_nodes(failed)}", "after the repair: verifies it"
     elif fleet.fabric:
         names = ",".join(dict.fromkeys(finding.check for finding in fleet.fabric))
         yield (
             f"gpuprov validate --checks {names}",
-            "after the repair of the fabric: proves it",
+            "after the repair of the fabric: verifies it",
         )
     elif again and not fleet.interrupted:
-        yield f"gpuprov validate{_nodes(again)}", "measures again what could not be measured"
+        yield f"gpuprov validate{_nodes(again)}", "repeats the measurements that failed"
     if silent:
         yield (
             f"gpuprov drift{_nodes(silent)}",
-            "once they are back: says whether they answer, and still match the stack",
+            "once they are back: shows whether they answer and still match the stack",
         )
     if not fleet.nodes:
         yield "gpuprov validate --nodes all", "measures every node of the inventory"
     elif not found and not fleet.interrupted:
-        yield "gpuprov drift", "any time later: has anything moved since?"
+        yield "gpuprov drift", "any time later: shows whether anything has changed since"
     elif not any((failed, again, silent, fleet.fabric, fleet.interrupted)):
         yield f"gpuprov validate{_nodes(_on(found, *HEADINGS))}", "after looking at the warnings above"
 

@@ -1,4 +1,4 @@
-"""Proof on one real machine: every check run for real, its raw output kept, and known conditions provoked.
+"""Proof on one real machine: runs every check, keeps the raw output, and provokes known conditions.
 
 run.py is the order of it; machine.py and tools.py look at what is here; measure.py runs checks;
 provocations.py and changes.py make conditions that a check must name; compare.py and shapes.py hold what the

@@ -1,4 +1,4 @@
-"""The fixture archive of a selftest: what every program printed, as it came, in a folder and in one file.
+"""The fixture archive of a selftest: the unchanged output of every program, as a folder and as one file.
 
 A file is a check, in the form in which a run folder keeps raw output: programs' arguments, exit status,
 output and seconds. Their environment is not in it, nor are the variables that were declared; the kernel's

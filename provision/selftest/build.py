@@ -1,4 +1,4 @@
-"""Builds the tools that are missing with the role that builds them on nodes; here the machine is the node."""
+"""Build of missing tools by the role that builds them on nodes, with this machine as the node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU settings changed on purpose, looked for by the check that judges them, and put back; only if asked."""
+"""GPU settings changed on purpose, verified by the check that judges them, and restored; only on request."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def _refused(one: Change, gpu: int) -> str:
     if said.returncode:
         return f"nvidia-smi refused it: {said.stdout.strip()[:200]}"
     now = read(gpu)[one.field] if one.field else one.value
-    return "" if now == one.value else f"nvidia-smi took it, and the GPU still says {now}"
+    return "" if now == one.value else f"nvidia-smi accepted it, but the GPU still reports {now}"
 
 
 def _named(bench: Bench, one: Change, gpu: int) -> tuple[bool, str]:
@@ -167,7 +167,7 @@ def _put_back(bench: Bench, one: Change, gpu: int, before: Mapping[str, str]) ->
             return f"nvidia-smi refused to put it back: {said.stdout.strip()[:200]}"
         return _rises(bench, gpu, float(one.value))
     except GpuprovError as error:
-        return f"whether it is as before could not be seen: {error.what}"
+        return f"the restored value could not be read: {error.what}"
 
 
 def _forgotten(gpu: int, before: Mapping[str, str]) -> list[tuple[str, str, Sequence[str]]]:
@@ -186,7 +186,7 @@ def _forgotten(gpu: int, before: Mapping[str, str]) -> list[tuple[str, str, Sequ
                 if (now := read(gpu)[setting]) != before[setting]:
                     left.append((name, f"it is {now}, it was {before[setting]}", back))
         except GpuprovError as error:
-            left.append((name, f"whether it is as before could not be seen: {error.what}", back))
+            left.append((name, f"the restored value could not be read: {error.what}", back))
     return left
 
 

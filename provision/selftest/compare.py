@@ -1,4 +1,4 @@
-"""Holds what the tools printed here against the simulator's output for this SKU and driver: for information.
+"""Comparison of the tools' output with the simulator's for this SKU and driver, for information only.
 
 The simulator is a program of its own (`python -m provision.lab.replica`), as the lab runs it on its nodes.
 """
@@ -100,10 +100,10 @@ def _whole_lines(text: str) -> str:
 def _not_whole(output: Output) -> str:
     """Why this output has no shape; one that ran beside another was ended with it, and is whole."""
     if output.timed_out:
-        return f"it did not end here within {output.seconds:.0f} s"
+        return f"it did not end on this machine within {output.seconds:.0f} s"
     if output.truncated:
-        return "it was cut here at its size limit"
-    return "" if output.stdout.strip() else "it printed nothing here"
+        return "it was cut off at the size limit on this machine"
+    return "" if output.stdout.strip() else "it printed nothing on this machine"
 
 
 def _printed(output: Output, simulated: Mapping[str, str]) -> str:

@@ -1,4 +1,4 @@
-"""Programs that stand for somebody else's: on one GPU, in a session of their own, ended whatever happens."""
+"""Stand-ins for foreign programs: on one GPU, in their own session, always ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A foreign program on a GPU: takes memory through CUDA's driver library, says `holding`, and sleeps.
+"""A foreign program on a GPU: allocates memory through CUDA's driver library, prints `holding`, and sleeps.
 
 `hold_memory.py INDEX MIB SECONDS`. It ends by itself after SECONDS, whatever became of its parent. Standard
 library only. Calls and their order: CUDA Driver API, cuInit, cuDeviceGet, cuCtxCreate_v2, cuMemAlloc_v2.

@@ -1,4 +1,4 @@
-"""The machine a selftest runs on: the look that `validate` takes of a node, without a connection."""
+"""Observation of the machine under selftest, as `validate` observes a node, without a connection."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _observed(facts: frozenset[str]) -> tuple[dict[str, Any], dict[str, str]]:
         )
         return facts_of(unframed(done.stdout), facts)
     except subprocess.TimeoutExpired:
-        what = f"this machine could not be looked at within {_SECONDS:.0f} s"
+        what = f"this machine could not be observed within {_SECONDS:.0f} s"
         raise SelftestError(what, "the driver may be stuck: look at dmesg") from None
     except AnswerError as error:
-        raise SelftestError(f"the look at this machine failed: {error}", "please report it") from error
+        raise SelftestError(f"the observation of this machine failed: {error}", "please report it") from error

@@ -1,4 +1,4 @@
-"""Runs a check's programs here and judges what they print, with the parts that `validate` is made of."""
+"""Runner of a check's programs on this machine, with the same judging as `validate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Harmless conditions of a real machine that the checks must name; each is made, looked for, and ended."""
+"""Harmless conditions of a real machine that the checks must name; each is created, verified, and ended."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def all_of() -> Iterator[Condition]:
         _process,
     )
     yield Condition(
-        "memory taken by somebody",
+        "memory taken by another program",
         "another program takes memory of gpu{gpu}, and gpu_inventory runs",
         "at least as many MiB as were taken, on gpu{gpu}",
         _memory,
@@ -146,9 +146,9 @@ def _competition(bench: Bench, gpu: int) -> tuple[bool, str]:
 def refuse_incomparable(bench: Bench, gpu: int) -> None:
     """Raises where a burn that names this GPU, the last one, would not show that it was slowed on purpose."""
     if gpu + 1 < _PEERS and "gpu_burn.rate" not in bench.node.limits():
-        raise NotPossibleError(f"gpu_burn tells a slow GPU by its peers: that takes {_PEERS} GPUs")
+        raise NotPossibleError(f"gpu_burn compares a GPU with its peers: that takes {_PEERS} GPUs")
     if f"gpu{gpu}" in bench.accused:
-        raise GpuprovError(f"the check gpu_burn finds fault with gpu{gpu} as it is")
+        raise GpuprovError(f"the check gpu_burn reports a fault of gpu{gpu} as it is")
 
 
 def slow(result: CheckResult, gpu: int) -> tuple[bool, str]:
@@ -162,7 +162,9 @@ def _missing_tool(bench: Bench, gpu: int) -> tuple[bool, str]:  # noqa: ARG001 -
     without = bench.with_variables(validation_tools_nvbandwidth_path=_NOWHERE)
     result = _run(without, "memory_bandwidth", "missing_tool")
     if result.verdict is Verdict.SKIP:  # with MIG on, before it looks at the tool
-        raise NotPossibleError(f"memory_bandwidth measures nothing here: {result.findings[0].message}")
+        raise NotPossibleError(
+            f"memory_bandwidth measures nothing on this machine: {result.findings[0].message}"
+        )
     named = any(f"{_NOWHERE} is not installed" in one.message for one in result.wrong)
     return named and result.verdict is Verdict.ERROR, quoted(result.wrong)
 

@@ -1,4 +1,4 @@
-"""What a selftest found out: the document selftest.json and every view of it are made of these."""
+"""The result of a selftest; selftest.json and every view are generated from it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from provision.judge import Verdict
 from provision.selftest.tools import Tool
 
 FORMAT = 1
-PROVEN, NOT_PROVEN, NOT_POSSIBLE = "proven", "not proven", "not possible here"
+PROVEN, NOT_PROVEN, NOT_POSSIBLE = "proven", "not proven", "not possible here"  # stored in selftest.json
 NOT_TRIED = "not tried"  # a check that this machine gives no occasion for, or that nobody asked for
 
 

@@ -1,4 +1,4 @@
-"""The course of a selftest: look, check, provoke, change (when asked to), compare.
+"""The steps of a selftest: observe, check, provoke, change (on request), compare.
 
 What was found by then is kept, also when it is interrupted.
 """
@@ -151,7 +151,7 @@ def _course(settings: Settings, found: Result, archive: Archive, begun: float) -
         _provoke(bench, found, progress)
         if settings.change_settings:
             _change(bench, found, settings.output, progress)
-        progress.step("comparing what was printed with the simulator")
+        progress.step("comparing the tools' output with the simulator's")
         found.shapes, found.shapes_why = compare.compare(raws, found.sku, found.driver)
         progress.done(f"shapes: {sum(one.same for one in found.shapes)} of {len(found.shapes)} as simulated")
 
@@ -203,7 +203,7 @@ def _refuse_used(inventory: CheckResult) -> None:
     listed = [one for one in inventory.measurements if one.metric == "processes"]
     if not listed and inventory.verdict in (Verdict.ERROR, Verdict.FAIL):  # nvidia-smi hangs, or says nothing
         raise SelftestError(
-            "whether the GPUs are in use cannot be seen: nvidia-smi listed none", "look at gpu_inventory"
+            "whether the GPUs are in use is unknown: nvidia-smi listed none", "look at gpu_inventory"
         )
     used = [f"{one.device} by {one.value}" for one in listed if one.value]
     if used:

@@ -1,4 +1,5 @@
-"""Serial numbers, UUIDs, hardware addresses and the machine's name replaced by stand-ins, always the same.
+"""Placeholders for serial numbers, UUIDs, hardware addresses and the host name, the same one for the same
+part.
 
 A stand-in has the length of what it replaces. What identifies nothing stays: zeros, `N/A`, PCI addresses. A
 serial number that could as well be any number or word is replaced only where a name says that it is one.

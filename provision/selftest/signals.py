@@ -1,4 +1,4 @@
-"""What ends a selftest from outside: it ends as by Ctrl-C, and never in the middle of tidying up."""
+"""Signal handling of a selftest: a signal ends it as Ctrl-C does, but never during cleanup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person reads in the terminal at the end of a selftest."""
+"""The closing text of a selftest in the terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs that checks need: where they are on this machine, and how to get one that is not."""
+"""The programs that checks need: their paths on this machine, and how to install a missing one."""
 
 from __future__ import annotations
 

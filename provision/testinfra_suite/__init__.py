@@ -1,4 +1,4 @@
-"""The fleet's expectations as tests of pytest, one for each node and fact, read by testinfra.
+"""The fleet's expectations as pytest tests, one for each node and fact, read by testinfra.
 
     pip install gpuprov[testinfra]
     pytest --pyargs provision.testinfra_suite --gpuprov-inventory inventory.yml --junitxml drift.xml

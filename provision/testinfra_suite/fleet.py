@@ -1,4 +1,4 @@
-"""From an inventory to what each node must be: gpuprov's own flow, with testinfra looking at the machines."""
+"""Expectations of each node for the testinfra suite: gpuprov's own flow, with testinfra as the observer."""
 
 from __future__ import annotations
 

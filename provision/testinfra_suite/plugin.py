@@ -1,4 +1,4 @@
-"""The plug-in of pytest that makes a fleet's expectations its tests. Without its options it does nothing."""
+"""The pytest plug-in that turns a fleet's expectations into tests. Without its options it does nothing."""
 
 from __future__ import annotations
 

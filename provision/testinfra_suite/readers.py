@@ -1,4 +1,4 @@
-"""How testinfra reads each family of facts: its own modules, and `host.run` for what it has none for.
+"""The testinfra reader of each family of facts: testinfra's modules, and `host.run` where it has none.
 
 Nothing here knows the program that gpuprov sends to nodes; only the names of the facts (docs/facts.md) are
 shared. Where both would have to read the same file in the same way, another source is taken.
@@ -67,7 +67,7 @@ class Reader:
     @functools.cached_property
     def _held(self) -> frozenset[str]:
         if not self._has_dpkg:
-            raise Unreadable("what dnf's versionlock means for a package is read by dnf alone")
+            raise Unreadable("only dnf can tell what its versionlock means for a package")
         return frozenset(self.host.check_output("apt-mark showhold").split())
 
     # --- files
@@ -164,11 +164,11 @@ class Reader:
     def kernel(self, rest: str) -> Any:
         if rest == "release":
             return self.host.check_output("uname -r")
-        raise Unreadable(f"kernel.{rest} is worked out by gpuprov and told by no tool")
+        raise Unreadable(f"kernel.{rest} is computed by gpuprov, and no tool prints it")
 
     def gpu(self, rest: str) -> Any:
         if rest != "count":
-            raise Unreadable(f"gpu.{rest} is worked out by gpuprov and told by no tool")
+            raise Unreadable(f"gpu.{rest} is computed by gpuprov, and no tool prints it")
         return len(self.pci_functions("0x03"))
 
     def pci_functions(self, kind: str) -> list[str]:
@@ -183,14 +183,14 @@ class Reader:
 
     def secure_boot(self, rest: str) -> Any:
         if rest != "enabled" or not self.host.exists("mokutil"):
-            raise Unreadable("without mokutil on the node nobody else tells it")
+            raise Unreadable("no other tool than mokutil prints it, and the node has none")
         said = self.host.run("mokutil --sb-state")
         return None if said.rc != 0 else "SecureBoot enabled" in said.stdout
 
     def pgp_key(self, rest: str) -> Any:
         path, _, attribute = rest.rpartition(".")
         if attribute != "fingerprints":
-            raise Unreadable(f"pgp_key.*.{attribute} is worked out by gpuprov and told by no tool")
+            raise Unreadable(f"pgp_key.*.{attribute} is computed by gpuprov, and no tool prints it")
         file = self.host.file(path)
         if not file.exists:
             return None
@@ -204,7 +204,7 @@ class Reader:
                     check=False,
                 )
         except (OSError, subprocess.TimeoutExpired) as why:
-            raise Unreadable(f"gpg cannot be started here: {why}") from None
+            raise Unreadable(f"gpg cannot be started on this machine: {why}") from None
         found, primary = [], False
         for line in done.stdout.decode("utf-8", "replace").splitlines():
             words = line.split(":")

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import time
-import zlib
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import runner
 from provision.burnin import acceptance, campaign, results
 from provision.burnin.campaign import Campaign
 from provision.burnin.spool import Spool
@@ -20,98 +14,9 @@ from provision.burnin.status import status
 from provision.errors import GpuprovError, RunFolderError
 from provision.inventory import Fleet, Node
 from provision.judge import Verdict
-from provision.runner import Event, Outcome
-from provision.store import RunFolder
-from tests.burnin.conftest import NODE, order
-from tests.burnin.spools import BOOT, T0, burned, event, jsonl, part, raw, sample
-
-NAME = "20261118T120000.000Z-burnin"
-
-
-class FakeNode:
-    """One node's files, answered as provision/node/modules/gpuprov_burnin.py does."""
-
-    def __init__(self, name: str, files: Mapping[str, bytes], **more: Any) -> None:
-        self.name, self.files, self.more = name, dict(files), more
-        self.asked: list[Mapping[str, Any]] = []
-
-    def answer(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        self.asked.append(given)
-        clocks = {"now": time.time(), "up": time.time() - T0, "boot": BOOT}
-        common = {"campaign": NAME, "alive": False, "finished": True, **clocks, **self.more}
-        state = given["gpuprov_burnin_state"]
-        if state == "start":
-            return {"started": True, **common}
-        if state != "collect":
-            return {"events": [], "state": {"finished": "done"}, **common}
-        offsets = json.loads(zlib.decompress(base64.b64decode(given["gpuprov_burnin_offsets"])))
-        parts, left, more = [], int(given["gpuprov_burnin_limit"]), False
-        for file, data in self.files.items():
-            begin = offsets.get(file, 0)
-            piece = data[begin : begin + max(left, 0)]
-            left -= len(piece)
-            more = more or begin + len(piece) < len(data)
-            if piece:
-                parts.append(part(file, piece, begin, len(data)))
-        return {"parts": parts, "more": more, **common}
-
-
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[str, FakeNode]:
-    """The nodes that answer; one that is not in it is unreachable."""
-    found: dict[str, FakeNode] = {}
-
-    def run(
-        _playbook: Path,
-        hosts: Mapping[str, Mapping[str, Any]],
-        *,
-        on_event: Callable[[Event], None],
-        extra_vars: Mapping[str, Any],
-        **_more: Any,
-    ) -> dict[str, Outcome]:
-        outcomes = {}
-        for name, variables in hosts.items():
-            if name in found:
-                said = found[name].answer({**extra_vars, **variables})
-                on_event(Event("ok", name, "", "", {"gpuprov": said}))
-                outcomes[name] = Outcome(name, "ok")
-            else:
-                outcomes[name] = Outcome(name, "unreachable", message="timed out")
-        return outcomes
-
-    monkeypatch.setattr(runner, "run_playbook", run)
-    return found
-
-
-def files(**changes: bytes) -> dict[str, bytes]:
-    """A whole burn-in of one healthy step."""
-    about = {"check": "gpu_burn", "segment": "heat", "round": 0, "n": 1}
-    name = "raw/000001-gpu_burn.json.gz"
-    events = [
-        event(1, "started"), event(2, "segment", **{"name": "heat"}), event(3, "step", **about),
-        event(65, "step_end", raw=name, load_seconds=60.0, **about),
-        event(66, "segment_end", **{"name": "heat"}, outcome="done"), event(67, "finished", ended="done"),
-    ]  # fmt: skip
-    usual = {"temperature_c": 60, "power_w": 600, "sm_mhz": 1800, "util_pct": 99, "throttle": "0x0"}
-    samples = "".join(sample(up, gpu, **usual) for up in range(1, 67, 5) for gpu in range(8))
-    about_seen = {"node": "gpu-01", "facts": dict(NODE.facts), "gpuprov_node": NODE.gpuprov_node,
-                  "variables": NODE.variables}  # fmt: skip
-    given = order(1, about={"seen": about_seen, "fingerprint": {"values": {}, "unknown": {}}})
-    return {
-        "order.json": json.dumps(given).encode(),
-        "events.jsonl": jsonl(events),
-        name: raw(burned()),
-        f"telemetry/{BOOT}.csv": samples.encode(),
-        **changes,
-    }
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
-    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path))
-    folder = RunFolder.adopt(NAME, "burnin", {}, tmp_path)
-    folder.note(nodes=["gpu-01", "gpu-02"], asked=["burnin"], started="2026-11-18T12:00:00.000Z")
-    return Campaign(folder, {"gpu-01": {}, "gpu-02": {}})
+from tests.support.burnin import order
+from tests.support.burnin_nodes import NAME, FakeNode, files
+from tests.support.spools import burned, event, jsonl, raw
 
 
 def test_everything_comes_in_parts_and_the_record_is_written(
@@ -154,7 +59,7 @@ def test_a_node_that_promises_more_for_ever_is_not_waited_for(
     [
         ({"campaign": "another"}, "it has the burn-in another, not"),
         ({"campaign": ""}, "it has no burn-in, not"),
-        ({"now": "noon"}, "it does not say its time"),
+        ({"now": "noon"}, "it has no time"),
         ({"parts": {}}, "its answer was not understood"),
         ({"parts": [{"file": "../x", "offset": 0, "data": ""}]}, "a file that a burn-in does not write"),
         ({"parts": [{"file": "events.jsonl", "offset": 0, "data": "AAAA"}]}, "its answer was not understood"),
@@ -236,7 +141,7 @@ def test_where_a_node_is_is_said_in_words(run: Campaign, nodes: dict[str, FakeNo
     assert one.words == "heat (2 of 2), gpu_burn, run 4; xid"
     assert (one.bad, one.over, one.alive) == (True, False, True)
     assert not other.over  # it may burn
-    assert other.words == "cannot be asked: timed out"
+    assert other.words == "status unknown: timed out"
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from provision.checks_asked import PAIRS
 from provision.health import NodeHealth
 from provision.judge import Verdict
 from provision.store import RunFolder
-from tests.burnin.conftest import NODE
+from tests.support.burnin import NODE
 
 WANTED = {"pairs": Between(("pair_bandwidth",))}
 OPTIONAL = {"pairs": Between(("pair_bandwidth",), optional=True)}
@@ -64,7 +64,7 @@ def test_a_segment_nobody_attended_is_an_error_of_the_nodes_that_waited(run: Cam
     judged, _, told = fleet.judge(run, TWO, {}, WANTED, {"gpu-01": ["pairs"], "gpu-02": []}, {})
     assert [node.verdict for node in judged] == [Verdict.ERROR, Verdict.PASS]
     (finding,) = judged[0].checks[0].findings
-    assert finding.message.startswith("pairs: not measured, for nobody attended")
+    assert finding.message.startswith("pairs: not measured, because no controller was attached")
     assert [line.partition(":")[0] for line in told] == ["pairs of gpu-01"]
 
 
@@ -74,7 +74,7 @@ def test_one_that_is_for_those_who_attend_is_told_and_no_error(run: Campaign) ->
     (finding,) = judged[0].checks[0].findings
     assert (finding.verdict, finding.metric) == (Verdict.SKIP, fleet.UNATTENDED)
     (line,) = told
-    assert line.startswith("pairs of gpu-[01-02]: not measured, for nobody attended")
+    assert line.startswith("pairs of gpu-[01-02]: not measured, because no controller was attached")
 
 
 def test_a_node_with_nobody_beside_it_skips_them(run: Campaign) -> None:

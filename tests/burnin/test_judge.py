@@ -12,8 +12,8 @@ from provision.burnin.judge import Burned
 from provision.burnin.own_findings import Told
 from provision.health import CheckResult
 from provision.judge import Finding, Verdict
-from tests.burnin.conftest import Made
-from tests.burnin.spools import AGAIN, BOOT, T0, burned, event, raw
+from tests.support.burnin import Made
+from tests.support.spools import AGAIN, BOOT, T0, burned, event, raw
 
 
 def bad(found: Burned) -> list[Told]:
@@ -120,7 +120,7 @@ def test_a_reboot_is_a_finding_and_what_came_before_it_is_kept(made: Made) -> No
     reboot = only(found, "reboot")
     assert reboot.finding.verdict is Verdict.FAIL
     assert reboot.since == T0 + 150
-    assert "away for 6 min 10 s" in reboot.finding.message
+    assert "down for 6 min 10 s" in reboot.finding.message
     assert only(found, "errors").finding.device == "gpu3"  # from before the reboot
     assert found.missing == ("heat: gpu_burn ran 3 of 4 times",)
     assert any(
@@ -141,7 +141,7 @@ def test_one_that_still_burns_is_not_healthy_yet(made: Made) -> None:
     made.telemetry(made.now)
     found = made.judged(over=False)
     assert found.health.verdict is Verdict.ERROR
-    assert any("it is not done: it burns, in heat" in one.finding.message for one in bad(found))
+    assert any("it is not done: it is still running, in heat" in one.finding.message for one in bad(found))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_one_that_still_burns_is_not_healthy_yet(made: Made) -> None:
         ("abort", {"rule": "gpu_celsius", "value": 93, "device": "gpu2"}, Verdict.FAIL, "gpu_celsius: 93"),
         ("foreign", {"pid": 7, "name": "python3", "segment": "heat"}, Verdict.ERROR, "python3 (process 7)"),
         ("killed", {"program": "gpu_burn", "signal": 9, "out_of_memory": True, "line": "Out of memory"},
-         Verdict.ERROR, "for want of memory: Out of memory"),
+         Verdict.ERROR, "because memory ran out: Out of memory"),
         ("space", {"what": "telemetry", "stopped": True, "room": "3 MiB"}, Verdict.ERROR, "telemetry st"),
         ("clock_jump", {"seconds": 3600}, Verdict.WARN, "its clock jumped by 3600 s"),
         ("left", {"pid": 9, "name": "nvidia-smi", "state": "D"}, Verdict.FAIL, "nvidia-smi (process 9"),

@@ -15,7 +15,7 @@ from provision.node.burnin.campaign import FOREIGN_PAUSE
 from provision.node.burnin.order import read_order
 from provision.node.burnin.steps import HOLDERS_DEADLINE
 from provision.seen import Seen
-from tests.burnin.conftest import NODE
+from tests.support.burnin import NODE
 
 PART = Part("gpu-01", 1, 120.0, 3600.0, 5000.0, 5120.0)
 KNOWN = Fingerprint({"kernel.release": "6.12"})

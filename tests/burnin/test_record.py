@@ -13,10 +13,8 @@ from provision import fingerprint, validated
 from provision.burnin import acceptance, own_findings, record, results
 from provision.burnin.campaign import Campaign
 from provision.judge import Verdict
-from tests.burnin.spools import BOOT, T0, burned, raw, sample
-from tests.burnin.test_campaign import FakeNode, files, nodes, run
-
-__all__ = ["nodes", "run"]  # fixtures
+from tests.support.burnin_nodes import FakeNode, files
+from tests.support.spools import BOOT, T0, burned, raw, sample
 
 
 def collected(run: Campaign, nodes: dict[str, FakeNode], **changes: bytes) -> results.Results:

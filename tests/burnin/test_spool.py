@@ -8,20 +8,19 @@ import json
 import zlib
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.burnin import spool as spools_module
 from provision.burnin.spool import Spool
 from provision.secrets_mask import HIDDEN
 from provision.store import RunFolder
-from tests.burnin.conftest import Made
-from tests.burnin.spools import BOOT, burned, event, jsonl, part, raw, sample
+from tests.support.burnin import Made
+from tests.support.spools import BOOT, burned, event, jsonl, part, raw, sample
 
 EVENTS = jsonl([event(1, "started"), event(2, "segment", **{"name": "heat"}), event(3, "finished")])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=st.lists(st.integers(0, len(EVENTS)), max_size=6), again=st.booleans())
 def test_whatever_the_pieces_no_event_is_lost_or_told_twice(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int], again: bool
@@ -122,7 +121,6 @@ def test_lines_that_are_no_events_are_told_and_passed_over(made: Made) -> None:
     assert len(made.spool.damaged) == 6
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.text(max_size=200))
 def test_no_line_of_telemetry_makes_the_reader_fail(
     tmp_path_factory: pytest.TempPathFactory, text: str

@@ -25,7 +25,7 @@ from provision.checks import (
 from provision.checks.check import Measurement, Output
 from provision.errors import ParseError
 from provision.node.observe.nvidia_smi import parse_query
-from tests.checks.scenarios import machine
+from tests.support.scenarios import machine
 
 COPIES = ("host_to_device_memcpy_ce", "device_to_host_memcpy_ce")
 

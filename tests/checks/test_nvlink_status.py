@@ -71,7 +71,7 @@ def test_the_other_gpus_are_judged_beside_a_partitioned_one() -> None:
 
 
 def test_links_beside_a_sentence_that_denies_them_are_refused() -> None:
-    with pytest.raises(ParseError, match="lists links of GPU 0 and says that it has none"):
+    with pytest.raises(ParseError, match="lists links of GPU 0 and reports that it has none"):
         nvlink_status.parse(status(UP + INACTIVE))
 
 

@@ -24,7 +24,7 @@ from provision.judge import Finding, Verdict
 from provision.observe import Observation
 from provision.paths import PLAYBOOKS, ROLES
 from provision.seen import Seen
-from tests.checks.scenarios import command_outputs, machine, scenarios
+from tests.support.scenarios import command_outputs, machine, scenarios
 
 TESTS = Path(__file__).parent.parent
 FIXTURES = TESTS / "fixtures"

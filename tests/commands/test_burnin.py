@@ -21,11 +21,15 @@ def nothing_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["inventory.yml", "latest"], ExitCode.USAGE, "what is 'latest' after 'inventory.yml'?"),
-        (["status", "latest", "--plan"], ExitCode.USAGE, "status and --plan mean nothing together"),
-        (["collect", "--duration", "3h"], ExitCode.USAGE, "collect and --duration mean nothing together"),
-        (["--resume", "x", "--profile", "day"], ExitCode.USAGE, "--resume and --profile mean nothing"),
-        (["--remove"], ExitCode.USAGE, "--remove only matters after collect"),
+        (
+            ["inventory.yml", "latest"],
+            ExitCode.USAGE,
+            "'inventory.yml' 'latest': the first word is not an action of burnin",
+        ),
+        (["status", "latest", "--plan"], ExitCode.USAGE, "status cannot be combined with --plan"),
+        (["collect", "--duration", "3h"], ExitCode.USAGE, "collect cannot be combined with --duration"),
+        (["--resume", "x", "--profile", "day"], ExitCode.USAGE, "--resume cannot be combined with --profile"),
+        (["--remove"], ExitCode.USAGE, "--remove works with collect only"),
         (["--profile", "weekend"], ExitCode.USAGE, "no profile called 'weekend'"),
         (["--profile", "day", "--duration", "30m"], ExitCode.USAGE, "which needs 30"),
         (["--duration", "30d"], ExitCode.USAGE, "--duration: 720 h is more than 336 h"),

@@ -134,7 +134,7 @@ def test_not_knowing_is_5_and_real_drift_beside_it_is_4(
     trouble["gpu-03"] = {"error": "no route to host"}
     code, out, _ = gpuprov(capsys, "drift")
     assert code == ExitCode.INCOMPLETE
-    assert "gpu-03  not looked at: no route to host" in out
+    assert "gpu-03  not observed: no route to host" in out
     trouble["gpu-01"] = {"module.nouveau.loaded": True}
     assert gpuprov(capsys, "drift")[0] == ExitCode.DRIFT
 
@@ -345,7 +345,7 @@ def test_an_interrupted_drift_leaves_what_it_saw_and_says_where(
     assert code == ExitCode.INTERRUPTED
     cut = store.latest("drift")
     assert cut.path != whole.path
-    assert f"2 nodes looked at: {cut.path}\n" in err
+    assert f"2 nodes observed: {cut.path}\n" in err
     assert cut.meta()["exit_code"] == ExitCode.INTERRUPTED
     for name in ("facts", "drifts"):
         kept = {str(each["node"]): each for each in whole.read(name) if each["node"] != "gpu-01"}

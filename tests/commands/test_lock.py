@@ -99,7 +99,7 @@ def test_a_fleet_is_locked_and_what_moves_is_named(
     code, out, err = gpuprov(capsys, "lock")
     assert code == ExitCode.OK, err
     file = tmp_path / lockfile.NAME
-    assert f"debian 13 x86_64, l40s: 1 package as on gpu-[01-03]\nwritten to {file}\n" in out
+    assert f"debian 13 x86_64, l40s: 1 package, taken from gpu-[01-03]\nwritten to {file}\n" in out
     assert lockfile.read(file).origin["nodes"] == "gpu-[01-03]"
     packages["gpu-02"]["libnccl2"] = "2.30-1"
     code, out, _ = gpuprov(capsys, "plan", "--json")
@@ -124,7 +124,7 @@ def test_nodes_that_disagree_need_a_majority(
     assert not (tmp_path / lockfile.NAME).exists()
     code, out, _ = gpuprov(capsys, "lock", "--majority", "-o", "other.yml")
     assert code == ExitCode.OK
-    assert "gpu-02: overruled by the majority of their kind" in out
+    assert "gpu-02: differ from the majority of their kind, not used" in out
     assert lockfile.read(tmp_path / "other.yml").groups[0].packages == {"libnccl2": "2.29.7-1"}
 
 
@@ -134,7 +134,7 @@ def test_nodes_that_are_no_good_are_named_unless_forced(
     packages["gpu-03"]["error"] = "no route to gpu-03"
     code, _, err = gpuprov(capsys, "lock")
     assert code == ExitCode.ERROR
-    assert "not good enough to be a source:\n  gpu-03: no route to it\n  → " in err
+    assert "these nodes cannot be the source of a lock file:\n  gpu-03: no route to the node\n  → " in err
     code, out, _ = gpuprov(capsys, "lock", "--force", "--json")
     assert code == ExitCode.OK
     document = json.loads(out)
@@ -162,7 +162,7 @@ def test_a_bad_lock_file_stops_every_verb_with_its_line(
     file.write_text(file.read_text().replace('"2.29.7-1"', "2.29"))
     code, _, err = gpuprov(capsys, verb)
     assert code == ExitCode.ERROR
-    assert f"{file}:16: groups.0.packages.libnccl2: 2.29 is no exact version; quote it" in err
+    assert f"{file}:16: groups.0.packages.libnccl2: 2.29 is not an exact version; quote it" in err
     assert gpuprov(capsys, verb, "--lock", "none.yml")[0] == ExitCode.ERROR
 
 

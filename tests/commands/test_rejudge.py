@@ -17,25 +17,7 @@ from provision.judge import Verdict
 from provision.report import changes
 from provision.seen import Seen
 from provision.store import RunFolder
-
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "p2p_bandwidth" / "healthy.json"
-GPU = {
-    "count": 8,
-    "sku": "h100-sxm",
-    "fabric": "nvswitch",
-    "architecture": "hopper",
-    "pci_ids": ["10de:2330"],
-}
-
-
-def slower(text: str, share: float) -> str:
-    """The document with every bandwidth of host copies scaled."""
-    document = json.loads(text[text.index("{") :])
-    for case in document["nvbandwidth"]["testcases"]:
-        if case["name"].startswith("host_to_device"):
-            for row in case["bandwidth_matrix"]:
-                row[:] = [f"{float(value) * share:.2f}" for value in row]
-    return json.dumps(document)
+from tests.support.stored import FIXTURE, GPU, slower
 
 
 @pytest.fixture
@@ -124,7 +106,7 @@ def test_changes_need_something_to_compare(run: RunFolder, capsys: pytest.Captur
     assert cli.main(["report", "--changes"]) == ExitCode.USAGE
     (run.path / "report.json").unlink()
     assert cli.main(["report", "--rejudge", "--changes"]) == ExitCode.ERROR
-    assert "no report from before" in capsys.readouterr().err
+    assert "no earlier report" in capsys.readouterr().err
 
 
 def test_nodes_that_come_and_go_are_told() -> None:

@@ -10,7 +10,7 @@ import pytest
 from provision import run_index
 from provision.cli import main
 from provision.judge import Verdict
-from tests.test_run_index import node, run
+from tests.support.past_runs import node, run
 
 FAIL, PASS = Verdict.FAIL, Verdict.PASS
 
@@ -34,7 +34,7 @@ def test_all_nodes_for_a_person(capsys: pytest.CaptureFixture[str]) -> None:
         "verdict changed from run to run:",
         "  gpu-02: 2 times",
         "  gpu-03: 1 time",
-        "bad again and again:",
+        "repeated faults:",
         "  gpu-02 GPU-gpu-02-3: in 2 of the last 3 runs",
     ]
 
@@ -47,7 +47,7 @@ def test_one_node_for_a_person(home: Path, capsys: pytest.CaptureFixture[str]) -
         "pass   2026-05-01 00:00:02 UTC  20260501T000002.000Z-validate",
         "fail   2026-05-01 00:00:01 UTC  20260501T000001.000Z-validate",
         "the verdict changed 2 times",
-        "bad again and again: GPU-gpu-02-3, in 2 of the last 3 runs",
+        "repeated fault: GPU-gpu-02-3, in 2 of the last 3 runs",
     ]
 
 
@@ -68,13 +68,13 @@ def test_what_is_not_known_is_refused(
 ) -> None:
     assert main(["report", "--history", "gpu-04"]) == 1
     said = capsys.readouterr().err
-    assert "has a verdict of gpu-04" in said
+    assert "has a verdict for gpu-04" in said
     assert "did you mean gpu-0" in said
     assert main(["report", "--history", "--rejudge"]) == 2
-    assert "--history and --rejudge mean nothing together" in capsys.readouterr().err
+    assert "--history cannot be combined with --rejudge" in capsys.readouterr().err
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "none"))
     assert main(["report", "--history"]) == 1
-    assert "gpuprov validate makes one" in capsys.readouterr().err
+    assert "gpuprov validate creates one" in capsys.readouterr().err
 
 
 def test_the_index_may_be_removed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

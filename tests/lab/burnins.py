@@ -96,7 +96,7 @@ def wait_until_over(
     while time.monotonic() < until:
         if burnins.call("burnin", "status", name, *more, runs=runs).returncode == ExitCode.OK:
             return
-        time.sleep(10)
+        time.sleep(4)
     raise AssertionError(f"after {patience:.0f} s {name} is not over")
 
 

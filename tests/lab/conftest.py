@@ -10,8 +10,11 @@ import io
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -23,7 +26,16 @@ from provision.lab.record import LabRecord, NodeRecord
 from provision.lab.spec import DEFAULT_NODES, NodeSpec
 from provision.terminal import Progress
 
+if TYPE_CHECKING:
+    from tests.lab.images import Images
+
 SPEED = 100.0  # simulated seconds per real second
+# Another lab has another network: its server's address is in apt's sources, and in the names of apt's lists.
+MOVE = """
+grep -rlF {old} /etc/apt | xargs -r sed -i 's/{old}/{new}/g'
+for list in /var/lib/apt/lists/{old}*; do mv "$list" "/var/lib/apt/lists/{new}${{list#*{old}}}"; done
+rm -f /var/cache/apt/*.bin
+"""
 HERE = Path(__file__).parent
 
 
@@ -110,12 +122,25 @@ class Lab:
         return LabNode(self.record, self.record.node(name))
 
 
+@dataclass(frozen=True)
+class Image:
+    """What other nodes have written, which are off for good: a node may begin with it."""
+
+    disks: tuple[Path, ...]  # the newest first
+    server: str  # the address of their lab's server, which stands in their package sources
+
+
 @contextlib.contextmanager
 def running_lab(
-    prefix: str, wanted: tuple[NodeSpec, ...], inventory: Path, speed: float = SPEED
+    prefix: str,
+    wanted: tuple[NodeSpec, ...],
+    inventory: Path,
+    speed: float = SPEED,
+    images: Mapping[str, Image] | None = None,
 ) -> Iterator[Lab]:
     """A fresh lab that no other test session has; what a killed session left is removed first. `speed`:
-    simulated seconds per real second."""
+    simulated seconds per real second. `images`: with what the nodes of these names begin; others are bare."""
+    images = images or {}
     with contextlib.ExitStack() as stack:
         for number in range(1, 20):
             name = f"{prefix}{number}"
@@ -123,9 +148,25 @@ def running_lab(
                 stack.enter_context(locked(LOCKS / f"session-{name}.lock", name))
                 break
         stack.callback(fleet.down, name, lambda _: None)
-        with Progress("lab", total=len(wanted), stream=io.StringIO()) as progress:
-            record = fleet.up(name, wanted, inventory, progress, speed=speed, fresh=True)
-        yield Lab(record, inventory)
+        yield boot(name, wanted, inventory, speed, images)
+
+
+def boot(
+    name: str, wanted: tuple[NodeSpec, ...], inventory: Path, speed: float, images: Mapping[str, Image]
+) -> Lab:
+    """The lab of that name, made from nothing."""
+    images = {node.name: images[node.name] for node in wanted if node.name in images}
+    disks = {node: image.disks for node, image in images.items()}
+    with Progress("lab", total=len(wanted), stream=io.StringIO()) as progress:
+        record = fleet.up(name, wanted, inventory, progress, speed=speed, fresh=True, images=disks)
+    lab = Lab(record, inventory)
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        for moved in [
+            threads.submit(lab.node(node).as_root, MOVE.format(old=image.server, new=record.bridge_address))
+            for node, image in images.items()
+        ]:
+            moved.result()
+    return lab
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +174,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Three bare nodes for one file of tests: two H100 SXM on Debian 13, one L40S on Debian 12."""
     with running_lab("test", DEFAULT_NODES, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Images]:
+    """Disks that are made once in a session, for all its workers."""
+    from tests.lab.images import Images  # it needs what is above
+
+    base = tmp_path_factory.getbasetemp()
+    with Images(base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) as made:
+        yield made

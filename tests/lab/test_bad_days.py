@@ -165,7 +165,9 @@ def test_the_disk_is_full(up: Up, lab: Lab) -> None:
         said = finish(up(), ExitCode.UNHEALTHY)
     finally:
         node.run("sudo umount /var/cache/apt/archives")
-    assert "make some (df -h), then go on" in said or "make room (df -h, df -i), then go on" in said, said
+    assert (
+        "free some (df -h), then run again" in said or "free space (df -h, df -i), then run again" in said
+    ), said
     consistent(node)
     finish(up("--resume"), ExitCode.OK)
 
@@ -206,7 +208,7 @@ def test_package_lists_that_are_over_by_400_days(up: Up, lab: Lab) -> None:
     lab.node("gpu-01").run(LISTS)
     said = finish(up(), ExitCode.UNHEALTHY)
     assert "is expired (since 400d " in said, said
-    assert "the node's clock is wrong (timedatectl), or nobody refreshed the mirror" in said
+    assert "the node's clock is wrong (timedatectl), or the mirror was not refreshed" in said
 
 
 def test_and_are_not_any_more(up: Up, lab: Lab) -> None:

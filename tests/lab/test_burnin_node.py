@@ -26,7 +26,7 @@ from provision.errors import ExitCode
 from provision.lab import cgroups, network
 from provision.lab.spec import NodeSpec
 from tests.lab.conftest import running_lab
-from tests.processes import command_of, until
+from tests.support.processes import command_of, until
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Lab, LabNode

@@ -122,7 +122,7 @@ def test_a_node_without_an_answer_is_drift_and_three_values_are_ambiguous(lab: L
     assert code == ExitCode.DRIFT
     (unknown,) = [each for each in found["majority"]["outliers"] if each["unknown"]]
     assert unknown["node"] == "odd-03"
-    assert "odd-03  firmware.gpu_vbios has no answer (the driver has not started the GPU at " in text
+    assert "odd-03  firmware.gpu_vbios has no value (the driver has not started the GPU at " in text
     for node in lab.nodes:
         node.fault("vbios", gpu=0)  # the surfaces are written again
         node.heal()

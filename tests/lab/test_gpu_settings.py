@@ -15,6 +15,7 @@ import pytest
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab.conftest import running_lab
+from tests.lab.images import Images
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Lab, LabNode
@@ -32,10 +33,11 @@ pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """An H100, which forgets its MIG mode, and an A100, which does not."""
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """An H100, which forgets its MIG mode, and an A100, which does not and is bare."""
     nodes = (NodeSpec("gpu-01", "h100-sxm"), NodeSpec("gpu-02", "a100-sxm-80"))
-    with running_lab("gpusettings", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("gpusettings", nodes, inventory, images={"gpu-01": images.h100()}) as running:
         yield running
 
 
@@ -73,7 +75,7 @@ def as_declared(node: LabNode) -> None:
     assert partitions(node) == "0 3g.40gb 1g.10gb 1 2 3 4 5 6 7"
 
 
-def test_bare_nodes_get_their_settings_and_a_second_run_does_nothing(lab: Lab) -> None:
+def test_nodes_get_their_settings_and_a_second_run_does_nothing(lab: Lab) -> None:
     code, said = gpuprov(lab, "up", roles=BARE, **SETTINGS)
     assert code == ExitCode.OK, said
     for node in lab.nodes:

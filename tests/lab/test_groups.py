@@ -18,9 +18,10 @@ import yaml
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab import gpu_programs, slurm_cluster
+from tests.lab import slurm_cluster
 from tests.lab.conftest import Lab, running_lab
 from tests.lab.gpuprov_up import ROOT, Operator, said
+from tests.lab.images import Images
 
 RACKS = {"n1": "a", "n2": "a", "n3": "a", "n4": "b", "n5": "b", "n6": "b"}
 CABLE = "reseat or check cable"
@@ -29,12 +30,12 @@ pytestmark = pytest.mark.timeout(1500)
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """As `gpuprov up` leaves them, with OpenMPI; Slurm is installed, and no cluster yet."""
     nodes = tuple(NodeSpec(name, "h100-sxm", network="ib") for name in RACKS)
-    with running_lab("groups", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
-        gpu_programs.bring(running, "nvidia-fabricmanager", "openmpi-bin")
-        for node in running.nodes:
-            node.as_root("systemctl start nvidia-fabricmanager")
+    ready = images.with_packages(images.h100(), "openmpi-bin", *slurm_cluster.PACKAGES)
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("groups", nodes, inventory, images=dict.fromkeys(RACKS, ready)) as running:
         yield running
 
 
@@ -55,8 +56,7 @@ def measure(operator: Operator, lab: Lab) -> Iterator[Callable[..., tuple[int, R
         done = operator.call("validate", "--json", "--checks", check, *arguments)
         assert done.stdout.strip(), said(done)
         for node, keys in zip(lab.nodes, before, strict=True):
-            assert node.run("cat ~/.ssh/authorized_keys").stdout == keys
-            nothing_left(node)
+            nothing_left(node, keys)
         return done.returncode, json.loads(done.stdout)
 
     yield run
@@ -64,11 +64,18 @@ def measure(operator: Operator, lab: Lab) -> Iterator[Callable[..., tuple[int, R
         node.heal()
 
 
-def nothing_left(node: Any) -> None:
-    assert node.run("ls /run/gpuprov-launch 2>&1", check=False).stdout.endswith("No such file or directory\n")
-    left = node.run("sudo pgrep --list-full '[a]ll_reduce_perf|[p]rted|[m]pirun|[s]run'", check=False).stdout
-    assert left == "", node.name
-    assert "gpuprov" not in node.run("systemctl list-timers --all --no-legend").stdout
+LEFT = """
+cat ~/.ssh/authorized_keys
+ls /run/gpuprov-launch 2>&1
+sudo pgrep --list-full '[a]ll_reduce_perf|[p]rted|[m]pirun|[s]run'
+systemctl list-timers --all --no-legend | grep gpuprov
+"""
+
+
+def nothing_left(node: Any, keys: str) -> None:
+    """Of a launch there is no key, no folder, no process, and no timer."""
+    found = node.run(LEFT, check=False).stdout
+    assert found == f"{keys}ls: cannot access '/run/gpuprov-launch': No such file or directory\n", node.name
 
 
 def verdicts(report: Report) -> dict[str, str]:
@@ -98,7 +105,7 @@ def test_a_slow_link_in_the_group_is_named_and_neither_end_is_accused(measure: A
 
 def test_a_node_that_hangs_is_named_and_what_it_left_running_is_ended(measure: Any, lab: Lab) -> None:
     lab.node("n5").fault("peers_hang")
-    code, report = measure("nccl_group", "--timeout", "30")
+    code, report = measure("nccl_group", "--timeout", "20")
     assert (code, fabric(report)) == (ExitCode.UNHEALTHY, [])
     assert verdicts(report) == {name: "fail" if name == "n5" else "pass" for name in RACKS}
 
@@ -119,6 +126,7 @@ def test_a_node_that_refuses_the_key_is_named_and_the_others_are_measured(measur
 
 
 def test_when_the_controller_is_killed_the_nodes_close_it_themselves(operator: Operator, lab: Lab) -> None:
+    before = [node.run("cat ~/.ssh/authorized_keys").stdout for node in lab.nodes]
     lab.node("n2").fault("peers_hang")
     words = [sys.executable, "-m", "provision.cli", "validate", str(operator.inventory)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(operator.runs)}
@@ -139,7 +147,7 @@ def test_when_the_controller_is_killed_the_nodes_close_it_themselves(operator: O
         os.killpg(killed.pid, signal.SIGKILL)
         killed.wait()
         lab.node("n2").heal()
-    for node in lab.nodes:
+    for node, keys in zip(lab.nodes, before, strict=True):
         assert "gpuprov-launch-" in node.run("cat ~/.ssh/authorized_keys").stdout
         # What its timer would start in an hour.
         timer = "systemctl list-timers --all --no-legend 'gpuprov-launch-*'"
@@ -150,7 +158,7 @@ def test_when_the_controller_is_killed_the_nodes_close_it_themselves(operator: O
             assert time.monotonic() < until, "the key is still there"
             time.sleep(0.5)
         node.as_root(f"systemctl stop {unit.replace('.service', '.timer')}")  # it would have elapsed
-        nothing_left(node)
+        nothing_left(node, keys)
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +188,7 @@ def test_with_slurm_the_slow_link_is_named_as_well(measure: Any, lab: Lab) -> No
 @pytest.mark.usefixtures("slurm")
 def test_with_slurm_the_node_that_hangs_is_named_and_its_job_is_cancelled(measure: Any, lab: Lab) -> None:
     lab.node("n5").fault("peers_hang")
-    code, report = measure("nccl_group", "--timeout", "30")
+    code, report = measure("nccl_group", "--timeout", "20")
     assert (code, fabric(report)) == (ExitCode.UNHEALTHY, [])
     assert verdicts(report) == {name: "fail" if name == "n5" else "pass" for name in RACKS}
     assert lab.node("n1").run("squeue --noheader").stdout == ""

@@ -88,7 +88,7 @@ def test_up_again_keeps_running_nodes_and_adds_new_ones(name: str, tmp_path: Pat
     assert "two:" in inventory.read_text()
     other = gpuprov_lab("up", "--lab", name, "--inventory", str(inventory), "--node", "one=b200")
     assert other.returncode == ExitCode.ERROR
-    assert "already has one=l40s:debian13, asked for is one=b200:debian13" in other.stderr
+    assert "already has one=l40s:debian13, but one=b200:debian13 was requested" in other.stderr
     assert "--fresh" in other.stderr
     assert boot_ids(name)["one"] == first["one"]
     fresh = gpuprov_lab("up", "--lab", name, "--inventory", str(inventory), "--node", "one=b200", "--fresh")

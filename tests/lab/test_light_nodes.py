@@ -18,7 +18,7 @@ import pytest
 
 from benchmarks.light_nodes import KINDS, LightFleet, light_nodes
 from benchmarks.tree_watch import OURS, watched
-from tests.processes import command_of
+from tests.support.processes import command_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "light_nodes.py"
 

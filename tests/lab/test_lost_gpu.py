@@ -18,6 +18,7 @@ from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab.conftest import Lab, running_lab
 from tests.lab.gpuprov_up import Operator, said
+from tests.lab.images import Images
 
 ROLES = ["nvidia_repository", "nvidia_driver", "nvlink", "cuda_toolkit", "nccl", "validation_tools"]
 SPEED = 50.0
@@ -48,18 +49,17 @@ class Identity:
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     nodes = (NodeSpec("gpu-01", "h100-sxm"), NodeSpec("gpu-02", "h100-sxm"))
-    with running_lab("lost", nodes, tmp_path_factory.mktemp("lab") / "lab.yml", speed=SPEED) as running:
+    declared = {node.name: images.h100() for node in nodes}
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("lost", nodes, inventory, speed=SPEED, images=declared) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    made = Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
-    done = made.call("up", "--yes", "--no-canary", gpuprov_roles=ROLES)
-    assert done.returncode == ExitCode.OK, said(done)
-    return made
+    return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture

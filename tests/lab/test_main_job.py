@@ -1,6 +1,8 @@
 """The main job on real nodes, end to end: bare, provisioned, validated, broken, repaired.
 
 The tests run in the order written: each stands on the state the one before left, as an operator's day does.
+The bare nodes and their `up` are those of tests/lab/images.py; what follows is on nodes that began with its
+result.
 """
 
 from __future__ import annotations
@@ -9,15 +11,27 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provision.errors import ExitCode
+from provision.lab.spec import DEFAULT_NODES
+from tests.lab.conftest import Lab, running_lab
+from tests.lab.images import Images
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(1800)
+
+
+@pytest.fixture(scope="module")
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """The default nodes as `up` left such nodes."""
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("main", DEFAULT_NODES, inventory, images=images.declared()) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -71,18 +85,18 @@ def drifted(done: subprocess.CompletedProcess[str]) -> set[tuple[str, str, str]]
     return {(d["node"], d["role"], d["fact"]) for d in json.loads(done.stdout)["drifts"]}
 
 
-def test_a_bare_fleet_drifts_and_its_plan_says_why(gpuprov: Any) -> None:
-    assert gpuprov("drift").returncode == ExitCode.DRIFT
-    planned = gpuprov("plan")
+def test_a_bare_fleet_drifts_and_its_plan_says_why(images: Images) -> None:
+    assert images.up()["drift before"].returncode == ExitCode.DRIFT
+    planned = images.up()["plan"]
     assert planned.returncode == ExitCode.OK, said(planned)
     assert "nvidia_driver" in planned.stdout
     assert "validation_tools" in planned.stdout
 
 
-def test_up_brings_bare_nodes_to_what_was_declared(gpuprov: Any) -> None:
-    done = gpuprov("up", timeout=1500)
+def test_up_brings_bare_nodes_to_what_was_declared(images: Images) -> None:
+    done = images.up()["up"]
     assert done.returncode == ExitCode.OK, said(done)
-    again = gpuprov("drift")
+    again = images.up()["drift after"]
     assert again.returncode == ExitCode.OK, said(again)
 
 

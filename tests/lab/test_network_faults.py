@@ -13,7 +13,8 @@ import yaml
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab.conftest import Lab, LabNode, running_lab
-from tests.lab.gpuprov_up import Operator, said
+from tests.lab.gpuprov_up import Operator
+from tests.lab.images import Images
 
 NAME = "gpu-01"
 VARIABLES: dict[str, Any] = {
@@ -48,9 +49,10 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     nodes = (NodeSpec(NAME, "h100-sxm", network="ib"),)
-    with running_lab("nics", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("nics", nodes, inventory, images={NAME: images.h100()}) as running:
         yield running
 
 
@@ -62,8 +64,6 @@ def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
     (folder / "nodes.yml").write_text(yaml.safe_dump(declared))
     (folder / "disk.yml").write_text(yaml.safe_dump(DISK))
     operator = Operator(folder / "nodes.yml", tmp_path_factory.mktemp("runs"))
-    done = operator.call("up", timeout=1500)
-    assert done.returncode == ExitCode.OK, said(done)
     lab.node(NAME).as_root(f"apt-get install --yes --no-install-recommends {PACKAGES}", timeout=300)
     return operator
 

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab.conftest import Lab, running_lab
 from tests.lab.gpuprov_up import ROOT, Operator, said
+from tests.lab.images import Images
 
 RACKS = {"n1": "a", "n2": "a", "n3": "a", "n4": "b", "n5": "b", "n6": "b"}
 RAILS = ["mlx5_0", "mlx5_3"]  # of eight: one that hangs takes its deadline on each
@@ -27,9 +27,11 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     nodes = tuple(NodeSpec(name, "h100-sxm", network="ib") for name in RACKS)
-    with running_lab("pairs", nodes, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+    declared = dict.fromkeys(RACKS, images.h100())
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("pairs", nodes, inventory, images=declared) as running:
         yield running
 
 
@@ -38,17 +40,10 @@ def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
     declared = yaml.safe_load(lab.inventory.read_text())
     for name, rack in RACKS.items():
         declared["gpu_nodes"]["hosts"][name]["gpuprov_rack"] = rack
-    declared["gpu_nodes"]["vars"]["gpuprov_roles"] = ["nvidia_repository"]
     declared["gpu_nodes"]["vars"]["gpuprov_expected_nics"] = RAILS
     inventory = tmp_path_factory.mktemp("inventory") / "nodes.yml"
     inventory.write_text(yaml.safe_dump(declared))
-    operator = Operator(inventory, tmp_path_factory.mktemp("runs"))
-    done = operator.call("up", timeout=900)
-    assert done.returncode == ExitCode.OK, said(done)
-    install = "apt-get install --yes --no-install-recommends perftest"
-    with ThreadPoolExecutor(len(RACKS)) as threads:
-        list(threads.map(lambda name: lab.node(name).as_root(install, timeout=300), RACKS))
-    return operator
+    return Operator(inventory, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture

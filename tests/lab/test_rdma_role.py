@@ -14,6 +14,7 @@ from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab.conftest import Lab, LabNode, running_lab
 from tests.lab.gpuprov_up import Operator, said
+from tests.lab.images import Images
 from tests.lab.test_roles import Playbook
 
 NODES = (NodeSpec("gpu-01", "h100-sxm"), NodeSpec("gpu-02", "l40s", "debian12"))
@@ -30,8 +31,11 @@ pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
-def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with running_lab("rdma", NODES, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """gpu-01 is bare; gpu-02 has the driver and the inbox stack already."""
+    declared = {"gpu-02": images.declared()["gpu-02"]}
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("rdma", NODES, inventory, images=declared) as running:
         yield running
 
 

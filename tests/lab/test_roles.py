@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import testinfra
 from testinfra.host import Host
 
 from provision import paths, stack
-from provision.errors import ExitCode
+from tests.lab.conftest import Lab, running_lab
+from tests.lab.images import KINDS, Images
 
 ROOT = Path(__file__).resolve().parents[2]
 DRIVER, NCCL, TOOLKIT, CUDA = "580.126.09", "2.29.7-1+cuda12.9", "1.19.1-1", "12.9"
@@ -42,19 +44,11 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def declared(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The lab as `gpuprov up` leaves it."""
-    runs = tmp_path_factory.mktemp("runs")
-    done = subprocess.run(
-        [sys.executable, "-m", "provision.cli", "up", str(lab.inventory)],
-        env={**environment(), "GPUPROV_RUNS": str(runs)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1400,
-    )
-    assert done.returncode == ExitCode.OK, done.stdout + done.stderr
-    return lab
+def declared(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One node of each kind as `gpuprov up` leaves them."""
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("roles", KINDS, inventory, images=images.declared()) as running:
+        yield running
 
 
 @pytest.fixture(scope="module", params=["gpu-01", "gpu-02"])
@@ -64,13 +58,14 @@ def node(request: pytest.FixtureRequest, declared: Any) -> Any:
 
 @pytest.fixture
 def host(node: Any) -> Host:
-    place = node.place
-    lab_folder = place.folder.parent.parent
+    """By one connection per node: each command would begin one."""
+    lab_folder = node.place.folder.parent.parent
+    known = f"-o UserKnownHostsFile={lab_folder / 'known_hosts'} -o StrictHostKeyChecking=yes"
     return testinfra.get_host(
         f"ssh://ops@{node.address}",
         ssh_identity_file=str(lab_folder / "id_ed25519"),
-        ssh_extra_args=f"-o UserKnownHostsFile={lab_folder / 'known_hosts'} -o StrictHostKeyChecking=yes",
-        controlpersist=0,
+        ssh_extra_args=f"{known} -o ControlPath={lab_folder}/ssh-{node.name}",
+        controlpersist=60,
         sudo=True,
     )
 
@@ -255,7 +250,7 @@ def playbook(declared: Any, tmp_path_factory: pytest.TempPathFactory) -> Playboo
 def test_a_second_run_changes_nothing(playbook: Playbook) -> None:
     status, output, counts = playbook.run()
     assert status == 0, output
-    assert len(counts) == 3
+    assert counts.keys() == {"gpu-01", "gpu-02"}
     assert {name: each["changed"] for name, each in counts.items()} == dict.fromkeys(counts, 0), output
     assert all(each["ok"] > 60 for each in counts.values()), "the roles did run"
 

@@ -24,7 +24,7 @@ BAD = {"dead": 4, "refused": 2, "hang": 4, "banner": 2, "garbage": 3, "flood": 3
 WORDS = {
     "dead": "did not answer within",
     "refused": "refused the connection",
-    "hang": "accepted the connection and then said nothing",
+    "hang": "accepted the connection and then sent nothing",
     "banner": "is not an SSH server",
     "garbage": "it answered something else",
     "flood": "it printed more than 4 MiB",

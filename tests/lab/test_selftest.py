@@ -22,13 +22,15 @@ from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab.conftest import LabNode, running_lab
 from tests.lab.gpuprov_up import ROOT, Operator, said
+from tests.lab.images import Images
 from tests.lab.test_roles import SOURCES
 
+pytestmark = pytest.mark.timeout(1500)
 SPEED = 20.0  # a burn of 30 s takes 1.5 s: long enough for another program to be seen beside it
 PROGRAM = "cd /opt/gpuprov && exec python3 -m provision.cli selftest"
 CONDITIONS = [
     "a foreign process on a GPU",
-    "memory taken by somebody",
+    "memory taken by another program",
     "a competing load slows one GPU",
     "a tool that is missing",
     "a deadline that is too short",
@@ -46,11 +48,12 @@ _SETTINGS = "power.limit,persistence_mode,compute_mode"
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabNode]:
+def node(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabNode]:
     """An H100 node with RDMA in its declared state, and gpuprov's own files on it."""
     folder = tmp_path_factory.mktemp("selftest")
     wanted = (NodeSpec("gpu-01", "h100-sxm", "debian13", network="ib"),)
-    with running_lab("self", wanted, folder / "lab.yml", speed=SPEED) as lab:
+    declared = {"gpu-01": images.h100()}
+    with running_lab("self", wanted, folder / "lab.yml", speed=SPEED, images=declared) as lab:
         done = Operator(lab.inventory, folder / "runs").call("up")
         assert done.returncode == ExitCode.OK, said(done)
         one = lab.node("gpu-01")

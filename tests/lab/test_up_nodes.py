@@ -9,16 +9,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from provision.errors import ExitCode
+from provision.lab.spec import DEFAULT_NODES
+from tests.lab.conftest import Lab, running_lab
+from tests.lab.images import Images
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Lab, LabNode
+    from tests.lab.conftest import LabNode
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD_DPKG = (
@@ -28,6 +31,15 @@ HOLD_DPKG = (
 pytestmark = pytest.mark.timeout(1200)
 
 Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture(scope="module")
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """gpu-01 is bare, the others are as `up` leaves them."""
+    declared = {name: image for name, image in images.declared().items() if name != "gpu-01"}
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("upnodes", DEFAULT_NODES, inventory, images=declared) as running:
+        yield running
 
 
 @pytest.fixture

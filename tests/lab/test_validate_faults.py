@@ -11,19 +11,30 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provision.errors import ExitCode
+from provision.lab.spec import NodeSpec
+from tests.lab.conftest import Lab, running_lab
+from tests.lab.images import Images
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(1800)
 NODE = "gpu-01"  # H100 SXM
 
 Validate = Callable[..., tuple[int, set[tuple[str, str, str]]]]
+
+
+@pytest.fixture(scope="module")
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """One node as `gpuprov up` leaves it."""
+    nodes, inventory = (NodeSpec(NODE, "h100-sxm"),), tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("faults", nodes, inventory, images={NODE: images.h100()}) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +53,6 @@ def gpuprov(
             env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs)},
         )
 
-    done = call("up")
-    assert done.returncode == ExitCode.OK, done.stderr
     return call
 
 

@@ -108,7 +108,7 @@ def test_a_fault_on_the_canary_stops_after_the_canaries(lab: Lab, runs: Path) ->
         **dict.fromkeys(names(2, 3, 4, 5, 6, 7, 8, 10, 11, 12), "not attempted"),
     }, said
     assert "NOT ATTEMPTED: gpu-[02-08,10-12]" in said
-    assert "the canary gpu-01 did not come out well: nothing else was begun" in said
+    assert "the canary gpu-01 failed: no other wave was started" in said
     assert f"gpuprov up --resume {newest(runs)}" in said
     made = on_all(lab, lambda node: node.run(MADE, check=False).stdout.strip())
     assert [name for name, file in made.items() if file] == ["gpu-09"], made

@@ -171,6 +171,6 @@ def test_a_worker_of_another_version_or_with_another_host_key_is_not_used(
     finally:
         workers[1].know((workers[1].folder / "host_key.pub").read_text())
     assert done.returncode == ExitCode.INCOMPLETE, said(done)
-    assert "worker worker-a: it has gpuprov 0.0.1, and here it is" in said(done)
+    assert "worker worker-a: it has gpuprov 0.0.1, and this controller has" in said(done)
     assert f"{pythons[0]} -m pip install gpuprov==" in said(done)
     assert f"worker worker-b: the host key of {workers[1].address} CHANGED" in said(done)

@@ -21,7 +21,7 @@ import yaml
 
 from provision.lab import network
 from tests.lab.gpuprov_up import ROOT, Operator
-from tests.processes import command_of
+from tests.support.processes import command_of
 
 if TYPE_CHECKING:
     from tests.lab.conftest import Lab

@@ -13,7 +13,6 @@ from typing import Any
 
 from tests.lab_silicon import forms, shape
 
-Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
 SMI = "nvidia-smi"
 QX = (SMI, "-q", "-x")
 HARDWARE = (

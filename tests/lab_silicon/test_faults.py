@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
+from tests.lab_silicon.silicon import Silicon
+
 Make = Callable[..., Silicon]
 
 

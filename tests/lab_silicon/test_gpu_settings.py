@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
+from tests.lab_silicon.silicon import Silicon
+
 Make = Callable[..., Silicon]
 BUS = "00000000:1B:00.0"
 

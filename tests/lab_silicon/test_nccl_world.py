@@ -16,15 +16,16 @@ from typing import Any
 import pytest
 
 import provision.lab
+from tests.lab_silicon.silicon import Silicon
 
-Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
 SILICON = Path(provision.lab.__file__).with_name("silicon")
 WORDS = ("-b", "8G", "-e", "8G", "-g", "8")
 PROGRAM = """
 import json, os, pathlib, sys, time
 silicon, folder, rank, size, *words = sys.argv[1:]
 sys.path.insert(0, silicon)
-import mpi, nccl_tests, state
+import state
+from nccl import mpi, nccl_tests
 
 class Files:
     rank, size, round = int(rank), int(size), 0
@@ -294,7 +295,7 @@ def asked(program: str) -> str:
     ],
 )
 def test_who_was_launched(environment: dict[str, str], expected: bool) -> None:
-    assert asked(f"import mpi; print(mpi.launched({environment!r}))") == f"{expected}\n"
+    assert asked(f"from nccl import mpi; print(mpi.launched({environment!r}))") == f"{expected}\n"
 
 
 def test_a_program_without_mpi_is_a_run_of_its_own_under_a_launcher(node: Callable[..., Silicon]) -> None:
@@ -313,7 +314,8 @@ def test_a_program_without_mpi_is_a_run_of_its_own_under_a_launcher(node: Callab
 def test_who_is_alone_although_a_launcher_started_it(built: bool, found: str | None, expected: str) -> None:
     """Where there is no library, and where the program was built without MPI."""
     program = f"""
-import mpi, os
+import os
+from nccl import mpi
 os.environ["OMPI_COMM_WORLD_SIZE"] = "2"
 mpi.library = lambda: {found!r}
 mpi.World = type("World", (), {{"__init__": lambda self, library: None}})
@@ -325,5 +327,5 @@ print(type(mpi.world(Node())).__name__)
 
 
 def test_a_library_that_is_nowhere() -> None:
-    program = "import mpi; mpi.LIBRARIES = ('libmpi-that-is-nowhere.so.1',); print(mpi.library())"
+    program = "from nccl import mpi; mpi.LIBRARIES = ('libmpi-that-is-nowhere.so.1',); print(mpi.library())"
     assert asked(program) == "None\n"

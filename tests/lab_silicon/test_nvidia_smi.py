@@ -6,12 +6,12 @@ import json
 import os
 import time
 from collections.abc import Callable
-from typing import Any
 from xml.etree import ElementTree as Xml
 
 import pytest
 
-Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
+from tests.lab_silicon.silicon import Silicon
+
 Make = Callable[..., Silicon]
 DRIVER = "580.126.09"
 

@@ -9,11 +9,11 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 
-Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
+from tests.lab_silicon.silicon import Silicon
+
 BANDWIDTH = ("ib_write_bw", "-s", "8388608", "-q", "4", "-n", "1000", "--report_gbits")
 LATENCY = ("ib_write_lat", "-s", "2", "-n", "5000")
 both = pytest.mark.parametrize("program", [BANDWIDTH, LATENCY], ids=["bandwidth", "latency"])

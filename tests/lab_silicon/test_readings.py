@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -11,9 +10,9 @@ from provision.checks import gpu_inventory
 from provision.checks.check import Output
 from provision.judge import Finding, Verdict
 from provision.thresholds import for_sku
-from tests.checks.scenarios import machine
+from tests.lab_silicon.silicon import Silicon
+from tests.support.scenarios import machine
 
-Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
 Make = Callable[..., Silicon]
 
 

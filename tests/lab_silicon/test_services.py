@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 
 import provision.lab
+from tests.lab_silicon.silicon import Silicon
 
-Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
 Make = Callable[..., Silicon]
 DRIVER = "580.126.09"
 
@@ -209,8 +209,8 @@ def test_settings_of_the_toolkit_are_written_in_place(node: Make) -> None:
 def test_tools_use_the_standard_library_of_old_pythons() -> None:
     """Everything parses as Python 3.6, and imports nothing that is not the standard library's or ours."""
     folder = Path(provision.lab.__file__).with_name("silicon")
-    ours = {path.stem for path in folder.glob("*.py")}
-    for path in folder.glob("*.py"):
+    ours = {path.stem for path in folder.iterdir()}
+    for path in folder.rglob("*.py"):
         tree = ast.parse(path.read_text(), feature_version=(3, 6))
         for statement in ast.walk(tree):
             names = [alias.name for alias in statement.names] if isinstance(statement, ast.Import) else []

@@ -67,7 +67,7 @@ def test_what_is_not_simulated_still_is_not(bare: Make) -> None:
 def test_each_form_of_a_driver_is_held_or_named() -> None:
     """The simulator prints `-q -x` in a form for each range of drivers; _FORMS has where each begins."""
     tree = ast.parse(
-        Path(provision.lab.__file__).with_name("silicon").joinpath("nvidia_smi_tree.py").read_text()
+        Path(provision.lab.__file__).with_name("silicon").joinpath("nvidia_smi/tree.py").read_text()
     )
     (forms,) = (
         ast.literal_eval(node.value)

@@ -8,8 +8,8 @@ import pytest
 
 from tests.lab_silicon import printf
 from tests.lab_silicon.comparison import compared, listed
+from tests.lab_silicon.programs import RUNS
 from tests.lab_silicon.surfaces import SURFACES, Surface
-from tests.lab_silicon.test_printed import RUNS
 
 Printed = Callable[[Surface], tuple[str, int]]
 # surface -> (what stands there, what stands there instead), once; a number is another exit status

@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-Silicon = Any  # conftest.Silicon, which cannot be imported under importlib mode
+from tests.lab_silicon.silicon import Silicon
+
 Make = Callable[..., Silicon]
 FIO = ("--output-format=json", "--runtime=15", "--filename=/scratch/x")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.node.test_observe import KEY, KEY_FINGERPRINT, Machine
+from tests.node.machine import KEY, KEY_FINGERPRINT, Machine
 
 NEW, OLD = "6.12.107+deb13-amd64", "6.12.9+deb13-amd64"
 LOG = (

@@ -19,7 +19,7 @@ import pytest
 from provision import node_program
 from provision.node.burnin.processes import alive, descendants, stat_of
 from tests.node.burnin_order import PYTHON, load, order, step
-from tests.processes import command_of, until
+from tests.support.processes import command_of, until
 
 
 class Burnin:

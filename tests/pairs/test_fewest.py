@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.pairs import fewest
@@ -28,7 +28,6 @@ def by_trying(rows: list[frozenset[str]], without: set[str]) -> int:
 ROWS = st.lists(st.frozensets(st.sampled_from(sorted(COSTS)), min_size=1, max_size=4), max_size=8)
 
 
-@settings(deadline=None)
 @given(ROWS, st.sets(st.sampled_from(sorted(COSTS)), max_size=3))
 def test_it_is_the_cheapest_of_all(rows: list[frozenset[str]], without: set[str]) -> None:
     cover = cheapest(rows, COSTS, without)

@@ -119,7 +119,7 @@ def test_without_an_expectation_the_group_is_told_and_no_finding() -> None:
     checks, fabric, lines = told(group(expected=None), *pairs())
     assert fabric == ()
     assert {check.verdict for check in checks.values()} == {Verdict.PASS}
-    assert lines[0] == "nccl_group: all 6 nodes at once: 190 GB/s; nothing is known of what it should be"
+    assert lines[0] == "nccl_group: all 6 nodes at once: 190 GB/s; there is no expected value to judge it by"
 
 
 def test_without_a_group_the_pairs_say_all() -> None:

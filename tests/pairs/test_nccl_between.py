@@ -11,8 +11,8 @@ from provision.errors import ParseError
 from provision.pairs import nccl_between
 from provision.pairs.results import Outcome, Result
 from provision.thresholds import Threshold, for_sku
-from tests.pairs.nodes import facts, output
-from tests.pairs.world import HEAD, ranks, table
+from tests.support.nccl_world import HEAD, ranks, table
+from tests.support.pair_nodes import facts, output
 
 PAIR = ("gpu-01", "gpu-02")
 HOSTS = ("h1", "h2")

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.pairs.blame import Kind
 from provision.pairs.pairing import Topology, across, rack_groups, within
 from provision.pairs.results import Outcome, Result
 from provision.pairs.suspects import MOST_ROUNDS, diagnose, next_round
-from tests.pairs.fabric import RATE, Fabric, named, racked
+from tests.support.fabric import RATE, Fabric, named, racked
 
 SEVERITY = (0.3, 0.5, 0.8, None)  # factors of the rate; None hangs
 
@@ -86,7 +86,6 @@ def broken_fleets(draw: st.DrawFn) -> Fabric:
     return Fabric(fleet, faults, noise=draw(st.floats(0.001, 0.02)), seed=draw(st.integers(0, 9999)))
 
 
-@settings(max_examples=40, deadline=None)
 @given(broken_fleets())
 def test_all_that_is_planted_is_named_and_nobody_else(fabric: Fabric) -> None:
     diagnosis = fabric.run()
@@ -98,7 +97,6 @@ def test_all_that_is_planted_is_named_and_nobody_else(fabric: Fabric) -> None:
         assert named(diagnosis) == planted(fabric)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 256), st.integers(1, 20), st.integers(0, 9999), st.data())
 def test_a_bad_node_never_passes_and_every_node_is_accounted_for(
     count: int, size: int, seed: int, data: st.DataObject
@@ -122,7 +120,6 @@ def test_a_bad_node_never_passes_and_every_node_is_accounted_for(
     assert set(diagnosis.passed).isdisjoint(diagnosis.unjudged)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(2, 128), st.integers(1, 16), st.floats(0.001, 0.02), st.integers(0, 9999))
 def test_a_healthy_fleet_takes_two_rounds_and_accuses_nobody(
     count: int, size: int, noise: float, seed: int
@@ -169,7 +166,7 @@ def test_a_slow_link_is_pinned_on_neither_end() -> None:
     (culprit,) = diagnosis.culprits
     assert culprit.device == f"link {pair[0]}-{pair[1]}"
     assert culprit.kind is Kind.LINK
-    assert "which end is not known" in culprit.why
+    assert "it is unknown which end" in culprit.why
     assert len(culprit.evidence) == 2
     assert set(diagnosis.passed) == set(fleet.nodes) - set(pair)
 
@@ -216,7 +213,7 @@ def test_one_noisy_pair_once_is_named_by_nobody_and_said() -> None:
         assert diagnosis.culprits == diagnosis.suspects == ()
         assert diagnosis.passed == fabric.fleet.nodes
         assert len(diagnosis.unsteady) == 1
-        assert "not bad when it was measured again" in diagnosis.unsteady[0]
+        assert "good when measured again" in diagnosis.unsteady[0]
 
 
 def test_a_single_slow_measurement_makes_suspects_and_no_culprit() -> None:
@@ -224,7 +221,7 @@ def test_a_single_slow_measurement_makes_suspects_and_no_culprit() -> None:
     diagnosis = diagnose(fabric.fleet, fabric.measure(across(fabric.fleet)))
     assert diagnosis.culprits == ()
     assert "n5" in diagnosis.suspects[0].nodes
-    assert "one measurement only" in diagnosis.suspects[0].why
+    assert "only one measurement" in diagnosis.suspects[0].why
     assert diagnosis.suspects[0].next
 
 
@@ -233,7 +230,7 @@ def test_all_equally_slow_names_nobody_and_says_that_the_reference_is_missed() -
     fabric = Fabric(fleet, {("node", node): 0.5 for node in fleet.nodes}, expected=0.9 * RATE)
     diagnosis = fabric.run()
     assert diagnosis.culprits == diagnosis.suspects == diagnosis.passed == ()
-    assert any("hardly any reaches what is expected" in note for note in diagnosis.notes)
+    assert any("hardly any reaches the expected value" in note for note in diagnosis.notes)
     assert set(diagnosis.unjudged) == set(fleet.nodes)
 
 
@@ -268,7 +265,7 @@ def test_a_rack_of_two_is_a_leaf_or_two_nodes() -> None:
     assert diagnosis.culprits == ()
     (devices,) = suspected(fabric)
     assert {"leaf of rack small", "x", "y"} <= devices
-    assert "a bad leaf and bad nodes would both show" in diagnosis.suspects[0].why
+    assert "which fits a bad leaf as well as bad nodes" in diagnosis.suspects[0].why
 
 
 def test_without_racks_a_bad_node_is_named_and_what_is_missing_said() -> None:

@@ -12,7 +12,7 @@ from provision.pairs.pairing import Topology
 from provision.pairs.perftest_ends import rails, shared, version
 from provision.pairs.results import Outcome, Result
 from provision.pairs.write_bw import commands, expected, results
-from tests.pairs.nodes import NO_DEVICE, NOBODY, RATE, SERVING, facts, output, printed
+from tests.support.pair_nodes import NO_DEVICE, NOBODY, RATE, SERVING, facts, output, printed
 
 PAIR = ("gpu-01", "gpu-02")
 GPUS = {"gpu": {"count": 8, "sku": "h100-sxm"}}
@@ -206,8 +206,8 @@ def test_a_client_that_does_not_end_hangs_and_either_may_be_to_blame() -> None:
     [
         (output(stdout=printed(395.0)[:-88]), "stops before its end"),
         (output(stdout=printed(395.0), truncated=True), "cut at its size limit"),
-        (output(stdout=printed(395.0, pairs=1)), "something else than it was asked for"),
-        (output(stdout=printed(395.0, size=65536)), "something else than it was asked for"),
+        (output(stdout=printed(395.0, pairs=1)), "something other than requested"),
+        (output(stdout=printed(395.0, size=65536)), "something other than requested"),
         (output(stdout=printed(float("nan"))), "row not understood"),
         (output(stdout=printed(-1)), "row not understood"),
         (output(stdout=""), "nothing printed"),

@@ -14,8 +14,8 @@ from provision.pairs.perftest_ends import shared
 from provision.pairs.results import Outcome, Result
 from provision.pairs.suspects import next_round
 from provision.pairs.write_lat import METRIC, commands, expected, results
-from tests.pairs.fabric import racked
-from tests.pairs.nodes import NO_DEVICE, NOBODY, SERVING, facts, output, printed, printed_latency
+from tests.support.fabric import racked
+from tests.support.pair_nodes import NO_DEVICE, NOBODY, SERVING, facts, output, printed, printed_latency
 
 PAIR = ("gpu-01", "gpu-02")
 GPUS = {"gpu": {"count": 8, "sku": "h100-sxm"}}
@@ -82,7 +82,7 @@ def test_the_median_is_measured_and_the_percentile_beside_it() -> None:
     [
         (output(stdout=printed_latency(1.87)[:-88]), "stops before its end"),
         (output(stdout=printed_latency(1.87), truncated=True), "ib_write_lat: the output was cut"),
-        (output(stdout=printed_latency(1.87, size=4)), "something else than it was asked for"),
+        (output(stdout=printed_latency(1.87, size=4)), "something other than requested"),
         (output(stdout=printed_latency(float("nan"))), "row not understood"),
         (output(stdout=printed_latency(0.0)), "row not understood"),
         (output(stdout=printed(394.0)), "header not understood"),
@@ -162,7 +162,9 @@ def test_a_late_link_is_the_fabrics() -> None:
     assert (finding.verdict, finding.device, finding.action in ACTIONS) == (Verdict.FAIL, link, True)
     assert finding.message.startswith(f"{link} has a high latency: ")
     assert {name for name, check in checks.items() if check.verdict is Verdict.WARN} == set(first)
-    assert f"it is at {link}, which has a high latency" in {one.message for one in checks[first[0]].findings}
+    assert f"it is connected to {link}, which has a high latency" in {
+        one.message for one in checks[first[0]].findings
+    }
 
 
 def test_two_switches_more_are_no_fault_and_twice_the_usual_is() -> None:
@@ -178,7 +180,7 @@ def test_two_nodes_have_the_absolute_limit(by: float, suspected: bool) -> None:
     assert {check.verdict for check in checks.values()} == {Verdict.WARN if suspected else Verdict.PASS}
     assert [finding.device for finding in fabric] == ["suspects"] * suspected
     if suspected:
-        assert "one at least has a high latency" in fabric[0].message
+        assert "at least one has a high latency" in fabric[0].message
         assert "limit 10 us" in fabric[0].evidence[0]
 
 
@@ -191,4 +193,4 @@ def test_what_all_miss_alike_names_nobody_and_passes_nobody() -> None:
     checks, fabric, lines = judged(FLEET, late, METRIC)
     assert fabric == ()
     assert Verdict.PASS not in {check.verdict for check in checks.values()}
-    assert any("25 us is usual and hardly any reaches what is expected (10 us)" in line for line in lines)
+    assert any("25 us is usual and hardly any reaches the expected value (10 us)" in line for line in lines)

@@ -125,7 +125,7 @@ def test_the_summary_names_the_machine_its_gpus_the_culprits_and_what_to_do(
     assert "  action    replace part" in text
     assert "  | GPU 5: FAULTY" in text
     slow = text[text.index("FAIL gpu2-gpu6") :]
-    assert "gpu2->gpu6: 61.3 GB/s; median of the 55 others here 37" in slow
+    assert "gpu2->gpu6: 61.3 GB/s; median of the 55 others on the node 37" in slow
     assert "on 3 other nodes of the SKU 37" in slow
 
 
@@ -423,7 +423,9 @@ def test_the_command_says_where_the_archive_is_and_what_was_removed(
     (path,) = out.iterdir()
     assert str(path) in said
     assert "named secret (" in said
-    assert "/srv/fleet/inventory.yml is not here: secrets were looked for by name and shape only" in said
+    assert (
+        "/srv/fleet/inventory.yml does not exist on this machine: secrets were searched by name and " in said
+    )
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == kept
     assert cli.main(["report", folder.path.name, "--bundle", "gpu-03", "--json"]) == ExitCode.OK
     told = json.loads(capsys.readouterr().out)

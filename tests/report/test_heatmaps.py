@@ -144,7 +144,7 @@ def test_the_same_numbers_give_the_same_bytes_in_any_process(tmp_path: Path) -> 
     program = (
         "import sys\n"
         "from provision.report import pair_maps, peer_maps\n"
-        "from tests.report import samples\n"
+        "from tests.support import samples\n"
         "fleet, context = samples.clustered(80, 8, {('leaf', 'rack-03'): 0.4, ('node', 'gpu-70'): None})\n"
         "maps = [pair_maps.between(fleet, context.pairs[0]), *peer_maps.peers(fleet).skus]\n"
         "for one in (shown for each in maps for shown in each.shown): sys.stdout.write(one.image.source)\n"

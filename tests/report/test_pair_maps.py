@@ -177,7 +177,7 @@ def test_of_a_large_fleet_the_racks_and_whoever_stands_out(samples: ModuleType) 
     assert len(rows) == 8 + 8 + 1
     assert "gpu-120" not in words(named.image)
     assert "The nodes that stand out (17 of 17)" in named.words
-    assert "Of 200 nodes the others are in the map of racks alone" in named.words
+    assert "Of 200 nodes the others are in the map of racks only" in named.words
     assert "H gpu-001 and gpu-002: hang" in named.image.alt
     assert sum(len(one.image.source) for one in maps.shown) < 250_000
 

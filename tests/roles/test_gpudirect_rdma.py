@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from provision import compatibility
-from tests.roles.test_expectations import machine, promised
+from tests.roles.promises import machine, promised
 
 FILE = "file./etc/modules-load.d/gpuprov-gpudirect-rdma.conf.content"
 MODULE = "module.nvidia_peermem.loaded"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.roles.promises import machine, promised
 from tests.roles.scripts import Stage, needs_root
-from tests.roles.test_expectations import machine, promised
 
 PROGRAM = "file./usr/local/sbin/gpuprov-host-settings.content"
 ROOT_PORT, OTHER_PORT, OTHER_DOMAIN = "0000:16:01.0", "0000:30:01.0", "0001:16:01.0"

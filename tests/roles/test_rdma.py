@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from provision.role import all_roles
+from tests.roles.promises import machine, promised
 from tests.roles.scripts import Stage, needs_root
-from tests.roles.test_expectations import machine, promised
 
 PROGRAM = "file./usr/local/sbin/gpuprov-rdma-roce.content"
 DOCA = {"rdma_source": "doca", "rdma_doca_key_fingerprint": "AB" * 20}

@@ -303,7 +303,7 @@ def test_nvidia_smi_that_no_longer_answers_leaves_a_word(smi: Smi, monkeypatch: 
     with pytest.raises(RuntimeError):
         changes.change(bench, plan("power limit"), 7, left.append)  # type: ignore[arg-type]
     assert len(left) == 1
-    assert "whether it is as before could not be seen: nvidia-smi did not answer" in left[0]
+    assert "the restored value could not be read: nvidia-smi did not answer" in left[0]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -319,7 +319,7 @@ def test_one_that_is_taken_without_effect_is_not_possible_here(smi: Smi) -> None
     smi.set(ignore=["-pl"])
     done = changes.change(Bench(smi), plan("power limit"), 7, pytest.fail)  # type: ignore[arg-type]
     assert done.state == NOT_POSSIBLE
-    assert done.why == "nvidia-smi took it, and the GPU still says 700.00"
+    assert done.why == "nvidia-smi accepted it, but the GPU still reports 700.00"
 
 
 def test_no_clock_is_locked_without_what_shows_it(smi: Smi) -> None:

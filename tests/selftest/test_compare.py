@@ -57,9 +57,9 @@ def test_the_simulators_own_output_is_the_same(printed: Callable[..., Output]) -
 def test_an_output_that_cannot_be_compared_says_why(printed: Callable[..., Output]) -> None:
     whole = printed(*SMI)
     cases = {
-        "it was cut here at its size limit": replace(whole, truncated=True),
-        "it did not end here within 90 s": replace(whole, timed_out=True, rc=None, seconds=90.0),
-        "it printed nothing here": replace(whole, stdout=" \n"),
+        "it was cut off at the size limit on this machine": replace(whole, truncated=True),
+        "it did not end on this machine within 90 s": replace(whole, timed_out=True, rc=None, seconds=90.0),
+        "it printed nothing on this machine": replace(whole, stdout=" \n"),
         "the simulator printed nothing for this call": replace(whole, argv=("nvme", "no-such-verb")),
         "it is lines here, and XML in the simulator": replace(whole, stdout="NVRM: no"),
     }

@@ -11,7 +11,7 @@ import pytest
 from provision.selftest import foreign
 from provision.selftest.foreign import Foreign, ForeignError
 from provision.selftest.tools import Tool
-from tests.processes import until
+from tests.support.processes import until
 
 SLEEP = "sleep 300 & wait"
 HOLD = "import sys, time; print('holding'); sys.stdout.flush(); time.sleep(300)"

@@ -127,10 +127,10 @@ class Load:
     ("gpu", "accused", "limits", "state", "why"),
     [
         (3, set(), {}, PROVEN, ""),
-        (2, set(), {}, NOT_POSSIBLE, "gpu_burn tells a slow GPU by its peers: that takes 4 GPUs"),
+        (2, set(), {}, NOT_POSSIBLE, "gpu_burn compares a GPU with its peers: that takes 4 GPUs"),
         (0, set(), {"gpu_burn.rate": 1}, PROVEN, ""),
         (3, {"node", "gpu2"}, {}, PROVEN, ""),
-        (3, {"gpu3"}, {}, NOT_PROVEN, "the check gpu_burn finds fault with gpu3 as it is"),
+        (3, {"gpu3"}, {}, NOT_PROVEN, "the check gpu_burn reports a fault of gpu3 as it is"),
     ],
 )
 def test_a_slow_gpu_must_be_one_that_only_the_load_can_have_slowed(
@@ -150,7 +150,10 @@ def test_a_slow_gpu_must_be_one_that_only_the_load_can_have_slowed(
 
 def test_a_check_that_does_not_run_here_names_no_missing_tool() -> None:
     done = provoke(bench(Finding("x", Verdict.SKIP, "node", "MIG is on")), list(provocations.all_of())[3], 7)
-    assert (done.state, done.why) == (NOT_POSSIBLE, "memory_bandwidth measures nothing here: MIG is on")
+    assert (done.state, done.why) == (
+        NOT_POSSIBLE,
+        "memory_bandwidth measures nothing on this machine: MIG is on",
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from provision.selftest import changes, compare, machine, measure, provocations,
 from provision.selftest.machine import SelftestError
 from provision.selftest.result import NOT_PROVEN, PROVEN, Checked, Provoked
 from provision.selftest.run import Settings
-from tests.processes import alive, until
+from tests.support.processes import alive, until
 
 GPU = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
 BURN = "gpu_burn"
@@ -182,7 +182,7 @@ def test_gpus_whose_use_cannot_be_seen_are_left_alone(
     checks("gpu_inventory", BURN)
     answers(Measurement("unreadable.nvidia_smi", "it did not end within 90 s", ""), verdict=Verdict.ERROR)
     found = run.run(Settings(tmp_path / "out"))
-    assert found.stopped.startswith("whether the GPUs are in use cannot be seen")
+    assert found.stopped.startswith("whether the GPUs are in use is unknown")
     assert ([one.check for one in found.checks], found.code) == (["gpu_inventory"], 5)
 
 

@@ -7,12 +7,12 @@ import time
 import uuid
 from pathlib import Path
 
-import faults
 import kernel_log
 import nics
 import noise
 import surfaces
 import xid
+from faults import catalogue as faults
 from skus import SKUS
 from state import SCHEMA, Node, StateError, write_atomically
 

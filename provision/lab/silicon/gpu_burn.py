@@ -13,6 +13,7 @@ from pathlib import Path
 
 import cuda
 import noise
+import telemetry
 from load import Load, health_factor, wait
 
 NO_CLIENTS, NO_DEVICE, SYNTAX = 123, 19, 22
@@ -216,12 +217,10 @@ class _Client:
         self.shown = self.rate * (1.0 + 0.002 * passing)
         return True
 
-    def temperature(self) -> int:
-        """What its sensor says now."""
-        import telemetry
-
+    def temperature(self, moment) -> int:
+        """What its sensor says then."""
         gpu = self.node.gpus[self.slot]
-        return telemetry.read(self.node, gpu, self.slot)["temperature"]
+        return telemetry.read(self.node, gpu, self.slot, moment)["temperature"]
 
 
 def _listen(node, options: Options, clients: list) -> bool:
@@ -240,7 +239,8 @@ def _listen(node, options: Options, clients: list) -> bool:
         reported = reported or any(fresh)
         if not reported:
             continue
-        temperatures = [client.temperature() for client in clients]
+        moment = telemetry.Moment(node)
+        temperatures = [client.temperature(moment) for client in clients]
         percent = min(int(elapsed) * 100.0 / options.seconds, 100.0)
         print(_progress(percent, clients, temperatures), end="")
         for client in clients:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import bridges
 import noise
-from faults_host import DRIVES, MODULES
+from faults.host import DRIVES, MODULES
+from small_files import put
 
 CONTROLLERS = 8
 LIMITS = """\
@@ -21,8 +22,7 @@ BITS = {"spare": 1, "temperature": 2, "reliability": 4, "read_only": 8}
 
 
 def _put(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n")
+    put(path.parent, {path.name: text})
 
 
 def write(node) -> None:

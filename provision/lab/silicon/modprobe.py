@@ -7,10 +7,10 @@ import sys
 
 import devices
 import kernel_log
-import mig_files
 import surfaces
 import xid
 from module_file import Settings, find, information
+from nvidia_smi import mig_files
 
 # Modules without effect here, which the host's kernel may not have.
 HARMLESS = ("ib_umad", "ib_uverbs", "rdma_ucm", "nvidia_peermem", "ib_core", "mlx5_core", "mlx5_ib")

@@ -8,6 +8,7 @@ import os
 import shutil
 
 import noise
+from small_files import put
 
 # board -> PCI device, PSID, firmware, hca_type
 BOARDS = {
@@ -132,17 +133,8 @@ def write(node) -> None:
         infiniband = node.folder / "sys_pci" / card["address"] / "infiniband" / card["name"]
         infiniband.mkdir(parents=True, exist_ok=True)
         _, psid, firmware, kind = BOARDS[card["board"]]
-        for name, text in (
-            ("board_id", psid),
-            ("fw_ver", firmware),
-            ("hca_type", kind),
-            ("node_type", "1: CA"),
-        ):
-            (place / name).write_text(text + "\n")
-        for name, text in port_files(node, card).items():
-            file = place / "ports/1" / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text + "\n")
+        put(place, {"board_id": psid, "fw_ver": firmware, "hca_type": kind, "node_type": "1: CA"})
+        put(place / "ports/1", port_files(node, card))
         _write_netdev(node, card)
 
 

@@ -3,6 +3,7 @@
 Exit statuses are the real tools'; 2 with one line on stderr when the lab itself is asked something wrong.
 """
 
+import importlib
 import io
 import os
 import signal
@@ -31,7 +32,7 @@ def _tools() -> dict:
         "mounts": ("mounts", "mounts"),
         "modprobe": ("modprobe", "modprobe"),
         "rmmod": ("modprobe", "rmmod"),
-        "nvidia-smi": ("nvidia_smi", "nvidia_smi"),
+        "nvidia-smi": ("nvidia_smi.program", "nvidia_smi"),
         "gpu_burn": ("gpu_burn", "gpu_burn"),
         "gpu-burn": ("gpu_burn", "gpu_burn"),
         "nvbandwidth": ("nvbandwidth", "nvbandwidth"),
@@ -41,16 +42,16 @@ def _tools() -> dict:
         "ibv_devinfo": ("ibv_devinfo", "ibv_devinfo"),
         "nvme": ("host_tools", "nvme"),
         "docker": ("host_tools", "docker"),
-        "ib_write_bw": ("ib_write_bw", "ib_write_bw"),
-        "ib_write_lat": ("ib_write_lat", "ib_write_lat"),
+        "ib_write_bw": ("perftest.ib_write_bw", "ib_write_bw"),
+        "ib_write_lat": ("perftest.ib_write_lat", "ib_write_lat"),
         "dcgmi": ("dcgmi", "dcgmi"),
         "fio": ("fio", "fio"),
         "python3": ("training", "python3"),
-        "nvidia-ctk": ("nvidia_ctk", "nvidia_ctk"),
-        "nvidia-cdi-hook": ("cdi_hook", "nvidia_cdi_hook"),
-        "nvidia-container-runtime": ("container_runtime", "nvidia_container_runtime"),
+        "nvidia-ctk": ("containers.nvidia_ctk", "nvidia_ctk"),
+        "nvidia-cdi-hook": ("containers.cdi_hook", "nvidia_cdi_hook"),
+        "nvidia-container-runtime": ("containers.container_runtime", "nvidia_container_runtime"),
     }
-    tools.update({name: ("nccl_tests", name) for name in collectives})
+    tools.update({name: ("nccl.nccl_tests", name) for name in collectives})
     return tools
 
 
@@ -82,7 +83,7 @@ def main(arguments: list) -> int:
 
 def _run(node, tool: str, rest: list) -> int:
     module, name = _tools()[tool]
-    run = getattr(__import__(module), name)
+    run = getattr(importlib.import_module(module), name)
     broken = {
         one["id"]: one
         for one in node.faults

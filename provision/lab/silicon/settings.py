@@ -22,7 +22,9 @@ class Settings:
         self.node = node
         self.inforom = _read(node.folder / "inforom.json")
         self.driver = _read(node.folder / "run/settings.json")
-        if self.driver.get("holder") != holder(node) or not holder(node):
+        self.daemon = node.running("persistenced")
+        held = holder(node)
+        if self.driver.get("holder") != held or not held:
             for slot in self.driver:
                 if slot != "holder":
                     for name in KEPT_BY_DRIVER:
@@ -38,7 +40,7 @@ class Settings:
             "locked": passing.get("locked"),
             "applications": passing.get("applications", [sku["memory_clock"], sku["clock"]]),
             "compute": passing.get("compute", "DEFAULT"),
-            "persistence": passing.get("persistence", self.node.running("persistenced")),
+            "persistence": passing.get("persistence", self.daemon),
             "ecc": lasting.get("ecc", True),
             "ecc_pending": lasting.get("ecc_pending", lasting.get("ecc", True)),
             "mig": mig,
@@ -64,13 +66,10 @@ class Settings:
         _settle(self.inforom.get(str(gpu["slot"]), {}))
 
     def save(self) -> None:
-        """Write both memories."""
+        """Write both memories. Whoever changed MIG shows it with mig_files.write."""
         self.driver["holder"] = holder(self.node)
         write_atomically(self.node.folder / "inforom.json", json.dumps(self.inforom) + "\n")
         write_atomically(self.node.folder / "run/settings.json", json.dumps(self.driver) + "\n")
-        import mig_files  # which reads these settings
-
-        mig_files.write(self.node)
 
 
 def after_boot(node) -> None:

@@ -12,6 +12,7 @@ import bridges
 import host
 import nics
 import noise
+from small_files import put
 
 SPEEDS = {
     1: "2.5 GT/s PCIe",
@@ -67,10 +68,7 @@ def write_pci(node) -> None:
             shutil.rmtree(str(known))
     for address, files in wanted.items():
         (devices / address).mkdir(exist_ok=True)
-        for name, text in files.items():
-            (devices / address / name).write_text(text + "\n")
-        (devices / address / "irq").write_text("0\n")
-        (devices / address / "resource").write_text("0x0 0x0 0x0\n" * 13)
+        put(devices / address, {**files, "irq": "0", "resource": "\n".join(["0x0 0x0 0x0"] * 13)})
         if address in above:
             bridges.write_config(node, devices / address, address)
             continue

@@ -20,12 +20,21 @@ def cuda_version(driver: str) -> str:
     return next((cuda for known, cuda in reversed(CUDA) if branch >= known), "11.8")
 
 
-def read(node, gpu, index: int) -> dict:
+class Moment:
+    """What the readings of all GPUs have in common: it is read once for them."""
+
+    def __init__(self, node) -> None:
+        self.loads = node.loads()
+        self.settings = Settings(node)
+        self.fabric_ready = node.fabric_ready()
+
+
+def read(node, gpu, index: int, moment: Moment) -> dict:
     """Everything about one GPU: numbers without units, booleans, and texts such as the fabric state."""
     slot, sku = gpu["slot"], node.sku
-    load = node.loads().get(slot)
+    load = moment.loads.get(slot)
     throttle = node.fault("throttle", gpu=slot) if load else None
-    settings = Settings(node).of(gpu)
+    settings = moment.settings.of(gpu)
     values = {
         "index": index,
         "gpu": gpu,
@@ -46,7 +55,7 @@ def read(node, gpu, index: int) -> dict:
     )
     values["state"] = "P0"
     values["idle"] = load is None
-    values["fabric"] = _fabric(node, slot)
+    values["fabric"] = _fabric(node, slot, moment.fabric_ready)
     unhealthy = node.fault("fabric_unhealthy", gpu=slot)
     values["fabric_unhealthy"] = unhealthy["what"] if unhealthy else ""
     return values
@@ -165,12 +174,12 @@ def _errors(node, slot: int) -> dict:
     }
 
 
-def _fabric(node, slot: int) -> tuple:
+def _fabric(node, slot: int, ready: bool) -> tuple:
     """(state, status) of the NVLink fabric."""
     # Ampere has no fabric state, whatever fabric manager does (A100-SXM4 on 535 in telegraf's samples).
     if not node.sku["fabric"] or node.sku["architecture"] == "Ampere":
         return "N/A", "N/A"
     failed = node.fault("fabric_failed", gpu=slot)
-    if failed and node.fabric_ready():
+    if failed and ready:
         return "Completed", failed["status"]
-    return ("Completed", "Success") if node.fabric_ready() else ("In Progress", "N/A")
+    return ("Completed", "Success") if ready else ("In Progress", "N/A")

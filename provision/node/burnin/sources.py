@@ -111,7 +111,7 @@ class Source:
                 self._answers()
             else:
                 said = self.pending.decode("utf-8", "replace").strip().splitlines()
-                self.end_untold = (said[-1][:200] if said else "it said nothing", now + LATE)
+                self.end_untold = (said[-1][:200] if said else "it gave no message", now + LATE)
             self._give_up(now)
             return
         if self.dying is None:

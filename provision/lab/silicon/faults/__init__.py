@@ -1,0 +1,1 @@
+"""The faults that the lab can plant, and their parameters."""

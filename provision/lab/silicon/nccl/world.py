@@ -1,0 +1,156 @@
+"""What the processes of one collective tell each other, and the bus bandwidth that they agree on.
+
+They are a ring, node after node in the order of their ranks: inside a node over NVLink, between two
+neighbours through the RDMA cards of both, all at once. It is as fast as its slowest part. With three nodes
+and more a broken link between two of them is felt only where those two are neighbours.
+"""
+
+import os
+import platform
+import sys
+import time
+
+import bandwidth
+import nics
+from perftest import ib_write_bw
+
+PAIRS = 4  # queue pairs: one for each of a card's channels
+SHARE = 0.955  # of what perftest reaches
+STAGED = 0.5  # of that, where the card cannot reach GPU memory and the host's is in between
+SOCKETS = 2.5  # GB/s over TCP, through the interface that nodes are administered by
+
+
+def introduction(node, gpus: list, first: int) -> dict:
+    """Who a process is, and what it works with; `first` is the CUDA number of its first GPU."""
+    small = [node.fault("memory_small", gpu=gpu["slot"]) for gpu in gpus]
+    return {
+        "name": node.name,
+        "host": platform.node().split(".")[0],
+        "pid": os.getpid(),
+        "product": node.sku["name"],
+        "memory": min(one["mib"] if one else node.sku["memory"] for one in small),
+        "gpus": [
+            {"device": first + place, "slot": gpu["slot"], "address": gpu["address"].rpartition(".")[0]}
+            for place, gpu in enumerate(gpus)
+        ],
+    }
+
+
+def no_peers() -> bool:
+    """Whether NCCL was told to use neither peer access nor shared memory: the network is what remains."""
+    return all(os.environ.get(name) == "1" for name in ("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE"))
+
+
+def has_switch(node) -> bool:
+    """Whether the switches between this node's GPUs add up what passes, and NCCL may let them."""
+    return os.environ.get("NCCL_NVLS_ENABLE", "1") != "0" and node.sku["architecture"] in (
+        "Hopper",
+        "Blackwell",
+    )
+
+
+def between_nodes(node, gpus: list):
+    """GB/s from a node to its neighbours through the cards of these GPUs together, None where none works.
+
+    A card that is down is missed: its GPU sends through the others. A slow one holds up all of them, for each
+    has the same share of the data.
+    """
+    if os.environ.get("NCCL_NET", "IB") != "IB" or os.environ.get("NCCL_IB_DISABLE") == "1":
+        return None
+    working = [card for card in nics.working(node) if card["board"] != "storage" and _wanted(card["name"])]
+    up = [card for card in working if nics.link_of(node, card)[0].startswith("4")]
+    beside = {gpu["slot"]: gpu for gpu in gpus}
+    used = sorted(up, key=lambda card: card["number"] not in beside)[: len(gpus)]
+    if not used:
+        return None
+    options = {"qps": PAIRS}
+    gbits = [ib_write_bw.alone(node, options, card, beside.get(card["number"], gpus[0])) for card in used]
+    reached = node.driver()[1] == "open" or node.loaded("nvidia_peermem")
+    staged = 1.0 if reached and not node.fault("gpudirect_off") else STAGED
+    return min(gbits) / 8.0 * len(used) * SHARE * staged
+
+
+def _wanted(name: str) -> bool:
+    """Whether NCCL_IB_HCA allows a card: `mlx5` what begins so, `=mlx5_1,mlx5_3` these, `^…` all others."""
+    text = os.environ.get("NCCL_IB_HCA", "")
+    others = text.startswith("^")
+    exact = text[others:].startswith("=")
+    words = [word.partition(":")[0] for word in text.lstrip("^=").split(",") if word]
+    found = any(name == word if exact else name.startswith(word) for word in words)
+    return not words or found != others
+
+
+def offer(node, gpus: list, collective: str, nodes: int) -> dict:
+    """How fast a node is with its part of a collective (GB/s), and what keeps it from others."""
+    inside = bandwidth.through_cards(node, gpus) if no_peers() else None
+    switch = has_switch(node) and nodes == 1 and inside is None
+    if inside is None:
+        inside = bandwidth.collective(node, gpus, collective, switch or not node.sku["fabric"])
+    every, wrong = node.fault("peers_slow"), node.fault("wrong_result")
+    peers = {fault["peer"]: fault for fault in node.faults if fault["id"] == "link_slow"}
+    return {
+        "inside": inside,
+        "switch": switch,
+        "cards": between_nodes(node, gpus) if nodes > 1 else None,
+        "every": every["factor"] if every else 1.0,
+        "slow": {peer: fault["factor"] for peer, fault in peers.items()},
+        "every_hangs": bool(node.fault("peers_hang")),
+        "hangs": [fault["peer"] for fault in node.faults if fault["id"] == "link_hang"],
+        "wrong": wrong["count"] if wrong else 0,
+    }
+
+
+def agreed(order: list, offers: dict) -> dict:
+    """What comes of the `offers` (node → its offer) of nodes that stand in this `order`.
+
+    `rate`: bus bandwidth in GB/s; `hangs`: whether something never arrives; `switch`: whether the switches
+    add up; `wrong`: wrong values in a result.
+    """
+    rate, hangs = min(offers[name]["inside"] for name in order), False
+    nodes = len(order)
+    if nodes > 1 and any(offers[name]["cards"] is None for name in order):
+        rate, nodes = min(rate, SOCKETS), 1
+    for place in range(nodes if nodes > 1 else 0):
+        one, other = order[place - 1], order[place]
+        for name, peer in ((one, other), (other, one)):
+            said = offers[name]
+            rate = min(rate, said["cards"] * said["every"] * said["slow"].get(peer, 1.0))
+            hangs = hangs or said["every_hangs"] or peer in said["hangs"]
+    return {
+        "rate": rate,
+        "hangs": hangs,
+        "switch": all(offers[name]["switch"] for name in order),
+        "wrong": sum(offers[name]["wrong"] for name in order),
+    }
+
+
+class Team:
+    """The processes of one run: `met` is everybody's introduction, by rank."""
+
+    def __init__(self, node, world, met: list) -> None:
+        self.node, self.world, self.met = node, world, met
+        self.order = []
+        for one in met:
+            if one["name"] not in self.order:
+                self.order.append(one["name"])
+        self.ranks = sum(len(one["gpus"]) for one in met)
+        here = {gpu["slot"] for one in met if one["name"] == node.name for gpu in one["gpus"]}
+        self.gpus = [gpu for gpu in node.gpus if gpu["slot"] in here]
+
+    def lacks_cards(self) -> bool:
+        """Whether NCCL was told to use RDMA cards alone, has data for them, and this node has none up."""
+        if os.environ.get("NCCL_NET") != "IB":
+            return False
+        if len(self.order) > 1:
+            return between_nodes(self.node, self.gpus) is None
+        return no_peers() and bandwidth.through_cards(self.node, self.gpus) is None
+
+    def agree(self, collective: str) -> dict:
+        """Agree with all others, as the faults are now; where nothing ever arrives, wait until killed."""
+        said = self.world.gather(offer(self.node, self.gpus, collective, len(self.order)))
+        found = agreed(self.order, {one["name"]: said[rank] for rank, one in enumerate(self.met)})
+        if found["hangs"]:
+            sys.stdout.flush()
+            while True:
+                time.sleep(0.5)
+        return found

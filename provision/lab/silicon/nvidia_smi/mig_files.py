@@ -1,0 +1,70 @@
+"""What the driver shows of MIG: /proc/driver/nvidia/capabilities, and a device file for each access right."""
+
+import os
+import shutil
+import stat
+from pathlib import Path
+
+import devices
+from settings import Settings
+
+from nvidia_smi.mig_profiles import usable
+
+# As in /proc/driver/nvidia-caps/mig-minors: so far apart are two GPUs, and two GPU instances; after each of
+# these comes its first compute instance.
+FIRST, PER_GPU, PER_INSTANCE = 3, 135, 9
+MAJOR = 510
+
+
+def minors(gpu, instance: dict) -> list:
+    """The numbers of the files for a GPU instance and for its compute instance."""
+    first = FIRST + PER_GPU * gpu["slot"] + PER_INSTANCE * instance["id"]
+    return [first, first + 1]
+
+
+def instances(node, gpu):
+    """The MIG devices of a GPU in index order; None when it is not partitioned."""
+    settings = Settings(node).of(gpu)
+    return usable(settings) if settings["mig"] else None
+
+
+def write(node) -> None:
+    """Show every GPU's partitions as they are now."""
+    place = node.folder / "proc_driver/nvidia/capabilities"
+    shutil.rmtree(str(place), ignore_errors=True)
+    wanted = set()
+    if node.driver():
+        for gpu in node.present():
+            wanted.update(_show(place, gpu, instances(node, gpu)))
+    if str(node.root) == "/":
+        _make(Path("/dev/nvidia-caps"), wanted)
+
+
+def _show(place: Path, gpu, found) -> list:
+    if found is None:
+        return []
+    mig = place / f"gpu{gpu['slot']}" / "mig"
+    mig.mkdir(parents=True)
+    numbers = []
+    for each in found:
+        for folder, minor in zip([f"gi{each['id']}", f"gi{each['id']}/ci0"], minors(gpu, each)):  # noqa: B905
+            (mig / folder).mkdir()
+            text = f"DeviceFileMinor: {minor}\nDeviceFileMode: 292\nDeviceFileModify: 1\n"
+            (mig / folder / "access").write_text(text)
+            numbers.append(minor)
+    return numbers
+
+
+def _make(place: Path, wanted: set) -> None:
+    files = {f"nvidia-cap{minor}": minor for minor in wanted}
+    try:
+        for old in list(place.glob("nvidia-cap*")):
+            if old.name not in files:
+                old.unlink()
+        for name, minor in files.items():
+            place.mkdir(exist_ok=True)
+            if not (place / name).exists():
+                number = os.makedev(*devices.harmless((MAJOR, minor)))
+                os.mknod(str(place / name), 0o444 | stat.S_IFCHR, number)
+    except OSError:  # a user, or a node too confined for it
+        return

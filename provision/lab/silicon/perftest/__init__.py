@@ -1,0 +1,1 @@
+"""The simulated ib_write_bw and ib_write_lat."""

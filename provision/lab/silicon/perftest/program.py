@@ -1,0 +1,140 @@
+"""A program of perftest, server and client, whatever it measures.
+
+On one node the two find each other through a file in the node's state, on two over TCP (perftest_socket.py).
+What a program measures it offers as a module: NAME, DEFAULTS (of its options), KEY (`rate` or `latency`),
+refusal(options), between(node, options, card) for what one end gives, alone(node, options, card, gpu) for a
+card towards itself, row(options, value), seconds(row), head(options, card, server) and table(options, row).
+"""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from load import Load, wait
+from state import write_atomically
+
+from perftest import memory as perftest_memory
+from perftest import options as perftest_options
+from perftest import socket as perftest_socket
+
+
+def run(node, program, arguments: list) -> int:
+    """The whole program; returns its exit status."""
+    if arguments in (["-V"], ["--version"]):
+        print("Version: 6.24")
+        return 1  # as the real one does
+    try:
+        options = perftest_options.parse(node, arguments, program.DEFAULTS)
+        program.refusal(options)
+    except perftest_options.UsageError as why:
+        perftest_options.explain(program.NAME, why)
+        return 1
+    except perftest_options.RefusedError as why:
+        print(why, file=sys.stderr)
+        print(" Parser function exited with Error", file=sys.stderr)
+        return 1
+    card = perftest_options.card(node, options)
+    if card is None:
+        return 1
+    if options["host"]:
+        return _client(node, program, options, card)
+    with perftest_socket.bound(node, options["port"]) as listener:
+        return _server(node, program, options, card, listener)
+
+
+def _meeting(node, port: int) -> Path:
+    return node.folder / "run" / f"perftest.{port}"
+
+
+def _server(node, program, options: dict, card: dict, listener) -> int:
+    # Whoever sees it wait, by its socket or its words, starts a client at once: that one must find the file.
+    meeting = _meeting(node, options["port"])
+    write_atomically(meeting, json.dumps({"pid": os.getpid(), "device": card["name"]}))
+    try:
+        if listener is not None:
+            listener.listen(1)
+        print("\n************************************")
+        print("* Waiting for client to connect... *")
+        print("************************************")
+        sys.stdout.flush()
+        while True:
+            agreed = None
+            if listener is None:
+                time.sleep(0.02)
+            else:
+                agreed = perftest_socket.answer(node, listener, _myself(node, program, options, card))
+            if agreed:
+                met = {"row": None if "lost" in agreed else program.row(options, agreed[program.KEY])}
+                break
+            try:
+                met = json.loads(meeting.read_text())
+            except (OSError, ValueError):
+                continue
+            if "row" in met:
+                break
+    finally:
+        with contextlib.suppress(OSError):
+            meeting.unlink()
+    if met["row"] is None:
+        return perftest_memory.no_memory() if "cuda" in options else 1
+    program.head(options, card, server=True)
+    program.table(options, met["row"])
+    return 0
+
+
+def _myself(node, program, options: dict, card: dict) -> dict:
+    return {"name": node.name, program.KEY: program.between(node, options, card)}
+
+
+def _client(node, program, options: dict, card: dict) -> int:
+    if perftest_socket.is_remote(options["host"]):
+        return _client_of_another(node, program, options, card)
+    meeting = _meeting(node, options["port"])
+    # Beside a socket there is nothing to wait for: perftest tries once.
+    for _ in range(1 if str(node.root) == "/" else 100):
+        if meeting.exists():
+            break
+        time.sleep(0.05)
+    try:
+        met = json.loads(meeting.read_text())
+    except (OSError, ValueError):
+        return _nobody(options)
+    gpu = None
+    if "cuda" in options:
+        gpu = perftest_memory.gpu(node, options)
+        if gpu is None or not perftest_memory.registers(node, options):
+            _answer(meeting, met, None)
+            return perftest_memory.no_memory()
+    row = program.row(options, program.alone(node, options, card, gpu))
+    with Load(node, program.NAME, [gpu] if gpu else []):
+        wait(node, program.seconds(row))
+    program.head(options, card, server=False)
+    program.table(options, row)
+    _answer(meeting, met, row)
+    return 0
+
+
+def _client_of_another(node, program, options: dict, card: dict) -> int:
+    mine = _myself(node, program, options, card)
+    with perftest_socket.asked(node, options["host"], options["port"], mine) as agreed:
+        if agreed is None:
+            return _nobody(options)
+        row = program.row(options, agreed[program.KEY])
+        wait(node, program.seconds(row))
+    program.head(options, card, server=False)
+    program.table(options, row)
+    return 0
+
+
+def _nobody(options: dict) -> int:
+    print(f"Couldn't connect to {options['host']}:{options['port']}", file=sys.stderr)
+    print(" Unable to open file descriptor for socket connection", file=sys.stderr)
+    print(" Unable to init the socket connection", file=sys.stderr)
+    return 1
+
+
+def _answer(meeting: Path, met: dict, row) -> None:
+    write_atomically(meeting, json.dumps(dict(met, row=row)))

@@ -1,0 +1,154 @@
+"""Disks that are made once in a session of tests: labs that begin where an `up` ended boot overlays of them.
+
+A disk belongs to a node of a lab of its own that is off for good; that lab goes with the last worker that
+used it. Identity, GPUs and cards are not on it: every node has its own (provision.lab.node.prepare).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any, Self
+
+import pytest
+
+from provision.errors import ExitCode
+from provision.lab import fleet
+from provision.lab.command import waiting_lock
+from provision.lab.places import LOCKS
+from provision.lab.spec import DEFAULT_NODES, NodeSpec
+from tests.lab import slurm_cluster
+from tests.lab.conftest import SPEED, Image, Lab, boot
+from tests.lab.gpuprov_up import Operator, said
+
+KINDS = DEFAULT_NODES[:2]
+# What the bare nodes go through, in this order.
+STEPS = {"drift before": "drift", "plan": "plan", "up": "up", "drift after": "drift"}
+
+
+class Images:
+    """The images of one session; who needs one first makes it, and the other workers wait for it.
+
+    `shared`: a folder that the workers have in common.
+    """
+
+    def __init__(self, shared: Path) -> None:
+        self._shared = shared
+        self._used: dict[str, tuple[str, IO[str]]] = {}  # made -> its lab, the lock that keeps it
+
+    def up(self) -> Mapping[str, subprocess.CompletedProcess[str]]:
+        """The finished commands of STEPS on two nodes that were bare, one of each kind of DEFAULT_NODES."""
+        done = self.made("declared", KINDS, {}, _up)["done"]
+        return {step: subprocess.CompletedProcess(*done[step]) for step in STEPS}
+
+    def declared(self) -> Mapping[str, Image]:
+        """DEFAULT_NODES after that `up`; a test that needs them fails when it has failed."""
+        done = self.up()["up"]
+        assert done.returncode == ExitCode.OK, said(done)
+        made = self.made("declared", KINDS, {}, _up)["images"]
+        kinds = {(node.sku, node.release): made[node.name] for node in KINDS}
+        return {node.name: kinds[node.sku, node.release] for node in DEFAULT_NODES}
+
+    def h100(self) -> Image:
+        """An H100 node on Debian 13 after `up`."""
+        return self.declared()["gpu-01"]
+
+    def with_packages(self, below: Image, *packages: str) -> Image:
+        """An H100 node that began with the image `below` and has more of the distribution's packages."""
+        nodes = (NodeSpec("gpu-01", "h100-sxm"),)
+        made = self.made(
+            "+".join(packages), nodes, {"gpu-01": below}, lambda lab, _: _install(lab, *packages)
+        )
+        return made["images"]["gpu-01"]
+
+    def made(
+        self,
+        name: str,
+        nodes: tuple[NodeSpec, ...],
+        below: Mapping[str, Image],
+        work: Callable[[Lab, Path], dict[str, Any]],
+    ) -> dict[str, Any]:
+        """What `work` returned of a lab of these nodes, in this process or in another, and their images."""
+        file = self._shared / f"image-{name}.json"
+        with waiting_lock(file.with_suffix(".lock")):
+            if not file.exists():
+                file.write_text(json.dumps(self._make(name, nodes, below, work)))
+            made: dict[str, Any] = json.loads(file.read_text())
+            if name not in self._used:
+                self._used[name] = (made["lab"], _shared_lock(made["lab"]))
+        if "trouble" in made:
+            pytest.fail(made["trouble"])
+        images = {
+            node: Image(tuple(Path(disk) for disk in disks), made["server"])
+            for node, disks in made["disks"].items()
+        }
+        return {**made, "images": images}
+
+    def _make(
+        self,
+        name: str,
+        nodes: tuple[NodeSpec, ...],
+        below: Mapping[str, Image],
+        work: Callable[[Lab, Path], dict[str, Any]],
+    ) -> dict[str, Any]:
+        chosen = self._claim(name)
+        try:
+            lab = boot(chosen, nodes, self._shared / f"image-{name}.yml", SPEED, below)
+            made = work(lab, self._shared)
+            for node in lab.nodes:
+                node.power_off()
+        except (Exception, pytest.fail.Exception) as error:
+            return {"lab": chosen, "trouble": f"the image {name} could not be made: {error}"}
+        disks = {
+            node.name: [str(node.place.disk), *map(str, below[node.name].disks if node.name in below else ())]
+            for node in lab.nodes
+        }
+        return {**made, "lab": chosen, "disks": disks, "server": lab.record.bridge_address}
+
+    def _claim(self, name: str) -> str:
+        """The name of a lab that nobody uses, kept for this session from now on."""
+        with waiting_lock(LOCKS / "session-images.lock"):  # else two sessions could claim the same one
+            for number in itertools.count(1):
+                lab = f"image{number}"
+                file = (LOCKS / f"session-{lab}.lock").open("a")
+                with suppress(BlockingIOError):
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    fcntl.flock(file, fcntl.LOCK_SH)
+                    self._used[name] = (lab, file)
+                    return lab
+                file.close()
+        raise AssertionError("not reached")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the labs that no other worker of this session uses."""
+        for name, (lab, file) in reversed(self._used.items()):
+            made = self._shared / f"image-{name}.json"
+            with file, waiting_lock(made.with_suffix(".lock")), suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                made.unlink(missing_ok=True)
+                fleet.down(lab, lambda _: None)
+
+
+def _shared_lock(lab: str) -> IO[str]:
+    file = (LOCKS / f"session-{lab}.lock").open("a")
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def _up(lab: Lab, folder: Path) -> dict[str, Any]:
+    operator = Operator(lab.inventory, folder / "image-runs")
+    done = {step: operator.call(verb, timeout=1500) for step, verb in STEPS.items()}
+    return {"done": {step: (one.args, one.returncode, one.stdout, one.stderr) for step, one in done.items()}}
+
+
+def _install(lab: Lab, *packages: str) -> dict[str, Any]:
+    slurm_cluster.install(lab.nodes, *packages)
+    return {}

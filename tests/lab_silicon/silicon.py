@@ -1,0 +1,137 @@
+"""A simulated node in a temporary folder, whose tools run as they do on a lab node: one process each."""
+
+from __future__ import annotations
+
+import atexit
+import io
+import json
+import os
+import platform
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import provision.lab
+from provision.lab.elf import kernel_module
+
+RUN = Path(provision.lab.__file__).with_name("silicon") / "run.py"
+MODULES = ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm")
+
+
+@cache
+def tool_server() -> socket.socket:
+    """Where tools are asked for; the server ends when nobody can ask any more."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    program = Path(__file__).with_name("tool_server.py")
+    server = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(program), str(RUN), str(theirs.fileno())],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        env={"PATH": os.environ["PATH"]},
+        pass_fds=[theirs.fileno()],
+    )
+    theirs.close()
+
+    def end() -> None:
+        ours.close()
+        server.wait()
+
+    atexit.register(end)
+    return ours
+
+
+@dataclass
+class Silicon:
+    """One node: its state folder, and the tree where its libraries and modules are."""
+
+    state: Path
+    root: Path
+
+    def run(
+        self, tool: str, *words: str, timeout: float = 60, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a tool to its end; the folder it runs in holds gpu_burn's compare.ptx."""
+        stdout, stderr, rc = self._run([tool, *words], timeout, environment)
+        texts = (io.TextIOWrapper(io.BytesIO(one), "utf-8", "replace").read() for one in (stdout, stderr))
+        return subprocess.CompletedProcess([tool, *words], rc, *texts)
+
+    def raw(self, tool: str, *words: str, **environment: str) -> bytes:
+        """A tool's stdout, byte for byte."""
+        return self._run([tool, *words], 60, environment)[0]
+
+    def _run(self, words: list[str], timeout: float, environment: dict[str, str]) -> tuple[bytes, bytes, int]:
+        request = {
+            "words": words,
+            "environment": self.environment(**environment),
+            "cwd": str(self.root / "usr/share/gpu-burn"),
+        }
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            told, tell = os.pipe()
+            files = [stdout.fileno(), stderr.fileno(), tell]
+            socket.send_fds(tool_server(), [json.dumps(request).encode()], files)
+            os.close(tell)
+            with open(told, "rb") as answer:  # noqa: PTH123 - a handle
+                pid = int(answer.readline())
+                if not select.select([told], [], [], timeout)[0]:
+                    os.kill(pid, signal.SIGKILL)
+                    raise subprocess.TimeoutExpired(words, timeout)
+                rc = int(answer.readline())
+            stdout.seek(0)
+            stderr.seek(0)
+            return stdout.read(), stderr.read(), rc
+
+    def command(self, tool: str, *words: str) -> list[str]:
+        return [sys.executable, "-I", "-S", str(RUN), tool, *words]
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {
+            "PATH": os.environ["PATH"],
+            "TZ": "UTC",
+            "SILICON_STATE": str(self.state),
+            "SILICON_ROOT": str(self.root),
+            **more,
+        }
+
+    def fault(self, *words: str) -> None:
+        """`set …` or `clear …`, which must be accepted."""
+        done = self.run("fault", "--dir", str(self.state), *words)
+        assert done.returncode == 0, done.stderr
+
+    def install(self, driver: str, flavour: str = "open") -> None:
+        """Put a driver's modules and libraries on the disk, as its packages do."""
+        libraries = self.root / "usr/lib/x86_64-linux-gnu"
+        libraries.mkdir(parents=True, exist_ok=True)
+        for name, version in (
+            ("libnvidia-ml.so.1", driver),
+            ("libcuda.so.1", driver),
+            ("libnccl.so.2", "2.27.7"),
+        ):
+            (libraries / name).unlink(missing_ok=True)
+            stem = name.partition(".so.")[0]
+            (libraries / name).symlink_to(f"{stem}.so.{version}")
+            (libraries / f"{stem}.so.{version}").write_bytes(b"\x7fELF\x02")
+        place = self.root / "lib/modules" / platform.release() / "updates/dkms"
+        place.mkdir(parents=True, exist_ok=True)
+        for module in MODULES:
+            depends = [] if module == "nvidia" else ["nvidia"]
+            (place / f"{module}.ko").write_bytes(
+                kernel_module(module, driver, flavour, platform.release(), depends)
+            )
+
+    def blacklist(self) -> None:
+        """What every driver installation does to nouveau."""
+        self.file("etc/modprobe.d/blacklist-nouveau.conf", "blacklist nouveau\noptions nouveau modeset=0\n")
+
+    def file(self, name: str, text: str) -> None:
+        (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / name).write_text(text)
+
+    def json(self, name: str) -> Any:
+        return json.loads((self.state / name).read_text())

@@ -1,0 +1,76 @@
+"""A tree of files that stands for a machine, and the program of nodes run on it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from provision import answer, node_program
+
+PROGRAM = node_program.text_for([f"{family}.x" for family in node_program.families()])
+KEY = """\
+-----BEGIN PGP PUBLIC KEY BLOCK-----
+Comment: a key made for this test
+
+mDMEawDpCBYJKwYBBAHaRw8BAQdA9z7dBJNaNOrP62u8gmNVF/WPrjk/d7Lfh1YI
+HVlrZlC0IUZpeHR1cmUgS2V5IDxmaXh0dXJlQGV4YW1wbGUub3JnPoiQBBMWCAA4
+FiEErGemMLv/SDbSanVeXIO39M9BhmYFAmsA6QgCGwMFCwkIBwIGFQoJCAsCBBYC
+AwECHgECF4AACgkQXIO39M9BhmaTzgEA3whDemZ6z+PTG3K5MNghZi9JdpLLMTfE
+uTFzcyruCIYA/RLuI8UzmhZPKhuNnytHxX8tInqAbCqfcRnchGg+y3QK
+=gCJ7
+-----END PGP PUBLIC KEY BLOCK-----
+"""
+KEY_FINGERPRINT = "AC67A630BBFF4836D26A755E5C83B7F4CF418666"  # as gpg prints it
+
+
+class Machine:
+    """A tree of files that stands for a machine's root."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.file("/etc/os-release", 'ID=debian\nVERSION_ID="13"\nVERSION_CODENAME=trixie\n')
+        self.file("/proc/sys/kernel/random/boot_id", "1f2e-3d\n")
+
+    def file(self, path: str, text: str | bytes, mode: int = 0o644) -> Path:
+        full = self.root / path.lstrip("/")
+        full.parent.mkdir(parents=True, exist_ok=True)
+        full.write_bytes(text if isinstance(text, bytes) else text.encode())
+        full.chmod(mode)
+        return full
+
+    def tool(self, name: str, script: str) -> None:
+        self.file(f"/usr/bin/{name}", f"#!/bin/sh\n{script}\n", 0o755)
+
+    def pci(self, address: str, **attributes: str) -> None:
+        for name, value in attributes.items():
+            self.file(f"/sys/bus/pci/devices/{address}/{name}", value + "\n")
+
+    def run(self, *facts: str, python: str = sys.executable, first: str = "", **request: Any) -> bytes:
+        request = {"facts": list(facts), "root": str(self.root), **request}
+        text = first + PROGRAM + f"\n\nmain({request!a})\n"
+        done = subprocess.run(
+            [python, "-I", "-S", "-"],
+            input=text.encode("ascii"),
+            capture_output=True,
+            timeout=60,
+            env={"LC_ALL": "C"},
+        )
+        assert done.stderr == b""
+        return done.stdout
+
+    def ask(self, *facts: str, **request: Any) -> tuple[dict[str, Any], dict[str, str]]:
+        document = json.loads(answer.unframed(self.run(*facts, **request)))
+        return document["facts"], document["problems"]
+
+    def value(self, fact: str) -> Any:
+        facts, problems = self.ask(fact)
+        assert fact not in problems, problems
+        return facts[fact]
+
+    def problem(self, fact: str, **request: Any) -> str:
+        facts, problems = self.ask(fact, **request)
+        assert fact not in facts
+        return problems[fact]

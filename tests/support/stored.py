@@ -1,0 +1,36 @@
+"""What a node with eight H100 printed and is, for tests of stored runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "p2p_bandwidth" / "healthy.json"
+GPU = {
+    "count": 8,
+    "sku": "h100-sxm",
+    "fabric": "nvswitch",
+    "architecture": "hopper",
+    "pci_ids": ["10de:2330"],
+}
+
+
+def slower(text: str, share: float) -> str:
+    """The document with every bandwidth of host copies scaled."""
+    document = json.loads(text[text.index("{") :])
+    for case in document["nvbandwidth"]["testcases"]:
+        if case["name"].startswith("host_to_device"):
+            for row in case["bandwidth_matrix"]:
+                row[:] = [f"{float(value) * share:.2f}" for value in row]
+    return json.dumps(document)
+
+
+FACTS: dict[str, Any] = {
+    **{"os.id": "debian", "os.version_id": "13", "kernel.release": "6.12.107+deb13-amd64"},
+    **{"driver.loaded_version": "580.126.09", "driver.userspace_version": "580.126.09"},
+    **{"driver.flavour": "open", "firmware.gpu_vbios": ["96.00.89.00.01"] * 8},
+    **{"firmware.bios_version": "2.1", "firmware.system": "Supermicro X"},
+    "gpu.pci": [{"subsystem_id": "10de:16c1"}] * 8,
+    "firmware.rdma": [{"device": f"mlx5_{i}", "board_id": "MT_838", "firmware": "28.43"} for i in range(8)],
+}

@@ -1,0 +1,84 @@
+"""The `--help` of every verb, held as text, so that a change of its English is reviewed as English."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from provision import cli
+
+FOLDER = Path(__file__).parent / "fixtures" / "help"
+RENEW = "python tests/test_help.py"
+ENVIRONMENT = {"COLUMNS": "100", "PYTHON_COLORS": "0"}  # Python 3.14 colours help
+
+
+def parsers() -> dict[str, list[argparse.ArgumentParser]]:
+    """File name -> the parsers whose help it holds: a verb's own, then those of its sub-verbs."""
+    top = cli.build_parser()
+    return {"gpuprov": [top], **{verb: [parser, *children(parser)] for verb, parser in verbs(top).items()}}
+
+
+def verbs(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+    groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    return {name: child for group in groups for name, child in group.choices.items()}
+
+
+def children(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    return list(verbs(parser).values())
+
+
+def same_in_every_python(help_text: str) -> str:
+    """Python 3.13 wraps usage elsewhere, and writes `-o, --output FILE` for `-o FILE, --output FILE`."""
+    usage, _, rest = help_text.partition("\n\n")
+    usage = textwrap.fill(" ".join(usage.split()), 98, subsequent_indent="    ", break_on_hyphens=False)
+
+    def one_metavar(match: re.Match[str]) -> str:
+        short, metavar, long, text = match.groups()
+        name = f"  {short}, {long} {metavar}"
+        return f"{name:<24}{text}" if len(name) <= 22 else f"{name}\n{'':<24}{text}"
+
+    rest = re.sub(r"^  (-\S+) (\S+), (--\S+) \2\n {24}(\S.*)$", one_metavar, rest, flags=re.MULTILINE)
+    return f"{usage}\n\n{rest}"
+
+
+def helps() -> dict[str, str]:
+    return {
+        name: "\n".join(same_in_every_python(parser.format_help()) for parser in group)
+        for name, group in parsers().items()
+    }
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    return helps()
+
+
+@pytest.mark.parametrize("name", ["gpuprov", *cli.COMMANDS])
+def test_help_is_the_text_that_was_reviewed(name: str, shown: dict[str, str]) -> None:
+    file = FOLDER / f"{name}.txt"
+    expected = file.read_text(encoding="utf-8") if file.exists() else ""
+    assert shown[name] == expected, f"the help of {name} has changed; read it, then renew {file}: {RENEW}"
+
+
+def test_no_file_is_left_of_a_verb_that_is_gone(shown: dict[str, str]) -> None:
+    assert {file.stem for file in FOLDER.iterdir()} == set(shown)
+
+
+@pytest.mark.parametrize("older", ["  -o FILE, --output FILE\n                        file to write"])
+def test_older_pythons_give_the_same_text(older: str) -> None:
+    newer = "  -o, --output FILE     file to write"
+    assert same_in_every_python(f"usage: x\n\n{older}") == same_in_every_python(f"usage: x\n\n{newer}")
+
+
+if __name__ == "__main__":
+    os.environ.update(ENVIRONMENT)
+    FOLDER.mkdir(exist_ok=True)
+    for file_name, help_text in helps().items():
+        (FOLDER / f"{file_name}.txt").write_text(help_text, encoding="utf-8")
