@@ -12,8 +12,8 @@ from typing import Any
 from provision import ansible_handover, paths
 from provision.ansible_events import Outcome
 from provision.errors import StackError
-from provision.memo import frozen
 from provision.node_names import fold
+from provision.render_cache import frozen
 
 # Templates that mention one of these mean another value on every node: none can answer for another.
 _OWN_TO_A_NODE = re.compile(r"inventory_hostname|ansible_|hostvars|group_names")

@@ -14,10 +14,10 @@ from provision.drift import Drift, drifts
 from provision.errors import CompatibilityError
 from provision.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
 from provision.inventory import Fleet
-from provision.memo import frozen
 from provision.node_names import fold
 from provision.observe import Observation
 from provision.own_limits import MOST
+from provision.render_cache import frozen
 from provision.secrets_mask import secrets_of
 from provision.shared_facts import Pool
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision import __version__, checks_asked, fleet_stream, side_by_side, thresholds
+from provision import __version__, checks_asked, fleet_stream, parallel_map, thresholds
 from provision.checks import CHECKS, gpu_answers, gpu_inventory, kernel_incidents, kernel_log
 from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Command, Measurement, Output
 from provision.checks.nccl_tests import without_environment
@@ -286,7 +286,7 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
     def alone(name: str) -> fleet_stream.Alone:
         return fleet_stream.alone(_judged_again(folder, known[name], asked, override), known[name])
 
-    nodes = side_by_side.in_order(alone, known, side_by_side.processes(len(known)))
+    nodes = parallel_map.in_order(alone, known, parallel_map.processes(len(known)))
     return fleet_stream.judged(folder, _head_of_report(folder, bool(meta.get("interrupted"))), nodes, known)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from provision import compatibility_rules as rules
 from provision import paths, yamlfile
 from provision.errors import StackError
-from provision.memo import Memo, frozen
+from provision.render_cache import RenderCache, frozen
 
 RULES = paths.DATA / "compatibility.yml"
 
@@ -46,8 +46,8 @@ def _rules() -> tuple[_Rule, ...]:
     return tuple(found)
 
 
-_static: Memo[tuple[tuple[_Rule, tuple[str, str]], ...]] = Memo()
-_on_node: Memo[tuple[tuple[_Rule, tuple[str, str]], ...]] = Memo()
+_static: RenderCache[tuple[tuple[_Rule, tuple[str, str]], ...]] = RenderCache()
+_on_node: RenderCache[tuple[tuple[_Rule, tuple[str, str]], ...]] = RenderCache()
 
 
 def check_declared(declared: Mapping[str, Any], where: str) -> list[Refusal]:

@@ -6,19 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provision import checks_asked, compared, fingerprint, majority, shown, validated
+from provision import checks_asked, fingerprint, majority, shown, validated
 from provision.assess import Assessment
 from provision.diagnosis import NODES, Diagnosis, selection
 from provision.drift import Drift
 from provision.errors import ExitCode
 from provision.expectations import by_fact
 from provision.majority import Comparison, Voter
-from provision.odd_ones import odd_one, tie
+from provision.outliers import outlier_text, tie_text
 from provision.secrets_mask import masked
 from provision.terminal import printable
 from provision.validated import Standing
 
-FACTS = compared.facts_to_ask() | fingerprint.FACTS  # asked beside what the roles promise
+FACTS = majority.facts_to_ask() | fingerprint.FACTS  # asked beside what the roles promise
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,11 @@ def findings(report: DriftReport) -> list[Finding]:
             level = "warning" if drift.unknown else "error"
             add(rule_of(drift), [drift.node], level, _difference(drift), drift.expectation.why)
     for outlier in report.odd.outliers if report.odd else ():
-        text = f"{outlier.fact} {odd_one(outlier)}"
+        text = f"{outlier.fact} {outlier_text(outlier)}"
         add(f"majority/{outlier.fact}", [outlier.node], "error", text, outlier.why)
     for each in report.odd.ties if report.odd else ():
         nodes = [node for _, members in each.sides for node in members]
-        add(f"majority/{each.fact}", nodes, "error", f"{each.fact} {tie(each)}", each.why)
+        add(f"majority/{each.fact}", nodes, "error", f"{each.fact} {tie_text(each)}", each.why)
     for cause, names in report.causes.items():
         add(f"diagnosis/{cause.rule}", names, "error", cause.cause, f"next: {cause.next_step}")
     for node, refusals in seen.refused.items():

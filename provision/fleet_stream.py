@@ -16,15 +16,16 @@ from pathlib import Path
 from provision import (
     fleet_judge,
     fleet_pairs,
-    fleet_versions,
     health,
     offender_history,
     offenders,
+    outliers,
     set_aside,
     stored_health,
 )
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Finding
+from provision.majority import Voter
 from provision.offenders import Past
 from provision.report import json as report_json
 from provision.seen import Seen
@@ -38,13 +39,13 @@ class Alone:
     name: str
     text: str
     numbers: tuple[fleet_judge.Measured, ...]
-    vote: fleet_versions.Vote | None
+    voter: Voter | None
 
 
 def alone(node: NodeHealth, one: Seen | None) -> Alone:
     """What has to be kept of a node that was judged by itself."""
     numbers = tuple(fleet_judge.numbers(node))
-    return Alone(node.node, report_json.node_text(node), numbers, fleet_versions.vote(node, one))
+    return Alone(node.node, report_json.node_text(node), numbers, outliers.voter_of(node, one))
 
 
 @dataclass
@@ -79,7 +80,7 @@ class _Fleet:
         if number in self.by_peers:
             node = fleet_judge.extended(node, self.by_peers[number])
         if node.node in self.by_versions:
-            node = fleet_versions.extended(node, self.by_versions[node.node])
+            node = outliers.extended(node, self.by_versions[node.node])
         (node,) = offenders.escalate([node], self.past)
         return self.between.extended(node)
 
@@ -89,20 +90,20 @@ def judged(
 ) -> FleetHealth:
     """The report of these nodes, in the order given, of which `head` says all but the nodes. `nodes` is gone
     through once. Raises RunFolderError."""
-    peers, kinds, names = fleet_judge.Peers(), fleet_versions.Kinds(), []
+    peers, versions, names = fleet_judge.Peers(), outliers.Versions(), []
     texts = set_aside.SetAside(folder.path)
     for node in nodes:
         names.append(node.name)
         texts.add(node.text)
         peers.add(node.numbers)
-        kinds.add(node.name, node.vote)
-    by_versions, ambiguous = kinds.found()
+        versions.add(node.name, node.voter)
+    by_versions, ambiguous = versions.found()
     between = fleet_pairs.between(folder, seen)
     fleet = _Fleet(names, texts, peers.found(), by_versions, offender_history.recalled(folder), between)
     head = replace(
         head, not_compared=(*peers.not_compared(), *ambiguous), fabric=between.fabric, between=between.told
     )
-    del peers, kinds  # what they were compared by is as much as all that is kept of them
+    del peers, versions  # what they were compared by is as much as all that is kept of them
     return replace(head, nodes=_stored(folder, head, fleet.lines()))
 
 

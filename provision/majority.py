@@ -1,33 +1,97 @@
 """Outliers: nodes whose undeclared facts differ from the majority of their kind (pure).
 
 A node's kind is its GPU product and its operating system. A majority is more than half of those of a kind
-that answered; without one nobody can say who is right, and all sides are named.
+that answered; without one nobody can say who is right, and all sides are named. Which facts are compared is
+in provision/data/majority.yml, whose head names the keys.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision import compared
-from provision.compared import Compared
+from provision import paths, yamlfile
+from provision.errors import StackError
 
 SMALLEST = 3  # nodes of a kind, and answers; two that differ say nothing about which one is odd
+_KEYS = frozenset({"fact", "from", "pick", "per", "within", "declared_as", "why"})
+
+
+@dataclass(frozen=True)
+class ComparedFact:
+    """One fact nodes of a kind share. `source` is the observed fact it is read from, `pick` the key of its
+    entries, `per` what an entry stands for (GPU, card), `within` the facts in which nodes must agree to be
+    compared; a node that declares one of `declared_by` is not compared."""
+
+    fact: str
+    source: str
+    pick: str | None
+    per: str
+    within: tuple[str, ...]
+    declared_by: frozenset[str]
+    why: str
+
+    def value(self, facts: Mapping[str, Any]) -> Any:
+        """What a node's facts say: a scalar, or a list when its GPUs (cards) differ; None for no answer."""
+        found = facts.get(self.source)
+        if self.pick is not None and isinstance(found, list):
+            found = [entry.get(self.pick) if isinstance(entry, dict) else None for entry in found]
+            if self.source == "firmware.rdma":  # devices made in software have no board
+                found = [value for value in found if value is not None]
+        if self.per == "GPU" and isinstance(found, list):
+            if not found or None in found:
+                return None
+            return found[0] if all(value == found[0] for value in found) else found
+        return found
+
+
+@functools.cache
+def compared_facts() -> Mapping[str, ComparedFact]:
+    """Every compared fact by name. Raises StackError on a bad data file."""
+    file = paths.DATA / "majority.yml"
+    data = yamlfile.load(file, StackError)
+    found: dict[str, ComparedFact] = {}
+    for entry in data if isinstance(data, list) else [None]:
+        if not isinstance(entry, dict) or not {"fact", "why"} <= entry.keys() <= _KEYS:
+            raise StackError(f"{file}: not an entry: {entry!r}", "the head of the file lists the valid keys")
+        fact = str(entry["fact"])
+        source = str(entry.get("from", fact))
+        found[fact] = ComparedFact(
+            fact=fact,
+            source=source,
+            pick=entry.get("pick"),
+            per=str(entry.get("per", "")),
+            within=tuple(entry.get("within", ())),
+            declared_by=frozenset({fact, source, *entry.get("declared_as", ())}),
+            why=str(entry["why"]),
+        )
+    return found
+
+
+@functools.cache
+def facts_to_ask() -> frozenset[str]:
+    """The observed facts that the comparison needs."""
+    facts = compared_facts()
+    within = {name for fact in facts.values() for name in fact.within if name not in facts}
+    return frozenset({fact.source for fact in facts.values()} | within)
 
 
 @dataclass(frozen=True)
 class Voter:
     """One node that answered: its SKU, its facts, why others are missing, and the facts not to compare:
-    those it declares, and those of its `gpuprov_ignore_majority`."""
+    those it declares, and those of its `gpuprov_ignore_majority`. Nodes are compared with those of the same
+    `group` only."""
 
     sku: str | None
     facts: Mapping[str, Any]
     problems: Mapping[str, str] = field(default_factory=dict)
     declared: Collection[str] = ()
     ignored: Collection[str] = ()
+    group: tuple[str, ...] = ()
 
     @property
     def kind(self) -> str:
@@ -83,37 +147,37 @@ class Comparison:
 
 def compare(voters: Mapping[str, Voter]) -> Comparison:
     """Compare every node with its kind, in every fact of provision/data/majority.yml."""
-    kinds: dict[str, dict[str, Voter]] = defaultdict(dict)
+    kinds: dict[tuple[str, tuple[str, ...]], dict[str, Voter]] = defaultdict(dict)
     for name, voter in voters.items():
-        kinds[voter.kind][name] = voter
+        kinds[voter.kind, voter.group][name] = voter
     outliers: list[Outlier] = []
     ties: list[Tie] = []
-    alone: dict[str, tuple[str, ...]] = {}
+    alone: dict[str, tuple[str, ...]] = defaultdict(tuple)
     count = 0
-    for kind, members in kinds.items():
+    for (kind, _), members in kinds.items():
         if len(members) < SMALLEST:
-            alone[kind] = tuple(members)
+            alone[kind] += tuple(members)
             continue
         count += len(members)
-        for fact in compared.all_compared().values():
+        for fact in compared_facts().values():
             for group in _groups(fact, members):
                 _vote(fact, kind, group, outliers, ties)
     order = {name: number for number, name in enumerate(voters)}
     outliers.sort(key=lambda outlier: order[outlier.node])
-    return Comparison(tuple(outliers), tuple(ties), alone, count)
+    return Comparison(tuple(outliers), tuple(ties), dict(alone), count)
 
 
-def _groups(fact: Compared, members: Mapping[str, Voter]) -> list[dict[str, Voter]]:
+def _groups(fact: ComparedFact, members: Mapping[str, Voter]) -> list[dict[str, Voter]]:
     """The nodes to compare in this fact: those that agree in what it depends on."""
     groups: dict[str, dict[str, Voter]] = defaultdict(dict)
     for name, voter in members.items():
-        if fact.spoken_for.isdisjoint(voter.declared) and fact.fact not in voter.ignored:
+        if fact.declared_by.isdisjoint(voter.declared) and fact.fact not in voter.ignored:
             groups[_key([_value(within, voter) for within in fact.within])][name] = voter
     return list(groups.values())
 
 
 def _value(name: str, voter: Voter) -> Any:
-    known = compared.all_compared().get(name)
+    known = compared_facts().get(name)
     return known.value(voter.facts) if known else voter.facts.get(name)
 
 
@@ -122,7 +186,7 @@ def _key(value: Any) -> str:
 
 
 def _vote(
-    fact: Compared, kind: str, group: Mapping[str, Voter], outliers: list[Outlier], ties: list[Tie]
+    fact: ComparedFact, kind: str, group: Mapping[str, Voter], outliers: list[Outlier], ties: list[Tie]
 ) -> None:
     sides: dict[str, list[str]] = defaultdict(list)
     values: dict[str, Any] = {}

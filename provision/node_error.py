@@ -28,6 +28,9 @@ class NodeError(GpuprovError):
         super().__init__(what, fix)
         self.kind = kind
 
+    def __reduce__(self) -> tuple[type[NodeError], tuple[str, str, str]]:
+        return type(self), (self.kind, self.what, self.fix)  # else pickle knows no kind
+
     @property
     def unreachable(self) -> bool:
         """The node was silent, or would not have us: nothing ran on it."""

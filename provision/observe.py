@@ -7,12 +7,12 @@ import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from provision import node_program, own_limits, paths
 from provision.answer import AnswerError, facts_of, one_line, unframed
 from provision.connection import Route, ansible_defaults, route_of
-from provision.direct import FEWEST, Direct
+from provision.fanout import FEWEST, Asked, Fanout
 from provision.inventory import Node
 from provision.node_error import NodeError
 from provision.own_limits import MOST
@@ -83,13 +83,6 @@ def run_programs(
     return {node.name: outputs.found[node.name] for node in nodes}
 
 
-class Asked(Protocol):
-    """What is run on nodes, and who takes what they print."""
-
-    def program(self, node: str, limit: int | None = None) -> str: ...
-    def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None: ...
-
-
 def put_to(
     nodes: Collection[Node],
     asked: Asked,
@@ -121,7 +114,7 @@ def put_to(
             say = say or (lambda _line: None)
             wanted = min(worth(len(routes), FEWEST), connections)
             fitting = own_limits.fitting(routes.values(), connections, say, wanted)
-            direct = stack.enter_context(Direct(routes, asked, timeout, fitting, say, min(wanted, fitting)))
+            direct = stack.enter_context(Fanout(routes, asked, timeout, fitting, say, min(wanted, fitting)))
             gathered.append(direct.gather)
 
         # run_playbook blocks this thread: between its events the answers that came over SSH are taken in.

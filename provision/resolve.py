@@ -15,7 +15,7 @@ from provision.ansible_handover import Around, inert
 from provision.errors import StackError
 from provision.expectations import hypothetical_machines
 from provision.inventory import Fleet
-from provision.memo import Memo
+from provision.render_cache import RenderCache
 from provision.role import all_defaults, all_roles
 from provision.templating import BadTemplateError, NotPlainError, Renderer, references
 
@@ -88,7 +88,7 @@ def resolve(
     """
     views = views_of(fleet, declared)
     options = variables.known() - variables.OWN.keys()
-    asked: Memo[tuple[str, ...]] = Memo()
+    asked: RenderCache[tuple[str, ...]] = RenderCache()
     wanted: dict[str, list[str]] = {}
     for node, view in views.items():
         names = asked.get(view, 0, lambda mentioned, view=view: _unrenderable(view, options, mentioned))  # type: ignore[misc]

@@ -26,7 +26,6 @@ from provision.ssh_login import AUTH_TIMEOUT, Login
 if TYPE_CHECKING:
     import paramiko
 
-_IMPORTING = threading.Lock()
 HANDSHAKE_TIMEOUT = 20.0  # seconds, for the banner and for the key exchange
 
 
@@ -34,7 +33,7 @@ class Ssh:
     """Asks nodes over SSH; keys, known hosts and jump hosts are shared. Safe to use from many threads."""
 
     def __init__(self) -> None:
-        self._paramiko = _imported()
+        self._paramiko = _PARAMIKO
         logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # its threads print tracebacks otherwise
         self._host_keys = HostKeys()
         self._keys: dict[tuple[str, str | None], paramiko.PKey | str] = {}
@@ -157,16 +156,18 @@ class Ssh:
 def _imported() -> Any:
     """paramiko without `invoke`, which it can do without and which is a third of its import: it runs the
     commands of `Match exec` in paramiko's own reader of ssh_config, which is not the one used here."""
-    with _IMPORTING:
-        absent = "paramiko" not in sys.modules and "invoke" not in sys.modules
+    absent = "paramiko" not in sys.modules and "invoke" not in sys.modules
+    if absent:
+        sys.modules["invoke"] = None  # type: ignore[assignment]
+    try:
+        import paramiko
+    finally:
         if absent:
-            sys.modules["invoke"] = None  # type: ignore[assignment]
-        try:
-            import paramiko
-        finally:
-            if absent:
-                del sys.modules["invoke"]
+            del sys.modules["invoke"]
     return paramiko
+
+
+_PARAMIKO = _imported()
 
 
 def _type_of_key(algorithm: str) -> str:

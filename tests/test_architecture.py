@@ -61,8 +61,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "drift_report",
             "fleet_pairs",
             "fleet_stream",
-            "fleet_versions",
-            "odd_ones",
+            "outliers",
         }
         | {"node_commands", "pair_campaign", "pair_plays", "perftest_pairs"}
         | {"launch", "nccl_pairs"}
@@ -95,7 +94,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "resolve",
             "waves",
         }
-        | {"diagnosis", "majority"},
+        | {"diagnosis"},
     ),
     (
         "reaching nodes",
@@ -127,14 +126,13 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "ssh_config",
             "ssh_login",
         }
-        | {"asker_entry", "asker_frames", "askers", "ssh_threads"}
-        | {"direct", "interrupts", "processes", "shards", "streams"}
+        | {"fanout", "ssh_processes", "ssh_threads", "interrupts", "processes", "shards", "streams"}
         | {"workers", "worker_asks", "worker_entry", "worker_link", "worker_runs", "worker_stream"},
     ),
     (
         "what is declared",
-        {"ansible_inventory", "compared", "compatibility", "compatibility_rules", "expectations", "inventory"}
-        | {"lockfile", "patterns", "plain_inventory"}
+        {"ansible_inventory", "compatibility", "compatibility_rules", "expectations", "inventory"}
+        | {"lockfile", "majority", "patterns", "plain_inventory"}
         | {"role", "skus", "stack", "template_filters", "templating", "variables"},
     ),
     (
@@ -161,19 +159,18 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
         "words and files",
         {
             "errors",
-            "memo",
             "nearest",
             "paths",
             "node_names",
+            "render_cache",
             "secrets_mask",
             "set_aside",
             "shared_facts",
-            "side_by_side",
+            "parallel_map",
             "student_t",
             "wording",
             "terminal",
             "versions",
-            "watched",
             "yamlfile",
         },
     ),

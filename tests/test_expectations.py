@@ -14,7 +14,7 @@ from provision import expectations, paths, stack
 from provision.errors import StackError
 from provision.expectations import Expectation
 from provision.inventory import Node
-from provision.memo import Memo
+from provision.render_cache import RenderCache
 from provision.role import all_roles
 
 NODE = {
@@ -245,9 +245,9 @@ def _said(declared: Mapping[str, Any]) -> list[Any]:
 
 def _forget(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("_of_node", "_facts"):
-        monkeypatch.setattr(expectations, name, Memo())
+        monkeypatch.setattr(expectations, name, RenderCache())
     for name in ("_of_role", "_facts_of_role"):
-        monkeypatch.setattr(expectations, name, defaultdict(Memo))
+        monkeypatch.setattr(expectations, name, defaultdict(RenderCache))
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,11 @@ from provision import (
     campaign,
     fleet_judge,
     fleet_pairs,
-    fleet_versions,
     offender_history,
     offenders,
+    outliers,
+    parallel_map,
     set_aside,
-    side_by_side,
     stored_health,
 )
 from provision.checks.check import GpuIdentity, Measurement, Output
@@ -80,7 +80,7 @@ def held(folder: RunFolder) -> FleetHealth:
         results = {raw.check: campaign.judge_check(node, raw, node.limits()) for raw in raws}
         nodes.append(campaign.judge_node(node, results, ASKED, lost=any(raw.unreachable for raw in raws)))
     measured, few = fleet_judge.judge(nodes)
-    compared, ambiguous = fleet_versions.judge(measured, known)
+    compared, ambiguous = outliers.judge(measured, known)
     escalated = offenders.escalate(compared, offender_history.recalled(folder))
     judged, fabric, told = fleet_pairs.judge(folder, escalated, known)
     head = replace(campaign.rejudge(folder), nodes=())
@@ -110,14 +110,14 @@ def test_the_report_is_that_of_a_fleet_held_in_memory(run: RunFolder) -> None:
 
 
 def test_several_processes_judge_as_one_does(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "processes", lambda _: 1)
+    monkeypatch.setattr(parallel_map, "processes", lambda _: 1)
     alone = written(campaign.rejudge(run))
-    monkeypatch.setattr(side_by_side, "processes", lambda _: 3)
+    monkeypatch.setattr(parallel_map, "processes", lambda _: 3)
     assert written(campaign.rejudge(run)) == alone
 
 
 def test_what_processes_give_comes_in_order_and_what_they_raise_is_raised() -> None:
-    found = list(side_by_side.in_order(lambda n: (n, os.getpid()), range(100), 2))
+    found = list(parallel_map.in_order(lambda n: (n, os.getpid()), range(100), 2))
     assert [n for n, _ in found] == list(range(100))
     assert os.getpid() not in {process for _, process in found}
 
@@ -127,13 +127,13 @@ def test_what_processes_give_comes_in_order_and_what_they_raise_is_raised() -> N
         return number
 
     with pytest.raises(RunFolderError, match="node 60") as caught:
-        list(side_by_side.in_order(refuse, range(100), 2))
+        list(parallel_map.in_order(refuse, range(100), 2))
     assert caught.value.fix == "remove it"
 
 
 def test_a_process_that_is_killed_is_one_line() -> None:
     with pytest.raises(RunFolderError, match="was killed"):
-        list(side_by_side.in_order(lambda _: os.kill(os.getpid(), signal.SIGKILL), range(9), 2))
+        list(parallel_map.in_order(lambda _: os.kill(os.getpid(), signal.SIGKILL), range(9), 2))
 
 
 def test_judging_leaves_no_file_behind(run: RunFolder) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provision import direct
+from provision import fanout
 from provision import observe as module
 from provision.inventory import Node
 from provision.observe import Observation, observe
@@ -153,7 +153,7 @@ def test_ansible_finds_no_template_in_what_a_node_is_asked() -> None:
 
 
 def test_who_is_still_waited_for_is_said_once(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct, "QUIET", 0.2)
+    monkeypatch.setattr(fanout, "QUIET", 0.2)
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]

@@ -16,7 +16,7 @@ from benchmarks.detection import fleets, machine
 from benchmarks.detection.cases import FLAGGED, FOUR, SKUS, Case, Expected, FleetCase, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision import campaign, checks_asked, fleet_judge, fleet_versions, stack
+from provision import campaign, checks_asked, fleet_judge, outliers, stack
 from provision.checks import CHECKS
 from provision.health import NodeHealth
 from provision.judge import Verdict, worst
@@ -109,7 +109,7 @@ def _run(trial: Trial, outcome: Outcome) -> None:
         peers(outcome.sku, trial.seed // SEEDS_PER_FLEET) if not case.everywhere else alike(outcome, case)
     )
     compared, _ = fleet_judge.judge([alone, *(health for health, _ in company)])
-    (health, *others), _ = fleet_versions.judge(
+    (health, *others), _ = outliers.judge(
         compared, {NAME: known, **{one.node: said for one, said in company}}
     )
     _score(outcome, health, case.expected, slots)

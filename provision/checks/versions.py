@@ -1,5 +1,5 @@
 """The driver's module, its libraries, fabric manager and IMEX: one version each; and what else the nodes of a
-fleet should have in common, which is compared once all have answered (provision/fleet_versions.py).
+fleet should have in common, which is compared once all have answered (provision/outliers.py).
 
 From facts alone: nothing runs on the node for it.
 """

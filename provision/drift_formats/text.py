@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from provision import compared, diagnosis, shown
+from provision import diagnosis, majority, shown
 from provision.diagnosis import NODES, selection
 from provision.drift import Drift
 from provision.drift_report import DriftReport, Expiry, expiries
 from provision.node_names import fold
-from provision.odd_ones import odd_one, tie
+from provision.outliers import outlier_text, tie_text
 from provision.wording import many
 
 
@@ -56,12 +56,12 @@ def _odd(report: DriftReport) -> list[str]:
         return []
     alike: dict[tuple[str, str, str], list[str]] = {}
     for outlier in report.odd.outliers:
-        alike.setdefault((outlier.fact, odd_one(outlier), outlier.why), []).append(outlier.node)
+        alike.setdefault((outlier.fact, outlier_text(outlier), outlier.why), []).append(outlier.node)
     lines = ["outliers (undeclared facts that differ from the fleet majority)"]
     for (fact, difference, why), nodes in alike.items():
         lines += [f"  {fold(nodes)}  {fact} {difference}", f"      {why}"]
     for each in report.odd.ties:
-        lines += [f"  {each.fact} {tie(each)}", f"      {each.why}"]
+        lines += [f"  {each.fact} {tie_text(each)}", f"      {each.why}"]
     return [*lines, ""]
 
 
@@ -87,7 +87,7 @@ def totals(report: DriftReport) -> list[str]:
         f"{len(seen.as_declared)} of {total} nodes as declared ({seen.expectations} expectations compared)"
     ]
     if odd is not None and odd.compared:
-        facts = len(compared.all_compared())
+        facts = len(majority.compared_facts())
         differ = len({outlier.node for outlier in odd.outliers})
         ambiguous = f", {many(len(odd.ties), 'fact')} ambiguous" if odd.ties else ""
         lines.append(

@@ -1,11 +1,15 @@
-"""Several processes that ask: the same answers as of one, and none of them left, whoever dies."""
+"""Several SSH processes: the same results as of one, and none of them left, whichever dies."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import multiprocessing
 import os
+import resource
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -19,17 +23,16 @@ import pytest
 
 from benchmarks import bench_processes, nodes
 from benchmarks.results import Options, Result, Table
-from provision import asker_frames, askers, direct, processes
-from provision.asker_entry import KEPT, Asker, GoneError
-from provision.asker_frames import Failed, Frames, Part, Printed
-from provision.askers import Askers
+from provision import fanout, processes, ssh_processes
 from provision.connection import Route, route_of
+from provision.crew import Done
 from provision.errors import UsageError
 from provision.inventory import Node
 from provision.node_error import NodeError
 from provision.observe import observe, run_programs
 from provision.processes import VARIABLE, worth
 from provision.ssh_config import ConfigFiles
+from provision.ssh_processes import KEPT, Processes
 from tests.support.processes import alive, command_of, until
 
 HELLO = "print('@gpuprov-facts 1 2\\n{}\\n@gpuprov-end')"
@@ -49,8 +52,8 @@ def below(pid: int) -> list[int]:
 
 
 def ours() -> list[int]:
-    """The processes below this one that ask nodes, and the one that makes them."""
-    return [pid for pid in below(os.getpid()) if "asker_entry" in command_of(pid)]
+    """The SSH processes below this one (the fork server that makes them stays)."""
+    return [pid for pid in below(os.getpid()) if "forkserver" in command_of(pid)][1:]
 
 
 @pytest.fixture(autouse=True)
@@ -110,10 +113,10 @@ def routes(sshd: Any, names: list[str], **variables: Any) -> dict[str, Route]:
     return {node.name: route_of(node, ConfigFiles()) for node in nodes}
 
 
-def gathered(hands: Askers) -> dict[str, bytes | NodeError]:
+def gathered(pool: Processes) -> dict[str, bytes | NodeError]:
     found: dict[str, bytes | NodeError] = {}
-    while hands.unfinished:
-        for done in hands.gather(wait=0.2):
+    while pool.unfinished:
+        for done in pool.gather(0.2):
             assert done.name not in found
             found[done.name] = done.result
     return found
@@ -123,64 +126,110 @@ def test_a_process_that_is_killed_takes_nobody_with_it(sshd: Any) -> None:
     """Its nodes have one line each; those of the other process are answered, also those not begun yet."""
     names = [f"n{number}" for number in range(8)]
     programs = {name: SLOW if number % 2 else HELLO for number, name in enumerate(names)}
-    hands = Askers(routes(sshd, names), programs, 300, 4, 2)
+    pool = Processes(routes(sshd, names), programs, 300, 4, 2)
     first: dict[str, bytes | NodeError] = {}
     try:
-        maker = hands._process.pid
-        until(lambda: len(below(maker)) == 2)
         while len(first) < 4:
-            first |= {done.name: done.result for done in hands.gather(wait=0.2)}
+            first |= {done.name: done.result for done in pool.gather(0.2)}
         assert sorted(first) == names[::2]
-        os.kill(below(maker)[-1], signal.SIGKILL)
-        rest = gathered(hands)
+        os.kill(pid_of(pool, 1), signal.SIGKILL)
+        rest = gathered(pool)
     finally:
-        hands.close()
+        pool.close()
     assert sorted(rest) == names[1::2]
     for error in rest.values():
         assert isinstance(error, NodeError)
         assert (
-            "worker process 2 of 2 on this machine, which held its connection, was killed by SIGKILL"
-            in error.what
+            "worker process 2 of 2 on this machine, which held its connection, was killed by signal 9 "
+            "(not by gpuprov)" in error.what
         )
         assert not error.unreachable
     assert ours() == []
 
 
-@pytest.mark.parametrize(
-    ("program", "how"),
-    [
-        ("raise SystemExit(3)", "ended before its time"),
-        ("import time; time.sleep(60)", "said nothing for 1 s"),
-    ],
-)
-def test_processes_that_do_not_work_are_no_silence(
-    sshd: Any, monkeypatch: pytest.MonkeyPatch, program: str, how: str
-) -> None:
-    monkeypatch.setattr(askers, "_PROGRAM", program)
-    monkeypatch.setattr(askers, "SILENT", 1.0)
-    monkeypatch.setattr(askers, "_END", 0.2)
-    hands = Askers(routes(sshd, ["a", "b", "c"]), dict.fromkeys("abc", HELLO), 60, 4, 2)
+def pid_of(pool: Processes, number: int) -> int:
+    pid = pool._processes[number].process.pid
+    assert pid is not None
+    return pid
+
+
+def test_a_process_that_stops_is_given_up(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh_processes, "SILENT", 1.0)
+    pool = Processes(routes(sshd, ["a", "b", "c"]), dict.fromkeys("abc", SLOW), 60, 4, 2)
     try:
-        found = gathered(hands)
+        for number in range(2):
+            os.kill(pid_of(pool, number), signal.SIGSTOP)
+        found = gathered(pool)
     finally:
-        hands.close()
+        pool.close()
     assert sorted(found) == ["a", "b", "c"]
-    assert all(isinstance(error, NodeError) and how in error.what for error in found.values())
+    assert all(
+        isinstance(error, NodeError) and "sent nothing for 1 s" in error.what for error in found.values()
+    )
+    assert ours() == []
+
+
+def test_a_message_that_stops_half_way_is_not_waited_for() -> None:
+    ours_, theirs = multiprocessing.Pipe()
+    with ours_, theirs:
+        ssh_processes._bound(ours_, 1.0)
+        os.write(theirs.fileno(), struct.pack("!i", 100) + b"half")
+        with pytest.raises(BlockingIOError):
+            ours_.recv()
+
+
+class Unreadable:
+    """What the process at the other end of a pipe cannot unpickle."""
+
+    def __reduce__(self) -> tuple[type[int], tuple[str]]:
+        return int, ("no number",)
+
+
+def test_the_fork_server_imports_what_the_processes_need() -> None:
+    """It says nothing of a module that is not there."""
+    assert importlib.util.find_spec(ssh_processes.PRELOADED) is not None
+
+
+def test_processes_may_open_as_many_files_as_their_parent(sshd: Any) -> None:
+    """Also when the fork server was started before the limit was raised."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    Processes({}, {}, 60, 2, 1).close()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft - 1, hard))
+    try:
+        pool = Processes(routes(sshd, ["a"]), {"a": SLOW}, 60, 2, 1)
+        found = resource.prlimit(pid_of(pool, 0), resource.RLIMIT_NOFILE)
+        pool.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert found == (soft - 1, hard)
+
+
+def test_a_mistake_of_ours_in_a_process_is_named(sshd: Any) -> None:
+    timeout: Any = Unreadable()
+    pool = Processes(routes(sshd, ["a"]), {"a": SLOW}, timeout, 4, 1)
+    try:
+        found = gathered(pool)
+    finally:
+        pool.close()
+    assert isinstance(found["a"], NodeError)
+    assert "process 1 of 1 on this machine, which held its connection, broke: ValueError" in found["a"].what
+    assert "it is a bug" in found["a"].fix
 
 
 def test_where_no_process_can_be_started_one_asks(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "2")
 
-    def refuse(_sockets: object) -> None:
+    def refuse(_count: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(askers, "_started", refuse)
+    monkeypatch.setattr(ssh_processes, "_started", refuse)
     said: list[str] = []
     nodes = [sshd.node(f"n{number}", ansible_become=False) for number in range(2)]
     assert [seen.error for seen in observe(nodes, {}, say=said.append).values()] == [None, None]
-    assert [line for line in said if "asked in one process" in line and "temporarily" in line]
+    assert [line for line in said if "handled in one process" in line and "temporarily" in line]
 
 
+ROOT = str(Path(fanout.__file__).parents[1])
 PROGRAM = """\
 import sys
 from provision.inventory import load
@@ -194,23 +243,27 @@ except KeyboardInterrupt:
 """
 
 
-def test_processes_that_are_just_being_started_are_not_interrupted() -> None:
-    ours_, theirs = socket.socketpair()
-    started = askers._started([theirs])
-    theirs.close()
-    try:
-        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, set())
-        for _ in range(5):
-            os.kill(started.pid, signal.SIGINT)
-            time.sleep(0.02)
-        until(lambda: len(below(started.pid)) == 1)
-        os.kill(below(started.pid)[0], signal.SIGINT)
-        time.sleep(0.2)
-        assert len(below(started.pid)) == 1
-    finally:
-        ours_.close()
-        started.communicate(timeout=20)
-    assert started.returncode == 0
+@pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3])
+def test_ctrl_c_while_processes_start_is_heard_once(
+    sshd: Any, tmp_path: Path, silent: int, seconds: float
+) -> None:
+    """As a terminal does it, it goes to all of them: none but ours may say anything of it."""
+    inventory = tmp_path / "inventory.json"
+    variables = sshd.node(ansible_port=silent).variables
+    inventory.write_text(json.dumps({"all": {"hosts": {f"n{number}": variables for number in range(6)}}}))
+    environment = {**os.environ, VARIABLE: "3", "PYTHONPATH": ROOT}
+    words = [sys.executable, "-c", PROGRAM, str(inventory), SLOW]
+    with subprocess.Popen(words, env=environment, start_new_session=True, stderr=subprocess.PIPE) as gpuprov:
+        try:
+            until(lambda: [pid for pid in below(gpuprov.pid) if "forkserver" in command_of(pid)])
+            time.sleep(seconds)
+            started = below(gpuprov.pid)
+            os.killpg(gpuprov.pid, signal.SIGINT)
+            _, said = gpuprov.communicate(timeout=20)
+        finally:
+            gpuprov.kill()
+    assert (gpuprov.returncode, said) == (130, b"")
+    until(lambda: not any(map(alive, started)))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
@@ -222,12 +275,12 @@ def test_nothing_is_left_when_we_are_gone(
     inventory = tmp_path / "inventory.json"
     hosts = {f"n{number}": variables for number in range(6)}
     inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
-    environment = {**os.environ, VARIABLE: "3", "PYTHONPATH": str(Path(askers.__file__).parents[1])}
+    environment = {**os.environ, VARIABLE: "3", "PYTHONPATH": ROOT}
     words = [sys.executable, "-c", PROGRAM, str(inventory), SLOW]
     # As a terminal does it, Ctrl-C goes to all of them.
     with subprocess.Popen(words, env=environment, start_new_session=True) as gpuprov:
         try:
-            until(lambda: len(below(gpuprov.pid)) == 4)
+            until(lambda: len(below(gpuprov.pid)) == 5)  # 3, the fork server, the resource tracker
             started = below(gpuprov.pid)
             time.sleep(3)  # they have said that they are there
             assert started == below(gpuprov.pid)
@@ -247,7 +300,7 @@ def test_nothing_is_left_when_we_are_gone(
 def test_who_is_still_waited_for_is_said_once_for_all_processes(
     sshd: Any, silent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(direct, "QUIET", 0.2)
+    monkeypatch.setattr(fanout, "QUIET", 0.2)
     monkeypatch.setenv(VARIABLE, "2")
     said: list[str] = []
     nodes = [sshd.node("gpu-01"), *(sshd.node(f"gpu-0{n}", ansible_port=silent) for n in (2, 3))]
@@ -270,18 +323,6 @@ def test_a_host_that_several_processes_learn_is_learned_once(
     assert len(known.read_text().splitlines()) == 1
 
 
-# --- what they say to one another ---
-
-
-def test_frames_come_out_whole_however_they_are_cut() -> None:
-    said = [Printed("a", b"\0" * 70_000, 1.5), Failed("b", "auth", "no", "do", 0.0), Printed("c", b"", 0.1)]
-    stream = b"".join(map(asker_frames.packed, said))
-    for size in (1, 7, 65_536, len(stream)):
-        frames = Frames()
-        found = [one for at in range(0, len(stream), size) for one in frames.feed(stream[at : at + size])]
-        assert found == said
-
-
 class Answers:
     """In the place of connections: every node prints a megabyte at once."""
 
@@ -299,34 +340,25 @@ class Answers:
 
 
 def test_who_takes_slowly_makes_them_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is read of what they say: they ask no further nodes than they may keep."""
+    """Nothing is read of what a process sends: it begins no further nodes than results it may keep."""
     monkeypatch.setattr("provision.ssh.Ssh", Answers)
     Answers.asked = 0
-    ours, theirs = socket.socketpair()
+    ours_, theirs = multiprocessing.Pipe()
     names = [f"n{number}" for number in range(400)]
     route = route_of(Node("n", (), {}), ConfigFiles())
-    part = Part(dict.fromkeys(names, route), ("",), dict.fromkeys(names, 0), 60, 8)
-    ended: list[str] = []
-
-    def run() -> None:
-        try:
-            Asker(theirs).run()
-        except GoneError:
-            ended.append("gone")
-
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=ssh_processes.work, args=(theirs,))
     thread.start()
-    ours.sendall(asker_frames.packed(part))
+    ours_.send((dict.fromkeys(names, route), dict.fromkeys(names, ""), 60, 8, KEPT))
     time.sleep(1.0)
     least, at_work = KEPT, 8 + 1  # one answer is on its way
     assert 8 <= Answers.asked <= least + at_work
-    frames, taken = Frames(), 0
+    taken = 0
     while taken < 100:
-        taken += sum(isinstance(said, Printed) for said in frames.feed(ours.recv(1 << 18)))
+        taken += isinstance(ours_.recv(), Done)
     assert 100 <= Answers.asked < 400
-    ours.close()
+    ours_.close()
     thread.join(timeout=20)
-    assert ended == ["gone"]
+    assert not thread.is_alive()
     theirs.close()
 
 
@@ -355,6 +387,6 @@ def test_how_many_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_few_nodes_start_no_process(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(askers, "_started", lambda _: pytest.fail("a process was started"))
+    monkeypatch.setattr(ssh_processes, "_started", lambda _: pytest.fail("a process was started"))
     found = run_programs([sshd.node(ansible_become=False)], {"gpu-01": HELLO})
     assert isinstance(found["gpu-01"], bytes)

@@ -1,0 +1,121 @@
+"""The cache of renderings: computed once for all nodes, or kinds of machine, that agree in what was read.
+
+Ten thousand nodes with the same variables are one computation, though each has its own address. What matters
+is found by watching: a computation that read these names and got these values would read the same again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import ChainMap
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+Result = TypeVar("Result")
+_ABSENT = "\0absent"
+
+
+class RenderCache(Generic[Result]):
+    """`get(variables, extra, compute)`: `compute` is given a set to which it adds each name it reads.
+
+    A name with dots is of a value in nested mappings, "" of all there is (see Tracked). Values may not be
+    changed in place: nodes share what they have in common, and that is looked at once."""
+
+    def __init__(self) -> None:
+        self._by_names: dict[tuple[str, ...], dict[Hashable, Result]] = {}
+        self._last: dict[str, tuple[Any, Hashable]] = {}
+
+    def get(
+        self,
+        variables: Mapping[str, Any],
+        extra: Hashable,
+        compute: Callable[[set[str]], Result],
+        read: set[str] | None = None,
+    ) -> Result:
+        """The cached result for equal values of the names that were read, else a new one. Those names are
+        added to `read`, for a result made of several."""
+        variables = _flat(variables)
+        for names, results in self._by_names.items():
+            key = self._key(variables, names, extra)
+            if key in results:
+                result = results[key]
+                break
+        else:
+            reads: set[str] = set()
+            result = compute(reads)
+            names = tuple(sorted(reads))
+            self._by_names.setdefault(names, {})[self._key(variables, names, extra)] = result
+        if read is not None:
+            read.update(names)
+        return result
+
+    def _key(self, variables: Mapping[str, Any], names: tuple[str, ...], extra: Hashable) -> Hashable:
+        return (extra, *(self._frozen(name, _value(variables, name)) for name in names))
+
+    def _frozen(self, name: str, value: Any) -> Hashable:
+        """`groups` is all nodes' names, on every node: frozen for each, it alone would cost seconds."""
+        if isinstance(value, str):
+            return value
+        last = self._last.get(name)
+        if last is None or last[0] is not value:
+            last = self._last[name] = (value, frozen(value))
+        return last[1]
+
+
+def _flat(variables: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A chain of dictionaries as one: a hundred lookups in a chain cost ten times as much."""
+    if type(variables) is not ChainMap:  # views of resolve.py are quick
+        return variables
+    found: dict[str, Any] = {}
+    for each in reversed(variables.maps):
+        found.update(each)
+    return found
+
+
+def _value(variables: Mapping[str, Any], name: str) -> Any:
+    if name and "." not in name:
+        return variables.get(name, _ABSENT)
+    found: Any = variables
+    for key in filter(None, name.split(".")):
+        if not isinstance(found, Mapping) or key not in found:
+            return _ABSENT
+        found = found[key]
+    return found
+
+
+def frozen(value: Any) -> Hashable:
+    """A hashable stand-in that is equal for equal values of equal types (1, true and 1.0 are three)."""
+    if isinstance(value, str):
+        return value
+    return (type(value).__name__, json.dumps(value, sort_keys=True, default=repr))
+
+
+class Tracked(Mapping[str, Any]):
+    """A view of nested mappings that adds the name of each value that is read to `reads`; a mapping that is
+    looked at as a whole is such a value.
+
+    >>> view = Tracked({"os": {"id": "debian", "arch": "x86_64"}}, set())
+    >>> view["os"]["id"], view.reads
+    ('debian', {'os.id'})
+    """
+
+    def __init__(self, of: Mapping[str, Any], reads: set[str], name: str = "") -> None:
+        self._of = of
+        self._name = name
+        self.reads = reads
+
+    def __getitem__(self, key: str) -> Any:
+        name = f"{self._name}.{key}" if self._name else key
+        found = self._of.get(key)
+        if isinstance(found, Mapping):
+            return Tracked(found, self.reads, name)
+        self.reads.add(name)
+        return self._of[key]
+
+    def __iter__(self) -> Iterator[str]:
+        self.reads.add(self._name)
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        self.reads.add(self._name)
+        return len(self._of)
