@@ -66,18 +66,14 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
         | {"node_commands", "pair_campaign", "pair_plays", "perftest_pairs"}
         | {"launch", "nccl_pairs"}
         | {
-            "gate",
+            "health_gate",
             "hooks",
-            "up",
-            "up_hands",
-            "up_lock",
-            "up_protocol",
+            "up_execute",
+            "up_executor",
             "up_result",
             "up_resume",
-            "up_session",
-            "up_summary",
-            "up_wave",
-            "up_work",
+            "up_run",
+            "up_types",
         },
     ),
     ("reports", {"report"}),
@@ -178,12 +174,10 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
     ),
 )
 
-# Above 300 lines, with the reason.
+# Above 400 lines, with the reason.
 LONG = {
-    "node/ddp_scaling.py": "a program is sent to a node as one text; its head describes what it prints",
     "node/modules/gpuprov_run.py": "an Ansible module is one file, and this one has to outlive what it runs",
     "node/modules/gpuprov_burnin.py": "an Ansible module is one file; each state of it is a few lines",
-    "node/modules/gpuprov_offered.py": "an Ansible module is one file; a quarter of it is documentation",
 }
 
 
@@ -388,7 +382,7 @@ def meaning(path: Path) -> set[str]:
 def test_a_module_is_small_and_its_name_says_what_it_is(path: Path) -> None:
     assert path.stem not in {"utils", "util", "helpers", "helper", "common", "misc", "base"}
     lines = len(path.read_text(encoding="utf-8").splitlines())
-    assert lines <= 300 or relative(path) in LONG, f"{lines} lines"
+    assert lines <= 400 or relative(path) in LONG, f"{lines} lines"
 
 
 @pytest.mark.parametrize(
@@ -411,7 +405,7 @@ def defined(statement: ast.stmt) -> list[str]:
 
 def test_what_is_explained_as_long_is_long() -> None:
     for name in LONG:
-        assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) > 300, name
+        assert len((ROOT / name).read_text(encoding="utf-8").splitlines()) > 400, name
 
 
 # --- what runs on nodes ---

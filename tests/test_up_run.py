@@ -3,150 +3,35 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import assess, cli, paths, resolve, runner, up_session
-from provision.assess import Assessment
+from provision import assess, cli, inventory, paths, runner
 from provision.compatibility import Refusal
-from provision.drift import Drift
 from provision.errors import ExitCode, GpuprovError
-from provision.expectations import Expectation, roles_in_order
-from provision.inventory import Fleet, Node
-from provision.observe import Observation
-from provision.runner import Event, Outcome
+from provision.expectations import roles_in_order
 from provision.store import RunFolder, latest
-
-SECRET = "corr3ct-h0rse"
-DEBIAN: dict[str, Any] = {"os": {"id": "debian", "version_id": "13"}, "gpu": {"sku": "h100-sxm"}}
-
-
-def drift(node: str, role: str = "nccl", *, reboot: bool = False, found: str = "1.0") -> Drift:
-    expectation = Expectation(role, f"package.{role}.version", "equals", "2.0", "because", reboot)
-    return Drift(node, expectation, found)
-
-
-@dataclass
-class World:
-    """Nodes with roles that are still missing; running a role, or a reboot, makes its promise true."""
-
-    fleet: Fleet
-    missing: dict[str, list[Drift]] = field(default_factory=dict)
-    errors: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    refused: dict[str, Refusal] = field(default_factory=dict)
-    failing: dict[str, Outcome] = field(default_factory=dict)
-    stubborn: set[str] = field(default_factory=set)
-    played: list[tuple[str, dict[str, Any], bool]] = field(default_factory=list)
-    observed: list[str] = field(default_factory=list)
-    on_play: Callable[[], None] = lambda: None
-    holders: dict[str, dict[str, str]] = field(default_factory=dict)  # node → whose lock is on it
-    locked: list[tuple[str, str]] = field(default_factory=list)
-    clock: float = 0.0  # seconds the nodes' clocks are ahead
-
-    def programs(self, _nodes: Any, texts: Mapping[str, str], **_options: Any) -> dict[str, bytes]:
-        """The lock's program, as the nodes would answer it."""
-        answers = {}
-        for node, text in texts.items():
-            call = text.rpartition("main(dict(")[2]
-            asked = dict(re.findall(r"(\w+)='([^']*)'", call))
-            before = re.findall(r"'([^']*)'", call.partition("before=[")[2].partition("]")[0])
-            holder = self.holders.get(node)
-            self.locked.append((asked["op"], node))
-            ours = holder is None or holder["run"] in (asked["run"], *before) or "force=True" in call
-            state = "taken" if ours else "held"
-            if ours and asked["op"] == "release":
-                self.holders.pop(node)
-            elif ours:
-                self.holders[node] = {name: asked[name] for name in ("run", "node", "who", "since")}
-            body = json.dumps(
-                {"state": state, "holder": holder, "age": 1.0, "busy": [], "problem": ""}
-                | {"time": time.time() + self.clock}
-            ).encode()
-            answers[node] = b"@gpuprov-facts 1 %d\n%s\n@gpuprov-end\n" % (len(body), body)
-        return answers
-
-    def assess(self, fleet: Fleet, overrides: Mapping[str, Any], **_options: Any) -> Assessment:
-        declared = {name: {**node.variables, **overrides} for name, node in fleet.nodes.items()}
-        views = resolve.views_of(fleet, declared)
-        start = Assessment(fleet, overrides, declared, views, frozenset({SECRET}), {})
-        return self.look(start, list(fleet.nodes))
-
-    def look(self, known: Assessment, chosen: Collection[str], **_options: Any) -> Assessment:
-        self.observed += chosen
-        answers = {}
-        for name in chosen:
-            error, unreachable = self.errors.get(name, (None, False))
-            answers[name] = Observation(name, {"os.id": "debian", "boot.id": "b1"}, {}, error, unreachable)
-        alive = [name for name in chosen if name not in self.errors and name not in self.refused]
-        return replace(
-            known,
-            observations=answers,
-            described=dict.fromkeys(alive, DEBIAN),
-            drifts={name: list(self.missing.get(name, ())) for name in alive},
-            refused={name: [self.refused[name]] for name in chosen if name in self.refused},
-        )
-
-    def play(
-        self,
-        playbook: Path,
-        hosts: Mapping[str, Mapping[str, Any]],
-        *,
-        on_event: Callable[[Event], None],
-        check_mode: bool,
-        **_options: Any,
-    ) -> dict[str, Outcome]:
-        self.played.append((playbook.name, dict(hosts), check_mode))
-        self.on_play()
-        outcomes = {}
-        for name, variables in hosts.items():
-            for role in variables.get("gpuprov_roles", ["reboot"]):
-                on_event(Event("started", name, role, "Install"))
-                on_event(Event("changed", name, role, "Install", {"msg": f"password {SECRET}"}))
-            outcomes[name] = self.failing.get(name, Outcome(name, "ok", 1))
-            if outcomes[name].status == "ok" and name not in self.stubborn and not check_mode:
-                reboots = playbook.name == "reboot.yml"
-                done = set(variables.get("gpuprov_roles", ()))
-                self.missing[name] = [
-                    each
-                    for each in self.missing.get(name, ())
-                    if (each.expectation.reboot and not reboots)
-                    or (not each.expectation.reboot and each.expectation.role not in done)
-                ]
-        return outcomes
+from provision.up_resume import run_id
+from provision.up_run import UpRun
+from provision.up_types import UpOptions
+from tests.support.up import DEBIAN, NODES, SECRET, World, drift
 
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    inventory = tmp_path / "fleet.yml"
-    inventory.write_text("all: {}\n")
-    nodes = {
-        f"gpu-0{number}": Node(f"gpu-0{number}", (), {"ansible_become_password": SECRET})
-        for number in (1, 2, 3)
-    }
-    made = World(Fleet(inventory, nodes, {"all": tuple(nodes)}))
+    made = World(tmp_path / "fleet.yml")
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.setattr(assess, "assess", made.assess)
     monkeypatch.setattr(assess, "look", made.look)
     monkeypatch.setattr(runner, "run_playbook", made.play)
-    monkeypatch.setattr("provision.up_work.run_programs", made.programs)
-    monkeypatch.setattr("provision.up_lock.RETRY", 0.0)
-
-    def load(options: Any) -> tuple[Fleet, dict[str, Any]]:
-        from provision.commands import fleet_options
-
-        assert options.inventory in (str(inventory), None)
-        return made.fleet, fleet_options.overrides(options)
-
-    monkeypatch.setattr("provision.commands.fleet_options.load", load)
+    monkeypatch.setattr("provision.up_run.run_programs", made.programs)
+    monkeypatch.setattr("provision.up_resume.RETRY", 0.0)
     return made
 
 
@@ -157,7 +42,7 @@ def up(world: World, *arguments: str) -> int:
     """One `up` without canaries, unless asked for."""
     chosen = [each for each in arguments if each != CANARY]
     canary = [] if CANARY in arguments or "--resume" in arguments else ["--no-canary"]
-    return cli.main(["up", str(world.fleet.source), *chosen, *canary])
+    return cli.main(["up", str(world.inventory), *chosen, *canary])
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -202,7 +87,7 @@ def test_only_nodes_that_differ_are_changed_with_only_the_roles_they_need(world:
 def test_the_run_folder_tells_all_and_no_secret(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.missing = {"gpu-01": [drift("gpu-01", found=f"token={SECRET}")], "gpu-02": [drift("gpu-02")]}
     world.stubborn = {"gpu-01"}
-    world.failing = {"gpu-02": Outcome("gpu-02", "failed", 0, "nccl", "Install", f"said {SECRET}")}
+    world.fail("gpu-02", message=f"said {SECRET}")
     assert up(world, "--set", "nccl_version='2'") == ExitCode.UNHEALTHY
     run = newest()
     (wave,) = json.loads((run.path / "plan.json").read_text())["waves"]
@@ -226,7 +111,7 @@ def test_the_run_folder_tells_all_and_no_secret(world: World, capsys: pytest.Cap
 def test_what_remains_is_said_with_fact_expected_found_and_the_next_command(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.missing = {name: [drift(name)] for name in ("gpu-01", "gpu-02")}
+    world.lack("gpu-01", "gpu-02")
     world.stubborn = {"gpu-01", "gpu-02"}
     assert up(world) == ExitCode.UNHEALTHY
     out = said(capsys)
@@ -239,11 +124,9 @@ def test_what_remains_is_said_with_fact_expected_found_and_the_next_command(
 def test_causes_come_worst_first_and_equal_ones_together(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.missing = {name: [drift(name)] for name in ("gpu-01", "gpu-03")}
+    world.lack("gpu-01", "gpu-03")
     message = "E: Version '2' for 'libnccl2' was not found"
-    world.failing = {
-        name: Outcome(name, "failed", 0, "nccl", "Install", message) for name in ("gpu-01", "gpu-03")
-    }
+    world.fail("gpu-01", "gpu-03", message=message)
     world.errors = {"gpu-02": ("no route to host", True)}
     assert up(world) == ExitCode.UNHEALTHY
     out = said(capsys)
@@ -253,7 +136,7 @@ def test_causes_come_worst_first_and_equal_ones_together(
 
 def test_a_silent_node_alone_makes_it_incomplete(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     world.errors = {"gpu-02": ("no route to host", True)}
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
     assert up(world) == ExitCode.INCOMPLETE
     assert ends() == {"gpu-01": "done", "gpu-02": "unreachable", "gpu-03": "as declared"}
     assert "no route to host" in said(capsys)
@@ -262,7 +145,7 @@ def test_a_silent_node_alone_makes_it_incomplete(world: World, capsys: pytest.Ca
 
 def test_sudo_refused_on_one_node_does_not_stop_the_others(world: World) -> None:
     world.errors = {"gpu-02": ("sudo wants a password: set ansible_become_password", False)}
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
     assert up(world) == ExitCode.INCOMPLETE
     assert ends()["gpu-02"] == "unreadable"
     assert ends()["gpu-01"] == "done"
@@ -274,7 +157,7 @@ def test_a_refused_node_is_named_with_the_rule_and_never_touched(
     world.refused = {
         "gpu-02": Refusal("rule", "gpu-02: 580 does not know this GPU", "take 595", "release notes")
     }
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
     assert up(world) == ExitCode.UNHEALTHY
     assert set(world.played[0][1]) == {"gpu-01"}
     out = said(capsys)
@@ -298,8 +181,8 @@ def test_a_reboot_happens_inside_the_wave_unless_forbidden(
 def test_waves_stop_after_a_failure_and_resume_goes_on(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.missing = {name: [drift(name)] for name in world.fleet.nodes}
-    world.failing = {"gpu-02": Outcome("gpu-02", "failed", message="broken")}
+    world.lack(*NODES)
+    world.fail("gpu-02")
     assert up(world, "--wave-size", "1") == ExitCode.UNHEALTHY
     assert ends() == {"gpu-01": "done", "gpu-02": "failed", "gpu-03": "not attempted"}
     assert "NOT ATTEMPTED: gpu-03" in said(capsys)
@@ -312,9 +195,9 @@ def test_waves_stop_after_a_failure_and_resume_goes_on(
 
 
 def test_a_resumed_full_run_spares_nodes_that_are_done_and_still_hold(world: World) -> None:
-    world.failing = {"gpu-03": Outcome("gpu-03", "failed", message="broken")}
+    world.fail("gpu-03")
     assert up(world, "--full") == ExitCode.UNHEALTHY
-    assert set(world.played[0][1]) == set(world.fleet.nodes)
+    assert set(world.played[0][1]) == set(NODES)
     world.failing, world.missing = {}, {"gpu-01": [drift("gpu-01")]}
     world.played.clear()
     assert up(world, "--resume", str(newest().path)) == ExitCode.OK
@@ -336,7 +219,7 @@ def test_resume_wants_a_secret_again_and_refuses_other_runs(
 def test_an_interrupt_leaves_a_readable_folder_and_says_how_to_go_on(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.missing = {name: [drift(name)] for name in ("gpu-01", "gpu-02")}
+    world.lack("gpu-01", "gpu-02")
 
     def interrupt() -> None:
         if len(world.played) == 2:
@@ -357,28 +240,26 @@ def test_check_says_what_would_change_and_changes_nothing(
     world.missing = {"gpu-01": [drift("gpu-01", reboot=True)]}
     assert up(world, "--check") == ExitCode.OK
     assert [(name, check) for name, _, check in world.played] == [("up.yml", True)]
-    assert world.observed == list(world.fleet.nodes)  # nothing to verify
+    assert world.observed == list(NODES)  # nothing to verify
     out = said(capsys)
     assert "would change: nccl · Install: gpu-01" in out
     assert "next: gpuprov up" in out
 
 
-@pytest.mark.parametrize(("arguments", "kept"), [((), {}), (["--check"], {("nccl", "Install"): ["gpu-01"]})])
+@pytest.mark.parametrize(("check_mode", "kept"), [(False, {}), (True, {("nccl", "Install"): ["gpu-01"]})])
 def test_what_tasks_changed_is_kept_only_where_it_is_said(
-    world: World, monkeypatch: pytest.MonkeyPatch, arguments: Sequence[str], kept: object
+    world: World, check_mode: bool, kept: object
 ) -> None:
-    sessions: list[up_session.Session] = []
-    closing = up_session.Session._close
-    monkeypatch.setattr(
-        up_session.Session, "_close", lambda self, code: (sessions.append(self), closing(self, code))[1]
+    world.lack("gpu-01")
+    run = UpRun(
+        inventory.load(world.inventory), {}, UpOptions(check_mode=check_mode), RunFolder.create("up", {})
     )
-    world.missing = {"gpu-01": [drift("gpu-01")]}
-    assert up(world, *arguments) == ExitCode.OK
-    assert sessions[0].changes == kept
+    assert run.run() == ExitCode.OK
+    assert run.changes == kept
 
 
 def test_an_up_that_asks_no_checks_imports_none() -> None:
-    program = "import sys, provision.up_session; print([n for n in sys.modules if '.checks' in n])"
+    program = "import sys, provision.up_run; print([n for n in sys.modules if '.checks' in n])"
     answer = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
@@ -412,12 +293,12 @@ def test_a_person_at_a_terminal_is_asked_and_may_say_no(
     assert "1 of 3 nodes" in capsys.readouterr().err
     assert up(world) == ExitCode.OK
     assert world.played
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
     assert up(world, "--yes") == ExitCode.OK
 
 
 def test_a_named_error_in_the_middle_is_noted_in_the_run(world: World) -> None:
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
 
     def fail() -> None:
         raise GpuprovError("Ansible could not run up.yml", "mend it")
@@ -429,7 +310,7 @@ def test_a_named_error_in_the_middle_is_noted_in_the_run(world: World) -> None:
 
 
 def test_a_bug_keeps_its_traceback_in_the_run(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
 
     def fail() -> None:
         raise ZeroDivisionError("oops")
@@ -443,8 +324,8 @@ def test_a_bug_keeps_its_traceback_in_the_run(world: World, capsys: pytest.Captu
 def test_one_node_of_a_kind_goes_first_and_a_resumed_run_needs_no_second_canary(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.missing = {name: [drift(name)] for name in world.fleet.nodes}
-    world.failing = {"gpu-02": Outcome("gpu-02", "failed", message="broken")}
+    world.lack(*NODES)
+    world.fail("gpu-02")
     assert up(world, CANARY) == ExitCode.UNHEALTHY
     assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-01"], ["gpu-02", "gpu-03"]]
     assert "2 waves, 1 node first as canary" in capsys.readouterr().err
@@ -458,8 +339,8 @@ def test_one_node_of_a_kind_goes_first_and_a_resumed_run_needs_no_second_canary(
 def test_a_failed_canary_leaves_the_rest_untouched_and_says_how_to_go_on(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.missing = {name: [drift(name)] for name in world.fleet.nodes}
-    world.failing = {"gpu-01": Outcome("gpu-01", "failed", message="broken")}
+    world.lack(*NODES)
+    world.fail("gpu-01")
     assert up(world, CANARY) == ExitCode.UNHEALTHY
     assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-01"]]
     out = said(capsys)
@@ -472,7 +353,7 @@ def test_a_failed_canary_leaves_the_rest_untouched_and_says_how_to_go_on(
 
 
 def test_locks_are_taken_of_what_is_changed_and_always_given_back(world: World) -> None:
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
     assert up(world) == ExitCode.OK
     assert world.locked == [("take", "gpu-01"), ("release", "gpu-01")]
 
@@ -486,7 +367,7 @@ def test_locks_are_taken_of_what_is_changed_and_always_given_back(world: World) 
 
 
 def test_a_check_locks_nothing_and_calls_no_hook(world: World) -> None:
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
     assert up(world, "--check") == ExitCode.OK
     assert world.locked == []
 
@@ -497,7 +378,7 @@ OTHERS = {"run": "20261121-up@ctl-2", "node": "gpu-02", "who": "bob@ctl-2 (proce
 def test_a_second_up_is_refused_with_holder_and_nodes_before_anything_is_touched(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.missing = {name: [drift(name)] for name in world.fleet.nodes}
+    world.lack(*NODES)
     world.holders = {"gpu-02": OTHERS}
     assert up(world) == ExitCode.ERROR
     assert "gpu-02 by bob@ctl-2 (process 7), since 10:00" in capsys.readouterr().err
@@ -508,11 +389,9 @@ def test_a_second_up_is_refused_with_holder_and_nodes_before_anything_is_touched
 
 
 def test_a_resumed_run_takes_over_what_the_killed_one_had_locked(world: World) -> None:
-    world.missing = {name: [drift(name)] for name in world.fleet.nodes}
-    world.failing = {"gpu-01": Outcome("gpu-01", "failed", message="broken")}
+    world.lack(*NODES)
+    world.fail("gpu-01")
     assert up(world) == ExitCode.UNHEALTHY
-    from provision.up_resume import run_id
-
     world.holders = {"gpu-01": {**OTHERS, "run": run_id(newest())}}
     world.failing = {}
     assert cli.main(["up", "--resume"]) == ExitCode.OK
@@ -522,7 +401,7 @@ def test_a_resumed_run_takes_over_what_the_killed_one_had_locked(world: World) -
 def test_a_run_that_is_still_going_on_is_not_resumed(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
     codes: list[int] = []
     world.on_play = lambda: codes.append(cli.main(["up", "--resume"]))
     assert up(world) == ExitCode.OK
@@ -534,8 +413,8 @@ def test_a_clock_that_is_far_off_is_said_and_stands_beside_a_failure(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     world.clock = 400 * 86400
-    world.missing = {name: [drift(name)] for name in ("gpu-01", "gpu-02")}
-    world.failing = {"gpu-01": Outcome("gpu-01", "failed", message="Release file expired")}
+    world.lack("gpu-01", "gpu-02")
+    world.fail("gpu-01", message="Release file expired")
     assert up(world) == ExitCode.UNHEALTHY
     captured = capsys.readouterr()
     assert "gpu-02: its clock is 400 days ahead of this controller's" in captured.err
@@ -559,13 +438,12 @@ def hook(world: World, tmp_path: Path) -> Path:
     log, program = tmp_path / "log", tmp_path / "hook"
     program.write_text(HOOK.format(python=sys.executable, log=str(log), secret=SECRET))
     program.chmod(0o755)
-    for node in world.fleet.nodes.values():
-        node.variables.update({"gpuprov_drain_hook": "hook", "gpuprov_undrain_hook": "./hook"})  # type: ignore[attr-defined]
+    world.declare(gpuprov_drain_hook="hook", gpuprov_undrain_hook="./hook")
     return log
 
 
 def test_hooks_are_called_around_what_is_changed_and_leave_no_secret(world: World, hook: Path) -> None:
-    world.missing = {"gpu-01": [drift("gpu-01")], "gpu-02": [drift("gpu-02")]}
+    world.lack("gpu-01", "gpu-02")
     world.stubborn = {"gpu-02"}
     assert up(world, "--wave", "1", "--max-failures", "1") == ExitCode.UNHEALTHY
     assert hook.read_text().splitlines() == ["drain gpu-01 nccl", "undrain gpu-01 nccl", "drain gpu-02 nccl"]
@@ -577,7 +455,7 @@ def test_hooks_are_called_around_what_is_changed_and_leave_no_secret(world: Worl
 def test_what_failed_stays_drained_is_said_so_and_goes_back_when_it_is_mended(
     world: World, hook: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
     world.stubborn = {"gpu-01"}
     assert up(world) == ExitCode.UNHEALTHY
     assert "still drained, out of service until they are as declared: gpu-01" in said(capsys)
@@ -593,7 +471,7 @@ def test_what_failed_stays_drained_is_said_so_and_goes_back_when_it_is_mended(
 def test_a_drain_that_fails_leaves_the_node_untouched(
     world: World, hook: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.missing = {"gpu-01": [drift("gpu-01")], "gpu-02": [drift("gpu-02")]}
+    world.lack("gpu-01", "gpu-02")
     Path(f"{hook}.drain.gpu-01").touch()
     assert up(world) == ExitCode.UNHEALTHY
     assert list(world.played[0][1]) == ["gpu-02"]
@@ -603,7 +481,7 @@ def test_a_drain_that_fails_leaves_the_node_untouched(
 
 
 def test_an_undrain_that_fails_is_tried_again_by_the_resumed_run(world: World, hook: Path) -> None:
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
     Path(f"{hook}.undrain.gpu-01").touch()
     assert up(world) == ExitCode.UNHEALTHY
     assert ends()["gpu-01"] == "still drained"
@@ -625,10 +503,9 @@ def test_a_hook_that_is_not_there_is_refused_before_anything_is_looked_at(
 def test_one_machine_under_two_names_is_refused_with_both_names_and_places(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    world.fleet.source.write_text("all:\n  hosts:\n    gpu-01:\n    gpu-03: {ansible_host: gpu-01}\n")
-    world.fleet.nodes["gpu-03"].variables["ansible_host"] = "GPU-01"  # type: ignore[index]
+    world.inventory.write_text("all:\n  hosts:\n    gpu-01:\n    gpu-03: {ansible_host: GPU-01}\n")
     assert up(world) == ExitCode.ERROR
-    source = world.fleet.source
+    source = world.inventory
     assert f"gpu-01 ({source}:3) and gpu-03 ({source}:4) are both at gpu-01" in capsys.readouterr().err
     assert world.observed == []
 
@@ -640,15 +517,15 @@ def test_the_gate_can_be_the_quick_checks(world: World, monkeypatch: pytest.Monk
         asked.append(tuple(nodes))
         return {node: "gpu3: slow" for node in nodes if node == "gpu-01"}
 
-    monkeypatch.setattr("provision.gate.quick", quick)
-    world.missing = {name: [drift(name)] for name in world.fleet.nodes}
+    monkeypatch.setattr("provision.health_gate.quick", quick)
+    world.lack(*NODES)
     assert up(world, "--gate", "quick", CANARY) == ExitCode.UNHEALTHY
     assert asked == [("gpu-01",)]
     assert ends() == {"gpu-01": "unhealthy", "gpu-02": "not attempted", "gpu-03": "not attempted"}
 
 
 def test_termination_is_an_interrupt(world: World) -> None:
-    world.missing = {name: [drift(name)] for name in ("gpu-01", "gpu-02")}
+    world.lack("gpu-01", "gpu-02")
     world.on_play = lambda: signal.raise_signal(signal.SIGTERM)
     before = signal.getsignal(signal.SIGTERM)
     assert up(world) == ExitCode.INTERRUPTED
@@ -657,7 +534,7 @@ def test_termination_is_an_interrupt(world: World) -> None:
 
 
 def test_nohup_means_what_it_says(world: World) -> None:
-    world.missing = {"gpu-01": [drift("gpu-01")]}
+    world.lack("gpu-01")
     world.on_play = lambda: signal.raise_signal(signal.SIGHUP)
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
