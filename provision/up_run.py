@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
@@ -20,6 +18,7 @@ from provision.ansible_events import Event
 from provision.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
 from provision.fleet_lock import FleetLock
+from provision.interrupts import handled, heeded
 from provision.inventory import Fleet
 from provision.node_error import NodeError
 from provision.observe import run_programs
@@ -57,7 +56,8 @@ class UpRun:
         """Raises GpuprovError when it is stopped by a named error, after noting it in the run folder."""
         running = StillRunning(self.folder)
         try:
-            with _signals_interrupt():
+            # To be terminated is to be interrupted: what was begun is ended in order, and locks are released.
+            with handled(_interrupt, heeded(signal.SIGTERM, signal.SIGHUP)):
                 code = self._run()
         except KeyboardInterrupt:
             code = ExitCode.INTERRUPTED
@@ -196,14 +196,14 @@ class UpRun:
 
     def _look(self) -> Assessment:
         """The first look at every node; those nothing can be done on end here."""
-        with Progress("look", total=len(self.fleet.nodes)) as progress:
-            known = assess.assess(
-                self.fleet,
-                self.overrides,
-                timeout=self.options.timeout,
-                connections=self.options.connections,
-                on_done=lambda said: progress.done(f"{said.node}: {said.error}" if said.error else ""),
-            )
+        known = assess.with_progress(
+            "look",
+            self.fleet,
+            self.overrides,
+            timeout=self.options.timeout,
+            connections=self.options.connections,
+            say=None,
+        )
         self._secrets = known.secrets
         self._journal.looked(known, "before")
         for node, look in looks(known).items():
@@ -338,22 +338,5 @@ class UpRun:
         return code
 
 
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """To be terminated is to be interrupted: what was begun is ended in order, and locks are given back."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    chosen = [
-        number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) != signal.SIG_IGN
-    ]
-    before = {number: signal.signal(number, interrupt) for number in chosen}  # nohup means what it says
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -18,14 +18,15 @@ from provision.waves import BATCH, Share, Wave
 from tests.support.up import ScriptedExecutor, carry_out, drift, execution, plan_of
 
 
-def statuses(up: Execution) -> dict[str, Status]:
-    return {node: result.status for node, result in up.results.items()}
+def ends(up: Execution) -> str:
+    """`a failed, b done`."""
+    return ", ".join(f"{node} {result.status}" for node, result in sorted(up.results.items()))
 
 
 def test_a_node_is_done_only_when_a_second_look_says_so() -> None:
     executor = ScriptedExecutor(looks={"bad": [Look("bad", (drift("bad"),))]})
     up = carry_out(plan_of({"good": [drift("good")], "bad": [drift("bad")]}), executor)
-    assert statuses(up) == {"good": Status.DONE, "bad": Status.NOT_HELD}
+    assert ends(up) == "bad not as declared, good done"
     assert up.results["bad"].drifts == (drift("bad"),)
     assert up.results["good"].roles == ("nccl",)
     assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
@@ -47,13 +48,9 @@ def test_a_failed_role_fails_the_node_and_the_others_go_on() -> None:
         outcomes={"a": Outcome("a", "failed", 2, "nccl", "Install", "E: no such version")}
     )
     up = carry_out(plan_of("ab"), executor)
-    assert statuses(up) == {"a": Status.FAILED, "b": Status.DONE}
-    failed = up.results["a"]
-    assert (failed.role, failed.task, failed.message, failed.changed) == (
-        "nccl",
-        "Install",
-        "E: no such version",
-        2,
+    assert ends(up) == "a failed, b done"
+    assert up.results["a"] == Result(
+        "a", Status.FAILED, "E: no such version", "nccl", "Install", ("nccl",), 2
     )
     assert ("look", ("b",)) in executor.calls
     assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
@@ -66,7 +63,7 @@ def test_a_node_that_dies_in_the_middle_is_unreachable_and_nothing_worse() -> No
         looks={"a": [silent], "b": [Look("b", error="silent", unreachable=True)]},
     )
     up = carry_out(plan_of("abc"), executor)
-    assert statuses(up) == {"a": Status.UNREACHABLE, "b": Status.UNREACHABLE, "c": Status.DONE}
+    assert ends(up) == "a unreachable, b unreachable, c done"
     assert up.results["a"].message == "it fell silent in the middle of this: no route to host"
     assert (up.results["a"].role, up.results["a"].task, up.results["a"].changed) == ("nccl", "Install", 2)
     assert len([call for call in executor.calls if call == ("look", ("a",))]) == LOST_LOOKS
@@ -88,11 +85,8 @@ def test_a_node_that_comes_back_has_its_roles_run_again(booted: bool, why: str) 
     )
     heard: list[str] = []
     up = carry_out(plan_of("ab"), executor, say=heard.append)
-    assert statuses(up) == {"a": Status.DONE, "b": Status.DONE}
-    assert executor.called("apply") == [
-        {"a": ("nccl",), "b": ("nccl",)},
-        {"a": ("nccl",)},
-    ]
+    assert ends(up) == "a done, b done"
+    assert executor.called("apply") == [{"a": ("nccl",), "b": ("nccl",)}, {"a": ("nccl",)}]
     assert f"a: {why} in the middle of nccl · Install; it answers again" in heard
 
 
@@ -110,12 +104,8 @@ def test_what_waits_for_a_reboot_is_rebooted_and_looked_at_again() -> None:
     waiting = drift("a", "nvidia_driver", reboot=True)
     executor = ScriptedExecutor(looks={"a": [Look("a", (waiting,)), Look("a")]})
     up = carry_out(plan_of({"a": [waiting], "b": [drift("b")]}), executor)
-    assert [call for call in executor.calls if call[0] != "apply"] == [
-        ("look", ("a", "b")),
-        ("reboot", ("a",)),
-        ("look", ("a",)),
-    ]
-    assert statuses(up) == {"a": Status.DONE, "b": Status.DONE}
+    assert executor.calls[1:] == [("look", ("a", "b")), ("reboot", ("a",)), ("look", ("a",))]
+    assert ends(up) == "a done, b done"
     assert up.results["a"].rebooted
     assert not up.results["b"].rebooted
 
@@ -133,7 +123,7 @@ def test_without_reboots_a_node_says_what_it_waits_for() -> None:
         looks={"a": [Look("a", (waiting,))], "b": [Look("b", boot_required="linux-image")]}
     )
     up = carry_out(plan_of({"a": [waiting], "b": [drift("b")]}), executor, may_reboot=False)
-    assert statuses(up) == {"a": Status.REBOOT_NEEDED, "b": Status.DONE}
+    assert ends(up) == "a reboot needed, b done"
     assert "linux-image" in up.results["b"].message
     assert not executor.called("reboot")
     assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
@@ -146,7 +136,7 @@ def test_a_node_that_does_not_come_back_is_this_waves_failure() -> None:
         reboots={"a": Outcome("a", "failed", role="", task="Reboot", message="timed out waiting")},
     )
     up = carry_out(plan_of({"a": [waiting], "b": [drift("b")]}, wave_size=1), executor)
-    assert statuses(up) == {"a": Status.FAILED, "b": Status.NOT_ATTEMPTED}
+    assert ends(up) == "a failed, b not attempted"
     assert up.results["a"].rebooted
 
 
@@ -154,8 +144,7 @@ def test_a_promise_broken_by_another_role_gets_a_second_pass() -> None:
     broken = drift("a", "nvlink", fact="service.fabricmanager.active")
     executor = ScriptedExecutor(looks={"a": [Look("a", (broken,)), Look("a")]})
     up = carry_out(plan_of({"a": [drift("a", "nvidia_driver")]}), executor)
-    applied = executor.called("apply")
-    assert applied == [{"a": ("nvidia_driver",)}, {"a": ("nvlink",)}]
+    assert executor.called("apply") == [{"a": ("nvidia_driver",)}, {"a": ("nvlink",)}]
     assert up.results["a"].status is Status.DONE
     assert up.results["a"].roles == ("nvidia_driver", "nvlink")
 
@@ -182,15 +171,7 @@ def test_roles_that_had_waited_for_the_reboot_run_again_after_it() -> None:
         looks={"a": [Look("a", (driver, fabric)), Look("a", (fabric,)), Look("a", (fabric,)), Look("a")]}
     )
     up = carry_out(plan_of({"a": [driver, fabric]}), executor)
-    assert [call[0] for call in executor.calls] == [
-        "apply",
-        "look",
-        "reboot",
-        "look",
-        "look",
-        "apply",
-        "look",
-    ]
+    assert executor.order == "apply look reboot look look apply look"
     assert executor.calls[5] == ("apply", {"a": ("nvlink",)})
     assert up.results["a"].status is Status.DONE
 
@@ -204,7 +185,7 @@ def test_what_is_still_starting_is_waited_for_and_no_role_runs_again() -> None:
     starting = Look("a", (service("a", "activating"),))
     executor = ScriptedExecutor(looks={"a": [starting, starting, starting, Look("a")]})
     up = carry_out(plan_of({"a": [drift("a", "nvlink")], "b": [drift("b")]}), executor)
-    assert statuses(up) == {"a": Status.DONE, "b": Status.DONE}
+    assert ends(up) == "a done, b done"
     assert executor.called("look") == [("a", "b"), *[("a",)] * 3]
     assert len(executor.called("apply")) == 1
     assert len(executor.paused) == 3
@@ -223,7 +204,7 @@ def test_a_machine_that_has_just_booted_gets_a_second_look() -> None:
     executor = ScriptedExecutor(looks={"a": [Look("a", (waiting,)), *late]})
     up = carry_out(plan_of({"a": [waiting]}), executor)
     assert up.results["a"].status is Status.DONE
-    assert [call[0] for call in executor.calls] == ["apply", "look", "reboot", "look", "look", "look"]
+    assert executor.order == "apply look reboot look look look"
 
 
 def test_on_the_last_pass_nothing_is_rebooted_in_vain() -> None:
@@ -240,7 +221,7 @@ def test_what_cannot_be_read_is_not_done_and_not_failed() -> None:
         looks={"a": [Look("a", (drift("a", unknown=True),))], "b": [Look("b", error="sudo refused")]}
     )
     up = carry_out(plan_of("ab"), executor)
-    assert statuses(up) == {"a": Status.UNREADABLE, "b": Status.UNREADABLE}
+    assert ends(up) == "a unreadable, b unreadable"
     assert exit_code(up.results.values()) == ExitCode.INCOMPLETE
 
 
@@ -251,12 +232,7 @@ def failing(*names: str) -> dict[str, Outcome]:
 def test_after_a_failed_wave_the_next_is_not_begun() -> None:
     executor = ScriptedExecutor(outcomes=failing("a"))
     up = carry_out(plan_of("abcd", wave_size=2), executor)
-    assert statuses(up) == {
-        "a": Status.FAILED,
-        "b": Status.DONE,
-        "c": Status.NOT_ATTEMPTED,
-        "d": Status.NOT_ATTEMPTED,
-    }
+    assert ends(up) == "a failed, b done, c not attempted, d not attempted"
     assert "--max-failures 0" in up.stopped
     assert len(executor.called("apply")) == 1
 
@@ -264,21 +240,14 @@ def test_after_a_failed_wave_the_next_is_not_begun() -> None:
 def test_failures_that_were_allowed_do_not_stop_and_all_waves_count() -> None:
     plan = plan_of("abcdef", wave_size=2)
     up = carry_out(plan, ScriptedExecutor(outcomes=failing("a", "c")), max_failures=Share(1))
-    assert list(statuses(up).values()) == [
-        Status.FAILED,
-        Status.DONE,
-        Status.FAILED,
-        Status.DONE,
-        Status.NOT_ATTEMPTED,
-        Status.NOT_ATTEMPTED,
-    ]
+    assert ends(up) == "a failed, b done, c failed, d done, e not attempted, f not attempted"
 
 
 def test_check_mode_runs_roles_and_neither_looks_nor_reboots() -> None:
     executor = ScriptedExecutor(outcomes={"b": Outcome("b", "failed", message="x")})
     up = carry_out(plan_of({"a": [drift("a", reboot=True)], "b": [drift("b")]}), executor, check_mode=True)
-    assert [call[0] for call in executor.calls] == ["apply"]
-    assert statuses(up) == {"a": Status.CHECKED, "b": Status.FAILED}
+    assert executor.order == "apply"
+    assert ends(up) == "a checked, b failed"
     assert up.results["a"].changed == 1
 
 
@@ -291,43 +260,33 @@ def test_an_interrupt_leaves_a_result_for_every_node() -> None:
     up = execution(plan_of("abc", wave_size=1), executor)
     with pytest.raises(KeyboardInterrupt):
         up.run()
-    assert statuses(up) == {"a": Status.DONE, "b": Status.INTERRUPTED, "c": Status.NOT_ATTEMPTED}
+    assert ends(up) == "a done, b interrupted, c not attempted"
     assert exit_code(up.results.values()) == ExitCode.INTERRUPTED
 
 
 def test_a_percentage_of_failures_is_of_the_nodes_with_something_to_do() -> None:
     plan = plan_of("abcdefghij", wave_size=2)
     up = carry_out(plan, ScriptedExecutor(outcomes=failing("a", "c")), max_failures=Share(10, True))
-    assert [statuses(up)[name] for name in "acde"] == [
-        Status.FAILED,
-        Status.FAILED,
-        Status.DONE,
-        Status.NOT_ATTEMPTED,
-    ]
+    assert ends(up).startswith("a failed, b done, c failed, d done, e not attempted")
     assert "2 failed up to wave 2, before its own (--max-failures 10%)" in up.stopped
 
 
 def test_a_failed_canary_stops_whatever_may_fail() -> None:
     plan = plan_of("abcd", canaries=2)
     up = carry_out(plan, ScriptedExecutor(outcomes=failing("b")), max_failures=Share(100, True))
-    assert statuses(up) == {
-        "a": Status.DONE,
-        "b": Status.FAILED,
-        "c": Status.NOT_ATTEMPTED,
-        "d": Status.NOT_ATTEMPTED,
-    }
+    assert ends(up) == "a done, b failed, c not attempted, d not attempted"
     assert up.results["c"].message == "the canary b did not come out well: nothing else was begun"
 
 
 def test_canaries_that_come_out_well_let_the_rest_begin() -> None:
     up = carry_out(plan_of("abcd", canaries=2), ScriptedExecutor())
-    assert set(statuses(up).values()) == {Status.DONE}
+    assert {result.status for result in up.results.values()} == {Status.DONE}
 
 
 def test_hooks_stand_around_each_wave_and_the_gate_before_the_way_back() -> None:
     executor = ScriptedExecutor(quiet=False)
     carry_out(plan_of("ab", wave_size=1), executor)
-    assert [call[0] for call in executor.calls] == ["drain", "apply", "look", "gate", "undrain"] * 2
+    assert executor.order == " ".join(["drain apply look gate undrain"] * 2)
     assert executor.calls[0] == ("drain", 1, ("a",))
     assert executor.calls[5] == ("drain", 2, ("b",))
 
@@ -337,7 +296,7 @@ def test_a_node_that_cannot_be_drained_is_not_touched_and_stops_nobody() -> None
         undrainable={"a": "its drain hook ended with status 1: a job runs"}, quiet=False
     )
     up = carry_out(plan_of("abc", wave_size=2), executor)
-    assert statuses(up) == {"a": Status.NOT_ATTEMPTED, "b": Status.DONE, "c": Status.DONE}
+    assert ends(up) == "a not attempted, b done, c done"
     assert up.results["a"].message == "its drain hook ended with status 1: a job runs"
     assert executor.called("apply") == [{"b": ("nccl",)}, {"c": ("nccl",)}]
     assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
@@ -346,7 +305,7 @@ def test_a_node_that_cannot_be_drained_is_not_touched_and_stops_nobody() -> None
 def test_a_canary_that_cannot_be_drained_proves_nothing() -> None:
     executor = ScriptedExecutor(undrainable={"a": "a job runs"})
     up = carry_out(plan_of("ab", canaries=1), executor)
-    assert statuses(up) == {"a": Status.NOT_ATTEMPTED, "b": Status.NOT_ATTEMPTED}
+    assert ends(up) == "a not attempted, b not attempted"
     assert not executor.called("apply")
 
 
@@ -354,7 +313,7 @@ def test_a_rack_of_which_one_node_cannot_be_drained_stays_as_it_is() -> None:
     nodes = plan_of("abc").nodes
     executor = ScriptedExecutor(undrainable={"a": "a job runs"}, still_drained={"b": "status 2"}, quiet=False)
     up = carry_out(Plan(nodes, (Wave("abc", BATCH, [("a", "b")]),), {}), executor)
-    assert statuses(up) == {"a": Status.NOT_ATTEMPTED, "b": Status.NOT_ATTEMPTED, "c": Status.DONE}
+    assert ends(up) == "a not attempted, b not attempted, c done"
     assert up.results["b"].message == "a of its group: a job runs; and status 2"
     assert ("undrain", 1, ("b",)) in executor.calls
 
@@ -368,25 +327,20 @@ def test_only_nodes_that_came_out_well_go_back_into_service() -> None:
     )
     up = carry_out(plan_of("abcd"), executor)
     assert executor.calls[-2:] == [("gate", ("c", "d")), ("undrain", 1, ("d",))]
-    assert statuses(up) == {
-        "a": Status.FAILED,
-        "b": Status.NOT_HELD,
-        "c": Status.UNHEALTHY,
-        "d": Status.DONE,
-    }
+    assert ends(up) == "a failed, b not as declared, c unhealthy, d done"
 
 
 def test_what_the_gate_finds_stops_the_next_wave() -> None:
     executor = ScriptedExecutor(sick={"a": "gpu3: slow"})
     up = carry_out(plan_of("ab", wave_size=1), executor)
-    assert statuses(up) == {"a": Status.UNHEALTHY, "b": Status.NOT_ATTEMPTED}
+    assert ends(up) == "a unhealthy, b not attempted"
     assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
 
 
 def test_a_node_that_cannot_be_put_back_is_named_so() -> None:
     executor = ScriptedExecutor(still_drained={"a": "its undrain hook ended with status 1"})
     up = carry_out(plan_of("ab"), executor)
-    assert statuses(up) == {"a": Status.DRAINED, "b": Status.DONE}
+    assert ends(up) == "a still drained, b done"
     assert up.results["a"].message == "it is as declared; its undrain hook ended with status 1"
     assert exit_code(up.results.values()) == ExitCode.UNHEALTHY
 
@@ -396,7 +350,7 @@ def test_reboots_are_done_some_at_a_time() -> None:
     executor = ScriptedExecutor(looks={name: [Look(name, (waiting[name],)), Look(name)] for name in "abcde"})
     up = carry_out(plan_of({name: [waiting[name]] for name in "abcde"}), executor, reboots_at_once=2)
     assert executor.called("reboot") == [("a", "b"), ("c", "d"), ("e",)]
-    assert set(statuses(up).values()) == {Status.DONE}
+    assert {result.status for result in up.results.values()} == {Status.DONE}
 
 
 def test_when_nodes_do_not_come_back_no_further_one_is_rebooted() -> None:
@@ -407,7 +361,7 @@ def test_when_nodes_do_not_come_back_no_further_one_is_rebooted() -> None:
     )
     up = carry_out(plan_of({name: [waiting[name]] for name in "abc"}), executor, reboots_at_once=1)
     assert executor.called("reboot") == [("a",)]
-    assert statuses(up) == {"a": Status.FAILED, "b": Status.NOT_HELD, "c": Status.NOT_HELD}
+    assert ends(up) == "a failed, b not as declared, c not as declared"
     assert "1 node of its wave did not come back" in up.results["b"].message
 
 
@@ -415,7 +369,7 @@ def test_a_lost_lock_stops_before_the_next_wave() -> None:
     executor = ScriptedExecutor()
     lost = iter(["", "the lock of a was taken by bob"])
     up = carry_out(plan_of("ab", wave_size=1), executor, halted=lambda: next(lost))
-    assert statuses(up) == {"a": Status.DONE, "b": Status.NOT_ATTEMPTED}
+    assert ends(up) == "a done, b not attempted"
     assert up.results["b"].message == "the lock of a was taken by bob"
 
 
@@ -427,7 +381,7 @@ def test_an_interrupt_in_the_way_back_leaves_a_result_for_every_node() -> None:
     up = execution(plan_of("ab", wave_size=1), Interrupted())
     with pytest.raises(KeyboardInterrupt):
         up.run()
-    assert statuses(up) == {"a": Status.INTERRUPTED, "b": Status.NOT_ATTEMPTED}
+    assert ends(up) == "a interrupted, b not attempted"
     assert "it is as declared" in up.results["a"].message
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import resolve
+import pytest
+
+from provision import cli, resolve
 from provision.assess import Assessment
 from provision.compatibility import Refusal
 from provision.drift import Drift
@@ -85,6 +87,10 @@ class ScriptedExecutor:
         self._note("gate", tuple(nodes))
         return {node: why for node, why in self.sick.items() if node in nodes}
 
+    @property
+    def order(self) -> str:
+        return " ".join(call[0] for call in self.calls)
+
     def called(self, method: str) -> list[Any]:
         """What each call of `method` was given."""
         return [call[-1] for call in self.calls if call[0] == method]
@@ -140,6 +146,7 @@ class World:
     """A fleet as `up` sees it: a node lacks roles until they have run, or it has booted."""
 
     inventory: Path
+    capsys: pytest.CaptureFixture[str]
     missing: dict[str, list[Drift]] = field(default_factory=dict)
     errors: dict[str, tuple[str, bool]] = field(default_factory=dict)
     refused: dict[str, Refusal] = field(default_factory=dict)
@@ -155,6 +162,20 @@ class World:
 
     def __post_init__(self) -> None:
         self.declare()
+
+    def up(self, *arguments: str, canary: bool = False) -> int:
+        """Run `gpuprov up`; what it prints is in `out` and `err`."""
+        canaries = () if canary or "--resume" in arguments else ("--no-canary",)
+        return self._main(str(self.inventory), *arguments, *canaries)
+
+    def resume(self, *arguments: str) -> int:
+        """Resume the last run."""
+        return self._main("--resume", *arguments)
+
+    def _main(self, *words: str) -> int:
+        code = cli.main(["up", *words])
+        self.out, self.err = self.capsys.readouterr()
+        return code
 
     def declare(self, **variables: str) -> None:
         """Write the inventory."""
