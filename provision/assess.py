@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from provision import ask_ansible, compatibility, diagnosis, lockfile, resolve, stack
 from provision import observe as observer
@@ -20,12 +20,25 @@ from provision.own_limits import MOST
 from provision.render_cache import frozen
 from provision.secrets_mask import secrets_of
 from provision.shared_facts import Pool
+from provision.terminal import Progress
 
 Observe = Callable[..., dict[str, Observation]]
 # Is given a node's observation, its drifts, and the secrets that are to be masked before either is kept.
 OnJudged = Callable[[Observation, Sequence[Drift], Collection[str]], None]
 Item = TypeVar("Item")
 _DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so not to be asked for
+
+
+class LookOptions(TypedDict, total=False):
+    """How nodes are looked at."""
+
+    timeout: float  # seconds a node has to answer
+    connections: int
+    on_done: Callable[[Observation], None] | None
+    say: Callable[[str], None] | None  # is given lines for people meanwhile
+    observe: Observe | None
+    also: Collection[str]  # facts to ask of every node beside those its roles promise
+    on_judged: OnJudged | None  # is given each node once its drifts are known, while others are still asked
 
 
 @dataclass(frozen=True)
@@ -115,21 +128,13 @@ def assess(
     fleet: Fleet,
     overrides: Mapping[str, Any],
     *,
-    timeout: float = 60.0,
-    connections: int = MOST,
-    on_done: Callable[[Observation], None] | None = None,
-    say: Callable[[str], None] | None = None,
-    observe: Observe | None = None,
     run: ask_ansible.Run | None = None,
-    also: Collection[str] = (),
-    on_judged: OnJudged | None = None,
+    **options: Unpack[LookOptions],
 ) -> Assessment:
     """Look at the whole fleet, one connection a node.
 
     Raises StackError and CompatibilityError before any node is touched. Afterwards a node's trouble is its
-    own: unreachable or refused, it is named, and the others go on. `say` is given lines for people meanwhile.
-    `also`: facts to ask of every node beside those its roles promise. `on_judged` is told of each node once
-    it is known what differs there, while others are still asked. `observe` and `run` stand in for nodes in
+    own: unreachable or refused, it is named, and the others go on. `observe` and `run` stand in for nodes in
     tests.
     """
     stack.check_names(fleet, overrides)
@@ -137,54 +142,48 @@ def assess(
     resolved = resolve.resolve(fleet, declared, run)
     _refuse_impossible(resolved.views)
     start = Assessment(fleet, overrides, declared, resolved.views, resolved.secrets, {})
-    seen = look(
-        start,
-        list(fleet.nodes),
-        timeout=timeout,
-        connections=connections,
-        on_done=on_done,
-        say=say,
-        observe=observe,
-        also=also,
-        on_judged=on_judged,
-    )
+    seen = look(start, list(fleet.nodes), **options)
     lockfile.refuse_contradictions(seen.expected)
     return seen
 
 
-def look(
-    known: Assessment,
-    chosen: Collection[str],
-    *,
-    timeout: float = 60.0,
-    connections: int = MOST,
-    on_done: Callable[[Observation], None] | None = None,
-    say: Callable[[str], None] | None = None,
-    observe: Observe | None = None,
-    also: Collection[str] = (),
-    on_judged: OnJudged | None = None,
+def with_progress(
+    title: str, fleet: Fleet, overrides: Mapping[str, Any], **options: Unpack[LookOptions]
 ) -> Assessment:
+    """`assess`, with progress shown; nodes in trouble are named as they come."""
+    with Progress(title, total=len(fleet.nodes)) as progress:
+        options.setdefault("say", progress.say)
+        options["on_done"] = lambda said: progress.done(f"{said.node}: {said.error}" if said.error else "")
+        return assess(fleet, overrides, **options)
+
+
+def look(known: Assessment, chosen: Collection[str], **options: Unpack[LookOptions]) -> Assessment:
     """Observe these nodes (again) and compare: an assessment of them alone, declared as in `known`."""
-    beside = diagnosis.FACTS.union(also)  # in the same round trip
+    beside = diagnosis.FACTS.union(options.get("also", ()))  # in the same round trip
     whole = functools.cache(beside.union)  # one set for all that are asked the same
     ask = {name: whole(facts_to_ask(known.views[name])) for name in chosen}
     nodes = [known.fleet.nodes[name] for name in chosen]
-    observe = observe or functools.partial(
-        observer.observe, vault_password_files=known.fleet.vault_password_files, say=say
+    on_done = options.get("on_done")
+    ours = functools.partial(
+        observer.observe, vault_password_files=known.fleet.vault_password_files, say=options.get("say")
     )
-    judge = _Judge(known, on_judged)
+    observe = functools.partial(
+        options.get("observe") or ours,
+        timeout=options.get("timeout", 60.0),
+        connections=options.get("connections", MOST),
+    )
+    judge = _Judge(known, options.get("on_judged"))
 
     def done(observation: Observation) -> None:
         judge.take(observation)
         if on_done is not None:
             on_done(observation)
 
-    for observation in observe(nodes, ask, timeout=timeout, connections=connections, on_done=done).values():
+    for observation in observe(nodes, ask, on_done=done).values():
         judge.take(observation)
     if judge.missing:
         again = [known.fleet.nodes[name] for name in judge.missing]
-        late = observe(again, judge.missing, timeout=timeout, connections=connections, on_done=None)
-        for observation in late.values():
+        for observation in observe(again, judge.missing, on_done=None).values():
             judge.join(observation)
     return judge.assessment(chosen)
 

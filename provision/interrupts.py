@@ -5,8 +5,28 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from types import FrameType
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], signals: Collection[int]) -> Iterator[None]:
+    """`handler` handles these signals in this block. Python delivers them to the main thread alone: in any
+    other nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
+def heeded(*signals: int) -> list[int]:
+    """Those of these signals that are not ignored: nohup means what it says."""
+    return [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
 
 
 class Interrupts:
@@ -18,23 +38,8 @@ class Interrupts:
     def note(self) -> None:
         self.count += 1
 
-    @contextlib.contextmanager
-    def noted(self) -> Iterator[None]:
-        """Note SIGINT, SIGTERM and SIGHUP in this block. Python hears them in the main thread alone: in any
-        other nothing is changed."""
-
-        def note(_number: int, _frame: FrameType | None) -> None:
-            self.note()
-
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        chosen = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup means what it says
-            chosen.append(signal.SIGHUP)
-        before = {number: signal.signal(number, note) for number in chosen}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def noted(self) -> contextlib.AbstractContextManager[None]:
+        """Note SIGINT, SIGTERM and SIGHUP in this block."""
+        return handled(
+            lambda _number, _frame: self.note(), [signal.SIGINT, signal.SIGTERM, *heeded(signal.SIGHUP)]
+        )

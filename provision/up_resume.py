@@ -1,30 +1,31 @@
-"""What a resumed `up` knows of the run it goes on with, and of those that one had gone on with."""
+"""Several runs of `up` on one fleet: what a resumed run takes over, and the locks against others.
+
+Locks are taken before anything is changed, kept during the run, and always released."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from provision import hooks
+from provision import fleet_lock, hooks
 from provision.errors import GpuprovError, RunFolderError
+from provision.fleet_lock import Answer, FleetLock, LockedError
+from provision.node_names import fold
 from provision.store import RunFolder
+from provision.up_result import Result, Status
+from provision.up_types import EarlierRuns
 
 _LONGEST = 100  # runs in a chain of resumptions
 _RUNNING = "running.lock"
-
-
-@dataclass(frozen=True)
-class Before:
-    """What earlier runs left. `runs` are their ids, whose locks are taken over; `ended` the nodes that were
-    finished, `changed` those that were brought there; `drained` those that are still out of service."""
-
-    runs: tuple[str, ...] = ()
-    ended: frozenset[str] = frozenset()
-    changed: frozenset[str] = frozenset()
-    drained: frozenset[str] = frozenset()
+BUSY_SECONDS = 900.0  # how long what an earlier run left running on a node is waited for
+BUSY_PAUSE = 5.0
+RETRY = 3.0  # about so many seconds after a refusal it is tried once more
 
 
 def run_id(folder: RunFolder) -> str:
@@ -33,7 +34,7 @@ def run_id(folder: RunFolder) -> str:
 
 
 def chain(folder: RunFolder) -> list[RunFolder]:
-    """The run, and those it went on with, the newest first."""
+    """The run and those it resumed, the newest first."""
     found = [folder]
     while len(found) < _LONGEST:
         named = found[-1].meta().get("resumes")
@@ -46,27 +47,21 @@ def chain(folder: RunFolder) -> list[RunFolder]:
     return found
 
 
-def before(folder: RunFolder) -> Before:
-    """What a run that goes on with `folder` has to know. Raises RunFolderError for a damaged one."""
+def earlier(folder: RunFolder) -> EarlierRuns:
+    """What a run that resumes `folder` has to know. Raises RunFolderError for a damaged one."""
     runs = chain(folder)
     oldest_first = list(reversed(runs))
-    ended: dict[str, str] = {}
-    for run in oldest_first:
-        for record in run.read("outcomes"):
-            ended[str(record.get("node"))] = str(record.get("status"))
-    return Before(
+    ends = [
+        (str(record.get("node")), str(record.get("status")))
+        for run in oldest_first
+        for record in run.read("outcomes")
+    ]
+    return EarlierRuns(
         tuple(run_id(run) for run in runs),
-        frozenset(node for node, status in ended.items() if status in ("done", "as declared")),
-        frozenset(_changed(oldest_first)),
+        frozenset(node for node, status in dict(ends).items() if status in (Status.DONE, Status.AS_DECLARED)),
+        frozenset(node for node, status in ends if status == Status.DONE),
         hooks.left_drained(record for run in oldest_first for record in run.read("hooks")),
     )
-
-
-def _changed(runs: list[RunFolder]) -> Iterator[str]:
-    for run in runs:
-        for record in run.read("outcomes"):
-            if record.get("status") == "done":
-                yield str(record.get("node"))
 
 
 class StillRunning:
@@ -97,3 +92,74 @@ def refuse_running(folder: RunFolder) -> None:
         ) from None
     finally:
         os.close(file)
+
+
+@dataclass
+class Locked:
+    """The outcome of taking locks. `lost`: nodes that could not be locked, and are left alone; `clocks`: node
+    → how far its clock is off."""
+
+    lost: dict[str, Result] = field(default_factory=dict)
+    clocks: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def locked(
+    lock: FleetLock,
+    nodes: Sequence[str],
+    *,
+    say: Callable[[str], None],
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[Locked]:
+    """Hold the locks of `nodes`. Raises LockedError when another `up` has one of them."""
+    try:
+        answers = _taken(lock, nodes, pause)
+        made = Locked({said.node: _unlocked(said) for said in answers.values() if said.error})
+        made.clocks = fleet_lock.skewed(answers.values())
+        for node, why in made.clocks.items():
+            say(f"{node}: {why}: certificates and package lists may not be believed there")
+        made.lost.update(_still_busy(lock, answers, say, pause))
+        lock.keep()
+        yield made
+    finally:
+        left = lock.release()
+        if left:
+            minutes = round(fleet_lock.LEASE / 60)
+            say(f"{fold(left)}: the lock could not be released; it ends by itself within {minutes} min")
+
+
+def _taken(lock: FleetLock, nodes: Sequence[str], pause: Callable[[float], None]) -> dict[str, Answer]:
+    """Take the locks, at the second attempt if need be: who is refused holds some for a moment, and two who
+    begin at the same time refuse each other."""
+    try:
+        return lock.take(nodes)
+    except LockedError:
+        pause(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - not for secrets
+    return lock.take(nodes)
+
+
+def _unlocked(said: Answer) -> Result:
+    status = Status.UNREACHABLE if said.unreachable else Status.UNREADABLE
+    return Result(said.node, status, said.error)
+
+
+def _still_busy(
+    lock: FleetLock,
+    answers: Mapping[str, Answer],
+    say: Callable[[str], None],
+    pause: Callable[[float], None],
+) -> dict[str, Result]:
+    """Wait for what an earlier run left running. The nodes on which it does not end."""
+    busy = {said.node: said.busy for said in answers.values() if said.busy}
+    if busy:
+        some = next(iter(busy.values()))
+        say(f"{fold(busy)}: an earlier run is still at work there ({', '.join(some[:3])}); waiting for it")
+    waited = 0.0
+    while busy and waited < BUSY_SECONDS:
+        pause(BUSY_PAUSE)
+        waited += BUSY_PAUSE
+        busy = {said.node: said.busy for said in lock.take(list(busy)).values() if said.busy}
+    for node in busy:
+        say(f"{node}: not attempted: it did not end")
+    why = f"after {BUSY_SECONDS / 60:.0f} min an earlier run still has running there: "
+    return {node: Result(node, Status.NOT_ATTEMPTED, why + ", ".join(names)) for node, names in busy.items()}

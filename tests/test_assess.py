@@ -11,23 +11,14 @@ from typing import Any
 
 import pytest
 
-from provision import assess, expectations, inventory, resolve, stack
+from provision import assess, inventory, resolve, stack
 from provision.errors import CompatibilityError, StackError
 from provision.inventory import Fleet, Node
 from provision.observe import Observation
+from tests.support.observed import debian, promised, unknown
 
 KERNEL = "6.12.107+deb13-amd64"
-BASE: dict[str, Any] = {
-    "os.id": "debian",
-    "os.version_id": "13",
-    "os.codename": "trixie",
-    "os.family": "debian",
-    "os.arch": "x86_64",
-    "kernel.release": KERNEL,
-    "gpu.count": 1,
-    "gpu.nvswitch_count": 0,
-    "gpu.pci": [{"address": "0000:01:00.0", "device_id": "10de:26b9"}],
-}
+BASE = debian("13", "trixie", KERNEL)
 
 
 def fleet(**variables: Mapping[str, Any]) -> Fleet:
@@ -70,18 +61,10 @@ class Nodes:
         if "error" in changed:
             return Observation(node.name, error=changed["error"], unreachable=True)
         base = {**BASE, **{name: value for name, value in changed.items() if name in BASE}}
-        asked = {name.replace(expectations.KERNEL, KERNEL) for name in asked}
-        known = expectations.of_node(self.declared or stack.declared(node, {}), stack.describe_node(base))
-        facts = dict.fromkeys(asked) | {each.fact: _fulfilling(each) for each in known if each.fact in asked}
+        facts = unknown(asked, KERNEL)
+        wanted = promised(self.declared or stack.declared(node, {}), base)
+        facts |= {fact: value for fact, value in wanted.items() if fact in facts}
         return Observation(node.name, {**facts, **base, **changed})
-
-
-def _fulfilling(expectation: expectations.Expectation) -> Any:
-    """Some value that satisfies an expectation."""
-    candidates = [expectation.value, [expectation.value], "manual\n", "auto\n"]
-    if expectation.operator == "one_of":
-        candidates = list(expectation.value)
-    return next((each for each in candidates if expectation.holds(each)), expectation.value)
 
 
 def test_a_fleet_as_declared_is_asked_once_and_nothing_is_found() -> None:

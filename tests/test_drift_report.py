@@ -12,23 +12,12 @@ from typing import Any
 import jsonschema
 import pytest
 
-from provision import (
-    cli,
-    drift_formats,
-    drift_report,
-    expectations,
-    fingerprint,
-    inventory,
-    observe,
-    paths,
-    stack,
-    store,
-    validated,
-)
+from provision import cli, drift_formats, drift_report, fingerprint, paths, stack, store, validated
 from provision.checks import CHECKS
 from provision.errors import ExitCode
 from provision.inventory import Node
 from provision.observe import Observation
+from tests.support.observed import fleet_here, promised, unknown, vault
 
 KERNEL = "6.1.0"
 GOOD, OLD = "96.00.74.00.01", "96.00.10.00.99"
@@ -72,56 +61,24 @@ class Twenty:
         self.silent: dict[str, str] = {}
         self.asked: set[str] = set()
 
-    def observe(
-        self,
-        nodes: Collection[Node],
-        ask: Mapping[str, Collection[str]],
-        **_options: Any,
-    ) -> dict[str, Observation]:
-        found = {}
-        for node in nodes:
-            if node.name in self.silent:
-                found[node.name] = Observation(node.name, error=self.silent[node.name], unreachable=True)
-                continue
-            self.asked |= set(ask[node.name])
-            asked = {name.replace(expectations.KERNEL, KERNEL) for name in ask[node.name]}
-            found[node.name] = Observation(
-                node.name, self.facts(node, asked), self.problems.get(node.name, {})
-            )
-        return found
+    def answer(self, node: Node, asked: Collection[str]) -> Observation:
+        if node.name in self.silent:
+            return Observation(node.name, error=self.silent[node.name], unreachable=True)
+        self.asked |= set(asked)
+        return Observation(node.name, self.facts(node, asked), self.problems.get(node.name, {}))
 
     def facts(self, node: Node, asked: Collection[str]) -> dict[str, Any]:
         own = answer_of(int(node.name.removeprefix("gpu-")))
-        known = expectations.of_node(stack.declared(node, {}), stack.describe_node(own))
-        whole = {
-            **dict.fromkeys(asked),
-            **own,
-            **{each.fact: fulfilling(each) for each in known},
-            **self.changed.get(node.name, {}),
-        }
+        wanted = promised(stack.declared(node, {}), own)
+        whole = {**unknown(asked, KERNEL), **own, **wanted, **self.changed.get(node.name, {})}
         return {name: value for name, value in whole.items() if name not in self.problems.get(node.name, {})}
-
-
-def fulfilling(expectation: expectations.Expectation) -> Any:
-    candidates = [expectation.value, [expectation.value], "manual\n", "auto\n"]
-    if expectation.operator == "one_of":
-        candidates = list(expectation.value)
-    return next((each for each in candidates if expectation.holds(each)), expectation.value)
 
 
 @pytest.fixture
 def twenty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Twenty:
     nodes = Twenty()
-    fleet = inventory.Fleet(
-        tmp_path / "inventory.yml", {name: Node(name, (), {}) for name in NAMES}, {"all": NAMES}
-    )
-    monkeypatch.setattr(observe, "observe", nodes.observe)
-    monkeypatch.setattr(inventory, "load", lambda _source, _files=(): fleet)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
     monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
-    (tmp_path / "inventory.yml").touch()
+    fleet_here(monkeypatch, tmp_path, NAMES, nodes.answer)
     return nodes
 
 
@@ -417,14 +374,7 @@ def test_junit_blames_nodes_and_gives_the_tie_a_case_of_its_own(twenty: Twenty, 
 def test_no_format_lets_a_node_write_control_characters_or_tell_a_secret(
     twenty: Twenty, gpuprov: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from provision import resolve
-
-    original = resolve.resolve
-    monkeypatch.setattr(
-        resolve,
-        "resolve",
-        lambda *words: resolve.Resolved(original(*words).views, frozenset({"hidden-word"})),
-    )
+    vault(monkeypatch, "hidden-word")
     odd = "\x1b[2J\x07hidden-word"
     twenty.changed["gpu-03"] = {
         "driver.flavour": odd,

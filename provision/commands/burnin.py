@@ -10,6 +10,7 @@ from provision.commands import fleet_options
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from provision.burnin.actions import BurninOptions
     from provision.burnin.look import Looked
     from provision.burnin.plan import Plan
     from provision.burnin.profile import Profile
@@ -101,9 +102,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         options.inventory = None
     _refuse_contradictions(options, action)
     if action is not None or options.resume:
-        from provision.commands import burnin_run
-
-        return burnin_run.run(action or "resume", options)
+        return _act(action or "resume", options)
     return _start(options)
 
 
@@ -148,9 +147,36 @@ def _start(options: argparse.Namespace) -> ExitCode:
     planned, unable = _planned(chosen, looked)
     if options.plan:
         return _show(chosen, planned, unable, options)
-    from provision.commands import burnin_run
+    from provision.burnin import actions
 
-    return burnin_run.start(fleet, overrides, chosen, looked, planned, unable, options)
+    return actions.start(fleet, overrides, chosen, looked, planned, unable, _options(options))
+
+
+def _act(action: str, options: argparse.Namespace) -> ExitCode:
+    from provision.burnin import actions, campaign
+
+    named = options.resume if action == "resume" else (options.run or "latest")
+    folder = campaign.known_here(named)
+    if folder is not None and not (options.inventory or options.inventory_option):
+        options.inventory = folder.meta().get("inventory") or None
+    fleet, overrides = fleet_options.load(options)
+    return actions.run(action, named, folder, fleet, overrides, _options(options))
+
+
+def _options(options: argparse.Namespace) -> BurninOptions:
+    from pathlib import Path
+
+    from provision.burnin.actions import BurninOptions
+
+    return BurninOptions(
+        forks=options.forks,
+        every_node=options.nodes == "all",
+        detach=options.detach,
+        json=options.json,
+        thresholds=Path(options.thresholds) if options.thresholds else None,
+        output=Path(options.output) if options.output else None,
+        remove=options.remove,
+    )
 
 
 def _planned(chosen: Profile, looked: Looked) -> tuple[Plan, dict[str, str]]:

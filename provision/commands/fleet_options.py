@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 from provision.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
     from pathlib import Path
+    from typing import Unpack
 
-    from provision.assess import Assessment, OnJudged
+    from provision.assess import Assessment, LookOptions
     from provision.inventory import Fleet
-    from provision.observe import Observation
 
 
 def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None:
@@ -139,30 +138,10 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     return workers.linked(fleet, resolve.reachable(others, {}), chosen), chosen
 
 
-def assess(
-    options: argparse.Namespace,
-    title: str,
-    also: Collection[str] = (),
-    on_judged: OnJudged | None = None,
-) -> Assessment:
-    """Load the fleet and look at it, with progress shown. Nodes in trouble are said as they come. `also`:
-    facts to ask beside those the roles promise; `on_judged` as for assess.assess."""
+def assess(options: argparse.Namespace, title: str, **more: Unpack[LookOptions]) -> Assessment:
+    """Load the fleet and look at it, with progress shown. Nodes in trouble are said as they come."""
     from provision import assess as assessing
-    from provision.terminal import Progress
 
     fleet, chosen = load(options)
-    with Progress(title, total=len(fleet.nodes)) as progress:
-
-        def note(observation: Observation) -> None:
-            progress.done(f"{observation.node}: {observation.error}" if observation.error else "")
-
-        return assessing.assess(
-            fleet,
-            chosen,
-            timeout=options.timeout,
-            connections=options.connections,
-            on_done=note,
-            say=progress.say,
-            also=also,
-            on_judged=on_judged,
-        )
+    more |= {"timeout": options.timeout, "connections": options.connections}
+    return assessing.with_progress(title, fleet, chosen, **more)

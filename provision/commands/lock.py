@@ -69,19 +69,17 @@ def _look(options: argparse.Namespace) -> Assessment:
     import functools
 
     from provision import assess, lock_sources, observe
-    from provision.terminal import Progress
 
     fleet, overrides = fleet_options.load(options)
     ask = functools.partial(observe.observe, vault_password_files=fleet.vault_password_files)
-    with Progress("lock", total=len(fleet.nodes)) as progress:
-        return assess.assess(
-            fleet,
-            overrides,
-            timeout=options.timeout,
-            connections=options.connections,
-            on_done=lambda said: progress.done(f"{said.node}: {said.error}" if said.error else ""),
-            observe=lock_sources.asking_also(ask, fleet, overrides),
-        )
+    return assess.with_progress(
+        "lock",
+        fleet,
+        overrides,
+        timeout=options.timeout,
+        connections=options.connections,
+        observe=lock_sources.asking_also(ask, fleet, overrides),
+    )
 
 
 def _no_sources(unfit: dict[str, str]) -> GpuprovError:

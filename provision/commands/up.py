@@ -13,6 +13,7 @@ from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from provision.store import RunFolder
+    from provision.up_types import UpOptions
 
 EPILOG = """\
 A node is done when a second observation shows that every expectation of its roles holds, not when the
@@ -95,36 +96,39 @@ def run(options: argparse.Namespace) -> ExitCode:
     resumed = _resumed(options) if options.resume is not None else None
     fleet, overrides = fleet_options.load(options)
 
-    from provision import up_resume
     from provision.store import RunFolder
-    from provision.up_session import Session
-    from provision.up_work import Request
-    from provision.waves import Share
+    from provision.up_run import UpRun
 
     folder = RunFolder.create("up", _remembered(options, overrides))
     folder.note(inventory=str(fleet.source.absolute()), nodes=list(fleet.nodes))
     if resumed is not None:
         folder.note(resumes=str(resumed.path.absolute()))
-    request = Request(
-        size=options.wave,
+    return UpRun(fleet, overrides, _options(options, resumed), folder).run()
+
+
+def _options(options: argparse.Namespace, resumed: RunFolder | None) -> UpOptions:
+    from provision import up_resume
+    from provision.up_types import EarlierRuns, UpOptions
+    from provision.waves import Share
+
+    return UpOptions(
+        wave_size=options.wave,
         canary=not options.no_canary,
         full=options.full,
         max_failures=options.max_failures or Share(0),
+        gate=options.gate or "expectations",
         may_reboot=not options.no_reboot,
         reboots_at_once=options.reboots_at_once,
         check_mode=options.check,
-        gate=options.gate or "expectations",
         break_lock=options.break_lock,
         forks=options.forks,
         connections=options.connections,
-        observe_timeout=options.timeout,
-        minutes=options.wave_timeout,
-        ask=_at_a_terminal() and not (options.yes or options.check),
+        timeout=options.timeout,
+        wave_minutes=options.wave_timeout,
+        confirm=_at_a_terminal() and not (options.yes or options.check),
         json=options.json,
-        before=up_resume.before(resumed) if resumed is not None else up_resume.Before(),
-        base=(str(fleet.source),),
+        earlier=up_resume.earlier(resumed) if resumed is not None else EarlierRuns(),
     )
-    return Session(fleet, overrides, request, folder).run()
 
 
 def _at_a_terminal() -> bool:

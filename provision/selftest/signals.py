@@ -9,6 +9,7 @@ import time
 from collections.abc import Collection, Iterator
 from types import FrameType
 
+from provision import interrupts
 from provision.node.burnin.processes import descendants, stat_of
 
 _GONE = 5.0  # seconds for what was killed to be gone
@@ -16,8 +17,7 @@ _TOGETHER = 1.0  # seconds: systemd ends a session with SIGTERM and SIGHUP, one 
 _ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@contextlib.contextmanager
-def as_interrupts() -> Iterator[None]:
+def as_interrupts() -> contextlib.AbstractContextManager[None]:
     """SIGTERM and SIGHUP raise KeyboardInterrupt: what was provoked must not outlive the selftest.
 
     Two that come together are one: the second would raise where the first is being tidied up after. One that
@@ -33,13 +33,7 @@ def as_interrupts() -> Iterator[None]:
         last = now
         raise KeyboardInterrupt
 
-    heeded = [number for number in _ALL if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in heeded}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return interrupts.handled(stop, interrupts.heeded(*_ALL))
 
 
 @contextlib.contextmanager
@@ -51,12 +45,10 @@ def held_back() -> Iterator[None]:
     def keep(number: int, _frame: FrameType | None) -> None:
         came.append(number)
 
-    before = {number: signal.signal(number, keep) for number in _ALL}
     try:
-        yield
+        with interrupts.handled(keep, _ALL):
+            yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
 

@@ -69,14 +69,14 @@ def test_the_profiles_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(("bad", "stops"), [(0, False), (2, False), (3, True)])
 def test_the_share_of_nodes_in_trouble_ends_it_for_all(tmp_path: Path, bad: int, stops: bool) -> None:
+    from provision.burnin import actions
     from provision.burnin.campaign import Campaign
     from provision.burnin.status import Status
-    from provision.commands import burnin_run
     from provision.store import RunFolder
 
     folder = RunFolder.create("burnin", {}, tmp_path / "runs")
     folder.note(profile={"abort": {"failing_share": 0.25}})
     found = [Status(f"n{number}", "", alive=True, bad=number < bad) for number in range(8)]
-    assert burnin_run._too_many(Campaign(folder, {}), found) is stops
+    assert actions._too_many(Campaign(folder, {}), found) is stops
     folder.note(profile={"abort": {"failing_share": None}})
-    assert not burnin_run._too_many(Campaign(folder, {}), found)
+    assert not actions._too_many(Campaign(folder, {}), found)

@@ -4,84 +4,38 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import cli, expectations, inventory, observe, resolve, stack, starter, store
+from provision import cli, expectations, inventory, observe, stack, starter, store
 from provision.errors import ExitCode, UsageError
 from provision.inventory import Node
 from provision.observe import Observation
+from tests.support.observed import Facts, debian, fleet_here, gpuprov, promised, unknown, vault
 
 ROOT = Path(cli.__file__).resolve().parent.parent
-BASE: dict[str, Any] = {
-    "os.id": "debian",
-    "os.version_id": "12",
-    "os.codename": "bookworm",
-    "os.family": "debian",
-    "os.arch": "x86_64",
-    "kernel.release": "6.1.0",
-    "gpu.count": 1,
-    "gpu.nvswitch_count": 0,
-    "gpu.pci": [{"address": "0000:01:00.0", "device_id": "10de:26b9"}],
-}
+BASE = debian("12", "bookworm", "6.1.0")
 CONFIG = "file./etc/modprobe.d/blacklist-nouveau.conf.content"
 
 
 @pytest.fixture
-def trouble(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, dict[str, Any]]:
+def trouble(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Facts:
     """A fleet of three nodes that are as declared but for what is put into the answer (node → facts)."""
-    different: dict[str, dict[str, Any]] = {}
+    different: Facts = {}
 
-    def answer(
-        nodes: Collection[Node],
-        ask: Mapping[str, Collection[str]],
-        *,
-        on_done: Callable[[Observation], None] | None = None,
-        **_options: Any,
-    ) -> dict[str, Observation]:
-        found = {}
-        for node in nodes:
-            mine = dict(different.get(node.name, {}))
-            error, problems = mine.pop("error", None), mine.pop("problems", {})
-            asked = {name.replace(expectations.KERNEL, "6.1.0") for name in ask[node.name]}
-            known = expectations.of_node(stack.declared(node, {}), stack.describe_node(BASE))
-            facts = dict.fromkeys(asked) | {each.fact: fulfilling(each) for each in known}
-            whole = {name: value for name, value in {**facts, **BASE, **mine}.items() if name not in problems}
-            found[node.name] = Observation(node.name, {} if error else whole, problems, error, bool(error))
-            if on_done is not None:
-                on_done(found[node.name])
-        return found
+    def answer(node: Node, asked: Collection[str]) -> Observation:
+        mine = dict(different.get(node.name, {}))
+        error, problems = mine.pop("error", None), mine.pop("problems", {})
+        wanted = promised(stack.declared(node, {}), BASE)
+        whole = {**unknown(asked, "6.1.0"), **wanted, **BASE, **mine}
+        facts = {} if error else {name: whole[name] for name in whole if name not in problems}
+        return Observation(node.name, facts, problems, error, bool(error))
 
-    monkeypatch.setattr(observe, "observe", answer)
-    monkeypatch.setattr(inventory, "load", lambda source, _files=(): three(source))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
-    (tmp_path / "inventory.yml").touch()
+    fleet_here(monkeypatch, tmp_path, ("gpu-01", "gpu-02", "gpu-03"), answer)
     return different
-
-
-def three(source: Path) -> inventory.Fleet:
-    names = ("gpu-01", "gpu-02", "gpu-03")
-    return inventory.Fleet(
-        source, {name: Node(name, ("gpus",), {}) for name in names}, {"all": names, "gpus": names}
-    )
-
-
-def fulfilling(expectation: expectations.Expectation) -> Any:
-    candidates = [expectation.value, [expectation.value], "manual\n", "auto\n"]
-    if expectation.operator == "one_of":
-        candidates = list(expectation.value)
-    return next((each for each in candidates if expectation.holds(each)), expectation.value)
-
-
-def gpuprov(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = cli.main(list(words))
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
 
 
 @pytest.mark.usefixtures("trouble")
@@ -96,7 +50,7 @@ def test_a_fleet_as_declared(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_drift_names_node_fact_expected_found_and_role(
-    trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    trouble: Facts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     wanted = expectations.of_node(stack.declared(Node("", (), {}), {}), stack.describe_node(BASE))
     text = next(each.value for each in wanted if each.fact == CONFIG)
@@ -125,7 +79,7 @@ def test_drift_names_node_fact_expected_found_and_role(
 
 
 def test_not_knowing_is_5_and_real_drift_beside_it_is_4(
-    trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    trouble: Facts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trouble["gpu-02"] = {"problems": {"driver": "timed out"}}
     code, out, _ = gpuprov(capsys, "drift")
@@ -139,7 +93,7 @@ def test_not_knowing_is_5_and_real_drift_beside_it_is_4(
     assert gpuprov(capsys, "drift")[0] == ExitCode.DRIFT
 
 
-def test_json_is_one_document(trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_one_document(trouble: Facts, capsys: pytest.CaptureFixture[str]) -> None:
     trouble["gpu-02"] = {"driver.loaded_version": None}
     trouble["gpu-03"] = {"gpu.count": 0, "gpu.pci": []}
     code, out, _ = gpuprov(capsys, "drift", "--json")
@@ -159,7 +113,7 @@ def test_json_is_one_document(trouble: dict[str, dict[str, Any]], capsys: pytest
 
 
 def test_junit_has_a_case_for_each_node(
-    trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    trouble: Facts, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     trouble["gpu-02"] = {"driver.loaded_version": "\x1b[31m<&\x00"}
     trouble["gpu-03"] = {"error": "no route"}
@@ -171,9 +125,7 @@ def test_junit_has_a_case_for_each_node(
     assert cases == {"gpu-01": ["system-out"], "gpu-02": ["failure", "system-out"], "gpu-03": ["error"]}
 
 
-def test_nodes_cannot_move_the_cursor(
-    trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nodes_cannot_move_the_cursor(trouble: Facts, capsys: pytest.CaptureFixture[str]) -> None:
     trouble["gpu-02"] = {"driver.loaded_version": "\x1b[2J\x07\n\nfake: all is well"}
     _, out, err = gpuprov(capsys, "drift")
     assert "\x1b" not in out + err
@@ -181,7 +133,7 @@ def test_nodes_cannot_move_the_cursor(
 
 
 def test_the_plan_groups_equal_nodes_and_gives_reasons(
-    trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    trouble: Facts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trouble["gpu-01"] = trouble["gpu-02"] = {"service.nvidia-persistenced.active": "inactive"}
     code, out, _ = gpuprov(capsys, "plan")
@@ -194,7 +146,7 @@ def test_the_plan_groups_equal_nodes_and_gives_reasons(
 
 @pytest.mark.parametrize("verb", ["plan", "drift"])
 def test_the_cause_and_the_next_step_are_named(
-    verb: str, trouble: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    verb: str, trouble: Facts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trouble["gpu-01"] = trouble["gpu-03"] = {"module.nouveau.loaded": True}
     _, out, _ = gpuprov(capsys, verb)
@@ -244,9 +196,7 @@ def test_a_mistake_is_one_line_and_touches_nothing(
     assert shown.out == ""
 
 
-def test_set_takes_versions_as_they_stand(
-    trouble: dict[str, Any], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_set_takes_versions_as_they_stand(trouble: Facts, capsys: pytest.CaptureFixture[str]) -> None:
     """12.10 would be a number, and become 12.1."""
     trouble["gpu-02"] = {"driver.loaded_version": None}
     code, _, err = gpuprov(capsys, "plan", "--set", "cuda_toolkit_version=12.10")
@@ -254,17 +204,9 @@ def test_set_takes_versions_as_they_stand(
 
 
 def test_secrets_of_set_and_vault_are_not_kept(
-    trouble: dict[str, dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    trouble: Facts, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    original = resolve.resolve
-    monkeypatch.setattr(
-        resolve,
-        "resolve",
-        lambda *words: resolve.Resolved(original(*words).views, frozenset({"hidden-word"})),
-    )
+    vault(monkeypatch, "hidden-word")
     trouble["gpu-02"] = {"driver.loaded_version": "hidden-word"}
     _, out, err = gpuprov(capsys, "drift", "--set", "site_token=very-secret-too", "--junit", "j.xml")
     everything = out + err + "".join(path.read_text() for path in tmp_path.rglob("*") if path.is_file())
@@ -316,17 +258,12 @@ def test_the_variables_the_starter_shows_exist() -> None:
 
 
 def test_an_interrupted_drift_leaves_what_it_saw_and_says_where(
-    monkeypatch: pytest.MonkeyPatch,
-    trouble: dict[str, dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, trouble: Facts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Ctrl-C after two of three nodes: their lines are those that a whole run writes, secrets masked."""
     secret = "correct-horse"
     trouble["gpu-02"] = {"driver.loaded_version": f"570.1-{secret}"}
-    original = resolve.resolve
-    monkeypatch.setattr(
-        resolve, "resolve", lambda *words: resolve.Resolved(original(*words).views, frozenset({secret}))
-    )
+    vault(monkeypatch, secret)
     code, _, _ = gpuprov(capsys, "drift")
     assert code == ExitCode.DRIFT
     whole = store.latest("drift")

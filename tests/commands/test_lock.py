@@ -3,73 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import cli, inventory, lockfile, observe
+from provision import lockfile
 from provision.errors import ExitCode
 from provision.inventory import Node
 from provision.observe import Observation
+from tests.support import observed
+from tests.support.observed import Facts, debian, fleet_here
 
-BASE: dict[str, Any] = {
-    "os.id": "debian",
-    "os.version_id": "13",
-    "os.codename": "trixie",
-    "os.family": "debian",
-    "os.arch": "x86_64",
-    "kernel.release": "6.12",
-    "kernel.boot_release": "6.12",
-    "gpu.count": 1,
-    "gpu.nvswitch_count": 0,
-    "gpu.pci": [{"address": "0000:01:00.0", "device_id": "10de:26b9"}],
-}
+BASE = debian("13", "trixie", "6.12") | {"kernel.boot_release": "6.12"}
 ONLY = ("--set", "gpuprov_roles=[package_lock]")
 PIN = "file./etc/apt/preferences.d/gpuprov-lock"
 
 
 @pytest.fixture
-def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, dict[str, Any]]:
+def packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Facts:
     """Node → what it has installed; a fleet of three L40S nodes that answers from it."""
-    there: dict[str, dict[str, Any]] = {
-        name: {"libnccl2": "2.29.7-1"} for name in ("gpu-01", "gpu-02", "gpu-03")
-    }
+    there: Facts = {name: {"libnccl2": "2.29.7-1"} for name in ("gpu-01", "gpu-02", "gpu-03")}
 
-    def answer(
-        nodes: Collection[Node],
-        ask: Mapping[str, Collection[str]],
-        *,
-        on_done: Callable[[Observation], None] | None = None,
-        **_options: Any,
-    ) -> dict[str, Observation]:
-        found = {}
-        for node in nodes:
-            mine = there[node.name]
-            facts = {fact: fact_of(fact, mine) for fact in ask[node.name]}
-            found[node.name] = (
-                Observation(node.name, error=mine["error"])
-                if "error" in mine
-                else Observation(node.name, facts | BASE)
-            )
-            if on_done is not None:
-                on_done(found[node.name])
-        return found
+    def answer(node: Node, asked: Collection[str]) -> Observation:
+        mine = there[node.name]
+        if "error" in mine:
+            return Observation(node.name, error=mine["error"])
+        return Observation(node.name, {fact: fact_of(fact, mine) for fact in asked} | BASE)
 
-    names = tuple(there)
-    monkeypatch.setattr(observe, "observe", answer)
-    monkeypatch.setattr(
-        inventory,
-        "load",
-        lambda source, _files=(): inventory.Fleet(
-            source, {n: Node(n, (), {}) for n in names}, {"all": names}
-        ),
-    )
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
-    (tmp_path / "inventory.yml").touch()
+    fleet_here(monkeypatch, tmp_path, tuple(there), answer)
     return there
 
 
@@ -88,13 +51,11 @@ def fact_of(fact: str, mine: Mapping[str, Any]) -> Any:
 
 
 def gpuprov(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = cli.main([*words, *ONLY])
-    shown = capsys.readouterr()
-    return code, shown.out, shown.err
+    return observed.gpuprov(capsys, *words, *ONLY)
 
 
 def test_a_fleet_is_locked_and_what_moves_is_named(
-    packages: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    packages: Facts, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     code, out, err = gpuprov(capsys, "lock")
     assert code == ExitCode.OK, err
@@ -114,7 +75,7 @@ def test_a_fleet_is_locked_and_what_moves_is_named(
 
 
 def test_nodes_that_disagree_need_a_majority(
-    packages: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    packages: Facts, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     packages["gpu-02"]["libnccl2"] = "2.30-1"
     code, out, err = gpuprov(capsys, "lock")
@@ -129,7 +90,7 @@ def test_nodes_that_disagree_need_a_majority(
 
 
 def test_nodes_that_are_no_good_are_named_unless_forced(
-    packages: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]
+    packages: Facts, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packages["gpu-03"]["error"] = "no route to gpu-03"
     code, _, err = gpuprov(capsys, "lock")
@@ -143,7 +104,7 @@ def test_nodes_that_are_no_good_are_named_unless_forced(
 
 
 def test_an_old_lock_file_does_not_stop_a_new_one(
-    packages: dict[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    packages: Facts, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     gpuprov(capsys, "lock")
     for node in packages.values():

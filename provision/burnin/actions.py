@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
-import argparse
+import json
+import shutil
 import sys
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
-from provision.commands import fleet_options
+from provision import hooks, node_program, validation
+from provision.burnin import acceptance, campaign, plan_text, results
+from provision.burnin import fleet as between
+from provision.burnin.campaign import Campaign
+from provision.burnin.look import Looked
+from provision.burnin.plan import Plan
+from provision.burnin.profile import Profile
+from provision.burnin.record import overall
+from provision.burnin.results import Results
+from provision.burnin.spool import Spool
+from provision.burnin.status import Status, status
 from provision.errors import ExitCode, RunFolderError, UsageError
-
-if TYPE_CHECKING:
-    from provision.burnin.campaign import Campaign
-    from provision.burnin.look import Looked
-    from provision.burnin.plan import Plan
-    from provision.burnin.profile import Profile
-    from provision.burnin.results import Results
-    from provision.burnin.status import Status
-    from provision.inventory import Fleet
+from provision.inventory import Fleet
+from provision.judge import Verdict
+from provision.store import RunFolder
+from provision.terminal import printable
 
 _EVERY = 20.0  # seconds between two looks of `attach`
+
+
+@dataclass(frozen=True)
+class BurninOptions:
+    """The options of the actions. `every_node`: no --nodes was given."""
+
+    forks: int = 50
+    every_node: bool = True
+    detach: bool = False
+    json: bool = False
+    thresholds: Path | None = None
+    output: Path | None = None
+    remove: bool = False
 
 
 def start(
@@ -30,12 +51,9 @@ def start(
     looked: Looked,
     planned: Plan,
     unable: Mapping[str, str],
-    options: argparse.Namespace,
+    options: BurninOptions,
 ) -> ExitCode:
     """Begin a burn-in; unless detached, stay and watch."""
-    from provision import hooks, node_program
-    from provision.burnin import campaign, plan_text
-
     hooks.load(fleet, overrides)  # one that cannot be called is refused before a node is loaded
     arguments = {"profile": profile.name, "minutes": profile.minutes, "nodes": list(fleet.nodes)}
     run, given = campaign.new(
@@ -60,10 +78,17 @@ def start(
     return _attach(run, fleet, overrides, options)
 
 
-def run(action: str, options: argparse.Namespace) -> ExitCode:
-    """One of status, attach, stop, collect and resume."""
-    named = options.resume if action == "resume" else (options.run or "latest")
-    run, fleet, overrides = _found(named, options)
+def run(
+    action: str,
+    named: str,
+    folder: RunFolder | None,
+    fleet: Fleet,
+    overrides: Mapping[str, Any],
+    options: BurninOptions,
+) -> ExitCode:
+    """One of status, attach, stop, collect and resume, of the burn-in in `folder`, or of that name on the
+    nodes."""
+    run, fleet = _found(named, folder, fleet, overrides, options)
     if action == "status":
         return _status(run, options)
     if action == "stop":
@@ -75,35 +100,30 @@ def run(action: str, options: argparse.Namespace) -> ExitCode:
     return _collect(run, fleet, overrides, options)
 
 
-def _found(named: str, options: argparse.Namespace) -> tuple[Campaign, Fleet, dict[str, Any]]:
-    """The burn-in that is meant: of this machine's run folders, else what the nodes have."""
-    from dataclasses import replace
-
-    from provision import validation
-    from provision.burnin import campaign
-
-    folder = campaign.known_here(named)
-    if folder is not None and not (options.inventory or options.inventory_option):
-        options.inventory = folder.meta().get("inventory") or None
-    fleet, overrides = fleet_options.load(options)
+def _found(
+    named: str,
+    folder: RunFolder | None,
+    fleet: Fleet,
+    overrides: Mapping[str, Any],
+    options: BurninOptions,
+) -> tuple[Campaign, Fleet]:
+    """The burn-in, and its nodes: of this machine's run folders, else what the nodes have."""
     if folder is not None and not folder.meta().get("adopted"):
         wanted = [str(name) for name in folder.meta().get("nodes", ())]
         missing = [name for name in wanted if name not in fleet.nodes]
-        if missing and options.nodes == "all":
+        if missing and options.every_node:
             raise UsageError(
                 f"{missing[0]} is part of the burn-in, but not in {fleet.source}",
                 "give the inventory that the burn-in was started with",
             )
         fleet = replace(fleet, nodes={name: fleet.nodes[name] for name in wanted if name in fleet.nodes})
         variables = validation.plain_variables(fleet, overrides)
-        known = campaign.Campaign(folder, variables, options.forks, fleet.vault_password_files)
-        return known, fleet, overrides
+        return Campaign(folder, variables, options.forks, fleet.vault_password_files), fleet
     variables = validation.plain_variables(fleet, overrides)
     name = named if folder is None else folder.path.name
     known, _ = campaign.ask_nodes(name, variables, fleet, options.forks)
     there = known.folder.meta()["nodes"]
-    fleet = replace(fleet, nodes={name: fleet.nodes[name] for name in there})
-    return known, fleet, overrides
+    return known, replace(fleet, nodes={name: fleet.nodes[name] for name in there})
 
 
 def _burning(run: Campaign) -> list[str]:
@@ -113,18 +133,14 @@ def _burning(run: Campaign) -> list[str]:
 
 
 def _asked(run: Campaign) -> list[Status]:
-    from provision.burnin.status import status
-
     refused = {str(row.get("node")): str(row.get("refused") or "") for row in run.folder.read("begun")}
     answers = run.ask("status", _burning(run))
     return [status(answers[name], run.name, refused.get(name, "")) for name in _burning(run)]
 
 
-def _status(run: Campaign, options: argparse.Namespace) -> ExitCode:
+def _status(run: Campaign, options: BurninOptions) -> ExitCode:
     found = _asked(run)
     if options.json:
-        import json
-
         document = {"format": 1, "burnin": run.name, "nodes": [one.record() for one in found]}
         sys.stdout.write(json.dumps(document, indent=1) + "\n")
     else:
@@ -160,9 +176,6 @@ def _stop(run: Campaign) -> ExitCode:
 
 def _resume(run: Campaign) -> None:
     """Give their order once more to the nodes that do not burn."""
-    from provision import node_program
-    from provision.burnin.spool import Spool
-
     orders = {str(row["node"]): row["order"] for row in run.folder.read("orders")}
     for name in _burning(run):
         orders.setdefault(name, Spool(run.folder, name).order())
@@ -176,9 +189,7 @@ def _resume(run: Campaign) -> None:
         _say([f"{name}: {refused.get(name) or 'continues'}"])
 
 
-def _attach(
-    run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: argparse.Namespace
-) -> ExitCode:
+def _attach(run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: BurninOptions) -> ExitCode:
     """Watch until nothing more comes; an interrupt ends the watching only."""
     last: dict[str, str] = {}
     try:
@@ -203,12 +214,10 @@ def _attach(
     return _collect(run, fleet, overrides, options)
 
 
-def _between(run: Campaign, found: list[Status], options: argparse.Namespace) -> bool:
+def _between(run: Campaign, found: list[Status], options: BurninOptions) -> bool:
     """Measure the segments between nodes that nodes wait in; whether there were any."""
-    from provision.burnin import fleet, results
-
     meta = run.folder.meta()
-    wanted = fleet.segments(meta.get("profile"))
+    wanted = between.segments(meta.get("profile"))
     if not wanted and any(one.holding for one in found):
         run.fetch([one.node for one in found if one.holding], _complain)  # begun elsewhere: the order says it
     seen = results.looked(run)
@@ -216,10 +225,10 @@ def _between(run: Campaign, found: list[Status], options: argparse.Namespace) ->
     turns = {
         str(row["node"]): int(row["order"]["about"]["part"]["turn"]) for row in run.folder.read("orders")
     }
-    waiting = fleet.ready(found, turns, wanted)
+    waiting = between.ready(found, turns, wanted)
     for segment, nodes in waiting.items():
         able = {name: seen[name] for name in nodes if not seen[name].error}
-        fleet.measure(run, segment, wanted[segment].checks, able, _complain, options.forks)
+        between.measure(run, segment, wanted[segment].checks, able, _complain, options.forks)
     return bool(waiting)
 
 
@@ -230,17 +239,11 @@ def _too_many(run: Campaign, found: list[Status]) -> bool:
     return share > 0 and sum(one.bad for one in found) > share * len(found)
 
 
-def _collect(
-    run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: argparse.Namespace
-) -> ExitCode:
+def _collect(run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options: BurninOptions) -> ExitCode:
     """Fetch, judge, write the record, drain what failed."""
-    from pathlib import Path
-
-    from provision.burnin import acceptance, results
-
     names = _burning(run)
     run.fetch(names, _complain)
-    found = results.results(run, Path(options.thresholds) if options.thresholds else None)
+    found = results.results(run, options.thresholds)
     files = acceptance.write(run, found)
     results.publish(run, found)
     troubles = acceptance.drain(run, found, fleet, overrides)
@@ -250,7 +253,7 @@ def _collect(
     for name, why in troubles.items():
         sys.stderr.write(f"{name}: {why}\n")
     if options.output:
-        _copy(files, Path(options.output))
+        _copy(files, options.output)
     if options.json:
         sys.stdout.write((run.folder.path / acceptance.RECORD).read_text("utf-8"))
     else:
@@ -265,18 +268,13 @@ def _collect(
 
 
 def _code(found: Results) -> ExitCode:
-    from provision.burnin.record import overall
-    from provision.judge import Verdict
-
     worst = overall(found)
     if worst is Verdict.FAIL:
         return ExitCode.UNHEALTHY
     return ExitCode.INCOMPLETE if worst is Verdict.ERROR or not found.over else ExitCode.OK
 
 
-def _copy(files: Mapping[str, Any], target: Any) -> None:
-    import shutil
-
+def _copy(files: Mapping[str, Path], target: Path) -> None:
     try:
         target.mkdir(parents=True, exist_ok=True)
         for file in {files["record"], files["record"].with_suffix(".json")}:
@@ -288,13 +286,9 @@ def _copy(files: Mapping[str, Any], target: Any) -> None:
 
 
 def _complain(line: str) -> None:
-    from provision.terminal import printable
-
     sys.stderr.write(f"{printable(line)}\n")
 
 
-def _say(lines: Any) -> None:
-    from provision.terminal import printable
-
+def _say(lines: Iterable[str]) -> None:
     sys.stdout.writelines(f"{printable(line)}\n" for line in lines)
     sys.stdout.flush()

@@ -1,21 +1,22 @@
-"""What `up` touches nodes with: Ansible to change them, one observation to look at them, the site's hooks.
-All of it is written down."""
+"""The executor of `up`: Ansible changes nodes, an observation looks at them, the site's hooks take them out
+of service and back. The journal records all of it in the run folder."""
 
 from __future__ import annotations
 
 import datetime
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision import assess, diagnosis, hooks, paths, shards
 from provision.ansible_events import Event, Outcome
 from provision.assess import Assessment
+from provision.observe import Observation
 from provision.plan import Plan
 from provision.secrets_mask import masked
 from provision.store import RunFolder, file_name
-from provision.up_protocol import Look
+from provision.up_types import QUICK, Look, UpOptions
 from provision.waves import Wave
 
 _BASE_MINUTES = 60.0  # for one playbook on one node, beyond what its roles are expected to need
@@ -25,7 +26,7 @@ _KEPT_OUTPUT = 4000  # characters of a failed task's output in events.jsonl
 
 @dataclass
 class Journal:
-    """Writes what happens into the run folder, without secrets."""
+    """Writes events into the run folder, with secrets masked."""
 
     folder: RunFolder
     secrets: tuple[str, ...] = ()
@@ -34,7 +35,7 @@ class Journal:
         self.folder.append(name, {"time": _now(), **masked(record, self.secrets)})
 
     def looked(self, found: Assessment, when: str) -> None:
-        """What was observed, and what differed then."""
+        """Record what was observed, and its drifts."""
         for node, said in found.observations.items():
             facts = {"facts": said.facts, "problems": said.problems, "error": said.error}
             self.write("facts", {"node": node, "when": when, **facts, "unreachable": said.unreachable})
@@ -42,14 +43,9 @@ class Journal:
                 self.write("drifts", {"when": when, **drift.record()})
 
     def called(self, called: hooks.Called) -> None:
-        """How a hook ended, and in a file of its own what it printed."""
-        record: dict[str, Any] = {
-            "hook": called.hook,
-            "nodes": list(called.nodes),
-            "status": called.status,
-            "seconds": round(called.seconds, 1),
-            "problem": called.problem,
-        }
+        """Record how a hook ended, and in a file of its own what it printed."""
+        record: dict[str, Any] = {"hook": called.hook, "nodes": list(called.nodes), "status": called.status}
+        record |= {"seconds": round(called.seconds, 1), "problem": called.problem}
         if called.output:
             names = file_name(called.nodes[0] if len(called.nodes) == 1 else f"{len(called.nodes)} nodes")
             place = f"hooks/{_now().replace(':', '')}-{called.hook}-{names}.txt"
@@ -58,15 +54,11 @@ class Journal:
         self.write("hooks", record)
 
     def event(self, event: Event) -> None:
-        """What a task did. Starts and skips are not worth a line; output is kept where something failed."""
+        """Record what a task did. Starts and skips are not worth a line; output is kept of failures."""
         if event.kind in ("started", "skipped"):
             return
-        record: dict[str, Any] = {
-            "node": event.node,
-            "role": event.role,
-            "task": event.task,
-            "kind": event.kind,
-        }
+        record: dict[str, Any] = {"node": event.node, "role": event.role, "task": event.task}
+        record["kind"] = event.kind
         if "item" in event.result:
             record["item"] = event.result["item"]
         if event.kind in ("failed", "unreachable"):
@@ -81,7 +73,7 @@ class Journal:
 
 
 def looks(found: Assessment) -> dict[str, Look]:
-    """One assessment as what `up` decides upon."""
+    """An assessment, as one Look for each node."""
     answers = {}
     for node, said in found.observations.items():
         refused = found.refused.get(node)
@@ -90,12 +82,10 @@ def looks(found: Assessment) -> dict[str, Look]:
         elif refused:
             answers[node] = Look(node, error="\n".join(refusal.what for refusal in refused))
         else:
-            reason = _boot_reason(said.facts)
-            boot = str(said.facts.get("boot.id") or "")
             drifts = tuple(found.drifts.get(node, ()))
             why = diagnosis.diagnose(said.facts, found.expected.get(node, ())) if drifts else ()
             causes = tuple(cause.line([node]) for cause in why)
-            answers[node] = Look(node, drifts, boot_required=reason, boot=boot, causes=causes)
+            answers[node] = Look(node, drifts, _boot_reason(said.facts), causes=causes)
     return answers
 
 
@@ -109,40 +99,39 @@ def _boot_reason(facts: Mapping[str, Any]) -> str:
 
 
 @dataclass
-class AnsibleHands:
-    """The real hands of `up`. `on_event` hears every event; `rebooted` is told which nodes were; `checks` is
-    the gate beyond the expectations."""
+class AnsibleExecutor:
+    """The executor on real nodes. `health`: the checks behind `--gate quick`; `rebooted` gets the nodes that
+    came back from a reboot; `on_event` each event of a role that its node needs."""
 
+    options: UpOptions
     known: Assessment
     plan: Plan
     journal: Journal
     hooks: hooks.Runner
-    run: str = ""
-    forks: int = 50
-    connections: int = 64
-    observe_timeout: float = 60.0
-    minutes: float | None = None
-    check_mode: bool = False
-    on_event: Callable[[Event], None] = lambda _event: None
-    rebooted: Callable[[Sequence[str]], None] = lambda _nodes: None
-    checks: Callable[[Sequence[str]], Mapping[str, str]] = lambda _nodes: {}
-    boots: dict[str, str] = field(default_factory=dict)
+    health: Callable[[Sequence[str]], Mapping[str, str]]
+    rebooted: Callable[[Sequence[str]], None]
+    on_event: Callable[[Event], None]
     _described: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _looked: int = 0
     _applying: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._boots = {node: _boot(said) for node, said in self.known.observations.items()}
+
     def look(self, nodes: Sequence[str]) -> Mapping[str, Look]:
         """Observe nodes again, and compare with what is declared."""
-        found = assess.look(self.known, nodes, timeout=self.observe_timeout, connections=self.connections)
+        options = self.options
+        found = assess.look(self.known, nodes, timeout=options.timeout, connections=options.connections)
         self._described.update(found.described)
         self._looked += 1
         self.journal.looked(found, f"look {self._looked}")
         answers = looks(found)
-        for node, look in answers.items():
-            before = self.boots.get(node)
-            if look.boot and before and look.boot != before:
-                self.journal.write("boots", {"node": node, "before": before, "after": look.boot})
-            self.boots[node] = look.boot or self.boots.get(node, "")
+        for node, said in found.observations.items():
+            before, now = self._boots.get(node, ""), _boot(said)
+            if before and now and before != now:
+                self.journal.write("boots", {"node": node, "before": before, "after": now})
+                answers[node] = replace(answers[node], booted=True)
+            self._boots[node] = now or before
         return answers
 
     def apply(self, roles: Mapping[str, tuple[str, ...]]) -> Mapping[str, Outcome]:
@@ -163,7 +152,7 @@ class AnsibleHands:
         chosen = [variables.get("gpuprov_reboot_timeout") for variables in hosts.values()]
         waits = [seconds for seconds in chosen if isinstance(seconds, int)]
         for node in nodes:
-            self.journal.write("reboots", {"node": node, "boot": self.boots.get(node, "")})
+            self.journal.write("reboots", {"node": node, "boot": self._boots.get(node, "")})
         outcomes = self._run("reboot.yml", hosts, max(waits, default=1800) / 60 * 2 + 10)
         self.rebooted([node for node, outcome in outcomes.items() if outcome.status == "ok"])
         return outcomes
@@ -177,13 +166,13 @@ class AnsibleHands:
         return self.hooks.call(hooks.UNDRAIN, nodes, wave, nodes.kind)
 
     def gate(self, nodes: Sequence[str]) -> Mapping[str, str]:
-        """Checks beyond the expectations, if any are wanted."""
-        return self.checks(nodes)
+        """The quick checks, with `--gate quick`."""
+        return self.health(nodes) if self.options.gate == QUICK else {}
 
     def _hosts(self, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
         described = {**self.known.described, **self._described}
         hosts = self.known.hosts({node: described[node] for node in nodes})
-        return {node: {**variables, "gpuprov_run": self.run} for node, variables in hosts.items()}
+        return {node: {**variables, "gpuprov_run": self.hooks.run} for node, variables in hosts.items()}
 
     def _run(
         self,
@@ -193,39 +182,33 @@ class AnsibleHands:
         tags: Collection[str] = (),
     ) -> Mapping[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
-        names = list(hosts)
+        names, forks = list(hosts), self.options.forks
         most = SHARD * max(1, shards.width(hosts))
         size = math.ceil(len(names) / math.ceil(len(names) / most))
         for start in range(0, len(names), size):
             some = {name: hosts[name] for name in names[start : start + size]}
-            outcomes.update(self._play(playbook, some, minutes, tags))
+            outcomes |= shards.run_sharded(
+                paths.PLAYBOOKS / playbook,
+                some,
+                on_event=self._heard,
+                forks=min(forks, len(some)),
+                timeout=(self.options.wave_minutes or minutes) * 60 * math.ceil(len(some) / forks),
+                check_mode=self.options.check_mode,
+                tags=tags,
+                vault_password_files=self.known.fleet.vault_password_files,
+                secrets=self.known.vaulted,
+            )
         return outcomes
-
-    def _play(
-        self,
-        playbook: str,
-        hosts: Mapping[str, Mapping[str, Any]],
-        minutes: float,
-        tags: Collection[str],
-    ) -> Mapping[str, Outcome]:
-        rounds = max(1, math.ceil(len(hosts) / self.forks))
-        return shards.run_sharded(
-            paths.PLAYBOOKS / playbook,
-            hosts,
-            on_event=self._heard,
-            forks=min(self.forks, max(1, len(hosts))),
-            timeout=(self.minutes or minutes) * 60 * rounds,
-            check_mode=self.check_mode,
-            tags=tags,
-            vault_password_files=self.known.fleet.vault_password_files,
-            secrets=self.known.vaulted,
-        )
 
     def _heard(self, event: Event) -> None:
         self.journal.event(event)
         if event.kind == "started" and event.role and event.role not in self._applying.get(event.node, ()):
             return  # a role this node does not need: all its tasks will be skipped
         self.on_event(event)
+
+
+def _boot(said: Observation) -> str:
+    return str(said.facts.get("boot.id") or "")
 
 
 def _now() -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from provision import up_lock
+from provision import up_resume
 from provision.fleet_lock import Answer, LockedError
-from provision.up_lock import locked
 from provision.up_result import Status
+from provision.up_resume import locked
 
 
 class Lock:
@@ -64,7 +64,7 @@ def test_a_refusal_may_be_a_passing_one_and_is_final_the_second_time() -> None:
 
 
 def test_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(up_lock, "BUSY_SECONDS", 60)
+    monkeypatch.setattr(up_resume, "BUSY_SECONDS", 60)
     lock = Lock(a=[Answer("a", "taken", busy=("4711 apt-get",))], b=[Answer("b", "taken")])
     with hold(lock, ["a", "b"], []) as held:
         assert held.lost["a"].status is Status.NOT_ATTEMPTED

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from provision import gate, validation
+from provision import health_gate
 from provision.errors import ExitCode
 from provision.health import CheckResult, FleetHealth, NodeHealth
 from provision.inventory import Fleet, Node
 from provision.judge import Finding, Verdict
 from provision.store import RunFolder
+from provision.up_types import UpOptions
 
 
 def node(name: str, verdict: Verdict, *messages: str, error: str = "") -> NodeHealth:
@@ -34,8 +35,7 @@ def passed(
         health = FleetHealth("r", "1", "f", "s", "e", tuple(asked), tuple(nodes), interrupted)
         return health, ExitCode.UNHEALTHY
 
-    monkeypatch.setattr(validation, "validate", validate)
-    return gate.quick(fleet, {}, list("abcde"), validation.Settings(), opened.append), opened[0]
+    return health_gate.quick(fleet, {}, list("abcde"), UpOptions(), opened.append, validate), opened[0]
 
 
 def test_only_what_passed_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

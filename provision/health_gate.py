@@ -7,31 +7,39 @@ from dataclasses import replace
 from typing import Any
 
 from provision import checks_asked, report, report_context, validation
-from provision.health import NodeHealth
+from provision.errors import ExitCode
+from provision.health import FleetHealth, NodeHealth
 from provision.inventory import Fleet
 from provision.judge import Verdict
 from provision.store import RunFolder
-from provision.up_protocol import QUICK
+from provision.up_types import QUICK, UpOptions
 
 _SHOWN = 3  # findings named for one node; the report has all
+Validate = Callable[..., tuple[FleetHealth, ExitCode]]
 
 
 def quick(
     fleet: Fleet,
     overrides: Mapping[str, Any],
     nodes: Sequence[str],
-    settings: validation.Settings,
+    options: UpOptions,
     opened: Callable[[RunFolder], None],
+    validate: Validate = validation.validate,
 ) -> dict[str, str]:
-    """The quick stage of `validate` on these nodes, as a run of its own (`opened` is told its folder).
+    """Run the quick stage of `validate` on these nodes, as a run of its own (`opened` gets its folder).
 
     Node → what was found, for those that failed or could not be measured: not knowing is not healthy.
     Raises KeyboardInterrupt after an interrupt."""
     part = replace(fleet, nodes={node: fleet.nodes[node] for node in nodes})
+    settings = validation.Settings(
+        forks=options.forks,
+        connections=options.connections,
+        vault_password_files=fleet.vault_password_files,
+    )
     asked = checks_asked.select(QUICK)
     folder = validation.open_folder(None, part, asked, settings)
     opened(folder)
-    health, code = validation.validate(folder, part, overrides, asked, settings)
+    health, code = validate(folder, part, overrides, asked, settings)
     report.write_all(health, folder, ["html", "json"], report_context.read(folder, health))
     folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
     folder.finish(code)

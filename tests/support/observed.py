@@ -1,0 +1,93 @@
+"""Stand-ins for observed fleets: nodes that answer as declared, and the verbs run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import cli, expectations, inventory, observe, resolve, stack
+from provision.inventory import Fleet, Node
+from provision.observe import Observation
+
+Facts = dict[str, dict[str, Any]]  # by node
+Answer = Callable[[Node, Collection[str]], Observation]
+
+
+def debian(version: str, codename: str, kernel: str) -> dict[str, Any]:
+    """The facts of a Debian machine with one L40S."""
+    return {
+        "os.id": "debian",
+        "os.version_id": version,
+        "os.codename": codename,
+        "os.family": "debian",
+        "os.arch": "x86_64",
+        "kernel.release": kernel,
+        "gpu.count": 1,
+        "gpu.nvswitch_count": 0,
+        "gpu.pci": [{"address": "0000:01:00.0", "device_id": "10de:26b9"}],
+    }
+
+
+def unknown(asked: Collection[str], kernel: str) -> dict[str, Any]:
+    """The facts asked for, all of them unknown; `kernel` is the one that runs."""
+    return {name.replace(expectations.KERNEL, kernel): None for name in asked}
+
+
+def promised(declared: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts with which every expectation holds of a machine that is declared so. `own`: what it is."""
+    known = expectations.of_node(declared, stack.describe_node(own))
+    return {each.fact: _fulfilling(each) for each in known}
+
+
+def _fulfilling(expectation: expectations.Expectation) -> Any:
+    """A value with which the expectation holds."""
+    candidates = [expectation.value, [expectation.value], "manual\n", "auto\n"]
+    if expectation.operator == "one_of":
+        candidates = list(expectation.value)
+    return next((each for each in candidates if expectation.holds(each)), expectation.value)
+
+
+def fleet_here(monkeypatch: pytest.MonkeyPatch, folder: Path, names: Sequence[str], answer: Answer) -> None:
+    """A fleet of these nodes, declared by the inventory in `folder`, that answers so."""
+
+    def answers(
+        nodes: Collection[Node],
+        ask: Mapping[str, Collection[str]],
+        *,
+        on_done: Callable[[Observation], None] | None = None,
+        **_options: Any,
+    ) -> dict[str, Observation]:
+        found = {}
+        for node in nodes:
+            found[node.name] = answer(node, ask[node.name])
+            if on_done is not None:
+                on_done(found[node.name])
+        return found
+
+    def load(source: Path, _files: object = ()) -> Fleet:
+        return Fleet(source, {name: Node(name, ("gpus",), {}) for name in names}, {"all": tuple(names)})
+
+    monkeypatch.setattr(observe, "observe", answers)
+    monkeypatch.setattr(inventory, "load", load)
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+    monkeypatch.setenv("GPUPROV_RUNS", str(folder / "runs"))
+    (folder / "inventory.yml").touch()
+
+
+def vault(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+    """`secret` is the value of a vaulted variable."""
+    original = resolve.resolve
+    monkeypatch.setattr(
+        resolve, "resolve", lambda *words: resolve.Resolved(original(*words).views, frozenset({secret}))
+    )
+
+
+def gpuprov(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    """Exit code, standard output and standard error of a command."""
+    code = cli.main(list(words))
+    shown = capsys.readouterr()
+    return code, shown.out, shown.err

@@ -1,0 +1,264 @@
+"""Stand-ins for tests of `up`: drifts and plans, a scripted executor, and a scripted fleet behind its command
+line."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import cli, resolve
+from provision.assess import Assessment
+from provision.compatibility import Refusal
+from provision.drift import Drift
+from provision.expectations import Expectation, roles_in_order
+from provision.inventory import Fleet
+from provision.observe import Observation
+from provision.plan import NodePlan, Plan
+from provision.runner import Event, Outcome
+from provision.up_execute import Execution
+from provision.up_result import Result
+from provision.up_types import Look, UpOptions
+from provision.waves import BATCH, CANARY, Wave
+
+SECRET = "corr3ct-h0rse"
+NODES = ("gpu-01", "gpu-02", "gpu-03")
+DEBIAN: dict[str, Any] = {"os": {"id": "debian", "version_id": "13"}, "gpu": {"sku": "h100-sxm"}}
+
+
+def drift(
+    node: str,
+    role: str = "nccl",
+    *,
+    reboot: bool = False,
+    unknown: bool = False,
+    fact: str = "",
+    found: str = "1.0",
+) -> Drift:
+    """A version of a package that is not the one expected."""
+    expectation = Expectation(role, fact or f"package.{role}.version", "equals", "2.0", "because", reboot)
+    return Drift(node, expectation, found, unknown, "no such tool" if unknown else "")
+
+
+def plan_of(drifts: Mapping[str, Sequence[Drift]] | str, wave_size: int = 100, canaries: int = 0) -> Plan:
+    """A plan for these drifts; of `abc`: one drift on each of the nodes a, b and c."""
+    if isinstance(drifts, str):
+        drifts = {node: [drift(node)] for node in drifts}
+    nodes = {}
+    for node, found in drifts.items():
+        roles = {each.expectation.role for each in found}
+        ordered = tuple(role for role in roles_in_order() if role in roles)
+        nodes[node] = NodePlan(node, ordered, tuple(found), any(d.expectation.reboot for d in found), 1.0)
+    first, names = list(nodes)[:canaries], list(nodes)[canaries:]
+    waves = [Wave(names[i : i + wave_size], BATCH) for i in range(0, len(names), wave_size)]
+    return Plan(nodes, tuple([Wave(first, CANARY), *waves] if first else waves), {})
+
+
+@dataclass
+class ScriptedExecutor:
+    """Answers from scripts: one list of looks per node, each look used once, the last one for ever."""
+
+    looks: dict[str, list[Look]] = field(default_factory=dict)
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    reboots: dict[str, Outcome] = field(default_factory=dict)
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    on_apply: Callable[[], None] = lambda: None
+    paused: list[float] = field(default_factory=list)
+    undrainable: dict[str, str] = field(default_factory=dict)
+    still_drained: dict[str, str] = field(default_factory=dict)
+    sick: dict[str, str] = field(default_factory=dict)
+    quiet: bool = True  # hooks and gates are not in `calls`
+
+    def drain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
+        self._note("drain", wave, nodes)
+        return {node: why for node, why in self.undrainable.items() if node in nodes}
+
+    def undrain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
+        self._note("undrain", wave, nodes)
+        return {node: why for node, why in self.still_drained.items() if node in nodes}
+
+    def gate(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        self._note("gate", tuple(nodes))
+        return {node: why for node, why in self.sick.items() if node in nodes}
+
+    @property
+    def order(self) -> str:
+        return " ".join(call[0] for call in self.calls)
+
+    def called(self, method: str) -> list[Any]:
+        """What each call of `method` was given."""
+        return [call[-1] for call in self.calls if call[0] == method]
+
+    def _note(self, *call: Any) -> None:
+        if not self.quiet:
+            self.calls.append(call)
+
+    def pause(self, seconds: float) -> None:
+        self.paused.append(seconds)
+
+    def look(self, nodes: Sequence[str]) -> Mapping[str, Look]:
+        self.calls.append(("look", tuple(nodes)))
+        answers = {}
+        for node in nodes:
+            script = self.looks.get(node, [Look(node)])
+            answers[node] = script.pop(0) if len(script) > 1 else script[0]
+        return answers
+
+    def apply(self, roles: Mapping[str, tuple[str, ...]]) -> Mapping[str, Outcome]:
+        self.calls.append(("apply", dict(roles)))
+        self.on_apply()
+        return {node: self.outcomes.get(node, Outcome(node, "ok", 1)) for node in roles}
+
+    def reboot(self, nodes: Sequence[str]) -> Mapping[str, Outcome]:
+        self.calls.append(("reboot", tuple(nodes)))
+        return {node: self.reboots.get(node, Outcome(node, "ok", 1)) for node in nodes}
+
+
+def execution(
+    plan: Plan,
+    executor: ScriptedExecutor,
+    *,
+    on_result: Callable[[Result], None] = lambda _result: None,
+    halted: Callable[[], str] = lambda: "",
+    say: Callable[[str], None] = lambda _text: None,
+    **options: Any,
+) -> Execution:
+    return Execution(plan, executor, UpOptions(**options), on_result, halted, say=say, pause=executor.pause)
+
+
+def carry_out(plan: Plan, executor: ScriptedExecutor, **options: Any) -> Execution:
+    """Carry a plan out; each node has one result."""
+    ended: list[Result] = []
+    up = execution(plan, executor, on_result=ended.append, **options)
+    up.run()
+    assert ended == list(up.results.values())
+    return up
+
+
+@dataclass
+class World:
+    """A fleet as `up` sees it: a node lacks roles until they have run, or it has booted."""
+
+    inventory: Path
+    capsys: pytest.CaptureFixture[str]
+    missing: dict[str, list[Drift]] = field(default_factory=dict)
+    errors: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    refused: dict[str, Refusal] = field(default_factory=dict)
+    failing: dict[str, Outcome] = field(default_factory=dict)
+    stubborn: set[str] = field(default_factory=set)
+    played: list[tuple[str, dict[str, Any], bool]] = field(default_factory=list)
+    observed: list[str] = field(default_factory=list)
+    on_play: Callable[[], None] = lambda: None
+    holders: dict[str, dict[str, str]] = field(default_factory=dict)  # node → whose lock is on it
+    locked: list[tuple[str, str]] = field(default_factory=list)
+    clock: float = 0.0  # seconds the nodes' clocks are ahead
+    variables: dict[str, str] = field(default_factory=lambda: {"ansible_become_password": SECRET})
+
+    def __post_init__(self) -> None:
+        self.declare()
+
+    def up(self, *arguments: str, canary: bool = False) -> int:
+        """Run `gpuprov up`; what it prints is in `out` and `err`."""
+        canaries = () if canary or "--resume" in arguments else ("--no-canary",)
+        return self._main(str(self.inventory), *arguments, *canaries)
+
+    def resume(self, *arguments: str) -> int:
+        """Resume the last run."""
+        return self._main("--resume", *arguments)
+
+    def _main(self, *words: str) -> int:
+        code = cli.main(["up", *words])
+        self.out, self.err = self.capsys.readouterr()
+        return code
+
+    def declare(self, **variables: str) -> None:
+        """Write the inventory."""
+        self.variables |= variables
+        self.inventory.write_text(
+            json.dumps({"all": {"hosts": dict.fromkeys(NODES), "vars": self.variables}})
+        )
+
+    def lack(self, *nodes: str) -> None:
+        """These nodes lack one role."""
+        self.missing = {node: [drift(node)] for node in nodes}
+
+    def fail(self, *nodes: str, message: str = "broken") -> None:
+        """A role fails on these nodes, from now on."""
+        self.failing = {node: Outcome(node, "failed", 0, "nccl", "Install", message) for node in nodes}
+
+    def programs(self, _nodes: Any, texts: Mapping[str, str], **_options: Any) -> dict[str, bytes]:
+        """The lock's program, as the nodes would answer it."""
+        answers = {}
+        for node, text in texts.items():
+            call = text.rpartition("main(dict(")[2]
+            asked = dict(re.findall(r"(\w+)='([^']*)'", call))
+            before = re.findall(r"'([^']*)'", call.partition("before=[")[2].partition("]")[0])
+            holder = self.holders.get(node)
+            self.locked.append((asked["op"], node))
+            ours = holder is None or holder["run"] in (asked["run"], *before) or "force=True" in call
+            state = "taken" if ours else "held"
+            if ours and asked["op"] == "release":
+                self.holders.pop(node)
+            elif ours:
+                self.holders[node] = {name: asked[name] for name in ("run", "node", "who", "since")}
+            body = json.dumps(
+                {"state": state, "holder": holder, "age": 1.0, "busy": [], "problem": ""}
+                | {"time": time.time() + self.clock}
+            ).encode()
+            answers[node] = b"@gpuprov-facts 1 %d\n%s\n@gpuprov-end\n" % (len(body), body)
+        return answers
+
+    def assess(self, fleet: Fleet, overrides: Mapping[str, Any], **_options: Any) -> Assessment:
+        declared = {name: {**node.variables, **overrides} for name, node in fleet.nodes.items()}
+        views = resolve.views_of(fleet, declared)
+        start = Assessment(fleet, overrides, declared, views, frozenset({SECRET}), {})
+        return self.look(start, list(fleet.nodes))
+
+    def look(self, known: Assessment, chosen: Collection[str], **_options: Any) -> Assessment:
+        self.observed += chosen
+        answers = {}
+        for name in chosen:
+            error, unreachable = self.errors.get(name, (None, False))
+            answers[name] = Observation(name, {"os.id": "debian", "boot.id": "b1"}, {}, error, unreachable)
+        alive = [name for name in chosen if name not in self.errors and name not in self.refused]
+        return replace(
+            known,
+            observations=answers,
+            described=dict.fromkeys(alive, DEBIAN),
+            drifts={name: list(self.missing.get(name, ())) for name in alive},
+            refused={name: [self.refused[name]] for name in chosen if name in self.refused},
+        )
+
+    def play(
+        self,
+        playbook: Path,
+        hosts: Mapping[str, Mapping[str, Any]],
+        *,
+        on_event: Callable[[Event], None],
+        check_mode: bool,
+        **_options: Any,
+    ) -> dict[str, Outcome]:
+        self.played.append((playbook.name, dict(hosts), check_mode))
+        self.on_play()
+        outcomes = {}
+        for name, variables in hosts.items():
+            for role in variables.get("gpuprov_roles", ["reboot"]):
+                on_event(Event("started", name, role, "Install"))
+                on_event(Event("changed", name, role, "Install", {"msg": f"password {SECRET}"}))
+            outcomes[name] = self.failing.get(name, Outcome(name, "ok", 1))
+            if outcomes[name].status == "ok" and name not in self.stubborn and not check_mode:
+                reboots = playbook.name == "reboot.yml"
+                done = set(variables.get("gpuprov_roles", ()))
+                self.missing[name] = [
+                    each
+                    for each in self.missing.get(name, ())
+                    if (each.expectation.reboot and not reboots)
+                    or (not each.expectation.reboot and each.expectation.role not in done)
+                ]
+        return outcomes
