@@ -18,7 +18,7 @@ from provision import (
     fleet_pairs,
     fleet_versions,
     health,
-    offender_history,
+    node_history,
     offenders,
     set_aside,
     stored_health,
@@ -98,7 +98,7 @@ def judged(
         kinds.add(node.name, node.vote)
     by_versions, ambiguous = kinds.found()
     between = fleet_pairs.between(folder, seen)
-    fleet = _Fleet(names, texts, peers.found(), by_versions, offender_history.recalled(folder), between)
+    fleet = _Fleet(names, texts, peers.found(), by_versions, node_history.recalled(folder), between)
     head = replace(
         head, not_compared=(*peers.not_compared(), *ambiguous), fabric=between.fabric, between=between.told
     )

@@ -3,13 +3,12 @@ All of it is written down."""
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision import assess, diagnosis, hooks, paths, shards
+from provision import assess, diagnosis, hooks, paths, shards, wording
 from provision.ansible_events import Event, Outcome
 from provision.assess import Assessment
 from provision.plan import Plan
@@ -31,7 +30,7 @@ class Journal:
     secrets: tuple[str, ...] = ()
 
     def write(self, name: str, record: Mapping[str, Any]) -> None:
-        self.folder.append(name, {"time": _now(), **masked(record, self.secrets)})
+        self.folder.append(name, {"time": wording.now(), **masked(record, self.secrets)})
 
     def looked(self, found: Assessment, when: str) -> None:
         """What was observed, and what differed then."""
@@ -52,7 +51,7 @@ class Journal:
         }
         if called.output:
             names = file_name(called.nodes[0] if len(called.nodes) == 1 else f"{len(called.nodes)} nodes")
-            place = f"hooks/{_now().replace(':', '')}-{called.hook}-{names}.txt"
+            place = f"hooks/{wording.now().replace(':', '')}-{called.hook}-{names}.txt"
             self.folder.write(place, str(masked(called.output, self.secrets)))
             record["output"] = place
         self.write("hooks", record)
@@ -226,7 +225,3 @@ class AnsibleHands:
         if event.kind == "started" and event.role and event.role not in self._applying.get(event.node, ()):
             return  # a role this node does not need: all its tasks will be skipped
         self.on_event(event)
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

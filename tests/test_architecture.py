@@ -145,20 +145,19 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "json_lines",
             "judge",
             "later",
-            "run_index",
+            "node_history",
             "store",
             "stored_health",
             "suspects",
             "thresholds",
             "threshold_evidence",
-            "validated",
-            "verdict_history",
         }
-        | {"fleet_judge", "fleet_metrics", "pairs", "threshold_metrics", "offenders", "offender_history"},
+        | {"fleet_judge", "fleet_metrics", "pairs", "threshold_metrics", "offenders"},
     ),
     (
         "words and files",
         {
+            "atomic_file",
             "errors",
             "memo",
             "nearest",
@@ -180,6 +179,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
 
 # Above 300 lines, with the reason.
 LONG = {
+    "node_history.py": "one store: what a run adds to it, and the three questions it answers",
     "node/ddp_scaling.py": "a program is sent to a node as one text; its head describes what it prints",
     "node/modules/gpuprov_run.py": "an Ansible module is one file, and this one has to outlive what it runs",
     "node/modules/gpuprov_burnin.py": "an Ansible module is one file; each state of it is a few lines",

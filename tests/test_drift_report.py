@@ -19,11 +19,11 @@ from provision import (
     expectations,
     fingerprint,
     inventory,
+    node_history,
     observe,
     paths,
     stack,
     store,
-    validated,
 )
 from provision.checks import CHECKS
 from provision.errors import ExitCode
@@ -154,11 +154,11 @@ def passed(
         facts = twenty.facts(Node(name, (), {}), fingerprint.FACTS)
         facts.update({fact.replace("__", "."): value for fact, value in then.items()})
         known = fingerprint.of(facts, {})
-        validated.note_look(folder, name, known)
+        node_history.note_look(folder, name, known)
         for check in CHECKS:
-            validated.note_result(folder, name, check, known, at)
+            node_history.note_result(folder, name, check, known, at)
     verdicts = {check: (only or {}).get(check, verdict) for check in CHECKS}
-    validated.publish(folder, {(name, check): one for name in names for check, one in verdicts.items()})
+    node_history.record(folder, {(name, check): one for name in names for check, one in verdicts.items()})
 
 
 def depending(part: str) -> str:

@@ -18,7 +18,7 @@ from provision import (
     fleet_judge,
     fleet_pairs,
     fleet_versions,
-    offender_history,
+    node_history,
     offenders,
     set_aside,
     side_by_side,
@@ -82,7 +82,7 @@ def held(folder: RunFolder) -> FleetHealth:
         nodes.append(campaign.judge_node(node, results, ASKED, lost=any(raw.unreachable for raw in raws)))
     measured, few = fleet_judge.judge(nodes)
     compared, ambiguous = fleet_versions.judge(measured, known)
-    escalated = offenders.escalate(compared, offender_history.recalled(folder))
+    escalated = offenders.escalate(compared, node_history.recalled(folder))
     judged, fabric, told = fleet_pairs.judge(folder, escalated, known)
     head = replace(campaign.rejudge(folder), nodes=())
     return replace(head, nodes=judged, not_compared=(*few, *ambiguous), fabric=fabric, between=told)

@@ -32,7 +32,7 @@ by more than 2.3 % (5 % where too few were measured twice to know that). --rejud
 --bundle packs what a vendor needs to take a node or a GPU back: a readable summary, findings, measurements
 beside their peers', raw output, facts, the node's history. Secrets and the names of other nodes are removed.
 
---history asks all runs at once, from an index beside them (index.sqlite) that may be removed at any time.
+--history asks all runs at once: the verdicts that each kept in its folder.
 
 exit codes: as validate's: 3 when a node is unhealthy; else 5 when something was not measured; else 0.
 with --compare: 3 when a node fails that did not, or something was measured to be worse; else 5 when something
@@ -141,10 +141,10 @@ def _context(folder: RunFolder, health: FleetHealth, formats: Sequence[str]) -> 
         from provision import report_context
 
         return report_context.read(folder, health)
-    from provision import verdict_history
+    from provision import node_history
     from provision.report.context import Context
 
-    return Context(earlier=verdict_history.earlier(folder, health))
+    return Context(earlier=node_history.earlier(folder, health))
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
@@ -187,12 +187,14 @@ def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth
 def _write_changes(changed: list[NodeChange], health: FleetHealth, target: Path) -> None:
     import json
 
+    from provision import atomic_file
     from provision.report import changes
 
     text = json.dumps(changes.document(changed, health.run_id), indent=1, ensure_ascii=False, default=str)
     path = target / "changes.json"
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        target.mkdir(parents=True, exist_ok=True)  # the one file written with --format none
+        atomic_file.write(path, text + "\n", private=False)
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror}", "name another --output") from None
 

@@ -10,10 +10,10 @@ import pytest
 
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Finding, Verdict
+from provision.node_history import Earlier
 from provision.report import html, markdown, terminal
 from provision.report import since as news
 from provision.report.context import Context
-from provision.verdict_history import Earlier
 
 DAY = "2026-05-03T10:00:00+00:00"
 PASS, WARN, FAIL, ERROR = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.ERROR
