@@ -179,6 +179,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
 
 # Above 300 lines, with the reason.
 LONG = {
+    "report/diff.py": "one diff: verdicts, findings, GPUs and measurements of two runs",
     "node_history.py": "one store: what a run adds to it, and the three questions it answers",
     "node/ddp_scaling.py": "a program is sent to a node as one text; its head describes what it prints",
     "node/modules/gpuprov_run.py": "an Ansible module is one file, and this one has to outlive what it runs",

@@ -1,8 +1,9 @@
 """Runs that an older gpuprov wrote are reported, compared, judged again and gone on from.
 
-fixtures/runs/360de97 holds two runs of commit 360de97 on two lab nodes, before and after the faults
-h2d_slow and pcie_width of GPU 5 on gpu-02 (`validate --checks gpu_inventory,versions,host_health,network_ports,
-p2p_bandwidth`); all but report.html, with the files kept beside them, and what its own `report` printed.
+fixtures/runs/360de97 holds two runs of that commit on two lab nodes, of gpu_inventory, versions, host_health,
+network_ports and p2p_bandwidth, before and after the faults h2d_slow and pcie_width of gpu-02's GPU 5: their
+folders without report.html, the files kept beside them, and what its own `report` printed. The name of the
+kernel is another than it was; nothing else was touched.
 """
 
 from __future__ import annotations
