@@ -79,7 +79,7 @@ def remember(source: Path) -> None:
     try:
         note = _last_used_note()
         note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        atomic_file.write(note, f"{source.resolve()}\n")
+        atomic_file.write(note, f"{source.resolve()}\n", sync=False)
     except OSError:
         return
 

@@ -215,15 +215,6 @@ def latest(verb: str | None = None, runs: Path | None = None) -> RunFolder:
     )
 
 
-def history(runs: Path | None = None) -> list[dict[str, Any]]:
-    """One row per finished run, oldest first: run, verb, started, finished, exit_code, inventory, counts."""
-    path = (runs or runs_home()) / HISTORY
-    if not path.exists():
-        return []
-    with path.open("rb") as lines:
-        return [record for _, record in json_lines.records(path, lines)]
-
-
 def _new_folder(home: Path, verb: str) -> Path:
     while True:
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3]

@@ -1,5 +1,4 @@
-"""What differs between two runs, in words: what judging again changed, `--compare`, and since the last run
-(pure)."""
+"""The texts of a diff of two runs: what judging again changed, `--compare`, and since the last run (pure)."""
 
 from __future__ import annotations
 
