@@ -12,18 +12,15 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks import report_fleet
 from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number
-from provision import run_index
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES = (100, 1_000, 10_000)
 FORMATS = {"summary": "none", "json": "json", "junit": "junit", "nodes": "nodes", "html": "html"}
-RUNS, NODES = 100, 1_000  # of the history
 TIMEOUT = 1800
 
 # Both run as a program would be; the last line says CPU seconds and the most memory in MB.
@@ -55,14 +52,13 @@ def cost(program: str, *arguments: str) -> tuple[float, float]:
 
 
 def measure(options: Options) -> Iterator[Finding]:
-    """Reports of fleets of several sizes, then the history."""
+    """Reports of fleets of several sizes."""
     made = report_fleet.templates()
     for size in (options.nodes,) if options.quick else SIZES:
         home = options.folder / str(size)
         run = report_fleet.write(home, size, made)
         yield from _reports(run, size, 1 if options.quick else options.rounds)
         (run / "report.json").unlink()
-    yield from _history(options)
 
 
 def _reports(run: Path, size: int, rounds: int) -> Iterable[Finding]:
@@ -97,41 +93,6 @@ def _reports(run: Path, size: int, rounds: int) -> Iterable[Finding]:
     told = (run / "report.json").stat().st_size / 1e6
     head = ("one process each", "CPU s", "x json.loads", "MB at most")
     yield Table(f"{size:,} nodes, {number(told)} MB of results, median of {rounds}", head, rows)
-
-
-def _history(options: Options) -> Iterable[Finding]:
-    """The questions to the index and to the runs themselves, in turns."""
-    runs, nodes = (5, options.nodes) if options.quick else (RUNS, NODES)
-    home = options.folder / "history"
-    for day in range(runs):
-        report_fleet.verdicts(
-            home / f"202601{day // 24 + 1:02d}T{day % 24:02d}0000.000Z-validate", nodes, day
-        )
-    with run_index.Index(home):
-        pass  # made once; what it costs is that of reading the runs
-    taken = Rounds()
-    for _ in range(1 if options.quick else options.rounds):
-        started = time.process_time()
-        again = sum(len(run.verdicts) for run in run_index.runs(home))
-        taken.add("runs", time.process_time() - started)
-        started = time.process_time()
-        with run_index.Index(home) as index:
-            last, flips, repeats = index.last(), index.flips(), index.repeats()
-        taken.add("index", time.process_time() - started)
-        started = time.process_time()
-        with run_index.Index(home) as index:
-            past = index.of(next(iter(last)))
-        taken.add("one node", time.process_time() - started)
-        assert again == runs * nodes == runs * len(last)
-        assert len(past) == runs
-        assert repeats
-        assert flips or options.quick  # a handful of nodes keep their verdicts
-    what = f"of {runs} runs of {nodes:,} nodes, from the index, CPU"
-    floor = "reading every run's verdicts"
-    yield Result(
-        "", f"last verdicts, flips and repeat offenders {what}", floor, taken.ratios("index", "runs")
-    )
-    yield Result("", f"the history of one node {what}", floor, taken.ratios("one node", "runs"))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.detection import machine, trial
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision import health, verdict_history
+from provision import health, node_history
 from provision.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
 from provision.judge import Finding, Verdict
 from provision.report import json as report_json
@@ -135,7 +135,7 @@ def verdicts(run: Path, count: int, seed: int = 0) -> None:
         bad = number % 50 == 3 or noise.random() < 0.01
         nodes.append(_failed(name, number) if bad else NodeHealth(name, Verdict.PASS, ()))
     fleet = health.from_json({**_head(run.name), "nodes": []})
-    verdict_history.keep(RunFolder(run), replace(fleet, nodes=tuple(nodes)))
+    node_history.record(RunFolder(run), {}, replace(fleet, nodes=tuple(nodes)))
 
 
 def _failed(name: str, number: int) -> NodeHealth:

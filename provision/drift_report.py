@@ -6,17 +6,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provision import checks_asked, fingerprint, majority, shown, validated
+from provision import checks_asked, fingerprint, majority, node_history, shown
 from provision.assess import Assessment
 from provision.diagnosis import NODES, Diagnosis, selection
 from provision.drift import Drift
 from provision.errors import ExitCode
 from provision.expectations import by_fact
+from provision.fingerprint import Standing
 from provision.majority import Comparison, Voter
 from provision.outliers import outlier_text, tie_text
 from provision.secrets_mask import masked
 from provision.terminal import printable
-from provision.validated import Standing
 
 FACTS = majority.facts_to_ask() | fingerprint.FACTS  # asked beside what the roles promise
 
@@ -57,13 +57,13 @@ def make(
 
     Raises RunFolderError when the index of validations cannot be read."""
     answered = [name for name, said in seen.observations.items() if said.error is None]
-    results = validated.read(answered)
+    results = node_history.read(answered)
     checks = checks_asked.select("standard")
     standings = {}
     for name in answered:
         said = seen.observations[name]
         now = fingerprint.of(said.facts, said.problems)
-        standings[name] = validated.standings(name, checks, results[name], now)
+        standings[name] = fingerprint.standings(name, checks, results[name], now)
     odd = majority.compare(_voters(seen, answered)) if compare else None
     return DriftReport(seen, odd, standings, seen.causes(), required, run_folder)
 

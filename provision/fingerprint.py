@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 # part -> (the observed fact, the key of its entries). These are all the parts there are.
@@ -158,4 +158,66 @@ def changes(check: str, then: Fingerprint, now: Fingerprint) -> list[Change]:
             found.append(Change(part, None, now.values.get(part), f"was not known then: {why}"))
         elif then.values[part] != now.values.get(part):
             found.append(Change(part, then.values[part], now.values.get(part)))
+    return found
+
+
+@dataclass(frozen=True)
+class Result:
+    """The newest result of one check on one node. `at`: when it was measured, ISO 8601 UTC; `run`: the name
+    of the run folder; `known`: the fingerprint of the node then."""
+
+    check: str
+    verdict: str
+    at: str
+    run: str
+    known: Fingerprint
+
+    @property
+    def vouches(self) -> bool:
+        """Whether it speaks for the node: a warning asks for a look and not for a repair."""
+        return self.verdict in ("pass", "warn")
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What one check says of one node now. `result` is None when it never ran there; `changes`: why a result
+    no longer counts; `judged`: whether any check judged the node: then one that did not apply is not missed.
+    """
+
+    node: str
+    check: str
+    result: Result | None
+    changes: tuple[Change, ...] = ()
+    judged: bool = True
+
+    @property
+    def holds(self) -> bool:
+        if self.result is None or self.changes:
+            return False
+        return self.result.vouches or (self.result.verdict == "skip" and self.judged)
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        result = self.result
+        return {
+            "node": self.node,
+            "check": self.check,
+            "verdict": result.verdict if result else None,
+            "at": result.at if result else None,
+            "run": result.run if result else None,
+            "holds": self.holds,
+            "changes": [{**asdict(change), "text": str(change)} for change in self.changes],
+        }
+
+
+def standings(
+    node: str, checks: Sequence[str], results: Mapping[str, Result], now: Fingerprint
+) -> list[Standing]:
+    """What the results of a node are worth now (pure): one for each of `checks` and of those that ran."""
+    found = []
+    judged = any(result.verdict != "skip" for result in results.values())
+    for check in dict.fromkeys([*checks, *results]):
+        result = results.get(check)
+        gone = changes(check, result.known, now) if result else ()
+        found.append(Standing(node, check, result, tuple(gone), judged))
     return found

@@ -17,7 +17,7 @@ from provision import (
     fleet_judge,
     fleet_pairs,
     health,
-    offender_history,
+    node_history,
     offenders,
     outliers,
     set_aside,
@@ -99,7 +99,7 @@ def judged(
         versions.add(node.name, node.voter)
     by_versions, ambiguous = versions.found()
     between = fleet_pairs.between(folder, seen)
-    fleet = _Fleet(names, texts, peers.found(), by_versions, offender_history.recalled(folder), between)
+    fleet = _Fleet(names, texts, peers.found(), by_versions, node_history.recalled(folder), between)
     head = replace(
         head, not_compared=(*peers.not_compared(), *ambiguous), fabric=between.fabric, between=between.told
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import ansible_inventory, paths, patterns, plain_inventory
+from provision import ansible_inventory, atomic_file, paths, patterns, plain_inventory
 from provision.errors import InventoryError, UsageError
 
 START_HERE = "gpuprov init writes a commented starter; or name one: gpuprov plan INVENTORY"
@@ -79,9 +79,7 @@ def remember(source: Path) -> None:
     try:
         note = _last_used_note()
         note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fresh = note.with_suffix(f".{os.getpid()}")
-        fresh.write_text(str(source.resolve()) + "\n", encoding="utf-8")
-        fresh.replace(note)
+        atomic_file.write(note, f"{source.resolve()}\n", sync=False)
     except OSError:
         return
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -14,7 +13,7 @@ from provision.history import Expected
 from provision.node_names import fold
 from provision.package_changes import Change, PackageChange
 from provision.plan import NodePlan, Plan
-from provision.wording import many
+from provision.wording import many, now
 
 FORMAT = 2  # of the JSON document; data/schemas/plan.schema.json describes it
 REASONS = 6  # per role; the rest are counted
@@ -27,7 +26,7 @@ def document(seen: Assessment, made: Plan) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "gpuprov": __version__,
-        "written": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+        "written": now("seconds"),
         "inventory": str(seen.fleet.source),
         "minutes": round(whole.minutes, 1),
         "learnt_from_runs": whole.runs,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from provision import campaign, checks_asked, fleet_pairs, verdict_history
+from provision import campaign, checks_asked, fleet_pairs, node_history
 from provision.checks import telemetry, telemetry_series
 from provision.errors import GpuprovError
 from provision.health import FleetHealth, NodeHealth
@@ -28,7 +28,7 @@ def read(folder: RunFolder, fleet: FleetHealth) -> Context:
     sampled = [node for node in worst_first(fleet) if any(check.may_have("samples") for check in node.checks)]
     loads = {node.node: tuple(_loads(folder, node)) for node in sampled[:_NODES]}
     return Context(
-        earlier=verdict_history.earlier(folder, fleet),
+        earlier=node_history.earlier(folder, fleet),
         loads={name: found for name, found in loads.items() if found},
         not_read=tuple(node.node for node in sampled[_NODES:]),
         pairs=tuple(_pairs(folder, fleet)),

@@ -5,19 +5,17 @@ A kill -9 costs at most the record being written. Nothing but JSON and text is e
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import json
 import os
 import platform
-import tempfile
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from provision import __version__, json_lines, paths
+from provision import __version__, atomic_file, json_lines, paths, wording
 from provision.errors import RunFolderError
 from provision.json_lines import Lines
 from provision.secrets_mask import HIDDEN, is_secret_name
@@ -67,7 +65,7 @@ class RunFolder:
         try:
             _make_folder(home)
             folder = cls(_new_folder(home, verb))
-            folder._begin(verb, arguments, _now())
+            folder._begin(verb, arguments, wording.now())
         except OSError as error:
             raise RunFolderError(
                 f"cannot make a run folder in {home}: {error.strerror}",
@@ -169,8 +167,7 @@ class RunFolder:
         hold a subfolder."""
         path = self._inside(name)
         _make_folder(path.parent)
-        _replace(path, [text] if isinstance(text, str) else text)
-        return path
+        return atomic_file.write(path, text)
 
     def write_json(self, name: str, document: Mapping[str, Any]) -> Path:
         """A whole JSON file at once; values of keys named like secrets are left out."""
@@ -182,7 +179,7 @@ class RunFolder:
 
     def finish(self, exit_code: int) -> None:
         """Note the end in run.json and one row in the history index."""
-        meta = {**self.meta(), "finished": _now(), "exit_code": int(exit_code)}
+        meta = {**self.meta(), "finished": wording.now(), "exit_code": int(exit_code)}
         self._write_meta(meta)
         row = {key: meta.get(key) for key in _HISTORY_FIELDS}
         with Lines(self.path.parent / HISTORY) as lines:
@@ -218,19 +215,6 @@ def latest(verb: str | None = None, runs: Path | None = None) -> RunFolder:
     )
 
 
-def history(runs: Path | None = None) -> list[dict[str, Any]]:
-    """One row per finished run, oldest first: run, verb, started, finished, exit_code, inventory, counts."""
-    path = (runs or runs_home()) / HISTORY
-    if not path.exists():
-        return []
-    with path.open("rb") as lines:
-        return [record for _, record in json_lines.records(path, lines)]
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
 def _new_folder(home: Path, verb: str) -> Path:
     while True:
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3]
@@ -248,20 +232,6 @@ def _make_folder(path: Path) -> None:
     if not path.is_dir():
         _make_folder(path.parent)
         path.mkdir(mode=0o700, exist_ok=True)
-
-
-def _replace(path: Path, pieces: Iterable[str]) -> None:
-    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)  # mkstemp: mode 0600
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", errors="replace", newline="") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(beside).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(beside).unlink()
-        raise
 
 
 def without_secrets(value: Any) -> Any:

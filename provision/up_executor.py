@@ -3,13 +3,12 @@ of service and back. The journal records all of it in the run folder."""
 
 from __future__ import annotations
 
-import datetime
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from provision import assess, diagnosis, hooks, paths, shards
+from provision import assess, diagnosis, hooks, paths, shards, wording
 from provision.ansible_events import Event, Outcome
 from provision.assess import Assessment
 from provision.observe import Observation
@@ -32,7 +31,7 @@ class Journal:
     secrets: tuple[str, ...] = ()
 
     def write(self, name: str, record: Mapping[str, Any]) -> None:
-        self.folder.append(name, {"time": _now(), **masked(record, self.secrets)})
+        self.folder.append(name, {"time": wording.now(), **masked(record, self.secrets)})
 
     def looked(self, found: Assessment, when: str) -> None:
         """Record what was observed, and its drifts."""
@@ -48,7 +47,7 @@ class Journal:
         record |= {"seconds": round(called.seconds, 1), "problem": called.problem}
         if called.output:
             names = file_name(called.nodes[0] if len(called.nodes) == 1 else f"{len(called.nodes)} nodes")
-            place = f"hooks/{_now().replace(':', '')}-{called.hook}-{names}.txt"
+            place = f"hooks/{wording.now().replace(':', '')}-{called.hook}-{names}.txt"
             self.folder.write(place, str(masked(called.output, self.secrets)))
             record["output"] = place
         self.write("hooks", record)
@@ -209,7 +208,3 @@ class AnsibleExecutor:
 
 def _boot(said: Observation) -> str:
     return str(said.facts.get("boot.id") or "")
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

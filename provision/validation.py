@@ -6,7 +6,6 @@ the programs that were running, and `--resume` goes on after it.
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +19,13 @@ from provision import (
     fingerprint,
     health,
     node_commands,
-    offender_history,
+    node_history,
     pair_campaign,
     paths,
     runner,
     shards,
     stack,
-    validated,
+    wording,
 )
 from provision.campaign import Raw
 from provision.checks.check import KERNEL_LOG_DELTA
@@ -40,7 +39,6 @@ from provision.seen import Seen, for_checks, seen
 from provision.set_aside import SetAside
 from provision.store import RunFolder, runs_home
 from provision.terminal import Progress
-from provision.verdict_history import keep as keep_verdicts
 
 
 @dataclass(frozen=True)
@@ -112,15 +110,15 @@ class _Run:
         if raw.unreachable:
             self.lost.add(raw.node)
         if store and not raw.error and raw.node in self.known:
-            validated.note_result(self.folder, raw.node, raw.check, self.known[raw.node], _now())
+            node_history.note_result(self.folder, raw.node, raw.check, self.known[raw.node], wording.now())
         if store:
             known = {"node": raw.node, "check": raw.check}
             self.folder.append_all("measurements", [{**known, **asdict(row)} for row in result.measurements])
         return result
 
     def health(self, *, interrupted: bool) -> FleetHealth:
-        self.folder.note(interrupted=interrupted, measured_until=_now())
-        offender_history.recall(self.folder, (NodeHealth(name, Verdict.SKIP, ()) for name in self.seen))
+        self.folder.note(interrupted=interrupted, measured_until=wording.now())
+        node_history.recall(self.folder, self.seen)
         fleet = campaign.fleet_health(self.folder, self._judged(), self.seen, interrupted=interrupted)
         self.folder.write("findings.jsonl", health.finding_lines(fleet))
         return fleet
@@ -134,10 +132,6 @@ class _Run:
                 for check, place in places.items()
             }
             yield campaign.judge_node(node, results, self.asked, lost=name in self.lost)
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def validate(
@@ -161,9 +155,7 @@ def validate(
                 run.seen.setdefault(name, Seen(name, {}, {}, {}, "interrupted before it was observed"))
     judged = run.health(interrupted=interrupted)
     verdicts = {(node.node, one.check): one.verdict.value for node in judged.nodes for one in node.checks}
-    validated.publish(folder, verdicts)
-    offender_history.remember(folder, judged.nodes)
-    keep_verdicts(folder, judged)
+    node_history.record(folder, verdicts, judged)
     return judged, exit_code(judged)
 
 
@@ -224,7 +216,7 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
         run.folder.append("facts", asdict(node))
         if not node.error:
             run.known[name] = fingerprint.of(found[name].facts, found[name].problems)
-            validated.note_look(run.folder, name, run.known[name])
+            node_history.note_look(run.folder, name, run.known[name])
         if node.error:
             progress.done(f"{name}: {node.error}", count=len(run.asked))
 

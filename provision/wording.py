@@ -85,6 +85,11 @@ def moment(iso: str) -> str:
     return f"{when:%Y-%m-%d %H:%M:%S} UTC"
 
 
+def now(timespec: str = "milliseconds") -> str:
+    """This moment in UTC as records have it: `2026-05-04T10:00:00.000Z`."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+
+
 def many(count: int, word: str, plural: str = "") -> str:
     """A count with its word: `1 node`, `3 nodes`."""
     return f"{count:,} {word if count == 1 else plural or word + 's'}"

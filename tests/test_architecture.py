@@ -140,20 +140,19 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "json_lines",
             "judge",
             "later",
-            "run_index",
+            "node_history",
             "store",
             "stored_health",
             "suspects",
             "thresholds",
             "threshold_evidence",
-            "validated",
-            "verdict_history",
         }
-        | {"fleet_judge", "fleet_metrics", "pairs", "threshold_metrics", "offenders", "offender_history"},
+        | {"fleet_judge", "fleet_metrics", "pairs", "threshold_metrics", "offenders"},
     ),
     (
         "words and files",
         {
+            "atomic_file",
             "errors",
             "nearest",
             "paths",

@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from provision import cli, drift_formats, drift_report, fingerprint, paths, stack, store, validated
+from provision import cli, drift_formats, drift_report, fingerprint, node_history, paths, stack, store
 from provision.checks import CHECKS
 from provision.errors import ExitCode
 from provision.inventory import Node
@@ -111,11 +111,11 @@ def passed(
         facts = twenty.facts(Node(name, (), {}), fingerprint.FACTS)
         facts.update({fact.replace("__", "."): value for fact, value in then.items()})
         known = fingerprint.of(facts, {})
-        validated.note_look(folder, name, known)
+        node_history.note_look(folder, name, known)
         for check in CHECKS:
-            validated.note_result(folder, name, check, known, at)
+            node_history.note_result(folder, name, check, known, at)
     verdicts = {check: (only or {}).get(check, verdict) for check in CHECKS}
-    validated.publish(folder, {(name, check): one for name in names for check, one in verdicts.items()})
+    node_history.record(folder, {(name, check): one for name in names for check, one in verdicts.items()})
 
 
 def depending(part: str) -> str:

@@ -1,17 +1,14 @@
-"""What a pass depended on, when it expires, and how the newest result of each node is found."""
+"""What a pass depended on, and when it expires."""
 
 from __future__ import annotations
 
 import json
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import fingerprint, store, validated
+from provision import fingerprint
 from provision.checks import CHECKS
-from provision.errors import RunFolderError
 from provision.fingerprint import FACTS, Fingerprint, changes, of
 
 OBSERVED: dict[str, Any] = {
@@ -119,101 +116,3 @@ def test_a_record_comes_back_as_it_was() -> None:
     assert fingerprint.from_record(kept) == THEN
     assert fingerprint.from_record(kept).digest == THEN.digest
     assert THEN.digest != changed("kernel.release", "6.12.2").digest
-
-
-# --- the newest result of each node
-
-
-def ran(runs: Path, node: str, known: Fingerprint, at: str, **verdicts: str) -> store.RunFolder:
-    folder = store.RunFolder.create("validate", {}, runs)
-    validated.note_look(folder, node, known)
-    for check in verdicts:
-        validated.note_result(folder, node, check, known, at)
-    validated.publish(folder, {(node, check): verdict for check, verdict in verdicts.items()})
-    return folder
-
-
-def test_the_newest_result_of_each_check_is_kept(tmp_path: Path) -> None:
-    first = ran(tmp_path, "gpu-01", THEN, "2026-11-01T10:00:00Z", gpu_burn="pass", gpu_inventory="pass")
-    later = changed("kernel.release", "6.12.2")
-    second = ran(tmp_path, "gpu-01", later, "2026-11-02T10:00:00Z", gpu_inventory="fail")
-    found = validated.read(["gpu-01", "gpu-02"], tmp_path)
-    assert found["gpu-02"] == {}
-    burn, inventory = found["gpu-01"]["gpu_burn"], found["gpu-01"]["gpu_inventory"]
-    assert (burn.verdict, burn.run, burn.known) == ("pass", first.path.name, THEN)
-    assert (inventory.verdict, inventory.run, inventory.known) == ("fail", second.path.name, later)
-
-
-def test_an_older_result_does_not_replace_a_newer_one(tmp_path: Path) -> None:
-    ran(tmp_path, "gpu-01", THEN, "2026-11-02T10:00:00Z", gpu_burn="fail")
-    ran(tmp_path, "gpu-01", THEN, "2026-11-01T10:00:00Z", gpu_burn="pass")
-    assert validated.read(["gpu-01"], tmp_path)["gpu-01"]["gpu_burn"].verdict == "fail"
-
-
-def test_what_was_not_measured_does_not_replace_what_was(tmp_path: Path) -> None:
-    ran(tmp_path, "gpu-01", THEN, "2026-11-01T10:00:00Z", gpu_burn="pass")
-    folder = store.RunFolder.create("validate", {}, tmp_path)
-    validated.note_look(folder, "gpu-01", THEN)
-    validated.publish(folder, {("gpu-01", "gpu_burn"): "error"})  # a verdict without a measurement
-    assert validated.read(["gpu-01"], tmp_path)["gpu-01"]["gpu_burn"].verdict == "pass"
-
-
-def test_standings_name_what_holds_what_expired_and_what_never_ran(tmp_path: Path) -> None:
-    ran(tmp_path, "gpu-01", THEN, "2026-11-02T10:00:00Z", gpu_burn="pass", gpu_inventory="warn", new="error")
-    results = validated.read(["gpu-01"], tmp_path)["gpu-01"]
-    now = changed("driver.loaded_version", "580.126.09")
-    found = {each.check: each for each in validated.standings("gpu-01", list(CHECKS), results, THEN)}
-    assert [name for name, each in found.items() if each.holds] == ["gpu_inventory", "gpu_burn"]
-    assert found["p2p_bandwidth"].result is None
-    expired = {each.check: each for each in validated.standings("gpu-01", list(CHECKS), results, now)}
-    assert not expired["gpu_burn"].holds
-    assert expired["gpu_burn"].record() == {
-        "node": "gpu-01",
-        "check": "gpu_burn",
-        "verdict": "pass",
-        "at": "2026-11-02T10:00:00Z",
-        "run": results["gpu_burn"].run,
-        "holds": False,
-        "changes": [
-            {
-                "part": "driver.loaded_version",
-                "then": "570.124.06",
-                "now": "580.126.09",
-                "unknown": "",
-                "text": "driver.loaded_version 570.124.06 → 580.126.09",
-            }
-        ],
-    }
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("{", "cannot be read"),
-        ('{"format": 1, "checks": {}}', "cannot be read"),
-        ('{"format": 2, "checks": {}, "fingerprints": {}}', "newer gpuprov"),
-        ('{"format": 1, "checks": {"gpu_burn": {"digest": "x"}}, "fingerprints": {}}', "cannot be read"),
-    ],
-)
-def test_a_file_that_is_none_of_ours_is_said(tmp_path: Path, text: str, says: str) -> None:
-    (tmp_path / "validated").mkdir()
-    (tmp_path / "validated/gpu-01.json").write_text(text)
-    with pytest.raises(RunFolderError, match=says):
-        validated.read(["gpu-01"], tmp_path)
-
-
-def test_reading_takes_one_small_file_a_node_however_many_runs_there_were(tmp_path: Path) -> None:
-    for number in range(30):
-        ran(tmp_path, "gpu-01", THEN, f"2026-11-02T10:00:{number:02}Z", gpu_burn="pass", gpu_inventory="pass")
-    files = list((tmp_path / "validated").glob("*.json"))
-    assert [file.name for file in files] == ["gpu-01.json"]
-    assert files[0].stat().st_size < 4096
-    begin = time.process_time()
-    validated.read(["gpu-01"] * 1000, tmp_path)
-    assert time.process_time() - begin < 1.0
-
-
-def test_nothing_of_it_is_open_to_others(tmp_path: Path) -> None:
-    ran(tmp_path, "gpu-01", THEN, "2026-11-02T10:00:00Z", gpu_burn="pass")
-    assert (tmp_path / "validated").stat().st_mode & 0o077 == 0
-    assert (tmp_path / "validated/gpu-01.json").stat().st_mode & 0o077 == 0

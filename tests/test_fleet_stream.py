@@ -17,7 +17,7 @@ from provision import (
     campaign,
     fleet_judge,
     fleet_pairs,
-    offender_history,
+    node_history,
     offenders,
     outliers,
     parallel_map,
@@ -81,7 +81,7 @@ def held(folder: RunFolder) -> FleetHealth:
         nodes.append(campaign.judge_node(node, results, ASKED, lost=any(raw.unreachable for raw in raws)))
     measured, few = fleet_judge.judge(nodes)
     compared, ambiguous = outliers.judge(measured, known)
-    escalated = offenders.escalate(compared, offender_history.recalled(folder))
+    escalated = offenders.escalate(compared, node_history.recalled(folder))
     judged, fabric, told = fleet_pairs.judge(folder, escalated, known)
     head = replace(campaign.rejudge(folder), nodes=())
     return replace(head, nodes=judged, not_compared=(*few, *ambiguous), fabric=fabric, between=told)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-from pathlib import Path
-from random import Random
-
 import pytest
 
-from provision import offender_history, offenders
+from provision import offenders
 from provision.health import CheckResult, GpuIdentity, NodeHealth
 from provision.judge import Finding, Verdict
 from provision.offenders import Past, escalate
-from provision.store import RunFolder
 
 
 def node(
@@ -89,103 +83,6 @@ def test_what_is_no_matter_of_hardware_is_neither_counted_nor_raised(verdict: Ve
     one = node(verdict=verdict, action=action)
     assert offenders.bad(one) == []
     assert judged(one, runs(True, True, True, True)).action == action
-
-
-def test_history_is_remembered_run_by_run_and_told_again_the_same(tmp_path: Path) -> None:
-    actions = []
-    for _ in range(4):
-        folder = RunFolder.create("validate", {}, runs=tmp_path)
-        offender_history.recall(folder, [node()])
-        raised = escalate([node()], offender_history.recalled(folder))
-        offender_history.remember(folder, raised)
-        offender_history.remember(folder, raised)  # a run that was resumed counts once
-        actions.append(raised[0].checks[0].findings[0].action)
-        again = escalate([node()], offender_history.recalled(RunFolder.open(folder.path)))
-        assert again == raised
-    assert actions == ["watch", "investigate", "replace part", "replace part"]
-
-
-def test_a_healthy_run_is_one_of_the_last_runs_too(tmp_path: Path) -> None:
-    healthy = node(verdict=Verdict.PASS, action="none")
-    for one in [node(), healthy, healthy, healthy, healthy]:
-        folder = RunFolder.create("validate", {}, runs=tmp_path)
-        offender_history.remember(folder, [one])
-    folder = RunFolder.create("validate", {}, runs=tmp_path)
-    offender_history.recall(folder, [node()])
-    assert judged(node(), offender_history.recalled(folder)).action == "watch"
-
-
-@pytest.mark.parametrize("damage", ["not json\nnor this\n", '{"run": 1}\n', '[1]\n{"bad": 3, "run": "x"}\n'])
-def test_a_damaged_history_costs_no_report(tmp_path: Path, damage: str) -> None:
-    (tmp_path / offender_history.FOLDER).mkdir()
-    (tmp_path / offender_history.FOLDER / "gpu-01.jsonl").write_text(damage)
-    folder = RunFolder.create("validate", {}, runs=tmp_path)
-    offender_history.recall(folder, [node()])
-    assert judged(node(), offender_history.recalled(folder)).action == "watch"
-
-
-def read_whole(path: Path, present: str) -> list[Past]:
-    """What the end of a history says, by reading all of it, as plainly as can be."""
-    runs: dict[str, Past] = {}
-    for line in path.read_bytes().split(b"\n"):
-        try:
-            record = json.loads(line)
-            past = Past(record["run"], frozenset(record["bad"]))
-        except (ValueError, KeyError, TypeError):
-            continue
-        if past.run != present:
-            runs.pop(past.run, None)
-            runs[past.run] = past
-    return list(runs.values())[-(offenders.rules().runs - 1) :]
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_the_end_of_a_history_says_what_all_of_it_says(
-    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noise = Random(seed)  # noqa: S311 - the same histories every time
-    monkeypatch.setattr(offender_history, "_BLOCK", noise.choice((1, 7, 100, 4096)))
-    folder = RunFolder.create("validate", {}, runs=tmp_path)
-    home, expected = tmp_path / offender_history.FOLDER, {}
-    home.mkdir()
-    for name in ("gpu-01", "gpu-02", "gpu-03"):
-        lines = []
-        for number in range(noise.randrange(15)):
-            run = noise.choice((f"run{number}", f"run{max(0, number - 1)}", folder.path.name))  # some go on
-            lines.append(json.dumps({"run": run, "bad": noise.sample(["GPU-1", "GPU-2", "nvlink é"], 2)}))
-        for damage in noise.sample(
-            ["[1]", '{"run": "x"}', '{"run": "run3", "bad": 3}', "", "\0\0", '{"run": "'], 2
-        ):
-            lines.insert(noise.randrange(len(lines) + 1), damage)
-        text = "\n".join(lines).encode()
-        (home / f"{name}.jsonl").write_bytes(text[: len(text) - noise.choice((0, 0, 9))])  # a torn tail
-        if found := read_whole(home / f"{name}.jsonl", folder.path.name):
-            expected[name] = found
-    offender_history.recall(folder, [node(name=name) for name in ("gpu-01", "gpu-02", "gpu-03", "unknown")])
-    assert offender_history.recalled(folder) == expected
-
-
-def test_only_the_end_of_a_long_history_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = RunFolder.create("validate", {}, runs=tmp_path)
-    rows = [json.dumps({"run": f"run{number}", "bad": ["GPU-3"]}) + "\n" for number in range(10_000)]
-    (tmp_path / offender_history.FOLDER).mkdir()
-    (tmp_path / offender_history.FOLDER / "gpu-01.jsonl").write_text("".join(rows))
-    taken, honest = [], os.pread
-    monkeypatch.setattr(
-        os, "pread", lambda file, size, place: taken.append(size) or honest(file, size, place)
-    )
-    offender_history.recall(folder, [node()])
-    assert [past.run for past in offender_history.recalled(folder)["gpu-01"]] == [
-        "run9996", "run9997", "run9998", "run9999"
-    ]  # fmt: skip
-    assert 0 < sum(taken) < 10_000
-
-
-def test_a_strange_name_stays_in_the_history_folder(tmp_path: Path) -> None:
-    folder = RunFolder.create("validate", {}, runs=tmp_path)
-    offender_history.remember(folder, [node(name="../../evil")])
-    (file,) = (tmp_path / offender_history.FOLDER).iterdir()
-    assert json.loads(file.read_text())["bad"] == ["GPU-3"]
 
 
 def test_the_rules_are_in_order() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provision import campaign, cli, report, report_context, verdict_history
+from provision import campaign, cli, node_history, report, report_context
 from provision.checks import telemetry
 from provision.checks.check import Output
 from provision.health import FleetHealth
@@ -57,7 +57,7 @@ def stored(
         sampler = Output(telemetry.NAME, argv, -15, said, "", 61.0, beside="gpu_burn")
         campaign.keep_raw(folder, campaign.Raw(node, "gpu_burn", (burn, sampler), 61.0))
     health = campaign.rejudge(folder)
-    verdict_history.keep(folder, health)
+    node_history.record(folder, {}, health)
     report.write_all(health, folder, ["json"])
     return folder, health
 

@@ -13,7 +13,7 @@ import pytest
 
 from provision import store
 from provision.errors import RunFolderError
-from provision.store import RunFolder, file_name, history, latest
+from provision.store import HISTORY, RunFolder, file_name, latest
 
 ROOT = Path(store.__file__).resolve().parent.parent
 
@@ -58,6 +58,10 @@ def test_the_folders_name_says_when_and_what_and_two_never_share_one(tmp_path: P
     assert all(path.name.endswith("Z-up") for path in made)
 
 
+def rows(runs: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (runs / HISTORY).read_text(encoding="utf-8").splitlines()]
+
+
 def test_finishing_is_noted_and_makes_one_row_of_history(tmp_path: Path) -> None:
     run = RunFolder.create("up", {"full": True}, tmp_path)
     assert run.meta()["finished"] is None
@@ -65,7 +69,7 @@ def test_finishing_is_noted_and_makes_one_row_of_history(tmp_path: Path) -> None
     run.note(inventory="/etc/fleet.yml")
     run.finish(3)
     assert RunFolder.open(run.path).meta()["exit_code"] == 3
-    (row,) = history(tmp_path)
+    (row,) = rows(tmp_path)
     assert (row["run"], row["verb"], row["exit_code"]) == (run.path.name, "up", 3)
     assert row["inventory"] == "/etc/fleet.yml"
 
@@ -182,7 +186,7 @@ def test_controllers_side_by_side_keep_the_history_whole(tmp_path: Path) -> None
     command = [sys.executable, "-c", APPENDING, str(tmp_path)]
     processes = [subprocess.Popen(command, env=environment) for _ in range(3)]
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
-    assert len({row["run"] for row in history(tmp_path)}) == 150
+    assert len({row["run"] for row in rows(tmp_path)}) == 150
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "raw/../../x", ""])

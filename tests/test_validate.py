@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from provision import campaign, checks_asked, cli, fingerprint, validated
+from provision import campaign, checks_asked, cli, fingerprint, node_history
 from provision.checks import CHECKS
 from provision.checks.check import Check, CheckNode, Measurement, fact
 from provision.errors import ExitCode, InventoryError, RunFolderError, UsageError
@@ -71,7 +71,7 @@ def test_each_result_is_kept_with_what_the_node_was_like(machines: Machines, val
     machines.add("gpu-02", BROKEN, **{"kernel.release": "6.12.108+deb13-amd64"})
     machines.errors["gpu-03"] = "no route to host"
     _, report, folder = validate()
-    kept = validated.read(["gpu-01", "gpu-02", "gpu-03"])
+    kept = node_history.read(["gpu-01", "gpu-02", "gpu-03"])
     assert kept["gpu-03"] == {}, "nothing was measured on it"
     for node in report["nodes"][:2]:
         name = node["node"]
@@ -84,7 +84,7 @@ def test_each_result_is_kept_with_what_the_node_was_like(machines: Machines, val
     # Measured again after a change, one check alone: the others still belong to the machine of before.
     machines.facts["gpu-01"]["kernel.release"] = "6.12.109+deb13-amd64"
     validate("--checks", "gpu_burn")
-    again = validated.read(["gpu-01"])["gpu-01"]
+    again = node_history.read(["gpu-01"])["gpu-01"]
     assert again["gpu_burn"].known.values["kernel.release"] == "6.12.109+deb13-amd64"
     assert again["p2p_bandwidth"] == kept["gpu-01"]["p2p_bandwidth"]
 

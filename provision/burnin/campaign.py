@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import validated
+from provision import node_history
 from provision.burnin import node_talk, orders, plan_text
 from provision.burnin.clock import Contact
 from provision.burnin.look import Looked
@@ -197,7 +197,7 @@ def new(
         node = looked.seen[part.node]
         known = looked.known.get(part.node)
         if known is not None:
-            validated.note_look(folder, part.node, known)
+            node_history.note_look(folder, part.node, known)
         alone = turns[part.turn] == 1
         given[part.node] = orders.order(folder.path.name, profile, node, part, known, about, alone=alone)
         folder.append("orders", {"node": part.node, "order": given[part.node]})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from provision import campaign as checks_campaign
-from provision import fingerprint, offender_history, validated
+from provision import fingerprint, node_history
 from provision.burnin import fleet
 from provision.burnin.campaign import Campaign
 from provision.burnin.clock import Clock
@@ -26,7 +26,6 @@ from provision.health import FleetHealth, NodeHealth
 from provision.judge import Finding, Verdict
 from provision.seen import Seen, read_seen
 from provision.store import RunFolder
-from provision.verdict_history import keep as keep_verdicts
 
 _UNKNOWN = "it was not observed"
 
@@ -86,7 +85,7 @@ def results(run: Campaign, override: Path | None = None) -> Results:
     ends = [one.timeline.last for one in found.values() if one.timeline.last]
     until = datetime.datetime.fromtimestamp(max(ends), datetime.UTC).isoformat() if ends else None
     folder.note(asked=list(asked) or [ID], measured_until=until)
-    offender_history.recall(folder, nodes)
+    node_history.recall(folder, [node.node for node in nodes])
     health = checks_campaign.fleet_health(folder, nodes, {name: one.seen for name, one in found.items()})
     between = dict.fromkeys(check.check for node in nodes for check in node.checks if check.check in PAIRS)
     health = replace(
@@ -192,16 +191,13 @@ def publish(run: Campaign, found: Results) -> None:
     for name, one in found.nodes.items():
         if not one.burned.over or one.known is None or one.timeline.began is None:
             continue
-        validated.note_look(run.folder, name, one.known)
+        node_history.note_look(run.folder, name, one.known)
         for check in one.burned.health.checks:
             if check.check in PAIRS and check.verdict is Verdict.SKIP:
                 continue  # what nobody attended says nothing new of a node
             if check.verdict is not Verdict.ERROR or check.check == ID:
-                validated.note_result(run.folder, name, check.check, one.known, moment)
+                node_history.note_result(run.folder, name, check.check, one.known, moment)
                 verdicts[name, check.check] = check.verdict.value
         # The burn-in as a whole speaks for the node only as its worst part does.
         verdicts[name, ID] = one.burned.health.verdict.value
-    validated.publish(run.folder, verdicts)
-    if found.over:
-        offender_history.remember(run.folder, found.health.nodes)
-        keep_verdicts(run.folder, found.health)
+    node_history.record(run.folder, verdicts, found.health if found.over else None)

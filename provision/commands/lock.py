@@ -95,23 +95,21 @@ def _no_sources(unfit: dict[str, str]) -> GpuprovError:
 
 
 def _lock(seen: Assessment, sources: list[str], groups: tuple[Group, ...]) -> Lock:
-    import datetime
-
     from provision import __version__
     from provision.lockfile import Lock
     from provision.node_names import fold
+    from provision.wording import now
 
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
     origin = {"inventory": seen.fleet.source.name, "nodes": fold(sources), "gpuprov": __version__}
-    return Lock(now, origin, groups)
+    return Lock(now("seconds"), origin, groups)
 
 
 def _write(target: Path, text: str) -> None:
-    """Beside, then renamed: an interrupted run leaves the old file whole."""
-    fresh = target.with_name(f".{target.name}.new")
+    """An interrupted run leaves the old file whole."""
+    from provision import atomic_file
+
     try:
-        fresh.write_text(text, encoding="utf-8")
-        fresh.replace(target)
+        atomic_file.write(target, text, private=False)
     except OSError as trouble:
         raise UsageError(
             f"{target}: cannot be written: {trouble.strerror}", "choose another file with -o"

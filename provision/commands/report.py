@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from provision.health import FleetHealth
-    from provision.report.changes import NodeChange
     from provision.report.context import Context
+    from provision.report.diff import Diff
     from provision.store import RunFolder
 
 FORMATS = ("json", "html", "md", "junit", "nodes")
@@ -34,8 +34,7 @@ in both runs to know the scatter). With --rejudge, both runs are first judged by
 beside those of their peers, raw output, facts, the node's history. Secrets and the names of other nodes are
 removed.
 
---history summarizes all runs, from an index (index.sqlite) in the folder of the runs. The index may be
-deleted at any time; gpuprov builds it again.
+--history summarizes all runs: the verdicts that each run stores in its folder.
 
 exit codes: 3 when a node is unhealthy; otherwise 5 when something was not measured; otherwise 0.
 with --compare: 3 when a node fails that did not fail before, or a measurement is worse; otherwise 5 when an
@@ -138,7 +137,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     context = _context(folder, health, formats)
     files = report.write_all(health, target, formats, context)
     if changed is not None:
-        _write_changes(changed, health, target)
+        _write_changes(changed, target)
     _print(health, changed, files, context, options)
     codes = {Verdict.FAIL: ExitCode.UNHEALTHY, Verdict.ERROR: ExitCode.INCOMPLETE}
     return codes.get(overall(health), ExitCode.OK)
@@ -150,10 +149,10 @@ def _context(folder: RunFolder, health: FleetHealth, formats: Sequence[str]) -> 
         from provision import report_context
 
         return report_context.read(folder, health)
-    from provision import verdict_history
+    from provision import node_history
     from provision.report.context import Context
 
-    return Context(earlier=verdict_history.earlier(folder, health))
+    return Context(earlier=node_history.earlier(folder, health))
 
 
 def _refuse_contradictions(options: argparse.Namespace) -> None:
@@ -173,13 +172,13 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
                 raise UsageError(f"--{mode} cannot be combined with {name}", f"leave out {name}")
 
 
-def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth, list[NodeChange] | None]:
+def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth, Diff | None]:
     """The run judged again, and what that changed; None when there is no report from before."""
     from pathlib import Path
 
     from provision import campaign
     from provision.commands.stored_run import stored
-    from provision.report import changes
+    from provision.report.diff import diff
 
     health = campaign.rejudge(folder, Path(options.thresholds) if options.thresholds else None)
     try:
@@ -190,42 +189,48 @@ def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth
                 f"there is no earlier report to compare with: {reason.what}", "leave out --changes"
             ) from None
         return health, None
-    return health, changes.between(before, health)
+    return health, diff(before, health, measured=False)
 
 
-def _write_changes(changed: list[NodeChange], health: FleetHealth, target: Path) -> None:
+def _write_changes(changed: Diff, target: Path) -> None:
     import json
 
-    from provision.report import changes
+    from provision import atomic_file
+    from provision.report import diff_text
 
-    text = json.dumps(changes.document(changed, health.run_id), indent=1, ensure_ascii=False, default=str)
+    text = json.dumps(diff_text.changes_document(changed), indent=1, ensure_ascii=False, default=str)
     path = target / "changes.json"
     try:
-        path.write_text(text + "\n", encoding="utf-8")
+        target.mkdir(parents=True, exist_ok=True)  # the one file written with --format none
+        atomic_file.write(path, text + "\n", private=False)
     except OSError as error:
         raise RunFolderError(f"{path} cannot be written: {error.strerror}", "name another --output") from None
 
 
 def _print(
     health: FleetHealth,
-    changed: list[NodeChange] | None,
+    changed: Diff | None,
     files: dict[str, Path],
     context: Context,
     options: argparse.Namespace,
 ) -> None:
     import shutil
+    from json import dumps as json_of
 
-    from provision.report import changes, json, nodes, terminal
+    from provision.report import diff_text, json, nodes, terminal
 
     if "nodes" in files and (said := nodes.left_out(health)):
         sys.stderr.write(f"{said}\n")
-    if options.changes:
-        _print_changes(changed or [], health, options)
-        return
     if changed is None:
         lines, more = ["there is no earlier report to compare with"], []
     else:
-        lines, more = changes.summary(changed), list(changes.details(changed))
+        lines = diff_text.verdict_lines(changed.verdicts)
+        more = list(diff_text.finding_lines(changed.verdicts))
+    if changed and options.changes:
+        told = [*(lines or ["no verdict changed"]), *more]
+        document = json_of(diff_text.changes_document(changed), indent=1, default=str)
+        sys.stdout.write(document + "\n" if options.json else "".join(f"{line}\n" for line in told))
+        return
     if options.json:
         sys.stdout.writelines(json.render(health))
         if options.rejudge:
@@ -239,15 +244,3 @@ def _print(
         sys.stdout.write("\njudged again:\n" + "".join(f"  {line}\n" for line in told))
     if files:
         sys.stdout.write("\n" + "".join(f"{name:<6} {path}\n" for name, path in files.items()))
-
-
-def _print_changes(changed: list[NodeChange], health: FleetHealth, options: argparse.Namespace) -> None:
-    import json
-
-    from provision.report import changes
-
-    if options.json:
-        sys.stdout.write(json.dumps(changes.document(changed, health.run_id), indent=1, default=str) + "\n")
-        return
-    told = [*(changes.summary(changed) or ["no verdict changed"]), *changes.details(changed)]
-    sys.stdout.write("".join(f"{line}\n" for line in told))

@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 def run(options: argparse.Namespace) -> ExitCode:
     """Print the comparison; the exit code says whether the later run is worse."""
-    from provision.report import compare, compare_text
+    from provision.report import diff_text
+    from provision.report.diff import diff
 
     before, after = (_health(name, options) for name in options.compare)
     if before.run_id == after.run_id:
         raise UsageError(f"{options.compare[0]} and {options.compare[1]} are the same run", "name two runs")
-    found = compare.compare(before, after)
+    found = diff(before, after)
     if options.json:
-        sys.stdout.write(json.dumps(compare_text.document(found, compare.rules()), indent=1) + "\n")
+        sys.stdout.write(json.dumps(diff_text.comparison_document(found), indent=1) + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in compare_text.text(found, compare.rules()))
+        sys.stdout.writelines(f"{line}\n" for line in diff_text.comparison(found))
     if found.worse:
         return ExitCode.UNHEALTHY
     return ExitCode.INCOMPLETE if found.less_known else ExitCode.OK

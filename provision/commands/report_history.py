@@ -1,4 +1,4 @@
-"""gpuprov report --history: verdicts of all runs together, from an index beside the runs."""
+"""gpuprov report --history: the verdicts of all runs together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 from provision.errors import ExitCode, RunFolderError
 
 if TYPE_CHECKING:
-    from provision.run_index import Index
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from provision.node_history import NodeRun
 
 _SHOWN = 20  # of each list; --json has all
 
@@ -17,10 +20,12 @@ _SHOWN = 20  # of each list; --json has all
 def run(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
-    from provision.run_index import Index
+    from provision import node_history
+    from provision.store import runs_home
 
-    with Index(Path(options.runs) if options.runs else None) as index:
-        document = _of_node(index, options.history) if options.history else _of_all(index)
+    home = Path(options.runs) if options.runs else runs_home()
+    nodes = node_history.node_runs(home)
+    document = _of_node(nodes, options.history, home) if options.history else _of_all(nodes, home)
     if options.json:
         import json
 
@@ -31,35 +36,41 @@ def run(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK
 
 
-def _of_node(index: Index, node: str) -> dict[str, Any]:
+def _of_node(nodes: Mapping[str, Sequence[NodeRun]], node: str, home: Path) -> dict[str, Any]:
+    from provision import node_history
     from provision.nearest import did_you_mean
 
-    past = index.of(node)
-    if not past:
+    if node not in nodes:
         raise RunFolderError(
-            f"no run in {index.home} has a verdict for {node}",
-            did_you_mean(node, index.last(), "gpuprov report --history lists the known nodes"),
+            f"no run in {home} has a verdict for {node}",
+            did_you_mean(node, nodes, "gpuprov report --history lists the known nodes"),
         )
-    repeats = [vars(one) for one in index.repeats() if one.node == node]
     return {
         "node": node,
-        "runs": [vars(one) for one in past],
-        "flips": index.flips().get(node, 0),
-        "repeat_offenders": repeats,
+        "runs": [_record(one) for one in nodes[node]],
+        "flips": node_history.flips(nodes[node]),
+        "repeat_offenders": [vars(one) for one in node_history.repeats(node, nodes[node])],
     }
 
 
-def _of_all(index: Index) -> dict[str, Any]:
-    last = index.last()
-    if not last:
-        raise RunFolderError(
-            f"no run in {index.home} has a verdict for any node", "gpuprov validate creates one"
-        )
+def _of_all(nodes: Mapping[str, Sequence[NodeRun]], home: Path) -> dict[str, Any]:
+    from provision import node_history
+
+    if not nodes:
+        raise RunFolderError(f"no run in {home} has a verdict for any node", "gpuprov validate creates one")
+    flips = {node: times for node, runs in nodes.items() if (times := node_history.flips(runs))}
+    repeats = [one for node, runs in nodes.items() for one in node_history.repeats(node, runs)]
     return {
-        "nodes": {node: vars(past) for node, past in sorted(last.items())},
-        "flips": dict(sorted(index.flips().items(), key=lambda one: (-one[1], one[0]))),
-        "repeat_offenders": [vars(one) for one in index.repeats()],
+        "nodes": {node: _record(runs[-1]) for node, runs in sorted(nodes.items())},
+        "flips": dict(sorted(flips.items(), key=lambda one: (-one[1], one[0]))),
+        "repeat_offenders": [
+            vars(one) for one in sorted(repeats, key=lambda one: (-one.times, one.node, one.device))
+        ],
     }
+
+
+def _record(run: NodeRun) -> dict[str, str]:
+    return {"run": run.run, "started": run.started, "verdict": run.verdict}
 
 
 def _lines(document: dict[str, Any]) -> list[str]:

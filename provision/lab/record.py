@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from provision import atomic_file
 from provision.errors import LabError
 from provision.lab import network
 from provision.lab.places import STATE, LabPlace, NodePlace, make_root_only
@@ -83,9 +83,8 @@ class LabRecord:
         """Write the record; a kill in the middle leaves the old one."""
         make_root_only(STATE)
         make_root_only(self.place.folder)
-        new = self.place.record.with_suffix(".new")
-        new.write_text(json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n")
-        os.replace(new, self.place.record)  # noqa: PTH105 - says what it does
+        text = json.dumps({"version": VERSION, **asdict(self)}, indent=2) + "\n"
+        atomic_file.write(self.place.record, text)
 
 
 def load(name: str) -> LabRecord | None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-import os
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from provision import atomic_file
 from provision.errors import RunFolderError, UsageError
 
 if TYPE_CHECKING:
@@ -68,32 +67,11 @@ def write_all(
 
 
 def _write(path: Path, chunks: Iterable[str]) -> Path:
-    """Write beside, then rename."""
-    beside: Path | None = None
+    """A report is for passing on; the run folder's own mode protects it meanwhile."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", errors="replace", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as out:
-            beside = Path(out.name)
-            out.writelines(chunks)
-            out.flush()
-            os.fsync(out.fileno())
-        beside.chmod(
-            0o666 & ~_umask()
-        )  # a report is for passing on; the run folder's own mode protects it meanwhile
-        return beside.replace(path)
+        return atomic_file.write(path, chunks, private=False)
     except OSError as error:
         raise RunFolderError(
             f"cannot write {path}: {error.strerror or error}", "give a writable folder with --output"
         ) from error
-    finally:
-        if beside is not None:
-            beside.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    """The process's umask; reading it is only possible by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

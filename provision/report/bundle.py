@@ -11,10 +11,8 @@ import gzip
 import hashlib
 import io
 import json
-import os
 import stat
 import tarfile
-import tempfile
 import urllib.parse
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from provision import atomic_file
 from provision.errors import RunFolderError
 from provision.health import FleetHealth, NodeHealth
 from provision.nearest import did_you_mean
@@ -113,22 +112,13 @@ def write(bundle: Bundle, target: Path) -> Path:
 
     Raises RunFolderError when it cannot be written."""
     path = target / f"{bundle.name}.tar.gz"
-    beside: Path | None = None
     try:
         target.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target, prefix=".bundle.", delete=False) as out:  # mode 0600
-            beside = Path(out.name)
-            out.write(_gzip(_tar(bundle)))
-            out.flush()
-            os.fsync(out.fileno())
-        return beside.replace(path)
+        return atomic_file.write(path, _gzip(_tar(bundle)))
     except OSError as error:
         raise RunFolderError(
             f"cannot write {path}: {error.strerror or error}", "give a writable folder with --output"
         ) from error
-    finally:
-        if beside is not None:
-            beside.unlink(missing_ok=True)
 
 
 def _tar(bundle: Bundle) -> bytes:

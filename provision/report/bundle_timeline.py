@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision import fingerprint, offender_history
+from provision import fingerprint, node_history
 from provision.errors import GpuprovError
 from provision.health import NodeHealth
 from provision.judge import Verdict, worst
@@ -106,7 +106,7 @@ def _validated(path: Path, node: str) -> list[Moment]:
 
 def _remembered(folder: RunFolder, node: NodeHealth, told: set[str]) -> Iterator[Moment]:
     """Runs of which only the memory of repeat offenders is left."""
-    for past in offender_history.recalled(folder).get(node.node, ()):
+    for past in node_history.recalled(folder).get(node.node, ()):
         if past.run not in told:
             bad = ", ".join(sorted(past.bad)) or "nothing bad"
             yield Moment(_moment_of(past.run), past.run, f"validate: {bad} (its folder no longer exists)")

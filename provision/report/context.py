@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from provision.checks.telemetry_series import Series
+from provision.node_history import Earlier
 from provision.pairs.judge import TOLERANCE
 from provision.pairs.pairing import Topology
 from provision.pairs.results import Result
-from provision.verdict_history import Earlier
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Verdict
 from provision.node_names import fold
-from provision.report import fleet_rows, pair_maps, peer_maps, plots, since, strips
+from provision.report import diff_text, fleet_rows, pair_maps, peer_maps, plots, strips
 from provision.report.canvas import Image
 from provision.report.causes import (
     HEADINGS,
@@ -103,7 +103,7 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
         overall=overall(fleet),
         coverage=coverage(fleet),
         commands=list(next_commands(fleet, found)),
-        since=since.since(context.earlier, fleet),
+        since=diff_text.since(context.earlier, fleet),
         glance=glance,
         chart=plots.fleet(glance.skus),
         pair_maps=between,
@@ -138,7 +138,7 @@ def _environment() -> Environment:
         duration=duration, moment=moment, many=many, one_line=one_line, quantity=quantity, fold=_folded,
         silence=silence, missing=missing, tables=tables, facts=facts, evidence=_evidence,
         row_words=_row_words, badge_cell=_cell, check_cells=_check_cells, picture=_picture,
-        breakable=_breakable, since_groups=since.groups, reasons=since.reasons, changed_shown=_CHANGED,
+        breakable=_breakable, changed_shown=_CHANGED,
     )  # fmt: skip
     return environment
 

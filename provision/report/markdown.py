@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from provision.health import FleetHealth
 from provision.judge import Verdict
 from provision.node_names import fold
-from provision.report import since
+from provision.report import diff_text
 from provision.report.causes import HEADINGS, SYMBOLS, Cause, causes, coverage, headline
 from provision.report.context import NOTHING, Context
 from provision.report.terminal import next_commands
@@ -75,21 +75,19 @@ def _header(fleet: FleetHealth) -> Iterator[str]:
 
 
 def _since(fleet: FleetHealth, context: Context) -> Iterator[str]:
-    found = since.since(context.earlier, fleet)
+    found = diff_text.since(context.earlier, fleet)
     if found is None:
         return
     yield f"\n## Since the last run\n\n{escape(moment(found.at))}, run {_code(found.run)}\n\n"
-    told = since.groups(found)
-    for words, nodes in told:
+    for words, nodes in found.groups:
         yield f"- {len(nodes):,} {words}: {escape(fold(nodes))}\n"
-    if not told:
+    if not found.groups:
         yield "No node has another verdict.\n"
-    for change in found.newly[:_ROWS]:
-        reasons = "; ".join(since.reasons(change)) or found.silent[change.node]
-        yield f"- {escape(change.node)}: {change.was} → **{change.now}**: {escape(reasons)}\n"
+    for one in found.newly[:_ROWS]:
+        yield f"- {escape(one.node)}: {one.was} → **{one.now}**: {escape('; '.join(one.why))}\n"
     for one in found.still[:_ROWS]:
         if one.since:
-            yield f"- {escape(one.node)}: {one.verdict.value} since {escape(moment(one.since))}\n"
+            yield f"- {escape(one.node)}: {one.now} since {escape(moment(one.since))}\n"
 
 
 def _cause(cause: Cause) -> str:

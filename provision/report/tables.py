@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from provision.checks.check import Measurement
 from provision.health import CheckResult
-from provision.judge import Finding, Verdict
+from provision.judge import Finding, Verdict, number
 from provision.node_names import natural
 from provision.wording import one_line, quantity
 
@@ -82,7 +82,9 @@ def _matrix(
     names = sorted({name for pair in values for name in pair}, key=natural)
     if len(names) > _LARGEST:
         return None
-    numbers = [v for pair, row in values.items() if pair[0] != pair[1] and (v := _number(row)) is not None]
+    numbers = [
+        v for pair, row in values.items() if pair[0] != pair[1] and (v := number(row.value)) is not None
+    ]
     middle = statistics.median(numbers) if numbers else 0.0
     faster_is_better = unit.endswith("/s")
 
@@ -90,17 +92,13 @@ def _matrix(
         row = values.get((source, target))
         if row is None:
             return None
-        shade = None if source == target else _shade(_number(row), middle, faster_is_better)
+        shade = None if source == target else _shade(number(row.value), middle, faster_is_better)
         return Cell(quantity(row.value), shade, marked.get((metric, row.device)))
 
     cells = tuple((one_line(a, 40), tuple(cell(a, b) for b in names)) for a in names)
     return Table(
         one_line(metric, 80), one_line(unit, 40), tuple(one_line(name, 40) for name in names), cells, True
     )
-
-
-def _number(row: Measurement) -> float | None:
-    return None if isinstance(row.value, str | bool) else float(row.value)
 
 
 def _shade(value: float | None, middle: float, faster_is_better: bool) -> int | None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from provision.health import FleetHealth, GpuIdentity
 from provision.judge import Verdict
 from provision.node_names import fold, natural
-from provision.report import since
+from provision.report import diff_text
 from provision.report.causes import (
     FABRIC,
     HEADINGS,
@@ -96,8 +96,8 @@ def _context(fleet: FleetHealth, ink: _Ink, context: Context) -> Iterator[str]:
     if fleet.asked:
         told.append(", ".join(one_line(name, 40) for name in fleet.asked))
     yield from ink.wrap(" · ".join(filter(None, told)), "", "")
-    if (found := since.since(context.earlier, fleet)) is not None:
-        yield from ink.wrap(since.line(found), "", "")
+    if (found := diff_text.since(context.earlier, fleet)) is not None:
+        yield from ink.wrap(diff_text.since_line(found), "", "")
     for line in fleet.not_compared:
         yield from ink.wrap(f"not compared with the fleet: {one_line(line, 240)}", "", "")
     for line in fleet.between:

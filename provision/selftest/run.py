@@ -40,6 +40,7 @@ from provision.selftest.machine import SelftestError
 from provision.selftest.measure import Bench
 from provision.selftest.result import NOT_POSSIBLE, NOT_PROVEN, Provoked, Result
 from provision.terminal import Progress
+from provision.wording import now
 
 _KEPT_BACK = 240.0  # seconds that checks leave for the provocations
 _AT_LEAST = 60.0  # seconds for the checks, however few minutes were given
@@ -77,7 +78,7 @@ def run(settings: Settings) -> Result:
     refuse_early(settings.output)
     made = _make(settings.output)
     begun = time.monotonic()
-    found = Result(machine.name(), _now(), serials_masked=settings.mask_serials)
+    found = Result(machine.name(), now("seconds"), serials_masked=settings.mask_serials)
     found.settings_asked = settings.change_settings
     try:
         archive = Archive(settings.output, mask=settings.mask_serials)
@@ -101,7 +102,7 @@ def run(settings: Settings) -> Result:
         with signals.held_back():
             if found.interrupted or found.stopped:
                 signals.end_others(running)
-            found.finished, found.seconds = _now(), round(time.monotonic() - begun, 1)
+            found.finished, found.seconds = now("seconds"), round(time.monotonic() - begun, 1)
             try:
                 _write(settings.output, found, archive)
             except OSError as error:
@@ -253,7 +254,3 @@ def _write(output: Path, found: Result, archive: Archive) -> None:
     shown = archive.shown(document)
     (output / _DOCUMENT).write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
     (output / _PAGE).write_text("".join(page.render(shown)), encoding="utf-8")
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

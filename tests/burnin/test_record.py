@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provision import fingerprint, validated
+from provision import fingerprint, node_history
 from provision.burnin import acceptance, own_findings, record, results
 from provision.burnin.campaign import Campaign
 from provision.judge import Verdict
@@ -87,11 +87,11 @@ def test_acceptance_ends_when_the_node_is_another(run: Campaign, nodes: dict[str
     )
     found = dataclasses.replace(found, nodes={"gpu-01": known})
     results.publish(run, found)
-    stored = validated.read(["gpu-01"], run.folder.path.parent)["gpu-01"]
+    stored = node_history.read(["gpu-01"], run.folder.path.parent)["gpu-01"]
     assert stored["burnin"].verdict == "pass"
     assert stored["burnin"].run == run.name
     now = fingerprint.of({"kernel.release": "6.13"}, {})
-    standing = {s.check: s for s in validated.standings("gpu-01", [], stored, now)}["burnin"]
+    standing = {s.check: s for s in fingerprint.standings("gpu-01", [], stored, now)}["burnin"]
     assert not standing.holds
     assert any("kernel.release 6.12 → 6.13" in str(change) for change in standing.changes)
 
@@ -107,7 +107,7 @@ def test_what_is_not_over_is_published_for_nobody(run: Campaign, nodes: dict[str
     assert not found.over
     assert found.health.nodes[0].verdict is Verdict.ERROR
     results.publish(run, found)
-    assert validated.read(["gpu-01"], run.folder.path.parent)["gpu-01"] == {}
+    assert node_history.read(["gpu-01"], run.folder.path.parent)["gpu-01"] == {}
     assert "not over" in (acceptance.write(run, found)["record"]).read_text()
 
 

@@ -14,7 +14,7 @@ from provision.checks.check import Output
 from provision.errors import ExitCode
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Verdict
-from provision.report import changes
+from provision.report.diff import diff
 from provision.seen import Seen
 from provision.store import RunFolder
 from tests.support.stored import FIXTURE, GPU, slower
@@ -113,11 +113,11 @@ def test_nodes_that_come_and_go_are_told() -> None:
     def fleet(*nodes: NodeHealth) -> FleetHealth:
         return FleetHealth("r", "0", "", "", "", (), nodes)
 
-    found = changes.between(
+    found = diff(
         fleet(NodeHealth("a", Verdict.PASS, ()), NodeHealth("b", Verdict.PASS, ())),
         fleet(NodeHealth("b", Verdict.PASS, ()), NodeHealth("c", Verdict.FAIL, ())),
     )
-    assert [(one.node, one.was, one.now) for one in found] == [
+    assert [(one.node, one.was, one.now) for one in found.verdicts] == [
         ("c", "not in the report", "fail"),
         ("a", "pass", "not in the report"),
     ]

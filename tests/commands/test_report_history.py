@@ -7,12 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from provision import run_index
+from provision import node_history
 from provision.cli import main
-from provision.judge import Verdict
-from tests.support.past_runs import node, run
+from provision.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
+from provision.judge import Finding, Verdict
+from provision.store import RunFolder
 
 FAIL, PASS = Verdict.FAIL, Verdict.PASS
+
+
+def node(name: str, verdict: Verdict) -> NodeHealth:
+    finding = Finding(
+        "gpu_burn", verdict, "gpu3", "says so", action="none" if verdict is PASS else "replace part"
+    )
+    result = CheckResult("gpu_burn", verdict, (finding,), (), 1.0)
+    return NodeHealth(name, verdict, (result,), (GpuIdentity(3, "H100", "", f"GPU-{name}-3", ""),))
+
+
+def run(home: Path, number: int, *nodes: NodeHealth) -> None:
+    name, started = f"20260501T{number:06d}.000Z-validate", f"2026-05-01T00:00:{number:02d}Z"
+    (home / name).mkdir()
+    health = FleetHealth(name, "0.1.0", "one.yml", started, started, ("gpu_burn",), nodes)
+    node_history.record(RunFolder(home / name), {}, health)
 
 
 @pytest.fixture
@@ -75,12 +91,3 @@ def test_what_is_not_known_is_refused(
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "none"))
     assert main(["report", "--history"]) == 1
     assert "gpuprov validate creates one" in capsys.readouterr().err
-
-
-def test_the_index_may_be_removed(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["report", "--history"])
-    before = capsys.readouterr().out
-    (home / run_index.FILE).unlink()
-    main(["report", "--history"])
-    assert capsys.readouterr().out == before
-    assert (home / run_index.FILE).stat().st_mode & 0o777 == 0o600

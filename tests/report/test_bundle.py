@@ -17,16 +17,16 @@ from typing import Any
 
 import pytest
 
-from provision import campaign, cli, offender_history, report
+from provision import campaign, cli, node_history, report
 from provision.checks.check import Measurement, Output
 from provision.errors import ExitCode, RunFolderError
 from provision.fingerprint import Fingerprint
 from provision.health import FleetHealth
 from provision.judge import Finding, Verdict
+from provision.node_history import note_look, note_result
 from provision.report import bundle
 from provision.seen import Seen
 from provision.store import RunFolder
-from provision.validated import note_look, note_result
 
 NODES = ("gpu-01", "gpu-02", "gpu-03", "rack7-spare.pod2.example")
 XML = (
@@ -214,7 +214,7 @@ def test_no_other_machine_is_named_in_any_way(samples: ModuleType, runs: Path) -
         return replace(fleet, nodes=nodes, not_compared=("ambiguous: gpu-[01-02] have 1",))
 
     old = keep(samples, runs, names=("retired-17", "gpu-02", "gpu-03"))
-    offender_history.remember(old, report_of(old).nodes)
+    node_history.record(old, {}, report_of(old))
     folder = keep(samples, runs, said + " retired-17", change=tell)
     made = pack(folder, others=["unmeasured-99"])
     text = everything(made)

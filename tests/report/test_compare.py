@@ -16,8 +16,9 @@ from provision.checks.check import Measurement
 from provision.errors import ExitCode
 from provision.health import CheckResult, FleetHealth, NodeHealth, from_json
 from provision.judge import Verdict
-from provision.report import compare, compare_text
+from provision.report import diff_text
 from provision.report import json as json_report
+from provision.report.diff import Diff, diff, direction
 from provision.store import RunFolder
 
 BEFORE, AFTER = "20260504T100000.000Z-validate", "20260511T100000.000Z-validate"
@@ -49,18 +50,18 @@ def same(_node: int, _gpu: int) -> float:
     return 1.0
 
 
-def told(found: compare.Comparison) -> str:
-    return "\n".join(compare_text.text(found, compare.rules()))
+def told(found: Diff) -> str:
+    return "\n".join(diff_text.comparison(found))
 
 
 def test_noise_is_told_to_nobody(samples: ModuleType) -> None:
     for noise in (0.001, 0.006, 0.02):
-        found = compare.compare(*fleets(samples, same, noise=noise))
+        found = diff(*fleets(samples, same, noise=noise))
         assert (found.moved, found.shifts, found.worse, found.less_known) == ((), (), False, False)
 
 
 def test_one_gpu_that_slowed_is_named_with_its_numbers(samples: ModuleType) -> None:
-    found = compare.compare(*fleets(samples, lambda node, gpu: 0.94 if (node, gpu) == (3, 5) else 1.0))
+    found = diff(*fleets(samples, lambda node, gpu: 0.94 if (node, gpu) == (3, 5) else 1.0))
     (one,) = found.moved
     assert (one.node, one.check, one.metric, one.device, one.worse) == (
         "gpu-03", "gpu_burn", "rate", "gpu5", True,
@@ -73,7 +74,7 @@ def test_one_gpu_that_slowed_is_named_with_its_numbers(samples: ModuleType) -> N
 
 
 def test_what_scatters_much_needs_more_to_be_told(samples: ModuleType) -> None:
-    slower = compare.compare(*fleets(samples, lambda n, g: 0.94 if (n, g) == (3, 5) else 1.0, noise=0.03))
+    slower = diff(*fleets(samples, lambda n, g: 0.94 if (n, g) == (3, 5) else 1.0, noise=0.03))
     assert slower.moved == ()
 
 
@@ -81,23 +82,23 @@ def test_a_small_change_is_not_told_however_quiet_the_fleet_is(samples: ModuleTy
     def scale(by: float) -> Callable[[int, int], float]:
         return lambda node, gpu: by if (node, gpu) == (1, 0) else 1.0
 
-    assert compare.compare(*fleets(samples, scale(0.979), noise=0)).moved == ()
-    assert len(compare.compare(*fleets(samples, scale(0.975), noise=0)).moved) == 1
+    assert diff(*fleets(samples, scale(0.979), noise=0)).moved == ()
+    assert len(diff(*fleets(samples, scale(0.975), noise=0)).moved) == 1
 
 
 def test_a_fleet_that_moved_as_a_whole_is_told_once_and_names_who_moved_more(samples: ModuleType) -> None:
-    found = compare.compare(*fleets(samples, lambda n, g: 0.87 if (n, g) == (2, 1) else 0.95))
+    found = diff(*fleets(samples, lambda n, g: 0.87 if (n, g) == (2, 1) else 0.95))
     (shift,) = found.shifts
     assert (shift.sku, shift.nodes, shift.values, shift.worse) == ("h100-sxm", 4, 32, True)
     assert [(one.node, one.device) for one in found.moved] == [("gpu-02", "gpu1")]
-    gained = compare.compare(*fleets(samples, lambda n, g: 1.0 if (n, g) == (2, 1) else 1.06))
+    gained = diff(*fleets(samples, lambda n, g: 1.0 if (n, g) == (2, 1) else 1.06))
     assert gained.moved == ()  # it has not moved: the others did
     assert not gained.worse
     assert "better than before" in told(gained)
 
 
 def test_what_got_better_is_quiet(samples: ModuleType) -> None:
-    found = compare.compare(*fleets(samples, lambda n, g: 1.08 if n == 1 and g < 2 else 1.0))
+    found = diff(*fleets(samples, lambda n, g: 1.08 if n == 1 and g < 2 else 1.0))
     assert len(found.moved) == 2
     assert not found.worse
     assert "worse" not in told(found)
@@ -105,7 +106,7 @@ def test_what_got_better_is_quiet(samples: ModuleType) -> None:
 
 
 def test_few_devices_need_a_larger_change(samples: ModuleType) -> None:
-    def pair(by: float) -> compare.Comparison:
+    def pair(by: float) -> Diff:
         before, after = fleets(samples, lambda _, g: by if g == 0 else 1.0, nodes=1, noise=0)
         few = [
             replace(
@@ -115,7 +116,7 @@ def test_few_devices_need_a_larger_change(samples: ModuleType) -> None:
             for node in fleet.nodes
             for check in node.checks
         ]
-        return compare.compare(*few)
+        return diff(*few)
 
     assert pair(0.96).moved == ()
     assert len(pair(0.94).moved) == 1
@@ -125,12 +126,12 @@ def test_temperatures_and_counters_from_zero_have_no_direction(samples: ModuleTy
     before, after = fleets(samples, same)
     hot = burnt(samples, "gpu-01", 30, [51900.0] * 8)
     after = replace(after, nodes=(replace(hot, checks=hot.checks), *after.nodes[1:]))
-    assert {one.metric for one in compare.compare(before, after).moved} <= {"rate"}
-    assert compare.direction("gpu_burn", "temperature", "C") == ""
-    assert compare.direction("p2p_bandwidth", "h2d", "GB/s") == "at_least"
-    assert compare.direction("nccl_all_reduce", "busbw", "GB/s") == "at_least"
-    assert compare.direction("a_check_of_ones_own", "speed", "MB/s") == "at_least"
-    assert compare.direction("pair_latency", "latency", "us") == "at_most"
+    assert {one.metric for one in diff(before, after).moved} <= {"rate"}
+    assert direction("gpu_burn", "temperature", "C") == ""
+    assert direction("p2p_bandwidth", "h2d", "GB/s") == "at_least"
+    assert direction("nccl_all_reduce", "busbw", "GB/s") == "at_least"
+    assert direction("a_check_of_ones_own", "speed", "MB/s") == "at_least"
+    assert direction("pair_latency", "latency", "us") == "at_most"
 
 
 def test_verdicts_nodes_and_checks_that_changed(samples: ModuleType) -> None:
@@ -139,27 +140,27 @@ def test_verdicts_nodes_and_checks_that_changed(samples: ModuleType) -> None:
     fresh = samples.node("gpu-04", samples.checks(4), 4)
     before = samples.fleet(*good, asked=(*samples.CHECKS, "dcgm_diag"))
     after = samples.fleet(good[0], bad, fresh, asked=(*samples.CHECKS, "disk_speed"))
-    found = compare.compare(before, after)
+    found = diff(before, after)
     assert [(one.node, one.was, one.now) for one in found.changed] == [("gpu-03", "pass", "fail")]
-    assert (found.new, found.gone) == ((("gpu-04", "pass"),), (("gpu-02", "pass"),))
+    assert (found.new, found.gone) == ([("gpu-04", "pass")], [("gpu-02", "pass")])
     assert (found.only_before, found.only_after) == (("dcgm_diag",), ("disk_speed",))
     text = told(found)
     assert "gpu-03: pass → fail" in text
     assert "gpu_burn errors gpu5" in text
     assert found.worse
-    assert not compare.compare(after, before).worse
-    assert compare.compare(after, before).less_known  # gpu-04 is gone
-    assert compare.compare(before, replace(before, nodes=(*good[:2], samples.silent("gpu-03")))).less_known
+    assert not diff(after, before).worse
+    assert diff(after, before).less_known  # gpu-04 is gone
+    assert diff(before, replace(before, nodes=(*good[:2], samples.silent("gpu-03")))).less_known
 
 
 def test_a_node_that_fails_by_more_than_before_is_worse(samples: ModuleType) -> None:
     slow, both = (samples.node("gpu-03", samples.checks(3, slow=(2, 6), burn=b), 3) for b in (None, 5))
-    found = compare.compare(samples.fleet(slow), samples.fleet(both))
-    assert found.changed == ()
+    found = diff(samples.fleet(slow), samples.fleet(both))
+    assert found.changed == []
     assert found.worse
     assert [one.device for change in found.failing_anew for one in change.findings] == ["gpu5"]
     assert "and now by these too:\n    gpu-03 gpu_burn errors gpu5" in told(found)
-    assert compare.compare(samples.fleet(both), samples.fleet(slow)).failing_anew == ()
+    assert diff(samples.fleet(both), samples.fleet(slow)).failing_anew == ()
 
 
 def test_another_gpu_is_told_by_its_serial_and_where_it_was(samples: ModuleType) -> None:
@@ -169,7 +170,7 @@ def test_another_gpu_is_told_by_its_serial_and_where_it_was(samples: ModuleType)
     gpus = (*one.gpus[:3], spare, one.gpus[4], swapped, one.gpus[6], one.gpus[7])
     later = replace(one, gpus=gpus)
     less = replace(two, gpus=two.gpus[:-1])
-    found = compare.compare(samples.fleet(one, two), samples.fleet(later, less))
+    found = diff(samples.fleet(one, two), samples.fleet(later, less))
     assert [(p.node, p.device, p.was, p.now, p.moved_from) for p in found.parts] == [
         ("gpu-01", "gpu3", one.gpus[3].serial, "1652899999999", ""),
         ("gpu-01", "gpu5", one.gpus[5].serial, two.gpus[7].serial, "gpu-02 gpu7"),
@@ -182,7 +183,7 @@ def test_a_lost_gpu_renumbers_the_others_and_replaces_none(samples: ModuleType) 
     node = samples.node("gpu-01", samples.checks(1), 1)
     left = [gpu for gpu in node.gpus if gpu.index != 2]
     later = replace(node, gpus=tuple(replace(gpu, index=i) for i, gpu in enumerate(left)))
-    found = compare.compare(samples.fleet(node), samples.fleet(later))
+    found = diff(samples.fleet(node), samples.fleet(later))
     assert [(p.slot, p.now) for p in found.parts] == [(node.gpus[2].pci_address, "")]
 
 
@@ -190,16 +191,16 @@ def test_a_lost_gpu_renumbers_the_others_and_replaces_none(samples: ModuleType) 
 def test_boards_without_serials_are_known_by_uuid(samples: ModuleType, nothing: str) -> None:
     node = samples.node("gpu-01", samples.checks(1), 1)
     plain = replace(node, gpus=tuple(replace(gpu, serial=nothing) for gpu in node.gpus))
-    assert compare.compare(samples.fleet(node), samples.fleet(plain)).parts == ()
+    assert diff(samples.fleet(node), samples.fleet(plain)).parts == ()
     other = replace(plain, gpus=(replace(plain.gpus[0], uuid="GPU-other"), *plain.gpus[1:]))
-    (part,) = compare.compare(samples.fleet(plain), samples.fleet(other)).parts
+    (part,) = diff(samples.fleet(plain), samples.fleet(other)).parts
     assert part.now == "GPU-other"
 
 
 def test_a_metric_with_another_name_is_told_not_compared(samples: ModuleType) -> None:
     before, after = fleets(samples, same)
     renamed = json.loads("".join(json_report.render(after)).replace('"rate"', '"rate_fp16"'))
-    found = compare.compare(before, from_json(renamed))
+    found = diff(before, from_json(renamed))
     assert found.unpaired == ("gpu_burn.rate", "gpu_burn.rate_fp16")
     assert found.moved == ()
     assert "gpu_burn.rate_fp16" in told(found)
@@ -211,11 +212,11 @@ def test_hostile_fleets_are_told_in_clean_lines(samples: ModuleType) -> None:
         fleet, nodes=tuple(replace(n, verdict=Verdict.PASS, gpus=n.gpus[::-1]) for n in fleet.nodes)
     )
     for pair in ((fleet, turned), (turned, fleet), (fleet, samples.nothing()), (samples.nothing(), fleet)):
-        found = compare.compare(*pair)
-        for line in compare_text.text(found, compare.rules()):
+        found = diff(*pair)
+        for line in diff_text.comparison(found):
             assert "\n" not in line
             assert "\x1b" not in line
-        json.dumps(compare_text.document(found, compare.rules()))
+        json.dumps(diff_text.comparison_document(found))
 
 
 # --- the command ---

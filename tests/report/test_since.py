@@ -10,10 +10,9 @@ import pytest
 
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Finding, Verdict
-from provision.report import html, markdown, terminal
-from provision.report import since as news
+from provision.node_history import Earlier
+from provision.report import diff_text, html, markdown, terminal
 from provision.report.context import Context
-from provision.verdict_history import Earlier
 
 DAY = "2026-05-03T10:00:00+00:00"
 PASS, WARN, FAIL, ERROR = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.ERROR
@@ -51,9 +50,9 @@ def both(samples: ModuleType) -> tuple[Earlier, FleetHealth]:
 
 
 def test_each_node_is_in_the_one_group_it_belongs_to(both: tuple[Earlier, FleetHealth]) -> None:
-    found = news.since(*both)
+    found = diff_text.since(*both)
     assert found is not None
-    assert dict(news.groups(found)) == {
+    assert dict(found.groups) == {
         "newly unhealthy or not measured": ("a1", "a2"),
         "still unhealthy or not measured": ("c1", "c2"),
         "recovered": ("b1", "b2"),
@@ -62,7 +61,7 @@ def test_each_node_is_in_the_one_group_it_belongs_to(both: tuple[Earlier, FleetH
         "not in this run": ("f1",),
     }
     assert [one.since for one in found.still] == ["2026-05-01T08:00:00Z"] * 2
-    assert news.reasons(found.newly[0]) == ["gpu_burn: gpu5 burns at fail"]
+    assert found.newly[0].why == ("gpu_burn: gpu5 burns at fail",)
 
 
 def test_one_line_says_it_in_the_terminal(both: tuple[Earlier, FleetHealth]) -> None:
@@ -113,7 +112,7 @@ def test_nothing_new_is_said_in_words(samples: ModuleType) -> None:
 
 def test_without_an_earlier_run_there_is_no_such_section(samples: ModuleType) -> None:
     now = samples.demo()
-    assert news.since(None, now) is None
+    assert diff_text.since(None, now) is None
     assert "ince the" not in terminal.summary(now)
     assert 'id="since"' not in "".join(html.render(now))
     assert "ince the" not in "".join(markdown.render(now))

@@ -11,8 +11,8 @@ import pytest
 from provision.errors import ExitCode
 from provision.judge import Finding, Verdict
 from provision.report.causes import causes, overall
-from provision.report.changes import between
-from provision.report.changes import summary as changes
+from provision.report.diff import diff
+from provision.report.diff_text import verdict_lines
 from provision.report.terminal import summary
 from provision.validation import exit_code
 
@@ -170,9 +170,11 @@ def test_no_number_is_said_twice_and_none_is_left_out(
 
 def test_changes_names_nodes_whose_verdict_moved(samples: ModuleType) -> None:
     before, after = samples.healthy(), samples.demo()
-    assert changes(between(before, after)) == ["gpu-03: pass → fail"]
-    assert changes(between(after, after)) == []
-    assert changes(between(samples.nothing(), before)) == ["gpu-[01-03]: not in the report → pass"]
+    assert verdict_lines(diff(before, after).verdicts) == ["gpu-03: pass → fail"]
+    assert verdict_lines(diff(after, after).verdicts) == []
+    assert verdict_lines(diff(samples.nothing(), before).verdicts) == [
+        "gpu-[01-03]: not in the report → pass"
+    ]
 
 
 def test_what_lies_between_nodes_is_told_and_proved_by_measuring_pairs_again(samples: ModuleType) -> None:

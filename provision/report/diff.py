@@ -1,5 +1,4 @@
-"""Comparison of two runs of a fleet: verdicts, added and removed parts, exchanged GPUs, slower measurements
-(pure).
+"""Comparison of two runs of a fleet: verdicts, findings, nodes, checks, GPUs and measurements (pure).
 
 A measurement has moved when its relative change differs from that of its SKU's other devices by more than
 these differ among themselves (data/compare.yml): one noisy benchmark or one warm room accuses nobody. What a
@@ -13,18 +12,17 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import cache
 
 from provision import fleet_metrics, threshold_metrics, yamlfile
 from provision.health import FleetHealth, GpuIdentity, NodeHealth
-from provision.judge import Verdict, number, typical
+from provision.judge import Finding, Verdict, number, typical
 from provision.node_names import natural
 from provision.paths import DATA
-from provision.report import changes
-from provision.report.changes import NodeChange
 
+GONE = "not in the report"  # instead of a verdict
 _GPU = re.compile(r"\bgpu(\d{1,4})\b")
 _UNSTATED = re.compile(r"[\W0_]*|\W*(?:N/?A|unknown.*|none|not.*)\W*", re.IGNORECASE)
 
@@ -85,31 +83,71 @@ class Shift:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Everything that differs. `failing_anew`: nodes that failed both times, now by other findings too;
-    `new` and `gone`: (node, verdict); `only_before`, `only_after`: checks that
-    were asked for in one run; `unpaired`: `check.metric` measured in one run only, of checks that measured
-    in both."""
+class FindingChange:
+    """One judged metric of one device. `was`, `now`: its verdict; empty when it was not judged. `limit_was`,
+    `limit_now`: its limit, as a person reads it."""
+
+    check: str
+    metric: str
+    device: str
+    value: float | int | str | bool | None
+    unit: str
+    was: str
+    now: str
+    limit_was: str
+    limit_now: str
+    message: str
+
+
+@dataclass(frozen=True)
+class NodeChange:
+    """A node whose verdict is another one now (GONE: it is in one run only), and the findings that are."""
+
+    node: str
+    was: str
+    now: str
+    findings: tuple[FindingChange, ...]
+
+
+@dataclass(frozen=True)
+class Diff:
+    """Everything that differs. `verdicts`: exactly the nodes with another verdict, in the order of the later
+    run, gone ones last; `failing_anew`: nodes that failed both times, now by other findings too;
+    `only_before`, `only_after`: checks that were asked for in one run; `unpaired`: `check.metric` measured in
+    one run only, of checks that measured in both."""
 
     before: FleetHealth
     after: FleetHealth
-    changed: tuple[NodeChange, ...]
+    use: Rules
+    verdicts: tuple[NodeChange, ...]
     failing_anew: tuple[NodeChange, ...]
-    new: tuple[tuple[str, str], ...]
-    gone: tuple[tuple[str, str], ...]
     only_before: tuple[str, ...]
     only_after: tuple[str, ...]
-    parts: tuple[Part, ...]
-    shifts: tuple[Shift, ...]
-    moved: tuple[Moved, ...]
-    unpaired: tuple[str, ...]
+    parts: tuple[Part, ...] = ()
+    shifts: tuple[Shift, ...] = ()
+    moved: tuple[Moved, ...] = ()
+    unpaired: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> list[NodeChange]:
+        """Those of the `verdicts` whose node is in both runs."""
+        return [one for one in self.verdicts if GONE not in (one.was, one.now)]
+
+    @property
+    def new(self) -> list[tuple[str, str]]:
+        """(node, verdict) of those that only the later run has."""
+        return [(one.node, one.now) for one in self.verdicts if one.was == GONE]
+
+    @property
+    def gone(self) -> list[tuple[str, str]]:
+        """(node, verdict) of those that only the earlier run has."""
+        return [(one.node, one.was) for one in self.verdicts if one.now == GONE]
 
     @property
     def worse(self) -> bool:
         """Whether a node fails that did not, or by more than it did, or something was measured worse."""
-        failing = any(change.now == Verdict.FAIL for change in (*self.changed, *self.failing_anew))
-        slower = any(shift.worse for shift in self.shifts) or any(one.worse for one in self.moved)
-        return failing or slower or any(verdict == Verdict.FAIL for _, verdict in self.new)
+        failing = any(change.now == Verdict.FAIL for change in (*self.verdicts, *self.failing_anew))
+        return failing or any(one.worse for one in (*self.shifts, *self.moved))
 
     @property
     def less_known(self) -> bool:
@@ -125,34 +163,74 @@ def rules() -> Rules:
     return Rules(**{name: document[name] for name in Rules.__dataclass_fields__})
 
 
-def compare(before: FleetHealth, after: FleetHealth, use: Rules | None = None) -> Comparison:
-    """What differs from `before` to `after`; nodes are the same when they have the same name."""
+def diff(before: FleetHealth, after: FleetHealth, *, measured: bool = True) -> Diff:
+    """What differs from `before` to `after`; nodes are the same when they have the same name. `measured`:
+    whether GPUs and measurements are compared too, of which ten thousand nodes have ten million."""
     old, new = ({node.node: node for node in fleet.nodes} for fleet in (before, after))
-    both = [name for name in new if name in old]
-    parts = tuple(_parts(old, new))
-    shifts, moved = _measured(old, new, both, parts, use or rules())
-    return Comparison(
+    both = [(old[name], node) for name, node in new.items() if name in old]
+    changes = [_change(name, old.get(name), new.get(name)) for name in dict.fromkeys((*new, *old))]
+    found = Diff(
         before,
         after,
-        tuple(one for one in changes.between(before, after) if one.node in old and one.node in new),
-        tuple(one for name in both if (one := _failing_anew(old[name], new[name])).findings),
-        tuple((name, new[name].verdict.value) for name in new if name not in old),
-        tuple((name, old[name].verdict.value) for name in old if name not in new),
+        rules(),
+        tuple(one for one in changes if one.was != one.now),
+        tuple(one for pair in both if (one := _failing_anew(*pair)).findings),
         tuple(name for name in before.asked if name not in after.asked),
         tuple(name for name in after.asked if name not in before.asked),
-        parts,
-        tuple(shifts),
-        tuple(moved),
-        tuple(_unpaired(before, after)),
     )
+    if not measured:
+        return found
+    parts = tuple(_parts(before.nodes, both))
+    shifts, moved = _measured(both, parts, found.use)
+    unpaired = tuple(_unpaired(before, after))
+    return replace(found, parts=parts, shifts=shifts, moved=moved, unpaired=unpaired)
+
+
+def _change(name: str, before: NodeHealth | None, after: NodeHealth | None) -> NodeChange:
+    was, now = (node.verdict.value if node else GONE for node in (before, after))
+    return NodeChange(name, was, now, tuple(_findings(before, after)) if was != now else ())
 
 
 def _failing_anew(before: NodeHealth, after: NodeHealth) -> NodeChange:
     """What fails now and did not, on a node that failed already."""
     fail = Verdict.FAIL
     both = before.verdict is fail and after.verdict is fail
-    found = tuple(one for one in changes.findings(before, after) if both and one.now == fail)
+    found = tuple(one for one in _findings(before, after) if one.now == fail) if both else ()
     return NodeChange(after.node, before.verdict.value, after.verdict.value, found)
+
+
+def _judged(node: NodeHealth | None) -> dict[tuple[str, str, str], Finding]:
+    """Check, metric and device → the worst finding."""
+    found: dict[tuple[str, str, str], Finding] = {}
+    for check in node.checks if node else ():
+        for finding in check.findings:
+            key = (check.check, finding.metric, finding.device)
+            if key not in found or found[key].verdict.badness < finding.verdict.badness:
+                found[key] = finding
+    return found
+
+
+def _findings(before: NodeHealth | None, after: NodeHealth | None) -> Iterator[FindingChange]:
+    """The findings of one node that are other ones now; what passed both times is none."""
+    old, new = _judged(before), _judged(after)
+    # A limit holds for all devices of a node: what failed now may have been told with another device before.
+    limits = {(check, metric): found.limit for (check, metric, _), found in old.items() if found.limit}
+    later = {(check, metric): found.limit for (check, metric, _), found in new.items() if found.limit}
+    for key in [*new, *(key for key in old if key not in new)]:
+        was, now = old.get(key), new.get(key)
+        shown = now or was
+        old_word, new_word = was.verdict.value if was else "", now.verdict.value if now else ""
+        if shown is None or old_word == new_word:
+            continue
+        if not {"warn", "error", "fail"} & {old_word, new_word}:  # a pass told with another device
+            continue
+        check, metric, device = key
+        yield FindingChange(
+            check, metric, device, shown.value, shown.unit, old_word, new_word,
+            limit_was=was.limit if was else limits.get((check, metric), ""),
+            limit_now=now.limit if now else later.get((check, metric), ""),
+            message=shown.message,
+        )  # fmt: skip
 
 
 def _slots(node: NodeHealth) -> dict[str, GpuIdentity]:
@@ -169,12 +247,12 @@ def _identity(one: GpuIdentity, other: GpuIdentity | None = None) -> str:
     return ""
 
 
-def _parts(old: Mapping[str, NodeHealth], new: Mapping[str, NodeHealth]) -> Iterator[Part]:
-    places = {_identity(gpu): f"{node.node} gpu{gpu.index}" for node in old.values() for gpu in node.gpus}
-    for name, node in new.items():
-        if name not in old or not node.gpus or not old[name].gpus:
+def _parts(old: Iterable[NodeHealth], both: Iterable[tuple[NodeHealth, NodeHealth]]) -> Iterator[Part]:
+    places = {_identity(gpu): f"{node.node} gpu{gpu.index}" for node in old for gpu in node.gpus}
+    for before, after in both:
+        if not before.gpus or not after.gpus:
             continue  # not looked at in one of the runs: nobody knows
-        then, now = _slots(old[name]), _slots(node)
+        then, now = _slots(before), _slots(after)
         for slot in sorted({*then, *now}, key=natural):
             one, other = then.get(slot), now.get(slot)
             was = _identity(one, other) if one else ""
@@ -183,7 +261,7 @@ def _parts(old: Mapping[str, NodeHealth], new: Mapping[str, NodeHealth]) -> Iter
                 shown = other or one
                 device = f"gpu{shown.index}" if shown else ""
                 came = places.get(present, "") if present else ""
-                yield Part(name, device, slot, was, present, came)
+                yield Part(after.node, device, slot, was, present, came)
 
 
 @cache
@@ -214,19 +292,15 @@ def _values(node: NodeHealth) -> dict[tuple[str, str, str, str], tuple[str, floa
 
 
 def _measured(
-    old: Mapping[str, NodeHealth],
-    new: Mapping[str, NodeHealth],
-    both: Iterable[str],
-    parts: Iterable[Part],
-    use: Rules,
-) -> tuple[list[Shift], list[Moved]]:
+    both: Iterable[tuple[NodeHealth, NodeHealth]], parts: Iterable[Part], use: Rules
+) -> tuple[tuple[Shift, ...], tuple[Moved, ...]]:
     other_gpu = {(part.node, part.device) for part in parts if part.was and part.now}
     groups: dict[tuple[str, str, str, str], list[tuple[str, str, float, float]]] = defaultdict(list)
-    for name in both:
-        sku, then = str(new[name].facts.get("sku") or ""), _values(old[name])
-        for key, (device, value) in _values(new[name]).items():
+    for before, after in both:
+        sku, then = str(after.facts.get("sku") or ""), _values(before)
+        for key, (device, value) in _values(after).items():
             if key in then and then[key][1] > 0:
-                groups[sku, *key[:3]].append((name, device, then[key][1], value))
+                groups[sku, *key[:3]].append((after.node, device, then[key][1], value))
     shifts, moved = [], []
     for (sku, check, metric, unit), rows in groups.items():
         ratios = [now / was for _, _, was, now in rows]
@@ -249,7 +323,8 @@ def _measured(
                         worse=(ratio < 1) == low_is_bad, replaced=bool(gpus & other_gpu),
                     )
                 )  # fmt: skip
-    return shifts, sorted(moved, key=lambda one: (not one.worse, -abs(one.change), natural(one.node)))
+    moved.sort(key=lambda one: (not one.worse, -abs(one.change), natural(one.node)))
+    return tuple(shifts), tuple(moved)
 
 
 def _unpaired(before: FleetHealth, after: FleetHealth) -> Iterator[str]:

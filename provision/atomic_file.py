@@ -1,0 +1,42 @@
+"""Writing a file whole or not at all: beside, then renamed, so that no reader and no kill sees half of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def write(
+    path: Path, content: str | bytes | Iterable[str], *, private: bool = True, sync: bool = True
+) -> Path:
+    """Replace `path` by `content`: bytes, or UTF-8 text in one or many pieces.
+
+    `private`: mode 0600; else what the umask gives, for what is passed on. `sync`: wait until
+    the disk has it; without, a power cut may leave an empty file. Raises OSError.
+    """
+    pieces: Iterable[str | bytes] = [content] if isinstance(content, str | bytes) else content
+    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)  # mkstemp: mode 0600
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            for piece in pieces:
+                file.write(piece.encode("utf-8", "replace") if isinstance(piece, str) else piece)
+            file.flush()
+            if not private:
+                os.fchmod(file.fileno(), 0o666 & ~_umask())
+            if sync:
+                os.fsync(file.fileno())
+        return Path(beside).replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            Path(beside).unlink()
+        raise
+
+
+def _umask() -> int:
+    """The process's umask; reading it is only possible by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,127 @@
+"""Runs that an older gpuprov wrote are reported, compared, judged again and gone on from.
+
+fixtures/runs/360de97 holds two runs of that commit on two lab nodes, of gpu_inventory, versions, host_health,
+network_ports and p2p_bandwidth, before and after the faults h2d_slow and pcie_width of gpu-02's GPU 5: their
+folders without report.html, the files kept beside them, and what its own `report` printed. The name of the
+kernel is another than it was; nothing else was touched.
+"""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import cli, node_history
+from provision.errors import ExitCode
+from provision.store import RunFolder
+
+STORED = Path(__file__).parent.parent / "fixtures/runs/360de97"
+GOOD, BAD = "20261124T214611.117Z-validate", "20261124T214629.118Z-validate"
+BAD_GPU = "GPU-9d10300c-d44e-7c25-047b-c52c777a2497"
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with tarfile.open(STORED / "runs.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path))
+    return tmp_path
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str, code: ExitCode = ExitCode.UNHEALTHY) -> str:
+    assert cli.main(["report", *words]) == code
+    return capsys.readouterr().out
+
+
+def expected(name: str) -> Any:
+    return json.loads((STORED / name).read_text(encoding="utf-8"))
+
+
+def found(report: dict[str, Any]) -> dict[str, Any]:
+    """Node and check → verdict and findings."""
+    return {
+        f"{node['node']} {check['check']}": (node["verdict"], check["verdict"], check["findings"])
+        for node in report["nodes"]
+        for check in node["checks"]
+    }
+
+
+@pytest.mark.usefixtures("home")
+def test_it_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, BAD, "--format", "none")
+    for line in (
+        "1 of 2 nodes unhealthy, 1 healthy",
+        "2026-11-24 21:46:11 UTC",  # the run before it
+        "PCIe width is 8 lanes (limit ≥ 16 lanes) → reseat or check cable",
+        "host to GPU bandwidth is 11.0885 GB/s (limit ≥ 48 GB/s)",
+        "gpu-02 gpu5 (serial 1659562678285, 0000:c3:00)",
+        "network_ports: no RDMA card, and none is declared",
+    ):
+        assert line in text
+    assert len(text.splitlines()) == len((STORED / "report.txt").read_text(encoding="utf-8").splitlines())
+    assert "all 2 nodes healthy" in printed(capsys, GOOD, "--format", "none", code=ExitCode.OK)
+
+
+def test_every_format_is_written_again(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path.name: path.read_text() for path in (home / BAD).glob("*[!l]") if path.is_file()}
+    printed(capsys, BAD)
+    for name in ("nodes.fail", "nodes.pass", "nodes.exclude", "report.json"):
+        assert (home / BAD / name).read_text() == before[name]
+    assert "gpu-02" in (home / BAD / "report.html").read_text()
+    assert "- gpu-02: pass → **fail**: " in (home / BAD / "report.md").read_text()
+
+
+@pytest.mark.usefixtures("home")
+def test_it_is_compared(capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(printed(capsys, "--compare", GOOD, BAD, "--json")) == expected("compare.json")
+    text = printed(capsys, "--compare", GOOD, BAD).splitlines()
+    for line in (
+        "  gpu-02: pass → fail",
+        "  gpu-02 p2p_bandwidth h2d gpu5: 55.54 → 11.09 GB/s, -80.0% (noise 2.3%)",
+        "  gpu-02 gpu_inventory pcie_width gpu5: 16 → 8 lanes, -50.0% (noise 2.3%)",
+    ):
+        assert line in text
+    assert len(text) == len((STORED / "compare.txt").read_text(encoding="utf-8").splitlines())
+    assert "gpu-02: fail → pass" in printed(capsys, "--compare", BAD, GOOD, code=ExitCode.OK)
+    again = printed(capsys, "--compare", GOOD, BAD, "--rejudge", "--json")
+    assert json.loads(again) == expected("compare.json")
+
+
+def test_it_is_judged_again(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, BAD, "--rejudge", "--changes", "--json")
+    assert json.loads(text) == expected("changes.json")
+    stored, again = (
+        json.loads((home / BAD / name).read_text()) for name in ("report.json", "rejudged/report.json")
+    )
+    assert found(again) == found(stored)
+    limit = {"limit": 8, "unit": "lanes", "direction": "at_least", "kind": "measured", "source": "ours"}
+    row = {**limit, "limit": 10, "unit": "GB/s"}
+    thresholds = {
+        "gpu_inventory.pcie_width": limit,
+        "p2p_bandwidth.h2d": row,
+        "p2p_bandwidth.d2h": row,
+    }
+    file = tmp_path / "ours.yml"
+    file.write_text(json.dumps({"sku": "h100-sxm", "thresholds": thresholds}))
+    words = (BAD, "--rejudge", "--thresholds", str(file), "--format", "none", "--changes")
+    assert printed(capsys, *words, code=ExitCode.OK).splitlines()[0] == "gpu-02: fail → pass"
+
+
+def test_its_history_goes_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it kept of the nodes, in files of three kinds, is what the next run knows of them."""
+    assert json.loads(printed(capsys, "--history", "--json", code=ExitCode.OK)) == expected("history.json")
+    results = node_history.read(["gpu-01", "gpu-02"])
+    assert {check: one.verdict for check, one in results["gpu-02"].items()} == {
+        "gpu_inventory": "fail", "versions": "pass", "host_health": "pass", "network_ports": "skip",
+        "p2p_bandwidth": "fail",
+    }  # fmt: skip
+    assert {one.run for one in results["gpu-01"].values()} == {BAD}
+    folder = RunFolder.create("validate", {}, home)
+    node_history.recall(folder, ["gpu-01", "gpu-02"])
+    past = node_history.recalled(folder)
+    assert [(one.run, set(one.bad)) for one in past["gpu-02"]] == [(GOOD, set()), (BAD, {BAD_GPU})]
+    assert [(one.run, set(one.bad)) for one in past["gpu-01"]] == [(GOOD, set()), (BAD, set())]
