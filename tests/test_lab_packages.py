@@ -109,7 +109,7 @@ def test_every_version_becomes_a_package_with_its_placeholders_filled(sample: Pa
 @pytest.mark.parametrize(
     ("change", "about"),
     [
-        (("repository: tools", "repository: other"), "repository 'other' is none of"),
+        (("repository: tools", "repository: other"), "repository 'other' is not one of"),
         (('versions: ["580.95.05-1"]', "versions: [580.95]"), "'versions' must be a list of texts"),
         (('versions: ["580.95.05-1"]', 'versions: ["v580"]'), "'v580' is not a Debian version"),
         (('versions: ["580.95.05-1"]', 'versions: ["1-1", "1-1"]'), "is there twice"),

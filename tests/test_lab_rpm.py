@@ -195,7 +195,7 @@ GOOD = '- {name: x, versions: ["1:2.0-1{dist}"], repository: cuda, requires: ["y
     ("text", "about"),
     [
         ('- {name: x, versions: ["2.0"], repository: cuda}\n', "not a name and a version of rpm"),
-        ('- {name: x, versions: ["2-1"], repository: moon}\n', "'moon' is none of"),
+        ('- {name: x, versions: ["2-1"], repository: moon}\n', "'moon' is not one of"),
         ('- {name: x, versions: ["2-1"], repository: cuda, depends: [y]}\n', "unknown key 'depends'"),
         ('- {name: x, versions: ["2-1"], repository: cuda, requires: ["y (>= 1)"]}\n', "is not NAME or NAME"),
         ('- {name: x, versions: ["2-1"], repository: cuda, scripts: {postinst: "x"}}\n', "scripts are pre"),

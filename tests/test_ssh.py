@@ -427,7 +427,7 @@ def test_a_cut_answer(ssh: Ssh, sshd: Any) -> None:
         ),
         ("true", "garbage", "answered nothing"),
         ("echo Permission problem >&2; exit 3", "garbage", "(status 3): Permission problem"),
-        ("exit 127", "python", "there is no python3 on the node"),
+        ("exit 127", "python", "python3 is not installed on the node"),
     ],
 )
 def test_a_login_that_runs_something_else(ssh: Ssh, sshd: Any, command: str, kind: str, what: str) -> None:
@@ -439,7 +439,7 @@ def test_a_login_that_runs_something_else(ssh: Ssh, sshd: Any, command: str, kin
 
 def test_no_python_on_the_node(ssh: Ssh, sshd: Any) -> None:
     error = trouble(ssh, route(sshd.node(ansible_python_interpreter="/opt/none/python3")))
-    assert (error.kind, error.what) == ("python", "there is no /opt/none/python3 on the node")
+    assert (error.kind, error.what) == ("python", "/opt/none/python3 is not installed on the node")
     assert "ansible_python_interpreter" in error.fix
 
 
@@ -544,7 +544,7 @@ def test_a_wrong_password_is_tried_once(ssh: Ssh, sudo: Sudo) -> None:
             "Sorry, user x is not allowed to execute '/usr/bin/python3' as root on gpu-01.",
             "sudo does not let this user run Python as root",
         ),
-        ("sudo: something new", "sudo said: sudo: something new"),
+        ("sudo: something new", "sudo reported: sudo: something new"),
     ],
 )
 @pytest.mark.parametrize("password", [None, "secret"])

@@ -28,7 +28,7 @@ UNATTENDED = "unattended"  # the metric of findings on what nobody measured, or 
 _NOBODY = (
     "not measured, because no controller was attached: gpuprov burnin attach measures it while the nodes wait"
 )
-_ALONE = "not measured, for no other node burned in its turn"
+_ALONE = "not measured, because no other node was in its batch"
 
 
 @dataclass(frozen=True)

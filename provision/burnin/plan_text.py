@@ -32,14 +32,14 @@ def lines(profile: Profile, plan: Plan, unable: Mapping[str, str]) -> Iterator[s
         mine = [part for part in plan.parts if part.turn == number]
         begin = min(part.start for part in mine)
         who = fold([part.node for part in mine])
-        said = f"turn {number} of {plan.turns}: " if plan.turns > 1 else ""
+        said = f"batch {number} of {plan.turns}: " if plan.turns > 1 else ""
         after = f", begins after {spelled(round(begin))}" if begin else ""
         yield f"{said}{many(len(mine), 'node')} ({who}){after}{_ramp(mine)}"
     between = [segment.name for segment in profile.segments if segment.kind == "fleet"]
     turns = Counter(part.turn for part in plan.parts)
     alone = [part.node for part in plan.parts if turns[part.turn] == 1]
     if between and alone:
-        yield f"not measured: {', '.join(between)} of {fold(alone)}, for no other node burns in its turn"
+        yield f"not measured: {', '.join(between)} of {fold(alone)}, because no other node is in its batch"
     for name, why in unable.items():
         yield f"not burned in: {name}: {why}"
     yield f"takes about {spelled(round(plan.about))} in all"

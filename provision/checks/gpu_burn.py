@@ -168,7 +168,7 @@ def _judge_rates(rates: Mapping[str, float], threshold: Threshold | None) -> lis
                     ID,
                     Verdict.FAIL if shortfall > PEER_FAIL else Verdict.WARN,
                     device,
-                    f"burns at {rate:g} Gflop/s, {shortfall:.0%} below the {middle:g} of its peers",
+                    f"runs at {rate:g} Gflop/s, {shortfall:.0%} below the {middle:g} of its peers",
                     "rate",
                     rate,
                     "Gflop/s",

@@ -147,7 +147,7 @@ class Collective:
         # Sizes are rounded down to what the GPUs can share evenly.
         if len(sizes) != (largest // smallest).bit_length() or not 0.99 * largest <= max(sizes) <= largest:
             raise ParseError(
-                f"{self.program} was asked for sizes from {smallest} to {largest} bytes and tells of "
+                f"{self.program} was started for sizes from {smallest} to {largest} bytes and reports "
                 f"{', '.join(map(str, sizes))}"[:300],
                 "run the check again",
             )

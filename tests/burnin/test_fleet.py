@@ -81,7 +81,7 @@ def test_a_node_with_nobody_beside_it_skips_them(run: Campaign) -> None:
     judged, _, told = fleet.judge(run, TWO[:1], {}, WANTED, {"gpu-01": []}, {"gpu-01": ["pairs"]})
     assert judged[0].verdict is Verdict.PASS
     assert [finding.verdict for finding in judged[0].checks[0].findings] == [Verdict.SKIP]
-    assert told == ["pairs of gpu-01: not measured, for no other node burned in its turn"]
+    assert told == ["pairs of gpu-01: not measured, because no other node was in its batch"]
 
 
 @pytest.fixture

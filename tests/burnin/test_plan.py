@@ -147,7 +147,7 @@ def test_the_plan_says_beforehand_what_nobody_will_measure_between_nodes() -> No
     said = list(plan_text.lines(chosen, plan(loads, Caps((None, 2)), seconds), {}))
     (waits,) = [line for line in said if line.lstrip().startswith("between_warm")]
     assert waits.endswith("pair_bandwidth, nccl_pair, nccl_group, with an attached controller")
-    alone = "not measured: between_cold, between_warm of c, for no other node burns in its turn"
+    alone = "not measured: between_cold, between_warm of c, because no other node is in its batch"
     assert [line for line in said if line.startswith("not measured")] == [alone]
     together = plan_text.lines(chosen, plan(loads, Caps(), seconds), {})
     assert [line for line in together if line.startswith("not measured")] == []

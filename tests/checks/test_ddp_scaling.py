@@ -211,7 +211,7 @@ def test_a_real_run_is_read_but_for_its_backend(make_node: MakeNode, sample: Sam
         ("together", {"step_ms": [float("nan")] * 8}, "its line on together"),
         ("all_reduce", {"step_ms": [0] * 8}, "its line on all_reduce"),
         ("alone", {"more": 1}, "its line on alone"),
-        ("ddp", {"phase": "fsdp"}, "told of alone, together, all_reduce, overlapped, fsdp"),
+        ("ddp", {"phase": "fsdp"}, "torch reported alone, together, all_reduce, overlapped, fsdp"),
         ("together", {"compute_ms": [1e6] * 8}, "longer than the step"),
         ("ddp", {"step_ms": [11.0] * 7 + [15.0]}, "disagree on how long a common step took"),
     ],

@@ -407,7 +407,7 @@ def test_links_that_are_up_have_counters(text: str, answers: Answers, judged: Ju
     findings = judged("gpu_inventory", *answers(), silent)
     (told,) = [f for f in findings if f.verdict is not Verdict.PASS]
     assert told.verdict is Verdict.ERROR
-    assert "nvlink -e tells of no GPU" in told.message
+    assert "nvlink -e lists no GPU" in told.message
 
 
 def test_a_gpu_that_is_lost_before_the_links_are_asked_for_is_not_healthy(

@@ -81,8 +81,8 @@ def test_a_gpu_without_a_value_is_not_healthy(judge: Any) -> None:
     [
         ("four-gpus.json", "Disabled\n" * 8, "shows 4 GPUs, the node has 8"),
         ("not-found.json", "Disabled\n" * 8, "Not Found"),
-        ("healthy.json", "Disabled\n" * 7, "did not tell the MIG mode of 8 GPUs"),
-        ("healthy.json", "No devices were found\n" * 8, "did not tell the MIG mode"),
+        ("healthy.json", "Disabled\n" * 7, "did not report the MIG mode of 8 GPUs"),
+        ("healthy.json", "No devices were found\n" * 8, "did not report the MIG mode"),
     ],
 )
 def test_what_is_not_understood_is_refused(name: str, mig: str, said: str, judge: Any) -> None:

@@ -62,7 +62,7 @@ def test_the_table_of_another_collective_is_refused(
     check: str, sample: Sample, make_output: MakeOutput, make_node: MakeNode
 ) -> None:
     other = sample("nccl_all_reduce/healthy.txt")
-    with pytest.raises(ParseError, match="says it is all_reduce_perf"):
+    with pytest.raises(ParseError, match="reports that it is all_reduce_perf"):
         CHECKS[check].parse(make_node(), {program(check): make_output(program(check), other)})
     unnamed = other.replace("# Collective test starting: all_reduce_perf\n", "")
     with pytest.raises(ParseError, match="does not follow from algorithm bandwidth"):

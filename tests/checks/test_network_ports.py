@@ -309,7 +309,7 @@ def test_a_declared_mtu_that_nobody_could_read_is_an_error(judge: Judge, cards: 
         (lambda cards: cards.problems.update({"hca.ports": "permission denied"}), "permission denied"),
         (lambda cards: cards.ports[0].update(rate="fast"), "rate is 'fast'"),
         (lambda cards: cards.ports[0].update(device=None), "without device"),
-        (lambda cards: cards.counters.pop(), "says nothing of mlx5_8/1"),
+        (lambda cards: cards.counters.pop(), "has no entry for mlx5_8/1"),
         (lambda cards: cards.ports.append("a port"), "not a list of entries"),
     ],
 )

@@ -132,7 +132,7 @@ def test_the_mirror_goes_down_between_two_waves(up: Up, lab: Lab, runs: Path) ->
     finally:
         process.wait_until(lambda: process.running(place.folder / "server.pid") is None, 10)
         fleet._serve(lab.record, Repository(place.www.resolve(), {}))
-    assert f"the package repository {lab.record.bridge_address}:8080 did not give what was asked" in said
+    assert f"the package repository {lab.record.bridge_address}:8080 did not serve the request" in said
     assert "is it up, and may this node reach it?" in said
     assert "still drained, out of service until they are as declared: gpu-[01-02]" in said  # no undrain hook
     assert {r["node"]: r["status"] for r in records(runs, "outcomes")} == {
