@@ -147,7 +147,8 @@ class Diff:
     def worse(self) -> bool:
         """Whether a node fails that did not, or by more than it did, or something was measured worse."""
         failing = any(change.now == Verdict.FAIL for change in (*self.verdicts, *self.failing_anew))
-        return failing or any(one.worse for one in (*self.shifts, *self.moved))
+        slower = any(shift.worse for shift in self.shifts) or any(one.worse for one in self.moved)
+        return failing or slower
 
     @property
     def less_known(self) -> bool:
