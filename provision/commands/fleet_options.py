@@ -116,8 +116,8 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
-    """The chosen nodes, held to their lock file, with their connection variables rendered, and the
-    overrides."""
+    """The chosen nodes, held to their lock file, with their connection variables and gpuprov's own rendered;
+    and the overrides that are left to apply."""
     from pathlib import Path
 
     from provision import inventory, lockfile, resolve, workers
@@ -134,6 +134,7 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     return workers.linked(fleet, resolve.reachable(others, {}), chosen), chosen
 
 
+    chosen = resolve.without_templates(chosen)
 def assess(
     options: argparse.Namespace,
     title: str,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from provision.commands import fleet_options, wave_options
@@ -95,7 +94,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.up_work import Request
     from provision.waves import Share
 
-    folder = RunFolder.create("up", _remembered(options, overrides))
+    folder = RunFolder.create("up", _remembered(options))
     folder.note(inventory=str(fleet.source.absolute()), nodes=list(fleet.nodes))
     if resumed is not None:
         folder.note(resumes=str(resumed.path.absolute()))
@@ -133,7 +132,7 @@ _TAKEN_OVER = (
 _SHARES = ("wave", "max_failures")
 
 
-def _remembered(options: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _remembered(options: argparse.Namespace) -> dict[str, Any]:
     from pathlib import Path
 
     files = [str(Path(file).expanduser().absolute()) for file in options.vault_password_file]
@@ -144,7 +143,7 @@ def _remembered(options: argparse.Namespace, overrides: Mapping[str, Any]) -> di
         **shares,
         "vault_password_file": files,
         "check": options.check,
-        "set": dict(overrides),
+        "set": fleet_options.overrides(options),
     }
 
 
