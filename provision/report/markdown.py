@@ -63,8 +63,8 @@ def _header(fleet: FleetHealth) -> Iterator[str]:
         ["verdict", "nodes"], ([f"{SYMBOLS[v]} {v.value}", f"{n:,}"] for v, n in fleet.counts.items())
     )
     yield (
-        f"\nMeasured {seen.measured:,} of {many(seen.asked, 'check')} "
-        f"({escape(', '.join(fleet.asked)) or 'none asked for'}), started {escape(when)}, "
+        f"\n{escape(seen.words)}: "
+        f"{escape(', '.join(fleet.asked)) or 'none asked for'}; started {escape(when)}, "
         f"inventory {_code(fleet.inventory)}, run {_code(fleet.run_id)}, "
         f"gpuprov {escape(fleet.gpuprov_version)}.\n"
     )

@@ -89,7 +89,7 @@ class _Ink:
 def _context(fleet: FleetHealth, ink: _Ink, context: Context) -> Iterator[str]:
     """How much was measured, how long it took, and what is new."""
     seen = coverage(fleet)
-    told = [f"{seen.measured:,} of {many(seen.asked, 'check')} measured"]
+    told = [seen.words]
     if seen.nodes_silent:
         told.append(f"{many(seen.nodes_silent, 'node')} unreachable")
     told.append(duration(fleet.started, fleet.finished))
