@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
     )
     parser.add_argument("--inventory", dest="inventory_option", metavar="FILE", help="the same, as an option")
     parser.add_argument(
-        "--nodes", default="all", metavar="PATTERN", help="Ansible host pattern: all, gpu-01, rack1:!gpu-07 …"
+        "--nodes",
+        default="all",
+        metavar="PATTERN",
+        help="Ansible host pattern: all, gpu-01, rack1:!gpu-07 …, @FILE (node names, one a line)",
     )
     parser.add_argument(
         "--set",
@@ -131,10 +134,10 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)
     fleet, others = workers.apart(fleet)
     fleet = resolve.reachable(inventory.select(fleet, options.nodes), chosen)
+    chosen = resolve.without_templates(chosen)
     return workers.linked(fleet, resolve.reachable(others, {}), chosen), chosen
 
 
-    chosen = resolve.without_templates(chosen)
 def assess(
     options: argparse.Namespace,
     title: str,

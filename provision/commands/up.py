@@ -94,6 +94,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.up_work import Request
     from provision.waves import Share
 
+    if "@" in options.nodes:  # a resumed run is for the same nodes, whatever became of the file
+        options.nodes = ",".join(fleet.nodes)
     folder = RunFolder.create("up", _remembered(options))
     folder.note(inventory=str(fleet.source.absolute()), nodes=list(fleet.nodes))
     if resumed is not None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import html as html_module
 import re
+import shlex
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from provision import report
 from provision.errors import ExitCode
 from provision.judge import Finding, Verdict
 from provision.report.causes import causes, overall
 from provision.report.changes import between
 from provision.report.changes import summary as changes
+from provision.report.context import Context
 from provision.report.terminal import summary
 from provision.validation import exit_code
 
@@ -60,7 +65,7 @@ def test_forty_nodes_with_one_cause_are_one_line_and_one_range(samples: ModuleTy
     told = summary(samples.fleet(*nodes, asked=("gpu_inventory",)))
     assert "40 nodes: gpu_inventory: fabric manager is not running → fix configuration" in told
     assert "      gpu-[01-40]\n" in told
-    assert "next: gpuprov plan --nodes all" in told
+    assert f"next: gpuprov plan --nodes {','.join(node.node for node in nodes)}\n" in told
     assert len(told.splitlines()) < 14
 
 
@@ -196,3 +201,33 @@ def test_a_node_called_fabric_is_a_node(samples: ModuleType) -> None:
     burnt = samples.node("fabric", samples.checks(3, burn=5))
     told = summary(dataclasses.replace(samples.fleet(burnt), fabric=(samples.LINK,)))
     assert "next: gpuprov validate --nodes fabric\n" in told
+
+
+def test_commands_for_many_nodes_name_a_file_that_the_run_wrote(samples: ModuleType, tmp_path: Path) -> None:
+    """40 bad nodes of 1,000: the other 960 are at work, and stay so."""
+    fabric = Finding("gpu_inventory", Verdict.FAIL, "node", "stopped", action="fix configuration")
+    bad = [f"gpu-{i:04d}" for i in range(1, 1001, 25)]
+    fleet = samples.fleet(
+        *(
+            samples.node(
+                f"gpu-{i:04d}",
+                (samples.result("gpu_inventory", [fabric] if f"gpu-{i:04d}" in bad else [], [], 1.0),),
+            )
+            for i in range(1, 1001)
+        ),
+        asked=("gpu_inventory",),
+    )
+    folder = tmp_path / "it's here"
+    report.write_all(fleet, folder, ["html", "md"], Context())
+    told = summary(fleet, context=Context(folder=str(folder)))
+    texts = [
+        told,
+        (folder / "report.md").read_text(),
+        html_module.unescape((folder / "report.html").read_text()),
+    ]
+    for command, name in (("plan", "nodes.misconfigured"), ("validate", "nodes.fail")):
+        typed = f"gpuprov {command} --nodes {shlex.quote(f'@{folder / name}')}"
+        assert all(typed in text for text in texts)
+        assert shlex.split(typed)[-1] == f"@{folder}/{name}"
+        assert (folder / name).read_text().splitlines() == bad
+    assert not any("--nodes all" in text for text in texts)
