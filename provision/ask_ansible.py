@@ -28,9 +28,11 @@ def values(
     vault_password_files: Sequence[Path],
     run: Run | None = None,
     around: Callable[[], ansible_handover.Around] | None = None,
+    where: Callable[[str], str] = lambda _name: "",
 ) -> dict[str, dict[str, Any]]:
     """The values of `wanted` (node → names) given each node's variables. Equal nodes are asked once. `around`
-    tells of the whole inventory, and is called if a template may speak of it.
+    tells of the whole inventory, and is called if a template may speak of it. `where`: name → the place it is
+    written at, for errors.
 
     Raises StackError with Ansible's words when it cannot say. `run` stands in for the runner in tests.
     """
@@ -56,7 +58,7 @@ def values(
         return {
             node: answer
             for nodes in same.values()
-            for answer in [_answer(nodes, questions[nodes[0]], outcomes.get(nodes[0]))]
+            for answer in [_answer(nodes, questions[nodes[0]], outcomes.get(nodes[0]), where)]
             for node in nodes
         }
 
@@ -85,13 +87,19 @@ def _prepared(variables: Mapping[str, Any], asked: Sequence[str], answer: Path) 
     }
 
 
-def _answer(nodes: Sequence[str], question: Mapping[str, Any], outcome: Outcome | None) -> dict[str, Any]:
+def _answer(
+    nodes: Sequence[str],
+    question: Mapping[str, Any],
+    outcome: Outcome | None,
+    where: Callable[[str], str],
+) -> dict[str, Any]:
     try:
         return dict(json.loads(Path(question["gpuprov_answer"]).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         reason = outcome.message if outcome is not None and outcome.message else "it did not answer"
         asked = ", ".join(question["gpuprov_names"])
+        places = ", ".join(filter(None, map(where, question["gpuprov_names"])))
         raise StackError(
-            f"{fold(nodes)}: Ansible cannot resolve {asked}: {reason}",
+            f"{f'{places}: '.removeprefix(': ')}{fold(nodes)}: Ansible cannot resolve {asked}: {reason}",
             "correct it in the inventory",
         ) from None

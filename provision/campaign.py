@@ -108,7 +108,8 @@ def keep_raw(folder: RunFolder, raw: Raw) -> None:
 
 
 def read_raw(folder: RunFolder, node: str, check: str) -> Raw | None:
-    """What an earlier run stored; None when it did not come that far. Raises RunFolderError."""
+    """What an earlier run stored; None when it did not come that far; of a damaged file, an `error` that
+    names it. Raises RunFolderError for a file of a newer gpuprov."""
     path = folder.path / raw_path(node, check)
     if not path.exists():
         return None
@@ -116,13 +117,12 @@ def read_raw(folder: RunFolder, node: str, check: str) -> Raw | None:
         document = json.loads(path.read_text("utf-8"))
         if document.pop("format") > 1:
             raise RunFolderError(f"{path} was written by a newer gpuprov", "upgrade gpuprov")
-        rows = document.pop("outputs")
-        outputs = tuple(Output(**{**row, "argv": tuple(row["argv"])}) for row in rows)
-        return Raw(outputs=outputs, **document)
+        outputs = tuple(Output(**{**row, "argv": tuple(row["argv"])}) for row in document.pop("outputs"))
+        if not all(isinstance(text, str) for one in outputs for text in (one.name, one.stdout, one.stderr)):
+            raise TypeError("an output is not text")
+        return Raw(**{**document, "node": node, "check": check, "outputs": outputs})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunFolderError(
-            f"{path} cannot be read: {error}", "remove it, and measure again with --resume"
-        ) from error
+        return Raw(node, check, error=f"{path} is damaged: {error!r}; validate --resume measures it again")
 
 
 def judge_check(node: Seen, raw: Raw, limits: Mapping[str, thresholds.Threshold]) -> CheckResult:

@@ -6,6 +6,7 @@ the facts that give it away. A rule that misses a fact is silent: the drift itse
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -48,7 +49,9 @@ def selection(nodes: Iterable[str]) -> str:
     'gpu-1,gpu-2,gpu-10'
     """
     names = sorted(set(nodes), key=natural)
-    return ",".join(names) if len(names) <= _LISTED else f"{','.join(names[:3])},… ({len(names)} nodes)"
+    if len(names) <= _LISTED:
+        return shlex.quote(",".join(names))
+    return f"{','.join(names[:3])},… ({len(names)} nodes)"
 
 
 @dataclass(frozen=True)

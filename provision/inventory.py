@@ -135,7 +135,7 @@ def _members(answer: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
 
 
 def select(fleet: Fleet, pattern: str) -> Fleet:
-    """The part of the fleet an Ansible host pattern names (`all`, `a:&b:!c`, globs, `~regex`, `g[0:2]`).
+    """The part of the fleet a host pattern names (`all`, `a:&b:!c`, globs, `~regex`, `g[0:2]`, `@FILE`).
 
     Groups keep all their members: a variable that mentions `groups` means the inventory, not the selection.
     Raises InventoryError when the pattern, or a part of it, names nothing.

@@ -20,7 +20,7 @@ MOST = 512  # connections at once, where nobody says another number
 THROUGH_PROGRAMS = 64  # where each connection starts a ProxyCommand, mostly to one and the same host
 SPARE = 64  # files for all the rest: standard streams, run folder, libraries
 FILES = 2  # of one connection: its socket and the agent's
-FILES_WITH_PROGRAM = 6  # a ProxyCommand's, while it is started
+FILES_WITH_PROGRAM = 7  # a ProxyCommand's, while it is started; what it complains of among them
 PROC = Path("/proc")
 _GATEWAY, _UP = 0x2, 0x1  # flags of a route, as <linux/route.h> has them
 

@@ -1,7 +1,7 @@
-"""Ansible host patterns: `all`, names, globs, `~regex`, `a:b`, `a,b`, `:&`, `:!`, `group[0:2]`.
+"""Ansible host patterns: `all`, names, globs, `~regex`, `a:b`, `a,b`, `:&`, `:!`, `group[0:2]`, `@FILE`.
 
 Documented at docs.ansible.com ("Patterns: targeting hosts and groups"); a test compares with
-`ansible --list-hosts`.
+`ansible --list-hosts`. `@FILE` has a name or pattern on each line, as the files Ansible's `--limit` takes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import fnmatch
 import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from provision.errors import InventoryError
 from provision.nearest import did_you_mean
@@ -35,10 +36,11 @@ def matching(pattern: str, hosts: Sequence[str], groups: Mapping[str, Sequence[s
 
 
 def _split(pattern: str) -> list[str]:
-    if "," in pattern:
-        terms: Iterable[str] = pattern.split(",")
-    elif _is_address(pattern):
+    terms: Iterable[str]
+    if _is_address(pattern) or _is_file(pattern):
         terms = [pattern]
+    elif "," in pattern:
+        terms = pattern.split(",")
     else:
         terms = _TERM.findall(pattern)
     return [term.strip() for term in terms if term.strip()]
@@ -53,6 +55,11 @@ def _is_address(pattern: str) -> bool:
     return True
 
 
+def _is_file(pattern: str) -> bool:
+    """`@FILE` alone: its path may hold what separates terms."""
+    return pattern.startswith("@") and Path(pattern[1:]).expanduser().is_file()
+
+
 def _in_order(terms: Sequence[str]) -> list[str]:
     """Additions first, then intersections, then exclusions; without an addition, all."""
     added = [term for term in terms if term[0] not in "&!"]
@@ -64,6 +71,9 @@ def _in_order(terms: Sequence[str]) -> list[str]:
 def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], whole: str) -> dict[str, None]:
     if term in hosts:
         return {term: None}
+    if term[0] == "@":
+        lines = _lines(Path(term[1:]).expanduser(), whole)
+        return {name: None for line in lines for name in _one(line, hosts, groups, f"{term}: {line}")}
     if term == "all":
         return dict.fromkeys(hosts)
     expression, subscript = _subscript(term)
@@ -80,6 +90,18 @@ def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], w
             else did_you_mean(term, [*groups, *hosts], _what_there_is(hosts, groups)),
         )
     return dict.fromkeys(_picked(list(dict.fromkeys(found)), subscript, term))
+
+
+def _lines(file: Path, whole: str) -> list[str]:
+    """What stands in a file of names, one a line; a line of which nothing is left but a # comment is none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as trouble:
+        reason = trouble.strerror if isinstance(trouble, OSError) else "it is not text"
+        raise InventoryError(
+            f"--nodes {whole}: {file} cannot be read: {reason}", "@FILE is a file of node names, one a line"
+        ) from None
+    return [name for line in text.splitlines() if (name := line.partition("#")[0].strip())]
 
 
 def _subscript(term: str) -> tuple[str, tuple[int, int | None] | None]:

@@ -6,11 +6,11 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import ChainMap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision import ask_ansible, variables
+from provision import ask_ansible, stack, variables
 from provision.ansible_handover import Around, inert
 from provision.errors import StackError
 from provision.expectations import hypothetical_machines
@@ -21,6 +21,8 @@ from provision.templating import BadTemplateError, NotPlainError, Renderer, refe
 
 # What Ansible would say of the nodes it was given alone.
 _OF_THE_FLEET = frozenset({"groups", "group_names"})
+# Of these variables some are read before any node is looked at, and all as they stand.
+_EARLY = ("ansible_", "gpuprov_")
 
 
 class View(ChainMap[str, Any]):
@@ -118,20 +120,26 @@ def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def reachable(fleet: Fleet, overrides: Mapping[str, Any], run: ask_ansible.Run | None = None) -> Fleet:
-    """The fleet with its connection variables (`ansible_*`) rendered, and those of `--set` among them.
+    """The fleet with its connection variables (`ansible_*`) and gpuprov's own (`gpuprov_*`) rendered, and
+    those of `--set` among them.
 
     Connections outside Ansible need `ansible_host: "{{ inventory_hostname }}.cluster"` and vaulted passwords
-    as plain values. Raises StackError as `resolve` does.
+    as plain values, and so does whoever reads `gpuprov_rack`. Raises StackError as `resolve` does.
     """
-    views = views_of(fleet, {name: {**node.variables, **overrides} for name, node in fleet.nodes.items()})
+    views = views_of(fleet, {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()})
+
+    def where(name: str) -> str:
+        return "--set" if name in overrides else variables.written(name, fleet.source)
+
+    defaults = all_defaults()
     wanted: dict[str, list[str]] = {}
     for node, view in views.items():
-        rendered, asked = _connection(view)
+        rendered, asked = _early(view, defaults, where)
         view.maps[0].update(rendered)
         if asked:
             wanted[node] = asked
-    _fill(fleet, views, wanted, run)
-    chosen = {name: value for name, value in overrides.items() if name.startswith("ansible_")}
+    _fill(fleet, views, wanted, run, where)
+    chosen = {name: value for name, value in overrides.items() if name.startswith(_EARLY)}
     nodes = {
         name: replace(node, variables={**node.variables, **chosen, **views[name].maps[0]})
         if chosen or views[name].maps[0]
@@ -141,21 +149,35 @@ def reachable(fleet: Fleet, overrides: Mapping[str, Any], run: ask_ansible.Run |
     return replace(fleet, nodes=nodes)
 
 
-def _connection(view: View) -> tuple[dict[str, Any], list[str]]:
-    """The `ansible_*` variables that are templates, rendered; and the names of those left to Ansible."""
+def without_templates(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides less those that `reachable` rendered into the nodes' variables."""
+    return {
+        name: value
+        for name, value in overrides.items()
+        if not (name.startswith(_EARLY) and _is_dynamic(value))
+    }
+
+
+def _early(
+    view: View, defaults: Mapping[str, Any], where: Callable[[str], str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The early variables that are templates, rendered; and the names of those left to Ansible."""
     rendered: dict[str, Any] = {}
     asked: list[str] = []
     renderer: Renderer | None = None
-    for name, value in view.maps[1].items():
-        if name.startswith("ansible_") and _is_dynamic(value):
-            renderer = renderer or Renderer([view])
+    declared = view.maps[1]
+    for name in [name for name in declared if name.startswith(_EARLY)]:
+        if _is_dynamic(declared[name]):
+            renderer = renderer or Renderer([view, defaults])
             try:
-                rendered[name] = renderer.value(value)
+                rendered[name] = renderer.value(declared[name])
             except NotPlainError:
                 asked.append(name)
             except BadTemplateError as trouble:
-                who = view["inventory_hostname"]
-                raise StackError(f"{who}: {name}: {trouble}", "correct it in the inventory") from None
+                place = f"{where(name)}: ".removeprefix(": ")
+                raise StackError(
+                    f"{place}{view['inventory_hostname']}: {name}: {trouble}", "correct it in the inventory"
+                ) from None
     return rendered, asked
 
 
@@ -200,9 +222,14 @@ def _is_dynamic(value: Any) -> bool:
 
 
 def _fill(
-    fleet: Fleet, views: Mapping[str, View], wanted: Mapping[str, list[str]], run: ask_ansible.Run | None
+    fleet: Fleet,
+    views: Mapping[str, View],
+    wanted: Mapping[str, list[str]],
+    run: ask_ansible.Run | None,
+    where: Callable[[str], str] = lambda _name: "",
 ) -> frozenset[str]:
-    """Put Ansible's answers into the views; returns the texts that were vaulted."""
+    """Put Ansible's answers into the views; returns the texts that were vaulted. `where`: name → the place it
+    is written at, for errors."""
     if not wanted:
         return frozenset()
     vaulted = {node: [n for n in names if _is_vaulted(views[node][n])] for node, names in wanted.items()}
@@ -211,7 +238,7 @@ def _fill(
             raise StackError(f"{node}: {', '.join(names)} is vaulted", "give --vault-password-file FILE")
     hosts = {node: {**all_defaults(), **views[node].maps[1], **_place(views[node])} for node in wanted}
     around = functools.partial(_around, fleet, views)
-    answers = ask_ansible.values(hosts, wanted, fleet.vault_password_files, run, around)
+    answers = ask_ansible.values(hosts, wanted, fleet.vault_password_files, run, around, where)
     for node, answer in answers.items():
         views[node].maps[0].update(answer)
     return frozenset(

@@ -7,7 +7,9 @@ is a NodeError: cause and next step.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
+import random
 import sys
 import threading
 import time
@@ -27,6 +29,11 @@ if TYPE_CHECKING:
     import paramiko
 
 HANDSHAKE_TIMEOUT = 20.0  # seconds, for the banner and for the key exchange
+_PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds at most before another try; the last one from then on
+# What ssh as a ProxyCommand says of a jump host that closes the connection before its banner. Of all else, a
+# key or a password that is refused among it, another try makes nothing better.
+_CLOSED = "exchange_identification"
+_FOR_THE_ANSWER = 1.0  # seconds that must be left for one more try to be worth it
 
 
 class Ssh:
@@ -84,10 +91,33 @@ class Ssh:
     def _connect(
         self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock, stack: contextlib.ExitStack
     ) -> paramiko.Transport:
+        """Logged in on `hop`. An sshd that has too many connections at the moment (MaxStartups) closes new
+        ones before its banner: it is tried again, at times drawn so that not all come back together."""
+        began = time.monotonic()
+        for tries, pause in enumerate(itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])), start=1):
+            with contextlib.ExitStack() as attempt:
+                try:
+                    transport = self._reached(hop, jumps, clock, attempt)
+                except _ClosedError:
+                    wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
+                    if clock.overdue + wait > -_FOR_THE_ANSWER:
+                        raise _ClosedError(hop, tries, time.monotonic() - began) from None
+                else:
+                    stack.push(attempt.pop_all())
+                    break
+            time.sleep(wait)
+        Login(self._paramiko, self._keys, transport, hop, clock).run()
+        return transport
+
+    def _reached(
+        self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock, stack: contextlib.ExitStack
+    ) -> paramiko.Transport:
+        """A connection to `hop`, whose key has been checked."""
+        complaint = None
         if jumps:
             stream = self._through(hop, jumps, clock)
         elif hop.proxy_command:
-            stream = streams.proxy(hop, stack)
+            stream, complaint = streams.proxy(hop, stack)
         else:
             stream = streams.tcp(hop, clock)
         stack.callback(stream.close)
@@ -96,8 +126,15 @@ class Ssh:
         self._open[id(transport)] = (clock, transport)
         stack.callback(self._open.pop, id(transport), None)
         stack.callback(transport.close)
-        self._shake_hands(transport, hop, clock, direct=not jumps and not hop.proxy_command)
-        Login(self._paramiko, self._keys, transport, hop, clock).run()
+        try:
+            self._shake_hands(transport, hop, clock, direct=not jumps and not hop.proxy_command)
+        except _ClosedError:
+            if complaint is not None and _CLOSED not in (said := complaint()):
+                reason = f": {said}" if said else ""
+                raise unreachable(
+                    f"the ProxyCommand to {hop.address} ended{reason}", "run it by hand; correct ProxyCommand"
+                ) from None
+            raise
         return transport
 
     def _shake_hands(self, transport: paramiko.Transport, hop: Hop, clock: Clock, *, direct: bool) -> None:
@@ -117,7 +154,8 @@ class Ssh:
             clock.left()
             # paramiko says of a server that is silent the same as of one that hangs up.
             silent = time.monotonic() - began >= 0.9 * limit
-            raise _handshake_error(hop, str(error), silent=silent) from None
+            greeted = bool(transport.remote_version)
+            raise _handshake_error(hop, str(error), silent=silent, greeted=greeted) from None
         self._host_keys.check(hop, entries, key.get_name(), key.asbytes(), direct=direct)
 
     def _through(self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock) -> Any:
@@ -188,22 +226,27 @@ def _disabled(transport: type[paramiko.Transport], hop: Hop) -> dict[str, list[s
     return disabled
 
 
-def _handshake_error(hop: Hop, said: str, *, silent: bool) -> NodeError:
-    if (
-        silent
-        or "timed out" in said
-        or "timeout" in said.lower()
-        or not said
-        or "No existing session" in said
-    ):
-        return hung(f"{hop.address} accepted the connection and then sent nothing")
+def _handshake_error(hop: Hop, said: str, *, silent: bool, greeted: bool) -> NodeError:
+    late = silent or "timed out" in said or "timeout" in said.lower()
     if "Indecipherable" in said or "Invalid SSH banner" in said or "codec" in said:
         return unreachable(f"the service on {hop.address} is not an SSH server", "correct ansible_port")
-    if "banner" in said or "EOF" in said or "reset" in said:
-        return unreachable(
-            f"{hop.address} closed the connection at once",
-            "look at sshd's log there (MaxStartups, access rules, a full disk); then run again",
-        )
+    if not (late or greeted):
+        return _ClosedError(hop)
+    if late or not said or "No existing session" in said:
+        return hung(f"{hop.address} accepted the connection and then sent nothing")
     return unreachable(
         f"no SSH session with {hop.address}: {one_line(said)}", "compare sshd's settings there"
     )
+
+
+class _ClosedError(NodeError):
+    """A server hung up before its SSH banner."""
+
+    def __init__(self, hop: Hop, tries: int = 1, seconds: float = 0.0) -> None:
+        who = f"the jump host of the ProxyCommand to {hop.address}" if hop.proxy_command else hop.address
+        super().__init__(
+            "unreachable",
+            f"{who} closed the connection before an SSH banner came ({tries} tries in {seconds:.0f} s)",
+            "look at sshd's log there: MaxStartups (raise it, or give fewer --connections), access rules, "
+            "a full disk; then run again",
+        )

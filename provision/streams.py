@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import subprocess
+import tempfile
+from collections.abc import Callable
 
 from provision.answer import one_line
 from provision.hops import Hop
@@ -44,24 +47,30 @@ def _network_error(hop: Hop, error: OSError) -> NodeError:
     return unreachable(f"{hop.address}: {reason}")
 
 
-def proxy(hop: Hop, stack: contextlib.ExitStack) -> socket.socket:
-    """A stream through `hop`'s ProxyCommand, started without a shell; `stack` ends it. Raises NodeError."""
+def proxy(hop: Hop, stack: contextlib.ExitStack) -> tuple[socket.socket, Callable[[], str]]:
+    """A stream through `hop`'s ProxyCommand, started without a shell, and what that complained of so far;
+    `stack` ends it. Raises NodeError."""
     ours, theirs = socket.socketpair()
     stack.callback(ours.close)
+    errors = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
     with theirs:
         try:
             process = subprocess.Popen(
                 hop.proxy_command,
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
-                stderr=subprocess.DEVNULL,
+                stderr=errors,
                 start_new_session=True,
             )
         except OSError as error:
             reason = one_line(f"{hop.proxy_command[0]}: {error.strerror}")
             raise unreachable(f"ProxyCommand cannot start: {reason}", "correct ProxyCommand") from None
     stack.callback(_end, process)
-    return ours
+
+    def complaint() -> str:
+        return one_line(os.pread(errors.fileno(), 4096, 0).decode(errors="replace"))
+
+    return ours, complaint
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

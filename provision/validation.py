@@ -170,7 +170,7 @@ def plain_variables(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dic
     if not any(_is_template(key, value) for found in declared.values() for key, value in found.items()):
         return declared
     from provision import resolve, role
-    from provision.templating import BadTemplateError, Renderer
+    from provision.templating import BadTemplateError, NotPlainError, Renderer
 
     views = resolve.resolve(fleet, declared).views
     for name, found in declared.items():
@@ -178,7 +178,7 @@ def plain_variables(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dic
         for key in [key for key, value in found.items() if _is_template(key, value)]:
             try:
                 found[key] = renderer.variable(key)
-            except BadTemplateError as trouble:
+            except (BadTemplateError, NotPlainError) as trouble:
                 raise StackError(f"{name}: {key}: {trouble}", "correct it in the inventory") from None
     return declared
 

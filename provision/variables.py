@@ -185,7 +185,7 @@ def _suspect(name: str, ours: Collection[str]) -> bool:
 
 
 def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -> StackError:
-    place = _written(name, source)
+    place = written(name, source)
     at = f"{place}: " if place and "--set" not in where else ""
     who = "--set" if "--set" in where else fold(where)
     if name in RESERVED:
@@ -194,7 +194,7 @@ def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -
     return StackError(f"{at}unknown variable {name} ({who})", hint)
 
 
-def _written(name: str, source: Path) -> str:
+def written(name: str, source: Path) -> str:
     """`file:line` where a variable stands in the inventory's files, if its spelling can be found there."""
     pattern = re.compile(rf"""^\s*["']?{re.escape(name)}["']?\s*[:=]""")
     for file in ansible_inventory.files(source):

@@ -70,9 +70,7 @@ def output(*words: object) -> str:
 
 def package(sample: Path, repository_name: str, folder: Path) -> Path:
     deb = read_packages(sample, KERNEL)[repository_name][0]
-    path = folder / deb.filename
-    path.write_bytes(deb.pack())
-    return path
+    return deb.build(folder)
 
 
 @pytest.mark.parametrize(
@@ -199,16 +197,14 @@ def test_dpkg_reads_our_packages(sample: Path, tmp_path: Path) -> None:
     assert (out / "DEBIAN/conffiles").read_text() == "/etc/nvidia/x.conf\n"
     assert (out / "DEBIAN/postinst").read_text() == "#!/bin/sh\necho nvidia-utils 580.95.05-1\n"
     assert os.access(out / "DEBIAN/postinst", os.X_OK)
-    for line in (out / "DEBIAN/md5sums").read_text().splitlines():
-        digest, name = line.split("  ")
-        assert hashlib.md5((out / name).read_bytes(), usedforsecurity=False).hexdigest() == digest
 
 
-def test_the_same_package_is_the_same_bytes() -> None:
+def test_the_same_package_is_the_same_bytes(tmp_path: Path) -> None:
+    tool("dpkg-deb")
     control = {"Package": "a", "Version": "1-1", "Architecture": "all", "Description": "x"}
     one = Deb(control, {"/b": PackedFile(b"b"), "/a": PackedFile(b"a")})
     other = Deb(control, {"/a": PackedFile(b"a"), "/b": PackedFile(b"b")})
-    assert one.pack() == other.pack()
+    assert one.build(tmp_path).read_bytes() == other.build(tmp_path).read_bytes()
 
 
 @pytest.mark.parametrize(("flavour", "license_"), [("open", "Dual MIT/GPL"), ("proprietary", "NVIDIA")])
@@ -242,6 +238,7 @@ def test_ldconfig_links_our_libraries_under_their_soname(tmp_path: Path) -> None
 def test_an_index_names_size_and_digest_of_each_package_and_a_release_those_of_the_index(
     sample: Path, tmp_path: Path
 ) -> None:
+    tool("dpkg-deb")
     folder = tmp_path / "repository"
     repository.write_index(folder, read_packages(sample, KERNEL)["cuda"], "NVIDIA")
     stanzas = (folder / "Packages").read_text().strip().split("\n\n")

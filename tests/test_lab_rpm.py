@@ -1,4 +1,4 @@
-"""Fixture rpms: what fixtures/redhat says, and what an independent reader finds in the files we write.
+"""Fixture rpms: what fixtures/redhat says, and what rpm finds in the packages that are built of it.
 
 That the real rpm and dnf accept them is shown on nodes: tests/lab/test_os_matrix.py.
 """
@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import struct
+import os
+import shutil
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from provision.errors import LabError
-from provision.lab import rpm_repository
+from provision.lab import rpm_repository, signing
+from provision.lab.command import PATH, call
 from provision.lab.debfile import PackedFile
+from provision.lab.host import RPM_PROGRAMS
 from provision.lab.packages import fixture_files
 from provision.lab.places import PACKAGES
 from provision.lab.rpm_packages import MAJORS, read_rpms
-from provision.lab.rpmfile import Rpm, pack
+from provision.lab.rpmfile import Rpm, build
 
 KERNEL = "6.1.0-13-amd64"
 SAMPLE = Rpm(
@@ -46,98 +49,79 @@ def shipped(major: str) -> dict[str, list[Rpm]]:
     return read_rpms(PACKAGES, KERNEL, major)
 
 
-def table(data: bytes, at: int) -> tuple[dict[int, Any], int]:
-    """The values of one header by tag, and where it ends; written after the format, not after our writer."""
-    assert data[at : at + 4] == b"\x8e\xad\xe8\x01"
-    count, size = struct.unpack_from(">2i", data, at + 8)
-    store = data[at + 16 + 16 * count : at + 16 + 16 * count + size]
-    found: dict[int, Any] = {}
-    for number in range(count):
-        tag, kind, offset, length = struct.unpack_from(">4i", data, at + 16 + 16 * number)
-        if kind in (6, 8, 9):
-            texts = store[offset:].split(b"\0")[:length]
-            found[tag] = [text.decode() for text in texts]
-        elif kind == 7:
-            found[tag] = store[offset : offset + length]
-        else:
-            found[tag] = list(struct.unpack_from(f">{length}{'H' if kind == 3 else 'I'}", store, offset))
-            assert offset % (2 if kind == 3 else 4) == 0, "values are aligned"
-    return found, at + 16 + 16 * count + size
+@pytest.fixture
+def rpm(tmp_path: Path) -> Callable[..., str]:
+    """Runs the host's rpm; without it and its kin, skips: a developer's machine need not be a Debian."""
+    for program in (*RPM_PROGRAMS, "rpm", "rpmkeys"):
+        if shutil.which(program, path=PATH) is None:
+            pytest.skip(f"{program} is not installed")
+    database = f"--dbpath={tmp_path}/rpmdb"
+    return lambda program, *words: call(program, database, *map(str, words))
 
 
-def members(archive: bytes) -> dict[str, tuple[int, bytes]]:
-    """name → (mode, content) of a cpio archive."""
-    found, at = {}, 0
-    while True:
-        assert archive[at : at + 6] == b"070701"
-        fields = [int(archive[at + 6 + 8 * n : at + 14 + 8 * n], 16) for n in range(13)]
-        name = archive[at + 110 : at + 109 + fields[11]].decode()
-        at += 110 + fields[11]
-        at += -at % 4
-        if name == "TRAILER!!!":
-            return found
-        found[name] = (fields[1], archive[at : at + fields[6]])
-        at += fields[6]
-        at += -at % 4
+def built(folder: Path) -> Path:
+    folder.mkdir()
+    build([SAMPLE], folder)
+    return folder / SAMPLE.filename
 
 
-def test_a_package_holds_what_was_asked_for() -> None:
-    data = pack(SAMPLE).content
-    assert data[:4] == b"\xed\xab\xee\xdb"
-    signature, end = table(data, 96)
-    end += -end % 8
-    header, payload = table(data, end)
-    assert signature[273] == [hashlib.sha256(data[end:payload]).hexdigest()]
-    assert signature[1000] == [len(data) - end]
-    assert header[5092] == [hashlib.sha256(data[payload:]).hexdigest()]
-    assert [header[tag][0] for tag in (1000, 1003, 1001, 1002, 1022)] == [
-        *("nvidia-driver-cuda", 3, "580.126.09", "1.el9", "x86_64")
+def test_a_package_holds_what_was_asked_for(rpm: Callable[..., str], tmp_path: Path) -> None:
+    file = built(tmp_path / "made")
+    head = "%{NAME} %{EPOCH} %{VERSION} %{RELEASE} %{ARCH} %{PAYLOADCOMPRESSOR}"
+    assert rpm("rpm", "-qp", "--qf", head, file) == "nvidia-driver-cuda 3 580.126.09 1.el9 x86_64 gzip"
+    requires = rpm("rpm", "-qp", "--requires", file).splitlines()
+    assert [one for one in requires if not one.startswith("rpmlib(")] == [
+        *("/bin/sh", "dkms", "nvidia-kmod = 3:580.126.09-1.el9")
     ]
-    requires = list(zip(header[1049], header[1048], header[1050], strict=True))
-    assert ("dkms", 0, "") in requires
-    assert ("nvidia-kmod", 8, "3:580.126.09-1.el9") in requires
-    assert list(zip(header[1047], header[1113], strict=True)) == [
-        ("nvidia-driver-cuda", "3:580.126.09-1.el9")
+    assert "nvidia-driver-cuda = 3:580.126.09-1.el9" in rpm("rpm", "-qp", "--provides", file).splitlines()
+    assert rpm("rpm", "-qp", "--conflicts", file) == "nvidia-x11-drv\n"
+    assert "\ndepmod -a\n" in rpm("rpm", "-qp", "--scripts", file)
+    rows = "[%{FILENAMES} %{FILEMODES:octal} %{FILEFLAGS:fflags} %{FILELINKTOS}\n]"
+    assert rpm("rpm", "-qp", "--qf", rows, file).splitlines() == [
+        "/etc/x.conf 100644 cn ",
+        "/usr/bin/nvidia-smi 100755  ",
+        "/usr/lib64/libcuda.so.1 120777  libcuda.so.580",
     ]
-    paths = [header[1118][folder] + name for folder, name in zip(header[1116], header[1117], strict=True)]
-    assert paths == sorted(SAMPLE.files)
-    assert dict(zip(paths, header[1037], strict=True))["/etc/x.conf"] == 17, "config, kept when changed"
-    assert header[1024] == ["depmod -a\n"]
-    assert members(gzip.decompress(data[payload:])) == {
-        "./etc/x.conf": (0o100644, b"odd"),
-        "./usr/bin/nvidia-smi": (0o100755, b"#!/bin/sh\n"),
-        "./usr/lib64/libcuda.so.1": (0o120777, b"libcuda.so.580"),
-    }
+    assert built(tmp_path / "again").read_bytes() == file.read_bytes(), "the same content is the same bytes"
 
 
-def test_the_same_package_is_the_same_bytes_and_its_header_is_what_is_signed() -> None:
-    signed: list[bytes] = []
+def test_a_signed_package_is_told_from_a_changed_one(rpm: Callable[..., str], tmp_path: Path) -> None:
+    """Each repository signs with its own key; what was changed afterwards is refused."""
+    file = built(tmp_path / "made")
+    home = Path(f"/tmp/gpuprov-test-{os.getpid()}")  # short: an agent's socket path has a limit
+    try:
+        with signing.keyring(home):
+            key = signing.fingerprint(home, "cuda")
+            signing.sign_packages(home, key, file.parent)
+            (tmp_path / "key.asc").write_text(signing.public_key(home, key))
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+    with pytest.raises(LabError, match="NOKEY"):
+        rpm("rpmkeys", "--checksig", "--verbose", file)
+    rpm("rpmkeys", "--import", tmp_path / "key.asc")
+    assert "digests signatures OK" in rpm("rpmkeys", "--checksig", file)
+    content = bytearray(file.read_bytes())
+    content[-40] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(LabError, match=r"NOT\s+OK"):
+        rpm("rpmkeys", "--checksig", file)
 
-    def sign(header: bytes) -> bytes:
-        signed.append(header)
-        return b"signature"
 
-    packed = pack(SAMPLE, sign)
-    assert pack(SAMPLE, sign).content == packed.content
-    assert packed.content[packed.header_start : packed.header_end] == signed[0]
-    assert table(packed.content, 96)[0][267] == b"signature"
-    assert 267 not in table(pack(SAMPLE).content, 96)[0]
-
-
+@pytest.mark.usefixtures("rpm")
 def test_indexes_name_every_package_with_its_digest(tmp_path: Path) -> None:
-    repomd = rpm_repository.write(tmp_path, [SAMPLE], None, "9", modules=True)
+    repomd = rpm_repository.write(tmp_path / "made", [SAMPLE], None, "9", modules=True)
     space = {"r": "http://linux.duke.edu/metadata/repo", "c": "http://linux.duke.edu/metadata/common"}
     indexes = {}
     for data in ET.parse(repomd).getroot().findall("r:data", space):  # noqa: S314 - our own file
         location = data.find("r:location", space)
         checksum = data.findtext("r:checksum", namespaces=space)
         assert location is not None
-        content = (tmp_path / location.attrib["href"]).read_bytes()
+        content = (repomd.parent.parent / location.attrib["href"]).read_bytes()
         assert hashlib.sha256(content).hexdigest() == checksum
         indexes[data.attrib["type"]] = gzip.decompress(content).decode()
     assert set(indexes) == {"primary", "filelists", "other", "modules"}
     package = ET.fromstring(indexes["primary"])[0]  # noqa: S314
-    file = (tmp_path / SAMPLE.filename).read_bytes()
+    file = (tmp_path / "made" / SAMPLE.filename).read_bytes()
     assert package.findtext("c:checksum", namespaces=space) == hashlib.sha256(file).hexdigest()
     assert 'name="nvidia-kmod" flags="EQ" epoch="3" ver="580.126.09" rel="1.el9"' in indexes["primary"]
     assert "<file>/usr/lib64/libcuda.so.1</file>" in indexes["filelists"]
@@ -148,19 +132,20 @@ def test_indexes_name_every_package_with_its_digest(tmp_path: Path) -> None:
     assert defaults["data"]["stream"] == "latest-dkms"
 
 
+@pytest.mark.usefixtures("rpm")
 def test_a_release_without_modules_has_none(tmp_path: Path) -> None:
-    rpm_repository.write(tmp_path, [SAMPLE], None, "10", modules=False)
-    assert not list((tmp_path / "repodata").glob("*modules*"))
+    rpm_repository.write(tmp_path / "made", [SAMPLE], None, "10", modules=False)
+    assert not list((tmp_path / "made" / "repodata").glob("*modules*"))
 
 
 @pytest.mark.parametrize("major", MAJORS)
 def test_the_shipped_fixtures_are_whole(major: str) -> None:
     found = shipped(major)
     every = [rpm for rpms in found.values() for rpm in rpms]
-    provided = {one.name for rpm in every for one in rpm.related("provides")}
+    provided = {text.split()[0] for rpm in every for text in (rpm.name, *rpm.relations["provides"])}
     for rpm in every:
-        for one in rpm.related("requires"):
-            assert one.name in provided or one.name.startswith("/"), f"{rpm.nevra} requires {one.name}"
+        for text in (*rpm.relations["requires"], *(["/bin/sh"] if rpm.scripts else [])):
+            assert text.split()[0] in provided, f"{rpm.nevra} requires {text}"
     cuda = {rpm.nevra for rpm in found["cuda"]}
     assert f"nvidia-driver-cuda-3:580.126.09-1.el{major}.x86_64" in cuda
     assert "libnccl-0:2.29.7-1+cuda12.9.x86_64" in cuda
@@ -179,7 +164,7 @@ def test_a_stream_has_the_packages_of_its_branch_and_flavour() -> None:
 def test_what_the_apt_repository_has_is_said_in_rpms_words() -> None:
     found = {rpm.name: rpm for rpm in shipped("9")["cuda"]}
     devel = found["libnccl-devel"]
-    assert devel.related("requires")[0].name == "libnccl"
+    assert devel.relations["requires"][0].split()[0] == "libnccl"
     assert "/usr/lib64/libnccl.so" in devel.files
     common = found["cuda-toolkit-12-9-config-common"]
     assert common.architecture == "noarch"

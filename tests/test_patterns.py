@@ -130,7 +130,7 @@ def test_the_command_line_of_ansible_agrees(source: Path, fleet: inventory.Fleet
         ("rack1:!rack1", "no node is left", "widen"),
         ("gpu-0[12]", "nothing in the inventory is called 'gpu-0[12]'", "gpu-0[12]*"),
         ("~(", "is not a pattern", ""),
-        ("@file", "nothing in the inventory is called '@file'", ""),
+        ("@file", "file cannot be read: No such file or directory", "node names, one a line"),
     ],
 )
 def test_a_pattern_that_names_nothing_is_refused(
@@ -144,3 +144,40 @@ def test_a_pattern_that_names_nothing_is_refused(
 
 def test_groups_keep_their_members_when_some_nodes_are_selected(fleet: inventory.Fleet) -> None:
     assert inventory.select(fleet, "gpu-01").groups == fleet.groups
+
+
+def test_a_file_of_names_mixes_with_patterns_as_with_ansibles_limit(
+    source: Path, fleet: inventory.Fleet, tmp_path: Path
+) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("gpu-05\nfe80::1\n\nrack1\n")
+    pattern = f"@{file}:login:!h100"
+    program = Path(sys.executable).parent / "ansible"
+    shown = subprocess.run(
+        [str(program), "-i", str(source), "--list-hosts", "all", "--limit", pattern],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    chosen = list(inventory.select(fleet, pattern).nodes)
+    assert sorted(line.strip() for line in shown.stdout.splitlines()[1:]) == sorted(chosen)
+    assert chosen == ["fe80::1", "gpu-01", "gpu-03", "gpu-04", "login"]
+
+
+def test_comments_in_a_file_of_names_are_left_out(fleet: inventory.Fleet, tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("# those of Monday\ngpu-01  # its fan\n  gpu-03\n")
+    assert list(inventory.select(fleet, f"@{file}").nodes) == ["gpu-01", "gpu-03"]
+    assert "gpu-01" not in inventory.select(fleet, f"rack1:!@{file}").nodes
+    odd = tmp_path / "it's, here: 1"
+    odd.write_text("gpu-02\n")
+    assert list(inventory.select(fleet, f"@{odd}").nodes) == ["gpu-02"]
+    file.write_text("# none is left\n")
+    with pytest.raises(InventoryError, match="no node is left"):
+        inventory.select(fleet, f"@{file}")
+    file.write_text("gpu-01\ngpu-77\n")
+    with pytest.raises(
+        InventoryError, match=rf"@{file}: gpu-77: nothing in the inventory is called 'gpu-77'"
+    ):
+        inventory.select(fleet, f"login,@{file}")

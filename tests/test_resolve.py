@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -13,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import ask_ansible, inventory, resolve
+from provision import ask_ansible, inventory, resolve, validation, variables
+from provision.commands import fleet_options
 from provision.errors import StackError
 from provision.inventory import Fleet
 from provision.role import all_defaults
@@ -139,3 +141,67 @@ def test_a_vaulted_variable_behind_an_option_is_a_secret(tmp_path: Path) -> None
     with pytest.raises(StackError, match=r"gpu-01: word is vaulted") as caught:
         resolve.resolve(unlocked, declared)
     assert "--vault-password-file" in caught.value.fix
+
+
+OWN = """\
+all:
+  hosts:
+    gpu-01: {gpuprov_rack_loads: "{{ [2, 3] | min }}"}
+    gpu-02: {}
+  vars:
+    gpuprov_rack: "{{ lookup('env', 'RACK') or 'rack-' ~ 7 }}"
+    gpuprov_address: "{{ inventory_hostname }}.fabric"
+    gpuprov_container_image: "nvcr.io/cuda:{{ cuda_toolkit_version }}"
+    gpuprov_slurm_options: ["--partition={{ lookup('file', inventory_dir ~ '/partition') }}"]
+    cuda_toolkit_version: "13.0"
+"""
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def loaded(source: Path, *arguments: str) -> tuple[Fleet, dict[str, Any]]:
+    parser = argparse.ArgumentParser()
+    fleet_options.add_arguments(parser)
+    return fleet_options.load(parser.parse_args([str(source), *arguments]))
+
+
+@pytest.mark.usefixtures("state")
+def test_variables_for_gpuprov_itself_are_rendered_by_whoever_can(tmp_path: Path) -> None:
+    """Every reader of `gpuprov_rack` takes it as it stands: it is plain before anything reads it."""
+    (tmp_path / "hosts.yml").write_text(OWN)
+    (tmp_path / "partition").write_text("gpu\n")
+    options = ('gpuprov_nccl_net=\'{{ lookup("vars", "net") }}\'', "net=IB", "gpuprov_wave=2")
+    fleet, overrides = loaded(tmp_path / "hosts.yml", *(f"--set={option}" for option in options))
+    assert overrides == {"net": "IB", "gpuprov_wave": 2}  # the rest is in the nodes' variables
+    found = validation.plain_variables(fleet, overrides)["gpu-01"]
+    assert {name: found[name] for name in found if name.startswith("gpuprov_")} == {
+        "gpuprov_rack": "rack-7",
+        "gpuprov_rack_loads": 2,
+        "gpuprov_address": "gpu-01.fabric",
+        "gpuprov_container_image": "nvcr.io/cuda:13.0",
+        "gpuprov_slurm_options": ["--partition=gpu"],
+        "gpuprov_nccl_net": "IB",
+        "gpuprov_wave": 2,
+    }
+    variables.check(fleet, overrides)
+
+
+@pytest.mark.usefixtures("state")
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("{{ lookup('file', '/nonexistent') }}", "Ansible cannot say what gpuprov_rack is: .*nonexistent"),
+        ("{{ rack_of_nobody }}", "gpuprov_rack: 'rack_of_nobody' is undefined"),
+    ],
+)
+def test_what_cannot_be_rendered_is_named_with_its_line_and_node(
+    template: str, said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "hosts").write_text("gpu-01\n[all:vars]\n" + f'gpuprov_rack="{template}"\n')
+    with pytest.raises(StackError, match=rf"{tmp_path}/hosts:3: gpu-01: {said}"):
+        loaded(tmp_path / "hosts")
+    with pytest.raises(StackError, match=rf"^--set: gpu-01: {said}"):
+        loaded(tmp_path / "hosts", "--set", f'gpuprov_rack="{template}"')

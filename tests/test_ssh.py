@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import concurrent.futures
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -17,7 +19,9 @@ from typing import Any
 import paramiko
 import pytest
 
+from provision import streams
 from provision.connection import Route, route_of
+from provision.hops import Hop
 from provision.node_error import NodeError
 from provision.ssh import Ssh
 from provision.ssh_config import ConfigFiles
@@ -70,7 +74,7 @@ def test_many_at_once(ssh: Ssh, sshd: Any) -> None:
 
 
 def test_a_wrong_key_is_named(ssh: Ssh, sshd: Any) -> None:
-    stranger = sshd.keygen("stranger")
+    stranger = sshd.keygen("nobody")
     error = trouble(ssh, route(sshd.node(key=stranger)))
     assert error.kind == "auth"
     assert error.unreachable
@@ -294,9 +298,51 @@ def test_a_server_silent_for_longer_than_a_handshake_may_take_hangs(
 
 
 def test_a_node_that_hangs_up_at_once(ssh: Ssh, sshd: Any, serve: Callable[..., int]) -> None:
-    error = trouble(ssh, route(sshd.node(ansible_port=serve(lambda connection: connection.close()))))
+    """It is tried again as long as there is time, then the error says how often, and where to look."""
+    way = route(sshd.node(ansible_port=serve(lambda connection: connection.close())))
+    error = trouble(ssh, way, seconds=3)
     assert error.kind == "unreachable"
-    assert "closed the connection at once" in error.what
+    assert re.search(r"closed the connection before an SSH banner came \([23] tries in \d s\)", error.what)
+    assert "MaxStartups" in error.fix
+
+
+@pytest.mark.parametrize("behind", ["directly", "a jump host of its own", "a proxy command"])
+def test_an_sshd_that_takes_few_connections_at_a_time_is_tried_again(
+    behind: str, sshd: Any, tmp_path: Path
+) -> None:
+    """OpenSSH closes what is beyond MaxStartups before its banner; the others are through in a moment."""
+    narrow = type(sshd)(tmp_path, sshd.program, max_startups=1)
+    try:
+        way, inner = route(narrow.node()), route(sshd.node())
+        known = f"-F none -o UserKnownHostsFile={narrow.known_hosts} -o BatchMode=yes"
+        proxy = f"ssh {known} -i {narrow.key_file} -p {narrow.port} -l {narrow.user} -W %h:%p 127.0.0.1"
+        ways = {
+            "directly": way,
+            "a jump host of its own": replace(inner, jumps=(way.target,)),
+            "a proxy command": route(sshd.node(ssh_args=f"-o 'ProxyCommand={proxy}'")),
+        }
+        with concurrent.futures.ThreadPoolExecutor(12) as pool:
+            answers = list(pool.map(lambda _: Ssh().ask(ways[behind], PROGRAM, 60), range(12)))
+    finally:
+        narrow.stop()
+    assert all(ANSWER.encode() in answer for answer in answers)
+
+
+def test_what_authentication_or_a_host_key_refuses_is_not_tried_again(
+    ssh: Ssh, sshd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dialled: list[Hop] = []
+    tcp = streams.tcp
+    monkeypatch.setattr(streams, "tcp", lambda hop, clock: dialled.append(hop) or tcp(hop, clock))
+    assert trouble(ssh, route(sshd.node(known_hosts=tmp_path / "none"))).kind == "host key"
+    assert trouble(ssh, route(sshd.node(key=sshd.keygen("nobody")))).kind == "auth"
+    assert len(dialled) == 2
+    known = f"-F none -o UserKnownHostsFile={sshd.known_hosts} -o BatchMode=yes"
+    command = f"ssh {known} -i {sshd.folder}/nobody -p {sshd.port} -l {sshd.user} -W %h:%p 127.0.0.1"
+    began = time.monotonic()
+    error = trouble(ssh, route(sshd.node(ssh_args=f"-o 'ProxyCommand={command}'")), seconds=60)
+    assert "Permission denied" in error.what
+    assert time.monotonic() - began < 30
 
 
 def test_what_is_not_ssh(ssh: Ssh, sshd: Any, serve: Callable[..., int]) -> None:

@@ -31,7 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
         "--inventory", dest="inventory_option", metavar="FILE", help="the inventory, as an option"
     )
     parser.add_argument(
-        "--nodes", default="all", metavar="PATTERN", help="Ansible host pattern: all, gpu-01, rack1:!gpu-07 …"
+        "--nodes",
+        default="all",
+        metavar="PATTERN",
+        help="Ansible host pattern: all, gpu-01, rack1:!gpu-07 …, @FILE (node names, one a line)",
     )
     parser.add_argument(
         "--set",
@@ -120,8 +123,8 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
-    """The chosen nodes, held to their lock file, with their connection variables rendered, and the
-    overrides."""
+    """The chosen nodes, held to their lock file, with their connection variables and gpuprov's own rendered;
+    and the overrides that are left to apply."""
     from pathlib import Path
 
     from provision import inventory, lockfile, resolve, workers
@@ -135,6 +138,7 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)
     fleet, others = workers.apart(fleet)
     fleet = resolve.reachable(inventory.select(fleet, options.nodes), chosen)
+    chosen = resolve.without_templates(chosen)
     return workers.linked(fleet, resolve.reachable(others, {}), chosen), chosen
 
 

@@ -119,6 +119,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         from provision.commands import report_history
 
         return report_history.run(options)
+    from dataclasses import replace
     from pathlib import Path
 
     from provision import report
@@ -136,6 +137,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     formats = FORMATS if options.format is None else options.format
     context = _context(folder, health, formats)
     files = report.write_all(health, target, formats, context)
+    if files:
+        context = replace(context, folder=str(target.absolute()))
     if changed is not None:
         _write_changes(changed, target)
     _print(health, changed, files, context, options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from provision.commands import fleet_options, wave_options
@@ -99,7 +98,9 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.store import RunFolder
     from provision.up_run import UpRun
 
-    folder = RunFolder.create("up", _remembered(options, overrides))
+    if "@" in options.nodes:  # a resumed run is for the same nodes, whatever became of the file
+        options.nodes = ",".join(fleet.nodes)
+    folder = RunFolder.create("up", _remembered(options))
     folder.note(inventory=str(fleet.source.absolute()), nodes=list(fleet.nodes))
     if resumed is not None:
         folder.note(resumes=str(resumed.path.absolute()))
@@ -143,7 +144,7 @@ _TAKEN_OVER = (
 _SHARES = ("wave", "max_failures")
 
 
-def _remembered(options: argparse.Namespace, overrides: Mapping[str, Any]) -> dict[str, Any]:
+def _remembered(options: argparse.Namespace) -> dict[str, Any]:
     from pathlib import Path
 
     files = [str(Path(file).expanduser().absolute()) for file in options.vault_password_file]
@@ -154,7 +155,7 @@ def _remembered(options: argparse.Namespace, overrides: Mapping[str, Any]) -> di
         **shares,
         "vault_password_file": files,
         "check": options.check,
-        "set": dict(overrides),
+        "set": fleet_options.overrides(options),
     }
 
 

@@ -142,6 +142,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace) -> None:
     """The report's files, and on stdout the summary (or the JSON) with where they are."""
     import shutil
+    from dataclasses import replace
 
     from provision import report, report_context
     from provision.report import json as json_report
@@ -149,6 +150,8 @@ def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace
 
     context = report_context.read(folder, health)
     files = report.write_all(health, folder, options.format, context)
+    if files:
+        context = replace(context, folder=str(folder.path.absolute()))
     if "nodes" in options.format and (said := nodes.left_out(health)):
         sys.stderr.write(f"{said}\n")
     if options.json:

@@ -1,17 +1,16 @@
-"""Writes Debian packages without dpkg (deb(5)): the same bytes for the same content."""
+"""Builds Debian packages with dpkg-deb: the same bytes for the same content."""
 
 from __future__ import annotations
 
-import gzip
-import hashlib
-import io
-import tarfile
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path
 
-# All files are dated so; dpkg does not mind, and the archive depends on its content alone.
-_EPOCH = 1_700_000_000
+from provision.lab.command import call
+
+# All packages and files are dated so; dpkg does not mind, and a package depends on its content alone.
+DATED = {"SOURCE_DATE_EPOCH": "1700000000"}
 
 
 @dataclass(frozen=True)
@@ -43,26 +42,32 @@ class Deb:
         size = sum(len(file.content) for file in self.files.values())
         return {**self.control, "Installed-Size": str(1 + size // 1024)}
 
-    def pack(self) -> bytes:
-        """The .deb file."""
-        members = {
-            "debian-binary": b"2.0\n",
-            "control.tar.gz": _tar(self._control_files()),
-            "data.tar.gz": _tar(self.files),
-        }
-        return b"!<arch>\n" + b"".join(_ar_member(name, content) for name, content in members.items())
-
-    def _control_files(self) -> dict[str, PackedFile]:
-        sums = "".join(
-            f"{hashlib.md5(file.content, usedforsecurity=False).hexdigest()}  {path.lstrip('/')}\n"
-            for path, file in sorted(self.files.items())
-            if not file.link
-        )
-        inside = {"/control": control_text(self.fields()), "/md5sums": sums}
+    def build(self, folder: Path) -> Path:
+        """The .deb file, made in `folder`. Not compressed: nodes fetch it over a bridge of this host."""
+        inside = {"control": control_text(self.fields())}
         if self.conffiles:
-            inside["/conffiles"] = "".join(f"{path}\n" for path in self.conffiles)
-        packed = {name: PackedFile(text.encode()) for name, text in inside.items()}
-        return {**packed, **{f"/{name}": PackedFile(t.encode(), 0o755) for name, t in self.scripts.items()}}
+            inside["conffiles"] = "".join(f"{path}\n" for path in self.conffiles)
+        files = {f"/DEBIAN/{name}": PackedFile(text.encode()) for name, text in inside.items()}
+        files |= {f"/DEBIAN/{name}": PackedFile(text.encode(), 0o755) for name, text in self.scripts.items()}
+        made = folder / self.filename
+        with tempfile.TemporaryDirectory(dir=folder) as tree:
+            unpack({**self.files, **files}, Path(tree))
+            call("dpkg-deb", "-Znone", "--root-owner-group", "--build", tree, made, extra=DATED)
+        return made
+
+
+def unpack(files: Mapping[str, PackedFile], tree: Path) -> None:
+    """Lay the files of a package out below `tree`, as on the node that installs it."""
+    tree.mkdir(exist_ok=True)
+    tree.chmod(0o755)
+    for path, file in files.items():
+        target = tree / path.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if file.link:
+            target.symlink_to(file.link)
+        else:
+            target.write_bytes(file.content)
+            target.chmod(file.mode)
 
 
 def control_text(fields: Mapping[str, str]) -> str:
@@ -71,33 +76,3 @@ def control_text(fields: Mapping[str, str]) -> str:
     first, *rest = fields.get("Description", "").strip().splitlines() or ["no description"]
     lines += [f"Description: {first}", *(f" {line.strip() or '.'}" for line in rest)]
     return "\n".join(lines) + "\n"
-
-
-def _tar(files: Mapping[str, PackedFile]) -> bytes:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        folders = {str(parent) for path in files for parent in PurePosixPath(path).parents}
-        for folder in sorted(folders | {"/"}):
-            entry = _entry("." + folder.rstrip("/") + "/", 0o755)
-            entry.type = tarfile.DIRTYPE
-            archive.addfile(entry)
-        for path, file in sorted(files.items()):
-            entry = _entry("." + path, file.mode)
-            if file.link:
-                entry.type, entry.linkname, entry.mode = tarfile.SYMTYPE, file.link, 0o777
-                archive.addfile(entry)
-            else:
-                entry.size = len(file.content)
-                archive.addfile(entry, io.BytesIO(file.content))
-    return gzip.compress(buffer.getvalue(), compresslevel=6, mtime=0)
-
-
-def _entry(name: str, mode: int) -> tarfile.TarInfo:
-    entry = tarfile.TarInfo(name)
-    entry.mode, entry.mtime, entry.uname, entry.gname = mode, _EPOCH, "root", "root"
-    return entry
-
-
-def _ar_member(name: str, content: bytes) -> bytes:
-    header = f"{name:<16}{_EPOCH:<12}{0:<6}{0:<6}{'100644':<8}{len(content):<10}`\n"
-    return header.encode() + content + (b"\n" if len(content) % 2 else b"")

@@ -31,6 +31,7 @@ from provision.lab.command import call, locked, waiting_lock
 from provision.lab.folders import remove_tree
 from provision.lab.places import CACHE, LOCKS, STATE, LabPlace, make_root_only
 from provision.lab.record import LabRecord, NodeRecord
+from provision.lab.releases import RELEASES
 from provision.lab.spec import NodeSpec
 from provision.terminal import Progress
 
@@ -82,7 +83,8 @@ def _up(
     images: Mapping[str, Sequence[Path]],
 ) -> LabRecord:
     say = progress.step
-    host.install_missing(say)
+    releases = {node.release for node in wanted} | {node.release for node in (known.nodes if known else ())}
+    host.install_missing(say, rpms=any(RELEASES[release].dnf for release in releases))
     lab = _reserve(name, known, wanted, inventory, seed, speed)
     say("fixture repository")
     built = repository.ensure_repository(say, releases={node.release for node in lab.nodes})

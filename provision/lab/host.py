@@ -20,6 +20,7 @@ PROGRAMS = {
     "mmdebstrap": "mmdebstrap",
     "systemd-nspawn": "systemd-container",
     "apt-cacher-ng": "apt-cacher-ng",
+    "dpkg-deb": "dpkg",
     "gpg": "gnupg",
     "gpgconf": "gnupg",
     "ip": "iproute2",
@@ -27,6 +28,11 @@ PROGRAMS = {
     "ssh-keygen": "openssh-client",
     "mount": "mount",
     "unshare": "util-linux",
+}
+# Besides, where a node takes rpms.
+RPM_PROGRAMS = {
+    **dict.fromkeys(("rpmbuild", "rpmsign"), "rpm"),
+    **dict.fromkeys(("createrepo_c", "modifyrepo_c"), "createrepo-c"),
 }
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -53,17 +59,18 @@ def _full(program: str) -> str:
     return shutil.which(program) or program
 
 
-def missing_packages() -> list[str]:
-    """Debian packages that this host lacks for a lab, sorted."""
-    missing = {package for program, package in PROGRAMS.items() if shutil.which(program, path=PATH) is None}
+def missing_packages(*, rpms: bool = False) -> list[str]:
+    """Debian packages that this host lacks for a lab, sorted. `rpms`: some of its nodes take rpms."""
+    programs = {**PROGRAMS, **(RPM_PROGRAMS if rpms else {})}
+    missing = {package for program, package in programs.items() if shutil.which(program, path=PATH) is None}
     if not KEYRING.exists():
         missing.add("debian-archive-keyring")
     return sorted(missing)
 
 
-def install_missing(say: Callable[[str], None]) -> None:
+def install_missing(say: Callable[[str], None], *, rpms: bool = False) -> None:
     """Install what is missing with apt-get; raises LabError that names the packages where that cannot be."""
-    missing = missing_packages()
+    missing = missing_packages(rpms=rpms)
     if not missing:
         return
     names = " ".join(missing)
@@ -85,8 +92,8 @@ def install_missing(say: Callable[[str], None]) -> None:
     if "apt-cacher-ng" in missing and Path("/run/systemd/system").is_dir():
         # Its package enables a cache open to the network; the lab starts its own, on the loopback address.
         call("systemctl", "disable", "--now", "apt-cacher-ng.service")
-    if missing_packages():
-        raise LabError(f"still missing after the installation: {' '.join(missing_packages())}", fix)
+    if missing := missing_packages(rpms=rpms):
+        raise LabError(f"still missing after the installation: {' '.join(missing)}", fix)
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ Laid out as the originals, so that a role's production path is taken with only U
 
 from __future__ import annotations
 
+import functools
 import gzip
 import hashlib
 import json
@@ -20,6 +21,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -189,7 +191,7 @@ def _write_rpm(folder: Path, home: Path, key: str, rpms: list[Rpm], family: str)
         return  # one repository for all major releases, as the container toolkit's
     major = family.removeprefix("el")
     # NVIDIA signs the packages of its CUDA repository, but of the container toolkit's only the index.
-    sign = (lambda header: signing.detached(home, key, header)) if "stable/rpm" not in str(folder) else None
+    sign = None if "stable/rpm" in str(folder) else functools.partial(signing.sign_packages, home, key)
     index = rpm_repository.write(folder, rpms, sign, major, major in _MODULAR)
     signing.sign(home, key, index, {"--detach-sign": "repomd.xml.asc"})
 
@@ -198,9 +200,10 @@ def write_index(folder: Path, debs: list[Deb], origin: str) -> None:
     """Write the packages and a flat repository's Packages and Release (not signed yet) into `folder`."""
     folder.mkdir(parents=True)
     stanzas = []
-    for deb in debs:
-        content = deb.pack()
-        (folder / deb.filename).write_bytes(content)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        built = list(pool.map(lambda deb: deb.build(folder), debs))
+    for deb, path in zip(debs, built, strict=True):
+        content = path.read_bytes()
         file = {"Filename": f"./{deb.filename}", "Size": str(len(content)), **_sums(content)}
         fields = deb.fields()
         description = fields.pop("Description")

@@ -29,14 +29,13 @@ from typing import Any
 
 from provision.errors import LabError
 from provision.lab import packages
-from provision.lab.rpmfile import SENSES, Rpm
+from provision.lab.rpmfile import OPERATORS, RELATIONS, Rpm
 
 REPOSITORIES = (*packages.REPOSITORIES, "system")
 MAJORS = ("8", "9", "10")
-_RELATIONS = ("requires", "provides", "conflicts", "obsoletes", "recommends")
 _KEYS = frozenset(
     {"name", "versions", "nvr", "repository", "architecture", "majors", "streams", "summary", "files"}
-    | {"configs", "scripts", "same_as", *_RELATIONS}
+    | {"configs", "scripts", "same_as", *RELATIONS}
 )
 _SCRIPTS = ("pre", "post", "preun", "postun")
 _FORMAT = "see provision/lab/rpm_packages.py for the format"
@@ -114,14 +113,14 @@ def _check(entry: Any, where: str) -> None:
         )
     if not entry.get("nvr") and not (entry.get("name") and entry.get("versions")):
         raise LabError(f"{where}: name and versions, or nvr, are missing", _FORMAT)
-    for key in ("versions", "configs", "streams", "majors", *_RELATIONS):
+    for key in ("versions", "configs", "streams", "majors", *RELATIONS):
         texts = entry.get(key, [])
         if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
             raise LabError(f"{where}: {key!r} must be a list of texts (quote versions)", _FORMAT)
-    for kind in _RELATIONS:
+    for kind in RELATIONS:
         for text in entry.get(kind, []):
             words = text.split()
-            if len(words) not in (1, 3) or (len(words) == 3 and words[1] not in SENSES):
+            if len(words) not in (1, 3) or (len(words) == 3 and words[1] not in OPERATORS):
                 raise LabError(f"{where}: {kind} {text!r} is not NAME or NAME OPERATOR VERSION", _FORMAT)
     if set(entry.get("scripts") or {}) - set(_SCRIPTS):
         raise LabError(f"{where}: scripts are {', '.join(_SCRIPTS)}", _FORMAT)
@@ -164,7 +163,7 @@ def _rpm(entry: Mapping[str, Any], name: str, words: dict[str, str], where: str)
         str(entry.get("architecture", "x86_64")),
         files,
         tuple(_filled(text, words) for text in entry.get("configs", [])),
-        {kind: tuple(_filled(text, words) for text in entry.get(kind, [])) for kind in _RELATIONS},
+        {kind: tuple(_filled(text, words) for text in entry.get(kind, [])) for kind in RELATIONS},
         {kind: _filled(text, words) for kind, text in (entry.get("scripts") or {}).items()},
         tuple(_filled(text, words) for text in entry.get("streams", [])),
     )

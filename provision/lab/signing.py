@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from provision.errors import LabError
-from provision.lab.command import attempt, call
+from provision.lab.command import PATH, attempt, call
 from provision.lab.places import CACHE, make_root_only
 
 # Where gpg keeps its keys. The path is short because its agent's socket lives in it (at most 107 characters).
@@ -61,14 +61,12 @@ def sign(home: Path, key: str, index: Path, how: Mapping[str, str] = _RELEASE) -
         gpg(home, *words, option, index)
 
 
-def detached(home: Path, key: str, content: bytes) -> bytes:
-    """The binary signature of `content`, as an rpm carries it of its header."""
-    with tempfile.TemporaryDirectory(dir=home) as folder:
-        data, signature = Path(folder) / "data", Path(folder) / "signature"
-        data.write_bytes(content)
-        words = ("--local-user", key, "--digest-algo", "SHA256", "--output", str(signature))
-        gpg(home, *words, "--detach-sign", data)
-        return signature.read_bytes()
+def sign_packages(home: Path, key: str, folder: Path) -> None:
+    """Sign the rpms in `folder` in place."""
+    program = shutil.which("gpg", path=PATH)
+    macros = (f"__gpg {program}", f"_gpg_name {key}", f"_gpg_path {home}", "_gpg_digest_algo sha256")
+    defined = [word for macro in macros for word in ("--define", macro)]
+    call("sh", "-c", 'exec rpmsign --addsign "$@" "$0"/*.rpm', folder, *defined, timeout=600)
 
 
 def gpg(home: Path, *words: str | Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +42,7 @@ def write_all(
     fleet: FleetHealth, folder: Path | RunFolder, formats: Sequence[str], context: Context | None = None
 ) -> dict[str, Path]:
     """Write the report in each of `formats` (names of FORMATS) below `folder`; format → its file, or
-    the first of its files.
+    the first of its files. Beside them, the lists of nodes that proposed commands name (`--nodes @FILE`).
 
     `context`: what is told beyond the run's own health (report_context.read), for those that show it.
 
@@ -53,6 +54,11 @@ def write_all(
     for name in formats:
         if name not in FORMATS:
             raise UsageError(f"unknown report format: {name}", f"known formats: {', '.join(FORMATS)}")
+    from provision.report.terminal import node_lists
+
+    for file_name, nodes in node_lists(fleet).items() if formats else ():
+        _write(path / file_name, (f"{node}\n" for node in nodes))
+    context = context and replace(context, folder=str(path.absolute()))
     written: dict[str, Path] = {}
     for name in dict.fromkeys(formats):
         module, files = FORMATS[name]

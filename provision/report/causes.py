@@ -7,6 +7,7 @@ get a finding of their own here, so that every report shows them as loudly as a 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -149,27 +150,35 @@ def missing(fleet: FleetHealth, node: NodeHealth) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Coverage:
-    """How much of what was asked was measured, counted in checks on nodes."""
+    """How much of what was asked was measured, counted in checks on nodes. `asked` is without `skipped`:
+    those that were declared not applicable."""
 
     asked: int
     measured: int
+    skipped: int
     nodes_silent: int
 
     @property
     def unmeasured(self) -> int:
         return self.asked - self.measured
 
+    @property
+    def words(self) -> str:
+        """`30 of 36 checks measured`, and how many were skipped, where any were."""
+        skipped = f", {self.skipped:,} skipped (declared not applicable)" if self.skipped else ""
+        return f"{self.measured:,} of {many(self.asked, 'check')} measured{skipped}"
+
 
 def coverage(fleet: FleetHealth) -> Coverage:
     """A check is measured on a node when it has a result there that is neither `error` nor `skip`."""
-    asked = measured = silent = 0
-    unmeasured = (Verdict.ERROR, Verdict.SKIP)
+    asked = silent = 0
+    verdicts: Counter[Verdict] = Counter()
     for node in fleet.nodes:
-        names = dict.fromkeys((*fleet.asked, *(check.check for check in node.checks)))
-        asked += len(names)
-        measured += sum(check.verdict not in unmeasured for check in node.checks)
+        asked += len(dict.fromkeys((*fleet.asked, *(check.check for check in node.checks))))
+        verdicts.update(check.verdict for check in node.checks)
         silent += node.unreachable
-    return Coverage(asked, measured, silent)
+    skipped = verdicts[Verdict.SKIP]
+    return Coverage(asked - skipped, verdicts.total() - skipped - verdicts[Verdict.ERROR], skipped, silent)
 
 
 _HEADLINE: tuple[tuple[Verdict, Callable[[int], str]], ...] = (

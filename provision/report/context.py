@@ -40,13 +40,14 @@ class Pairs:
 class Context:
     """`earlier`: what the runs before said, None when there is none. `loads`: node → the load of each check
     that kept samples, for the nodes that are worst; `not_read`: the nodes whose samples were left alone.
-    `pairs`: the checks between nodes.
+    `pairs`: the checks between nodes. `folder`: where the lists of nodes are that proposed commands name.
     """
 
     earlier: Earlier | None = None
     loads: Mapping[str, tuple[Load, ...]] = field(default_factory=dict)
     not_read: tuple[str, ...] = ()
     pairs: tuple[Pairs, ...] = ()
+    folder: str = ""
 
 
 NOTHING = Context()

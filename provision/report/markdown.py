@@ -51,7 +51,7 @@ def _pieces(fleet: FleetHealth, context: Context) -> Iterator[str]:
     if healthy:
         yield f"\n## ✓ Healthy\n\n{many(len(healthy), 'node')}: {escape(fold(healthy, 2000))}\n"
     yield "\n## Next\n\n"
-    for command, why in next_commands(fleet, found):
+    for command, why in next_commands(fleet, found, context.folder):
         yield f"- {_code(command)}: {escape(why)}\n"
 
 
@@ -63,8 +63,8 @@ def _header(fleet: FleetHealth) -> Iterator[str]:
         ["verdict", "nodes"], ([f"{SYMBOLS[v]} {v.value}", f"{n:,}"] for v, n in fleet.counts.items())
     )
     yield (
-        f"\nMeasured {seen.measured:,} of {many(seen.asked, 'check')} "
-        f"({escape(', '.join(fleet.asked)) or 'none asked for'}), started {escape(when)}, "
+        f"\n{escape(seen.words)}: "
+        f"{escape(', '.join(fleet.asked)) or 'none asked for'}; started {escape(when)}, "
         f"inventory {_code(fleet.inventory)}, run {_code(fleet.run_id)}, "
         f"gpuprov {escape(fleet.gpuprov_version)}.\n"
     )

@@ -6,6 +6,7 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from provision.health import FleetHealth, GpuIdentity
 from provision.judge import Verdict
@@ -23,12 +24,13 @@ from provision.report.causes import (
     overall,
 )
 from provision.report.context import NOTHING, Context
+from provision.report.nodes import listable
 from provision.wording import duration, many, one_line, quantity
 
 _CAUSES = 12  # shown of each verdict; the report files have all
 _CULPRITS = 6  # told one by one; more are folded into ranges
 _EXAMPLES = 3  # told one by one of a folded cause
-_NAMED = 8  # nodes named in a command; more nodes and the command is for all
+_NAMED = 8  # nodes named in a command; of more it names a file
 _COLOURS = {
     Verdict.PASS: "32",
     Verdict.SKIP: "2",
@@ -52,7 +54,7 @@ def summary(fleet: FleetHealth, width: int = 100, color: bool = False, context: 
         group = [cause for cause in found if cause.verdict is verdict]
         if group:
             lines += ["", ink.paint(verdict, HEADINGS[verdict], bold=True), *_section(group, ink)]
-    lines += ["", *_next(fleet, found, ink)]
+    lines += ["", *_next(fleet, found, ink, context.folder)]
     return "\n".join(lines) + "\n"
 
 
@@ -89,7 +91,7 @@ class _Ink:
 def _context(fleet: FleetHealth, ink: _Ink, context: Context) -> Iterator[str]:
     """How much was measured, how long it took, and what is new."""
     seen = coverage(fleet)
-    told = [f"{seen.measured:,} of {many(seen.asked, 'check')} measured"]
+    told = [seen.words]
     if seen.nodes_silent:
         told.append(f"{many(seen.nodes_silent, 'node')} unreachable")
     told.append(duration(fleet.started, fleet.finished))
@@ -163,17 +165,56 @@ def _identity(gpu: GpuIdentity, of_many: bool) -> str:
     return which + ", ".join(filter(None, known))
 
 
-def _next(fleet: FleetHealth, found: Sequence[Cause], ink: _Ink) -> Iterator[str]:
+def _next(fleet: FleetHealth, found: Sequence[Cause], ink: _Ink, folder: str) -> Iterator[str]:
     """The command to type now."""
-    for number, (command, why) in enumerate(next_commands(fleet, found)):
+    for number, (command, why) in enumerate(next_commands(fleet, found, folder)):
         label = "next: " if number == 0 else "then: "
         text = f"{label}{command}"
         yield ink.paint(Verdict.PASS, text, bold=True) if ink.color else text
         yield from ink.wrap(why, "      ", "")
 
 
-def next_commands(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[tuple[str, str]]:
-    """Commands to type next, with the reason; at least one."""
+@dataclass(frozen=True)
+class _Step:
+    """A command to type, and why. `nodes` are those it is for; `kind` names the file that lists them."""
+
+    command: str
+    why: str
+    nodes: Sequence[str] = ()
+    kind: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(set(self.nodes), key=natural)
+
+    @property
+    def file(self) -> str:
+        """Where its nodes are listed; nowhere when a line can name them, or one has a name that is none."""
+        return f"nodes.{self.kind}" if len(self.names) > _NAMED and all(map(listable, self.nodes)) else ""
+
+    def text(self, folder: str) -> str:
+        """The command with its nodes; where they are too many for a line, with the file in `folder`."""
+        if not self.nodes:
+            return self.command
+        pattern = ",".join(self.names)
+        if self.file and folder:
+            pattern = f"@{folder}/{self.file}"
+        elif any(one_line(name) != name for name in self.nodes):
+            pattern = "all"
+        return f"{self.command} --nodes {shlex.quote(pattern)}"
+
+
+def next_commands(fleet: FleetHealth, found: Sequence[Cause], folder: str = "") -> Iterator[tuple[str, str]]:
+    """Commands to type next, with the reason; at least one. `folder`: where `node_lists` are written."""
+    return ((step.text(folder), step.why) for step in _steps(fleet, found))
+
+
+def node_lists(fleet: FleetHealth) -> dict[str, list[str]]:
+    """File name → the nodes in it, of the commands to type next that are for more than a line can name."""
+    return {step.file: step.names for step in _steps(fleet, causes(fleet)) if step.file}
+
+
+def _steps(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[_Step]:
     failed = _on(found, Verdict.FAIL)
     configuration = [
         n for c in found if c.verdict is Verdict.FAIL and c.action == "fix configuration" for n in c.nodes
@@ -181,42 +222,40 @@ def next_commands(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[tuple[
     silent = [node.node for node in fleet.nodes if node.unreachable]
     again = [name for name in _on(found, Verdict.ERROR) if name not in set(silent)]
     if fleet.interrupted:
-        yield (
+        yield _Step(
             f"gpuprov validate --resume {shlex.quote(one_line(fleet.run_id, 120))}",
             "continues where it was interrupted",
         )
     if configuration:
-        yield f"gpuprov plan{_nodes(configuration)}", "shows what `gpuprov up` would correct on these nodes"
+        yield _Step(
+            "gpuprov plan",
+            "shows what `gpuprov up` would correct on these nodes",
+            configuration,
+            "misconfigured",
+        )
     if failed:
-        yield f"gpuprov validate{_nodes(failed)}", "after the repair: verifies it"
+        yield _Step("gpuprov validate", "after the repair: verifies it", failed, "fail")
     elif fleet.fabric:
         names = ",".join(dict.fromkeys(finding.check for finding in fleet.fabric))
-        yield (
-            f"gpuprov validate --checks {names}",
-            "after the repair of the fabric: verifies it",
-        )
+        yield _Step(f"gpuprov validate --checks {names}", "after the repair of the fabric: verifies it")
     elif again and not fleet.interrupted:
-        yield f"gpuprov validate{_nodes(again)}", "repeats the measurements that failed"
+        yield _Step("gpuprov validate", "repeats the measurements that failed", again, "error")
     if silent:
-        yield (
-            f"gpuprov drift{_nodes(silent)}",
+        yield _Step(
+            "gpuprov drift",
             "once they are back: shows whether they answer and still match the stack",
+            silent,
+            "unreachable",
         )
     if not fleet.nodes:
-        yield "gpuprov validate --nodes all", "measures every node of the inventory"
+        yield _Step("gpuprov validate --nodes all", "measures every node of the inventory")
     elif not found and not fleet.interrupted:
-        yield "gpuprov drift", "any time later: shows whether anything has changed since"
+        yield _Step("gpuprov drift", "any time later: shows whether anything has changed since")
     elif not any((failed, again, silent, fleet.fabric, fleet.interrupted)):
-        yield f"gpuprov validate{_nodes(_on(found, *HEADINGS))}", "after looking at the warnings above"
+        warned = _on(found, *HEADINGS)
+        yield _Step("gpuprov validate", "after looking at the warnings above", warned, "warn")
 
 
 def _on(found: Sequence[Cause], *verdicts: Verdict) -> list[str]:
     names = dict.fromkeys(name for cause in found if cause.verdict in verdicts for name in cause.nodes)
     return [name for name in names if name != FABRIC]
-
-
-def _nodes(names: Sequence[str]) -> str:
-    unique = sorted(set(names), key=natural)
-    if len(unique) > _NAMED or any(one_line(name) != name for name in unique):
-        return " --nodes all"
-    return f" --nodes {shlex.quote(','.join(unique))}"

@@ -11,7 +11,7 @@ import pytest
 
 from provision import campaign, cli, report
 from provision.checks.check import Output
-from provision.errors import ExitCode
+from provision.errors import ExitCode, RunFolderError
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Verdict
 from provision.report.diff import diff
@@ -121,3 +121,32 @@ def test_nodes_that_come_and_go_are_told() -> None:
         ("c", "not in the report", "fail"),
         ("a", "pass", "not in the report"),
     ]
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        '{"format": 1, "outputs": [',
+        "",
+        '{"format": 1}',
+        "\0\0\0",
+        '{"format": 1, "outputs": [{"name": "nvbandwidth", "argv": [], "rc": 0, "stdout": null, "stderr": "",'
+        '"seconds": 1}]}',
+    ],
+)
+def test_a_damaged_file_costs_one_check_of_one_node(damaged: str, run: RunFolder) -> None:
+    file = run.path / campaign.raw_path("gpu-02", "p2p_bandwidth")
+    file.write_text(damaged)
+    code = cli.main(["report", "--rejudge", "--format", "json,html"])
+    assert code == ExitCode.INCOMPLETE
+    health = json.loads((run.path / "rejudged" / "report.json").read_text())
+    verdicts = {one["node"]: [check["verdict"] for check in one["checks"]] for one in health["nodes"]}
+    assert verdicts == {"gpu-01": ["pass"], "gpu-02": ["error"], "gpu-03": ["pass"]}
+    (finding,) = health["nodes"][1]["checks"][0]["findings"]
+    assert finding["message"].startswith(f"{file} is damaged: ")
+
+
+def test_a_file_of_a_newer_gpuprov_is_not_guessed_at(run: RunFolder) -> None:
+    (run.path / campaign.raw_path("gpu-02", "p2p_bandwidth")).write_text('{"format": 2, "outputs": []}')
+    with pytest.raises(RunFolderError, match="written by a newer gpuprov"):
+        campaign.rejudge(run)

@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 from provision.health import FleetHealth
+from provision.judge import Finding, Verdict
 from provision.report import html, peer_maps
 from provision.report.context import NOTHING, Context
 from provision.report.html import render
@@ -98,7 +99,7 @@ def test_what_was_not_measured_has_its_own_section_tile_and_reason(samples: Modu
     shown = Reader(page(samples.unmeasured())).text
     for wanted in (
         "? Not measured",
-        "16 of 28 ? checks measured: 12 were not",
+        "16 of 27 ? checks measured: 11 were not; 1 skipped (declared not applicable)",
         "unreachable: ssh: connect to 10.0.3.44",
         "gpu_burn did not end within 180 s and was killed",
         "did not run: nccl_all_reduce",
@@ -107,6 +108,11 @@ def test_what_was_not_measured_has_its_own_section_tile_and_reason(samples: Modu
         "? Not in it: 2 nodes of unknown SKU.",
     ):
         assert wanted in shown, wanted
+    skip = samples.result(
+        "nccl_all_reduce", [Finding("nccl_all_reduce", Verdict.SKIP, "node", "alone")], [], 0.0
+    )
+    alone = Reader(page(samples.fleet(samples.node("gpu-01", (skip,)), asked=("nccl_all_reduce",)))).text
+    assert "0 of 0 ? nothing that was asked for applies, so nothing is known; 1 skipped" in alone
     assert "An empty report is not a healthy fleet." in Reader(page(samples.nothing())).text
     assert "This run was interrupted." in Reader(page(samples.interrupted())).text
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import html as html_module
 import re
+import shlex
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from provision import report
 from provision.errors import ExitCode
 from provision.judge import Finding, Verdict
 from provision.report.causes import causes, overall
+from provision.report.context import Context
 from provision.report.diff import diff
 from provision.report.diff_text import verdict_lines
 from provision.report.terminal import summary
@@ -60,7 +65,7 @@ def test_forty_nodes_with_one_cause_are_one_line_and_one_range(samples: ModuleTy
     told = summary(samples.fleet(*nodes, asked=("gpu_inventory",)))
     assert "40 nodes: gpu_inventory: fabric manager is not running → fix configuration" in told
     assert "      gpu-[01-40]\n" in told
-    assert "next: gpuprov plan --nodes all" in told
+    assert f"next: gpuprov plan --nodes {','.join(node.node for node in nodes)}\n" in told
     assert len(told.splitlines()) < 14
 
 
@@ -90,7 +95,7 @@ def test_many_culprits_with_their_own_numbers_are_folded_with_examples(samples: 
 def test_what_was_not_measured_is_as_loud_as_a_failure(samples: ModuleType) -> None:
     told = summary(samples.unmeasured())
     assert told.startswith("5 of 7 nodes not proven (could not be measured), 1 with warnings, 1 healthy\n")
-    assert "16 of 28 checks measured · 2 nodes unreachable" in told
+    assert "16 of 27 checks measured, 1 skipped (declared not applicable) · 2 nodes unreachable" in told
     assert "\nNot measured\n" in told
     assert "? ERROR 2 nodes: unreachable: ssh: connect to 10.0.3.44 port 22: timed out" in flat(told)
     assert "? ERROR gpu_burn: gpu_burn did not end within 180 s and was killed → reboot gpu-01" in flat(told)
@@ -198,3 +203,33 @@ def test_a_node_called_fabric_is_a_node(samples: ModuleType) -> None:
     burnt = samples.node("fabric", samples.checks(3, burn=5))
     told = summary(dataclasses.replace(samples.fleet(burnt), fabric=(samples.LINK,)))
     assert "next: gpuprov validate --nodes fabric\n" in told
+
+
+def test_commands_for_many_nodes_name_a_file_that_the_run_wrote(samples: ModuleType, tmp_path: Path) -> None:
+    """40 bad nodes of 1,000: the other 960 are at work, and stay so."""
+    fabric = Finding("gpu_inventory", Verdict.FAIL, "node", "stopped", action="fix configuration")
+    bad = [f"gpu-{i:04d}" for i in range(1, 1001, 25)]
+    fleet = samples.fleet(
+        *(
+            samples.node(
+                f"gpu-{i:04d}",
+                (samples.result("gpu_inventory", [fabric] if f"gpu-{i:04d}" in bad else [], [], 1.0),),
+            )
+            for i in range(1, 1001)
+        ),
+        asked=("gpu_inventory",),
+    )
+    folder = tmp_path / "it's here"
+    report.write_all(fleet, folder, ["html", "md"], Context())
+    told = summary(fleet, context=Context(folder=str(folder)))
+    texts = [
+        told,
+        (folder / "report.md").read_text(),
+        html_module.unescape((folder / "report.html").read_text()),
+    ]
+    for command, name in (("plan", "nodes.misconfigured"), ("validate", "nodes.fail")):
+        typed = f"gpuprov {command} --nodes {shlex.quote(f'@{folder / name}')}"
+        assert all(typed in text for text in texts)
+        assert shlex.split(typed)[-1] == f"@{folder}/{name}"
+        assert (folder / name).read_text().splitlines() == bad
+    assert not any("--nodes all" in text for text in texts)

@@ -22,7 +22,7 @@ UsePAM no
 StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
-MaxStartups 200
+MaxStartups {max_startups}
 PrintMotd no
 AllowTcpForwarding yes
 SetEnv PATH={folder}/bin:/usr/bin:/bin:/usr/sbin:/sbin HOME={folder}
@@ -38,8 +38,9 @@ def free_port() -> int:
 class Sshd:
     """One sshd with its own keys and known_hosts. Programs in `bin` come first on its sessions' PATH."""
 
-    def __init__(self, folder: Path, program: str) -> None:
+    def __init__(self, folder: Path, program: str, max_startups: int = 200) -> None:
         self.folder = folder
+        self.program = program
         self.port = free_port()
         self.user = getpass.getuser()
         self.bin = folder / "bin"
@@ -50,7 +51,8 @@ class Sshd:
         self.key_file = self.key("user")
         self.known_hosts = folder / "known_hosts"
         self.know(self.known_hosts)
-        (folder / "sshd_config").write_text(SSHD_CONFIG.format(port=self.port, folder=folder))
+        settings = {"port": self.port, "folder": folder, "max_startups": max_startups}
+        (folder / "sshd_config").write_text(SSHD_CONFIG.format(**settings))
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         self.log = (folder / "sshd.log").open("wb")
