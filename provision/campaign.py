@@ -1,6 +1,6 @@
 """Raw output of checks: its storage in the run folder, and its judging into the health of the fleet.
 
-The order is that of `provision.checks.CHECKS`: quick before long, heat last (bandwidth measured right after a
+The order is that of the table of checks: quick before long, heat last (bandwidth measured right after a
 burn is low because the GPUs are hot). All that a judgement needs is in the run folder, so that `rejudge`
 gives the same health again, or another under other thresholds, without touching a node.
 """
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from provision import __version__, checks_asked, fleet_stream, side_by_side, thresholds
-from provision.checks import CHECKS, gpu_answers, gpu_inventory, kernel_incidents, kernel_log
+from provision.checks import gpu_answers, gpu_inventory, kernel_incidents, kernel_log
 from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Command, Measurement, Output
 from provision.checks.nccl_tests import without_environment
+from provision.checks.registry import CHECKS
 from provision.errors import ParseError, RunFolderError
 from provision.health import CheckResult, FleetHealth, NodeHealth, roll_up
 from provision.judge import Finding, Verdict, unmeasured, worst

@@ -29,6 +29,7 @@ from provision import (
     validated,
 )
 from provision.campaign import Raw
+from provision.check_settings import Settings as Settings
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.errors import ExitCode, GpuprovError, RunFolderError, StackError
 from provision.fingerprint import Fingerprint
@@ -41,25 +42,6 @@ from provision.set_aside import SetAside
 from provision.store import RunFolder, runs_home
 from provision.terminal import Progress
 from provision.verdict_history import keep as keep_verdicts
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to run the checks. `every_pair`: measure all pairs of nodes. `override`: the user's thresholds.
-    `timeout`: seconds a node has to answer, and a program beyond its load; None leaves each check its own."""
-
-    burn_seconds: int = 60
-    timeout: float | None = None
-    forks: int = 50
-    connections: int = 64
-    every_pair: bool = False
-    override: Path | None = None
-    vault_password_files: tuple[Path, ...] = ()
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What checks may know of it."""
-        return {"burn_seconds": self.burn_seconds, "timeout": self.timeout}
 
 
 def _to_go_on_with(resume: str) -> RunFolder:

@@ -25,7 +25,7 @@ from provision import (
     store,
     validated,
 )
-from provision.checks import CHECKS
+from provision.checks.registry import CHECKS
 from provision.errors import ExitCode
 from provision.inventory import Node
 from provision.observe import Observation

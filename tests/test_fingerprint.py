@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from provision import fingerprint, store, validated
-from provision.checks import CHECKS
+from provision.checks.registry import CHECKS
 from provision.errors import RunFolderError
 from provision.fingerprint import FACTS, Fingerprint, changes, of
 
