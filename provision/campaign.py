@@ -246,12 +246,10 @@ def _header(node: Seen, measurements: Iterable[Measurement]) -> dict[str, Any]:
 def fleet_health(
     folder: RunFolder, nodes: Iterable[NodeHealth], seen: Mapping[str, Seen], *, interrupted: bool = False
 ) -> FleetHealth:
-    """The whole report: the nodes judged against each other as well, and what run.json says of the run.
-
-    `nodes` is gone through once, and none of them is held: an iterator needs no more memory for many than for
-    few. Raises RunFolderError.
-    """
-    alone = (fleet_stream.alone(node, seen.get(node.node)) for node in nodes)
+    """The whole report: the nodes judged against each other as well, and what run.json says of the run. Of a
+    large fleet each node is held compressed. Raises RunFolderError."""
+    many = len(seen) > fleet_stream.FEW
+    alone = (fleet_stream.alone(node, seen.get(node.node), many) for node in nodes)
     return fleet_stream.judged(folder, _head_of_report(folder, interrupted), alone, seen)
 
 
@@ -283,9 +281,10 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
             "install the distribution it came from, then judge again",
         )
     known = read_seen(folder)
+    many = len(known) > fleet_stream.FEW
 
     def alone(name: str) -> fleet_stream.Alone:
-        return fleet_stream.alone(_judged_again(folder, known[name], asked, override), known[name])
+        return fleet_stream.alone(_judged_again(folder, known[name], asked, override), known[name], many)
 
     nodes = side_by_side.in_order(alone, known, side_by_side.processes(len(known)))
     return fleet_stream.judged(folder, _head_of_report(folder, bool(meta.get("interrupted"))), nodes, known)

@@ -154,7 +154,7 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "health",
             "json_lines",
             "judge",
-            "later",
+            "lazy_rows",
             "run_index",
             "store",
             "stored_health",
@@ -175,7 +175,6 @@ LAYERS: tuple[tuple[str, set[str]], ...] = (
             "paths",
             "node_names",
             "secrets_mask",
-            "set_aside",
             "shared_facts",
             "side_by_side",
             "student_t",
@@ -345,6 +344,12 @@ def test_no_two_modules_need_each_other() -> None:
 
     for name in graph():
         visit(name, ())
+
+
+def test_no_judge_knows_a_format_of_reports() -> None:
+    judges = {name for name in graph() if name.endswith("judge")} | {"campaign", "fleet_stream", "health"}
+    known = {(name, other) for name in judges for other in graph(types=True)[name] if "report" in other}
+    assert known == set()
 
 
 def test_every_module_can_be_imported() -> None:
