@@ -68,7 +68,7 @@ def compressed(
     rows: Sequence[T], wrong: tuple[T, ...] = (), metrics: frozenset[str] = frozenset()
 ) -> LazyRows[T]:
     """These rows in about a tenth of the memory."""
-    return LazyRows(_decompressed, zlib.compress(pickle.dumps(tuple(rows), 5), 1), wrong, metrics)
+    return LazyRows(_decompressed, zlib.compress(pickle.dumps(tuple(rows), 5), 3), wrong, metrics)
 
 
 @lru_cache(maxsize=64)  # the checks of a few nodes: reports take a node's rows several times
