@@ -1,6 +1,6 @@
 """Raw output of checks: its storage in the run folder, and its judging into the health of the fleet.
 
-The order is that of `provision.checks.CHECKS`: quick before long, heat last (bandwidth measured right after a
+The order is that of the table of checks: quick before long, heat last (bandwidth measured right after a
 burn is low because the GPUs are hot). All that a judgement needs is in the run folder, so that `rejudge`
 gives the same health again, or another under other thresholds, without touching a node.
 """
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from provision import __version__, checks_asked, fleet_stream, parallel_map, thresholds
-from provision.checks import CHECKS, gpu_answers, gpu_inventory, kernel_incidents, kernel_log
+from provision.checks import gpu_answers, gpu_inventory, kernel_incidents, kernel_log
 from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Command, Measurement, Output
 from provision.checks.nccl_tests import without_environment
+from provision.checks.registry import CHECKS
 from provision.errors import ParseError, RunFolderError
 from provision.health import CheckResult, FleetHealth, NodeHealth, roll_up
 from provision.judge import Finding, Verdict, unmeasured, worst
@@ -245,12 +246,10 @@ def _header(node: Seen, measurements: Iterable[Measurement]) -> dict[str, Any]:
 def fleet_health(
     folder: RunFolder, nodes: Iterable[NodeHealth], seen: Mapping[str, Seen], *, interrupted: bool = False
 ) -> FleetHealth:
-    """The whole report: the nodes judged against each other as well, and what run.json says of the run.
-
-    `nodes` is gone through once, and none of them is held: an iterator needs no more memory for many than for
-    few. Raises RunFolderError.
-    """
-    alone = (fleet_stream.alone(node, seen.get(node.node)) for node in nodes)
+    """The whole report: the nodes judged against each other as well, and what run.json says of the run. Of a
+    large fleet each node is held compressed. Raises RunFolderError."""
+    many = len(seen) > fleet_stream.FEW
+    alone = (fleet_stream.alone(node, seen.get(node.node), many) for node in nodes)
     return fleet_stream.judged(folder, _head_of_report(folder, interrupted), alone, seen)
 
 
@@ -282,9 +281,10 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
             "install the distribution it came from, then judge again",
         )
     known = read_seen(folder)
+    many = len(known) > fleet_stream.FEW
 
     def alone(name: str) -> fleet_stream.Alone:
-        return fleet_stream.alone(_judged_again(folder, known[name], asked, override), known[name])
+        return fleet_stream.alone(_judged_again(folder, known[name], asked, override), known[name], many)
 
     nodes = parallel_map.in_order(alone, known, parallel_map.processes(len(known)))
     return fleet_stream.judged(folder, _head_of_report(folder, bool(meta.get("interrupted"))), nodes, known)

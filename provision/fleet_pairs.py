@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from provision import checks_asked
+from provision.checks.registry import PAIRS
 from provision.errors import RunFolderError
 from provision.health import CheckResult, NodeHealth
 from provision.judge import Finding, Verdict, unmeasured, worst
@@ -86,7 +86,7 @@ def between(folder: RunFolder, seen: Mapping[str, Seen]) -> Between:
     """What the run folder's pairs say; nothing of a run without pairs. Raises RunFolderError."""
     found = Between()
     meta = folder.meta()
-    for check, of_pairs in checks_asked.PAIRS.items():
+    for check, of_pairs in PAIRS.items():
         if check in meta.get("asked", ()):
             one = _judged(folder, of_pairs.METRIC, noted(folder).get(check), seen)
             found = Between(

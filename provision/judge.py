@@ -2,71 +2,14 @@
 
 from __future__ import annotations
 
-import enum
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from provision.thresholds import Threshold
-
-if TYPE_CHECKING:  # the checks build on this module
-    from provision.checks.check import Measurement
-
-
-class Verdict(enum.StrEnum):
-    """Ordered from best to worst by `badness`. Neither `error` nor `skip` ever counts as healthy."""
-
-    PASS = "pass"  # noqa: S105
-    SKIP = "skip"
-    WARN = "warn"
-    ERROR = "error"
-    FAIL = "fail"
-
-    @property
-    def badness(self) -> int:
-        return list(Verdict).index(self)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A judged measurement, with the action to take.
-
-    `device`: node, gpu3, gpu0->gpu5, gpu0-gpu5 (both directions). `value`/`unit` what was measured (None when
-    nothing was), `limit` the human text of the limit ("≥ 238 GB/s"), `source` where that limit comes from.
-    `message` one sentence for a person; `action` one of ACTIONS; `evidence` lines of raw output that show it.
-    """
-
-    check: str
-    verdict: Verdict
-    device: str
-    message: str
-    metric: str = ""
-    value: float | int | str | bool | None = None
-    unit: str = ""
-    limit: str = ""
-    source: str = ""
-    action: str = "none"
-    evidence: tuple[str, ...] = field(default=())
-
-    def __post_init__(self) -> None:
-        if self.action not in ACTIONS:
-            raise ValueError(f"{self.check}: {self.action!r} is not an action: {', '.join(ACTIONS)}")
-
-
-ACTIONS = (
-    "none",
-    "watch",
-    "restart job",
-    "reset GPU",
-    "reboot",
-    "power-cycle",
-    "reseat or check cable",
-    "replace part",
-    "fix configuration",
-    "investigate",
-    "run again",
-)
+from provision.checks.model import ACTIONS as ACTIONS  # own checks import these from here
+from provision.checks.model import Finding as Finding
+from provision.checks.model import Measurement, Threshold
+from provision.checks.model import Verdict as Verdict
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

@@ -7,9 +7,10 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from provision import fleet_pairs
+from provision.check_settings import Settings
 from provision.checks.check import Command
 from provision.errors import ParseError
 from provision.nccl_pairs import NcclPairs, launcher
@@ -23,9 +24,6 @@ from provision.seen import Seen
 from provision.store import RunFolder
 from provision.terminal import Progress
 from provision.wording import many
-
-if TYPE_CHECKING:
-    from provision.validation import Settings
 
 _NEIGHBOURS = 5  # rounds for those next to one another in a bad group, and for those of them that are bad
 _AGAIN = 2  # rounds after every pair was measured, for those that were bad

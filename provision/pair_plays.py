@@ -6,15 +6,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from provision import campaign, node_commands, paths, runner, shards
+from provision.check_settings import Settings
 from provision.checks.check import Command, Output
 from provision.errors import GpuprovError
 from provision.store import RunFolder
-
-if TYPE_CHECKING:
-    from provision.validation import Settings
 
 Outputs = dict[str, dict[str, Output]]  # by node and name
 _ADDRESS = "gpuprov_address"  # the inventory variable

@@ -6,8 +6,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from provision import campaign, checks_asked, fleet_pairs, node_history
+from provision import campaign, fleet_pairs, node_history
 from provision.checks import telemetry, telemetry_series
+from provision.checks.registry import PAIRS
 from provision.errors import GpuprovError
 from provision.health import FleetHealth, NodeHealth
 from provision.pairs import groups
@@ -39,7 +40,7 @@ def _pairs(folder: RunFolder, health: FleetHealth) -> Iterator[Pairs]:
     """What was measured between nodes; who has nothing to measure is no part of that, and is not missed."""
     with contextlib.suppress(GpuprovError):
         noted, known = fleet_pairs.noted(folder), read_seen(folder)
-        for check, of_pairs in checks_asked.PAIRS.items():
+        for check, of_pairs in PAIRS.items():
             if check in noted:
                 found = _pairs_of(folder, of_pairs.METRIC, noted[check], health, known)
                 if found.results or not of_pairs.METRIC.group:  # a good group needs no pairs

@@ -1,36 +1,31 @@
 """Reader of a stored report, one node at a time; memory holds only what every report shows.
 
 report.json has one line for each node (report/json.py). Verdicts and what is no pass are kept; passed
-findings and measurements, nearly all of it, are read from the line where something shows them: measurements
-are not even parsed before. A report.json of another layout is left to `health.from_json`, which needs all
-of it in memory at once.
+findings and measurements, nearly all of it, are read from the line again where something shows them. A
+report.json of another layout is left to `health.from_json`, which needs all of it in memory at once.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any
 
 from provision import health
-from provision.checks.check import GpuIdentity, Measurement
+from provision.checks.check import GpuIdentity
 from provision.errors import RunFolderError
 from provision.health import CheckResult, FleetHealth, NodeHealth
-from provision.judge import Finding, Verdict
-from provision.later import Later
+from provision.judge import Verdict
+from provision.lazy_rows import LazyRows
 
-T = TypeVar("T")
 _BUFFER = 1 << 20  # bytes: lines have tens of thousands
 _HEAD, _TAIL = b'"nodes": [', b"]}"
-_CHECK = frozenset(one.name for one in fields(CheckResult))
-_NAME = b'"measurements"'
-_ROWS, _AFTER_ROWS = b', "measurements": [', b'], "seconds": '
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 _VERDICTS: Mapping[str, Verdict] = {verdict.value: verdict for verdict in Verdict}
 
@@ -40,12 +35,9 @@ class StoredNodes(tuple[NodeHealth, ...]):
 
     lines: Lines
 
-    def texts(self) -> Iterator[str]:
-        """Each node as it is written: a JSON object. Raises RunFolderError when what was not read yet
-        is none: what is damaged is not passed on."""
-        for number in range(len(self)):
-            self.lines.node(number)
-            yield self.lines.text(number).decode()
+    def records(self) -> Iterator[Mapping[str, Any]]:
+        """Each node as it is written. Raises RunFolderError."""
+        return map(self.lines.node, range(len(self)))
 
 
 class Lines:
@@ -56,64 +48,44 @@ class Lines:
         self.path, self._descriptor = path, descriptor
         weakref.finalize(self, os.close, descriptor)
         self._starts, self._lengths = array("q"), array("q")
-        self._last: tuple[int, Mapping[str, Any]] = (-1, {})
-        self._searched: tuple[int, bytes] = (-1, b"")
+        self.node = lru_cache(maxsize=2)(self._node)
+        self.findings = lru_cache(maxsize=64)(partial(self._rows, "findings", health.finding_from))
+        self.measurements = lru_cache(maxsize=64)(
+            partial(self._rows, "measurements", health.measurement_from)
+        )
 
     def add(self, start: int, length: int) -> None:
         self._starts.append(start)
         self._lengths.append(length)
 
-    def text(self, node: int) -> bytes:
-        """One node's line."""
+    def _text(self, node: int) -> bytes:
         text = os.pread(self._descriptor, self._lengths[node], self._starts[node])
         if len(text) != self._lengths[node]:
             raise RunFolderError(f"{self.path} was cut while it was read", "add --rejudge to create it again")
         return text
 
-    def node(self, node: int) -> Mapping[str, Any]:
-        """One node's record; the last one asked for is at hand."""
-        if self._last[0] != node:
-            try:
-                self._last = node, json.loads(self.text(node))
-            except (ValueError, RecursionError) as error:
-                raise self.strange(node, error) from error
-        return self._last[1]
+    def _node(self, node: int) -> Mapping[str, Any]:
+        """One node's record."""
+        try:
+            found: Mapping[str, Any] = json.loads(self._text(node))
+        except (ValueError, RecursionError) as error:
+            raise self.strange(node, error) from error
+        return found
 
-    def mentions(self, node: int, metric: str) -> bool:
-        """Whether the line has a row of this metric, without parsing it: a quote within a text of JSON is
-        escaped, so no text that only looks like a row is taken for one."""
-        if self._searched[0] != node:
-            self._searched = node, self.text(node)
-        text = self._searched[1]
-        return json.dumps({"metric": metric})[1:-1].encode() in text
+    def _rows(
+        self, name: str, made: Callable[[Mapping[str, Any]], Any], place: tuple[int, int]
+    ) -> tuple[Any, ...]:
+        """One list of one check of one node, both by their places in the report, as objects."""
+        node, check = place
+        try:
+            return tuple(made(row) for row in self.node(node)["checks"][check][name])
+        except _DAMAGED as error:
+            raise self.strange(node, error) from error
 
     def strange(self, node: int, error: Exception) -> RunFolderError:
         """What to raise for a node that does not fit the schema."""
         what = f"{self.path}: not a health report: node {node + 1}: {type(error).__name__}: {error}"
         return RunFolderError(what, "add --rejudge to create it again")
-
-
-class _Rows(Generic[T]):
-    """One list of a check, as objects; those of the last node asked for are at hand."""
-
-    def __init__(self, lines: Lines, name: str, made: Callable[[Mapping[str, Any]], T]) -> None:
-        self._lines, self._name, self._made = lines, name, made
-        self._node = -1
-        self._known: dict[int, tuple[T, ...]] = {}
-
-    def mentions(self, node: int, metric: str) -> bool:
-        return self._lines.mentions(node, metric)
-
-    def rows(self, node: int, check: int) -> tuple[T, ...]:
-        if node != self._node:
-            self._node, self._known = node, {}
-        if check not in self._known:
-            try:
-                rows = self._lines.node(node)["checks"][check][self._name]
-                self._known[check] = tuple(self._made(row) for row in rows)
-            except _DAMAGED as error:
-                raise self._lines.strange(node, error) from error
-        return self._known[check]
 
 
 def read(path: Path) -> FleetHealth:
@@ -148,7 +120,7 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
             stored.lines = lines
             return replace(fleet, nodes=stored)
         try:
-            record = _record(text)
+            record = json.loads(text)
         except (ValueError, RecursionError):
             return None  # another layout, or damaged: whoever reads it whole says which
         lines.add(place, len(text))
@@ -157,43 +129,11 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
     return None
 
 
-def _record(text: bytes) -> Any:
-    """A node without its measurements, which are most of a line, where that is certain; else the whole."""
-    short, lists = _without_rows(text)
-    if lists:
-        with contextlib.suppress(KeyError, TypeError, ValueError):
-            record = json.loads(short)
-            checks = record["checks"]
-            if len(checks) == lists and all(check.keys() >= _CHECK for check in checks):
-                return record
-    return json.loads(text)
-
-
-def _without_rows(text: bytes) -> tuple[bytes, int]:
-    """The line with each list of measurements empty, and how many lists these are.
-
-    No text of a node is taken for a list's begin or end: within a text of JSON each quote has a backslash
-    before it, and here neither quote of a name has one. In a line whose fields are in another order a list
-    may seem to end too early or too late; that leaves brackets without a match, or takes a field or a check
-    with it, which `_record` sees.
-    """
-    pieces, place, lists, named = [], 0, 0, text.count(_NAME)
-    while (start := text.find(_ROWS, place)) >= 0:
-        end = text.find(_AFTER_ROWS, start)
-        if end < 0:
-            return text, 0
-        pieces.append(text[place : start + len(_ROWS)])
-        place, lists = end, lists + 1
-    return (b"".join((*pieces, text[place:])), lists) if lists == named else (text, 0)
-
-
 class _Builder:
     """Makes the nodes; texts that many nodes share are kept once."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
-        self._findings = _Rows(lines, "findings", health.finding_from)
-        self._measurements = _Rows(lines, "measurements", health.measurement_from)
         self._count = 0
         self._words: dict[str, str] = {}
 
@@ -214,13 +154,17 @@ class _Builder:
             raise self._lines.strange(number, error) from error
 
     def _check(self, node: int, place: int, record: Mapping[str, Any]) -> CheckResult:
+        key = node, place
         wrong = tuple(health.finding_from(row) for row in record["findings"] if row["verdict"] != "pass")
-        findings: Later[Finding] = Later(self._findings, node, place, wrong)
-        measurements: Later[Measurement] = Later(self._measurements, node, place)
+        metrics = frozenset(row["metric"] for row in record["measurements"])
         return CheckResult(
-            self._word(record["check"]), _VERDICTS[record["verdict"]], findings, measurements,
-            record["seconds"], record["raw"],
-        )  # fmt: skip
+            self._word(record["check"]),
+            _VERDICTS[record["verdict"]],
+            LazyRows(self._lines.findings, key, wrong),
+            LazyRows(self._lines.measurements, key, metrics=metrics),
+            record["seconds"],
+            record["raw"],
+        )
 
     def _gpu(self, record: Mapping[str, Any]) -> GpuIdentity:
         name, address = self._word(record["name"]), self._word(record["pci_address"])

@@ -11,16 +11,18 @@ import difflib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 from provision import threshold_metrics
+from provision.checks.model import Spread as Spread
+from provision.checks.model import Threshold as Threshold  # own checks import it from here
+from provision.checks.model import Typical as Typical
 from provision.errors import GpuprovError
 from provision.paths import DATA
 from provision.threshold_metrics import Capacities
-from provision.wording import many
 
 _FOLDER = DATA / "thresholds"
 _DIRECTIONS = ("at_least", "at_most", "equal")
@@ -34,59 +36,6 @@ _EVERY_SKU = "any"  # in a user's file: these limits hold for every SKU
 
 class ThresholdError(GpuprovError):
     """A thresholds file that cannot be used."""
-
-
-@dataclass(frozen=True)
-class Typical:
-    """What a healthy part reaches, in the limit's unit; `machines`: measured on how many, None: not said."""
-
-    value: float
-    machines: int | None
-    source: str
-
-
-@dataclass(frozen=True)
-class Spread:
-    """How far healthy parts differ: their standard deviation, in percent of the typical value.
-
-    `machines`: how many it was estimated from; None: of so many that its own error does not count.
-    """
-
-    percent: float
-    machines: int | None
-    source: str
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """The limit for one metric of one SKU. `direction`: at_least, at_most or equal.
-
-    `kind`: measured (drawn from measurements on such machines), vendor (the maker's own figure) or derived
-    (reckoned from other figures; the arithmetic is in `source`). `date`: YYYY-MM of the source, empty when a
-    user did not say. `machines`: how many were measured for it; 0 for a vendor's figure or mere arithmetic,
-    None when the source does not say. `typical` and `spread`: for `provision.threshold_evidence`.
-    """
-
-    metric: str  # "<check>.<metric>"
-    limit: float
-    unit: str
-    direction: str
-    source: str
-    kind: str
-    date: str = ""
-    machines: int | None = None
-    typical: Typical | None = None
-    spread: Spread | None = None
-
-    @property
-    def cited(self) -> str:
-        """The source as a finding cites it, with the number of machines behind the limit and its date."""
-        rests = [self.date] if self.date else []
-        if self.machines is not None:
-            rests.insert(0, many(self.machines, "machine") if self.machines else "no machine measured")
-        elif self.date:
-            rests.insert(0, "number of machines unknown")
-        return f"{self.source}; {', '.join(rests)}" if rests else self.source
 
 
 def available() -> tuple[str, ...]:

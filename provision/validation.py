@@ -6,7 +6,6 @@ the programs that were running, and `--resume` goes on after it.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -28,36 +27,18 @@ from provision import (
     wording,
 )
 from provision.campaign import Raw
+from provision.check_settings import Settings as Settings
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.errors import ExitCode, GpuprovError, RunFolderError, StackError
 from provision.fingerprint import Fingerprint
+from provision.fleet_stream import FEW
 from provision.health import CheckResult, FleetHealth, NodeHealth
 from provision.inventory import Fleet
 from provision.judge import Verdict
 from provision.observe import Observation, observe
 from provision.seen import Seen, for_checks, seen
-from provision.set_aside import SetAside
 from provision.store import RunFolder, runs_home
 from provision.terminal import Progress
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How to run the checks. `every_pair`: measure all pairs of nodes. `override`: the user's thresholds.
-    `timeout`: seconds a node has to answer, and a program beyond its load; None leaves each check its own."""
-
-    burn_seconds: int = 60
-    timeout: float | None = None
-    forks: int = 50
-    connections: int = 64
-    every_pair: bool = False
-    override: Path | None = None
-    vault_password_files: tuple[Path, ...] = ()
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """What checks may know of it."""
-        return {"burn_seconds": self.burn_seconds, "timeout": self.timeout}
 
 
 def _to_go_on_with(resume: str) -> RunFolder:
@@ -93,12 +74,9 @@ class _Run:
     settings: Settings
     variables: Mapping[str, Mapping[str, Any]]
     seen: dict[str, Seen] = field(default_factory=dict)
-    results: dict[str, dict[str, int]] = field(default_factory=dict)  # where each lies in what is set aside
+    results: dict[str, dict[str, CheckResult]] = field(default_factory=dict)
     lost: set[str] = field(default_factory=set)
     known: dict[str, Fingerprint] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._aside = SetAside(self.folder.path)
 
     def take(self, raw: Raw, *, store: bool = True) -> CheckResult:
         """Keep and judge what came back for one check on one node."""
@@ -106,7 +84,8 @@ class _Run:
             campaign.keep_raw(self.folder, raw)
         node = self.seen[raw.node]
         result = campaign.judge_check(node, raw, node.limits(self.settings.override))
-        self.results.setdefault(raw.node, {})[raw.check] = self._aside.add(health.check_text(result))
+        kept = health.compressed_check(result) if len(self.seen) > FEW else result
+        self.results.setdefault(raw.node, {})[raw.check] = kept
         if raw.unreachable:
             self.lost.add(raw.node)
         if store and not raw.error and raw.node in self.known:
@@ -126,11 +105,7 @@ class _Run:
     def _judged(self) -> Iterator[NodeHealth]:
         """Each node by itself."""
         for name, node in self.seen.items():
-            places = self.results.get(name, {})
-            results = {
-                check: health.check_from(json.loads(self._aside.text(place)))
-                for check, place in places.items()
-            }
+            results = self.results.pop(name, {})
             yield campaign.judge_node(node, results, self.asked, lost=name in self.lost)
 
 

@@ -58,7 +58,7 @@ def test_every_shown_command_parses(command: str) -> None:
 
 
 def test_the_readme_names_every_check_and_no_other() -> None:
-    assert table_column("check") == set(checks_asked.known())
+    assert table_column("check") == set(checks_asked.table())
 
 
 def test_the_readme_names_every_role_and_no_other() -> None:

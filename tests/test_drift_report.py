@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 
 from provision import cli, drift_formats, drift_report, fingerprint, node_history, paths, stack, store
-from provision.checks import CHECKS
+from provision.checks.registry import CHECKS
 from provision.errors import ExitCode
 from provision.inventory import Node
 from provision.observe import Observation

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from provision import fingerprint
-from provision.checks import CHECKS
+from provision.checks.registry import CHECKS
 from provision.fingerprint import FACTS, Fingerprint, changes, of
 
 OBSERVED: dict[str, Any] = {

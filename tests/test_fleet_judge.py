@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision import fleet_judge, fleet_metrics
-from provision.checks import CHECKS
 from provision.checks.check import Measurement
+from provision.checks.registry import CHECKS
 from provision.errors import GpuprovError
 from provision.health import CheckResult, NodeHealth
 from provision.judge import Finding, Verdict, typical

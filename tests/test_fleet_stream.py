@@ -1,4 +1,4 @@
-"""A fleet judged node by node: byte for byte the report of one that is held in memory, and in flat memory."""
+"""A fleet judged node by node: byte for byte the report of one that is held in memory, in far less of it."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from provision import (
     campaign,
     fleet_judge,
     fleet_pairs,
+    fleet_stream,
     node_history,
     offenders,
     outliers,
     parallel_map,
-    set_aside,
-    stored_health,
 )
 from provision.checks.check import GpuIdentity, Measurement, Output
 from provision.errors import RunFolderError
 from provision.health import CheckResult, FleetHealth, NodeHealth
 from provision.judge import Finding, Verdict
+from provision.lazy_rows import LazyRows
 from provision.report import json as report_json
 from provision.seen import Seen
 from provision.store import RunFolder
@@ -93,7 +93,6 @@ def written(fleet: FleetHealth) -> str:
 
 def test_the_report_is_that_of_a_fleet_held_in_memory(run: RunFolder) -> None:
     fleet = campaign.rejudge(run)
-    assert isinstance(fleet.nodes, stored_health.StoredNodes)
     text = written(fleet)
     assert text == written(held(run))
     assert fleet == held(run)
@@ -136,28 +135,24 @@ def test_a_process_that_is_killed_is_one_line() -> None:
         list(parallel_map.in_order(lambda _: os.kill(os.getpid(), signal.SIGKILL), range(9), 2))
 
 
-def test_judging_leaves_no_file_behind(run: RunFolder) -> None:
-    before = sorted(run.path.rglob("*"))
-    fleet = campaign.rejudge(run)
-    assert sorted(run.path.rglob("*")) == before
-    assert fleet.nodes[0].checks[1].measurements, "what was measured is read from a file without a name"
-
-
-def test_a_run_folder_that_may_not_be_written_is_judged(
-    run: RunFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = written(campaign.rejudge(run))
-    monkeypatch.setattr(set_aside.os, "access", lambda *_: False)
-    assert written(campaign.rejudge(run)) == expected
-
-
-def test_a_disk_that_is_full_is_one_line(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(set_aside.tempfile, "TemporaryFile", full)
-    with pytest.raises(RunFolderError, match="No space left on device"):
-        campaign.rejudge(run)
+def test_a_large_fleet_is_judged_as_a_small_one(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    few = campaign.rejudge(run)
+    monkeypatch.setattr(fleet_stream, "FEW", 3)
+    for processes in (1, 3):
+        monkeypatch.setattr(parallel_map, "processes", lambda _, count=processes: count)
+        many = campaign.rejudge(run)
+        rows = [
+            rows for n in many.nodes for check in n.checks for rows in (check.findings, check.measurements)
+        ]
+        assert all(isinstance(each, LazyRows) for each in rows)
+        assert many == few
+        assert written(many) == written(few)
+        assert [c.wrong for n in many.nodes for c in n.checks] == [
+            c.wrong for n in few.nodes for c in n.checks
+        ]
+        assert [c.may_have("h2d") for n in many.nodes for c in n.checks] == [
+            c.may_have("h2d") for n in few.nodes for c in n.checks
+        ]
 
 
 def big(number: int) -> NodeHealth:
@@ -178,7 +173,8 @@ def most(folder: RunFolder, count: int) -> int:
     """Bytes that judging so many nodes needs at most."""
     tracemalloc.start()
     try:
-        fleet = campaign.fleet_health(folder, map(big, range(count)), {})
+        looks = dict.fromkeys(map(str, range(fleet_stream.FEW + 1)), Seen("", {}, {}, {}))
+        fleet = campaign.fleet_health(folder, map(big, range(count)), looks)
         assert len(fleet.nodes) == count
         return tracemalloc.get_traced_memory()[1]
     finally:
@@ -187,7 +183,7 @@ def most(folder: RunFolder, count: int) -> int:
 
 def test_memory_hardly_grows_with_the_fleet(run: RunFolder) -> None:
     few, many = most(run, 20), most(run, 120)
-    a_node = len(report_json.node_text(big(1)))
+    a_node = len(report_json._encode(big(1)))
     assert a_node > 80_000
     assert (many - few) / 100 < a_node / 8, "the nodes' measurements are held"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from provision import fingerprint, node_history, offenders
-from provision.checks import CHECKS
 from provision.checks.check import Measurement
+from provision.checks.registry import CHECKS
 from provision.errors import RunFolderError
 from provision.fingerprint import Fingerprint
 from provision.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth

@@ -14,9 +14,11 @@ import pytest
 
 from provision import campaign, checks_asked, cli, threshold_metrics, thresholds
 from provision.campaign import Raw
-from provision.checks import SHIPPED
+from provision.checks import own
 from provision.checks.check import Output
-from provision.checks.registry import Checks, OwnCheckError
+from provision.checks.own import OwnCheckError
+from provision.checks.registry import Checks
+from provision.checks.table import BUILT_IN, STAGES
 from provision.errors import ExitCode
 from provision.judge import Verdict
 from provision.seen import Seen
@@ -48,17 +50,17 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Checks]]:
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Checks[Any]]]:
     """Makes the registry as a new process would see it with a folder of distributions."""
     monkeypatch.setattr(threshold_metrics, "_declared", {})
     before = set(sys.modules)
 
-    def make(folder: Path) -> Checks:
+    def make(folder: Path) -> Checks[Any]:
         monkeypatch.syspath_prepend(str(folder))
         importlib.invalidate_caches()
-        checks = Checks(SHIPPED)
+        checks: Checks[Any] = Checks([one for one in BUILT_IN if one.stage in STAGES], lambda: own.found())
         monkeypatch.setattr(campaign, "CHECKS", checks)
-        monkeypatch.setattr("provision.checks.CHECKS", checks)
+        monkeypatch.setattr(checks_asked, "CHECKS", checks)
         return checks
 
     yield make
@@ -195,6 +197,6 @@ def test_shipped_checks_alone_look_for_nothing(
     monkeypatch: pytest.MonkeyPatch, fresh: Any, tmp_path: Path
 ) -> None:
     checks = fresh(tmp_path)
-    monkeypatch.setattr("provision.checks.registry.found", lambda _: pytest.fail("looked for plug-ins"))
+    monkeypatch.setattr(own, "found", lambda: pytest.fail("looked for plug-ins"))
     assert "gpu_burn" in checks
-    assert checks["gpu_burn"].STAGE
+    assert checks["gpu_burn"].SUMMARY

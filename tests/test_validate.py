@@ -7,14 +7,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
 
 from provision import campaign, checks_asked, cli, fingerprint, node_history
-from provision.checks import CHECKS
-from provision.checks.check import Check, CheckNode, Measurement, fact
+from provision.checks.check import CheckNode, Measurement, fact
+from provision.checks.registry import CHECKS
+from provision.checks.table import STAGES, Entry
 from provision.errors import ExitCode, InventoryError, RunFolderError, UsageError
 from provision.health import from_json
 from provision.judge import Finding, Verdict
@@ -291,10 +292,8 @@ def test_raw_output_is_kept_for_each_node_and_check(machines: Machines, validate
 
 def test_selection() -> None:
     chosen = [checks_asked.select(stage) for stage in ("quick", "standard", "burnin")]
-    for stages, names in zip(
-        ({"quick"}, {"quick", "standard"}, set(checks_asked.STAGES)), chosen, strict=True
-    ):
-        assert names == tuple(name for name, check in CHECKS.items() if check.STAGE in stages)
+    for stages, names in zip(({"quick"}, {"quick", "standard"}, set(STAGES)), chosen, strict=True):
+        assert names == tuple(name for name, one in CHECKS.entries.items() if one.stage in stages)
     assert "gpu_inventory" in chosen[0]
     assert "gpu_burn" not in chosen[0]
     assert set(chosen[0]) < set(chosen[1]) <= set(chosen[2]) == set(CHECKS), "each stage adds to the last"
@@ -362,8 +361,6 @@ def test_every_check_has_its_samples_and_states_its_shape(name: str) -> None:
     check = CHECKS[name]
     facts = getattr(check, "FACTS", ())
     assert (FIXTURES / name).is_dir() or facts
-    assert check.SCOPE in ("node", "pair", "group")
-    assert check.STAGE in checks_asked.STAGES
     assert check.SUMMARY
     assert check.NEEDS or facts
 
@@ -373,8 +370,6 @@ def shelf_check(monkeypatch: pytest.MonkeyPatch) -> str:
     """A check of facts alone: whether the node's shelf holds what it should."""
     check = SimpleNamespace(
         SUMMARY="the shelf",
-        SCOPE="node",
-        STAGE="quick",
         NEEDS=(),
         FACTS=("shelf.books",),
         commands=lambda _node, _options: [],
@@ -384,7 +379,7 @@ def shelf_check(monkeypatch: pytest.MonkeyPatch) -> str:
             for m in measured
         ],
     )
-    monkeypatch.setitem(CHECKS, "shelf", cast("Check", check))
+    monkeypatch.setitem(CHECKS.own, "shelf", Entry("shelf", "node", "quick", own=check))
     return "shelf"
 
 

@@ -17,7 +17,8 @@ from benchmarks.detection.cases import FLAGGED, FOUR, SKUS, Case, Expected, Flee
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from provision import campaign, checks_asked, fleet_judge, outliers, stack
-from provision.checks import CHECKS
+from provision.checks.registry import CHECKS
+from provision.checks.table import STAGES
 from provision.health import NodeHealth
 from provision.judge import Verdict, worst
 from provision.seen import Seen, seen
@@ -184,7 +185,7 @@ def validate(
     facts, problems = one.observe(checks_asked.facts_for(asked))
     declared = {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables}
     node = seen(one.name, facts, problems, stack.describe_node(facts), declared)
-    results, seconds = {}, dict.fromkeys(checks_asked.STAGES, 0.0)
+    results, seconds = {}, dict.fromkeys(STAGES, 0.0)
     if not node.error:
         limits = node.limits(OWN_LIMITS)
         boot_id = str(facts.get("boot.id") or "")
@@ -197,7 +198,7 @@ def validate(
             if one.gone:
                 raw = campaign.Raw(one.name, name, error=GONE, unreachable=True)
             results[name] = campaign.judge_check(node, raw, limits)
-            seconds[CHECKS[name].STAGE] += raw.seconds
+            seconds[CHECKS.entries[name].stage] += raw.seconds
             if one.gone:
                 break
     return campaign.judge_node(node, results, asked, lost=one.gone), seconds, node

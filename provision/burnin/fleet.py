@@ -13,7 +13,8 @@ from typing import Any
 from provision import fleet_pairs, pair_campaign
 from provision.burnin.campaign import Campaign
 from provision.burnin.status import Status
-from provision.checks_asked import PAIRS
+from provision.check_settings import Settings
+from provision.checks.registry import PAIRS
 from provision.errors import RunFolderError
 from provision.health import CheckResult, NodeHealth
 from provision.judge import Finding, Verdict, unmeasured, worst
@@ -21,7 +22,6 @@ from provision.node_names import fold
 from provision.seen import Seen
 from provision.store import RunFolder
 from provision.terminal import Progress
-from provision.validation import Settings
 
 UNATTENDED = "unattended"  # the metric of findings on what nobody measured, or nobody could
 

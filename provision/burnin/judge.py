@@ -21,8 +21,8 @@ from provision.burnin.signs import SIGNS
 from provision.burnin.timeline import Step, Timeline, planned_steps
 from provision.burnin.watch import Watch
 from provision.campaign import Raw
-from provision.checks import CHECKS
 from provision.checks.check import KERNEL_LOG_DELTA, Measurement
+from provision.checks.registry import CHECKS
 from provision.health import CheckResult, NodeHealth
 from provision.judge import Finding, Verdict, unmeasured, worst
 from provision.seen import Seen
@@ -208,7 +208,7 @@ def _load(judged: Iterable[_Judged]) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for one in judged:
         # What only looks is no load.
-        if one.step.raw and one.step.check in CHECKS and CHECKS[one.step.check].STAGE != "quick":
+        if one.step.raw and one.step.check in CHECKS and CHECKS.entries[one.step.check].stage != "quick":
             checks = found.setdefault(one.step.segment, {})
             checks[one.step.check] = round(checks.get(one.step.check, 0.0) + real_seconds(one), 1)
     return found

@@ -175,7 +175,7 @@ def _slim(node: Seen) -> dict[str, Any]:
     facts = {
         name: value
         for name, value in node.facts.items()
-        if name in checks_asked.facts_for(checks_asked.known()) or not name.startswith("package.")
+        if name in checks_asked.facts_for(checks_asked.table()) or not name.startswith("package.")
     }
     return asdict(Seen(node.node, facts, node.gpuprov_node, node.variables, problems=node.problems))
 

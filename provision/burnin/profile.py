@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from provision import checks_asked, paths, yamlfile
-from provision.checks import CHECKS
+from provision.checks.registry import CHECKS, PAIRS
 from provision.errors import UsageError
 from provision.nearest import did_you_mean
 
@@ -77,7 +77,7 @@ class Profile:
     def checks(self) -> tuple[str, ...]:
         """Every check that it runs, in the order they run in a validation."""
         named = {check for segment in self.segments for check in segment.checks}
-        return tuple(name for name in checks_asked.known() if name in named)
+        return tuple(name for name in checks_asked.table() if name in named)
 
 
 def available() -> tuple[str, ...]:
@@ -211,12 +211,12 @@ def _segment(file: Path, number: int, given: Any) -> Segment:
 
 
 def _check_checks(where: str, segment: Segment) -> None:
-    known = checks_asked.known()
+    known = checks_asked.table()
     for name in segment.checks:
         if name not in known:
             hint = did_you_mean(name, known, f"the checks are {', '.join(known)}")
             raise UsageError(f"{where}: unknown check {name!r}", hint)
-        of_fleet = name in checks_asked.PAIRS
+        of_fleet = name in PAIRS
         if of_fleet != (segment.kind == "fleet"):
             kinds = "a fleet segment" if of_fleet else "load and soak segments"
             raise UsageError(f"{where}: {name} belongs into {kinds}", "move it there")

@@ -20,7 +20,7 @@ from provision.burnin.signs import compare_peers
 from provision.burnin.spool import Spool
 from provision.burnin.timeline import Timeline, timeline
 from provision.burnin.watch import Watch, watch
-from provision.checks_asked import PAIRS
+from provision.checks.registry import PAIRS
 from provision.fingerprint import Fingerprint
 from provision.health import FleetHealth, NodeHealth
 from provision.judge import Finding, Verdict

@@ -1,6 +1,6 @@
 """The contract of a check: command → parse → judge. Adding a check: docs in CONTRIBUTING.md.
 
-A check is a module with this file's `Check` shape, registered in provision/checks/__init__.py. It is pure:
+A check is a module with this file's `Check` shape, with its line in provision/checks/table.py. It is pure:
 only playbooks/validate.yml touches a node.
 """
 
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:  # this contract is the lowest layer: what judges builds on it
-    from provision.judge import Finding
-    from provision.thresholds import Threshold
+from provision.checks.model import Finding, Threshold
+from provision.checks.model import Measurement as Measurement  # own checks import it from here
 
 
 @dataclass(frozen=True)
@@ -83,20 +82,6 @@ KERNEL_LOG_DELTA = "kernel_log_delta"  # the output with the kernel's messages t
 
 
 @dataclass(frozen=True, slots=True)
-class Measurement:
-    """One value with unit and device. `device`: `node`, `gpu3`, or a directed pair `gpu0->gpu5`.
-
-    `metric` is the check's own word for it (`h2d`); with the check's id before it, it is the threshold's
-    name.
-    """
-
-    metric: str
-    value: float | int | str | bool
-    unit: str
-    device: str = "node"
-
-
-@dataclass(frozen=True, slots=True)
 class GpuIdentity:
     """Which physical GPU `gpu<index>` was, for the person who must pull it."""
 
@@ -111,9 +96,8 @@ class Check(Protocol):
     """The shape of a check module."""
 
     SUMMARY: str  # one sentence for a user
-    SCOPE: str  # node, pair or group
-    STAGE: str  # quick, standard or burnin: the earliest stage that runs it
     NEEDS: tuple[str, ...]  # programs that must be on the node
+    # Scope and stage are in the table of checks; a user's own check states them as SCOPE and STAGE.
     # Optional: `FACTS: tuple[str, ...]`, the observed facts it reads in `node.facts`. They are looked at
     # before the checks; one that gives no command is judged from them alone, and nothing runs for it.
 

@@ -18,8 +18,6 @@ from provision.judge import Finding, Verdict, unmeasured
 from provision.thresholds import Threshold
 
 SUMMARY = "NVIDIA's diagnostic (dcgmi diag), on request"
-SCOPE = "node"
-STAGE = "standard"
 NEEDS: tuple[str, ...] = ("dcgmi",)
 
 ID = "dcgm_diag"

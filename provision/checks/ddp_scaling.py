@@ -22,8 +22,6 @@ from provision.paths import NODE
 from provision.thresholds import Threshold
 
 SUMMARY = "training on one GPU and on all with PyTorch: a GPU slow only while it computes and communicates"
-SCOPE = "node"
-STAGE = "standard"
 NEEDS: tuple[str, ...] = ("python3 with torch", "nvidia-smi")
 
 ID = "ddp_scaling"

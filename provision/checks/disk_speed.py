@@ -18,8 +18,6 @@ from provision.judge import Finding, Verdict, by_threshold
 from provision.thresholds import Threshold
 
 SUMMARY = "how fast a file in the scratch folder is written and read, when a folder is given"
-SCOPE = "node"
-STAGE = "standard"
 NEEDS: tuple[str, ...] = ("fio",)
 
 ID = "disk_speed"

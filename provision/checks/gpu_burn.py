@@ -18,8 +18,6 @@ from provision.judge import Finding, Verdict, below_peers, by_threshold, unmeasu
 from provision.thresholds import Threshold
 
 SUMMARY = "every GPU multiplies matrices under full load: wrong results, slow, hot or throttled GPUs, PCIe"
-SCOPE = "node"
-STAGE = "standard"
 NEEDS: tuple[str, ...] = ("gpu_burn", "nvidia-smi")
 FACTS: tuple[str, ...] = ("driver.loaded_version",)
 

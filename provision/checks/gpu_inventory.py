@@ -38,8 +38,6 @@ from provision.thresholds import Threshold
 SUMMARY = (
     "count, model, memory, ECC, row remap, PCIe width, throttling, NVLinks, fabric state, Xids since boot"
 )
-SCOPE = "node"
-STAGE = "quick"
 NEEDS: tuple[str, ...] = ("nvidia-smi",)
 
 ID = "gpu_inventory"

@@ -20,8 +20,6 @@ from provision.judge import Finding, Verdict, unmeasured
 from provision.thresholds import Threshold
 
 SUMMARY = "modules, libraries, memlock, /dev/shm, ACS, IOMMU, governor, clock, memory errors, NVMe, GPUDirect"
-SCOPE = "node"
-STAGE = "quick"
 NEEDS: tuple[str, ...] = ()
 FACTS: tuple[str, ...] = (
     *("module.nouveau.loaded", "module.nvidia.loaded", "module.nvidia_peermem.loaded"),

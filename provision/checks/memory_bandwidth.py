@@ -16,8 +16,6 @@ from provision.judge import Finding, Verdict, below_peers, by_threshold, limit_t
 from provision.thresholds import Threshold
 
 SUMMARY = "copy bandwidth within each GPU's memory; the GPU with slow memory is named"
-SCOPE = "node"
-STAGE = "standard"
 NEEDS: tuple[str, ...] = ("nvbandwidth", "nvidia-smi")
 
 ID = "memory_bandwidth"

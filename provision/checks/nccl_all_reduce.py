@@ -10,8 +10,6 @@ from __future__ import annotations
 from provision.checks.nccl_collective import Collective
 
 SUMMARY = "all-reduce over all GPUs of the node: bus bandwidth at the largest size, and right sums"
-SCOPE = "group"
-STAGE = "standard"
 NEEDS: tuple[str, ...] = ("all_reduce_perf",)
 
 ID = "nccl_all_reduce"

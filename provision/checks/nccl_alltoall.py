@@ -8,8 +8,6 @@ from __future__ import annotations
 from provision.checks.nccl_collective import Collective
 
 SUMMARY = "all-to-all over all GPUs of the node: bus bandwidth at the largest size, and right results"
-SCOPE = "group"
-STAGE = "standard"
 NEEDS: tuple[str, ...] = ("alltoall_perf",)
 
 ID = "nccl_alltoall"

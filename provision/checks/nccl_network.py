@@ -20,8 +20,6 @@ from provision.judge import Finding, Verdict, by_threshold
 from provision.thresholds import Threshold
 
 SUMMARY = "all-reduce over the node's own network cards: bandwidth as a share of their rate, and right sums"
-SCOPE = "group"
-STAGE = "standard"
 NEEDS: tuple[str, ...] = ("all_reduce_perf",)
 FACTS: tuple[str, ...] = ("rdma.ports", "firmware.rdma")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from provision.checks.nccl_collective import Collective
 
 SUMMARY = "reduce-scatter over all GPUs of the node: bus bandwidth at the largest size, and right sums"
-SCOPE = "group"
-STAGE = "standard"
 NEEDS: tuple[str, ...] = ("reduce_scatter_perf",)
 
 ID = "nccl_reduce_scatter"

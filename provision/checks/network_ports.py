@@ -20,8 +20,6 @@ from provision.thresholds import Threshold
 SUMMARY = (
     "RDMA cards and ports: count, link state, rate, PCIe width, error counters, flaps, GIDs, P_Keys, MTU"
 )
-SCOPE = "node"
-STAGE = "quick"
 NEEDS: tuple[str, ...] = ()
 FACTS: tuple[str, ...] = (
     *("hca.ports", "hca.counters", "hca.functions", "hca.mtus"),

@@ -28,8 +28,6 @@ from provision.suspects import Cell, explain
 from provision.thresholds import Threshold
 
 SUMMARY = "copy bandwidth host to GPU, GPU to host and between all GPUs; the slow pair or GPU is named"
-SCOPE = "pair"
-STAGE = "standard"
 NEEDS: tuple[str, ...] = ("nvbandwidth",)
 
 ID = "p2p_bandwidth"

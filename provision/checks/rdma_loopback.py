@@ -23,8 +23,6 @@ from provision.thresholds import Threshold
 SUMMARY = (
     "each RDMA card writes to itself, from host and from GPU memory: slow cards and lost GPUDirect are named"
 )
-SCOPE = "node"
-STAGE = "standard"
 NEEDS: tuple[str, ...] = ("ib_write_bw",)
 FACTS: tuple[str, ...] = ("rdma.ports", "firmware.rdma", "module.nvidia_peermem.loaded")
 

@@ -16,8 +16,6 @@ from provision.judge import Finding, Verdict, unmeasured
 from provision.thresholds import Threshold
 
 SUMMARY = "driver, its libraries, fabric manager, IMEX of one version; versions and firmware like the fleet's"
-SCOPE = "node"
-STAGE = "quick"
 NEEDS: tuple[str, ...] = ()
 # By the names of data/majority.yml.
 ALIKE = (

@@ -109,12 +109,13 @@ def run(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
     from provision import checks_asked, stack, thresholds, validation
+    from provision.checks.registry import PAIRS
 
     goes_on = options.resume and not options.stage and not options.checks
     checks = validation.asked_before(options.resume) if goes_on else options.checks
     asked = checks_asked.select(options.stage or "standard", checks)
     more = {"pairs": options.pairs and not checks_asked.of_pairs(asked), "group": options.group}
-    added = [name for name, stage in checks_asked.PAIRS.stages.items() if more.get(stage)]
+    added = [name for name, one in PAIRS.entries.items() if more.get(one.stage)]
     asked = tuple(dict.fromkeys((*asked, *added)))
     override = Path(options.thresholds) if options.thresholds else None
     thresholds.for_sku(None, override)  # a file that cannot be used is refused before any node is touched
@@ -166,12 +167,10 @@ def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace
 
 def _list_checks() -> ExitCode:
     from provision import checks_asked
-    from provision.checks.registry import source_of
 
-    known = checks_asked.known()
-    width = max(len(name) for name in known)
-    for name, check in known.items():
-        source = source_of(check)
-        origin = f" (from {source})" if source else ""
-        sys.stdout.write(f"{name:<{width}} {check.STAGE:<9} {check.SCOPE:<6} {check.SUMMARY}{origin}\n")
+    table = checks_asked.table()
+    width = max(len(name) for name in table)
+    for name, one in table.items():
+        origin = f" (from {one.source})" if one.source else ""
+        sys.stdout.write(f"{name:<{width}} {one.stage:<9} {one.scope:<6} {one.load().SUMMARY}{origin}\n")
     return ExitCode.OK

@@ -7,8 +7,6 @@ from provision.pairs.metric import Metric
 
 ID = "nccl_group"
 SUMMARY = "NCCL all-reduce over all nodes at once, and over pairs of them to find the bad node"
-SCOPE = "group"
-STAGE = "group"
 FACTS = nccl_between.FACTS
 METRIC = Metric(
     ID, "busbw", nccl_between.UNIT, "all_reduce_perf", nccl_between.INSTALLS, nccl_between.NO_GPU, group=True

@@ -7,7 +7,5 @@ from provision.pairs.metric import Metric
 
 ID = "nccl_pair"
 SUMMARY = "NCCL all-reduce over pairs of nodes: names the bad nodes, links and switches"
-SCOPE = "pair"
-STAGE = "by name"
 FACTS = nccl_between.FACTS
 METRIC = Metric(ID, "busbw", nccl_between.UNIT, "all_reduce_perf", nccl_between.INSTALLS, nccl_between.NO_GPU)

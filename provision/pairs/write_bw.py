@@ -17,8 +17,6 @@ from provision.pairs.results import Result
 
 ID = "pair_bandwidth"
 SUMMARY = "RDMA bandwidth between pairs of nodes, on each rail: names the bad nodes, links and switches"
-SCOPE = "pair"
-STAGE = "pairs"
 FACTS = ends.FACTS
 METRIC = Metric(ID, "bandwidth", "Gb/s", "ib_write_bw", "rdma", ends.NO_PORT)
 

@@ -23,8 +23,6 @@ from provision.wording import quantity
 
 ID = "pair_latency"
 SUMMARY = "RDMA latency between pairs of nodes, on each rail: names the bad nodes, links and switches"
-SCOPE = "pair"
-STAGE = "pairs"
 FACTS = ends.FACTS
 METRIC = Metric(
     *(ID, "latency", "us", "ib_write_lat", "rdma", ends.NO_PORT),

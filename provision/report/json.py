@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from provision.health import FORMAT, FleetHealth, NodeHealth
-from provision.later import Later
+from provision.health import FORMAT, FleetHealth
+from provision.lazy_rows import LazyRows
 from provision.stored_health import StoredNodes
 
 
@@ -18,30 +18,12 @@ def render(fleet: FleetHealth) -> Iterator[str]:
 
     Pure ASCII, so that no text of a node (a lone surrogate) makes it invalid.
     """
-    yield from document(fleet, _nodes(fleet))
-
-
-def document(fleet: FleetHealth, nodes: Iterable[str]) -> Iterator[str]:
-    """The document of these nodes, each as `node_text` wrote it; of `fleet` everything but its own nodes."""
     head = {"format": FORMAT, **{name: value for name, value in vars(fleet).items() if name != "nodes"}}
     yield _encode(head)[:-1] + ', "nodes": ['
-    for number, text in enumerate(nodes):
-        yield (",\n" if number else "\n") + text
+    nodes = fleet.nodes.records() if isinstance(fleet.nodes, StoredNodes) else fleet.nodes
+    for number, node in enumerate(nodes):
+        yield (",\n" if number else "\n") + _encode(node)
     yield "\n]}\n"
-
-
-def node_text(node: NodeHealth) -> str:
-    """A node as an object, in one line of ASCII."""
-    return _encode(node)
-
-
-def _nodes(fleet: FleetHealth) -> Iterator[str]:
-    """Each node as an object; those of a stored report as they were written."""
-    if not isinstance(fleet.nodes, StoredNodes):
-        yield from map(_encode, fleet.nodes)
-        return
-    for node, text in zip(fleet.nodes, fleet.nodes.texts(), strict=True):
-        yield text if text.isascii() and "NaN" not in text and "Infinity" not in text else _encode(node)
 
 
 def _encode(value: Any) -> str:
@@ -55,7 +37,7 @@ def _fields(value: Any) -> Any:
     """What the encoder does not know: our classes as their fields, anything foreign in a fact as text."""
     if dataclasses.is_dataclass(value):
         return {name: getattr(value, name) for name in value.__dataclass_fields__}
-    if isinstance(value, Later):
+    if isinstance(value, LazyRows):
         return value.all()
     return dict(value) if isinstance(value, Mapping) else str(value)
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from provision import campaign, node_commands
 from provision.campaign import Raw
-from provision.checks import CHECKS, gpu_burn
+from provision.checks import gpu_burn
 from provision.checks.check import KERNEL_LOG_DELTA, Command
+from provision.checks.registry import CHECKS
 from provision.health import CheckResult
 from provision.judge import Verdict
 from provision.paths import MODULES

@@ -13,7 +13,7 @@ from provision.burnin.campaign import Campaign
 from provision.burnin.fleet import Between
 from provision.burnin.node_talk import Answer
 from provision.burnin.status import Status
-from provision.checks_asked import PAIRS
+from provision.checks.registry import PAIRS
 from provision.health import NodeHealth
 from provision.judge import Verdict
 from provision.store import RunFolder

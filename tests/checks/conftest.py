@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from provision.checks import CHECKS
 from provision.checks.check import CheckNode, Output
+from provision.checks.registry import CHECKS
 from provision.judge import Finding
 from provision.skus import all_skus
 from provision.thresholds import for_sku

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import CHECKS, error_counters, telemetry
+from provision.checks import error_counters, telemetry
 from provision.checks.check import Output
+from provision.checks.registry import CHECKS
 from provision.judge import Verdict
 from tests.support.scenarios import UNREAD, Scenario, judged, scenarios
 from tests.support.seed import SEED, times

@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 
 from provision import campaign
-from provision.checks import CHECKS, gpu_answers
+from provision.checks import gpu_answers
 from provision.checks.check import Output
+from provision.checks.registry import CHECKS
 from provision.health import CheckResult
 from provision.judge import Finding, Verdict
 from provision.seen import Seen

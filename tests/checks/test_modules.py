@@ -7,22 +7,19 @@ import sys
 
 import pytest
 
-from provision.checks import SHIPPED
-from provision.checks_asked import PAIRS
-
-EVERY = {**SHIPPED.stages, **PAIRS.stages}
+from provision.checks.registry import CHECKS
+from provision.checks.table import BUILT_IN, Entry
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_a_check_is_what_its_line_says(name: str) -> None:
-    check = (SHIPPED if name in SHIPPED else PAIRS)[name]
-    assert (name, EVERY[name]) == (check.ID, check.STAGE)
+@pytest.mark.parametrize("entry", BUILT_IN, ids=[one.id for one in BUILT_IN])
+def test_a_check_is_what_its_line_says(entry: Entry) -> None:
+    assert entry.id == entry.load().ID
 
 
 def test_a_name_of_no_check_is_no_check() -> None:
-    assert "gpu_burns" not in SHIPPED
+    assert "gpu_burns" not in CHECKS
     with pytest.raises(KeyError):
-        SHIPPED["gpu_burns"]
+        CHECKS["gpu_burns"]
 
 
 def test_a_look_at_a_fleet_imports_no_check() -> None:
@@ -33,6 +30,6 @@ def test_a_look_at_a_fleet_imports_no_check() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     imported = {
-        name for name in done.stdout.split() if name.startswith(("provision.checks.", "provision.pairs"))
+        name for name in done.stdout.split() if name.startswith(("provision.checks.", "provision.pairs."))
     }
-    assert imported <= {f"provision.checks.{name}" for name in ("check", "modules", "registry")}
+    assert imported <= {f"provision.checks.{name}" for name in ("check", "model", "own", "registry", "table")}

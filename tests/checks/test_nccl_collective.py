@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from provision.checks import CHECKS, nccl_all_reduce, nccl_collective
+from provision.checks import nccl_all_reduce, nccl_collective
 from provision.checks.check import CheckNode, Output
+from provision.checks.registry import CHECKS
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import CHECKS, nvbandwidth, p2p_bandwidth
+from provision.checks import nvbandwidth, p2p_bandwidth
 from provision.checks.check import CheckNode, Measurement, Output
+from provision.checks.registry import CHECKS
 from provision.errors import ParseError
 from provision.judge import Finding, Verdict
 

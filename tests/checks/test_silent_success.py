@@ -15,8 +15,8 @@ import yaml
 
 from provision import campaign, expectations, health, runner, stack, thresholds, validation
 from provision.campaign import Raw
-from provision.checks import CHECKS
 from provision.checks.check import Output
+from provision.checks.registry import CHECKS
 from provision.drift import drifts
 from provision.errors import ExitCode, GpuprovError
 from provision.health import CheckResult, FleetHealth

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from provision.checks import CHECKS
+from provision.checks.registry import CHECKS
 from provision.errors import ExitCode
 from provision.lab.elf import kernel_module
 from provision.lab.spec import NodeSpec

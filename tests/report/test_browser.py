@@ -246,7 +246,7 @@ def test_a_page_of_hostile_text_fetches_and_runs_nothing_even_without_its_policy
 
 
 def test_the_heads_of_many_checks_break_after_underscores_only(samples: ModuleType, tmp_path: Path) -> None:
-    asked = tuple(name for name in checks_asked.known() if name != "pair_bandwidth")
+    asked = tuple(name for name in checks_asked.table() if name != "pair_bandwidth")
     assert len(asked) >= 16
     fleet = samples.fleet(*(samples.node(f"gpu-{i:02d}", samples.checks(i), i) for i in (1, 2)), asked=asked)
     steps = """

@@ -19,8 +19,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from provision.checks import CHECKS
 from provision.checks.check import CheckNode, Output
+from provision.checks.registry import CHECKS
 from provision.errors import ParseError
 from provision.judge import ACTIONS, Verdict, worst
 from provision.skus import all_skus

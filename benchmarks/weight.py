@@ -1,0 +1,157 @@
+"""What one command makes a reader, and Python, go through: modules entered, and measurements made again.
+
+A module is entered when a function of it runs in the command's process; importing it is not enough, and what
+runs on nodes or simulates them is not counted. Counted are a `drift` of one node, and a `validate` of two:
+once over real SSH and Ansible, where nodes without GPUs end each check at once, and once of simulated 8-GPU
+nodes that stand behind the two doors `observe` and `run_sharded`. A measurement is made again when it is made
+outside `campaign.judge_check`, where the check's own output becomes measurements.
+
+    python -m benchmarks.weight
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+GOALS = {"drift": 55, "validate": 70, "made again": 1}
+_CODE = str(ROOT / "provision") + os.sep
+_FUNCTION = 1  # the flag of code that is a function: not of a module, not of a class
+
+
+@contextmanager
+def entered(modules: set[str]) -> Iterator[None]:
+    """Note the modules of which a function runs."""
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_flags & _FUNCTION and code.co_filename.startswith(_CODE):
+            modules.add(code.co_filename.removeprefix(_CODE))
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+
+
+def command(words: list[str]) -> dict[str, Any]:
+    """Run gpuprov in this process."""
+    from provision import cli
+
+    modules: set[str] = set()
+    with entered(modules):
+        code = cli.main(words)
+    ours = {name for name in modules if not name.startswith(("node/", "lab/"))}
+    return {"code": int(code), "modules": sorted(ours)}
+
+
+def simulated(words: list[str]) -> dict[str, Any]:
+    """Run gpuprov in this process on two simulated nodes."""
+    from benchmarks.detection.machine import Machine
+    from provision import campaign, shards, validation
+    from provision.checks.check import Command, Measurement
+    from provision.observe import Observation
+    from provision.runner import Event, Outcome
+
+    depth, again = [0], [0]
+    judge_check, made = campaign.judge_check, Measurement.__init__
+
+    def judged(*given: Any) -> Any:
+        depth[0] += 1
+        try:
+            return judge_check(*given)
+        finally:
+            depth[0] -= 1
+
+    def counted(original: Callable[..., None]) -> Callable[..., None]:
+        def wrapper(*given: Any, **named: Any) -> None:
+            again[0] += not depth[0]
+            original(*given, **named)
+
+        return wrapper
+
+    with ExitStack() as stack:
+        machines = {
+            name: stack.enter_context(Machine("h100-sxm", name, seed)) for seed, name in enumerate(("a", "b"))
+        }
+
+        def observe(_nodes: object, facts: Mapping[str, frozenset[str]], **_: Any) -> dict[str, Observation]:
+            return {name: Observation(name, *machines[name].observe(facts[name])) for name in facts}
+
+        def run_sharded(
+            _playbook: Path, hosts: Mapping[str, Any], *, on_event: Callable[[Event], None], **_: Any
+        ) -> dict[str, Outcome]:
+            for name, variables in hosts.items():
+                commands = [Command(**one) for one in variables["gpuprov_commands"]]
+                answer = json.loads(json.dumps(machines[name].measure(commands)))
+                on_event(Event("ok", name, "", "", {"gpuprov": answer}))
+            return {name: Outcome(name, "ok") for name in hosts}
+
+        validation.observe = observe  # type: ignore[assignment]
+        shards.run_sharded = run_sharded  # type: ignore[assignment]
+        campaign.judge_check = judged
+        Measurement.__init__ = counted(made)  # type: ignore[method-assign]
+        Measurement.__setstate__ = counted(Measurement.__setstate__)  # type: ignore[attr-defined]
+        found = command(words)
+    (rows,) = Path(os.environ["GPUPROV_RUNS"]).glob("*/measurements.jsonl")
+    return {**found, "measured": len(rows.read_text().splitlines()), "again": again[0]}
+
+
+def _apart(what: str, folder: Path, *words: str) -> dict[str, Any]:
+    """What a process of its own counts."""
+    environment = {**os.environ, "GPUPROV_RUNS": str(folder / f"runs-{what}-{words[0]}")}
+    environment |= {"XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": str(ROOT)}
+    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    arguments = [sys.executable, "-m", "benchmarks.weight", what, str(folder / "found.json"), *words]
+    done = subprocess.run(arguments, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr[-2000:]}")
+    found: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return found
+
+
+def main() -> None:
+    from benchmarks.nodes import fleet
+
+    with tempfile.TemporaryDirectory() as name, fleet(2) as nodes:
+        folder = Path(name)
+        two = folder / "two"
+        two.mkdir()
+        inventory = ["--inventory", str(nodes.first(1).inventory(folder, gpuprov_expected_gpus=8))]
+        drift = _apart("command", folder, "drift", *inventory)["modules"]
+        inventory = ["--inventory", str(nodes.inventory(two, gpuprov_expected_gpus=8)), "--nodes", "all"]
+        reached = _apart("command", folder, "validate", "--stage", "quick", *inventory)["modules"]
+        (folder / "simulated.json").write_text(json.dumps({"all": {"hosts": {"a": {}, "b": {}}}}))
+        inventory = ["--inventory", str(folder / "simulated.json"), "--nodes", "all"]
+        judged = _apart("simulated", folder, "validate", *inventory)
+    validate = {*reached, *judged["modules"]}
+    ratio = judged["again"] / judged["measured"]
+    print(f"drift of one node: {len(drift)} modules (goal {GOALS['drift']})")
+    print(f"validate of two nodes: {len(validate)} modules (goal {GOALS['validate']})")
+    print(
+        f"measurements: {judged['measured']}, made again {judged['again']} times: "
+        f"{ratio:.1f} (goal {GOALS['made again']})"
+    )
+    for name, modules in (("drift", drift), ("validate", sorted(validate))):
+        print(f"\n{name}: {' '.join(modules)}")
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        counting = {"command": command, "simulated": simulated}[sys.argv[1]]
+        Path(sys.argv[2]).write_text(json.dumps(counting(sys.argv[3:])))
+    else:
+        main()
