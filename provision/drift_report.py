@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provision import checks_asked, fingerprint, majority, node_history, shown
+from provision import checks_asked, compared, fingerprint, majority, node_history, shown
 from provision.assess import Assessment
 from provision.diagnosis import NODES, Diagnosis, selection
 from provision.drift import Drift
@@ -18,7 +18,7 @@ from provision.outliers import outlier_text, tie_text
 from provision.secrets_mask import masked
 from provision.terminal import printable
 
-FACTS = majority.facts_to_ask() | fingerprint.FACTS  # asked beside what the roles promise
+FACTS = compared.facts_to_ask() | fingerprint.FACTS  # asked beside what the roles promise
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from provision import fleet_judge, fleet_pairs, health, node_history, offenders, outliers
+from provision import fleet_judge, fleet_pairs, fleet_versions, health, node_history, offenders
 from provision.health import FleetHealth, NodeHealth
 from provision.majority import Voter
 from provision.seen import Seen
@@ -26,7 +26,11 @@ class Alone:
 def alone(node: NodeHealth, one: Seen | None, many: bool) -> Alone:
     """What has to be kept of a node that was judged by itself. `many`: it is one of more than FEW."""
     numbers = tuple(fleet_judge.numbers(node))
-    return Alone(health.compressed(node) if many else node, numbers, outliers.voter_of(node, one))
+    return Alone(
+        health.compressed(node) if many else node,
+        numbers,
+        fleet_versions.voter_of(node, one.check_node if one else None),
+    )
 
 
 def judged(
@@ -34,7 +38,7 @@ def judged(
 ) -> FleetHealth:
     """The report of these nodes, in the order given, of which `head` says all but the nodes. `nodes` is gone
     through once. Raises RunFolderError."""
-    peers, versions = fleet_judge.Peers(), outliers.Versions()
+    peers, versions = fleet_judge.Peers(), fleet_versions.Versions()
     kept: list[NodeHealth] = []
     for one in nodes:
         kept.append(one.node)
@@ -50,7 +54,7 @@ def judged(
         if number in by_peers:
             told = fleet_judge.extended(told, by_peers[number])
         if node.node in by_versions:
-            told = outliers.extended(told, by_versions[node.node])
+            told = fleet_versions.extended(told, by_versions[node.node])
         if any(run.bad for run in past.get(node.node, ())):  # what is bad once is not raised
             (told,) = offenders.escalate([told], past)
         told = between.extended(told)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision import campaign, node_commands, paths, runner, shards
+from provision import campaign, node_commands, paths, raw_output, runner, shards
 from provision.check_settings import Settings
 from provision.checks.check import Command, Output
 from provision.errors import GpuprovError
@@ -49,7 +49,7 @@ class Plays:
         def take(node: str, answer: Mapping[str, Any]) -> None:
             asked = [command.name for command in commands[node]]
             raw = campaign.raw_from_answer(node, f"{self.check}.{label}", answer, "", asked)
-            campaign.keep_raw(self.folder, raw)
+            raw_output.keep_raw(self.folder, raw)
             outputs[node] = {output.name: output for output in raw.outputs}
             if raw.error:
                 unclear[node] = raw.error

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from provision import campaign, fleet_pairs, node_history
+from provision import fleet_pairs, node_history, raw_output
 from provision.checks import telemetry, telemetry_series
 from provision.checks.registry import PAIRS
 from provision.errors import GpuprovError
@@ -68,7 +68,7 @@ def _sampled(node: NodeHealth) -> Iterator[str]:
 def _loads(folder: RunFolder, node: NodeHealth) -> Iterator[Load]:
     for check in _sampled(node):
         with contextlib.suppress(GpuprovError):  # what cannot be read again is told by the check's findings
-            raw = campaign.read_raw(folder, node.node, check)
+            raw = raw_output.read_raw(folder, node.node, check)
             output = next((o for o in raw.outputs if o.name == telemetry.NAME), None) if raw else None
             if raw is not None and output is not None:
                 series = telemetry_series.series(output)

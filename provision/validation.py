@@ -21,12 +21,12 @@ from provision import (
     node_history,
     pair_campaign,
     paths,
+    raw_output,
     runner,
     shards,
     stack,
     wording,
 )
-from provision.campaign import Raw
 from provision.check_settings import Settings as Settings
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.errors import ExitCode, GpuprovError, RunFolderError, StackError
@@ -36,6 +36,7 @@ from provision.health import CheckResult, FleetHealth, NodeHealth
 from provision.inventory import Fleet
 from provision.judge import Verdict
 from provision.observe import Observation, observe
+from provision.raw_output import Raw
 from provision.seen import Seen, for_checks, seen
 from provision.store import RunFolder, runs_home
 from provision.terminal import Progress
@@ -81,7 +82,7 @@ class _Run:
     def take(self, raw: Raw, *, store: bool = True) -> CheckResult:
         """Keep and judge what came back for one check on one node."""
         if store:
-            campaign.keep_raw(self.folder, raw)
+            raw_output.keep_raw(self.folder, raw)
         node = self.seen[raw.node]
         result = campaign.judge_check(node, raw, node.limits(self.settings.override))
         kept = health.compressed_check(result) if len(self.seen) > FEW else result
@@ -217,7 +218,7 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
         if name in run.lost:
             progress.done(f"{name}: {check}: not run, the node stopped answering")
             continue
-        known = campaign.read_raw(run.folder, name, check)
+        known = raw_output.read_raw(run.folder, name, check)
         if known is not None and not known.error:
             progress.done(f"{name}: {check}: {run.take(known, store=False).verdict} (measured before)")
             continue

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from provision import ansible_inventory, majority, skus
+from provision import ansible_inventory, compared, skus
 from provision.errors import StackError
 from provision.inventory import Fleet
 from provision.nearest import did_you_mean
@@ -221,7 +221,7 @@ def _check_own(name: str, value: Any, node: str) -> None:
             did_you_mean(str(value), skus.all_skus(), "known: " + ", ".join(skus.all_skus())),
         )
     if name == "gpuprov_ignore_majority":
-        known_facts = majority.compared_facts()
+        known_facts = compared.compared_facts()
         if not isinstance(value, list):
             raise StackError(
                 f"{node}: gpuprov_ignore_majority must be a list, not {value!r}",

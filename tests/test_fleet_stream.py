@@ -18,10 +18,11 @@ from provision import (
     fleet_judge,
     fleet_pairs,
     fleet_stream,
+    fleet_versions,
     node_history,
     offenders,
-    outliers,
     parallel_map,
+    raw_output,
 )
 from provision.checks.check import GpuIdentity, Measurement, Output
 from provision.errors import RunFolderError
@@ -54,15 +55,15 @@ def run(tmp_path: Path) -> RunFolder:
             gpu = {**GPU, "sku": "h800-sxm"}
         facts = OLD_KERNEL if number == 9 else FACTS
         folder.append("facts", asdict(Seen(name, facts, {"gpu": gpu}, {})))
-        campaign.keep_raw(folder, campaign.Raw(name, "versions"))
+        raw_output.keep_raw(folder, raw_output.Raw(name, "versions"))
         share = {3: 0.9, 4: 0.6, 5: 0.97}.get(number, 1 + number % 5 / 1000)
         text = "nothing that anybody understands" if number == 11 else slower(healthy, share)
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        raw = campaign.Raw(name, "p2p_bandwidth", (output,), 9.0)
+        raw = raw_output.Raw(name, "p2p_bandwidth", (output,), 9.0)
         if number == 13:
-            raw = campaign.Raw(name, "p2p_bandwidth", error="gone", unreachable=True)
+            raw = raw_output.Raw(name, "p2p_bandwidth", error="gone", unreachable=True)
         if number != 15:
-            campaign.keep_raw(folder, raw)
+            raw_output.keep_raw(folder, raw)
     folder.append("facts", asdict(Seen("gpu-05", FACTS, {"gpu": GPU}, {})))  # the last word on it counts
     bad = offenders.bad(campaign.rejudge(folder).nodes[3])
     assert bad, "a node that is slow has a slow device"
@@ -76,11 +77,13 @@ def held(folder: RunFolder) -> FleetHealth:
     known = {record["node"]: Seen(**record) for record in folder.read("facts")}
     nodes = []
     for node in known.values():
-        raws = [raw for check in ASKED if (raw := campaign.read_raw(folder, node.node, check)) is not None]
+        raws = [raw for check in ASKED if (raw := raw_output.read_raw(folder, node.node, check)) is not None]
         results = {raw.check: campaign.judge_check(node, raw, node.limits()) for raw in raws}
         nodes.append(campaign.judge_node(node, results, ASKED, lost=any(raw.unreachable for raw in raws)))
     measured, few = fleet_judge.judge(nodes)
-    compared, ambiguous = outliers.judge(measured, known)
+    compared, ambiguous = fleet_versions.judge(
+        measured, {name: one.check_node for name, one in known.items()}
+    )
     escalated = offenders.escalate(compared, node_history.recalled(folder))
     judged, fabric, told = fleet_pairs.judge(folder, escalated, known)
     head = replace(campaign.rejudge(folder), nodes=())

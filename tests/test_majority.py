@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from provision import majority
+from provision import compared
 from provision.majority import Comparison, Voter, compare, places
 
 COMMON: dict[str, Any] = {
@@ -231,10 +231,10 @@ def test_a_node_can_be_left_out_of_one_comparison() -> None:
     assert said(compare(voters)) == {("gpu-02", "gpu.link_width")}
 
 
-@pytest.mark.parametrize("fact", majority.compared_facts())
+@pytest.mark.parametrize("fact", compared.compared_facts())
 def test_every_compared_fact_can_be_the_odd_one(fact: str) -> None:
     """A fact that is listed and never found would be worse than one that is not listed."""
-    each = majority.compared_facts()[fact]
+    each = compared.compared_facts()[fact]
     voters = fleet(4)
     odd = facts(2)
     before = odd[each.source]
@@ -248,7 +248,7 @@ def test_every_compared_fact_can_be_the_odd_one(fact: str) -> None:
 
 def test_what_is_right_to_differ_is_not_compared() -> None:
     unique = {"boot.id", "firmware.gpu_uuid", "nvidia_smi.serial", "nvidia_smi.uuid", "nvidia_smi.pci.bus_id"}
-    assert not unique & majority.facts_to_ask()
+    assert not unique & compared.facts_to_ask()
 
 
 def test_a_group_is_named_after_what_is_known() -> None:

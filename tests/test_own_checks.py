@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from provision import campaign, checks_asked, cli, threshold_metrics, thresholds
-from provision.campaign import Raw
 from provision.checks import own
 from provision.checks.check import Output
 from provision.checks.own import OwnCheckError
@@ -21,6 +20,7 @@ from provision.checks.registry import Checks
 from provision.checks.table import BUILT_IN, STAGES
 from provision.errors import ExitCode
 from provision.judge import Verdict
+from provision.raw_output import Raw
 from provision.seen import Seen
 
 EXAMPLE = Path(__file__).parent.parent / "docs" / "examples" / "own_check"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provision import campaign, cli, report
+from provision import campaign, cli, raw_output, report
 from provision.checks.check import Output
 from provision.errors import ExitCode
 from provision.health import from_json
@@ -44,7 +44,7 @@ def make_run(runs: Path, printed: dict[str, str]) -> RunFolder:
         folder.append("facts", asdict(Seen(node, {}, {"gpu": GPU}, {})))
         text = (FIXTURES / fixture).read_text(encoding="utf-8")
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        campaign.keep_raw(folder, campaign.Raw(node, "p2p_bandwidth", (output,), 9.0))
+        raw_output.keep_raw(folder, raw_output.Raw(node, "p2p_bandwidth", (output,), 9.0))
     report.write_all(campaign.rejudge(folder), folder, ["json"])
     return folder
 

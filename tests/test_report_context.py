@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provision import campaign, cli, node_history, report, report_context
+from provision import campaign, cli, node_history, raw_output, report, report_context
 from provision.checks import telemetry
 from provision.checks.check import Output
 from provision.health import FleetHealth
@@ -55,7 +55,7 @@ def stored(
         argv = ("nvidia-smi", "-lms", "2000")
         said = samples(hot) if beside is None else beside
         sampler = Output(telemetry.NAME, argv, -15, said, "", 61.0, beside="gpu_burn")
-        campaign.keep_raw(folder, campaign.Raw(node, "gpu_burn", (burn, sampler), 61.0))
+        raw_output.keep_raw(folder, raw_output.Raw(node, "gpu_burn", (burn, sampler), 61.0))
     health = campaign.rejudge(folder)
     node_history.record(folder, {}, health)
     report.write_all(health, folder, ["json"])

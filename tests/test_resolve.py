@@ -193,7 +193,7 @@ def test_variables_for_gpuprov_itself_are_rendered_by_whoever_can(tmp_path: Path
 @pytest.mark.parametrize(
     ("template", "said"),
     [
-        ("{{ lookup('file', '/nonexistent') }}", "Ansible cannot say what gpuprov_rack is: .*nonexistent"),
+        ("{{ lookup('file', '/nonexistent') }}", "Ansible cannot resolve gpuprov_rack: .*nonexistent"),
         ("{{ rack_of_nobody }}", "gpuprov_rack: 'rack_of_nobody' is undefined"),
     ],
 )

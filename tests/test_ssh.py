@@ -335,10 +335,10 @@ def test_what_authentication_or_a_host_key_refuses_is_not_tried_again(
     tcp = streams.tcp
     monkeypatch.setattr(streams, "tcp", lambda hop, clock: dialled.append(hop) or tcp(hop, clock))
     assert trouble(ssh, route(sshd.node(known_hosts=tmp_path / "none"))).kind == "host key"
-    assert trouble(ssh, route(sshd.node(key=sshd.keygen("nobody")))).kind == "auth"
+    assert trouble(ssh, route(sshd.node(key=sshd.keygen("unknown")))).kind == "auth"
     assert len(dialled) == 2
     known = f"-F none -o UserKnownHostsFile={sshd.known_hosts} -o BatchMode=yes"
-    command = f"ssh {known} -i {sshd.folder}/nobody -p {sshd.port} -l {sshd.user} -W %h:%p 127.0.0.1"
+    command = f"ssh {known} -i {sshd.folder}/unknown -p {sshd.port} -l {sshd.user} -W %h:%p 127.0.0.1"
     began = time.monotonic()
     error = trouble(ssh, route(sshd.node(ssh_args=f"-o 'ProxyCommand={command}'")), seconds=60)
     assert "Permission denied" in error.what

@@ -16,7 +16,7 @@ from benchmarks.detection import fleets, machine
 from benchmarks.detection.cases import FLAGGED, FOUR, SKUS, Case, Expected, FleetCase, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision import campaign, checks_asked, fleet_judge, outliers, stack
+from provision import campaign, checks_asked, fleet_judge, fleet_versions, raw_output, stack
 from provision.checks.registry import CHECKS
 from provision.checks.table import STAGES
 from provision.health import NodeHealth
@@ -110,8 +110,8 @@ def _run(trial: Trial, outcome: Outcome) -> None:
         peers(outcome.sku, trial.seed // SEEDS_PER_FLEET) if not case.everywhere else alike(outcome, case)
     )
     compared, _ = fleet_judge.judge([alone, *(health for health, _ in company)])
-    (health, *others), _ = outliers.judge(
-        compared, {NAME: known, **{one.node: said for one, said in company}}
+    (health, *others), _ = fleet_versions.judge(
+        compared, {NAME: known.check_node, **{one.node: said.check_node for one, said in company}}
     )
     _score(outcome, health, case.expected, slots)
     wronged = [other for other in others if other.verdict.value in FLAGGED]
@@ -196,7 +196,7 @@ def validate(
             answer = json.loads(json.dumps(one.measure(commands)))
             raw = campaign.raw_from_answer(one.name, name, answer, boot_id)
             if one.gone:
-                raw = campaign.Raw(one.name, name, error=GONE, unreachable=True)
+                raw = raw_output.Raw(one.name, name, error=GONE, unreachable=True)
             results[name] = campaign.judge_check(node, raw, limits)
             seconds[CHECKS.entries[name].stage] += raw.seconds
             if one.gone:

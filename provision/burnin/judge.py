@@ -20,11 +20,11 @@ from provision.burnin.own_findings import ID, Told
 from provision.burnin.signs import SIGNS
 from provision.burnin.timeline import Step, Timeline, planned_steps
 from provision.burnin.watch import Watch
-from provision.campaign import Raw
 from provision.checks.check import KERNEL_LOG_DELTA, Measurement
 from provision.checks.registry import CHECKS
 from provision.health import CheckResult, NodeHealth
 from provision.judge import Finding, Verdict, unmeasured, worst
+from provision.raw_output import Raw
 from provision.seen import Seen
 from provision.wording import many
 

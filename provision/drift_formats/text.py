@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from provision import diagnosis, majority, shown
+from provision import compared, diagnosis, shown
 from provision.diagnosis import NODES, selection
 from provision.drift import Drift
 from provision.drift_report import DriftReport, Expiry, expiries
@@ -87,7 +87,7 @@ def totals(report: DriftReport) -> list[str]:
         f"{len(seen.as_declared)} of {total} nodes as declared ({seen.expectations} expectations compared)"
     ]
     if odd is not None and odd.compared:
-        facts = len(majority.compared_facts())
+        facts = len(compared.compared_facts())
         differ = len({outlier.node for outlier in odd.outliers})
         ambiguous = f", {many(len(odd.ties), 'fact')} ambiguous" if odd.ties else ""
         lines.append(

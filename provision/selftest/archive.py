@@ -15,7 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from provision.campaign import Raw
+from provision.raw_output import Raw
 from provision.selftest.serials import Serials
 
 FOLDER = "archive"

@@ -14,8 +14,8 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from provision.campaign import Raw
 from provision.checks.check import Output
+from provision.raw_output import Raw
 from provision.selftest.result import Shape
 from provision.selftest.shapes import differences
 

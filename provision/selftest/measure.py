@@ -11,13 +11,13 @@ from types import ModuleType
 from typing import Any
 
 from provision import campaign, node_commands
-from provision.campaign import Raw
 from provision.checks import gpu_burn
 from provision.checks.check import KERNEL_LOG_DELTA, Command
 from provision.checks.registry import CHECKS
 from provision.health import CheckResult
 from provision.judge import Verdict
 from provision.paths import MODULES
+from provision.raw_output import Raw
 from provision.seen import Seen
 from provision.selftest.archive import Archive
 from provision.selftest.result import NOT_PROVEN, NOT_TRIED, PROVEN, Checked

@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from provision import checks_asked
-from provision.campaign import Raw
 from provision.checks import gpu_inventory
 from provision.errors import GpuprovError, UsageError
 from provision.health import CheckResult
 from provision.judge import Verdict
+from provision.raw_output import Raw
 from provision.selftest import (
     build,
     changes,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from provision import campaign
+from provision import campaign, raw_output
 from provision.checks import gpu_answers
 from provision.checks.check import Output
 from provision.checks.registry import CHECKS
@@ -66,7 +66,7 @@ def judged(check: str, *outputs: Output) -> CheckResult:
     """The check's result on an H100 node, as a run reaches it."""
     gpu = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
     node = Seen("gpu-01", {}, {"gpu": gpu}, {"gpuprov_pci_addresses": list(GPUS)})
-    return campaign.judge_check(node, campaign.Raw("gpu-01", check, outputs), {})
+    return campaign.judge_check(node, raw_output.Raw("gpu-01", check, outputs), {})
 
 
 def answers(text: str, **more: object) -> Output:

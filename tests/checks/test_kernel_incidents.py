@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from provision import campaign
+from provision import campaign, raw_output
 from provision.checks import kernel_incidents, kernel_log
 from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Output
 from provision.judge import Finding, Verdict
@@ -168,9 +168,9 @@ def measured_node(make_node: MakeNode) -> Seen:
     return Seen("gpu-01", {}, node.gpuprov_node, node.variables)
 
 
-def raw(make_output: MakeOutput, *outputs: Output, **delta: object) -> campaign.Raw:
+def raw(make_output: MakeOutput, *outputs: Output, **delta: object) -> raw_output.Raw:
     log = make_output(KERNEL_LOG_DELTA, **delta)
-    return campaign.Raw("gpu-01", "p2p_bandwidth", (*outputs, log))
+    return raw_output.Raw("gpu-01", "p2p_bandwidth", (*outputs, log))
 
 
 def test_an_xid_during_a_test_is_a_finding_of_that_test(make_node: MakeNode, make_output: MakeOutput) -> None:
@@ -184,7 +184,7 @@ def test_an_xid_during_a_test_is_a_finding_of_that_test(make_node: MakeNode, mak
 
 def test_a_quiet_kernel_changes_nothing(make_node: MakeNode, make_output: MakeOutput) -> None:
     node = measured_node(make_node)
-    without = campaign.judge_check(node, campaign.Raw("gpu-01", "p2p_bandwidth", ()), {})
+    without = campaign.judge_check(node, raw_output.Raw("gpu-01", "p2p_bandwidth", ()), {})
     assert campaign.judge_check(node, raw(make_output), {}).findings == without.findings
 
 

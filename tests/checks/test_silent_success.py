@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from provision import campaign, expectations, health, runner, stack, thresholds, validation
-from provision.campaign import Raw
 from provision.checks.check import Output
 from provision.checks.registry import CHECKS
 from provision.drift import drifts
@@ -23,6 +22,7 @@ from provision.health import CheckResult, FleetHealth
 from provision.judge import Finding, Verdict
 from provision.observe import Observation
 from provision.paths import PLAYBOOKS, ROLES
+from provision.raw_output import Raw
 from provision.seen import Seen
 from tests.support.scenarios import command_outputs, machine, scenarios
 

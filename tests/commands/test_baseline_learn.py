@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provision import campaign, cli, report
+from provision import campaign, cli, raw_output, report
 from provision.checks.check import Output
 from provision.errors import ExitCode
 from provision.judge import Verdict
@@ -33,7 +33,7 @@ def store(runs: Path, printed: dict[str, str], *, written: bool = True) -> RunFo
         folder.append("facts", asdict(Seen(node, {}, {"gpu": GPU}, {})))
         text = (FIXTURES / fixture).read_text(encoding="utf-8")
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        campaign.keep_raw(folder, campaign.Raw(node, "p2p_bandwidth", (output,), 9.0))
+        raw_output.keep_raw(folder, raw_output.Raw(node, "p2p_bandwidth", (output,), 9.0))
     if written:
         report.write_all(campaign.rejudge(folder), folder.path, ["json"])
     return folder

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provision import campaign, cli, report
+from provision import campaign, cli, raw_output, report
 from provision.checks.check import Output
 from provision.errors import ExitCode, RunFolderError
 from provision.health import FleetHealth, NodeHealth
@@ -30,7 +30,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         folder.append("facts", asdict(Seen(node, {}, {"gpu": GPU}, {})))
         text = slower(FIXTURE.read_text(encoding="utf-8"), share)
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        campaign.keep_raw(folder, campaign.Raw(node, "p2p_bandwidth", (output,), 9.0))
+        raw_output.keep_raw(folder, raw_output.Raw(node, "p2p_bandwidth", (output,), 9.0))
     report.write_all(campaign.rejudge(folder), folder.path, ["json"])
     return folder
 
@@ -135,7 +135,7 @@ def test_nodes_that_come_and_go_are_told() -> None:
     ],
 )
 def test_a_damaged_file_costs_one_check_of_one_node(damaged: str, run: RunFolder) -> None:
-    file = run.path / campaign.raw_path("gpu-02", "p2p_bandwidth")
+    file = run.path / raw_output.raw_path("gpu-02", "p2p_bandwidth")
     file.write_text(damaged)
     code = cli.main(["report", "--rejudge", "--format", "json,html"])
     assert code == ExitCode.INCOMPLETE
@@ -147,6 +147,6 @@ def test_a_damaged_file_costs_one_check_of_one_node(damaged: str, run: RunFolder
 
 
 def test_a_file_of_a_newer_gpuprov_is_not_guessed_at(run: RunFolder) -> None:
-    (run.path / campaign.raw_path("gpu-02", "p2p_bandwidth")).write_text('{"format": 2, "outputs": []}')
+    (run.path / raw_output.raw_path("gpu-02", "p2p_bandwidth")).write_text('{"format": 2, "outputs": []}')
     with pytest.raises(RunFolderError, match="written by a newer gpuprov"):
         campaign.rejudge(run)

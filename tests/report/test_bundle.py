@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from provision import campaign, cli, node_history, report
+from provision import cli, node_history, raw_output, report
 from provision.checks.check import Measurement, Output
 from provision.errors import ExitCode, RunFolderError
 from provision.fingerprint import Fingerprint
@@ -59,7 +59,7 @@ def keep(
         )
         for check in samples.CHECKS if name == names[2] else ():
             outputs = (Output("tool", ("tool", "-v"), 0, f"{XML}\n{said}\r\nlast line\x1b[2J", "", 3.0),)
-            campaign.keep_raw(folder, campaign.Raw(name, check, outputs, 3.0))
+            raw_output.keep_raw(folder, raw_output.Raw(name, check, outputs, 3.0))
         known = Fingerprint({"driver.loaded_version": "580.126.09"})
         note_look(folder, name, known)
         note_result(folder, name, "gpu_burn", known, "2026-05-04T10:02:00.000Z")

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from provision.campaign import Raw
 from provision.checks.check import Output
+from provision.raw_output import Raw
 from provision.selftest.archive import Archive
 
 HERE = Path(__file__).resolve().parents[1] / "fixtures"

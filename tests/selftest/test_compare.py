@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from provision.campaign import Raw
 from provision.checks.check import Output
 from provision.lab import replica
+from provision.raw_output import Raw
 from provision.selftest import compare
 
 SKU, DRIVER = "h100-sxm", "580.126.09"

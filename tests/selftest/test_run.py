@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 
 from provision import cli
-from provision.campaign import Raw
 from provision.checks.check import Measurement
 from provision.errors import UsageError
 from provision.health import CheckResult
 from provision.judge import Finding, Verdict
+from provision.raw_output import Raw
 from provision.seen import Seen
 from provision.selftest import changes, compare, machine, measure, provocations, run, tools
 from provision.selftest.machine import SelftestError

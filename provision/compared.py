@@ -1,0 +1,72 @@
+"""The facts in which nodes of one kind should agree, from provision/data/majority.yml."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from provision import paths, yamlfile
+from provision.errors import StackError
+
+_KEYS = frozenset({"fact", "from", "pick", "per", "within", "declared_as", "why"})
+
+
+@dataclass(frozen=True)
+class ComparedFact:
+    """One fact nodes of a kind share. `source` is the observed fact it is read from, `pick` the key of its
+    entries, `per` what an entry stands for (GPU, card), `within` the facts in which nodes must agree to be
+    compared; a node that declares one of `declared_by` is not compared."""
+
+    fact: str
+    source: str
+    pick: str | None
+    per: str
+    within: tuple[str, ...]
+    declared_by: frozenset[str]
+    why: str
+
+    def value(self, facts: Mapping[str, Any]) -> Any:
+        """What a node's facts say: a scalar, or a list when its GPUs (cards) differ; None for no answer."""
+        found = facts.get(self.source)
+        if self.pick is not None and isinstance(found, list):
+            found = [entry.get(self.pick) if isinstance(entry, dict) else None for entry in found]
+            if self.source == "firmware.rdma":  # devices made in software have no board
+                found = [value for value in found if value is not None]
+        if self.per == "GPU" and isinstance(found, list):
+            if not found or None in found:
+                return None
+            return found[0] if all(value == found[0] for value in found) else found
+        return found
+
+
+@functools.cache
+def compared_facts() -> Mapping[str, ComparedFact]:
+    """Every compared fact by name. Raises StackError on a bad data file."""
+    file = paths.DATA / "majority.yml"
+    data = yamlfile.load(file, StackError)
+    found: dict[str, ComparedFact] = {}
+    for entry in data if isinstance(data, list) else [None]:
+        if not isinstance(entry, dict) or not {"fact", "why"} <= entry.keys() <= _KEYS:
+            raise StackError(f"{file}: not an entry: {entry!r}", "the head of the file lists the valid keys")
+        fact = str(entry["fact"])
+        source = str(entry.get("from", fact))
+        found[fact] = ComparedFact(
+            fact=fact,
+            source=source,
+            pick=entry.get("pick"),
+            per=str(entry.get("per", "")),
+            within=tuple(entry.get("within", ())),
+            declared_by=frozenset({fact, source, *entry.get("declared_as", ())}),
+            why=str(entry["why"]),
+        )
+    return found
+
+
+@functools.cache
+def facts_to_ask() -> frozenset[str]:
+    """The observed facts that the comparison needs."""
+    facts = compared_facts()
+    within = {name for fact in facts.values() for name in fact.within if name not in facts}
+    return frozenset({fact.source for fact in facts.values()} | within)
