@@ -178,7 +178,7 @@ def test_where_no_process_can_be_started_one_asks(sshd: Any, monkeypatch: pytest
     said: list[str] = []
     nodes = [sshd.node(f"n{number}", ansible_become=False) for number in range(2)]
     assert [seen.error for seen in observe(nodes, {}, say=said.append).values()] == [None, None]
-    assert [line for line in said if "asked in one process" in line and "temporarily" in line]
+    assert [line for line in said if "handled in one process" in line and "temporarily" in line]
 
 
 PROGRAM = """\

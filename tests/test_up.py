@@ -395,7 +395,7 @@ def test_a_percentage_of_failures_is_of_the_nodes_with_something_to_do() -> None
         Status.DONE,
         Status.NOT_ATTEMPTED,
     ]
-    assert "2 failed up to wave 2, before its own (--max-failures 10%)" in up.stopped
+    assert "2 failed up to wave 2, more than allowed (--max-failures 10%)" in up.stopped
 
 
 def test_a_failed_canary_stops_whatever_may_fail() -> None:

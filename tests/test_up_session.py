@@ -578,7 +578,7 @@ def test_what_failed_stays_drained_is_said_so_and_goes_back_when_it_is_mended(
     world.missing = {"gpu-01": [drift("gpu-01")]}
     world.stubborn = {"gpu-01"}
     assert up(world) == ExitCode.UNHEALTHY
-    assert "still drained, out of service until they are as declared: gpu-01" in said(capsys)
+    assert "still drained, out of service until they match their declared state: gpu-01" in said(capsys)
     world.missing, world.stubborn = {}, set()  # mended by hand
     assert cli.main(["up", "--resume", "--json"]) == ExitCode.OK
     assert json.loads(said(capsys))["drained"] == []
