@@ -112,7 +112,7 @@ def test_a_fleet_that_is_broken_as_a_whole_is_refused_by_the_linter() -> None:
     """Every slot at a quarter of its speed: the limit would find nothing, and is not learnt."""
     values = {f"gpu-{i}": {f"gpu{g}": 13.0 for g in range(8)} for i in range(5)}
     (one,) = learn(made("p2p_bandwidth.h2d", values), "2026-11").unlearnt
-    assert "no sensible limit" in one.why
+    assert "limit is not plausible" in one.why
     assert "too loose" in one.why
 
 

@@ -100,7 +100,7 @@ def test_the_line_of_a_mistyped_variable_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variables", "what"),
     [
-        ({"gpuprov_node": {}}, "is what gpuprov observes"),
+        ({"gpuprov_node": {}}, "is a fact that gpuprov observes"),
         ({"gpuprov_expected_gpus": "8"}, "must be a whole number"),
         ({"gpuprov_expected_gpus": True}, "must be a whole number"),
         ({"gpuprov_sku": "h100"}, "no SKU called 'h100'"),

@@ -137,6 +137,6 @@ def test_the_command_prints_ages_at_a_month() -> None:
         [*PAGE, "--at", "2027-05"], check=True, cwd=ROOT, capture_output=True, text=True
     ).stdout
     assert (
-        "| `p2p_bandwidth.h2d` | ≥ 48 GB/s | measured | not said | 12 | 55.43 GB/s (1) | ≤ 0.90 % |"
+        "| `p2p_bandwidth.h2d` | ≥ 48 GB/s | measured | not stated | 12 | 55.43 GB/s (1) | ≤ 0.90 % |"
         in printed
     )

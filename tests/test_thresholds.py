@@ -131,7 +131,7 @@ def test_one_file_for_several_skus_and_for_any(tmp_path: Path) -> None:
         ({"unit": "Gb/s"}, "must be GB/s"),
         ({"direction": "at_most"}, "must be at_least"),
         ({"kind": "guessed"}, "must be one of measured, vendor, derived"),
-        ({"source": ""}, "must say where"),
+        ({"source": ""}, "must name the source"),
         ({"date": "May 2026"}, "must be the year and month"),
         ({"date": "2026-13"}, "must be the year and month"),
         ({"date": 2026}, "must be the year and month"),
@@ -146,7 +146,7 @@ def test_one_file_for_several_skus_and_for_any(tmp_path: Path) -> None:
         ({"typical": {**TYPICAL, "mean": 1}}, r"p2p_read\.typical: must have value and source"),
         ({"typical": {**TYPICAL, "value": "380"}}, r"p2p_read\.typical\.value: must be a number above 0"),
         ({"typical": {**TYPICAL, "value": 299}}, r"p2p_read\.typical\.value: a part at 299 fails the limit"),
-        ({"typical": {**TYPICAL, "source": "?"}}, r"p2p_read\.typical\.source: must say where"),
+        ({"typical": {**TYPICAL, "source": "?"}}, r"p2p_read\.typical\.source: must name the source"),
         ({"typical": {**TYPICAL, "machines": -3}}, r"p2p_read\.typical\.machines: must be a whole number"),
         ({"spread": 0.5}, r"p2p_read\.spread: must have percent and source"),
         ({"spread": {**SPREAD, "percent": -0.1}}, r"p2p_read\.spread\.percent: must be a number"),
@@ -171,7 +171,7 @@ def test_a_bad_limit_is_refused(change: dict[str, object], said: str, tmp_path: 
         ({"sku": "h100", "thresholds": {}}, "is not one of"),
         ({"sku": "h100-sxm"}, "must map metric names"),
         ({"thresholds": {}}, "must name a GPU SKU"),
-        ({"sku": "h100-sxm", "threshold": {}}, "is not known here"),
+        ({"sku": "h100-sxm", "threshold": {}}, "is not a valid key"),
         ([1, 2], "must hold a mapping"),
     ],
 )
@@ -281,8 +281,8 @@ def test_our_files_and_the_data_sheets_agree_on_links(sku: str) -> None:
 @pytest.mark.parametrize(
     ("row", "refusal"),
     [
-        (GOOD, r"p2p_read\.date: must say when"),
-        ({**GOOD, "date": "2026-05"}, r"p2p_read\.machines: must say how many"),
+        (GOOD, r"p2p_read\.date: must have the date"),
+        ({**GOOD, "date": "2026-05"}, r"p2p_read\.machines: must be the number"),
     ],
 )
 def test_a_limit_of_ours_without_date_or_machines_is_refused(

@@ -196,7 +196,7 @@ def test_a_line_without_end_is_not_kept(play: Play, monkeypatch: pytest.MonkeyPa
 def test_a_worker_that_falls_silent_is_given_up(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_stream, "SILENCE", 0.2)
     outcomes = play(Silent(lines(*whole()[:3])))
-    assert "worker rack-1: nothing was heard of it for" in outcomes["gpu-01"].message
+    assert "worker rack-1: it sent nothing for" in outcomes["gpu-01"].message
 
 
 def test_a_worker_out_of_time_is_told_to_end(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +252,7 @@ def test_a_worker_that_could_not_work_says_why(play: Play) -> None:
 
 
 def test_a_playbook_of_another_and_a_password_program_stay_here(play: Play, tmp_path: Path) -> None:
-    with pytest.raises(GpuprovError, match="workers have only those"):
+    with pytest.raises(GpuprovError, match="workers have no others"):
         worker_runs.run_playbook(WORKER, tmp_path / "own.yml", HOSTS)
     program = tmp_path / "ask"
     program.write_text("#!/bin/sh\n")

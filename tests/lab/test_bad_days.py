@@ -134,7 +134,9 @@ def test_the_mirror_goes_down_between_two_waves(up: Up, lab: Lab, runs: Path) ->
         fleet._serve(lab.record, Repository(place.www.resolve(), {}))
     assert f"the package repository {lab.record.bridge_address}:8080 did not serve the request" in said
     assert "is it up, and may this node reach it?" in said
-    assert "still drained, out of service until they are as declared: gpu-[01-02]" in said  # no undrain hook
+    assert (
+        "still drained, out of service until they match their declared state: gpu-[01-02]" in said
+    )  # no undrain hook
     assert {r["node"]: r["status"] for r in records(runs, "outcomes")} == {
         "gpu-01": "done",
         "gpu-02": "failed",
