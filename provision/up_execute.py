@@ -124,7 +124,7 @@ class Execution:
             self.stopped = f"the {what} {fold(dead)} failed: no other wave was started"
         elif len(bad) > self._may_fail:
             allowed = f"--max-failures {self.options.max_failures}"
-            self.stopped = f"{len(bad)} failed up to wave {number}, which stops the waves ({allowed})"
+            self.stopped = f"{len(bad)} failed up to wave {number}, more than allowed ({allowed})"
 
     def _interrupted(self) -> None:
         end_all, results = self._ledger.end_all, self.results

@@ -268,7 +268,7 @@ def test_a_percentage_of_failures_is_of_the_nodes_with_something_to_do() -> None
     plan = plan_of("abcdefghij", wave_size=2)
     up = carry_out(plan, ScriptedExecutor(outcomes=failing("a", "c")), max_failures=Share(10, True))
     assert ends(up).startswith("a failed, b done, c failed, d done, e not attempted")
-    assert "2 failed up to wave 2, which stops the waves (--max-failures 10%)" in up.stopped
+    assert "2 failed up to wave 2, more than allowed (--max-failures 10%)" in up.stopped
 
 
 def test_a_failed_canary_stops_whatever_may_fail() -> None:
