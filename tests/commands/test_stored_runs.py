@@ -98,7 +98,13 @@ def test_it_is_judged_again(home: Path, tmp_path: Path, capsys: pytest.CaptureFi
         json.loads((home / BAD / name).read_text()) for name in ("report.json", "rejudged/report.json")
     )
     assert found(again) == found(stored)
-    limit = {"limit": 8, "unit": "lanes", "direction": "at_least", "kind": "measured", "source": "ours"}
+    limit = {
+        "limit": 8,
+        "unit": "lanes",
+        "direction": "at_least",
+        "kind": "measured",
+        "source": "our own fleet",
+    }
     row = {**limit, "limit": 10, "unit": "GB/s"}
     thresholds = {
         "gpu_inventory.pcie_width": limit,
