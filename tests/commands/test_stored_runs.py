@@ -42,12 +42,12 @@ def expected(name: str) -> Any:
 
 
 def found(report: dict[str, Any]) -> dict[str, Any]:
-    """Node and check → verdict and findings. The source of a limit also names its machines and date now."""
+    """Node and check → verdicts and findings, but for the source of the limit, which is told longer now."""
     return {
         f"{node['node']} {check['check']}": (
             node["verdict"],
             check["verdict"],
-            [{**one, "source": one["source"].partition("; n")[0]} for one in check["findings"]],
+            [{key: value for key, value in one.items() if key != "source"} for one in check["findings"]],
         )
         for node in report["nodes"]
         for check in node["checks"]
@@ -101,17 +101,20 @@ def test_it_is_judged_again(home: Path, tmp_path: Path, capsys: pytest.CaptureFi
         json.loads((home / BAD / name).read_text()) for name in ("report.json", "rejudged/report.json")
     )
     assert found(again) == found(stored)
-    limit = {
-        "limit": 58,
+    row = {
+        "limit": 60,
         "unit": "GB/s",
         "direction": "at_least",
         "kind": "measured",
         "source": "our own fleet",
     }
     file = tmp_path / "ours.yml"
-    file.write_text(json.dumps({"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.h2d": limit}}))
-    words = (GOOD, "--rejudge", "--thresholds", str(file), "--format", "none", "--changes")
-    assert "gpu-[01-02]: pass → fail" in printed(capsys, *words)
+    file.write_text(json.dumps({"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.h2d": row}}))
+    words = ("--rejudge", "--thresholds", str(file), "--format", "none", "--changes")
+    told = printed(capsys, GOOD, *words).splitlines()
+    assert told[0] == "gpu-[01-02]: pass → fail"
+    assert told[1].endswith("not told → fail (55.53 GB/s, limit ≥ 48 GB/s → ≥ 60 GB/s)")
+    assert (home / GOOD / "rejudged/changes.json").exists(), "--format none has no other file"
 
 
 def test_its_history_goes_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
