@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from provision.errors import ExitCode
+from provision.lab import silicon_state
 from provision.lab.spec import NodeSpec
 from tests.lab import slurm_cluster
 from tests.lab.conftest import Lab, running_lab
@@ -60,7 +61,8 @@ def measure(operator: Operator, lab: Lab) -> Iterator[Callable[..., tuple[int, R
 
     yield run
     for node in lab.nodes:
-        node.heal()
+        if silicon_state.faults(node.place):
+            node.heal()
 
 
 LEFT = """

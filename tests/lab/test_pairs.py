@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from provision.errors import ExitCode
+from provision.lab import silicon_state
 from provision.lab.spec import NodeSpec
 from tests.lab.conftest import Lab, running_lab
 from tests.lab.gpuprov_up import ROOT, Operator, said
@@ -54,8 +55,9 @@ def measure(operator: Operator, lab: Lab) -> Iterator[Callable[..., tuple[int, R
         return done.returncode, json.loads(done.stdout)
 
     yield run
-    for name in RACKS:
-        lab.node(name).heal()
+    for node in lab.nodes:
+        if silicon_state.faults(node.place):
+            node.heal()
 
 
 def told(operator: Operator, *arguments: str) -> str:
