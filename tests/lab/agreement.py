@@ -18,7 +18,7 @@ import jsonschema
 
 from provision import paths, versions
 from provision.errors import ExitCode
-from tests.lab.conftest import Lab, LabNode
+from tests.lab.lab_nodes import Lab, LabNode
 
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = json.loads((paths.DATA / "schemas" / "plan.schema.json").read_text())

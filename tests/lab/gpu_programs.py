@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import yaml
 
 from tests.lab import slurm_cluster
-from tests.lab.conftest import Lab
+from tests.lab.lab_nodes import Lab
 
 PACKAGES = ("nvidia-kernel-open-dkms", "nvidia-driver-cuda", "libnccl2", "nccl-tests")
 

@@ -23,8 +23,8 @@ from provision.lab.command import waiting_lock
 from provision.lab.places import LOCKS
 from provision.lab.spec import DEFAULT_NODES, NodeSpec
 from tests.lab import slurm_cluster
-from tests.lab.conftest import SPEED, Image, Lab, boot
 from tests.lab.gpuprov_up import Operator, said
+from tests.lab.lab_nodes import SPEED, Image, Lab, boot
 
 KINDS = DEFAULT_NODES[:2]
 # What the bare nodes go through, in this order.

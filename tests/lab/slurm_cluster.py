@@ -23,7 +23,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.lab.conftest import LabNode
+from tests.lab.lab_nodes import LabNode
 
 PACKAGES = ("slurm-wlm", "munge")
 CONFIGURATION = """\

@@ -25,11 +25,11 @@ from provision.errors import ExitCode
 from provision.lab import fleet, network, process, signing
 from provision.lab.repository import Repository
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import running_lab
 from tests.lab.gpuprov_up import ROOT
+from tests.lab.lab_nodes import running_lab
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Lab, LabNode
+    from tests.lab.lab_nodes import Lab, LabNode
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 PACKAGES = ["--set", "gpuprov_roles=[nvidia_repository, nccl]", "--no-canary"]

@@ -20,11 +20,11 @@ from provision.errors import ExitCode
 from provision.lab import network
 from provision.lab.spec import NodeSpec
 from tests.lab.burnins import Burnins, hear, kill, seconds_of, wait_until_over
-from tests.lab.conftest import running_lab
 from tests.lab.images import Images
+from tests.lab.lab_nodes import running_lab
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Lab
+    from tests.lab.lab_nodes import Lab
 
 SPEED = 20.0
 # A minute of a burn is three seconds here, so a soak of an hour is long enough for everything below.

@@ -16,10 +16,10 @@ from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab import gpu_programs
 from tests.lab.burnins import Burnins, wait_until_over
-from tests.lab.conftest import running_lab
+from tests.lab.lab_nodes import running_lab
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Lab
+    from tests.lab.lab_nodes import Lab
 
 NODES = ("n1", "n2", "n3")
 RAILS = ["mlx5_0", "mlx5_3"]  # of eight: each takes its time

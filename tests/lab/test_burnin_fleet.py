@@ -22,10 +22,10 @@ from provision.lab import network
 from provision.lab.spec import NodeSpec
 from tests.lab import gpu_programs
 from tests.lab.burnins import Burnins, hear, kill, seconds_of, wait_until_over
-from tests.lab.conftest import running_lab
+from tests.lab.lab_nodes import running_lab
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Lab
+    from tests.lab.lab_nodes import Lab
 
 SPEED = 10.0
 NODES = tuple(f"n{number}" for number in range(1, 9))

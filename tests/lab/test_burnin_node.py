@@ -25,11 +25,11 @@ from provision import node_program, paths
 from provision.errors import ExitCode
 from provision.lab import cgroups, network
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import running_lab
+from tests.lab.lab_nodes import running_lab
 from tests.support.processes import command_of, until
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Lab, LabNode
+    from tests.lab.lab_nodes import Lab, LabNode
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = "[nvidia_repository,nvidia_driver,nvlink,cuda_toolkit,validation_tools]"

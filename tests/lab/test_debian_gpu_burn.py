@@ -20,9 +20,9 @@ import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import Lab, running_lab
 from tests.lab.gpuprov_up import Operator, said
-from tests.lab.test_real_compiler import BURN, GOOD, declared, offered
+from tests.lab.lab_nodes import Lab, running_lab
+from tests.lab.real_compiler import BURN, GOOD, declared, offered
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 PLACE = "/srv/gpu-burn.tar"

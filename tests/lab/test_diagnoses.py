@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import Lab, LabNode, running_lab
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE = "sick-01"

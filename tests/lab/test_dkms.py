@@ -16,8 +16,8 @@ import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import running_lab
 from tests.lab.gpuprov_up import Operator, said
+from tests.lab.lab_nodes import running_lab
 
 ROLES = ["nvidia_repository", "nvidia_driver"]
 DRIVER = {"gpuprov_roles": ROLES, "nvidia_driver_source": "distribution", "nvidia_driver_version": "550"}

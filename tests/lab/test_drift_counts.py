@@ -19,7 +19,7 @@ from provision.checks.registry import CHECKS
 from provision.errors import ExitCode
 from provision.lab.elf import kernel_module
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import Lab, LabNode, running_lab
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("odd-01", "odd-02", "odd-03")

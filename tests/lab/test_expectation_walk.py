@@ -25,7 +25,7 @@ from provision import assess, inventory
 from provision.expectations import HARDWARE, Expectation
 from provision.lab.spec import NodeSpec
 from tests.lab import breakers
-from tests.lab.conftest import Lab, running_lab
+from tests.lab.lab_nodes import Lab, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 # B200 has the longest list (fabric manager, nvlsm, ib_umad).

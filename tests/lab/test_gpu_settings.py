@@ -14,11 +14,11 @@ import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import running_lab
 from tests.lab.images import Images
+from tests.lab.lab_nodes import running_lab
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Lab, LabNode
+    from tests.lab.lab_nodes import Lab, LabNode
 
 ROOT = Path(__file__).resolve().parents[2]
 BARE = "[nvidia_repository,nvidia_driver,nvlink,gpu_settings]"  # what a bare node needs

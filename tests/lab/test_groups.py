@@ -20,9 +20,9 @@ from provision.errors import ExitCode
 from provision.lab import silicon_state
 from provision.lab.spec import NodeSpec
 from tests.lab import slurm_cluster
-from tests.lab.conftest import Lab, running_lab
 from tests.lab.gpuprov_up import ROOT, Operator, said
 from tests.lab.images import Images
+from tests.lab.lab_nodes import Lab, running_lab
 
 RACKS = {"n1": "a", "n2": "a", "n3": "a", "n4": "b", "n5": "b", "n6": "b"}
 CABLE = "reseat or check cable"

@@ -11,8 +11,8 @@ import pytest
 
 from provision.lab import leftovers
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import Lab, running_lab
 from tests.lab.images import Images
+from tests.lab.lab_nodes import Lab, running_lab
 
 BARE = (NodeSpec("base", "l40s"),)
 NAMES = ("one", "two")

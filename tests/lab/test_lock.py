@@ -16,7 +16,7 @@ from provision import lockfile
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab.agreement import INSTALL, Agreement, Gpuprov, command, held, installed, said, spoil
-from tests.lab.conftest import Lab, LabNode, running_lab
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 # No driver: an update of the CUDA toolkit shows the same, and needs no reboot.
 ROLES = ("nvidia_repository", "cuda_toolkit", "nccl", "package_lock")

@@ -16,9 +16,9 @@ import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import Lab, running_lab
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.images import Images
+from tests.lab.lab_nodes import Lab, running_lab
 
 ROLES = ["nvidia_repository", "nvidia_driver", "nvlink", "cuda_toolkit", "nccl", "validation_tools"]
 SPEED = 50.0

@@ -10,7 +10,7 @@ import yaml
 
 from provision.lab.spec import NodeSpec
 from tests.lab import slurm_cluster
-from tests.lab.conftest import Lab, LabNode, running_lab
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 DRIVER = "580.126.09"
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]  # test_groups runs the same through the product

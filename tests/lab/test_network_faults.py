@@ -12,9 +12,9 @@ import yaml
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import Lab, LabNode, running_lab
 from tests.lab.gpuprov_up import Operator
 from tests.lab.images import Images
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 NAME = "gpu-01"
 VARIABLES: dict[str, Any] = {

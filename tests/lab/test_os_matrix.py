@@ -23,7 +23,7 @@ from provision.errors import ExitCode
 from provision.lab.releases import RELEASES
 from provision.lab.spec import NodeSpec
 from provision.role import all_roles
-from tests.lab.conftest import Lab, LabNode, running_lab
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = {

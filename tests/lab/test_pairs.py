@@ -16,9 +16,9 @@ import yaml
 from provision.errors import ExitCode
 from provision.lab import silicon_state
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import Lab, running_lab
 from tests.lab.gpuprov_up import ROOT, Operator, said
 from tests.lab.images import Images
+from tests.lab.lab_nodes import Lab, running_lab
 
 RACKS = {"n1": "a", "n2": "a", "n3": "a", "n4": "b", "n5": "b", "n6": "b"}
 RAILS = ["mlx5_0", "mlx5_3"]  # of eight: one that hangs takes its deadline on each

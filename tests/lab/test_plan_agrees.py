@@ -11,7 +11,7 @@ import pytest
 
 from provision.lab.spec import NodeSpec
 from tests.lab.agreement import INSTALL, Agreement, Gpuprov, command, spoil
-from tests.lab.conftest import Lab, running_lab
+from tests.lab.lab_nodes import Lab, running_lab
 
 ROLES = ("nvidia_repository", "nvidia_driver", "cuda_toolkit", "nccl", "container_toolkit", "package_lock")
 OLD_DRIVER = ("--set", "nvidia_driver_version=570.124.06")

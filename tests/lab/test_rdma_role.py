@@ -12,10 +12,10 @@ import yaml
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import Lab, LabNode, running_lab
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.images import Images
-from tests.lab.test_roles import Playbook
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
+from tests.lab.role_playbook import Playbook
 
 NODES = (NodeSpec("gpu-01", "h100-sxm"), NodeSpec("gpu-02", "l40s", "debian12"))
 ROLES = ["nvidia_repository", "rdma", "nvidia_driver", "gpudirect_rdma", "host_settings"]

@@ -7,69 +7,22 @@ test_debian_gpu_burn.py.
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
-import tarfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from provision.errors import ExitCode
-from provision.lab import node as lab_node
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import Lab, LabNode, running_lab
 from tests.lab.gpuprov_up import Operator, said
+from tests.lab.lab_nodes import Lab, running_lab
+from tests.lab.real_compiler import BURN, CUDA, GOOD, HOST, KERNEL, Files, declared, offered, put
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 WHEELS = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
-CUDA = "/opt/cuda"
-KERNEL = """\
-extern "C" __global__ void compare(const float *one, int *faults, unsigned long iterations) {
-    unsigned long at = blockIdx.x * (unsigned long)blockDim.x + threadIdx.x;
-    for (unsigned long i = 1; i < iterations; ++i) {
-        if (one[at] != one[at + i]) atomicAdd(faults, 1);
-    }
-}
-"""
-HOST = """\
-#include <cstdio>
-#include <cuda_runtime.h>
-int main() {
-    int gpus = 0;
-    return !printf("%s\\n", cudaGetErrorString(cudaGetDeviceCount(&gpus)));
-}
-"""
-# As gpu-burn's own: a program of g++ and a kernel of nvcc, side by side under -j8.
-BURN = """\
-COMPUTE ?= 90
-gpu_burn: gpu_burn-drv.o compare.ptx
-	g++ -o $@ $< -L${CUDAPATH}/lib64 -Wl,-rpath=${CUDAPATH}/lib64 -lcudart
-%.o: %.cpp
-	g++ -O3 -I${CUDAPATH}/include -std=c++17 -c $<
-%.ptx: %.cu
-	${CUDAPATH}/bin/nvcc -I${CUDAPATH}/include -arch=compute_${COMPUTE} -ptx $< -o $@
-"""
-COLLECTIVE = """\
-all:
-	mkdir -p build
-	for n in all_reduce all_gather reduce_scatter alltoall; do \\
-	${CUDA_HOME}/bin/nvcc -arch=sm_90 -o build/$${n}_perf main.cu || exit 1; done
-"""
-CMAKE = """\
-cmake_minimum_required(VERSION 3.20)
-project(nvbandwidth LANGUAGES CUDA CXX)
-add_executable(nvbandwidth main.cu)
-"""
-Files = dict[str, str]
-GOOD: dict[str, Files] = {
-    "gpu_burn": {"Makefile": BURN, "compare.cu": KERNEL, "gpu_burn-drv.cpp": HOST},
-    "nccl_tests": {"Makefile": COLLECTIVE, "main.cu": KERNEL + HOST},
-    "nvbandwidth": {"CMakeLists.txt": CMAKE, "main.cu": KERNEL + HOST},
-}
 # gpu-burn before November 2025, Debian's too, has the first and the second by default.
 BROKEN: dict[str, tuple[str, Files, str]] = {
     "an architecture that nvcc no longer knows": (
@@ -109,23 +62,13 @@ def toolkit(folder: Path) -> Path:
     )  # fmt: skip
     for wheel in folder.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(folder)  # noqa: S202 - wheels of the index that pip trusts
+            archive.extractall(folder)
     tree = folder / "nvidia/cu13"
     for program in (*(tree / "bin").iterdir(), *(tree / "nvvm/bin").iterdir()):
         program.chmod(0o755)
     (tree / "lib64").symlink_to("lib")
     (tree / "lib/libcudart.so").symlink_to("libcudart.so.13")
     return tree
-
-
-def put(lab: Lab, node: LabNode, tree: Path, place: str) -> None:
-    """Copy a folder to the node."""
-    packed = subprocess.run(
-        ["tar", "-C", str(tree), "--mode=go=u-w", "-cf", "-", "."], stdout=subprocess.PIPE, check=True
-    ).stdout
-    unpack = f"sudo mkdir -p {place} && sudo tar -C {place} --no-same-owner -xf -"
-    command = lab_node.ssh(lab.record, lab.record.node(node.name), [unpack])
-    subprocess.run(command, input=packed, check=True, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -139,37 +82,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
     return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
-
-
-def offered(lab: Lab, tool: str, version: str, files: Files, folder: Path) -> dict[str, Any]:
-    """The variables with which the role builds this source."""
-    archive = folder / f"{tool}-{version}.tar.gz"
-    with tarfile.open(archive, "w:gz") as pack:
-        for name, text in files.items():
-            member = tarfile.TarInfo(f"{tool}-{version}/{name}")
-            member.size = len(text.encode())
-            pack.addfile(member, io.BytesIO(text.encode()))
-    node = lab.node("gpu-01")
-    put(lab, node, folder, "/srv/sources")
-    path = f"/srv/sources/{archive.name}"
-    stem = f"validation_tools_{tool}"
-    return {
-        f"{stem}_version": version,
-        f"{stem}_url": f"file://{path}",
-        f"{stem}_sha256": node.run(f"sha256sum {path}").stdout.split()[0],
-    }
-
-
-def declared(lab: Lab, folder: Path, version: str) -> dict[str, Any]:
-    """The role with good sources of all three tools; nvidia_repository refreshes the lists of packages."""
-    found: dict[str, Any] = {
-        "gpuprov_roles": ["nvidia_repository", "validation_tools"],
-        "validation_tools_method": "source",
-        "validation_tools_cuda_home": CUDA,
-    }
-    for tool, files in GOOD.items():
-        found |= offered(lab, tool, version, files, folder)
-    return found
 
 
 def test_the_tools_are_built_and_run(lab: Lab, operator: Operator, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import Lab, running_lab
 from tests.lab.gpuprov_up import ROOT, Operator
+from tests.lab.lab_nodes import Lab, running_lab
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 PACKAGES = (

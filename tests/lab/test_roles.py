@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import base64
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import testinfra
 from testinfra.host import Host
 
-from provision import paths, stack
-from tests.lab.conftest import Lab, running_lab
 from tests.lab.images import KINDS, Images
+from tests.lab.lab_nodes import Lab, running_lab
+from tests.lab.role_playbook import SOURCES, Playbook
 
-ROOT = Path(__file__).resolve().parents[2]
 DRIVER, NCCL, TOOLKIT, CUDA = "580.126.09", "2.29.7-1+cuda12.9", "1.19.1-1", "12.9"
 DRIVER_PACKAGES = [
     *("nvidia-driver-cuda", "nvidia-kernel-open-dkms", "nvidia-kernel-support", "nvidia-modprobe"),
@@ -28,19 +22,6 @@ DRIVER_PACKAGES = [
     *("libnvidia-ml1", "libnvidia-nvvm4", "libnvidia-ptxjitcompiler1", "nvidia-opencl-icd"),
 ]
 pytestmark = pytest.mark.timeout(1500)
-
-
-def environment() -> dict[str, str]:
-    return {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "ANSIBLE_LIBRARY": str(paths.MODULES),
-        "ANSIBLE_ROLES_PATH": str(paths.ROLES),
-        "ANSIBLE_PIPELINING": "1",
-        "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.minimal",
-        "ANSIBLE_NOCOLOR": "1",
-    }
 
 
 @pytest.fixture(scope="module")
@@ -192,54 +173,6 @@ def test_the_validation_tools_answer_where_the_checks_look_for_them(host: Host) 
 
 
 # --- the playbook itself, started by hand as an Ansible user would
-
-
-def described(lab: Any) -> dict[str, Any]:
-    """gpuprov_node for each node of the lab, from what is known about it and not from our observer."""
-    kinds = {"h100-sxm": ("hopper", "nvswitch"), "l40s": ("ada", "none")}
-    hosts = {}
-    for node in lab.nodes:
-        architecture, fabric = kinds[node.sku]
-        version, codename = {"debian13": ("13", "trixie"), "debian12": ("12", "bookworm")}[node.release]
-        hosts[node.name] = {
-            "gpuprov_node": {
-                "os": {
-                    **{"id": "debian", "version_id": version, "codename": codename},
-                    **{"family": "debian", "arch": "x86_64"},
-                },
-                "kernel": {"release": os.uname().release},
-                "gpu": {
-                    **{"sku": node.sku, "count": 8, "architecture": architecture},
-                    **{"fabric": fabric, "pci_ids": []},
-                },
-            }
-        }
-    return hosts
-
-
-class Playbook:
-    def __init__(self, lab: Any, folder: Path) -> None:
-        self.inventories = [lab.inventory, folder / "nodes.json"]
-        self.inventories[1].write_text(json.dumps({"all": {"hosts": described(lab)}}))
-
-    def run(self, *arguments: str, **variables: Any) -> tuple[int, str, dict[str, dict[str, int]]]:
-        """Exit status, output, and per node how many tasks were ok, changed, failed, …"""
-        every = {**stack.load(stack.DEFAULT).variables, **variables}
-        done = subprocess.run(
-            [str(Path(sys.executable).parent / "ansible-playbook"), str(paths.PLAYBOOKS / "up.yml")]
-            + [word for inventory in self.inventories for word in ("-i", str(inventory))]
-            + ["-e", json.dumps(every), *arguments],
-            env={**environment(), "ANSIBLE_STDOUT_CALLBACK": "ansible.builtin.default"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=1400,
-        )
-        counts = {
-            match[1]: {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match[2])}
-            for match in re.finditer(r"^(\S+) +: (ok=.*)$", done.stdout, re.MULTILINE)
-        }
-        return done.returncode, done.stdout + done.stderr, counts
 
 
 @pytest.fixture(scope="module")
@@ -396,17 +329,6 @@ def test_new_module_options_ask_for_a_reboot_and_a_comment_does_not(
     status, output, _ = playbook.run(*tags)
     assert status == 0, output
     node.run("sudo rm /run/reboot-required /run/reboot-required.pkgs")
-
-
-SOURCES = {  # what the real build leaves, made without a compiler
-    "gpu-burn": ("1.1", "all:\n\techo '#!/bin/sh' > gpu_burn\n\techo ptx > compare.ptx\n"),
-    "nccl-tests": (
-        "2.18.3",
-        "all:\n\tmkdir -p build\n\tfor n in all_reduce all_gather reduce_scatter alltoall; do "
-        "printf '#!/bin/sh\\n# %s\\n' '$(MPI) $(MPI_HOME)' > build/$${n}_perf; done\n",
-    ),
-    "nvbandwidth": ("0.8", "all:\n\techo '#!/bin/sh' > nvbandwidth\n"),
-}
 
 
 def test_tools_are_built_from_verified_sources_once(playbook: Playbook, declared: Any) -> None:

@@ -20,10 +20,10 @@ import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import LabNode, running_lab
 from tests.lab.gpuprov_up import ROOT, Operator, said
 from tests.lab.images import Images
-from tests.lab.test_roles import SOURCES
+from tests.lab.lab_nodes import LabNode, running_lab
+from tests.lab.role_playbook import SOURCES
 
 pytestmark = pytest.mark.timeout(1500)
 SPEED = 20.0  # a burn of 30 s takes 1.5 s: long enough for another program to be seen beside it

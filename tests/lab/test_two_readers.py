@@ -24,7 +24,7 @@ from provision.lab.spec import NodeSpec
 from provision.testinfra_suite.fleet import Suite
 from provision.testinfra_suite.readers import Reader, Unreadable
 from tests.lab import breakers
-from tests.lab.conftest import Lab, running_lab
+from tests.lab.lab_nodes import Lab, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 NODE = "read-01"

@@ -17,11 +17,11 @@ import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import DEFAULT_NODES
-from tests.lab.conftest import Lab, running_lab
 from tests.lab.images import Images
+from tests.lab.lab_nodes import Lab, running_lab
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import LabNode
+    from tests.lab.lab_nodes import LabNode
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD_DPKG = (

@@ -19,8 +19,8 @@ import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import Lab, running_lab
 from tests.lab.images import Images
+from tests.lab.lab_nodes import Lab, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(1800)

@@ -22,10 +22,10 @@ import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import running_lab
+from tests.lab.lab_nodes import running_lab
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Lab, LabNode
+    from tests.lab.lab_nodes import Lab, LabNode
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

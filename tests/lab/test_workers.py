@@ -15,8 +15,8 @@ import pytest
 from provision.errors import ExitCode
 from provision.lab import network
 from provision.lab.spec import NodeSpec
-from tests.lab.conftest import running_lab
 from tests.lab.gpuprov_up import Operator, said
+from tests.lab.lab_nodes import running_lab
 from tests.lab.worker_machines import (
     UNDO,
     Worker,
@@ -32,7 +32,7 @@ from tests.lab.worker_machines import (
 )
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Lab
+    from tests.lab.lab_nodes import Lab
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

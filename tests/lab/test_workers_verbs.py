@@ -20,8 +20,8 @@ from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab import gpu_programs
 from tests.lab.burnins import Burnins
-from tests.lab.conftest import running_lab
 from tests.lab.gpuprov_up import Operator, said
+from tests.lab.lab_nodes import running_lab
 from tests.lab.worker_machines import (
     ROLE,
     UNDO,
@@ -37,7 +37,7 @@ from tests.lab.worker_machines import (
 )
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Lab
+    from tests.lab.lab_nodes import Lab
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

@@ -24,7 +24,7 @@ from tests.lab.gpuprov_up import ROOT, Operator
 from tests.support.processes import command_of
 
 if TYPE_CHECKING:
-    from tests.lab.conftest import Lab
+    from tests.lab.lab_nodes import Lab
 
 # One small role: what is tried here is who does it, not what it does.
 ROLE = {

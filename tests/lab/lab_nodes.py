@@ -1,0 +1,151 @@
+"""Real nodes for tests: a running lab, its nodes, and what a test may do to them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shlex
+import subprocess
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from provision.errors import LabError
+from provision.lab import fleet, node, silicon_state
+from provision.lab.command import attempt, locked
+from provision.lab.places import LOCKS
+from provision.lab.record import LabRecord, NodeRecord
+from provision.lab.spec import NodeSpec
+from provision.terminal import Progress
+
+if TYPE_CHECKING:
+    pass
+
+SPEED = 100.0  # simulated seconds per real second
+# Another lab has another network: its server's address is in apt's sources, and in the names of apt's lists.
+MOVE = """
+grep -rlF {old} /etc/apt | xargs -r sed -i 's/{old}/{new}/g'
+for list in /var/lib/apt/lists/{old}*; do mv "$list" "/var/lib/apt/lists/{new}${{list#*{old}}}"; done
+rm -f /var/cache/apt/*.bin
+"""
+
+
+class LabNode:
+    """One running node, and what a test may do to it."""
+
+    def __init__(self, record: LabRecord, member: NodeRecord) -> None:
+        self._record = record
+        self._member = member
+        self.name = member.name
+        self.sku = member.sku
+        self.release = member.release
+        self.address = record.address(member)
+        self.place = record.node_place(member)
+
+    def run(
+        self, command: str, check: bool = True, timeout: float = 120, said: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a shell command on the node as `ops` over ssh (sudo needs no password); it reads `said`."""
+        done = attempt(*node.ssh(self._record, self._member, [command]), timeout=timeout, stdin=said)
+        if check and done.returncode != 0:
+            pytest.fail(f"{self.name}: {command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+        return done
+
+    def as_root(
+        self, command: str, timeout: float = 120, said: str | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a shell command on the node as root."""
+        return self.run(f"sudo sh -c {shlex.quote(command)}", timeout=timeout, said=said)
+
+    def fault(self, fault: str, **parameters: object) -> None:
+        silicon_state.set_fault(self.place, fault, [f"{key}={value}" for key, value in parameters.items()])
+
+    def heal(self, fault: str | None = None) -> None:
+        silicon_state.clear_fault(self.place, fault)
+
+    def power_off(self) -> None:
+        fleet.power(self._record.name, self.name, on=False)
+
+    def power_on(self) -> None:
+        fleet.power(self._record.name, self.name, on=True)
+
+    def reboot(self) -> None:
+        """Reboot and wait until the node is back."""
+        before = self.boot_id()
+        self.run("sudo systemctl reboot", check=False)
+        for _ in range(60):
+            node.wait_ready(self._record, self._member)
+            with contextlib.suppress(LabError):
+                if self.boot_id() != before:
+                    return
+        pytest.fail(f"{self.name} is still in the boot {before}")
+
+    def boot_id(self) -> str:
+        return self.run("cat /proc/sys/kernel/random/boot_id", check=False).stdout.strip()
+
+
+class Lab:
+    """A running lab."""
+
+    def __init__(self, record: LabRecord, inventory: Path) -> None:
+        self.record = record
+        self.name = record.name
+        self.inventory = inventory
+
+    @property
+    def nodes(self) -> list[LabNode]:
+        return [LabNode(self.record, member) for member in self.record.nodes]
+
+    def node(self, name: str) -> LabNode:
+        return LabNode(self.record, self.record.node(name))
+
+
+@dataclass(frozen=True)
+class Image:
+    """What other nodes have written, which are off for good: a node may begin with it."""
+
+    disks: tuple[Path, ...]  # the newest first
+    server: str  # the address of their lab's server, which stands in their package sources
+
+
+@contextlib.contextmanager
+def running_lab(
+    prefix: str,
+    wanted: tuple[NodeSpec, ...],
+    inventory: Path,
+    speed: float = SPEED,
+    images: Mapping[str, Image] | None = None,
+) -> Iterator[Lab]:
+    """A fresh lab that no other test session has; what a killed session left is removed first. `speed`:
+    simulated seconds per real second. `images`: with what the nodes of these names begin; others are bare."""
+    images = images or {}
+    with contextlib.ExitStack() as stack:
+        for number in range(1, 20):
+            name = f"{prefix}{number}"
+            with contextlib.suppress(LabError):
+                stack.enter_context(locked(LOCKS / f"session-{name}.lock", name))
+                break
+        stack.callback(fleet.down, name, lambda _: None)
+        yield boot(name, wanted, inventory, speed, images)
+
+
+def boot(
+    name: str, wanted: tuple[NodeSpec, ...], inventory: Path, speed: float, images: Mapping[str, Image]
+) -> Lab:
+    """The lab of that name, made from nothing."""
+    images = {node.name: images[node.name] for node in wanted if node.name in images}
+    disks = {node: image.disks for node, image in images.items()}
+    with Progress("lab", total=len(wanted), stream=io.StringIO()) as progress:
+        record = fleet.up(name, wanted, inventory, progress, speed=speed, fresh=True, images=disks)
+    lab = Lab(record, inventory)
+    with ThreadPoolExecutor(max_workers=4) as threads:
+        for moved in [
+            threads.submit(lab.node(node).as_root, MOVE.format(old=image.server, new=record.bridge_address))
+            for node, image in images.items()
+        ]:
+            moved.result()
+    return lab
