@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.light_nodes import light_nodes
 from benchmarks.nodes import FailedError
 from benchmarks.results import Finding, Options, Result, Rounds, alone, number
-from provision import inventory
-from provision.crew import Crew
-from provision.observe import observe
-from provision.own_limits import MOST
-from provision.processes import VARIABLE
+from provision.desired import inventory
+from provision.remote.observe import observe
+from provision.remote.own_limits import MOST
+from provision.remote.processes import VARIABLE
+from provision.remote.ssh.pool import Crew
 
 FIXED = 64  # at a time
 TIMES = 5  # as many nodes as the other parts are asked to take: 500 instead of 100

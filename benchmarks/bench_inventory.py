@@ -26,14 +26,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import yaml
 
 from benchmarks.results import Finding, Options, Result, Rounds, Table, number
-from provision import ansible_inventory, inventory, plain_inventory
+from provision.desired import inventory
+from provision.desired.inventory import ansible_inventory
+from provision.desired.inventory import plain as plain_inventory
 
 RACK = 64  # nodes
 RESOLVE = """
 import sys, time
 from pathlib import Path
-from provision import assess, inventory, resolve, same_machine, stack
-from provision.expectations import facts_to_ask
+from provision.drift import assess
+from provision.desired import inventory, stack
+from provision.desired.templating import resolve
+from provision.up import same_machine
+from provision.desired.expectations import facts_to_ask
 
 def told(what, work):
     begin = time.process_time()

@@ -21,7 +21,7 @@ from benchmarks.costs import cost_of
 from benchmarks.light_nodes import light_nodes
 from benchmarks.nodes import FailedError, fleet
 from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number, spread
-from provision.processes import VARIABLE
+from provision.remote.processes import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMES = 5  # as many nodes as the other parts are asked to take: 500 instead of 100
@@ -31,8 +31,8 @@ PROCESSES = (1, 2, 4)
 PROGRAM = """\
 import json, sys, time
 from pathlib import Path
-from provision import inventory
-from provision.observe import observe
+from provision.desired import inventory
+from provision.remote.observe import observe
 nodes = list(inventory.load(Path(sys.argv[1])).nodes.values())
 began, before = time.perf_counter(), time.process_time()
 found = observe(nodes, {}, timeout=300)

@@ -32,9 +32,12 @@ from benchmarks.costs import Cost, cost_of  # noqa: E402
 from benchmarks.light_nodes import LightFleet, light_nodes  # noqa: E402
 from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number  # noqa: E402
 from benchmarks.tree_watch import ANSIBLE, OURS, WORKER, Seen, watched  # noqa: E402
-from provision import ansible_handover, assess, inventory, paths  # noqa: E402
+from provision import paths  # noqa: E402
+from provision.desired import inventory  # noqa: E402
+from provision.drift import assess  # noqa: E402
 from provision.errors import ExitCode  # noqa: E402
-from provision.store import RunFolder, latest  # noqa: E402
+from provision.remote.ansible import handover  # noqa: E402
+from provision.runs.store import RunFolder, latest  # noqa: E402
 
 ROLES = ("host_settings", "package_lock")
 FORKS = 50  # of `up`, where nothing else is asked for
@@ -133,10 +136,10 @@ class Course:
     def bare(self, count: int) -> Played:
         with self._fresh(count) as fleet:
             before = self._gpuprov(ExitCode.DRIFT, "drift", fleet)
-            with watched(fleet.pid) as seen, ansible_handover.private_folder() as folder:
+            with watched(fleet.pid) as seen, handover.private_folder() as folder:
                 cost = cost_of(
                     self._playbook(fleet),
-                    environment=ansible_handover.environment(folder, FORKS),
+                    environment=handover.environment(folder, FORKS),
                     timeout=_LIMIT,
                 )
             _expect(cost, 0, "ansible-playbook")

@@ -31,10 +31,12 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.results import Finding, Options, Result, Table, number  # noqa: E402
-from provision import answer, cli, expectations, observe, stack  # noqa: E402
-from provision.inventory import Node  # noqa: E402
-from provision.node_error import unreachable  # noqa: E402
-from provision.observe import Observation  # noqa: E402
+from provision import cli  # noqa: E402
+from provision.desired import expectations, stack  # noqa: E402
+from provision.fleet import Node  # noqa: E402
+from provision.remote import observe, protocol  # noqa: E402
+from provision.remote.node_error import unreachable  # noqa: E402
+from provision.remote.observe import Observation  # noqa: E402
 
 KERNEL = "6.8.0-51-generic"
 NAME = "@@@@@@@@"  # eight characters that each node replaces with its own
@@ -89,7 +91,7 @@ def recorded(node: Node, asked: Collection[str]) -> bytes:
     known = expectations.of_node(stack.declared(node, {}), stack.describe_node(BASE))
     facts = dict.fromkeys(names) | {each.fact: fulfilling(each) for each in known if each.fact in names}
     body = json.dumps({"uid": 0, "facts": {**facts, **BASE}, "problems": {}}).encode()
-    return answer.BEGIN + b"%d\n%b\n" % (len(body), body) + answer.END + b"\n"
+    return protocol.BEGIN + b"%d\n%b\n" % (len(body), body) + protocol.END + b"\n"
 
 
 class Replay:
@@ -122,7 +124,7 @@ class Replay:
                 output = output.replace(b'"2.21.1"', b'"2.20.9"').replace(b'0", "', b'1", "', 1)
             self.size += len(output)
             began = time.process_time()
-            json.loads(answer.unframed(output))
+            json.loads(protocol.unframed(output))
             self.floor += time.process_time() - began
             answers.take(node.name, output, 0.1)
         return {node.name: answers.found[node.name] for node in nodes}
@@ -136,7 +138,7 @@ def peak() -> float:
 
 def one_size(nodes: int, profile: bool) -> dict[str, Any]:
     """Run the command on so many nodes in this process, and say what it cost."""
-    from provision.ssh import Ssh
+    from provision.remote.ssh.client import Ssh
 
     Ssh()  # its libraries are part of what a real look costs
     replay = Replay()

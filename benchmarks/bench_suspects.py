@@ -20,7 +20,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.results import Finding, Options, Result
-from provision.pairs.pairing import exhaustive_rounds, minutes
+from provision.checks.pairs.pairing import exhaustive_rounds, minutes
 from tests.support.fabric import Fabric, named, racked
 
 SECONDS = 20  # of one round of pairs, for the price of the exhaustive schedule

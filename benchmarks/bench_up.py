@@ -21,10 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number  # noqa: E402
-from provision import ansible_handover as handover  # noqa: E402
-from provision.runner import run_playbook  # noqa: E402
-from provision.shards import Place, run_sharded  # noqa: E402
-from provision.store import RunFolder  # noqa: E402
+from provision.remote.ansible import handover  # noqa: E402
+from provision.remote.ansible.partitions import Backend, run_sharded  # noqa: E402
+from provision.remote.ansible.runner import run_playbook  # noqa: E402
+from provision.runs.store import RunFolder  # noqa: E402
 
 MOST = 20  # hosts: each of their tasks costs two cores a tenth of a second
 TASKS = 10
@@ -83,7 +83,7 @@ def ours(play: Path, hosts: Hosts, runs: Path) -> None:
 
 
 def at_once(play: Path, hosts: Hosts, processes: int) -> None:
-    places = [Place()] * processes
+    places = [Backend()] * processes
     outcomes = run_sharded(play, hosts, on_event=lambda _event: None, forks=50, places=places)
     assert all(outcome.status == "ok" for outcome in outcomes.values())
 
@@ -91,7 +91,8 @@ def at_once(play: Path, hosts: Hosts, processes: int) -> None:
 def memory(play: Path, hosts: Hosts) -> int:
     """Peak memory in KiB of a fresh process that runs `play` through our runner."""
     script = (
-        "import json, sys; from pathlib import Path; from provision.runner import run_playbook;"
+        "import json, sys; from pathlib import Path;"
+        "from provision.remote.ansible.runner import run_playbook;"
         "run_playbook(Path(sys.argv[1]), json.loads(sys.argv[2]), on_event=lambda event: None);"
         "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])"
     )

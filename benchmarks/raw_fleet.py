@@ -14,10 +14,11 @@ from benchmarks.detection import machine, trial
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from benchmarks.report_fleet import BAD, CHECKED, FAULTS, SILENT, UNMEASURED
-from provision import campaign, stack
-from provision.checks_asked import facts_for
-from provision.seen import Seen, seen
-from provision.store import file_name
+from provision.checks.selection import facts_for
+from provision.desired import stack
+from provision.runs.node_facts import NodeFacts, node_facts_of
+from provision.runs.store import file_name
+from provision.validate import campaign
 
 GOOD = 6  # of each SKU, so that the values of a fleet scatter
 _UUID = re.compile(r"GPU-[0-9a-f]{8}")
@@ -42,12 +43,12 @@ def measured(sku: str, number: int, key: str = "") -> Template:
         trial._break(node, case)
         facts, problems = node.observe(facts_for(CHECKED))
         declared = {**trial.DECLARED, **(trial.FOUR_GPUS if sku in trial.FOUR else {}), **case.variables}
-        look = seen(name, facts, problems, stack.describe_node(facts), declared)
+        look = node_facts_of(name, facts, problems, stack.describe_node(facts), declared)
         raws = {} if look.error else dict(_raws(node, look))
     return Template(name, json.dumps(asdict(look), default=str), raws)
 
 
-def _raws(node: Machine, look: Seen) -> Iterable[tuple[str, str]]:
+def _raws(node: Machine, look: NodeFacts) -> Iterable[tuple[str, str]]:
     boot_id = str(look.facts.get("boot.id") or "")
     for check in CHECKED:
         answer = json.loads(
@@ -88,7 +89,7 @@ def write(
             name = f"gpu-{number:0{width}d}"
             if number % silent == 7 % silent:
                 why = f"ssh: connect to 10.0.{number // 250}.{number % 250} port 22: timed out after 10 s"
-                looks.write(json.dumps(asdict(Seen(name, {}, {}, {}, why, unreachable=True))) + "\n")
+                looks.write(json.dumps(asdict(NodeFacts(name, {}, {}, {}, why, unreachable=True))) + "\n")
                 continue
             broken = number % bad == 3 % bad
             one = made.bad[number // bad % len(made.bad)] if broken else made.good[number % len(made.good)]

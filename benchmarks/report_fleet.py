@@ -15,11 +15,12 @@ from typing import Any
 from benchmarks.detection import machine, trial
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision import health, node_history
-from provision.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
-from provision.judge import Finding, Verdict
+from provision.checks import health
+from provision.checks.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
+from provision.checks.judge import Finding, Verdict
 from provision.report import json as report_json
-from provision.store import RunFolder
+from provision.runs import node_history
+from provision.runs.store import RunFolder
 
 SKU = "h100-sxm"
 # Classes of benchmarks/detection/catalogue.py that a node's own checks see; a node in BAD has one of them.

@@ -1,4 +1,4 @@
-"""Looks at a command's processes and at light nodes while it runs: who takes memory, who is at work."""
+"""StoredFacts at a command's processes and at light nodes while it runs: who takes memory, who is at work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
-class Seen:
+class NodeFacts:
     """`memory`: peak MB of the largest process, and `cpu`: seconds of all, both by kind (OURS, ANSIBLE,
     WORKER). CPU is that of the processes themselves, up to the last look at each: of workers, which live
     for less, it says nothing. `working`: how many nodes ran a program, at each look."""
@@ -44,10 +44,10 @@ class Process:
 
 
 @contextlib.contextmanager
-def watched(fleet: int) -> Iterator[Seen]:
+def watched(fleet: int) -> Iterator[NodeFacts]:
     """Look at all processes below this one; `fleet`: the process below which light nodes with own roots
     are. What was seen is complete when it is left."""
-    seen, left = Seen(), threading.Event()
+    seen, left = NodeFacts(), threading.Event()
     spent: dict[int, tuple[str, float]] = {}
 
     def look_on() -> None:
@@ -103,7 +103,9 @@ def _at_work(every: Mapping[int, Process], nodes: set[int], fleet: int) -> set[i
     return found
 
 
-def _note(pid: int, every: Mapping[int, Process], seen: Seen, spent: dict[int, tuple[str, float]]) -> None:
+def _note(
+    pid: int, every: Mapping[int, Process], seen: NodeFacts, spent: dict[int, tuple[str, float]]
+) -> None:
     kind = _kind(pid)
     if kind == ANSIBLE and _kind(every[pid].parent) == ANSIBLE:
         kind = WORKER

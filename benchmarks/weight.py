@@ -61,10 +61,11 @@ def command(words: list[str]) -> dict[str, Any]:
 def simulated(words: list[str]) -> dict[str, Any]:
     """Run gpuprov in this process on two simulated nodes."""
     from benchmarks.detection.machine import Machine
-    from provision import campaign, shards, validation
     from provision.checks.check import Command, Measurement
-    from provision.observe import Observation
-    from provision.runner import Event, Outcome
+    from provision.remote.ansible import partitions
+    from provision.remote.ansible.runner import Event, Outcome
+    from provision.remote.observe import Observation
+    from provision.validate import campaign, validation
 
     depth, again = [0], [0]
     judge_check, made = campaign.judge_check, Measurement.__init__
@@ -101,7 +102,7 @@ def simulated(words: list[str]) -> dict[str, Any]:
             return {name: Outcome(name, "ok") for name in hosts}
 
         validation.observe = observe  # type: ignore[assignment]
-        shards.run_sharded = run_sharded  # type: ignore[assignment]
+        partitions.run_sharded = run_sharded  # type: ignore[assignment]
         campaign.judge_check = judged
         Measurement.__init__ = counted(made)  # type: ignore[method-assign]
         Measurement.__setstate__ = counted(Measurement.__setstate__)  # type: ignore[attr-defined]

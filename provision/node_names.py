@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
 
-from provision.wording import one_line
+from provision.text import one_line
 
 _LAST_NUMBER = re.compile(r"^(.*?)(\d+)(\D*)$", re.DOTALL)
 _ADDRESS = re.compile(r"^[\d.]+$|:")

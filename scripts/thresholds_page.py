@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from provision import thresholds
-from provision.judge import limit_text
-from provision.threshold_evidence import age_months, machines_text, share_failed, share_text
-from provision.thresholds import Threshold
+from provision.checks import thresholds
+from provision.checks.judge import limit_text
+from provision.checks.threshold_evidence import age_months, machines_text, share_failed, share_text
+from provision.checks.thresholds import Threshold
 
 BEGIN = "<!-- limits: begin -->"
 

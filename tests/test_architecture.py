@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,164 +21,40 @@ NODE_CODE = ("node/", "lab/silicon/")  # sent to nodes: standard library only, a
 
 # Each library is known by as few files as can be; what it changes, they change.
 OWNERS = {
-    "ansible_runner": {"runner.py", "worker_entry.py", "worker_runs.py"},
-    "cryptography": {"launch_keys.py"},
-    "jinja2": {"templating.py", "report/html.py"},
+    "ansible_runner": {
+        "remote/ansible/runner.py",
+        "remote/workers/worker_entry.py",
+        "remote/workers/worker_runs.py",
+    },
+    "cryptography": {"validate/launch_keys.py"},
+    "jinja2": {"desired/templating/__init__.py", "report/html.py"},
     "jsonschema": set(),  # the schema is held by tests; the program reads reports with health.from_json
     "matplotlib": {"report/canvas.py"},
     "markupsafe": {"report/fleet_rows.py", "report/html.py"},
     "packaging": set(),
-    "paramiko": {"ssh.py", "ssh_login.py"},
-    "pytest": {"testinfra_suite/plugin.py"},
+    "paramiko": {"remote/ssh/client.py", "remote/ssh/login.py"},
+    "pytest": {"drift/testinfra/plugin.py"},
     "rich": {"terminal.py"},
     "shtab": {"cli.py"},
-    "testinfra": {"testinfra_suite/fleet.py"},
+    "testinfra": {"drift/testinfra/fleet.py"},
     # yamlfile reads what users write, documents their inventories event by event; the others read shipped
     # data, or write the lab's inventory.
     "yaml": {
         "yamlfile.py",
-        "plain_inventory/documents.py",
-        "thresholds.py",
-        "checks/kernel_log.py",
+        "desired/inventory/plain/documents.py",
+        "checks/thresholds.py",
+        "checks/host/kernel_log.py",
         "checks/limits.py",
         "lab/inventory_file.py",
         "lab/packages.py",
     },
 }
 
-# From the top down. A module imports from its own layer and those below; a folder stands for what is in it.
-LAYERS: tuple[tuple[str, set[str]], ...] = (
-    ("the command line, and pytest's", {"cli", "testinfra_suite"}),
-    ("one file per verb", {"commands"}),
-    ("simulated nodes", {"lab"}),
-    (
-        "what a verb does",
-        {
-            "baseline",
-            "baseline_certainty",
-            "campaign",
-            "check_settings",
-            "plan_report",
-            "report_context",
-            "seen",
-            "shown",
-        }
-        | {"seen", "shown", "starter", "validation"}
-        | {"burnin", "selftest"}
-        | {
-            "checks_asked",
-            "drift_formats",
-            "drift_report",
-            "fleet_pairs",
-            "fleet_stream",
-            "outliers",
-        }
-        | {"node_commands", "pair_campaign", "pair_plays", "perftest_pairs"}
-        | {"launch", "nccl_pairs"}
-        | {
-            "health_gate",
-            "hooks",
-            "up_execute",
-            "up_executor",
-            "up_result",
-            "up_resume",
-            "up_run",
-            "up_types",
-        },
-    ),
-    ("reports", {"report"}),
-    (
-        "what differs, and what to do about it",
-        {
-            "ask_ansible",
-            "assess",
-            "drift",
-            "history",
-            "lock_sources",
-            "package_changes",
-            "plan",
-            "resolve",
-            "waves",
-        }
-        | {"diagnosis"},
-    ),
-    (
-        "reaching nodes",
-        {
-            "ansible_events",
-            "ansible_handover",
-            "ansible_messages",
-            "fault_causes",
-            "answer",
-            "connection",
-            "crew",
-            "level",
-            "own_limits",
-            "hops",
-            "host_keys",
-        }
-        | {
-            "known_hosts",
-            "node_error",
-            "node_program",
-            "fleet_lock",
-            "launch_keys",
-            "observe",
-            "question",
-            "same_machine",
-            "remote_python",
-            "runner",
-            "ssh",
-            "ssh_config",
-            "ssh_login",
-        }
-        | {"fanout", "ssh_processes", "ssh_threads", "interrupts", "processes", "shards", "streams"}
-        | {"workers", "worker_asks", "worker_entry", "worker_link", "worker_runs", "worker_stream"},
-    ),
-    (
-        "what is declared",
-        {"ansible_inventory", "compatibility", "compatibility_rules", "expectations", "inventory"}
-        | {"lockfile", "majority", "patterns", "plain_inventory"}
-        | {"role", "skus", "stack", "template_filters", "templating", "variables"},
-    ),
-    (
-        "what is measured",
-        {
-            "checks",
-            "fingerprint",
-            "health",
-            "json_lines",
-            "judge",
-            "lazy_rows",
-            "node_history",
-            "store",
-            "stored_health",
-            "suspects",
-            "thresholds",
-            "threshold_evidence",
-        }
-        | {"fleet_judge", "fleet_metrics", "pairs", "threshold_metrics", "offenders"},
-    ),
-    (
-        "words and files",
-        {
-            "atomic_file",
-            "errors",
-            "nearest",
-            "paths",
-            "node_names",
-            "render_cache",
-            "secrets_mask",
-            "shared_facts",
-            "parallel_map",
-            "student_t",
-            "wording",
-            "terminal",
-            "versions",
-            "yamlfile",
-        },
-    ),
-)
+# The packages and their order, from the top down, as docs/architecture.md states them.
+DOCUMENT = (ROOT.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+ORDER = {name: int(order) for order, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", DOCUMENT, re.M)}
+WIDEST = 40  # modules in one folder
+PACKAGES = 12  # at the top
 
 LINES = 400  # of a module
 # Longer ones, with the reason.
@@ -246,13 +123,13 @@ def dotted(path: Path) -> str:
 
 
 @cache
-def graph(types: bool = False) -> dict[str, set[str]]:
-    """Our modules on the controller, and which of ours each imports when it runs, or for its `types` too."""
+def graph() -> dict[str, set[str]]:
+    """Our modules on the controller, and which of ours each imports, type annotations included."""
     names = {dotted(path): path for path in controller_sources() if dotted(path)}
     return {
         name: {
             found
-            for module in imports(path, types)
+            for module in imports(path, types=True)
             if module.startswith("provision.") and (found := module.removeprefix("provision.")) in names
         }
         - {name}
@@ -260,13 +137,10 @@ def graph(types: bool = False) -> dict[str, set[str]]:
     }
 
 
-def layer(name: str) -> int:
-    """The layer of a module: of its own name, else of the folder it is in."""
-    for known in (name, name.partition(".")[0]):
-        for number, (_, members) in enumerate(LAYERS):
-            if known in members:
-                return number
-    raise AssertionError(f"say in LAYERS where provision.{name} belongs")
+def package(name: str) -> str:
+    """The package of a module; empty for the small files at the top."""
+    first = name.partition(".")[0]
+    return first if first in ORDER else ""
 
 
 # --- libraries ---
@@ -313,34 +187,67 @@ def test_ansible_itself_is_imported_nowhere_but_in_our_modules_for_it() -> None:
 # --- who may import whom ---
 
 
-def packages(name: str) -> set[str]:
-    """The packages a module is in: Python runs their __init__ first."""
-    parts = name.split(".")
-    return {".".join(parts[:count]) for count in range(1, len(parts))}
-
-
-def test_no_two_modules_need_each_other() -> None:
-    """Not through the __init__ of a package, so every module can be imported first; nor for types."""
+def circles(needs: dict[str, set[str]]) -> list[str]:
+    """Each circle of imports once, `a -> b -> a`."""
+    found: list[str] = []
     done: set[str] = set()
 
     def visit(name: str, way: tuple[str, ...]) -> None:
-        assert name not in way, f"a circle of imports: {' -> '.join((*way[way.index(name) :], name))}"
-        if name in done:
-            return
-        first = {package for other in graph()[name] for package in packages(other)}
-        inside = {name, *packages(name)}
-        needed = graph(types=True)[name] - ({"observe"} if name == "direct" else set())  # `Asked` is to move
-        for other in sorted(needed | (first & graph().keys()) - inside):
-            visit(other, (*way, name))
-        done.add(name)
+        if name in way:
+            found.append(" -> ".join((*way[way.index(name) :], name)))
+        elif name not in done:
+            for other in sorted(needs.get(name, ())):
+                visit(other, (*way, name))
+            done.add(name)
 
-    for name in graph():
+    for name in needs:
         visit(name, ())
+    return found
+
+
+def test_no_two_modules_need_each_other() -> None:
+    """Not through the __init__ of a package either, so every module can be imported first."""
+
+    def inside(name: str) -> set[str]:
+        parts = name.split(".")
+        return {".".join(parts[:count]) for count in range(1, len(parts))}
+
+    needs = {
+        name: others
+        | ({first for other in others for first in inside(other)} & graph().keys()) - inside(name)
+        for name, others in graph().items()
+    }
+    for name, others in needs.items():
+        others.discard(name)
+    assert circles(needs) == []
+
+
+def test_no_two_simulated_tools_need_each_other() -> None:
+    folder = ROOT / "lab" / "silicon"
+    names = {".".join(path.relative_to(folder).with_suffix("").parts): path for path in folder.rglob("*.py")}
+    needs: dict[str, set[str]] = {}
+    for name, path in names.items():
+        statements = (node for node in ast.walk(tree(path)) if isinstance(node, ast.Import | ast.ImportFrom))
+        found = {
+            f"{getattr(one, 'module', '')}.{alias.name}".strip(".")
+            for one in statements
+            for alias in one.names
+        }
+        modules = {
+            getattr(one, "module", "") for one in ast.walk(tree(path)) if isinstance(one, ast.ImportFrom)
+        }
+        needs[name] = ((found | modules) & names.keys()) - {name}
+    assert sum(map(len, needs.values())) > len(names), "the imports were not read"
+    assert circles(needs) == []
 
 
 def test_no_judge_knows_a_format_of_reports() -> None:
-    judges = {name for name in graph() if name.endswith("judge")} | {"campaign", "fleet_stream", "health"}
-    known = {(name, other) for name in judges for other in graph(types=True)[name] if "report" in other}
+    judges = {name for name in graph() if name.endswith("judge")} | {
+        "validate.campaign",
+        "validate.fleet_stream",
+        "checks.health",
+    }
+    known = {(name, other) for name in judges for other in graph()[name] if "report" in other}
     assert known == set()
 
 
@@ -354,14 +261,44 @@ def test_every_module_can_be_imported() -> None:
     )
 
 
-def test_a_module_imports_downwards_only() -> None:
-    upwards = [
-        f"provision.{name} ({LAYERS[layer(name)][0]}) imports {other} from above"
+def test_a_package_imports_only_those_below_it() -> None:
+    above = [
+        f"provision.{name} imports provision.{other}"
         for name, others in graph().items()
         for other in sorted(others)
-        if layer(other) < layer(name)
+        if name != "cli"
+        and package(name) != package(other)
+        and (not package(name) or (package(other) and ORDER[package(other)] <= ORDER[package(name)]))
     ]
-    assert upwards == []
+    assert above == []
+
+
+def test_the_document_names_every_package_and_every_small_file_and_no_other() -> None:
+    folders = {relative(path).partition("/")[0] for path in sources() if path.parent != ROOT}
+    assert folders == set(ORDER)
+    assert len(folders) <= PACKAGES
+    files = {path.name for path in ROOT.glob("*.py")} - {"__init__.py"}
+    beside = DOCUMENT.split("Beside them:")[1].split("\n\n")[0]
+    assert files == set(re.findall(r"`(\w+\.py)`", beside))
+
+
+def test_no_folder_is_too_wide_to_look_through() -> None:
+    width = Counter(path.parent for path in sources())
+    assert {relative(folder): count for folder, count in width.items() if count > WIDEST} == {}
+
+
+def test_every_file_the_document_names_exists_and_its_steps_are_joined() -> None:
+    """Each file of a journey is imported by another of it, is a program for nodes, or data."""
+    for name in re.findall(r"`((?:provision|roles|tests|playbooks)/[\w./]+)`", DOCUMENT):
+        assert (ROOT.parent / name).exists(), name
+    journeys = re.findall(r"^## (How an? .*? travels)\n(.*?)(?=^## )", DOCUMENT, re.M | re.S)
+    assert len(journeys) == 4
+    for title, body in journeys:
+        files = re.findall(r"`provision/([\w./]+\.py)`", body)
+        named = {dotted(ROOT / name) for name in files if not name.startswith("node/")}
+        for name in named:
+            near = graph()[name] | {other for other, others in graph().items() if name in others}
+            assert near & named, f"{title}: no other file of this journey has to do with {name}"
 
 
 def test_the_product_does_not_know_the_lab() -> None:

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import cli, drift_formats
+from provision import cli
 from provision.commands import drift
+from provision.drift import formats
 from provision.errors import ExitCode
 
 DOCUMENT = (Path(cli.__file__).parent.parent / "docs/ci.md").read_text(encoding="utf-8")
@@ -104,4 +105,4 @@ def test_every_exit_code_of_drift_is_explained() -> None:
 
 
 def test_every_form_is_explained() -> None:
-    assert set(re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE)) == set(drift_formats.NAMES)
+    assert set(re.findall(r"^\| `(\w+)` \|", DOCUMENT, re.MULTILINE)) == set(formats.NAMES)

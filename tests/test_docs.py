@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from provision import checks_asked, cli
+from provision import cli
+from provision.checks import selection
+from provision.desired.role import all_roles
 from provision.errors import ExitCode
 from provision.lab.releases import RELEASES
-from provision.role import all_roles
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -58,7 +59,7 @@ def test_every_shown_command_parses(command: str) -> None:
 
 
 def test_the_readme_names_every_check_and_no_other() -> None:
-    assert table_column("check") == set(checks_asked.table())
+    assert table_column("check") == set(selection.table())
 
 
 def test_the_readme_names_every_role_and_no_other() -> None:

@@ -19,10 +19,17 @@ ROOT = PACKAGE.parent
 DOCS = ROOT / "docs"
 CAPTURES = os.environ.get("GPUPROV_CAPTURES", "")  # recordings, which are not part of this repository
 KINDS = {"capture", "program", "binary", "source", "document", "thread", "own", "ours"}
-FOLDERS = ("checks", "pairs", "node/observe", "node/burnin", "node/modules")
+FOLDERS = (
+    *(f"checks/{folder}" for folder in ("gpu", "host", "network", "nccl", "pairs")),
+    *("node/observe", "node/burnin", "node/modules"),
+)
+FILES = (
+    *(f"checks/{name}.py" for name in ("check", "json_text", "limits", "model", "own", "registry", "table")),
+    *("drift/diagnosis.py", "remote/ansible/fault_causes.py", "remote/ansible/messages.py"),
+)
 READERS = [
     *(path for folder in FOLDERS for path in sorted(PACKAGE.glob(f"{folder}/*.py"))),
-    *(PACKAGE / name for name in ("diagnosis.py", "fault_causes.py", "ansible_messages.py")),
+    *(PACKAGE / name for name in FILES),
 ]
 ENTRIES: list[dict[str, Any]] = load(DOCS / "evidence.yml")
 COMPARING = {

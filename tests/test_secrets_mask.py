@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from provision import shown
+from provision.drift import drift_text
 from provision.secrets_mask import HIDDEN, masked, occurring, secrets_of
 
 
@@ -55,11 +55,11 @@ def test_a_password_for_each_node_is_looked_for_once_in_all_of_a_report() -> Non
     assert set(occurring(document, secrets)) == {"sesame-0007", "sesame-0008", "grüße", 'quo"te\\', "quo"}
     clean = {"nodes": [f"it was {HIDDEN}", {HIDDEN: f"{HIDDEN} und {HIDDEN}"}], "count": 2}
     ordered = sorted(secrets, key=len, reverse=True)
-    assert shown.without(document, ordered) == masked(document, ordered) == clean
-    shown.without({"nodes": [Text(f"node {number}") for number in range(2000)]}, ordered)
-    assert Text.searched <= 2000 * shown.FEW
+    assert drift_text.without(document, ordered) == masked(document, ordered) == clean
+    drift_text.without({"nodes": [Text(f"node {number}") for number in range(2000)]}, ordered)
+    assert Text.searched <= 2000 * drift_text.FEW
 
 
 def test_nothing_is_masked_without_secrets() -> None:
     document: Mapping[str, Any] = {"a": ["b"]}
-    assert shown.without(document, ()) is document
+    assert drift_text.without(document, ()) is document

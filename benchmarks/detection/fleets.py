@@ -9,9 +9,9 @@ from __future__ import annotations
 from random import Random
 
 from benchmarks.detection.cases import FLAGGED, Expected, FleetCase
-from provision.judge import Finding, Verdict
-from provision.pairs import findings, write_bw
-from provision.pairs.pairing import across
+from provision.checks.judge import Finding, Verdict
+from provision.checks.pairs import findings, write_bw
+from provision.checks.pairs.pairing import across
 from tests.support.fabric import RATE, Fabric, racked
 
 SHARE = 0.9  # what a pair should reach at least (data/port_limits.yml)

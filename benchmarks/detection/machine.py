@@ -20,9 +20,10 @@ from benchmarks.detection import tree
 from benchmarks.detection.cases import FABRIC, IMEX
 from benchmarks.detection.simulator import simulator
 from benchmarks.detection.virtual_time import Program
-from provision import answer, node_program
 from provision.checks.check import Command
 from provision.paths import NODE
+from provision.remote import node_program
+from provision.remote import protocol as answer
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
 LISTENS = 0.1  # seconds until a program that serves another listens

@@ -23,9 +23,11 @@ from benchmarks.detection.perturb import Perturbed
 from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer
 from benchmarks.detection.simulator import simulator
 from benchmarks.detection.trial import DECLARED, NAME, OPTIONS, OWN_LIMITS
-from provision import campaign, checks_asked, stack
-from provision.judge import Finding
-from provision.seen import Seen, seen
+from provision.checks import selection
+from provision.checks.judge import Finding
+from provision.desired import stack
+from provision.runs.node_facts import NodeFacts, node_facts_of
+from provision.validate import campaign
 
 # Drivers of the branches that the simulator prints the forms of.
 NODES = (
@@ -84,8 +86,8 @@ class Node:
         silicon = simulator()
         silicon.world.now = BEGAN
         self.machine = Machine(sku, NAME, seed, driver=driver)
-        asked = checks_asked.select("burnin")
-        facts, problems = self.machine.observe(checks_asked.facts_for(asked))
+        asked = selection.select("burnin")
+        facts, problems = self.machine.observe(selection.facts_for(asked))
         self.variables = {**DECLARED, **VARIABLES}
         self.facts, self.problems = facts, problems
         self.seen = self._seen(facts, problems)
@@ -95,8 +97,8 @@ class Node:
             commands = campaign.commands_for(name, self.seen.check_node, OPTIONS)
             self.answers[name] = json.loads(json.dumps(self.machine.measure(commands)))
 
-    def _seen(self, facts: Mapping[str, Any], problems: Mapping[str, str]) -> Seen:
-        return seen(NAME, facts, problems, stack.describe_node(facts), self.variables)
+    def _seen(self, facts: Mapping[str, Any], problems: Mapping[str, str]) -> NodeFacts:
+        return node_facts_of(NAME, facts, problems, stack.describe_node(facts), self.variables)
 
     @functools.cached_property
     def gpus(self) -> tuple[str, ...]:
@@ -148,7 +150,7 @@ class Node:
                 found[str(path.relative_to(folder))] = path.read_text()
         return found
 
-    def _with_files(self, device: str, files: Mapping[str, str | None]) -> Seen:
+    def _with_files(self, device: str, files: Mapping[str, str | None]) -> NodeFacts:
         folder, healthy = self.machine.root / PORT.format(device=device), self._files(device)
         changed = {name: text for name, text in files.items() if text != healthy[name]}
         try:

@@ -1,7 +1,8 @@
 """From which severity on a slow GPU is found in 1, 3 and 10 runs: by its node alone, and beside a fleet.
 
 gpuprov pools no measurements over runs: each run is judged by itself, and what an earlier one found raises
-the action of the next finding (provision/offenders.py). So a GPU is found in k runs when one of them names
+the action of the next finding (provision/checks/offenders.py). So a GPU is found in k runs when one of
+them names
 it.
 """
 
@@ -20,9 +21,12 @@ from benchmarks.detection import machine, trial
 from benchmarks.detection.cases import FLAGGED, GPUS, generator
 from benchmarks.detection.machine import Machine
 from benchmarks.detection.scores import Share
-from provision import campaign, checks_asked, fleet_judge, stack
-from provision.health import NodeHealth
-from provision.seen import seen
+from provision.checks import selection
+from provision.checks.fleet import fleet_judge
+from provision.checks.health import NodeHealth
+from provision.desired import stack
+from provision.runs.node_facts import node_facts_of
+from provision.validate import campaign
 
 SKU = "h100-sxm"
 # What is slow, and by how much; 0 is a healthy node, for the false alarms.
@@ -47,8 +51,8 @@ class Node:
 
 def runs(one: Machine) -> Iterator[NodeHealth]:
     """The node's health, run after run; each has measurement noise of its own."""
-    facts, problems = one.observe(checks_asked.facts_for(CHECKS))
-    node = seen(one.name, facts, problems, stack.describe_node(facts), trial.DECLARED)
+    facts, problems = one.observe(selection.facts_for(CHECKS))
+    node = node_facts_of(one.name, facts, problems, stack.describe_node(facts), trial.DECLARED)
     limits, boot_id = node.limits(trial.OWN_LIMITS), str(facts.get("boot.id") or "")
     for _ in range(max(RUNS)):
         results = {}

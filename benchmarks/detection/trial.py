@@ -16,12 +16,16 @@ from benchmarks.detection import fleets, machine
 from benchmarks.detection.cases import FLAGGED, FOUR, SKUS, Case, Expected, FleetCase, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision import campaign, checks_asked, fleet_judge, fleet_versions, raw_output, stack
+from provision.checks import selection
+from provision.checks.fleet import fleet_judge, fleet_versions
+from provision.checks.health import NodeHealth
+from provision.checks.judge import Verdict, worst
 from provision.checks.registry import CHECKS
 from provision.checks.table import STAGES
-from provision.health import NodeHealth
-from provision.judge import Verdict, worst
-from provision.seen import Seen, seen
+from provision.desired import stack
+from provision.runs import raw_output
+from provision.runs.node_facts import NodeFacts, node_facts_of
+from provision.validate import campaign
 
 HEALTHY = "healthy"
 NAME = "node-1"
@@ -132,7 +136,7 @@ def _break(node: Machine, case: Case) -> None:
             node.fault(*words.split())
 
 
-def alike(outcome: Outcome, case: Case) -> tuple[tuple[NodeHealth, Seen], ...]:
+def alike(outcome: Outcome, case: Case) -> tuple[tuple[NodeHealth, NodeFacts], ...]:
     """Other nodes in the same case, judged each by itself."""
     found = []
     for number in range(PEERS):
@@ -162,7 +166,7 @@ def _run_fleet(outcome: Outcome, fleet: FleetCase, expected: Expected | None, rn
 
 
 @functools.lru_cache(maxsize=len(SKUS))
-def peers(sku: str, block: int) -> tuple[tuple[NodeHealth, Seen], ...]:
+def peers(sku: str, block: int) -> tuple[tuple[NodeHealth, NodeFacts], ...]:
     """Healthy nodes of this SKU, judged each by itself; those of one block of seeds are the same."""
     found = []
     for number in range(PEERS):
@@ -176,15 +180,15 @@ def peers(sku: str, block: int) -> tuple[tuple[NodeHealth, Seen], ...]:
 
 def validate(
     one: Machine, variables: Mapping[str, Any], event: str = ""
-) -> tuple[NodeHealth, dict[str, float], Seen]:
+) -> tuple[NodeHealth, dict[str, float], NodeFacts]:
     """What `gpuprov validate --stage burnin` does with one node: its health, node seconds by stage, its look.
 
     `event`: `reboots CHECK` or `vanishes CHECK`, what happens to the node while that check runs.
     """
-    asked = checks_asked.select("burnin")
-    facts, problems = one.observe(checks_asked.facts_for(asked))
+    asked = selection.select("burnin")
+    facts, problems = one.observe(selection.facts_for(asked))
     declared = {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables}
-    node = seen(one.name, facts, problems, stack.describe_node(facts), declared)
+    node = node_facts_of(one.name, facts, problems, stack.describe_node(facts), declared)
     results, seconds = {}, dict.fromkeys(STAGES, 0.0)
     if not node.error:
         limits = node.limits(OWN_LIMITS)

@@ -7,17 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from provision import hooks, report
+from provision import report
 from provision.burnin import record
 from provision.burnin.campaign import Campaign
 from provision.burnin.results import Results
 from provision.burnin.watch import series
-from provision.health import FleetHealth
-from provision.inventory import Fleet
-from provision.judge import Verdict
+from provision.checks.health import FleetHealth
+from provision.checks.judge import Verdict
+from provision.fleet import Fleet
 from provision.report import acceptance
+from provision.runs.store import RunFolder, file_name
 from provision.secrets_mask import masked, secrets_of
-from provision.store import RunFolder, file_name
+from provision.up import hooks
 
 RECORD = "record.json"
 SUMS = "SHA256SUMS"

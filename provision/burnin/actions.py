@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision import hooks, node_program, validation
 from provision.burnin import acceptance, campaign, plan_text, results
 from provision.burnin import fleet as between
 from provision.burnin.campaign import Campaign
@@ -22,11 +21,14 @@ from provision.burnin.record import overall
 from provision.burnin.results import Results
 from provision.burnin.spool import Spool
 from provision.burnin.status import Status, status
+from provision.checks.judge import Verdict
 from provision.errors import ExitCode, RunFolderError, UsageError
-from provision.inventory import Fleet
-from provision.judge import Verdict
-from provision.store import RunFolder
+from provision.fleet import Fleet
+from provision.remote import node_program
+from provision.runs.store import RunFolder
 from provision.terminal import printable
+from provision.up import hooks
+from provision.validate import validation
 
 _EVERY = 20.0  # seconds between two looks of `attach`
 

@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import node_history
 from provision.burnin import node_talk, orders, plan_text
 from provision.burnin.clock import Contact
 from provision.burnin.look import Looked
@@ -24,10 +23,11 @@ from provision.burnin.plan import MARGIN, Plan
 from provision.burnin.profile import Profile
 from provision.burnin.spool import Spool
 from provision.errors import GpuprovError, RunFolderError
-from provision.inventory import Fleet
+from provision.fleet import Fleet
 from provision.node_names import fold
+from provision.runs import node_history
+from provision.runs.store import RunFolder, latest, runs_home
 from provision.secrets_mask import secrets_of
-from provision.store import RunFolder, latest, runs_home
 
 VERB = "burnin"
 NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-burnin")

@@ -10,18 +10,19 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision import fleet_pairs, pair_campaign
 from provision.burnin.campaign import Campaign
 from provision.burnin.status import Status
-from provision.check_settings import Settings
+from provision.checks.health import CheckResult, NodeHealth
+from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.registry import PAIRS
 from provision.errors import RunFolderError
-from provision.health import CheckResult, NodeHealth
-from provision.judge import Finding, Verdict, unmeasured, worst
 from provision.node_names import fold
-from provision.seen import Seen
-from provision.store import RunFolder
+from provision.runs import fleet_pairs
+from provision.runs.node_facts import NodeFacts
+from provision.runs.store import RunFolder
 from provision.terminal import Progress
+from provision.validate.pairs import pair_campaign
+from provision.validate.settings import Settings
 
 UNATTENDED = "unattended"  # the metric of findings on what nobody measured, or nobody could
 
@@ -72,7 +73,7 @@ def measure(
     run: Campaign,
     segment: str,
     checks: Sequence[str],
-    able: Mapping[str, Seen],
+    able: Mapping[str, NodeFacts],
     say: Callable[[str], None],
     forks: int,
 ) -> None:
@@ -113,7 +114,7 @@ def _folder(run: Campaign, segment: str) -> RunFolder:
 def judge(
     run: Campaign,
     nodes: Sequence[NodeHealth],
-    seen: Mapping[str, Seen],
+    seen: Mapping[str, NodeFacts],
     wanted: Segments,
     passed: Mapping[str, Collection[str]],
     alone: Mapping[str, Collection[str]],
@@ -123,7 +124,7 @@ def judge(
     when it is optional. `alone`: node → those it was not asked to wait in, for nobody burned beside it."""
     judged = list(nodes)
     fabric: list[Finding] = []
-    told: list[str] = []
+    reported: list[str] = []
     for segment, between in wanted.items():
         folder = RunFolder(run.folder.path / "fleet" / segment)
         try:
@@ -143,7 +144,7 @@ def judge(
                 if why := _lacked(check, of.values()):
                     lines = (*lines, f"{check} was not measured: {why}")
                     of = {node: _without(check, why, checks) for node, checks in of.items()}
-        told += [f"{segment}: {line}" for line in lines]
+        reported += [f"{segment}: {line}" for line in lines]
         untold: dict[str, list[str]] = {}
         for place, node in enumerate(judged):
             why = _ALONE if segment in alone.get(node.node, ()) else ""
@@ -156,8 +157,8 @@ def judge(
                 judged[place] = _with(
                     node, segment, [_untold(check, why, skipped=skipped) for check in between.checks]
                 )
-        told += [f"{segment} of {fold(names)}: {why}" for why, names in untold.items()]
-    return judged, fabric, told
+        reported += [f"{segment} of {fold(names)}: {why}" for why, names in untold.items()]
+    return judged, fabric, reported
 
 
 def _late(meta: Mapping[str, Any], between: Between) -> str:

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from provision import campaign
 from provision.burnin import own_findings
 from provision.burnin.clock import Clock
-from provision.burnin.own_findings import ID, Told
+from provision.burnin.own_findings import ID, Reported
 from provision.burnin.signs import SIGNS
 from provision.burnin.timeline import Step, Timeline, planned_steps
 from provision.burnin.watch import Watch
 from provision.checks.check import KERNEL_LOG_DELTA, Measurement
+from provision.checks.health import CheckResult, NodeHealth
+from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.registry import CHECKS
-from provision.health import CheckResult, NodeHealth
-from provision.judge import Finding, Verdict, unmeasured, worst
-from provision.raw_output import Raw
-from provision.seen import Seen
-from provision.wording import many
+from provision.runs.node_facts import NodeFacts
+from provision.runs.raw_output import Raw
+from provision.text import many
+from provision.validate import campaign
 
 _LATE = 2  # samples: where the kernel's log cannot be waited on, it is read as often as the sources are
 _XIDS = {"lost": "79"}  # what a finding measures → the kernel's word for it
@@ -34,11 +34,12 @@ _XIDS = {"lost": "79"}  # what a finding measures → the kernel's word for it
 
 @dataclass(frozen=True)
 class Burned:
-    """What came of one node. `told`: every finding with when it began; `missing`: what was not measured, a
+    """What came of one node. `reported`: every finding with when it began; `missing`: what was not
+    measured, a
     line each; `load`: seconds under real load, by segment and check; `done` of `planned` steps."""
 
     health: NodeHealth
-    told: tuple[Told, ...]
+    reported: tuple[Reported, ...]
     missing: tuple[str, ...]
     load: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     done: int = 0
@@ -53,7 +54,7 @@ class _Judged:
 
 
 def judge(
-    node: Seen,
+    node: NodeFacts,
     order: Mapping[str, Any],
     timeline: Timeline,
     watch: Watch | None,
@@ -71,24 +72,24 @@ def judge(
     judged = [_judged(node, step, raw_of, limits) for step in timeline.steps if step.end or step.why]
     planned = planned_steps(order)
     checks = list(dict.fromkeys(check for found in planned.values() for check in found))
-    told: list[Told] = []
+    reported: list[Reported] = []
     results: dict[str, CheckResult] = {}
     for check in checks:
         mine = [one for one in judged if one.step.check == check]
         findings = _merged(mine, timeline, watch)
-        told += findings
+        reported += findings
         results[check] = _result(check, mine, findings)
     missing = _missing(planned, judged, timeline)
     own = own_findings.of(
-        node, timeline, watch, clock, told, missing, over=over, silence=silence, damaged=damaged
+        node, timeline, watch, clock, reported, missing, over=over, silence=silence, damaged=damaged
     )
-    told += own
+    reported += own
     results[ID] = _own_result(own, timeline)
     asked = [*checks, ID]
     health = campaign.judge_node(node, results, asked)
     return Burned(
-        health=_with_times(health, told),
-        told=tuple(told),
+        health=_with_times(health, reported),
+        reported=tuple(reported),
         missing=tuple(missing),
         load=_load(judged),
         done=sum(1 for one in judged if one.step.end is not None and one.step.raw),
@@ -98,7 +99,7 @@ def judge(
 
 
 def _judged(
-    node: Seen,
+    node: NodeFacts,
     step: Step,
     raw_of: Callable[[str], Mapping[str, Any] | None],
     limits: Mapping[str, Any],
@@ -117,7 +118,7 @@ def _judged(
     return _Judged(step, replace(campaign.judge_check(node, raw, limits), raw=step.raw))
 
 
-def _merged(judged: Sequence[_Judged], timeline: Timeline, watch: Watch | None) -> list[Told]:
+def _merged(judged: Sequence[_Judged], timeline: Timeline, watch: Watch | None) -> list[Reported]:
     """The findings of all runs of one check: what is the same fault told once, with its first time."""
     groups: dict[tuple[str, str, str], list[tuple[_Judged, Finding]]] = {}
     for one in judged:
@@ -126,25 +127,27 @@ def _merged(judged: Sequence[_Judged], timeline: Timeline, watch: Watch | None) 
             what = finding.metric or finding.message if finding.verdict is not Verdict.PASS else ""
             groups.setdefault((finding.verdict.value, finding.device, what), []).append((one, finding))
     bad = any(verdict not in (Verdict.PASS.value, Verdict.SKIP.value) for verdict, _, _ in groups)
-    told = []
+    reported = []
     for (verdict, _, _), found in groups.items():
         if verdict == Verdict.PASS.value:
             if not bad:
                 longest = max(found, key=lambda each: real_seconds(each[0]))
-                told.append(_passed(judged, longest[1]))
+                reported.append(_passed(judged, longest[1]))
             continue
         first, finding = min(found, key=lambda each: each[0].step.begin)
         runs = {one.step.number for one, _ in found}
         since = _since(finding, first, judged, timeline, watch)
         times = f"; in {len(runs)} of {many(len(judged), 'run')}" if len(judged) > 1 else ""
         during = timeline.during(since) or first.step.segment
-        told.append(Told(replace(finding, message=f"{finding.message}{times}"), since, during, len(runs)))
-    return told
+        reported.append(
+            Reported(replace(finding, message=f"{finding.message}{times}"), since, during, len(runs))
+        )
+    return reported
 
 
-def _passed(judged: Sequence[_Judged], finding: Finding) -> Told:
+def _passed(judged: Sequence[_Judged], finding: Finding) -> Reported:
     runs = f"; {many(len(judged), 'run')}" if len(judged) > 1 else ""
-    return Told(replace(finding, message=f"{finding.message}{runs}"), None, "", len(judged))
+    return Reported(replace(finding, message=f"{finding.message}{runs}"), None, "", len(judged))
 
 
 def _since(
@@ -169,12 +172,12 @@ def _since(
     return min(seen, default=first.step.begin)
 
 
-def _result(check: str, judged: Sequence[_Judged], told: Sequence[Told]) -> CheckResult:
+def _result(check: str, judged: Sequence[_Judged], reported: Sequence[Reported]) -> CheckResult:
     """All runs of a check as one: the findings told once, and of each measurement the median of its runs."""
     if not judged:
         finding = unmeasured(check, "it never ran to its end", action="investigate")
         return CheckResult(check, Verdict.ERROR, (finding,), (), 0.0)
-    findings = tuple(one.finding for one in told)
+    findings = tuple(one.finding for one in reported)
     values: dict[tuple[str, str], list[Measurement]] = {}
     for one in judged:
         for row in one.result.measurements:
@@ -230,15 +233,15 @@ def _missing(
     return lines
 
 
-def _own_result(told: Sequence[Told], timeline: Timeline) -> CheckResult:
-    findings = tuple(one.finding for one in told)
+def _own_result(reported: Sequence[Reported], timeline: Timeline) -> CheckResult:
+    findings = tuple(one.finding for one in reported)
     seconds = max(0.0, (timeline.last or 0.0) - (timeline.began or 0.0))
     return CheckResult(ID, worst(f.verdict for f in findings), findings, (), seconds)
 
 
-def _with_times(health: NodeHealth, told: Sequence[Told]) -> NodeHealth:
+def _with_times(health: NodeHealth, reported: Sequence[Reported]) -> NodeHealth:
     """The health with when each fault began, in its words: every report then says it."""
-    known = {(one.finding.check, one.finding.device, one.finding.message): one for one in told}
+    known = {(one.finding.check, one.finding.device, one.finding.message): one for one in reported}
 
     def dated(finding: Finding) -> Finding:
         one = known.get((finding.check, finding.device, finding.message))

@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision import checks_asked, fingerprint, validation
 from provision.burnin.profile import Profile
-from provision.fingerprint import Fingerprint
-from provision.inventory import Fleet
-from provision.observe import observe
-from provision.seen import Seen
+from provision.checks import selection
+from provision.fleet import Fleet
+from provision.remote.observe import observe
+from provision.runs import fingerprint
+from provision.runs.fingerprint import Fingerprint
+from provision.runs.node_facts import NodeFacts
 from provision.terminal import Progress
+from provision.validate import validation
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,11 @@ class Looked:
     """Every node of the fleet. `variables`: what each declares."""
 
     variables: Mapping[str, Mapping[str, Any]]
-    seen: dict[str, Seen] = field(default_factory=dict)
+    seen: dict[str, NodeFacts] = field(default_factory=dict)
     known: dict[str, Fingerprint] = field(default_factory=dict)
 
     @property
-    def able(self) -> dict[str, Seen]:
+    def able(self) -> dict[str, NodeFacts]:
         """The nodes that can burn."""
         return {name: node for name, node in self.seen.items() if not node.error}
 
@@ -38,7 +40,7 @@ def look(
         progress.step(f"looking at {len(fleet.nodes)} node{'s' * (len(fleet.nodes) != 1)}")
         found = observe(
             fleet.nodes.values(),
-            dict.fromkeys(fleet.nodes, fingerprint.FACTS | checks_asked.facts_for(profile.checks)),
+            dict.fromkeys(fleet.nodes, fingerprint.FACTS | selection.facts_for(profile.checks)),
             timeout=timeout,
             connections=connections,
             vault_password_files=fleet.vault_password_files,

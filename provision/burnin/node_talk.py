@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision import paths, runner, shards
+from provision import paths
 from provision.errors import GpuprovError
-from provision.wording import one_line
+from provision.remote.ansible import partitions, runner
+from provision.text import one_line
 
 PLAYBOOK = paths.PLAYBOOKS / "burnin.yml"
 LIMIT = 4 * 1024 * 1024  # bytes of files that one answer brings
@@ -84,13 +85,13 @@ def ask(
     outcomes: Mapping[str, runner.Outcome] = {}
     trouble = ""
     try:
-        outcomes = shards.run_sharded(
+        outcomes = partitions.run_sharded(
             PLAYBOOK,
             hosts,
             on_event=on_event,
             extra_vars=common,
             forks=forks,
-            places=[shards.Place()],
+            places=[partitions.Backend()],
             timeout=math.ceil(len(hosts) / forks) * (_TASK + _SETUP) + _SETUP,
             vault_password_files=vault_password_files,
         )

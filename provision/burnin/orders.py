@@ -11,14 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from provision import campaign, checks_asked, node_commands, yamlfile
+from provision import yamlfile
 from provision.burnin.plan import Part
 from provision.burnin.power import cost
 from provision.burnin.profile import LOADS, Profile, Segment, about, steps_of_soak
+from provision.checks import selection
 from provision.checks.check import Command
-from provision.fingerprint import Fingerprint
 from provision.paths import DATA
-from provision.seen import Seen
+from provision.runs.fingerprint import Fingerprint
+from provision.runs.node_facts import NodeFacts
+from provision.validate import campaign, node_commands
 
 FORMAT = 1
 # Seconds in which a node looks who holds its GPUs, before each round. Without them its last step does not fit
@@ -37,7 +39,7 @@ class Step:
     longest: float
 
 
-def steps(segment: Segment, node: Seen, options: Mapping[str, Any]) -> list[Step]:
+def steps(segment: Segment, node: NodeFacts, options: Mapping[str, Any]) -> list[Step]:
     """The steps of one round of a segment; a check that has nothing to run on this node has none."""
     found = []
     if segment.kind == "soak":
@@ -52,7 +54,7 @@ def steps(segment: Segment, node: Seen, options: Mapping[str, Any]) -> list[Step
     return found
 
 
-def not_applying(profile: Profile, node: Seen) -> dict[str, str]:
+def not_applying(profile: Profile, node: NodeFacts) -> dict[str, str]:
     """The checks of the profile that have nothing to run on this node, each with the segment that asks."""
     found: dict[str, str] = {}
     for segment in profile.segments:
@@ -62,7 +64,7 @@ def not_applying(profile: Profile, node: Seen) -> dict[str, str]:
     return found
 
 
-def seconds(profile: Profile, node: Seen) -> tuple[float, float]:
+def seconds(profile: Profile, node: NodeFacts) -> tuple[float, float]:
     """(about how many seconds the profile takes on this node, at most how many)."""
     nearly = most = 0.0
     for segment in profile.segments:
@@ -89,7 +91,7 @@ def rounds_of(segment: Segment) -> int | None:
 def order(
     campaign_id: str,
     profile: Profile,
-    node: Seen,
+    node: NodeFacts,
     part: Part,
     known: Fingerprint | None,
     about_run: Mapping[str, Any],
@@ -169,15 +171,15 @@ def described(profile: Profile) -> dict[str, Any]:
     return {**asdict(profile), "source": str(profile.source)}
 
 
-def _slim(node: Seen) -> dict[str, Any]:
+def _slim(node: NodeFacts) -> dict[str, Any]:
     """What was seen of the node, as far as its checks read it: the order must not grow with a node's
     packages."""
     facts = {
         name: value
         for name, value in node.facts.items()
-        if name in checks_asked.facts_for(checks_asked.table()) or not name.startswith("package.")
+        if name in selection.facts_for(selection.table()) or not name.startswith("package.")
     }
-    return asdict(Seen(node.node, facts, node.gpuprov_node, node.variables, problems=node.problems))
+    return asdict(NodeFacts(node.node, facts, node.gpuprov_node, node.variables, problems=node.problems))
 
 
 def plan_seconds(segment: Segment) -> float:

@@ -11,11 +11,12 @@ from provision.burnin.clock import APART, Clock
 from provision.burnin.signs import SIGNS, drift, measured
 from provision.burnin.timeline import Incident, Timeline
 from provision.burnin.watch import Watch
-from provision.checks import kernel_incidents, kernel_log, telemetry_rules
-from provision.judge import Finding, Verdict, unmeasured
+from provision.checks.gpu import telemetry_rules
+from provision.checks.host import kernel_incidents, kernel_log
+from provision.checks.judge import Finding, Verdict, unmeasured
 from provision.node_names import fold
-from provision.seen import Seen
-from provision.wording import spelled
+from provision.runs.node_facts import NodeFacts
+from provision.text import spelled
 
 ID = "burnin"  # these findings' check
 _DRIFT = 0.03  # of the clock under load, against the peers: warm-up and room temperature move all alike
@@ -24,7 +25,7 @@ _WATCHED = 0.9  # share of the time that must have been sampled
 
 
 @dataclass(frozen=True)
-class Told:
+class Reported:
     """A finding with when it began (seconds since the epoch by the controller's clock; None: it is none of a
     moment), during which segment, and in how many runs it came."""
 
@@ -47,17 +48,17 @@ def stamp(moment: float) -> str:
 
 
 def of(
-    node: Seen,
+    node: NodeFacts,
     timeline: Timeline,
     watch: Watch | None,
     clock: Clock,
-    known: Sequence[Told],
+    known: Sequence[Reported],
     missing: Sequence[str],
     *,
     over: bool,
     silence: str,
     damaged: Sequence[str],
-) -> list[Told]:
+) -> list[Reported]:
     """The burn-in's own findings of a node, at least one; `known`: what its steps found."""
     found = [
         *_reboots(timeline),
@@ -68,20 +69,22 @@ def of(
         *(_drifted(timeline, watch) if watch else ()),
         *(_sampled(timeline, watch, known) if watch else ()),
         *_clocks(clock),
-        *(Told(unmeasured(ID, line, action="investigate")) for line in damaged[:20]),
+        *(Reported(unmeasured(ID, line, action="investigate")) for line in damaged[:20]),
     ]
     if any(one.finding.verdict is not Verdict.PASS for one in found):
         return found
     seconds = (timeline.finished or 0.0) - (timeline.began or 0.0)
     said = f"burned in for {spelled(round(seconds))} without a reboot, a gap or an error of its own"
-    return [Told(Finding(ID, Verdict.PASS, "node", said))]
+    return [Reported(Finding(ID, Verdict.PASS, "node", said))]
 
 
-def _fail(message: str, metric: str, action: str, since: float, during: str, device: str = "node") -> Told:
-    return Told(Finding(ID, Verdict.FAIL, device, message, metric, action=action), since, during)
+def _fail(
+    message: str, metric: str, action: str, since: float, during: str, device: str = "node"
+) -> Reported:
+    return Reported(Finding(ID, Verdict.FAIL, device, message, metric, action=action), since, during)
 
 
-def _reboots(timeline: Timeline) -> list[Told]:
+def _reboots(timeline: Timeline) -> list[Reported]:
     found = []
     for reboot in timeline.reboots:
         away = spelled(round(reboot.away))
@@ -90,23 +93,23 @@ def _reboots(timeline: Timeline) -> list[Told]:
     return found
 
 
-def _xids(node: Seen, timeline: Timeline, known: Sequence[Told]) -> list[Told]:
+def _xids(node: NodeFacts, timeline: Timeline, known: Sequence[Reported]) -> list[Reported]:
     """GPU errors that the kernel told between the tests; those within one are told by that test."""
     gpus = kernel_incidents.devices(node.check_node)
     incidents = [one for one in timeline.incidents if one.kind == "xid"]
     lines = [f"[{one.at:.6f}] {str(one.fields.get('line', ''))[:300]}" for one in incidents]
     events = kernel_incidents.named(kernel_log.events(lines), gpus)
-    told = {(one.finding.metric, one.finding.device) for one in known}
+    reported = {(one.finding.metric, one.finding.device) for one in known}
     found = []
     for finding in kernel_incidents.judge(ID, events, own_test=True):
-        if (finding.metric, finding.device) in told:
+        if (finding.metric, finding.device) in reported:
             continue
         first = next((e.first for e in events if finding.metric == f"{e.kind}.{e.code}"), None)
-        found.append(Told(finding, first, timeline.during(first) if first is not None else ""))
+        found.append(Reported(finding, first, timeline.during(first) if first is not None else ""))
     return found
 
 
-def _incidents(timeline: Timeline) -> list[Told]:
+def _incidents(timeline: Timeline) -> list[Reported]:
     """The events that are findings by themselves, those of one kind and one saying told once."""
     groups: dict[tuple[str, str], list[Incident]] = {}
     for one in timeline.incidents:
@@ -125,19 +128,19 @@ def _incidents(timeline: Timeline) -> list[Told]:
             kind == "space" and first.fields.get("stopped") is not False
         ):
             action = {"foreign": "restart job", "space": "fix configuration"}.get(kind, "investigate")
-            found.append(Told(unmeasured(ID, said, action=action), first.at, first.during))
+            found.append(Reported(unmeasured(ID, said, action=action), first.at, first.during))
         elif kind == "clock_jump":
             warning = Finding(ID, Verdict.WARN, "node", said, "clock_jump", action="fix configuration")
-            found.append(Told(warning, first.at, first.during))
+            found.append(Reported(warning, first.at, first.during))
     return found
 
 
-def _end(timeline: Timeline, missing: Sequence[str], *, over: bool, silence: str) -> list[Told]:
+def _end(timeline: Timeline, missing: Sequence[str], *, over: bool, silence: str) -> list[Reported]:
     """Whether it came to its end, and what is missing."""
-    found: list[Told] = []
+    found: list[Reported] = []
     if timeline.began is None:
         why = silence or "the node has no record of it"
-        return [Told(unmeasured(ID, f"it never started: {why}", action="investigate"))]
+        return [Reported(unmeasured(ID, f"it never started: {why}", action="investigate"))]
     if timeline.finished is None:
         doing = timeline.segments[-1].name if timeline.segments else "its beginning"
         if silence:
@@ -148,22 +151,22 @@ def _end(timeline: Timeline, missing: Sequence[str], *, over: bool, silence: str
                 if over
                 else f"it is not done: it is still running, in {doing}"
             )
-        found.append(Told(unmeasured(ID, said, action="investigate"), timeline.last, doing))
+        found.append(Reported(unmeasured(ID, said, action="investigate"), timeline.last, doing))
     elif timeline.ended == "stopped":
-        found.append(Told(unmeasured(ID, "it was stopped before its end"), timeline.finished))
+        found.append(Reported(unmeasured(ID, "it was stopped before its end"), timeline.finished))
     if missing and (over or timeline.finished is not None or silence):
         more = f"; and {len(missing) - 3} more" if len(missing) > 3 else ""
         said = f"not measured: {'; '.join(missing[:3])}{more}"
-        found.append(Told(unmeasured(ID, said), None))
+        found.append(Reported(unmeasured(ID, said), None))
     return found
 
 
-def _telemetry(timeline: Timeline, watch: Watch | None) -> list[Told]:
+def _telemetry(timeline: Timeline, watch: Watch | None) -> list[Reported]:
     if timeline.began is None:
         return []
     if watch is None or not watch.gpus:
         said = "no telemetry of its GPUs: their state under load is unknown"
-        return [Told(unmeasured(ID, said, action="investigate"))]
+        return [Reported(unmeasured(ID, said, action="investigate"))]
     found = []
     gaps: dict[tuple[int, int], list[str]] = {}
     for name, one in watch.gpus.items():
@@ -173,7 +176,7 @@ def _telemetry(timeline: Timeline, watch: Watch | None) -> list[Told]:
     for (begin, end), names in gaps.items():
         said = f"no samples of {fold(names)} for {spelled((end - begin) * 10)}"
         gap = Finding(ID, Verdict.WARN, "node", said, "telemetry_gap", action="investigate")
-        found.append(Told(gap, begin * 10.0, timeline.during(begin * 10.0)))
+        found.append(Reported(gap, begin * 10.0, timeline.during(begin * 10.0)))
     away = sum(reboot.away for reboot in timeline.reboots)
     whole = max(1.0, (timeline.finished or timeline.last or watch.ended) - timeline.began - away)
     for name, one in watch.gpus.items():
@@ -182,11 +185,11 @@ def _telemetry(timeline: Timeline, watch: Watch | None) -> list[Told]:
         lost = watch.ended - one.last if "gone" in one.onset else 0.0
         if (seen - lost) / whole < _WATCHED:
             said = f"sampled for {max(0.0, seen - lost) / whole:.0%} of the time only"
-            found.append(Told(unmeasured(ID, said, device=name, action="investigate")))
+            found.append(Reported(unmeasured(ID, said, device=name, action="investigate")))
     return found
 
 
-def _drifted(timeline: Timeline, watch: Watch) -> list[Told]:
+def _drifted(timeline: Timeline, watch: Watch) -> list[Reported]:
     found = []
     for name, moved in drift(watch).items():
         if moved < -_DRIFT:
@@ -200,26 +203,26 @@ def _drifted(timeline: Timeline, watch: Watch) -> list[Told]:
                 "median of the other GPUs of the node", "investigate",
             )  # fmt: skip
             since = watch.gpus[name].onset.get("clock")
-            found.append(Told(warning, since, timeline.during(since) if since else ""))
+            found.append(Reported(warning, since, timeline.during(since) if since else ""))
     return found
 
 
-def _sampled(timeline: Timeline, watch: Watch, known: Sequence[Told]) -> list[Told]:
+def _sampled(timeline: Timeline, watch: Watch, known: Sequence[Reported]) -> list[Reported]:
     """What all samples together show, by the rules that a check has for its own; nothing is told twice."""
-    told = {(one.finding.metric, one.finding.device) for one in known}
-    told |= {("silent", device) for metric, device in told if metric in ("lost", "xid.79")}
+    reported = {(one.finding.metric, one.finding.device) for one in known}
+    reported |= {("silent", device) for metric, device in reported if metric in ("lost", "xid.79")}
     found = []
     for finding in telemetry_rules.judge(ID, measured(watch), {"counted": watch.ended - watch.began}, {}):
-        if (finding.metric, finding.device) in told:
+        if (finding.metric, finding.device) in reported:
             continue
         device = watch.gpus.get(finding.device)
         sign = SIGNS.get(finding.metric, "")
         since = device.onset.get(sign) if device else None
-        found.append(Told(finding, since, timeline.during(since) if since else ""))
+        found.append(Reported(finding, since, timeline.during(since) if since else ""))
     return found
 
 
-def _clocks(clock: Clock) -> list[Told]:
+def _clocks(clock: Clock) -> list[Reported]:
     if abs(clock.skew) <= APART:
         return []
     ahead = "ahead of" if clock.skew > 0 else "behind"
@@ -229,4 +232,4 @@ def _clocks(clock: Clock) -> list[Told]:
         ID, Verdict.WARN, "node", said, "clock_skew", round(clock.skew, 1), "s", f"≤ {APART:g} s",
         action="fix configuration",
     )  # fmt: skip
-    return [Told(warning)]
+    return [Reported(warning)]

@@ -11,7 +11,7 @@ from provision.burnin import orders
 from provision.burnin.plan import Part, Plan, peak
 from provision.burnin.profile import Profile
 from provision.node_names import fold
-from provision.wording import many, spelled
+from provision.text import many, spelled
 
 
 def lines(profile: Profile, plan: Plan, unable: Mapping[str, str]) -> Iterator[str]:

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision import paths, skus, yamlfile
+from provision import paths, yamlfile
+from provision.desired import skus
 from provision.errors import InventoryError
-from provision.seen import Seen
+from provision.runs.node_facts import NodeFacts
 
 FILE = paths.DATA / "burnin_estimates.yml"
 Cap = tuple[float | None, int | None]  # kilowatts, and nodes under load; None: no limit
@@ -50,7 +51,7 @@ def cost(check: str) -> float:
     return float(table["checks"].get(check, table["other"]))
 
 
-def load_of(node: Seen, variables: Mapping[str, Any]) -> Load:
+def load_of(node: NodeFacts, variables: Mapping[str, Any]) -> Load:
     """What a node draws: as the inventory says, else its GPUs' limits times what the rest of it adds."""
     rack = variables.get("gpuprov_rack")
     name = "" if rack is None else str(rack)

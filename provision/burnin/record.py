@@ -16,15 +16,15 @@ from typing import Any
 
 from provision import __version__
 from provision.burnin.fleet import UNATTENDED
-from provision.burnin.own_findings import Told, stamp
+from provision.burnin.own_findings import Reported, stamp
 from provision.burnin.results import NodeResult, Results
 from provision.burnin.signs import drift
 from provision.burnin.timeline import Timeline
 from provision.burnin.watch import Watch, extremes
-from provision.health import NodeHealth
-from provision.judge import Verdict, worst
+from provision.checks.health import NodeHealth
+from provision.checks.judge import Verdict, worst
 from provision.node_names import natural
-from provision.wording import spelled
+from provision.text import spelled
 
 FORMAT = 1
 _HOURS = ((1.0, "first hour"), (6.0, "1 to 6 h"), (24.0, "6 to 24 h"), (math.inf, "after a day"))
@@ -112,12 +112,15 @@ def _node(name: str, found: Results) -> dict[str, Any]:
     load = sum(sum(checks.values()) for checks in one.burned.load.values())
     wall = (one.timeline.finished or one.timeline.last or 0.0) - (one.timeline.began or 0.0)
     # What the fleet adds (judged against each other) is told as well.
-    own = {(told.finding.check, told.finding.device, told.words): told for told in one.burned.told}
+    own = {
+        (reported.finding.check, reported.finding.device, reported.words): reported
+        for reported in one.burned.reported
+    }
     findings = []
     for check in health.checks:
         for finding in check.findings:
-            told = own.get((finding.check, finding.device, finding.message))
-            findings.append(_finding(Told(finding), told))
+            reported = own.get((finding.check, finding.device, finding.message))
+            findings.append(_finding(Reported(finding), reported))
     return {
         "node": name,
         "verdict": health.verdict.value,
@@ -150,13 +153,13 @@ def _between(health: NodeHealth) -> list[str]:
     return [f"{one.check}: {one.message}" for one in findings if one.metric == UNATTENDED]
 
 
-def _finding(told: Told, known: Told | None) -> dict[str, Any]:
-    row = _plain(asdict(told.finding))
+def _finding(reported: Reported, known: Reported | None) -> dict[str, Any]:
+    row = _plain(asdict(reported.finding))
     since = known.since if known else None
     if known is not None:
         row["message"] = known.finding.message
     row |= {
-        "verdict": told.finding.verdict.value,
+        "verdict": reported.finding.verdict.value,
         "since": stamp(since) if since else None,
         "since_seconds": since,
         "during": known.during if known else "",
@@ -175,10 +178,10 @@ def _course(timeline: Timeline, one: NodeResult) -> list[dict[str, Any]]:
     for reboot in timeline.reboots:
         rows.append((reboot.last, "reboot", f"rebooted by itself, back after {spelled(round(reboot.away))}"))
     rows += [(incident.at, incident.kind, incident.said) for incident in timeline.incidents]
-    for told in one.burned.told:
-        if told.since is not None and told.finding.verdict in (Verdict.FAIL, Verdict.WARN):
-            what = f"{told.finding.device}: {told.finding.message}"
-            rows.append((told.since, "fault", what))
+    for reported in one.burned.reported:
+        if reported.since is not None and reported.finding.verdict in (Verdict.FAIL, Verdict.WARN):
+            what = f"{reported.finding.device}: {reported.finding.message}"
+            rows.append((reported.since, "fault", what))
     if timeline.finished is not None:
         rows.append((timeline.finished, "end", timeline.ended))
     rows.sort(key=lambda row: row[0])
@@ -211,22 +214,22 @@ def _onset(found: Results) -> list[dict[str, Any]]:
     rows = []
     for name, one in found.nodes.items():
         began = one.timeline.began
-        for told in one.burned.told:
-            bad = told.finding.verdict in (Verdict.FAIL, Verdict.WARN)
-            if told.since is None or began is None or not bad:
+        for reported in one.burned.reported:
+            bad = reported.finding.verdict in (Verdict.FAIL, Verdict.WARN)
+            if reported.since is None or began is None or not bad:
                 continue
-            hours = max(0.0, told.since - began) / 3600
+            hours = max(0.0, reported.since - began) / 3600
             rows.append(
                 {
                     "node": name,
-                    "device": told.finding.device,
-                    "check": told.finding.check,
-                    "verdict": told.finding.verdict.value,
-                    "what": told.finding.message,
-                    "at": stamp(told.since),
+                    "device": reported.finding.device,
+                    "check": reported.finding.check,
+                    "verdict": reported.finding.verdict.value,
+                    "what": reported.finding.message,
+                    "at": stamp(reported.since),
                     "hours": round(hours, 4),
                     "when": next(words for limit, words in _HOURS if hours < limit),
-                    "during": told.during,
+                    "during": reported.during,
                 }
             )
     return sorted(rows, key=lambda row: float(str(row["hours"])))

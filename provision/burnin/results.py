@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision import campaign as checks_campaign
-from provision import fingerprint, node_history
 from provision.burnin import fleet
 from provision.burnin.campaign import Campaign
 from provision.burnin.clock import Clock
@@ -20,12 +18,14 @@ from provision.burnin.signs import compare_peers
 from provision.burnin.spool import Spool
 from provision.burnin.timeline import Timeline, timeline
 from provision.burnin.watch import Watch, watch
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Finding, Verdict
 from provision.checks.registry import PAIRS
-from provision.fingerprint import Fingerprint
-from provision.health import FleetHealth, NodeHealth
-from provision.judge import Finding, Verdict
-from provision.seen import Seen, read_seen
-from provision.store import RunFolder
+from provision.runs import fingerprint, node_history
+from provision.runs.fingerprint import Fingerprint
+from provision.runs.node_facts import NodeFacts, read_node_facts
+from provision.runs.store import RunFolder
+from provision.validate import campaign as checks_campaign
 
 _UNKNOWN = "it was not observed"
 
@@ -34,7 +34,7 @@ _UNKNOWN = "it was not observed"
 class NodeResult:
     """One node: what it is, what was asked of it, what happened, what was sampled, what it is worth."""
 
-    seen: Seen
+    seen: NodeFacts
     order: Mapping[str, Any]
     timeline: Timeline
     watch: Watch | None
@@ -58,7 +58,7 @@ class Results:
 def results(run: Campaign, override: Path | None = None) -> Results:
     """Judge what is here. A node that gave nothing is `error`."""
     folder, meta = run.folder, run.folder.meta()
-    seen, orders, contacts = read_seen(folder), _orders(folder), run.contacts()
+    seen, orders, contacts = read_node_facts(folder), _orders(folder), run.contacts()
     refused = {str(r.get("node")): str(r.get("refused") or "") for r in folder.read("begun")}
     found: dict[str, NodeResult] = {}
     for name in [str(name) for name in meta.get("nodes", ())]:
@@ -135,9 +135,9 @@ def segments_between(run: Campaign) -> dict[str, fleet.Between]:
     }
 
 
-def looked(run: Campaign) -> dict[str, Seen]:
+def looked(run: Campaign) -> dict[str, NodeFacts]:
     """What was seen of every node before it burned."""
-    seen, orders = read_seen(run.folder), _orders(run.folder)
+    seen, orders = read_node_facts(run.folder), _orders(run.folder)
     return {
         name: seen.get(name) or _seen_by_order(name, orders.get(name) or Spool(run.folder, name).order(), "")
         for name in map(str, run.folder.meta().get("nodes", ()))
@@ -149,18 +149,18 @@ def _orders(folder: RunFolder) -> dict[str, Mapping[str, Any]]:
     return {str(record["node"]): record["order"] for record in folder.read("orders") if "node" in record}
 
 
-def _seen_by_order(name: str, order: Mapping[str, Any], silence: str) -> Seen:
+def _seen_by_order(name: str, order: Mapping[str, Any], silence: str) -> NodeFacts:
     """What the controller that began it saw of the node, from the order it left there."""
     about = order.get("about")
     try:
-        node = Seen(**{**about["seen"], "node": name})  # type: ignore[index]
+        node = NodeFacts(**{**about["seen"], "node": name})  # type: ignore[index]
         fits = isinstance(node.check_node.gpu_count, int) and isinstance(node.check_node.sku, str | None)
         kinds = (node.facts, node.gpuprov_node, node.variables, node.problems)
         if fits and all(isinstance(kind, Mapping) for kind in kinds) and not node.error:
             return node
     except (KeyError, TypeError, ValueError, AttributeError):
         pass
-    return Seen(name, {}, {}, {}, silence or _UNKNOWN)
+    return NodeFacts(name, {}, {}, {}, silence or _UNKNOWN)
 
 
 def _fingerprint(order: Mapping[str, Any]) -> Fingerprint | None:

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from provision.burnin.watch import LASTING, Device, Watch
-from provision.checks.nvml_error import LOST, REQUIRES_RESET, UNKNOWN
+from provision.checks.gpu.nvml_error import LOST, REQUIRES_RESET, UNKNOWN
 
-_HOTTER = 12.0  # degrees above the peers, as provision/checks/telemetry_rules.py has it
+_HOTTER = 12.0  # degrees above the peers, as provision/checks/gpu/telemetry_rules.py has it
 _SLOWER = 0.10  # of the clock below the peers
 _PEERS = 3  # others, below which there is no comparing
 # NVML's codes in the samples (provision/node/burnin/tool_output.py).
@@ -77,7 +77,7 @@ def drift(found: Watch) -> dict[str, float]:
 
 
 def measured(found: Watch) -> dict[str, dict[str, float | str]]:
-    """GPU → what provision/checks/telemetry_rules.py judges, of all the hours together."""
+    """GPU → what provision/checks/gpu/telemetry_rules.py judges, of all the hours together."""
     counted = {name: one for (source, name), one in found.devices.items() if source == "errors"}
     values: dict[str, dict[str, float | str]] = {}
     for name, one in found.gpus.items():

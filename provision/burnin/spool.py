@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from provision.runs.store import RunFolder, file_name
 from provision.secrets_mask import masked
-from provision.store import RunFolder, file_name
 
 MOST = 2 << 30  # bytes kept of one node: many times what three days need
 _MOST_PART = 64 << 20  # bytes of one piece, or of one step's output

@@ -8,7 +8,7 @@ from typing import Any
 
 from provision.burnin.node_talk import Answer
 from provision.burnin.timeline import SERIOUS
-from provision.wording import one_line
+from provision.text import one_line
 
 
 @dataclass(frozen=True)

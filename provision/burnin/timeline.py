@@ -12,7 +12,7 @@ from typing import Any
 
 from provision.burnin.clock import Clock
 from provision.burnin.spool import Event
-from provision.wording import one_line
+from provision.text import one_line
 
 # Events that are told one by one, and how. Those of the daily course (segment, step …) are not among them.
 _TOLD = {

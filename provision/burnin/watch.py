@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from provision.burnin.spool import Row
-from provision.checks.telemetry import ALARMS
-from provision.checks.telemetry_series import Series
+from provision.checks.gpu.telemetry import ALARMS
+from provision.checks.gpu.telemetry_series import Series
 
 LOADED = 50.0  # percent of utilisation
 _BUCKETS = 240  # of the plots

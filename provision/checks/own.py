@@ -16,12 +16,12 @@ from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast, get_args
 
-from provision import threshold_metrics
+from provision.checks import threshold_metrics
 from provision.checks.check import Check, CheckNode, Command, Measurement, Output
+from provision.checks.judge import ACTIONS, Finding, Verdict
 from provision.checks.table import BUILT_IN, STAGES, Entry, Scope
+from provision.checks.thresholds import Threshold
 from provision.errors import GpuprovError, ParseError
-from provision.judge import ACTIONS, Finding, Verdict
-from provision.thresholds import Threshold
 
 GROUP = "gpuprov.checks"
 _DIRECTIONS = ("at_least", "at_most", "equal")

@@ -14,8 +14,6 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from provision import pairs
-
 Scope = Literal["node", "pair", "group"]
 # The earliest stage that runs it; checks of several nodes are in none: they run for --pairs, for --group, or
 # for their name.
@@ -25,8 +23,8 @@ STAGES: tuple[Stage, ...] = ("quick", "standard", "burnin")
 
 @dataclass(frozen=True)
 class Entry:
-    """One check. `scope`: what its findings are about. `module`: by default the module here of its id.
-    Of a user's own check `own` is the check itself, and `source` its distribution, `gpuprov-own-check 1.0`.
+    """One check. `scope`: what its findings are about. `module`: where it is below this package. Of
+    a user's own check `own` is the check itself, and `source` its distribution, `gpuprov-own-check 1.0`.
     """
 
     id: str
@@ -38,28 +36,28 @@ class Entry:
 
     def load(self) -> Any:
         """The check."""
-        return self.own or importlib.import_module(self.module or f"{__package__}.{self.id}")
+        return self.own or importlib.import_module(f"{__package__}.{self.module}")
 
 
 BUILT_IN = (
-    Entry("gpu_inventory", "node", "quick"),
-    Entry("versions", "node", "quick"),
-    Entry("host_health", "node", "quick"),
-    Entry("network_ports", "node", "quick"),
-    Entry("rdma_loopback", "node", "standard"),
-    Entry("memory_bandwidth", "node", "standard"),
-    Entry("p2p_bandwidth", "pair", "standard"),
-    Entry("nccl_all_reduce", "group", "standard"),
-    Entry("nccl_all_gather", "group", "standard"),
-    Entry("nccl_reduce_scatter", "group", "standard"),
-    Entry("nccl_alltoall", "group", "standard"),
-    Entry("nccl_network", "group", "standard"),
-    Entry("disk_speed", "node", "standard"),
-    Entry("ddp_scaling", "node", "standard"),
-    Entry("gpu_burn", "node", "standard"),
-    Entry("dcgm_diag", "node", "standard"),
-    Entry("pair_bandwidth", "pair", "pairs", f"{pairs.__name__}.write_bw"),
-    Entry("pair_latency", "pair", "pairs", f"{pairs.__name__}.write_lat"),
-    Entry("nccl_pair", "pair", "by name", f"{pairs.__name__}.nccl_pair"),
-    Entry("nccl_group", "group", "group", f"{pairs.__name__}.nccl_group"),
+    Entry("gpu_inventory", "node", "quick", "gpu.gpu_inventory"),
+    Entry("versions", "node", "quick", "host.versions"),
+    Entry("host_health", "node", "quick", "host.host_health"),
+    Entry("network_ports", "node", "quick", "network.network_ports"),
+    Entry("rdma_loopback", "node", "standard", "network.rdma_loopback"),
+    Entry("memory_bandwidth", "node", "standard", "gpu.memory_bandwidth"),
+    Entry("p2p_bandwidth", "pair", "standard", "gpu.p2p_bandwidth"),
+    Entry("nccl_all_reduce", "group", "standard", "nccl.nccl_all_reduce"),
+    Entry("nccl_all_gather", "group", "standard", "nccl.nccl_all_gather"),
+    Entry("nccl_reduce_scatter", "group", "standard", "nccl.nccl_reduce_scatter"),
+    Entry("nccl_alltoall", "group", "standard", "nccl.nccl_alltoall"),
+    Entry("nccl_network", "group", "standard", "nccl.nccl_network"),
+    Entry("disk_speed", "node", "standard", "host.disk_speed"),
+    Entry("ddp_scaling", "node", "standard", "nccl.ddp_scaling"),
+    Entry("gpu_burn", "node", "standard", "gpu.gpu_burn"),
+    Entry("dcgm_diag", "node", "standard", "gpu.dcgm_diag"),
+    Entry("pair_bandwidth", "pair", "pairs", "pairs.write_bw"),
+    Entry("pair_latency", "pair", "pairs", "pairs.write_lat"),
+    Entry("nccl_pair", "pair", "by name", "pairs.nccl_pair"),
+    Entry("nccl_group", "group", "group", "pairs.nccl_group"),
 )

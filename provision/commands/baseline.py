@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from provision.errors import ExitCode, GpuprovError, RunFolderError
 
 if TYPE_CHECKING:
-    from provision.baseline import Baseline
-    from provision.health import FleetHealth
-    from provision.thresholds import Threshold
+    from provision.checks.baseline import Baseline
+    from provision.checks.health import FleetHealth
+    from provision.checks.thresholds import Threshold
 
 EPILOG = """\
 Use runs of a fleet that is known to be good: a few bad parts are excluded as outliers, but a fleet that is
@@ -73,7 +73,7 @@ def _percent(text: str) -> float:
 def run(options: argparse.Namespace) -> ExitCode:
     import dataclasses
 
-    from provision import baseline, thresholds
+    from provision.checks import baseline, thresholds
 
     found = _runs(options)
     use = baseline.rules()
@@ -98,8 +98,8 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def _runs(options: argparse.Namespace) -> list[FleetHealth]:
     """The runs' reports, each once; one that was cut off before its report is judged from what it kept."""
-    from provision import campaign
     from provision.commands import stored_run
+    from provision.validate import campaign
 
     found = {}
     for name in options.run or [None]:
@@ -122,8 +122,8 @@ def _write(path: Path, text: str) -> None:
 
 def _certainty(learnt: Baseline, sku: str, limit: Threshold) -> str:
     """How far the limit can be trusted, in one line; empty for a count, which has no noise."""
-    from provision.threshold_evidence import share_failed, share_text
-    from provision.wording import many
+    from provision.checks.threshold_evidence import share_failed, share_text
+    from provision.text import many
 
     certain = learnt.certainty.get((sku, limit.metric))
     if certain is None:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from provision.commands import fleet_options
+from provision.drift import fleet_options
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -133,9 +133,10 @@ def _list() -> ExitCode:
 def _start(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
-    from provision import stack, thresholds
     from provision.burnin import profile
     from provision.burnin.power import cost
+    from provision.checks import thresholds
+    from provision.desired import stack
 
     chosen = profile.fitted(profile.load(options.profile or "day"), options.duration, cost)
     thresholds.for_sku(None, Path(options.thresholds) if options.thresholds else None)

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-from provision import drift_formats
-from provision.commands import fleet_options
+from provision.drift import fleet_options
+from provision.drift import formats as drift_formats
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from provision.drift import Drift
-    from provision.drift_report import DriftReport
-    from provision.observe import Observation
-    from provision.store import RunFolder
+    from provision.drift.drift_report import DriftReport
+    from provision.drift.drifts import Drift
+    from provision.remote.observe import Observation
+    from provision.runs.store import RunFolder
 
 EPILOG = """\
 exit codes: 4 when a node differs from its declared state or from the majority of its kind; otherwise 5 when
@@ -72,11 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     wanted = outputs(options)
 
-    from provision import drift_report, shown
-    from provision.store import RunFolder
-    from provision.wording import many
+    from provision.drift import drift_report, drift_text
+    from provision.runs.store import RunFolder
+    from provision.text import many
 
-    folder = RunFolder.create("drift", shown.arguments(options))
+    folder = RunFolder.create("drift", drift_text.arguments(options))
     seen_there = _Seen(folder)
     try:
         with seen_there:
@@ -114,13 +114,14 @@ class _Seen:
         self._drifts.__exit__(*error)
 
     def keep(self, said: Observation, found: Sequence[Drift], secrets: Collection[str]) -> None:
-        from provision import shown, store
+        from provision.drift import drift_text
+        from provision.runs import store
 
         self.nodes += 1
         facts = {"facts": said.facts, "problems": said.problems, "error": said.error}
-        record = shown.without({"node": said.node, **facts}, secrets)
+        record = drift_text.without({"node": said.node, **facts}, secrets)
         self._facts.append([store.without_secrets(record)])
-        self._drifts.append([store.without_secrets(shown.record(drift, secrets)) for drift in found])
+        self._drifts.append([store.without_secrets(drift_text.record(drift, secrets)) for drift in found])
 
 
 def outputs(options: argparse.Namespace) -> list[tuple[str, str]]:
@@ -170,10 +171,10 @@ def _keep(folder: RunFolder, report: DriftReport) -> None:
     """What is odd in the fleet, line by line, for who looks at the run later."""
     from dataclasses import asdict
 
-    from provision import shown
+    from provision.drift import drift_text
 
     seen = report.seen
     for outlier in report.odd.outliers if report.odd else ():
-        folder.append("majority", shown.without(asdict(outlier), seen.secrets))
+        folder.append("majority", drift_text.without(asdict(outlier), seen.secrets))
     for tie in report.odd.ties if report.odd else ():
-        folder.append("majority", shown.without(asdict(tie), seen.secrets))
+        folder.append("majority", drift_text.without(asdict(tie), seen.secrets))

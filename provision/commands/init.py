@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
-    from provision import starter
+    from provision.desired import starter
 
     file = Path(options.file)
     text = starter.inventory(options.host)

@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision.commands import fleet_options
+from provision.drift import fleet_options
 from provision.errors import ExitCode, GpuprovError, UsageError
 
 if TYPE_CHECKING:
-    from provision.assess import Assessment
-    from provision.lockfile import Group, Lock
+    from provision.desired.lockfile import Group, Lock
+    from provision.drift.assess import Assessment
 
 EPILOG = """\
 exit codes: 0 when the file was written; 1 when a node cannot be a source, or nodes of one kind disagree.
@@ -47,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    from provision import lock_sources, lockfile
+    from provision.desired import lockfile
+    from provision.drift import lock_sources
 
     seen = _look(options)
     unfit = lock_sources.unfit(seen)
@@ -68,7 +69,8 @@ def run(options: argparse.Namespace) -> ExitCode:
 def _look(options: argparse.Namespace) -> Assessment:
     import functools
 
-    from provision import assess, lock_sources, observe
+    from provision.drift import assess, lock_sources
+    from provision.remote import observe
 
     fleet, overrides = fleet_options.load(options)
     ask = functools.partial(observe.observe, vault_password_files=fleet.vault_password_files)
@@ -83,10 +85,10 @@ def _look(options: argparse.Namespace) -> Assessment:
 
 
 def _no_sources(unfit: dict[str, str]) -> GpuprovError:
-    from provision import shown
+    from provision.drift import drift_text
     from provision.node_names import fold
 
-    alike = shown.grouped({node: why.replace(node, "the node") for node, why in unfit.items()})
+    alike = drift_text.grouped({node: why.replace(node, "the node") for node, why in unfit.items()})
     lines = [f"{fold(nodes)}: {why}" for why, nodes in alike]
     return GpuprovError(
         "these nodes cannot be the source of a lock file:\n  " + "\n  ".join(lines),
@@ -96,9 +98,9 @@ def _no_sources(unfit: dict[str, str]) -> GpuprovError:
 
 def _lock(seen: Assessment, sources: list[str], groups: tuple[Group, ...]) -> Lock:
     from provision import __version__
-    from provision.lockfile import Lock
+    from provision.desired.lockfile import Lock
     from provision.node_names import fold
-    from provision.wording import now
+    from provision.text import now
 
     origin = {"inventory": seen.fleet.source.name, "nodes": fold(sources), "gpuprov": __version__}
     return Lock(now("seconds"), origin, groups)
@@ -122,9 +124,9 @@ def _say(
     import json
     from dataclasses import asdict
 
-    from provision import shown
+    from provision.drift import drift_text
     from provision.node_names import fold
-    from provision.wording import many
+    from provision.text import many
 
     if options.json:
         groups = [asdict(group) for group in lock.groups]
@@ -149,4 +151,4 @@ def _say(
         f"written to {target}",
         "gpuprov drift now reports every package that differs; gpuprov up installs the locked version",
     ]
-    sys.stdout.write(shown.safe(lines))
+    sys.stdout.write(drift_text.safe(lines))

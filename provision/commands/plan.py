@@ -6,12 +6,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from provision.commands import fleet_options, wave_options
+from provision.commands import wave_options
+from provision.drift import fleet_options
 from provision.errors import ExitCode
 
 if TYPE_CHECKING:
-    from provision.assess import Assessment
-    from provision.plan import Plan
+    from provision.drift.assess import Assessment
+    from provision.up.plan import Plan
 
 EPILOG = """\
 exit codes: 3 when a node is refused; otherwise 5 when a node could not be observed; otherwise 0.
@@ -37,26 +38,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> ExitCode:
-    from provision import plan_report, shown
+    from provision.drift import drift_text
+    from provision.up import plan_report
 
     seen = fleet_options.assess(options, "plan")
     made = _make(options, seen)
     if options.json:
         import json
 
-        document = shown.without(plan_report.document(seen, made), seen.secrets)
+        document = drift_text.without(plan_report.document(seen, made), seen.secrets)
         sys.stdout.write(json.dumps(document, indent=1, default=str) + "\n")
     elif options.markdown:
-        sys.stdout.write(shown.safe(plan_report.markdown(seen, made), seen.secrets))
+        sys.stdout.write(drift_text.safe(plan_report.markdown(seen, made), seen.secrets))
     else:
-        sys.stdout.write(shown.safe(plan_report.lines(seen, made, all_reasons=options.reasons), seen.secrets))
+        sys.stdout.write(
+            drift_text.safe(plan_report.lines(seen, made, all_reasons=options.reasons), seen.secrets)
+        )
     if seen.refused:
         return ExitCode.UNHEALTHY
     return ExitCode.INCOMPLETE if seen.unreachable else ExitCode.OK
 
 
 def _make(options: argparse.Namespace, seen: Assessment) -> Plan:
-    from provision import history, plan
+    from provision.up import durations, plan
 
     return plan.make(
         seen.drifts,
@@ -64,5 +68,5 @@ def _make(options: argparse.Namespace, seen: Assessment) -> Plan:
         full=options.full,
         takes_part=seen.roles,
         rollout=wave_options.rollout(options, seen),
-        minutes=history.learn(str(seen.fleet.source.absolute())),
+        minutes=durations.learn(str(seen.fleet.source.absolute())),
     )

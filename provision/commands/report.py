@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from provision.health import FleetHealth
+    from provision.checks.health import FleetHealth
     from provision.report.context import Context
     from provision.report.diff import Diff
-    from provision.store import RunFolder
+    from provision.runs.store import RunFolder
 
 FORMATS = ("json", "html", "md", "junit", "nodes")
 NONE = ["none"]
@@ -123,8 +123,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
     from provision import report
+    from provision.checks.judge import Verdict
     from provision.commands.stored_run import find_run, stored
-    from provision.judge import Verdict
     from provision.report.causes import overall
 
     folder = find_run(options.run, Path(options.runs) if options.runs else None)
@@ -149,11 +149,11 @@ def run(options: argparse.Namespace) -> ExitCode:
 def _context(folder: RunFolder, health: FleetHealth, formats: Sequence[str]) -> Context:
     """What is told beyond the run's own health: only the page has plots, of many samples."""
     if "html" in formats:
-        from provision import report_context
+        from provision.report import run_context
 
-        return report_context.read(folder, health)
-    from provision import node_history
+        return run_context.read(folder, health)
     from provision.report.context import Context
+    from provision.runs import node_history
 
     return Context(earlier=node_history.earlier(folder, health))
 
@@ -179,9 +179,9 @@ def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth
     """The run judged again, and what that changed; None when there is no report from before."""
     from pathlib import Path
 
-    from provision import campaign
     from provision.commands.stored_run import stored
     from provision.report.diff import diff
+    from provision.validate import campaign
 
     health = campaign.rejudge(folder, Path(options.thresholds) if options.thresholds else None)
     try:

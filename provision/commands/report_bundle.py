@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from provision.errors import ExitCode, GpuprovError
 
 if TYPE_CHECKING:
-    from provision.health import FleetHealth
-    from provision.store import RunFolder
+    from provision.checks.health import FleetHealth
+    from provision.runs.store import RunFolder
 
 
 def run(folder: RunFolder, fleet: FleetHealth, options: argparse.Namespace) -> ExitCode:
@@ -51,7 +51,7 @@ def run(folder: RunFolder, fleet: FleetHealth, options: argparse.Namespace) -> E
 def _declared(source: str, node: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """The secret values the inventory gives the node, its other machines' names and addresses, and why there
     are none."""
-    from provision import inventory
+    from provision.desired import inventory
     from provision.secrets_mask import secrets_of
 
     path = Path(source)

@@ -12,7 +12,7 @@ from provision.commands.stored_run import find_run, stored
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from provision.health import FleetHealth
+    from provision.checks.health import FleetHealth
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -38,6 +38,6 @@ def _health(name: str, options: argparse.Namespace) -> FleetHealth:
     folder = find_run(name, Path(options.runs) if options.runs else None)
     if not options.rejudge and (folder.path / "report.json").exists():
         return stored(folder)
-    from provision import campaign
+    from provision.validate import campaign
 
     return campaign.rejudge(folder, Path(options.thresholds) if options.thresholds else None)

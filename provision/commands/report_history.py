@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from provision.node_history import NodeRun
+    from provision.runs.node_history import NodeRun
 
 _SHOWN = 20  # of each list; --json has all
 
@@ -20,8 +20,8 @@ _SHOWN = 20  # of each list; --json has all
 def run(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
-    from provision import node_history
-    from provision.store import runs_home
+    from provision.runs import node_history
+    from provision.runs.store import runs_home
 
     home = Path(options.runs) if options.runs else runs_home()
     nodes = node_history.node_runs(home)
@@ -37,8 +37,8 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _of_node(nodes: Mapping[str, Sequence[NodeRun]], node: str, home: Path) -> dict[str, Any]:
-    from provision import node_history
     from provision.nearest import did_you_mean
+    from provision.runs import node_history
 
     if node not in nodes:
         raise RunFolderError(
@@ -54,7 +54,7 @@ def _of_node(nodes: Mapping[str, Sequence[NodeRun]], node: str, home: Path) -> d
 
 
 def _of_all(nodes: Mapping[str, Sequence[NodeRun]], home: Path) -> dict[str, Any]:
-    from provision import node_history
+    from provision.runs import node_history
 
     if not nodes:
         raise RunFolderError(f"no run in {home} has a verdict for any node", "gpuprov validate creates one")
@@ -76,7 +76,7 @@ def _record(run: NodeRun) -> dict[str, str]:
 def _lines(document: dict[str, Any]) -> list[str]:
     """Each list worst first, and how much of it is not shown."""
     from provision.node_names import fold
-    from provision.wording import many, one_line
+    from provision.text import many, one_line
 
     by_verdict: dict[str, list[str]] = {}
     for node, past in document["nodes"].items():
@@ -99,7 +99,7 @@ def _lines(document: dict[str, Any]) -> list[str]:
 
 def _node_lines(document: dict[str, Any]) -> list[str]:
     """Newest first, as a person asks."""
-    from provision.wording import many, moment, one_line
+    from provision.text import many, moment, one_line
 
     said = [f"{one['verdict']:<5}  {moment(one['started'])}  {one['run']}" for one in document["runs"]]
     told = [f"{one_line(document['node'], 80)}: {many(len(said), 'run')}, newest first", *reversed(said)]

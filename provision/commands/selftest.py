@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from provision.commands import fleet_options
+from provision.drift import fleet_options
 from provision.errors import ExitCode
 
 EPILOG = """\
@@ -73,8 +73,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
-    from provision.selftest import run as selftest
-    from provision.selftest.summary import summary
+    from provision.validate.selftest import run as selftest
+    from provision.validate.selftest.summary import summary
 
     output = Path(options.output).expanduser() if options.output else selftest.default_output()
     settings = selftest.Settings(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from provision.errors import RunFolderError
 
 if TYPE_CHECKING:
-    from provision.health import FleetHealth
-    from provision.store import RunFolder
+    from provision.checks.health import FleetHealth
+    from provision.runs.store import RunFolder
 
 
 def find_run(name: str | None, runs: Path | None) -> RunFolder:
@@ -17,8 +17,8 @@ def find_run(name: str | None, runs: Path | None) -> RunFolder:
 
     Raises RunFolderError when there is none, or it is not a validate run.
     """
-    from provision import store
     from provision.nearest import did_you_mean
+    from provision.runs import store
 
     if name is None:
         return store.latest("validate", runs)
@@ -42,7 +42,7 @@ def find_run(name: str | None, runs: Path | None) -> RunFolder:
 
 def stored(folder: RunFolder) -> FleetHealth:
     """The report a run wrote. Raises RunFolderError when it has none, or none that can be read."""
-    from provision import stored_health
+    from provision.runs import stored_health
 
     path = folder.path / "report.json"
     try:

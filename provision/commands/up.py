@@ -7,12 +7,13 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from provision.commands import fleet_options, wave_options
+from provision.commands import wave_options
+from provision.drift import fleet_options
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from provision.store import RunFolder
-    from provision.up_types import UpOptions
+    from provision.runs.store import RunFolder
+    from provision.up.types import UpOptions
 
 EPILOG = """\
 A node is done when a second observation shows that every expectation of its roles holds, not when the
@@ -95,8 +96,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     resumed = _resumed(options) if options.resume is not None else None
     fleet, overrides = fleet_options.load(options)
 
-    from provision.store import RunFolder
-    from provision.up_run import UpRun
+    from provision.runs.store import RunFolder
+    from provision.up.run import UpRun
 
     if "@" in options.nodes:  # a resumed run is for the same nodes, whatever became of the file
         options.nodes = ",".join(fleet.nodes)
@@ -108,9 +109,9 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 
 def _options(options: argparse.Namespace, resumed: RunFolder | None) -> UpOptions:
-    from provision import up_resume
-    from provision.up_types import EarlierRuns, UpOptions
-    from provision.waves import Share
+    from provision.up import resume
+    from provision.up.types import EarlierRuns, UpOptions
+    from provision.up.waves import Share
 
     return UpOptions(
         wave_size=options.wave,
@@ -128,7 +129,7 @@ def _options(options: argparse.Namespace, resumed: RunFolder | None) -> UpOption
         wave_minutes=options.wave_timeout,
         confirm=_at_a_terminal() and not (options.yes or options.check),
         json=options.json,
-        earlier=up_resume.earlier(resumed) if resumed is not None else EarlierRuns(),
+        earlier=resume.earlier(resumed) if resumed is not None else EarlierRuns(),
     )
 
 
@@ -163,8 +164,9 @@ def _resumed(options: argparse.Namespace) -> RunFolder:
     """The run to go on with; what it was asked for is filled into `options`."""
     from pathlib import Path
 
-    from provision import store, up_resume
+    from provision.runs import store
     from provision.secrets_mask import HIDDEN
+    from provision.up import resume
 
     if options.resume:
         named = Path(options.resume)
@@ -174,7 +176,7 @@ def _resumed(options: argparse.Namespace) -> RunFolder:
     meta = before.meta()
     if meta.get("verb") != "up":
         raise UsageError(f"{before.path} is not an up run", "give the folder of a gpuprov up run")
-    up_resume.refuse_running(before)
+    resume.refuse_running(before)
     asked = meta.get("arguments") or {}
     for name in _TAKEN_OVER:
         if getattr(options, name) in ("all" if name == "nodes" else None, None, False, []) and asked.get(

@@ -6,12 +6,12 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from provision.commands import fleet_options
+from provision.drift import fleet_options
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from provision.health import FleetHealth
-    from provision.store import RunFolder
+    from provision.checks.health import FleetHealth
+    from provision.runs.store import RunFolder
 
 FORMATS = ("html", "md", "junit", "json", "nodes")
 
@@ -108,13 +108,15 @@ def run(options: argparse.Namespace) -> ExitCode:
         return _list_checks()
     from pathlib import Path
 
-    from provision import checks_asked, stack, thresholds, validation
+    from provision.checks import selection, thresholds
     from provision.checks.registry import PAIRS
+    from provision.desired import stack
+    from provision.validate import validation
 
     goes_on = options.resume and not options.stage and not options.checks
     checks = validation.asked_before(options.resume) if goes_on else options.checks
-    asked = checks_asked.select(options.stage or "standard", checks)
-    more = {"pairs": options.pairs and not checks_asked.of_pairs(asked), "group": options.group}
+    asked = selection.select(options.stage or "standard", checks)
+    more = {"pairs": options.pairs and not selection.of_pairs(asked), "group": options.group}
     added = [name for name, one in PAIRS.entries.items() if more.get(one.stage)]
     asked = tuple(dict.fromkeys((*asked, *added)))
     override = Path(options.thresholds) if options.thresholds else None
@@ -145,11 +147,11 @@ def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace
     import shutil
     from dataclasses import replace
 
-    from provision import report, report_context
+    from provision import report
     from provision.report import json as json_report
-    from provision.report import nodes, terminal
+    from provision.report import nodes, run_context, terminal
 
-    context = report_context.read(folder, health)
+    context = run_context.read(folder, health)
     files = report.write_all(health, folder, options.format, context)
     if files:
         context = replace(context, folder=str(folder.path.absolute()))
@@ -166,9 +168,9 @@ def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace
 
 
 def _list_checks() -> ExitCode:
-    from provision import checks_asked
+    from provision.checks import selection
 
-    table = checks_asked.table()
+    table = selection.table()
     width = max(len(name) for name in table)
     for name, one in table.items():
         origin = f" (from {one.source})" if one.source else ""

@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from provision.assess import Assessment
-    from provision.waves import Rollout, Share
+    from provision.drift.assess import Assessment
+    from provision.up.waves import Rollout, Share
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def share(text: str) -> Share:
     """A number of nodes or a percentage of them, for argparse."""
-    from provision import waves
+    from provision.up import waves
 
     try:
         return waves.share(text)
@@ -46,6 +46,6 @@ def some_nodes(text: str) -> Share:
 
 def rollout(options: argparse.Namespace, seen: Assessment) -> Rollout:
     """How the fleet is divided, from the command line and the inventory. Raises StackError."""
-    from provision import waves
+    from provision.up import waves
 
     return waves.rollout(seen.declared, seen.described, size=options.wave, canary=not options.no_canary)

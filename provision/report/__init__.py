@@ -12,9 +12,9 @@ from provision import atomic_file
 from provision.errors import RunFolderError, UsageError
 
 if TYPE_CHECKING:
-    from provision.health import FleetHealth
+    from provision.checks.health import FleetHealth
     from provision.report.context import Context
-    from provision.store import RunFolder
+    from provision.runs.store import RunFolder
 
 # format → (module below, {file name: its function `(fleet) -> Iterable[str]`}), in the order of writing;
 # those of _TELLING take a Context as well.

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from provision.checks.telemetry_series import Series
-from provision.judge import Verdict
+from provision.checks.gpu.telemetry_series import Series
+from provision.checks.judge import Verdict
 from provision.report import html, plots
 from provision.report.canvas import Image
 

@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from provision import atomic_file
+from provision.checks.health import FleetHealth, NodeHealth
 from provision.errors import RunFolderError
-from provision.health import FleetHealth, NodeHealth
 from provision.nearest import did_you_mean
 from provision.report import bundle_peers, bundle_text, bundle_timeline
 from provision.report.bundle_secrets import Remover
+from provision.runs.store import RunFolder, file_name
 from provision.secrets_mask import secrets_of
-from provision.store import RunFolder, file_name
-from provision.wording import clean, one_line
+from provision.text import clean, one_line
 
 BUG_REPORT = "nvidia-bug-report"
 _LARGEST = 128 * 1024 * 1024  # bytes of one kept file, unpacked; a bug report has some 20 MB

@@ -12,9 +12,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from provision.health import FleetHealth, NodeHealth
-from provision.judge import Finding, number
-from provision.wording import many, quantity
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Finding, number
+from provision.text import many, quantity
 
 
 @dataclass(frozen=True)

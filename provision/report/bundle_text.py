@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from provision.health import FleetHealth, NodeHealth
-from provision.judge import Finding, Verdict
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Finding, Verdict
 from provision.report import bundle_peers
 from provision.report.bundle_peers import Row
 from provision.report.bundle_timeline import Moment
 from provision.report.causes import missing, silence
-from provision.wording import clean, columns, many, moment, one_line, quantity
+from provision.text import clean, columns, many, moment, one_line, quantity
 
 _EVIDENCE = 40  # lines of raw output below a finding; raw/ has the rest
 _PART_NUMBER = re.compile(r"<board_part_number>([^<]{1,80})</board_part_number>")

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provision import fingerprint, node_history
+from provision.checks.health import NodeHealth
+from provision.checks.judge import Verdict, worst
 from provision.errors import GpuprovError
-from provision.health import NodeHealth
-from provision.judge import Verdict, worst
-from provision.store import RunFolder
+from provision.runs import fingerprint, node_history
+from provision.runs.store import RunFolder
 
 RUNS = 20  # earlier runs of each verb that are told
 _FINDINGS = 6  # of one earlier run

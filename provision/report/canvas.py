@@ -28,7 +28,7 @@ from matplotlib.patches import PathPatch  # noqa: E402
 from matplotlib.path import Path  # noqa: E402
 from matplotlib.ticker import MaxNLocator as MaxNLocator  # noqa: E402
 
-from provision.judge import Verdict  # noqa: E402
+from provision.checks.judge import Verdict  # noqa: E402
 
 INK, SOFT, QUIET, LINE, LIMIT = "#171a1f", "#4d5866", "#9aa5b1", "#d8dde4", "#0b57a8"
 TONE = {Verdict.FAIL: "#c43c00", Verdict.ERROR: "#a0447c", Verdict.WARN: "#b37400", Verdict.SKIP: SOFT}

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from provision.health import FleetHealth, GpuIdentity, NodeHealth
-from provision.judge import Finding, Verdict
+from provision.checks.health import FleetHealth, GpuIdentity, NodeHealth
+from provision.checks.judge import Finding, Verdict
 from provision.node_names import natural
-from provision.wording import many, one_line
+from provision.text import many, one_line
 
 # In words and in symbols: a verdict is never told by colour alone.
 SYMBOLS = {Verdict.PASS: "✓", Verdict.SKIP: "-", Verdict.WARN: "!", Verdict.ERROR: "?", Verdict.FAIL: "✗"}

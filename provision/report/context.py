@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from provision.checks.telemetry_series import Series
-from provision.node_history import Earlier
-from provision.pairs.judge import TOLERANCE
-from provision.pairs.pairing import Topology
-from provision.pairs.results import Result
+from provision.checks.gpu.telemetry_series import Series
+from provision.checks.pairs.judge import TOLERANCE
+from provision.checks.pairs.pairing import Topology
+from provision.checks.pairs.results import Result
+from provision.runs.node_history import Earlier
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
-from provision import fleet_metrics, threshold_metrics, yamlfile
-from provision.health import FleetHealth, GpuIdentity, NodeHealth
-from provision.judge import Finding, Verdict, number, typical
+from provision import yamlfile
+from provision.checks import threshold_metrics
+from provision.checks.fleet import fleet_metrics
+from provision.checks.health import FleetHealth, GpuIdentity, NodeHealth
+from provision.checks.judge import Finding, Verdict, number, typical
 from provision.node_names import natural
 from provision.paths import DATA
 

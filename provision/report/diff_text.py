@@ -6,13 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from provision.health import FleetHealth, NodeHealth
-from provision.judge import Finding
-from provision.node_history import BAD, Earlier
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Finding
 from provision.node_names import fold
 from provision.report.causes import silence
 from provision.report.diff import Diff, FindingChange, Moved, NodeChange, Part, Shift, diff
-from provision.wording import many, moment, one_line, quantity
+from provision.runs.node_history import BAD, Earlier
+from provision.text import many, moment, one_line, quantity
 
 FORMAT = 1  # of the JSON documents
 _SHOWN = 20  # nodes, parts and measurements told one by one to a person; JSON has all

@@ -12,10 +12,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from provision.health import NodeHealth
-from provision.judge import Verdict
+from provision.checks.health import NodeHealth
+from provision.checks.judge import Verdict
 from provision.report.causes import SYMBOLS
-from provision.wording import clean, one_line
+from provision.text import clean, one_line
 
 MANY = 1000  # nodes; up to here every row is in the page as markup
 _WORST = sorted(Verdict, key=lambda verdict: -verdict.badness)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from provision.judge import Verdict
+from provision.checks.judge import Verdict
 from provision.report.canvas import INK, QUIET, SOFT, TONE, Figure, boxes
 
 LETTER = 0.0088  # inches of a letter's width, by point of its size, at most; in a sentence it is less

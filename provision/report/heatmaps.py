@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from provision.judge import Verdict
+from provision.checks.judge import Verdict
 from provision.report.canvas import DPI, INK, LINE, QUIET, SOFT, TONE, Axes, Image, boxes, canvas, svg
 from provision.report.heat_scale import LETTER, SELF, Cell, Mark, Scale, draw_legend, ink, legend, look
-from provision.wording import one_line
+from provision.text import one_line
 
 LARGEST = 72  # names along a map: more are no longer told apart by eye
 _ROOMY = 20  # up to so many, a cell's value is written in it

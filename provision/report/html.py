@@ -18,8 +18,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from provision.health import FleetHealth, NodeHealth
-from provision.judge import Verdict
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Verdict
 from provision.node_names import fold
 from provision.report import diff_text, fleet_rows, pair_maps, peer_maps, plots, strips
 from provision.report.canvas import Image
@@ -37,7 +37,7 @@ from provision.report.causes import (
 from provision.report.context import NOTHING, Context
 from provision.report.tables import tables
 from provision.report.terminal import next_commands
-from provision.wording import clean, columns, duration, many, moment, one_line, quantity
+from provision.text import clean, columns, duration, many, moment, one_line, quantity
 
 _TEMPLATES = Path(__file__).parent / "templates"
 # A browser must stay quick with the whole page. Every node has its row in the table; the full measurements

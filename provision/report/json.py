@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from provision.health import FORMAT, FleetHealth
-from provision.lazy_rows import LazyRows
-from provision.stored_health import StoredNodes
+from provision.checks.health import FORMAT, FleetHealth
+from provision.checks.lazy_rows import LazyRows
+from provision.runs.stored_health import StoredNodes
 
 
 def render(fleet: FleetHealth) -> Iterator[str]:

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
-from provision.health import CheckResult, FleetHealth, NodeHealth
-from provision.judge import Finding, Verdict
+from provision.checks.health import CheckResult, FleetHealth, NodeHealth
+from provision.checks.judge import Finding, Verdict
 from provision.report.causes import FABRIC, missing, silence
-from provision.wording import clean, columns, one_line, quantity
+from provision.text import clean, columns, one_line, quantity
 
 # What CI knows: `warn` passes, and is told in the case's output. `error` and `skip` never pass.
 _OUTCOMES = {Verdict.FAIL: "failure", Verdict.ERROR: "error", Verdict.SKIP: "skipped"}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from provision.health import FleetHealth
-from provision.judge import Verdict
+from provision.checks.health import FleetHealth
+from provision.checks.judge import Verdict
 from provision.node_names import fold
 from provision.report import diff_text
 from provision.report.causes import HEADINGS, SYMBOLS, Cause, causes, coverage, headline
 from provision.report.context import NOTHING, Context
 from provision.report.terminal import next_commands
-from provision.wording import clean, columns, duration, many, moment, one_line, quantity
+from provision.text import clean, columns, duration, many, moment, one_line, quantity
 
 _CAUSES = 40  # per verdict; with _ROWS, keeps the text below what ticket systems take (65,536 characters)
 _ROWS = 20

@@ -14,11 +14,11 @@ import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from provision.health import FleetHealth, NodeHealth
-from provision.judge import Verdict
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Verdict
 from provision.node_names import fold, natural
 from provision.report.causes import missing
-from provision.wording import many
+from provision.text import many
 
 # What each reader of such a list takes as one machine: no option (`-x`), range (`n[1-9]`) or login (`a@b`),
 # no word of a shell, and not the one that means all machines (`scontrol update nodename=ALL`).

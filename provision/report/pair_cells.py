@@ -6,14 +6,14 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from provision.health import FleetHealth
-from provision.judge import Verdict
+from provision.checks.health import FleetHealth
+from provision.checks.judge import Verdict
+from provision.checks.pairs.judge import Grade, Judged, judge
+from provision.checks.pairs.results import Outcome, Result
 from provision.node_names import fold
-from provision.pairs.judge import Grade, Judged, judge
-from provision.pairs.results import Outcome, Result
 from provision.report.context import Pairs
 from provision.report.heat_scale import Cell, Mark, Scale, digits
-from provision.wording import many, one_line, quantity
+from provision.text import many, one_line, quantity
 
 BAD = (Mark.HANG, Mark.ERROR, Mark.FAIL)
 LOUD = (Verdict.FAIL, Verdict.ERROR, Verdict.WARN)

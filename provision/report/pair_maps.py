@@ -11,15 +11,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from provision.health import FleetHealth
-from provision.judge import Verdict
+from provision.checks.health import FleetHealth
+from provision.checks.judge import Verdict
 from provision.node_names import fold
 from provision.report.canvas import Image
 from provision.report.context import Pairs
 from provision.report.heat_scale import Cell, Mark
 from provision.report.heatmaps import Group, HeatMap, draw
 from provision.report.pair_cells import BAD, LOUD, PairCells, badness, worst
-from provision.wording import many, one_line
+from provision.text import many, one_line
 
 _MOST = 64  # names along a map
 _NAMED = 48  # rows of the second map

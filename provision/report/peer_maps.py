@@ -9,15 +9,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from provision.health import CheckResult, FleetHealth, NodeHealth
-from provision.judge import Finding, Verdict, number
+from provision.checks.health import CheckResult, FleetHealth, NodeHealth
+from provision.checks.judge import Finding, Verdict, number
 from provision.node_names import natural
 from provision.report.canvas import Image
 from provision.report.causes import worst_first
 from provision.report.heat_scale import Cell, Mark, Scale, digits
 from provision.report.heatmaps import LARGEST, HeatMap, draw
 from provision.report.strips import sku_name
-from provision.wording import one_line, quantity
+from provision.text import one_line, quantity
 
 CHECK = "p2p_bandwidth"
 _USUAL = 256  # healthy nodes of a SKU that say what is usual

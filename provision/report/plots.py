@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provision.checks.telemetry_series import Series, Value
-from provision.judge import Verdict
+from provision.checks.gpu.telemetry_series import Series, Value
+from provision.checks.judge import Verdict
 from provision.node_names import natural
 from provision.report.canvas import (
     DPI,
@@ -26,7 +26,7 @@ from provision.report.canvas import (
     svg,
 )
 from provision.report.strips import Sku, Strip
-from provision.wording import many, one_line, quantity
+from provision.text import many, one_line, quantity
 
 _MARKER = {Verdict.FAIL: "X", Verdict.ERROR: "s", Verdict.WARN: "^", Verdict.SKIP: "o"}
 _DASH = {Verdict.FAIL: "-", Verdict.ERROR: ":", Verdict.WARN: "--", Verdict.SKIP: "-."}

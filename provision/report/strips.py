@@ -11,13 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from provision import fleet_metrics, thresholds
-from provision.fleet_metrics import FleetMetric
-from provision.health import CheckResult, FleetHealth, NodeHealth
-from provision.judge import Finding, Verdict, limit_text, number
+from provision.checks import thresholds
+from provision.checks.fleet import fleet_metrics
+from provision.checks.fleet.fleet_metrics import FleetMetric
+from provision.checks.health import CheckResult, FleetHealth, NodeHealth
+from provision.checks.judge import Finding, Verdict, limit_text, number
+from provision.checks.threshold_metrics import sku_names
 from provision.report.tables import blamed
-from provision.threshold_metrics import sku_names
-from provision.wording import one_line
+from provision.text import one_line
 
 _SKUS = 4  # drawn; the rest is said to be left out
 _ROWS = 6  # of a SKU

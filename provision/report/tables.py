@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from provision.checks.check import Measurement
-from provision.health import CheckResult
-from provision.judge import Finding, Verdict, number
+from provision.checks.health import CheckResult
+from provision.checks.judge import Finding, Verdict, number
 from provision.node_names import natural
-from provision.wording import one_line, quantity
+from provision.text import one_line, quantity
 
 _PAIR = re.compile(r"^(.*\D|)(\d+)->(.*\D|)(\d+)$")
 _LARGEST = 72  # devices along a matrix: a GB200 NVL72 domain; more is a list

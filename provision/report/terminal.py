@@ -8,8 +8,8 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from provision.health import FleetHealth, GpuIdentity
-from provision.judge import Verdict
+from provision.checks.health import FleetHealth, GpuIdentity
+from provision.checks.judge import Verdict
 from provision.node_names import fold, natural
 from provision.report import diff_text
 from provision.report.causes import (
@@ -25,7 +25,7 @@ from provision.report.causes import (
 )
 from provision.report.context import NOTHING, Context
 from provision.report.nodes import listable
-from provision.wording import duration, many, one_line, quantity
+from provision.text import duration, many, one_line, quantity
 
 _CAUSES = 12  # shown of each verdict; the report files have all
 _CULPRITS = 6  # told one by one; more are folded into ranges

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from provision import runner
 from provision.burnin.campaign import Campaign
-from provision.runner import Event, Outcome
-from provision.store import RunFolder
+from provision.remote.ansible import runner
+from provision.remote.ansible.runner import Event, Outcome
+from provision.runs.store import RunFolder
 from tests.support.burnin import Made
 from tests.support.burnin_nodes import NAME, FakeNode
 

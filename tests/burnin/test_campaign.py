@@ -11,9 +11,9 @@ from provision.burnin import acceptance, campaign, results
 from provision.burnin.campaign import Campaign
 from provision.burnin.spool import Spool
 from provision.burnin.status import status
+from provision.checks.judge import Verdict
 from provision.errors import GpuprovError, RunFolderError
-from provision.inventory import Fleet, Node
-from provision.judge import Verdict
+from provision.fleet import Fleet, Node
 from tests.support.burnin import order
 from tests.support.burnin_nodes import NAME, FakeNode, files
 from tests.support.spools import burned, event, jsonl, raw
@@ -69,10 +69,10 @@ def test_a_strange_answer_is_one_line_and_the_node_no_pass(
     run: Campaign, nodes: dict[str, FakeNode], more: dict[str, Any], said: str
 ) -> None:
     nodes["gpu-01"] = FakeNode("gpu-01", {}, **more)
-    told: list[str] = []
-    run.fetch(["gpu-01"], told.append)
-    assert len(told) == 1
-    assert said in told[0]
+    reported: list[str] = []
+    run.fetch(["gpu-01"], reported.append)
+    assert len(reported) == 1
+    assert said in reported[0]
     assert all(node.verdict is Verdict.ERROR for node in results.results(run).health.nodes)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from provision.burnin.clock import Clock, Contact
 from provision.burnin.own_findings import _clocks
 from provision.burnin.spool import Event
-from provision.judge import Verdict
+from provision.checks.judge import Verdict
 
 OURS = 1_795_000_000.0  # when the node booted, by our clock
 
@@ -41,6 +41,6 @@ def test_without_any_contact_the_node_is_believed() -> None:
 
 def test_clocks_that_are_far_apart_are_a_warning() -> None:
     assert _clocks(Clock([Contact(OURS, OURS + 29, 1.0, "b1")], [])) == []
-    (told,) = _clocks(Clock([Contact(OURS, OURS - 7200, 1.0, "b1")], []))
-    assert told.finding.verdict is Verdict.WARN
-    assert "2 h 0 min behind the controller's" in told.finding.message
+    (reported,) = _clocks(Clock([Contact(OURS, OURS - 7200, 1.0, "b1")], []))
+    assert reported.finding.verdict is Verdict.WARN
+    assert "2 h 0 min behind the controller's" in reported.finding.message

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from provision import pair_campaign
 from provision.burnin import fleet
 from provision.burnin.campaign import Campaign
 from provision.burnin.fleet import Between
 from provision.burnin.node_talk import Answer
 from provision.burnin.status import Status
+from provision.checks.health import NodeHealth
+from provision.checks.judge import Verdict
 from provision.checks.registry import PAIRS
-from provision.health import NodeHealth
-from provision.judge import Verdict
-from provision.store import RunFolder
+from provision.runs.store import RunFolder
+from provision.validate.pairs import pair_campaign
 from tests.support.burnin import NODE
 
 WANTED = {"pairs": Between(("pair_bandwidth",))}
@@ -61,27 +61,27 @@ TWO = [NodeHealth("gpu-01", Verdict.PASS, ()), NodeHealth("gpu-02", Verdict.PASS
 
 
 def test_a_segment_nobody_attended_is_an_error_of_the_nodes_that_waited(run: Campaign) -> None:
-    judged, _, told = fleet.judge(run, TWO, {}, WANTED, {"gpu-01": ["pairs"], "gpu-02": []}, {})
+    judged, _, reported = fleet.judge(run, TWO, {}, WANTED, {"gpu-01": ["pairs"], "gpu-02": []}, {})
     assert [node.verdict for node in judged] == [Verdict.ERROR, Verdict.PASS]
     (finding,) = judged[0].checks[0].findings
     assert finding.message.startswith("pairs: not measured, because no controller was attached")
-    assert [line.partition(":")[0] for line in told] == ["pairs of gpu-01"]
+    assert [line.partition(":")[0] for line in reported] == ["pairs of gpu-01"]
 
 
 def test_one_that_is_for_those_who_attend_is_told_and_no_error(run: Campaign) -> None:
-    judged, _, told = fleet.judge(run, TWO, {}, OPTIONAL, {"gpu-01": ["pairs"], "gpu-02": ["pairs"]}, {})
+    judged, _, reported = fleet.judge(run, TWO, {}, OPTIONAL, {"gpu-01": ["pairs"], "gpu-02": ["pairs"]}, {})
     assert [node.verdict for node in judged] == [Verdict.PASS, Verdict.PASS]
     (finding,) = judged[0].checks[0].findings
     assert (finding.verdict, finding.metric) == (Verdict.SKIP, fleet.UNATTENDED)
-    (line,) = told
+    (line,) = reported
     assert line.startswith("pairs of gpu-[01-02]: not measured, because no controller was attached")
 
 
 def test_a_node_with_nobody_beside_it_skips_them(run: Campaign) -> None:
-    judged, _, told = fleet.judge(run, TWO[:1], {}, WANTED, {"gpu-01": []}, {"gpu-01": ["pairs"]})
+    judged, _, reported = fleet.judge(run, TWO[:1], {}, WANTED, {"gpu-01": []}, {"gpu-01": ["pairs"]})
     assert judged[0].verdict is Verdict.PASS
     assert [finding.verdict for finding in judged[0].checks[0].findings] == [Verdict.SKIP]
-    assert told == ["pairs of gpu-01: not measured, because no other node was in its batch"]
+    assert reported == ["pairs of gpu-01: not measured, because no other node was in its batch"]
 
 
 @pytest.fixture

@@ -9,20 +9,24 @@ import pytest
 from provision.burnin import judge
 from provision.burnin.clock import Contact
 from provision.burnin.judge import Burned
-from provision.burnin.own_findings import Told
-from provision.health import CheckResult
-from provision.judge import Finding, Verdict
+from provision.burnin.own_findings import Reported
+from provision.checks.health import CheckResult
+from provision.checks.judge import Finding, Verdict
 from tests.support.burnin import Made
 from tests.support.spools import AGAIN, BOOT, T0, burned, event, raw
 
 
-def bad(found: Burned) -> list[Told]:
-    return [told for told in found.told if told.finding.verdict not in (Verdict.PASS, Verdict.SKIP)]
+def bad(found: Burned) -> list[Reported]:
+    return [
+        reported
+        for reported in found.reported
+        if reported.finding.verdict not in (Verdict.PASS, Verdict.SKIP)
+    ]
 
 
-def only(found: Burned, metric: str) -> Told:
-    (told,) = [one for one in bad(found) if one.finding.metric == metric]
-    return told
+def only(found: Burned, metric: str) -> Reported:
+    (reported,) = [one for one in bad(found) if one.finding.metric == metric]
+    return reported
 
 
 def test_a_healthy_node_passes_and_its_load_is_what_the_tool_says(made: Made) -> None:
@@ -41,11 +45,11 @@ def test_a_fault_of_the_third_run_is_told_once_with_its_first_time(made: Made) -
     made.finish()
     made.telemetry(made.now)
     found = made.judged()
-    told = only(found, "errors")
-    assert (told.finding.verdict, told.finding.device) == (Verdict.FAIL, "gpu3")
-    assert told.since == T0 + 10 + 2 * 70
-    assert told.during == "heat"
-    assert told.finding.message.endswith("; in 2 of 4 runs")
+    reported = only(found, "errors")
+    assert (reported.finding.verdict, reported.finding.device) == (Verdict.FAIL, "gpu3")
+    assert reported.since == T0 + 10 + 2 * 70
+    assert reported.during == "heat"
+    assert reported.finding.message.endswith("; in 2 of 4 runs")
     assert "since 2026-11-18" in next(
         f.message for c in found.health.checks for f in c.findings if f.metric == "errors"
     )
@@ -60,7 +64,7 @@ def test_clocks_held_down_from_the_end_of_a_run_on_are_so_since_then(made: Made)
         return {**idle, "throttle": "0x40"} if gpu == 5 and up >= 65 and not idle else idle
 
     made.telemetry(made.now, held)
-    _, sampled, _ = made.told()
+    _, sampled, _ = made.reported()
     assert sampled is not None
     assert sampled.gpus["gpu5"].onset["throttle"] == T0 + 65  # two samples before the pause, more after it
 
@@ -74,7 +78,7 @@ def test_clocks_held_down_for_a_moment_of_each_run_are_no_sign(made: Made) -> No
         return {"throttle": "0x40"} if gpu == 5 and 0 <= (up - 10) % 70 < 10 else idle
 
     made.telemetry(made.now, brief)
-    _, sampled, _ = made.told()
+    _, sampled, _ = made.reported()
     assert sampled is not None
     assert "throttle" not in sampled.gpus["gpu5"].onset
 
@@ -87,9 +91,9 @@ def test_the_telemetry_says_when_within_a_run_a_gpu_became_slow(made: Made) -> N
         return {"sm_mhz": 1100} if gpu == 5 and up >= 110 else {}
 
     made.telemetry(made.now, slow)
-    told = only(made.judged(3), "rate")
-    assert told.finding.device == "gpu5"
-    assert told.since == pytest.approx(T0 + 110, abs=6)  # not 80, when its run began
+    reported = only(made.judged(3), "rate")
+    assert reported.finding.device == "gpu5"
+    assert reported.since == pytest.approx(T0 + 110, abs=6)  # not 80, when its run began
 
 
 def test_a_sign_long_before_the_fault_is_not_taken_for_its_beginning(made: Made) -> None:
@@ -166,10 +170,10 @@ def test_what_happens_to_a_burn_in_is_told(
     made.finish()
     made.telemetry(made.now)
     found = made.judged()
-    (told,) = bad(found)
-    assert told.finding.verdict is verdict
-    assert said in told.finding.message
-    assert (told.since, told.during) == (T0 + 100, "heat")
+    (reported,) = bad(found)
+    assert reported.finding.verdict is verdict
+    assert said in reported.finding.message
+    assert (reported.since, reported.during) == (T0 + 100, "heat")
     assert found.health.verdict is verdict
 
 
@@ -180,9 +184,9 @@ def test_an_xid_between_the_tests_is_told_with_its_gpu(made: Made) -> None:
     made.events.sort(key=lambda one: one["up"])
     made.finish()
     made.telemetry(made.now)
-    told = only(made.judged(), "xid.79")
-    assert (told.finding.device, told.since) == ("gpu3", T0 + 75)
-    assert told.finding.verdict is Verdict.FAIL
+    reported = only(made.judged(), "xid.79")
+    assert (reported.finding.device, reported.since) == ("gpu3", T0 + 75)
+    assert reported.finding.verdict is Verdict.FAIL
 
 
 @pytest.mark.parametrize(("metric", "code"), [("xid.48", 48), ("lost", 79)])
@@ -196,7 +200,7 @@ def test_a_sign_read_just_after_a_run_is_of_that_run(
     made.events.sort(key=lambda one: one["up"])
     made.finish()
     made.telemetry(made.now)
-    timeline, watch, _ = made.told()
+    timeline, watch, _ = made.reported()
     found = Finding("gpu_burn", Verdict.FAIL, "gpu3", "bad", metric)
     first = judge._Judged(timeline.steps[0], CheckResult("gpu_burn", Verdict.FAIL, (found,), (), 60.0))
     assert (first.step.begin, first.step.end) == (T0 + 10, T0 + 72)
@@ -227,9 +231,9 @@ def test_a_gap_in_the_telemetry_is_told_and_none_at_all_is_an_error(made: Made) 
     made.steps({n: burned() for n in (1, 2, 3, 4)})
     made.finish()
     made.telemetry(made.now, lambda up, gpu: None if gpu == 2 and 100 < up < 190 else {})
-    told = only(made.judged(), "telemetry_gap")
-    assert told.finding.message.startswith("no samples of gpu2")
-    assert told.finding.verdict is Verdict.WARN
+    reported = only(made.judged(), "telemetry_gap")
+    assert reported.finding.message.startswith("no samples of gpu2")
+    assert reported.finding.verdict is Verdict.WARN
 
 
 def test_without_telemetry_nobody_knows_what_the_gpus_did(made: Made) -> None:
@@ -243,8 +247,8 @@ def test_a_clock_that_falls_over_the_hours_against_its_peers_is_told(made: Made)
     made.steps({n: burned() for n in (1, 2, 3, 4)})
     made.finish()
     made.telemetry(made.now, lambda up, gpu: {"sm_mhz": 1700 - up / 4 + (100 if gpu != 6 else -up / 3)})
-    told = only(made.judged(), "clock_drift")
-    assert told.finding.device == "gpu6"  # the others fall as well, together
+    reported = only(made.judged(), "clock_drift")
+    assert reported.finding.device == "gpu6"  # the others fall as well, together
 
 
 def test_an_output_that_is_missing_or_damaged_is_an_error_of_that_run(made: Made) -> None:
@@ -267,7 +271,7 @@ def test_counters_that_stand_still_are_no_gap(made: Made) -> None:
     rows = "".join(f"{T0 + up:.1f},{up:.1f},ib,mlx5_0/1,symbol_error=3\n" for up in range(5, 290, 60))
     have = made.spool.have()[f"telemetry/{BOOT}.csv"]
     made.put(f"telemetry/{BOOT}.csv", rows.encode(), offset=have)
-    _, sampled, _ = made.told()
+    _, sampled, _ = made.reported()
     assert sampled is not None
     assert sampled.devices["ib", "mlx5_0/1"].samples == 5
     assert [one.gaps for one in sampled.devices.values() if one.gaps] == []
@@ -281,8 +285,12 @@ def test_a_gpu_that_answers_with_errors_is_named_with_its_first_time(
     made.finish()
     dead = {"nvml_error": str(code), "temperature_c": "", "power_w": "", "sm_mhz": "", "util_pct": ""}
     made.telemetry(made.now, lambda up, gpu: dead if gpu == 5 and up >= 65 else {})
-    told = only(made.judged(), "lost")
-    assert (told.finding.verdict, told.finding.device, told.finding.action) == (Verdict.FAIL, "gpu5", action)
-    assert told.since is not None
-    assert abs(told.since - T0 - 65) < 15
+    reported = only(made.judged(), "lost")
+    assert (reported.finding.verdict, reported.finding.device, reported.finding.action) == (
+        Verdict.FAIL,
+        "gpu5",
+        action,
+    )
+    assert reported.since is not None
+    assert abs(reported.since - T0 - 65) < 15
     assert [one.finding.device for one in bad(made.judged())] == ["gpu5"]

@@ -10,18 +10,18 @@ import pytest
 
 from provision.burnin import orders, power, profile
 from provision.burnin.plan import Part
-from provision.fingerprint import Fingerprint
 from provision.node.burnin.campaign import FOREIGN_PAUSE
 from provision.node.burnin.order import read_order
 from provision.node.burnin.steps import HOLDERS_DEADLINE
-from provision.seen import Seen
+from provision.runs.fingerprint import Fingerprint
+from provision.runs.node_facts import NodeFacts
 from tests.support.burnin import NODE
 
 PART = Part("gpu-01", 1, 120.0, 3600.0, 5000.0, 5120.0)
 KNOWN = Fingerprint({"kernel.release": "6.12"})
 
 
-def order_of(name: str, node: Seen = NODE, part: Part = PART) -> dict[str, Any]:
+def order_of(name: str, node: NodeFacts = NODE, part: Part = PART) -> dict[str, Any]:
     fitted = profile.fitted(profile.load(name), None, power.cost)
     return orders.order("20261118T120000.000Z-burnin", fitted, node, part, KNOWN, {"inventory": "i.yml"})
 

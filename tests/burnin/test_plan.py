@@ -11,7 +11,7 @@ from provision.burnin import plan_text, profile
 from provision.burnin.plan import MARGIN, drawn, peak, plan
 from provision.burnin.power import Caps, Load, caps, cost, load_of
 from provision.errors import InventoryError
-from provision.seen import Seen
+from provision.runs.node_facts import NodeFacts
 
 Fleet = tuple[list[Load], Caps, dict[str, tuple[float, float]]]
 RACKS = ["", "r1", "r2", "r3"]
@@ -125,10 +125,10 @@ def test_an_inventory_that_contradicts_itself_is_refused(
 
 
 def test_a_nodes_draw_is_what_the_inventory_says_or_its_gpus_and_the_rest_of_it() -> None:
-    node = Seen("a", {}, {"gpu": {"count": 8, "sku": "h100-sxm"}}, {})
+    node = NodeFacts("a", {}, {"gpu": {"count": 8, "sku": "h100-sxm"}}, {})
     assert load_of(node, {"gpuprov_rack": 1}) == Load("a", "1", 11.424, 2.856)
     assert load_of(node, {"gpuprov_node_kw": 10.2}).kw == 10.2
-    assert load_of(Seen("b", {}, {"gpu": {"count": 8, "sku": None}}, {}), {}).kw is None
+    assert load_of(NodeFacts("b", {}, {"gpu": {"count": 8, "sku": None}}, {}), {}).kw is None
 
 
 def test_the_sum_is_what_a_hand_reckons() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from provision import fingerprint, node_history
 from provision.burnin import acceptance, own_findings, record, results
 from provision.burnin.campaign import Campaign
-from provision.judge import Verdict
+from provision.checks.judge import Verdict
+from provision.runs import fingerprint, node_history
 from tests.support.burnin_nodes import FakeNode, files
 from tests.support.spools import BOOT, T0, burned, raw, sample
 
@@ -71,8 +71,8 @@ def test_faults_are_told_in_the_order_they_came(run: Campaign, nodes: dict[str, 
     }
     found = collected(run, nodes, **changes)
     document = record.document(found, run.folder.meta(), run.name)
-    told = [(row["device"], row["check"], row["when"]) for row in document["onset"]]
-    assert told == [("gpu3", "gpu_burn", "first hour"), ("gpu2", "burnin", "first hour")]
+    reported = [(row["device"], row["check"], row["when"]) for row in document["onset"]]
+    assert reported == [("gpu3", "gpu_burn", "first hour"), ("gpu2", "burnin", "first hour")]
     assert document["onset"][1]["at"] == own_findings.stamp(T0 + 31)
     assert document["nodes"][0]["telemetry"]["devices"]["gpu/gpu2"]["throttled_share"] == {
         "hw_thermal_slowdown": pytest.approx(7 / 14, abs=0.1)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from provision.burnin import spool as spools_module
 from provision.burnin.spool import Spool
+from provision.runs.store import RunFolder
 from provision.secrets_mask import HIDDEN
-from provision.store import RunFolder
 from tests.support.burnin import Made
 from tests.support.spools import BOOT, burned, event, jsonl, part, raw, sample
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from provision.checks.check import CheckNode, Output
+from provision.checks.judge import Finding
 from provision.checks.registry import CHECKS
-from provision.judge import Finding
-from provision.skus import all_skus
-from provision.thresholds import for_sku
+from provision.checks.thresholds import for_sku
+from provision.desired.skus import all_skus
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

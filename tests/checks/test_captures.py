@@ -12,17 +12,11 @@ from typing import Any
 
 import pytest
 
-from provision.checks import (
-    gpu_burn,
-    kernel_log,
-    nccl_tests,
-    nvbandwidth,
-    nvidia_smi,
-    nvlink_errors,
-    nvlink_status,
-    perftest,
-)
 from provision.checks.check import Measurement, Output
+from provision.checks.gpu import gpu_burn, nvbandwidth, nvidia_smi, nvlink_errors, nvlink_status
+from provision.checks.host import kernel_log
+from provision.checks.nccl import nccl_tests
+from provision.checks.network import perftest
 from provision.errors import ParseError
 from provision.node.observe.nvidia_smi import parse_query
 from tests.support.scenarios import machine

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import dcgm_diag
 from provision.checks.check import CheckNode, Output
+from provision.checks.gpu import dcgm_diag
+from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
 
 Sample = Callable[[str], str]
 MakeNode = Callable[..., CheckNode]

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from provision.checks import ddp_scaling
 from provision.checks.check import CheckNode, Output
+from provision.checks.judge import Finding, Verdict
+from provision.checks.nccl import ddp_scaling
+from provision.checks.thresholds import ThresholdError, for_sku
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
 from provision.paths import NODE
-from provision.thresholds import ThresholdError, for_sku
 
 Sample = Callable[[str], str]
 MakeNode = Callable[..., CheckNode]

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from provision.checks import disk_speed
 from provision.checks.check import CheckNode, Output
+from provision.checks.host import disk_speed
+from provision.checks.judge import Finding, Verdict
+from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
-from provision.thresholds import Threshold
 
 Sample = Callable[[str], str]
 MakeNode = Callable[..., CheckNode]

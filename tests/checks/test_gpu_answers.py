@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from provision import campaign, raw_output
-from provision.checks import gpu_answers
 from provision.checks.check import Output
+from provision.checks.gpu import gpu_answers
+from provision.checks.health import CheckResult
+from provision.checks.judge import Finding, Verdict
 from provision.checks.registry import CHECKS
-from provision.health import CheckResult
-from provision.judge import Finding, Verdict
-from provision.seen import Seen
+from provision.runs import raw_output
+from provision.runs.node_facts import NodeFacts
+from provision.validate import campaign
 
 Sample = Callable[[str], str]
 GPUS = {f"0000:{0x1A + index:02x}:00": f"gpu{index}" for index in range(8)}
@@ -65,7 +66,7 @@ IDS = [f"{one[0]}-{number}" for number, one in enumerate(LOST)]
 def judged(check: str, *outputs: Output) -> CheckResult:
     """The check's result on an H100 node, as a run reaches it."""
     gpu = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
-    node = Seen("gpu-01", {}, {"gpu": gpu}, {"gpuprov_pci_addresses": list(GPUS)})
+    node = NodeFacts("gpu-01", {}, {"gpu": gpu}, {"gpuprov_pci_addresses": list(GPUS)})
     return campaign.judge_check(node, raw_output.Raw("gpu-01", check, outputs), {})
 
 

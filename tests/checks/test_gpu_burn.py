@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import gpu_burn
 from provision.checks.check import CheckNode, Output
+from provision.checks.gpu import gpu_burn
+from provision.checks.judge import Finding, Verdict
+from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
-from provision.thresholds import Threshold
 
 ARGV = ("/usr/bin/gpu_burn", "-tc", "60")
 Judged = Callable[..., list[Finding]]

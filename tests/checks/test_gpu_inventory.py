@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import gpu_inventory, kernel_log, nvidia_smi
 from provision.checks.check import CheckNode, Output
+from provision.checks.gpu import gpu_inventory, nvidia_smi
+from provision.checks.host import kernel_log
+from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
 
 Judged = Callable[..., list[Finding]]
 Sample = Callable[[str], str]

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from provision.checks import host_health
 from provision.checks.check import CheckNode, Output
-from provision.judge import ACTIONS, Finding, Verdict
+from provision.checks.host import host_health
+from provision.checks.judge import ACTIONS, Finding, Verdict
 
 DAY = 86400
 SMART = {

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from provision.checks import inventory_settings, nvidia_smi_processes, nvlink_errors
 from provision.checks.check import CheckNode, Output
+from provision.checks.gpu import inventory_settings, nvidia_smi_processes, nvlink_errors
+from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
 
 MakeNode = Callable[..., CheckNode]
 MakeOutput = Callable[..., Output]

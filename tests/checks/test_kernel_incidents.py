@@ -7,12 +7,13 @@ from collections.abc import Callable
 import pytest
 import yaml
 
-from provision import campaign, raw_output
-from provision.checks import kernel_incidents, kernel_log
 from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Output
-from provision.judge import Finding, Verdict
+from provision.checks.host import kernel_incidents, kernel_log
+from provision.checks.judge import Finding, Verdict
 from provision.paths import DATA
-from provision.seen import Seen
+from provision.runs import raw_output
+from provision.runs.node_facts import NodeFacts
+from provision.validate import campaign
 
 GPUS = {f"0000:{0x10 + i:02x}:00": f"gpu{i}" for i in range(8)}
 MakeOutput = Callable[..., Output]
@@ -163,9 +164,9 @@ def test_the_catalogue_leads_nowhere_in_a_circle() -> None:
 # --- in a campaign ---
 
 
-def measured_node(make_node: MakeNode) -> Seen:
+def measured_node(make_node: MakeNode) -> NodeFacts:
     node = make_node(gpuprov_pci_addresses=[f"{address}.0" for address in GPUS])
-    return Seen("gpu-01", {}, node.gpuprov_node, node.variables)
+    return NodeFacts("gpu-01", {}, node.gpuprov_node, node.variables)
 
 
 def raw(make_output: MakeOutput, *outputs: Output, **delta: object) -> raw_output.Raw:

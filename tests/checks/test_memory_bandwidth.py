@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from provision.checks import memory_bandwidth
 from provision.checks.check import CheckNode, Output
+from provision.checks.gpu import memory_bandwidth
+from provision.checks.judge import Finding, Verdict
+from provision.checks.thresholds import for_sku
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
-from provision.thresholds import for_sku
 
 Sample = Callable[[str], str]
 MakeNode = Callable[..., CheckNode]

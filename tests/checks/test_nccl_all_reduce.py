@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import nccl_all_reduce, nccl_collective, nccl_tests
 from provision.checks.check import CheckNode, Output
+from provision.checks.judge import Finding, Verdict
+from provision.checks.nccl import nccl_all_reduce, nccl_collective, nccl_tests
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
 
 Judged = Callable[..., list[Finding]]
 Sample = Callable[[str], str]

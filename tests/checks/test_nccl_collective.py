@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from provision.checks import nccl_all_reduce, nccl_collective
 from provision.checks.check import CheckNode, Output
+from provision.checks.judge import Finding, Verdict
+from provision.checks.nccl import nccl_all_reduce, nccl_collective
 from provision.checks.registry import CHECKS
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
 
 Judged = Callable[..., list[Finding]]
 Sample = Callable[[str], str]

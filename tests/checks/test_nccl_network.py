@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from provision.checks import nccl_network
 from provision.checks.check import CheckNode, Output
+from provision.checks.judge import Finding, Verdict
+from provision.checks.nccl import nccl_network
+from provision.checks.suspects import point_at_cause
+from provision.checks.thresholds import for_sku
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
-from provision.suspects import point_at_cause
-from provision.thresholds import for_sku
 
 Sample = Callable[[str], str]
 MakeNode = Callable[..., CheckNode]

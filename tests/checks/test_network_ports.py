@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from provision.checks import network_ports
 from provision.checks.check import CheckNode
+from provision.checks.judge import ACTIONS, Finding, Verdict
+from provision.checks.network import network_ports
 from provision.errors import ParseError
-from provision.judge import ACTIONS, Finding, Verdict
 
 DAY = 86400
 

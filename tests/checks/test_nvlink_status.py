@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from provision.checks import nvlink_errors, nvlink_status
 from provision.checks.check import CheckNode, Output
-from provision.checks.inventory_links import judge_links
+from provision.checks.gpu import nvlink_errors, nvlink_status
+from provision.checks.gpu.inventory_links import judge_links
+from provision.checks.judge import Finding, Verdict
+from provision.checks.thresholds import for_sku
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
-from provision.thresholds import for_sku
 
 MakeNode = Callable[..., CheckNode]
 UP = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
@@ -95,7 +95,8 @@ def test_a_counter_that_one_link_does_not_give_is_missed() -> None:
     [("[GPU is lost]", "fail"), ("Unknown Error", "fail"), ("Insufficient Permissions", "error")],
 )
 def test_an_nvml_error_in_place_of_a_link_or_a_counter_names_the_gpu(error: str, verdict: str) -> None:
-    """nvmlErrorString's texts (provision/checks/nvml_error.py); no capture has them in these two outputs."""
+    """nvmlErrorString's texts (provision/checks/gpu/nvml_error.py); no capture has them in these two
+    outputs."""
     links = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
     lost = links.replace("Link 5: 26.562 GB/s", f"Link 5: {error}")
     measured = {

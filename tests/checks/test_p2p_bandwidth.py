@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import nvbandwidth, p2p_bandwidth
 from provision.checks.check import CheckNode, Measurement, Output
+from provision.checks.gpu import nvbandwidth, p2p_bandwidth
+from provision.checks.judge import Finding, Verdict
 from provision.checks.registry import CHECKS
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
 
 Judged = Callable[..., list[Finding]]
 Sample = Callable[[str], str]

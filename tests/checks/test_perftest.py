@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import perftest
+from provision.checks.network import perftest
 from provision.errors import ParseError
 
 Sample = Callable[[str], str]

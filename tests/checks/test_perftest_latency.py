@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import perftest, perftest_latency
 from provision.checks.check import CheckNode
-from provision.checks.perftest_latency import Result
+from provision.checks.network import perftest, perftest_latency
+from provision.checks.network.perftest_latency import Result
 from provision.errors import ParseError
 
 TEXT = (Path(__file__).parent.parent / "fixtures/pair_latency/healthy.txt").read_text()

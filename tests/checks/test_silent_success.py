@@ -13,17 +13,20 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import campaign, expectations, health, runner, stack, thresholds, validation
+from provision.checks import health, thresholds
 from provision.checks.check import Output
+from provision.checks.health import CheckResult, FleetHealth
+from provision.checks.judge import Finding, Verdict
 from provision.checks.registry import CHECKS
-from provision.drift import drifts
+from provision.desired import expectations, stack
+from provision.drift.drifts import drifts
 from provision.errors import ExitCode, GpuprovError
-from provision.health import CheckResult, FleetHealth
-from provision.judge import Finding, Verdict
-from provision.observe import Observation
 from provision.paths import PLAYBOOKS, ROLES
-from provision.raw_output import Raw
-from provision.seen import Seen
+from provision.remote.ansible import runner
+from provision.remote.observe import Observation
+from provision.runs.node_facts import NodeFacts
+from provision.runs.raw_output import Raw
+from provision.validate import campaign, validation
 from tests.support.scenarios import command_outputs, machine, scenarios
 
 TESTS = Path(__file__).parent.parent
@@ -34,8 +37,8 @@ WITH_COMMANDS = [
 H100 = machine(8, "h100-sxm", "nvswitch", "hopper")
 
 
-def seen(node: Any = H100) -> Seen:
-    return Seen(node.name, node.facts, node.gpuprov_node, node.variables)
+def seen(node: Any = H100) -> NodeFacts:
+    return NodeFacts(node.name, node.facts, node.gpuprov_node, node.variables)
 
 
 def result(check: str, outputs: tuple[Output, ...], node: Any = H100, error: str = "") -> CheckResult:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import error_counters, gpu_burn, telemetry, telemetry_rules
 from provision.checks.check import CheckNode, Measurement, Output
+from provision.checks.gpu import error_counters, gpu_burn, telemetry, telemetry_rules
+from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict
 
 MakeNode = Callable[..., CheckNode]
 Sample = Callable[[str], str]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks.telemetry_rows import moment
+from provision.checks.gpu.telemetry_rows import moment
 from provision.errors import ParseError
 
 

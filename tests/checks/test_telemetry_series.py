@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from provision.checks import telemetry, telemetry_series
 from provision.checks.check import Output
+from provision.checks.gpu import telemetry, telemetry_series
 from provision.errors import ParseError
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from provision.checks.check import CheckNode, Output
-from provision.judge import Finding, Verdict
+from provision.checks.judge import Finding, Verdict
 
 Judged = Callable[..., list[Finding]]
 Sample = Callable[[str], str]
@@ -168,7 +168,7 @@ def test_retired_pages(double: int, verdict: Verdict | None, judge: Any, sample:
 
 
 def test_the_power_limit_of_old_drivers_is_read(captures: Path) -> None:
-    from provision.checks.nvidia_smi import parse_xml
+    from provision.checks.gpu.nvidia_smi import parse_xml
 
     text = (captures / "nvidia-smi-q-x.a10g.old-driver.xml").read_text(encoding="utf-8")
     found = {m.metric: m.value for m in parse_xml(Output("smi", ("nvidia-smi",), 0, text, "", 1.0))}

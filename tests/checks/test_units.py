@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from provision.checks import burn_output, nccl_tests, nvbandwidth, perftest
 from provision.checks.check import Output
+from provision.checks.gpu import burn_output, nvbandwidth
+from provision.checks.nccl import nccl_tests
+from provision.checks.network import perftest
 from provision.errors import ParseError
 
 COPIES = ("host_to_device_memcpy_ce",)

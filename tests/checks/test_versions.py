@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from provision.checks import versions
 from provision.checks.check import CheckNode
-from provision.judge import Finding, Verdict
+from provision.checks.host import versions
+from provision.checks.judge import Finding, Verdict
 
 DRIVER = "580.126.09"
 FACTS: dict[str, Any] = {

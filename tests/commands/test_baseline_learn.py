@@ -8,13 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from provision import campaign, cli, raw_output, report
+from provision import cli, report
 from provision.checks.check import Output
+from provision.checks.judge import Verdict
+from provision.checks.thresholds import for_sku
 from provision.errors import ExitCode
-from provision.judge import Verdict
-from provision.seen import Seen
-from provision.store import RunFolder
-from provision.thresholds import for_sku
+from provision.runs import raw_output
+from provision.runs.node_facts import NodeFacts
+from provision.runs.store import RunFolder
+from provision.validate import campaign
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "p2p_bandwidth"
 GPU = {
@@ -30,7 +32,7 @@ def store(runs: Path, printed: dict[str, str], *, written: bool = True) -> RunFo
     folder = RunFolder.create("validate", {}, runs=runs)
     folder.note(inventory="inventory.yml", asked=["p2p_bandwidth"])
     for node, fixture in printed.items():
-        folder.append("facts", asdict(Seen(node, {}, {"gpu": GPU}, {})))
+        folder.append("facts", asdict(NodeFacts(node, {}, {"gpu": GPU}, {})))
         text = (FIXTURES / fixture).read_text(encoding="utf-8")
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
         raw_output.keep_raw(folder, raw_output.Raw(node, "p2p_bandwidth", (output,), 9.0))
@@ -96,7 +98,7 @@ def test_several_runs_are_learnt_from_together(runs: Path, tmp_path: Path) -> No
 def test_a_limit_of_too_few_nodes_says_how_many_make_it_trustworthy(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from provision.baseline import Baseline, Sample, learn
+    from provision.checks.baseline import Baseline, Sample, learn
     from provision.commands.baseline import _say
 
     rates = {"gpu-1": 47_000, "gpu-2": 49_500, "gpu-3": 50_500, "gpu-4": 51_000}

@@ -55,7 +55,7 @@ def test_a_duration_that_is_none_is_a_wrong_command_line(capsys: pytest.CaptureF
 
 
 def test_a_run_of_another_verb_is_no_burn_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from provision.store import RunFolder
+    from provision.runs.store import RunFolder
 
     folder = RunFolder.create("validate", {}, tmp_path / "runs")
     assert cli.main(["burnin", "status", folder.path.name]) == ExitCode.ERROR
@@ -72,7 +72,7 @@ def test_the_share_of_nodes_in_trouble_ends_it_for_all(tmp_path: Path, bad: int,
     from provision.burnin import actions
     from provision.burnin.campaign import Campaign
     from provision.burnin.status import Status
-    from provision.store import RunFolder
+    from provision.runs.store import RunFolder
 
     folder = RunFolder.create("burnin", {}, tmp_path / "runs")
     folder.note(profile={"abort": {"failing_share": 0.25}})

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from provision import cli, expectations, inventory, observe, stack, starter, store
+from provision import cli
+from provision.desired import expectations, inventory, stack, starter
 from provision.errors import ExitCode, UsageError
-from provision.inventory import Node
-from provision.observe import Observation
+from provision.fleet import Node
+from provision.remote import observe
+from provision.remote.observe import Observation
+from provision.runs import store
 from tests.support.observed import Facts, debian, fleet_here, gpuprov, promised, unknown, vault
 
 ROOT = Path(cli.__file__).resolve().parent.parent
@@ -245,7 +248,7 @@ def test_init_refuses_what_is_no_host_name(host: str) -> None:
 
 
 def test_the_variables_the_starter_shows_exist() -> None:
-    from provision import variables
+    from provision.desired import variables
 
     shown = [
         line.strip("# ").split(":")[0]

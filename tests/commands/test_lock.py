@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from provision import lockfile
+from provision.desired import lockfile
 from provision.errors import ExitCode
-from provision.inventory import Node
-from provision.observe import Observation
+from provision.fleet import Node
+from provision.remote.observe import Observation
 from tests.support import observed
 from tests.support.observed import Facts, debian, fleet_here
 

@@ -9,14 +9,16 @@ from typing import Any
 
 import pytest
 
-from provision import campaign, cli, raw_output, report
+from provision import cli, report
 from provision.checks.check import Output
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Verdict
 from provision.errors import ExitCode, RunFolderError
-from provision.health import FleetHealth, NodeHealth
-from provision.judge import Verdict
 from provision.report.diff import diff
-from provision.seen import Seen
-from provision.store import RunFolder
+from provision.runs import raw_output
+from provision.runs.node_facts import NodeFacts
+from provision.runs.store import RunFolder
+from provision.validate import campaign
 from tests.support.stored import FIXTURE, GPU, slower
 
 
@@ -27,7 +29,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     folder = RunFolder.create("validate", {}, runs=tmp_path / "runs")
     folder.note(inventory="inventory.yml", asked=["p2p_bandwidth"])
     for node, share in {"gpu-01": 1.0, "gpu-02": 0.97, "gpu-03": 0.94}.items():
-        folder.append("facts", asdict(Seen(node, {}, {"gpu": GPU}, {})))
+        folder.append("facts", asdict(NodeFacts(node, {}, {"gpu": GPU}, {})))
         text = slower(FIXTURE.read_text(encoding="utf-8"), share)
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
         raw_output.keep_raw(folder, raw_output.Raw(node, "p2p_bandwidth", (output,), 9.0))

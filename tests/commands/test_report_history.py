@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from provision import node_history
+from provision.checks.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
+from provision.checks.judge import Finding, Verdict
 from provision.cli import main
-from provision.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
-from provision.judge import Finding, Verdict
-from provision.store import RunFolder
+from provision.runs import node_history
+from provision.runs.store import RunFolder
 
 FAIL, PASS = Verdict.FAIL, Verdict.PASS
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from provision import cli, node_history
+from provision import cli
 from provision.errors import ExitCode
-from provision.store import RunFolder
+from provision.runs import node_history
+from provision.runs.store import RunFolder
 
 STORED = Path(__file__).parent.parent / "fixtures/runs/360de97"
 GOOD, BAD = "20261124T214611.117Z-validate", "20261124T214629.118Z-validate"

@@ -16,7 +16,8 @@ from typing import Any
 
 import jsonschema
 
-from provision import paths, versions
+from provision import paths
+from provision.desired import versions
 from provision.errors import ExitCode
 from tests.lab.lab_nodes import Lab, LabNode
 

@@ -11,7 +11,7 @@ import hashlib
 import shlex
 from typing import Any
 
-from provision.expectations import Expectation
+from provision.desired.expectations import Expectation
 
 _STATUS = "/var/lib/dpkg/status"
 

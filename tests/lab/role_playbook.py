@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from provision import paths, stack
+from provision import paths
+from provision.desired import stack
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from provision import node_program, paths
+from provision import paths
 from provision.errors import ExitCode
 from provision.lab import cgroups, network
 from provision.lab.spec import NodeSpec
+from provision.remote import node_program
 from tests.lab.lab_nodes import running_lab
 from tests.support.processes import command_of, until
 

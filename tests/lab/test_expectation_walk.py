@@ -21,8 +21,9 @@ from typing import Any
 
 import pytest
 
-from provision import assess, inventory
-from provision.expectations import HARDWARE, Expectation
+from provision.desired import inventory
+from provision.desired.expectations import HARDWARE, Expectation
+from provision.drift import assess
 from provision.lab.spec import NodeSpec
 from tests.lab import breakers
 from tests.lab.lab_nodes import Lab, running_lab

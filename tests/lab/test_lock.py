@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from provision import lockfile
+from provision.desired import lockfile
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
 from tests.lab.agreement import INSTALL, Agreement, Gpuprov, command, held, installed, said, spoil

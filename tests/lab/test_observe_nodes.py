@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from provision import inventory
-from provision.observe import Observation, observe
+from provision.desired import inventory
+from provision.fleet import Node
+from provision.remote.observe import Observation, observe
 
 PACKAGES = ("openssh-server", "python3", "no-such-package")
 UNITS = ("ssh.service", "systemd-journald.service", "no-such-unit.service")
@@ -25,16 +26,16 @@ ASK = frozenset(
 
 
 @pytest.fixture(scope="module")
-def nodes(lab: Any) -> Mapping[str, inventory.Node]:
+def nodes(lab: Any) -> Mapping[str, Node]:
     return inventory.load(Path(lab.inventory)).nodes
 
 
 @pytest.fixture(scope="module")
-def seen(nodes: Mapping[str, inventory.Node]) -> Mapping[str, Observation]:
+def seen(nodes: Mapping[str, Node]) -> Mapping[str, Observation]:
     return observe(nodes.values(), dict.fromkeys(nodes, ASK))
 
 
-def on_node(node: inventory.Node, *command: str) -> str:
+def on_node(node: Node, *command: str) -> str:
     """What a command prints on a node; nothing of ours is involved."""
     values = node.variables
     arguments = shlex.split(values.get("ansible_ssh_common_args", ""))
@@ -51,14 +52,12 @@ def on_node(node: inventory.Node, *command: str) -> str:
     return done.stdout.strip()
 
 
-def test_every_node_answers(nodes: Mapping[str, inventory.Node], seen: Mapping[str, Observation]) -> None:
+def test_every_node_answers(nodes: Mapping[str, Node], seen: Mapping[str, Observation]) -> None:
     assert {name: seen[name].error for name in nodes} == dict.fromkeys(nodes)
     assert {name: dict(seen[name].problems) for name in nodes} == {name: {} for name in nodes}
 
 
-def test_packages_are_as_dpkg_says(
-    nodes: Mapping[str, inventory.Node], seen: Mapping[str, Observation]
-) -> None:
+def test_packages_are_as_dpkg_says(nodes: Mapping[str, Node], seen: Mapping[str, Observation]) -> None:
     for name, node in nodes.items():
         for package in PACKAGES:
             said = on_node(node, "dpkg-query", "-W", "-f", "${Version}|${db:Status-Status}", package)
@@ -67,9 +66,7 @@ def test_packages_are_as_dpkg_says(
             assert seen[name].facts[f"package.{package}.status"] == (status or "absent")
 
 
-def test_services_are_as_systemctl_says(
-    nodes: Mapping[str, inventory.Node], seen: Mapping[str, Observation]
-) -> None:
+def test_services_are_as_systemctl_says(nodes: Mapping[str, Node], seen: Mapping[str, Observation]) -> None:
     for name, node in nodes.items():
         for unit in UNITS[:2]:
             assert seen[name].facts[f"service.{unit}.active"] == on_node(node, "systemctl", "is-active", unit)
@@ -80,7 +77,7 @@ def test_services_are_as_systemctl_says(
 
 
 def test_files_are_as_stat_and_sha256sum_say(
-    nodes: Mapping[str, inventory.Node], seen: Mapping[str, Observation]
+    nodes: Mapping[str, Node], seen: Mapping[str, Observation]
 ) -> None:
     for name, node in nodes.items():
         facts = seen[name].facts
@@ -91,9 +88,7 @@ def test_files_are_as_stat_and_sha256sum_say(
         assert facts["file./etc/no-such-file.exists"] is False
 
 
-def test_the_machine_is_as_it_says_itself(
-    nodes: Mapping[str, inventory.Node], seen: Mapping[str, Observation]
-) -> None:
+def test_the_machine_is_as_it_says_itself(nodes: Mapping[str, Node], seen: Mapping[str, Observation]) -> None:
     for name, node in nodes.items():
         facts = seen[name].facts
         assert facts["kernel.release"] == on_node(node, "uname", "-r")
@@ -102,7 +97,7 @@ def test_the_machine_is_as_it_says_itself(
         assert facts["gpu.count"] == int(gpus) > 0
 
 
-def test_looking_leaves_no_trace(nodes: Mapping[str, inventory.Node]) -> None:
+def test_looking_leaves_no_trace(nodes: Mapping[str, Node]) -> None:
     node = next(iter(nodes.values()))
     look = ["sh", "-c", "find /etc /var/lib/dpkg /tmp /root -newer /tmp/before -not -path '/tmp' | sort"]
     on_node(node, "touch", "/tmp/before")

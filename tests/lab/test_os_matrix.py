@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
+from provision.desired.role import all_roles
 from provision.errors import ExitCode
 from provision.lab.releases import RELEASES
 from provision.lab.spec import NodeSpec
-from provision.role import all_roles
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 ROOT = Path(__file__).resolve().parents[2]

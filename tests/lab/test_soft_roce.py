@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from provision import inventory
+from provision.desired import inventory
 from provision.errors import ExitCode
 from provision.lab.command import PATH
-from provision.observe import observe
+from provision.remote.observe import observe
 from tests.lab import soft_roce
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.soft_roce import DEVICE, MTU, NAMES, Machine

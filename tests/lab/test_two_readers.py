@@ -1,7 +1,7 @@
 """Two readers that share nothing, our observer and testinfra, read every promise of a node alike: after up,
 and with each of them broken in turn.
 
-`pytest --pyargs provision.testinfra_suite` then names what `gpuprov drift` names.
+`pytest --pyargs provision.drift.testinfra` then names what `gpuprov drift` names.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 
-from provision import assess, inventory
+from provision.desired import inventory
+from provision.desired.expectations import HARDWARE, Expectation
+from provision.drift import assess
+from provision.drift.testinfra.fleet import Suite
+from provision.drift.testinfra.readers import Reader, Unreadable
 from provision.errors import ExitCode
-from provision.expectations import HARDWARE, Expectation
 from provision.lab.spec import NodeSpec
-from provision.testinfra_suite.fleet import Suite
-from provision.testinfra_suite.readers import Reader, Unreadable
 from tests.lab import breakers
 from tests.lab.lab_nodes import Lab, running_lab
 
@@ -193,7 +194,7 @@ def run_suite(call: Any, lab: Lab, folder: Path) -> tuple[subprocess.CompletedPr
     report = folder / "suite.xml"
     done = call(
         *("pytest", "-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"),
-        *("-p", "provision.testinfra_suite.plugin", "--pyargs", "provision.testinfra_suite"),
+        *("-p", "provision.drift.testinfra.plugin", "--pyargs", "provision.drift.testinfra"),
         *("--gpuprov-inventory", str(lab.inventory), "--gpuprov-set", CHOSEN, "--junitxml", str(report)),
     )
     cases: dict[str, str] = {}

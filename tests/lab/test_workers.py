@@ -153,7 +153,7 @@ def test_an_interrupt_here_ends_ansible_there(lab: Lab, two: Operator, workers: 
     assert process.returncode == ExitCode.INTERRUPTED, text
     for worker in workers:
         wait_for(worker, "ansible-playbook", running=False, seconds=30)
-        wait_for(worker, "provision.worker_entry", running=False, seconds=30)
+        wait_for(worker, "provision.remote.workers.worker_entry", running=False, seconds=30)
 
 
 def test_a_worker_of_another_version_or_with_another_host_key_is_not_used(

@@ -230,7 +230,12 @@ def test_a_vaulted_password_reaches_nodes_through_workers_and_is_nowhere_to_be_r
     assert again.returncode == ExitCode.OK, said(again)
     assert measured.returncode == ExitCode.OK, said(measured)
     # It saw those that had the secrets, and each of them in its own way of starting.
-    for words in ("-P -m provision.worker_entry", "ansible-playbook", "-m provision.cli up", "sudo "):
+    for words in (
+        "-P -m provision.remote.workers.worker_entry",
+        "ansible-playbook",
+        "-m provision.cli up",
+        "sudo ",
+    ):
         assert any(words in command for command in spy.commands), words
     assert spy.told == set()
     password.unlink()

@@ -95,7 +95,7 @@ class Worker:
 
     def kill_work(self) -> None:
         """As the kernel does to a machine without memory: what gpuprov runs there is killed."""
-        for pid in self.processes("provision.worker_entry"):
+        for pid in self.processes("provision.remote.workers.worker_entry"):
             os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import provision.lab
-from provision import answer, node_program
+from provision.remote import node_program, protocol
 
 RUN = Path(provision.lab.__file__).with_name("silicon") / "run.py"
 MOUNTS = {
@@ -69,5 +69,5 @@ def look_of(node: Any, facts: Collection[str]) -> Look:
         [sys.executable, "-I", "-S", "-"], input=text.encode("ascii"), capture_output=True, timeout=60
     )
     assert done.stderr == b"", done.stderr
-    document = json.loads(answer.unframed(done.stdout))
+    document = json.loads(protocol.unframed(done.stdout))
     return Look(document["facts"], document["problems"])

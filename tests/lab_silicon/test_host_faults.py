@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from provision.checks import host_health
 from provision.checks.check import CheckNode, Output
-from provision.judge import Verdict
+from provision.checks.host import host_health
+from provision.checks.judge import Verdict
 from tests.lab_silicon.look import look_of
 
 Silicon = Any

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from provision.checks import network_ports
 from provision.checks.check import CheckNode
-from provision.judge import Verdict
+from provision.checks.judge import Verdict
+from provision.checks.network import network_ports
 from tests.lab_silicon.look import look_of
 
 Silicon = Any

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from provision.checks import dcgm_diag
 from provision.checks.check import Output
-from provision.judge import Verdict
+from provision.checks.gpu import dcgm_diag
+from provision.checks.judge import Verdict
 from tests.lab_silicon import printf
 from tests.lab_silicon.programs import RUNS, run
 from tests.lab_silicon.surfaces import Surface

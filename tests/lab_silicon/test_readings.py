@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from provision.checks import gpu_inventory
 from provision.checks.check import Output
-from provision.judge import Finding, Verdict
-from provision.thresholds import for_sku
+from provision.checks.gpu import gpu_inventory
+from provision.checks.judge import Finding, Verdict
+from provision.checks.thresholds import for_sku
 from tests.lab_silicon.silicon import Silicon
 from tests.support.scenarios import machine
 

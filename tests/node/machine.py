@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from provision import answer, node_program
+from provision.remote import node_program, protocol
 
 PROGRAM = node_program.text_for([f"{family}.x" for family in node_program.families()])
 KEY = """\
@@ -62,7 +62,7 @@ class Machine:
         return done.stdout
 
     def ask(self, *facts: str, **request: Any) -> tuple[dict[str, Any], dict[str, str]]:
-        document = json.loads(answer.unframed(self.run(*facts, **request)))
+        document = json.loads(protocol.unframed(self.run(*facts, **request)))
         return document["facts"], document["problems"]
 
     def value(self, fact: str) -> Any:

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from provision import node_program
 from provision.node.burnin.processes import alive, descendants, stat_of
+from provision.remote import node_program
 from tests.node.burnin_order import PYTHON, load, order, step
 from tests.support.processes import command_of, until
 

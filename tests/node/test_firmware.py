@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from provision import answer, node_program
+from provision.remote import node_program, protocol
 
 # As an H100's driver prints it once a program has opened the GPU.
 INFORMATION = """\
@@ -36,11 +36,11 @@ def ask(root: Path, *facts: str) -> tuple[dict[str, Any], dict[str, str]]:
         [sys.executable, "-I", "-S", "-"], input=text.encode("ascii"), capture_output=True, timeout=60
     )
     assert done.stderr == b""
-    document = json.loads(answer.unframed(done.stdout))
+    document = json.loads(protocol.unframed(done.stdout))
     facts_found = {
         name.partition(".")[2]: value
         for name, value in document["facts"].items()
-        if name not in answer.BASE_FACTS
+        if name not in protocol.BASE_FACTS
     }
     return facts_found, document["problems"]
 

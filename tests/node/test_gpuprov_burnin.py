@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from provision import node_program
 from provision.paths import MODULES
+from provision.remote import node_program
 from tests.node.burnin_order import load, order, step
 
 ORDER = order(load("a", step("one", "true")), about={"profile": "smoke"})

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from provision import answer
+from provision.remote import protocol
 from tests.node.machine import KEY, KEY_FINGERPRINT, PROGRAM, Machine
 
 
@@ -85,14 +85,14 @@ def test_it_imports_nothing_but_what_starting_python_imports_anyway() -> None:
 def test_the_markers_are_those_the_controller_looks_for() -> None:
     namespace: dict[str, Any] = {}
     exec(PROGRAM, namespace)  # noqa: S102
-    assert namespace["BEGIN"].encode() + b" " == answer.BEGIN
-    assert namespace["END"].encode() == answer.END
+    assert namespace["BEGIN"].encode() + b" " == protocol.BEGIN
+    assert namespace["END"].encode() == protocol.END
 
 
 @pytest.mark.parametrize("python", pythons())
 def test_base_facts_need_not_be_asked_for(machine: Machine, python: str) -> None:
     facts, problems = machine.ask(python=python)
-    assert set(facts) == answer.BASE_FACTS
+    assert set(facts) == protocol.BASE_FACTS
     assert problems == {}
     assert facts["os.id"] == "debian"
     assert facts["os.version_id"] == "13"
@@ -323,7 +323,7 @@ def test_what_may_not_be_read_is_a_problem_and_not_null() -> None:
         become_nobody = "import os, select\nos.setuid(65534)\n" if os.geteuid() == 0 else ""
         output = machine.run(*asked, first=become_nobody)
         (machine.root / "closed").chmod(0o755)
-    facts, problems = answer.facts_of(answer.unframed(output), asked)
+    facts, problems = protocol.facts_of(protocol.unframed(output), asked)
     assert facts["file./etc/secret.mode"] == "0000"
     assert set(problems) == {"file./etc/secret.content", "file./closed/file.exists"}
     assert problems["file./etc/secret.content"].startswith("permission denied")
@@ -483,7 +483,7 @@ def test_a_file_that_hangs_costs_its_own_fact_only(machine: Machine) -> None:
         stdout=subprocess.PIPE,
         timeout=60,
     )
-    facts, problems = answer.facts_of(answer.unframed(done.stdout), request["facts"])
+    facts, problems = protocol.facts_of(protocol.unframed(done.stdout), request["facts"])
     assert problems == {"file./etc/stuck.content": "no answer within 0.3 s"}
     assert facts["file./etc/after.content"] == "here" or facts["sysctl.vm.x.value"] is None
     assert facts["gpu.count"] == 0

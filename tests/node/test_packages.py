@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from provision import answer, node_program
+from provision.remote import node_program, protocol
 
 DPKG = """\
 Package: libnccl2
@@ -57,7 +57,7 @@ def answered(root: Path, *facts: str) -> Any:
         check=True,
     )
     assert done.stderr == b""
-    return json.loads(answer.unframed(done.stdout))
+    return json.loads(protocol.unframed(done.stdout))
 
 
 def a_file(root: Path, path: str, text: str, mode: int = 0o644) -> None:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from provision import answer, node_program
+from provision.remote import node_program, protocol
 
 
 class Tree:
@@ -38,7 +38,7 @@ class Tree:
             [sys.executable, "-I", "-S", "-"], input=text.encode("ascii"), capture_output=True, timeout=60
         )
         assert done.stderr == b""
-        document = json.loads(answer.unframed(done.stdout))
+        document = json.loads(protocol.unframed(done.stdout))
         return document["facts"], document["problems"]
 
     def value(self, name: str) -> Any:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from provision.pairs.blame import Kind, Part, blame, parts
-from provision.pairs.judge import Grade, Judged
-from provision.pairs.pairing import Topology
-from provision.pairs.results import Result
+from provision.checks.pairs.blame import Kind, Part, blame, parts
+from provision.checks.pairs.judge import Grade, Judged
+from provision.checks.pairs.pairing import Topology
+from provision.checks.pairs.results import Result
 
 FLEET = Topology(("a", "b", "c", "d", "e", "x"), {"a": "r1", "b": "r1", "c": "r2", "d": "r2", "e": "own"})
 

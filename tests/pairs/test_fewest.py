@@ -7,8 +7,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.pairs import fewest
-from provision.pairs.fewest import IMPOSSIBLE, cheapest, components
+from provision.checks.pairs import fewest
+from provision.checks.pairs.fewest import IMPOSSIBLE, cheapest, components
 
 COSTS = {name: 1 + index % 3 for index, name in enumerate("abcdefg")}
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from provision.health import CheckResult
-from provision.judge import ACTIONS, Finding, Verdict
-from provision.pairs.findings import judged
-from provision.pairs.pairing import Pair, Topology
-from provision.pairs.results import Outcome, Result
-from provision.pairs.suspects import next_round
-from provision.pairs.write_bw import METRIC
+from provision.checks.health import CheckResult
+from provision.checks.judge import ACTIONS, Finding, Verdict
+from provision.checks.pairs.findings import judged
+from provision.checks.pairs.pairing import Pair, Topology
+from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.suspects import next_round
+from provision.checks.pairs.write_bw import METRIC
 from tests.support.fabric import racked
 
 RAILS = ("mlx5_0", "mlx5_1/1")

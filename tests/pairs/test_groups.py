@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from provision.judge import Verdict
-from provision.pairs import groups
-from provision.pairs.nccl_group import METRIC
-from provision.pairs.pairing import Topology
-from provision.pairs.results import Outcome, Result
-from provision.pairs.suspects import next_round
+from provision.checks.judge import Verdict
+from provision.checks.pairs import groups
+from provision.checks.pairs.nccl_group import METRIC
+from provision.checks.pairs.pairing import Topology
+from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.suspects import next_round
 
 NODES = tuple(f"gpu-0{number}" for number in range(1, 7))
 FLEET = Topology(NODES)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.pairs.judge import Grade, judge
-from provision.pairs.pairing import Topology, across, within
-from provision.pairs.results import Outcome, Result
+from provision.checks.pairs.judge import Grade, judge
+from provision.checks.pairs.pairing import Topology, across, within
+from provision.checks.pairs.results import Outcome, Result
 from tests.support.fabric import RATE, Fabric, racked
 
 

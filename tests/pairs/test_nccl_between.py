@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from provision.checks.check import CheckNode, Output
+from provision.checks.pairs import nccl_between
+from provision.checks.pairs.results import Outcome, Result
+from provision.checks.thresholds import Threshold, for_sku
 from provision.errors import ParseError
-from provision.pairs import nccl_between
-from provision.pairs.results import Outcome, Result
-from provision.thresholds import Threshold, for_sku
 from tests.support.nccl_world import HEAD, ranks, table
 from tests.support.pair_nodes import facts, output
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.errors import InventoryError
-from provision.pairs.pairing import (
+from provision.checks.pairs.pairing import (
     RACK,
     Pair,
     Topology,
@@ -22,6 +21,7 @@ from provision.pairs.pairing import (
     topology,
     within,
 )
+from provision.errors import InventoryError
 from tests.support.fabric import racked
 
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.pairs.blame import Kind
-from provision.pairs.pairing import Topology, across, rack_groups, within
-from provision.pairs.results import Outcome, Result
-from provision.pairs.suspects import MOST_ROUNDS, diagnose, next_round
+from provision.checks.pairs.blame import Kind
+from provision.checks.pairs.pairing import Topology, across, rack_groups, within
+from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.suspects import MOST_ROUNDS, diagnose, next_round
 from tests.support.fabric import RATE, Fabric, named, racked
 
 SEVERITY = (0.3, 0.5, 0.8, None)  # factors of the rate; None hangs

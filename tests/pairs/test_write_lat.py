@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from provision.checks.check import CheckNode, Output
-from provision.judge import ACTIONS, Verdict
-from provision.pairs.findings import judged
-from provision.pairs.pairing import Pair, Topology
-from provision.pairs.perftest_ends import shared
-from provision.pairs.results import Outcome, Result
-from provision.pairs.suspects import next_round
-from provision.pairs.write_lat import METRIC, commands, expected, results
+from provision.checks.judge import ACTIONS, Verdict
+from provision.checks.pairs.findings import judged
+from provision.checks.pairs.pairing import Pair, Topology
+from provision.checks.pairs.perftest_ends import shared
+from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.suspects import next_round
+from provision.checks.pairs.write_lat import METRIC, commands, expected, results
 from tests.support.fabric import racked
 from tests.support.pair_nodes import NO_DEVICE, NOBODY, SERVING, facts, output, printed, printed_latency
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from provision import checks_asked
-from provision.health import FleetHealth
+from provision.checks import selection
+from provision.checks.health import FleetHealth
 from provision.report import fleet_rows
 from provision.report.context import NOTHING, Context
 from provision.report.html import render
@@ -246,7 +246,7 @@ def test_a_page_of_hostile_text_fetches_and_runs_nothing_even_without_its_policy
 
 
 def test_the_heads_of_many_checks_break_after_underscores_only(samples: ModuleType, tmp_path: Path) -> None:
-    asked = tuple(name for name in checks_asked.table() if name != "pair_bandwidth")
+    asked = tuple(name for name in selection.table() if name != "pair_bandwidth")
     assert len(asked) >= 16
     fleet = samples.fleet(*(samples.node(f"gpu-{i:02d}", samples.checks(i), i) for i in (1, 2)), asked=asked)
     steps = """

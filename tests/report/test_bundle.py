@@ -17,16 +17,17 @@ from typing import Any
 
 import pytest
 
-from provision import cli, node_history, raw_output, report
+from provision import cli, report
 from provision.checks.check import Measurement, Output
+from provision.checks.health import FleetHealth
+from provision.checks.judge import Finding, Verdict
 from provision.errors import ExitCode, RunFolderError
-from provision.fingerprint import Fingerprint
-from provision.health import FleetHealth
-from provision.judge import Finding, Verdict
-from provision.node_history import note_look, note_result
 from provision.report import bundle
-from provision.seen import Seen
-from provision.store import RunFolder
+from provision.runs import node_history, raw_output
+from provision.runs.fingerprint import Fingerprint
+from provision.runs.node_facts import NodeFacts
+from provision.runs.node_history import note_look, note_result
+from provision.runs.store import RunFolder
 
 NODES = ("gpu-01", "gpu-02", "gpu-03", "rack7-spare.pod2.example")
 XML = (
@@ -55,7 +56,7 @@ def keep(
     folder.note(inventory="no-inventory.yml", asked=list(samples.CHECKS), controller="boss.example")
     for name in names:
         folder.append(
-            "facts", asdict(Seen(name, facts or {"firmware.system": "ACME G8"}, {}, variables or {}))
+            "facts", asdict(NodeFacts(name, facts or {"firmware.system": "ACME G8"}, {}, variables or {}))
         )
         for check in samples.CHECKS if name == names[2] else ():
             outputs = (Output("tool", ("tool", "-v"), 0, f"{XML}\n{said}\r\nlast line\x1b[2J", "", 3.0),)
@@ -83,7 +84,7 @@ def pack(folder: RunFolder, node: str = "gpu-03", **more: Any) -> bundle.Bundle:
 
 
 def report_of(folder: RunFolder) -> FleetHealth:
-    from provision.health import from_json
+    from provision.checks.health import from_json
 
     return from_json(json.loads((folder.path / "report.json").read_text()))
 

@@ -13,13 +13,13 @@ import pytest
 
 from provision import cli, report
 from provision.checks.check import Measurement
+from provision.checks.health import CheckResult, FleetHealth, NodeHealth, from_json
+from provision.checks.judge import Verdict
 from provision.errors import ExitCode
-from provision.health import CheckResult, FleetHealth, NodeHealth, from_json
-from provision.judge import Verdict
 from provision.report import diff_text
 from provision.report import json as json_report
 from provision.report.diff import Diff, diff, direction
-from provision.store import RunFolder
+from provision.runs.store import RunFolder
 
 BEFORE, AFTER = "20260504T100000.000Z-validate", "20260511T100000.000Z-validate"
 

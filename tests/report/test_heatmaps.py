@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import provision
-from provision.judge import Verdict
+from provision.checks.judge import Verdict
 from provision.report.canvas import Image
 from provision.report.heat_scale import Cell, Mark, Scale
 from provision.report.heatmaps import LARGEST, HeatMap, draw, shortened

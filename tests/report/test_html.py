@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
-from provision.health import FleetHealth
-from provision.judge import Finding, Verdict
+from provision.checks.health import FleetHealth
+from provision.checks.judge import Finding, Verdict
 from provision.report import html, peer_maps
 from provision.report.context import NOTHING, Context
 from provision.report.html import render

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from provision import health, judge
+from provision.checks import health, judge
 from provision.paths import DATA
 from provision.report.json import render
 

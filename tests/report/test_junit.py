@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from provision.health import FleetHealth
+from provision.checks.health import FleetHealth
 from provision.report.junit import render
 
 

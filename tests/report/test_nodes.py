@@ -13,8 +13,8 @@ from types import ModuleType
 import pytest
 
 from provision import report
-from provision.health import FleetHealth, NodeHealth
-from provision.judge import Verdict
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Verdict
 from provision.report import nodes
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from provision.health import FleetHealth
-from provision.judge import Verdict
-from provision.pairs.pairing import Topology
-from provision.pairs.results import Outcome, Result
+from provision.checks.health import FleetHealth
+from provision.checks.judge import Verdict
+from provision.checks.pairs.pairing import Topology
+from provision.checks.pairs.results import Outcome, Result
 from provision.report.context import Pairs
 from provision.report.pair_maps import PairMaps, between
 from tests.report.drawn import boxes, drawing, source, words

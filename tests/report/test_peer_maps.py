@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from provision.checks.check import Measurement
-from provision.health import CheckResult, FleetHealth, NodeHealth
-from provision.judge import Finding, Verdict
+from provision.checks.health import CheckResult, FleetHealth, NodeHealth
+from provision.checks.judge import Finding, Verdict
 from provision.report import peer_maps
 from provision.report.peer_maps import SkuMaps, peers
 from tests.report.drawn import boxes, source, words

@@ -14,7 +14,7 @@ import pytest
 from provision import report
 from provision.errors import RunFolderError, UsageError
 from provision.report import html
-from provision.store import RunFolder
+from provision.runs.store import RunFolder
 
 FLEETS = ("healthy", "demo", "unmeasured", "interrupted", "nothing", "hostile", "between")
 

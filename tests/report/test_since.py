@@ -8,11 +8,11 @@ from types import ModuleType
 
 import pytest
 
-from provision.health import FleetHealth, NodeHealth
-from provision.judge import Finding, Verdict
-from provision.node_history import Earlier
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Finding, Verdict
 from provision.report import diff_text, html, markdown, terminal
 from provision.report.context import Context
+from provision.runs.node_history import Earlier
 
 DAY = "2026-05-03T10:00:00+00:00"
 PASS, WARN, FAIL, ERROR = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.ERROR

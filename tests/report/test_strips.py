@@ -6,8 +6,8 @@ import dataclasses
 from types import ModuleType
 
 from provision.checks.check import Measurement
-from provision.health import CheckResult, FleetHealth, NodeHealth
-from provision.judge import Finding, Verdict
+from provision.checks.health import CheckResult, FleetHealth, NodeHealth
+from provision.checks.judge import Finding, Verdict
 from provision.report.strips import Sku, Strip, glance
 
 

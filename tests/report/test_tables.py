@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from provision.checks.check import Measurement
-from provision.judge import Verdict
+from provision.checks.judge import Verdict
 from provision.report.tables import tables
 
 

@@ -12,14 +12,14 @@ from types import ModuleType
 import pytest
 
 from provision import report
+from provision.checks.judge import Finding, Verdict
 from provision.errors import ExitCode
-from provision.judge import Finding, Verdict
 from provision.report.causes import causes, overall
 from provision.report.context import Context
 from provision.report.diff import diff
 from provision.report.diff_text import verdict_lines
 from provision.report.terminal import summary
-from provision.validation import exit_code
+from provision.validate.validation import exit_code
 
 ANSI = re.compile(r"\x1b\[[\d;]*m")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from provision import expectations, stack
+from provision.desired import expectations, stack
 
 
 def machine(

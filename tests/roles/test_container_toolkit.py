@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from provision import expectations, stack
-from provision.role import all_roles
+from provision.desired import expectations, stack
+from provision.desired.role import all_roles
 
 RUNTIMES = ("docker", "containerd", "crio", "podman")
 

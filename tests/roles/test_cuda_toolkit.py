@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provision import compatibility, expectations, stack
+from provision.desired import compatibility, expectations, stack
 from provision.lab.debfile import Deb
 from provision.lab.packages import read_packages
 from provision.lab.places import PACKAGES

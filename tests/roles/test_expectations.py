@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from provision import expectations, node_program, paths, stack
-from provision.role import all_roles
+from provision import paths
+from provision.desired import expectations, stack
+from provision.desired.role import all_roles
+from provision.remote import node_program
 from tests.roles.promises import machine, promised
 
 ROLES = sorted(all_roles())

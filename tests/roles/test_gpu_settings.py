@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from provision import expectations, paths, stack
+from provision import paths
+from provision.desired import expectations, stack
 
 RUN = Path(paths.__file__).parent / "lab/silicon/run.py"
 DRIVER = "570.124.06"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from provision import compatibility
+from provision.desired import compatibility
 from tests.roles.promises import machine, promised
 
 FILE = "file./etc/modules-load.d/gpuprov-gpudirect-rdma.conf.content"

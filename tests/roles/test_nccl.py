@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import expectations, paths, stack
+from provision import paths
+from provision.desired import expectations, stack
 
 LINTS = ("Refuse settings that are not", "Refuse values of more", "Refuse settings for finding")
 

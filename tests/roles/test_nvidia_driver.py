@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from provision.expectations import renderer_for
-from provision.role import all_roles
+from provision.desired.expectations import renderer_for
+from provision.desired.role import all_roles
 
 KERNEL = "6.8.0-45-generic"
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from provision import expectations, skus, stack
+from provision.desired import expectations, skus, stack
 
 SYSTEMS = {"debian": ("13", "debian"), "ubuntu": ("24.04", "debian"), "rocky": ("9.4", "redhat")}
 
@@ -121,7 +121,7 @@ def test_a_tray_names_all_trays_of_its_rack() -> None:
     ],
 )
 def test_the_likely_name_is_asked_first_and_all_are(os_id: str, branch: str, first: str) -> None:
-    from provision.role import all_roles
+    from provision.desired.role import all_roles
 
     declared = {"nvidia_driver_version": f"{branch}.1.2"}
     renderer = expectations.renderer_for(
@@ -133,7 +133,8 @@ def test_the_likely_name_is_asked_first_and_all_are(os_id: str, branch: str, fir
 
 
 def test_a_plan_names_the_package_that_is_there() -> None:
-    from provision import drift, package_changes
+    from provision.drift import drifts as drift
+    from provision.up import package_changes
 
     variables = {**stack.load(stack.DEFAULT).variables, "gpuprov_roles": ["nvlink"]}
     found = expectations.of_node(variables, machine("2330", switches=4))

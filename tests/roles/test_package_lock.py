@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from provision import expectations, lockfile, paths, stack
-from provision.inventory import Node
-from provision.lockfile import Group, Lock
+from provision import paths
+from provision.desired import expectations, lockfile, stack
+from provision.desired.lockfile import Group, Lock
+from provision.fleet import Node
 
 PACKAGES = {"libnccl2": "2.29.7-1+cuda12.9", "libibverbs1": "1:56.1-1~deb13u1"}
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from provision import expectations, paths, stack
+from provision import paths
+from provision.desired import expectations, stack
 from provision.lab.packages import read_packages
 from provision.lab.places import PACKAGES
 

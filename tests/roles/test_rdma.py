@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provision.role import all_roles
+from provision.desired.role import all_roles
 from tests.roles.promises import machine, promised
 from tests.roles.scripts import Stage, needs_root
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from provision import expectations, stack
+from provision.desired import expectations, stack
 
 CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
 TOOLKIT = "https://nvidia.github.io/libnvidia-container/stable"

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from provision import expectations, paths
-from provision.role import all_roles
+from provision import paths
+from provision.desired import expectations
+from provision.desired.role import all_roles
 
 ROLES = sorted(path.name for path in paths.ROLES.iterdir() if path.is_dir())
 OUR_MODULES = {file.stem for file in paths.MODULES.glob("gpuprov_*.py")}

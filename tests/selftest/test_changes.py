@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from provision.health import CheckResult
-from provision.judge import Finding, Verdict
-from provision.selftest import changes, foreign
-from provision.selftest.changes import Change
-from provision.selftest.machine import SelftestError
-from provision.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN
-from provision.selftest.tools import Tool
+from provision.checks.health import CheckResult
+from provision.checks.judge import Finding, Verdict
+from provision.validate.selftest import changes, foreign
+from provision.validate.selftest.changes import Change
+from provision.validate.selftest.machine import SelftestError
+from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN
+from provision.validate.selftest.tools import Tool
 
 NOW = {
     "power.limit": "700.00",

@@ -13,8 +13,8 @@ import pytest
 
 from provision.checks.check import Output
 from provision.lab import replica
-from provision.raw_output import Raw
-from provision.selftest import compare
+from provision.runs.raw_output import Raw
+from provision.validate.selftest import compare
 
 SKU, DRIVER = "h100-sxm", "580.126.09"
 SMI = ("nvidia-smi", "-q", "-x")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from provision.selftest import foreign
-from provision.selftest.foreign import Foreign, ForeignError
-from provision.selftest.tools import Tool
+from provision.validate.selftest import foreign
+from provision.validate.selftest.foreign import Foreign, ForeignError
+from provision.validate.selftest.tools import Tool
 from tests.support.processes import until
 
 SLEEP = "sleep 300 & wait"
@@ -187,7 +187,7 @@ def test_memory_that_cannot_be_held_directly_is_gpu_burns(
 
 def test_the_program_that_takes_memory_says_why_it_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     """This machine has no CUDA, or a library that is none."""
-    from provision.selftest import hold_memory
+    from provision.validate.selftest import hold_memory
 
     def none(_name: str) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")

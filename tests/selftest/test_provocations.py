@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from provision.health import CheckResult
-from provision.judge import Finding, Verdict
-from provision.selftest import provocations
-from provision.selftest.foreign import Foreign, ForeignError
-from provision.selftest.provocations import Condition, provoke, slow
-from provision.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN
-from provision.selftest.tools import Tool
+from provision.checks.health import CheckResult
+from provision.checks.judge import Finding, Verdict
+from provision.validate.selftest import provocations
+from provision.validate.selftest.foreign import Foreign, ForeignError
+from provision.validate.selftest.provocations import Condition, provoke, slow
+from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN
+from provision.validate.selftest.tools import Tool
 
 
 def bench(*findings: Finding, burn: str = "/bin/true") -> Any:

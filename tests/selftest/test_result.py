@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from provision.checks.judge import Verdict
 from provision.errors import ExitCode
-from provision.judge import Verdict
-from provision.selftest import page
-from provision.selftest.result import (
+from provision.validate.selftest import page
+from provision.validate.selftest.result import (
     NOT_POSSIBLE,
     NOT_PROVEN,
     NOT_TRIED,
@@ -24,8 +24,8 @@ from provision.selftest.result import (
     Shape,
     document,
 )
-from provision.selftest.summary import summary
-from provision.selftest.tools import Tool
+from provision.validate.selftest.summary import summary
+from provision.validate.selftest.tools import Tool
 
 FINE = Checked("gpu_burn", "heat", "pass", PROVEN, 60.0)
 NAMED = Provoked("a foreign process", "another program", "its PID", PROVEN, "fail gpu_inventory gpu7: 4242")

@@ -17,15 +17,15 @@ import pytest
 
 from provision import cli
 from provision.checks.check import Measurement
+from provision.checks.health import CheckResult
+from provision.checks.judge import Finding, Verdict
 from provision.errors import UsageError
-from provision.health import CheckResult
-from provision.judge import Finding, Verdict
-from provision.raw_output import Raw
-from provision.seen import Seen
-from provision.selftest import changes, compare, machine, measure, provocations, run, tools
-from provision.selftest.machine import SelftestError
-from provision.selftest.result import NOT_PROVEN, PROVEN, Checked, Provoked
-from provision.selftest.run import Settings
+from provision.runs.node_facts import NodeFacts
+from provision.runs.raw_output import Raw
+from provision.validate.selftest import changes, compare, machine, measure, provocations, run, tools
+from provision.validate.selftest.machine import SelftestError
+from provision.validate.selftest.result import NOT_PROVEN, PROVEN, Checked, Provoked
+from provision.validate.selftest.run import Settings
 from tests.support.processes import alive, until
 
 GPU = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
@@ -48,9 +48,9 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     (folder / "compare.ptx").touch()
     monkeypatch.setattr(tools, "PATH", str(folder))
 
-    def look(_facts: object, declared: dict[str, Any]) -> Seen:
+    def look(_facts: object, declared: dict[str, Any]) -> NodeFacts:
         facts = {"driver.loaded_version": "580.126.09", "kernel.release": "6.12", "os.id": "debian"}
-        return Seen("gpu-01", facts, {"gpu": GPU}, declared)
+        return NodeFacts("gpu-01", facts, {"gpu": GPU}, declared)
 
     monkeypatch.setattr(machine, "look", look)
     monkeypatch.setattr(compare, "compare", lambda *_: ([], "not in this test"))
@@ -449,9 +449,9 @@ def test_masked_it_names_no_gpu_and_no_host(
     monkeypatch.setattr(run.machine, "name", lambda: "gpu-17.example.org")
     monkeypatch.setattr("platform.node", lambda: "gpu-17.example.org")
 
-    def look(_facts: object, declared: dict[str, Any]) -> Seen:
+    def look(_facts: object, declared: dict[str, Any]) -> NodeFacts:
         facts = {"nvme": [{"serial": "S64GNE0R100001"}], "hca.ports": {"mlx5_0/1": "0c42:a103:00ab:cdef"}}
-        return Seen("gpu-17.example.org", facts, {"gpu": GPU}, declared)
+        return NodeFacts("gpu-17.example.org", facts, {"gpu": GPU}, declared)
 
     monkeypatch.setattr(machine, "look", look)
     folder = tmp_path / "out"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.selftest.serials import Serials
+from provision.validate.selftest.serials import Serials
 
 SERIAL, UUID = "1562821083900", "3f1e2d4c-5b6a-4978-8069-1a2b3c4d5e6f"
 GUID = "0x0c42a10300abcdef"

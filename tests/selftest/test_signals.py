@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from provision.selftest import signals
+from provision.validate.selftest import signals
 
 
 @pytest.fixture

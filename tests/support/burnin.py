@@ -11,12 +11,12 @@ from provision.burnin.signs import compare_peers
 from provision.burnin.spool import Spool
 from provision.burnin.timeline import Timeline, timeline
 from provision.burnin.watch import Watch, watch
-from provision.seen import Seen
-from provision.store import RunFolder
+from provision.runs.node_facts import NodeFacts
+from provision.runs.store import RunFolder
 from tests.support import spools
 
 ADDRESSES = [f"0000:{bus:02x}:00.0" for bus in (0x18, 0x2A, 0x3A, 0x5D, 0x9A, 0xAB, 0xBA, 0xDB)]
-NODE = Seen(
+NODE = NodeFacts(
     "gpu-01",
     {"os.id": "debian", "os.version_id": "13", "kernel.release": "6.12", "gpu.count": 8},
     {"gpu": {"count": 8, "sku": "h100-sxm", "architecture": "hopper", "fabric": "nvswitch"}},
@@ -78,7 +78,7 @@ class Made:
             up += every
         assert self.put(f"telemetry/{spools.BOOT}.csv", "".join(rows).encode()) == ""
 
-    def told(self) -> tuple[Timeline, Watch | None, Clock]:
+    def reported(self) -> tuple[Timeline, Watch | None, Clock]:
         assert self.put("events.jsonl", spools.jsonl(self.events)) == ""
         events = self.spool.events()
         clock = Clock(self.contacts, events)
@@ -91,7 +91,7 @@ class Made:
         return found, sampled, clock
 
     def judged(self, repeat: int = 4, *, over: bool = True, silence: str = "") -> Burned:
-        found, sampled, clock = self.told()
+        found, sampled, clock = self.reported()
         return judge(
             self.node, order(repeat), found, sampled, clock, self.spool.raw,
             over=over, silence=silence, damaged=self.spool.damaged,

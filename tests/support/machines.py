@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from provision import (
-    cli,
-    validation,
-)
+from provision import cli
 from provision.checks.check import KERNEL_LOG_DELTA
-from provision.commands import fleet_options
-from provision.inventory import Fleet, Node
-from provision.observe import Observation
-from provision.runner import Event, Outcome
+from provision.drift import fleet_options
+from provision.fleet import Fleet, Node
+from provision.remote.ansible.runner import Event, Outcome
+from provision.remote.observe import Observation
+from provision.validate import validation
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 HEALTHY = {

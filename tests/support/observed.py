@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
-from provision import cli, expectations, inventory, observe, resolve, stack
-from provision.inventory import Fleet, Node
-from provision.observe import Observation
+from provision import cli
+from provision.desired import expectations, inventory, stack
+from provision.desired.templating import resolve
+from provision.fleet import Fleet, Node
+from provision.remote import observe
+from provision.remote.observe import Observation
 
 Facts = dict[str, dict[str, Any]]  # by node
 Answer = Callable[[Node, Collection[str]], Observation]

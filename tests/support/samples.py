@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision.checks.check import Measurement
-from provision.checks.telemetry_series import Series
-from provision.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
-from provision.judge import Finding, Verdict, worst
-from provision.pairs import findings, write_bw
-from provision.pairs.pairing import Topology
-from provision.pairs.results import Result
+from provision.checks.gpu.telemetry_series import Series
+from provision.checks.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
+from provision.checks.judge import Finding, Verdict, worst
+from provision.checks.pairs import findings, write_bw
+from provision.checks.pairs.pairing import Topology
+from provision.checks.pairs.results import Result
 from provision.report.causes import worst_first
 from provision.report.context import Context, Load, Pairs
 from tests.support.fabric import Fabric

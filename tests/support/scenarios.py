@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from provision.checks.check import CheckNode, Output
+from provision.checks.judge import ACTIONS, Verdict, worst
 from provision.checks.registry import CHECKS
+from provision.checks.thresholds import Threshold, for_sku
+from provision.desired.skus import all_skus
 from provision.errors import ParseError
-from provision.judge import ACTIONS, Verdict, worst
-from provision.skus import all_skus
-from provision.thresholds import Threshold, for_sku
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from provision.inventory import Node
+from provision.fleet import Node
 
 SSHD_CONFIG = """\
 ListenAddress 127.0.0.1:{port}

@@ -13,19 +13,20 @@ from typing import Any
 
 import pytest
 
-from provision import cli, resolve
-from provision.assess import Assessment
-from provision.compatibility import Refusal
-from provision.drift import Drift
-from provision.expectations import Expectation, roles_in_order
-from provision.inventory import Fleet
-from provision.observe import Observation
-from provision.plan import NodePlan, Plan
-from provision.runner import Event, Outcome
-from provision.up_execute import Execution
-from provision.up_result import Result
-from provision.up_types import Look, UpOptions
-from provision.waves import BATCH, CANARY, Wave
+from provision import cli
+from provision.desired.compatibility import Refusal
+from provision.desired.expectations import Expectation, roles_in_order
+from provision.desired.templating import resolve
+from provision.drift.assess import Assessment
+from provision.drift.drifts import Drift
+from provision.fleet import Fleet
+from provision.remote.ansible.runner import Event, Outcome
+from provision.remote.observe import Observation
+from provision.up.execute import Execution
+from provision.up.plan import NodePlan, Plan
+from provision.up.result import Result
+from provision.up.types import Look, UpOptions
+from provision.up.waves import BATCH, CANARY, Wave
 
 SECRET = "corr3ct-h0rse"
 NODES = ("gpu-01", "gpu-02", "gpu-03")

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
+from provision.checks.judge import Finding, Verdict, by_threshold
+from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
-from provision.judge import Finding, Verdict, by_threshold
-from provision.thresholds import Threshold
 
 SUMMARY = "the highest clock of every GPU: the same for all, and not below the limit"
 SCOPE = "node"

@@ -6,9 +6,9 @@ import max_sm_clock
 import pytest
 
 from provision.checks.check import CheckNode, Output
+from provision.checks.judge import Verdict
+from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
-from provision.judge import Verdict
-from provision.thresholds import Threshold
 
 FIXTURES = Path(__file__).parent / "fixtures" / "max_sm_clock"
 NODE = CheckNode("gpu-01", {"gpu": {"count": 8, "sku": "h100-sxm"}}, {})

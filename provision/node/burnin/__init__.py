@@ -1,7 +1,7 @@
 """The program that burns a node in, hours long, with nobody connected: runs the steps of an order, samples
 sensors and counters meanwhile, and writes both into a spool on the node's disk.
 
-provision/node_program.py makes one text of these files and of the module gpuprov_run, whose way to run
+provision/remote/node_program.py makes one text of these files and of the module gpuprov_run, whose way to run
 programs this uses. The module gpuprov_burnin puts it on the node as SPOOL/runner.py, and systemd keeps it
 alive: `python3 -I -S runner.py SPOOL`. Whoever collects the spool judges; nothing is judged here.
 

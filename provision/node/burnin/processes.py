@@ -8,7 +8,8 @@ import time
 
 UNIT = "gpuprov-burnin.service"
 ROOT_GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
-# Programs that only watch: they hold a context without work (provision/checks/nvidia_smi.py has the same).
+# Programs that only watch: they hold a context without work (provision/checks/gpu/nvidia_smi.py has the
+# same).
 WATCHERS = ("nv-hostengine", "dcgm-exporter", "dcgmi", "nvidia-smi", "nvidia-persiste")
 GOES_FIRST = 500  # when memory ends: what loads the node, not what watches
 GPU_FILE = re.compile(r"/dev/nvidia\d+\Z")

@@ -6,11 +6,7 @@ import signal
 import traceback
 
 from provision.node.burnin.kernel_lines import OUT_OF_MEMORY
-from provision.node.burnin.processes import (
-    foreign_of,
-    holders_by_file,
-    holders_in,
-)
+from provision.node.burnin.processes import foreign_of, holders_by_file, holders_in
 from provision.node.burnin.spool import full
 from provision.node.modules.gpuprov_run import boot_id, kernel_lines, kernel_log_delta, run_all, run_one
 

@@ -1,0 +1,1 @@
+"""Judging nodes against each other (pure)."""

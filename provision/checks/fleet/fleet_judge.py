@@ -1,0 +1,292 @@
+"""Comparison of every node's measurements with the other nodes of its SKU (pure).
+
+This finds what nobody has a limit for, and what a node's own GPUs cannot show: a node all of whose GPUs are
+slow. It only ever adds findings: a group too small to compare is said to be so, and nothing passes by it. The
+operating system does not divide a group, since the hardware does not depend on it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import sys
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from provision.checks.fleet import fleet_metrics
+from provision.checks.fleet.fleet_metrics import FleetMetric, FleetMetrics
+from provision.checks.health import CheckResult, NodeHealth
+from provision.checks.judge import Finding, Typical, Verdict, number, typical, worst
+from provision.checks.suspects import Cell, explain, point_at_cause
+from provision.text import many
+
+_SOURCE = "the median of this run's nodes of the same SKU"
+# A node is off as a whole when this share of its GPUs is: two good ones of eight acquit no node.
+_WHOLE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One number of a node that is compared: `sku` and `metric` (a name of the table) say with which others,
+    `place` what of those is alike enough."""
+
+    sku: str
+    metric: str
+    place: str
+    device: str
+    value: float
+    unit: str
+
+
+class _Values:
+    """The numbers of one place, in columns: a fleet has millions. Texts are the ones that others have too."""
+
+    __slots__ = ("devices", "nodes", "units", "values")
+
+    def __init__(self) -> None:
+        self.nodes, self.values = array("l"), array("d")
+        self.devices: list[str] = []
+        self.units: list[str] = []
+
+    def add(self, node: int, one: Measured) -> None:
+        self.nodes.append(node)
+        self.values.append(one.value)
+        self.devices.append(sys.intern(one.device))
+        self.units.append(sys.intern(one.unit))
+
+    def __iter__(self) -> Iterator[tuple[int, str, float, str]]:
+        """Which node, which device, its value, its unit."""
+        return zip(self.nodes, self.devices, self.values, self.units, strict=True)
+
+    @property
+    def count(self) -> int:
+        """How many nodes these are of."""
+        return len(set(self.nodes))
+
+
+@dataclass(frozen=True)
+class _Off:
+    """A value far from its group: `shortfall` as a fraction of the median of `nodes` nodes."""
+
+    device: str
+    value: float
+    unit: str
+    shortfall: float
+    usual: Typical
+    limit: float
+    nodes: int
+
+
+class Peers:
+    """The numbers of a fleet that are compared, added node by node, and what the comparison finds.
+
+    Of a node nothing else is kept: ten thousand with all their measurements do not fit into memory.
+    """
+
+    def __init__(self, table: FleetMetrics | None = None) -> None:
+        self._table = table or fleet_metrics.shipped()
+        self._groups: dict[tuple[str, str], dict[str, _Values]] = defaultdict(lambda: defaultdict(_Values))
+        self._nodes = 0
+
+    def add(self, numbers: Iterable[Measured]) -> None:
+        """The numbers of the next node."""
+        for one in numbers:
+            self._groups[one.sku, one.metric][one.place].add(self._nodes, one)
+        self._nodes += 1
+
+    def found(self) -> dict[int, list[Finding]]:
+        """Node, by the order of adding from 0 → what the comparison finds on it."""
+        added: dict[int, list[Finding]] = defaultdict(list)
+        for (sku, name), places in self._groups.items():
+            metric = self._table.metrics[name]
+            compared = [values for values in places.values() if values.count >= self._table.smallest]
+            off: dict[int, list[_Off]] = defaultdict(list)
+            for values in compared:
+                for node, one in _far(metric, values):
+                    off[node].append(one)
+                for node, whole in _whole_nodes(metric, values):
+                    off[node] = [whole, *(one for one in off[node] if _beyond(one, whole, metric))]
+            measured: dict[int, list[str]] = {node: [] for node in off}
+            for values in compared if off else ():
+                for node, device, _, _ in values:
+                    if node in measured:
+                        measured[node].append(device)
+            for node, found in off.items():
+                added[node] += _findings(metric, sku, found, measured[node])
+        return {node: findings for node, findings in added.items() if findings}
+
+    def not_compared(self) -> tuple[str, ...]:
+        """A line for each SKU, or metric of it, that too few nodes have measured to compare."""
+        return tuple(_too_small(self._groups, self._table.smallest))
+
+
+def judge(
+    nodes: Iterable[NodeHealth], table: FleetMetrics | None = None
+) -> tuple[tuple[NodeHealth, ...], tuple[str, ...]]:
+    """Few nodes at once: with what the comparison adds to their checks' findings, in the order given; and a
+    line for each SKU, or metric of it, that too few nodes have measured to compare.
+    """
+    nodes = tuple(nodes)
+    peers = Peers(table)
+    for node in nodes:
+        peers.add(numbers(node, table))
+    found = peers.found()
+    judged = tuple(extended(node, found[i]) if i in found else node for i, node in enumerate(nodes))
+    return judged, peers.not_compared()
+
+
+def numbers(node: NodeHealth, table: FleetMetrics | None = None) -> Iterator[Measured]:
+    """What of a node is compared."""
+    sku = str(node.facts.get("sku") or (node.gpus[0].name if node.gpus else ""))
+    if not sku:
+        return
+    wanted = _wanted(table or fleet_metrics.shipped())
+    for check in node.checks:
+        for m in check.measurements:
+            metric = wanted.get((check.check, m.metric))
+            value = number(m.value) if metric else None
+            if metric is not None and value is not None and math.isfinite(value):
+                place = _place(metric, node, check, m.device)
+                yield Measured(sku, metric.name, place, m.device, value, m.unit)
+
+
+def _wanted(table: FleetMetrics) -> dict[tuple[str, str], FleetMetric]:
+    return {(metric.check, metric.metric): metric for metric in table.metrics.values()}
+
+
+def _place(metric: FleetMetric, node: NodeHealth, check: CheckResult, device: str) -> str:
+    """What a value shares with those it is compared with."""
+    if metric.compare == "devices":
+        return ""
+    wired = str(node.facts.get("pcie_width", ""))  # slots with fewer lanes are slower in these
+    if metric.compare == "position":
+        return f"{device} {wired}"
+    ports = {m.metric: m.value for m in check.measurements if m.metric in ("cards", "rate")}
+    rail = f" {ports}" if metric.compare == "rail" else ""
+    return f"{node.facts.get('gpus', '')} {wired}{rail}"
+
+
+def _shortfall(metric: FleetMetric, value: float, usual: float) -> float:
+    """How much worse than usual, as a fraction of it."""
+    return (usual - value if metric.direction == "at_least" else value - usual) / usual
+
+
+def _limit(metric: FleetMetric, usual: Typical, tolerance: float) -> float:
+    room = max(tolerance * usual.middle, usual.scatter)
+    return usual.middle - room if metric.direction == "at_least" else usual.middle + room
+
+
+def _far(metric: FleetMetric, values: _Values) -> Iterator[tuple[int, _Off]]:
+    """Each value that is far from what most of the group are like."""
+    usual = typical(values.values, metric.warn)
+    if usual.middle <= 0:
+        return
+    limit, nodes = _limit(metric, usual, metric.warn), values.count
+    for node, device, value, unit in values:
+        if value < limit if metric.direction == "at_least" else value > limit:
+            yield (
+                node,
+                _Off(device, value, unit, _shortfall(metric, value, usual.middle), usual, limit, nodes),
+            )
+
+
+def _whole_nodes(metric: FleetMetric, values: _Values) -> Iterator[tuple[int, _Off]]:
+    """Each node most of whose devices are off together."""
+    if not metric.node:
+        return
+    by_node: dict[int, list[float]] = defaultdict(list)
+    for node, value in zip(values.nodes, values.values, strict=True):
+        by_node[node].append(value)
+    middles = {node: statistics.median(found) for node, found in by_node.items()}
+    usual = typical(middles.values(), metric.node)
+    if usual.middle <= 0:
+        return
+    limit = _limit(metric, usual, metric.node)
+    for node, found in by_node.items():
+        worse = sum(value < limit if metric.direction == "at_least" else value > limit for value in found)
+        if len(found) > 1 and worse >= _WHOLE * len(found):
+            short = _shortfall(metric, middles[node], usual.middle)
+            yield node, _Off("node", middles[node], values.units[0], short, usual, limit, len(by_node))
+
+
+def _beyond(one: _Off, whole: _Off, metric: FleetMetric) -> bool:
+    """Whether a device is off even within its node that is off as a whole."""
+    return _shortfall(metric, one.value, whole.value) > metric.warn
+
+
+def _findings(metric: FleetMetric, sku: str, off: Sequence[_Off], measured: Sequence[str]) -> list[Finding]:
+    """One finding for each culprit; slow cells of a matrix have the culprits that explain them."""
+    cells = {_cell(one.device): one for one in off if "->" in one.device}
+    found = [_finding(metric, sku, one.device, [one]) for one in off if "->" not in one.device]
+    for culprit in explain(cells, [_cell(device) for device in measured if "->" in device]):
+        found.append(_finding(metric, sku, culprit.device, [cells[cell] for cell in culprit.cells]))
+    return found
+
+
+def _cell(device: str) -> Cell:
+    source, target = device.split("->")
+    return int(source.removeprefix("gpu")), int(target.removeprefix("gpu"))
+
+
+def _finding(metric: FleetMetric, sku: str, device: str, off: Sequence[_Off]) -> Finding:
+    one = max(off, key=lambda each: each.shortfall)
+    worse = "below" if metric.direction == "at_least" else "above"
+    whole = "of all its devices together (their median) " if device == "node" and metric.node else ""
+    message = (
+        f"{metric.what} {whole}is {one.value:g} {one.unit}, {one.shortfall:.0%} {worse} the "
+        f"{one.usual.middle:g} that is the median of {one.nodes} nodes of {sku}"
+    )
+    evidence = [f"{each.device}: {each.value:g} {each.unit}" for each in off[:16]]
+    evidence.append(
+        f"the fleet: median {one.usual.middle:g}, scatter {one.usual.deviation:.3g} {one.unit}, "
+        f"{one.usual.core} of {one.usual.count} values are alike"
+    )
+    return Finding(
+        metric.check,
+        Verdict.FAIL if one.shortfall > metric.fail else Verdict.WARN,
+        device,
+        message,
+        metric.metric,
+        one.value,
+        one.unit,
+        f"{'≥' if metric.direction == 'at_least' else '≤'} {one.limit:.4g} {one.unit}",
+        _SOURCE,
+        metric.action,
+        tuple(evidence),
+    )
+
+
+def extended(node: NodeHealth, added: Sequence[Finding]) -> NodeHealth:
+    """The node with its new findings; what is accused already is not accused twice."""
+    checks = [_extended(check, [f for f in added if f.check == check.check]) for check in node.checks]
+    findings = iter(point_at_cause([finding for check in checks for finding in check.findings]))
+    told = [replace(check, findings=tuple(next(findings) for _ in check.findings)) for check in checks]
+    checks = [replace(check, verdict=worst(f.verdict for f in check.findings)) for check in told]
+    verdict = worst([node.verdict, *(check.verdict for check in checks)])
+    return replace(node, checks=tuple(checks), verdict=verdict)
+
+
+def _extended(check: CheckResult, added: Iterable[Finding]) -> CheckResult:
+    # A finding without a limit says that nobody has stated one: no accusation.
+    accused = {
+        (f.metric, f.device) for f in check.findings if f.verdict in (Verdict.WARN, Verdict.FAIL) and f.limit
+    }
+    fresh = [finding for finding in added if (finding.metric, finding.device) not in accused]
+    return replace(check, findings=(*check.findings, *fresh))
+
+
+def _too_small(groups: Mapping[tuple[str, str], Mapping[str, _Values]], smallest: int) -> Iterator[str]:
+    """Once for each SKU what could not be compared."""
+    left: dict[str, list[str]] = defaultdict(list)
+    whole: dict[str, set[int]] = defaultdict(set)
+    for (sku, name), places in sorted(groups.items()):
+        whole[sku].update(node for values in places.values() for node in values.nodes)
+        if any(values.count < smallest for values in places.values()):
+            left[sku].append(name)
+    for sku, names in left.items():
+        if len(whole[sku]) < smallest:
+            yield f"{sku}: {many(len(whole[sku]), 'node')}; it takes {smallest} to compare them"
+        else:
+            yield f"{sku}: {', '.join(names)}: measured alike on fewer than {smallest} nodes"

@@ -1,0 +1,1 @@
+"""Checks of the GPUs of one node."""

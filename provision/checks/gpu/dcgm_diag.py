@@ -1,0 +1,296 @@
+"""NVIDIA's own diagnostic: dcgmi diag, in the JSON of DCGM 3 and of DCGM 4.
+
+Run only when asked for (validation_tools_dcgm_level: 1 to 4), for beyond level 1 it repeats what other checks
+do and takes minutes. Its exit status is DCGM's own code and no verdict. DCGM says of each error how severe it
+is: a setting that is off is a matter of configuration, and no broken GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from provision.checks import json_text
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
+from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.thresholds import Threshold
+from provision.errors import ParseError
+
+SUMMARY = "NVIDIA's diagnostic (dcgmi diag), on request"
+NEEDS: tuple[str, ...] = ("dcgmi",)
+
+ID = "dcgm_diag"
+
+_DEADLINES = {1: 120.0, 2: 600.0, 3: 2400.0, 4: 10800.0}  # seconds; NVIDIA: seconds, 2, 15 and 90 minutes
+
+_STATUS = {
+    **{"pass": "pass", "fail": "fail", "warn": "warn", "skip": "skip", "skipped": "skip"},
+    **{"not run": "not run", "notrun": "not run"},  # it was to run, and did not
+}
+
+# error_severity (DCGM, dcgm_errors.h): 0 none, 1 monitor, 2 isolate, 3 unknown, 4 triage, 5 config, 6 reset
+_ACTIONS = {
+    1: "watch",
+    2: "replace part",
+    3: "investigate",
+    4: "investigate",
+    5: "fix configuration",
+    6: "reset GPU",
+}
+
+
+@dataclass(frozen=True)
+class _Result:
+    """One test on one device: its status, what was said, and DCGM's severity (0: none given)."""
+
+    test: str
+    device: str
+    status: str
+    said: tuple[str, ...] = ()
+    severity: int = 0
+    deployment: bool = False  # of the tests that every level runs
+    of_all: bool = False  # one result for all GPUs, which names a GPU only when that one is to blame
+
+
+def _level(node: CheckNode) -> int:
+    """The level asked for; 0: none. Raises ParseError."""
+    level = node.variables.get("validation_tools_dcgm_level", 0) or 0
+    if not isinstance(level, int) or isinstance(level, bool) or level not in (0, *_DEADLINES):
+        raise ParseError(f"validation_tools_dcgm_level is {level!r}", "give 0 (off), 1, 2, 3 or 4")
+    return level
+
+
+def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
+    try:
+        level = _level(node)
+    except ParseError:
+        return []  # `parse` says so
+    if not level:
+        return []
+    program = str(node.variables.get("validation_tools_dcgmi_path", "/usr/bin/dcgmi"))
+    argv = (program, "diag", "-r", str(level), "-j")
+    return [Command("dcgmi", argv, _DEADLINES[level], load=_DEADLINES[level] / 2)]
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+    """`level`, and each result as `<test>` = pass, fail, warn, skip or "not run" of a device; with
+    `<test>.said` and `<test>.severity` where there is something to say. Raises ParseError.
+    """
+    level = _level(node)
+    found = [Measurement("level", level, "")]
+    if not level:
+        return found
+    output = completed(outputs, "dcgmi")
+    if output.truncated:
+        raise ParseError("dcgmi: the output was cut at its size limit", "run the check again")
+    results = _not_run(_results(output))
+    ran = [one for one in results if not one.deployment and one.status != "skip"]
+    if level > 1 and not ran and not _accused(results):
+        raise ParseError(f"dcgmi diag ran none of the tests of level {level}{_why(results)}", "investigate")
+    tested = {
+        one.device for one in results if one.device != "node" and one.status != "skip" and not one.of_all
+    }
+    failed = any(one.status == "fail" for one in results)
+    if len(tested) != node.gpu_count and not all(one.of_all for one in results) and not failed:
+        raise ParseError(
+            f"dcgmi diag tested {len(tested)} GPUs, the node has {node.gpu_count}",
+            "look at the gpu_inventory check, and at what dcgmi discovery -l lists",
+        )
+    if failed:  # which is told, and that another GPU was tested by none of them
+        tested |= {f"gpu{index}" for index in range(node.gpu_count)}
+    for result in _worst_of_each([*results, *_left_out(results, tested)]):
+        found.append(Measurement(result.test, result.status, "", result.device))
+        if result.said:
+            found.append(Measurement(f"{result.test}.said", "; ".join(result.said)[:500], "", result.device))
+        if result.severity:
+            found.append(Measurement(f"{result.test}.severity", result.severity, "", result.device))
+    return found
+
+
+def _not_run(results: Sequence[_Result]) -> list[_Result]:
+    """A GPU that a test skipped, while its peers passed that test, was not tested."""
+    passed = {one.test for one in results if one.status in ("pass", "warn") and one.device != "node"}
+    passed -= {one.test for one in results if one.status == "fail"}  # a failure may end the test
+    return [
+        replace(one, status="not run")
+        if one.status == "skip" and one.test in passed and one.device != "node" and not one.deployment
+        else one
+        for one in results
+    ]
+
+
+def _why(results: Sequence[_Result]) -> str:
+    """Which tests were skipped, and the reason where DCGM gives one."""
+    skipped = [one for one in results if one.status == "skip" and not one.deployment]
+    names = ", ".join(dict.fromkeys(one.test for one in skipped))
+    reason = next((one.said[0] for one in skipped if one.said), "")
+    return (f": it skipped {names}" if names else "") + (f" ({reason})" if reason else "")
+
+
+def _accused(results: Sequence[_Result]) -> bool:
+    """A test that fails may end the run."""
+    return any(one.status in ("fail", "not run") for one in results)
+
+
+def _worst_of_each(results: Iterable[_Result]) -> list[_Result]:
+    """A device that a test names twice is as well as the worse of both says."""
+    order = ("skip", "pass", "warn", "not run", "fail")
+    kept: dict[tuple[str, str], _Result] = {}
+    for one in results:
+        other = kept.setdefault((one.test, one.device), one)
+        if order.index(one.status) > order.index(other.status):
+            kept[one.test, one.device] = one
+    return list(kept.values())
+
+
+def _left_out(results: Sequence[_Result], tested: Iterable[str]) -> Iterable[_Result]:
+    """What a test that speaks of GPUs does not say of one of them: it may be lost since the test before."""
+    for test in dict.fromkeys(one.test for one in results):
+        named = {
+            one.device for one in results if one.test == test and one.device != "node" and not one.of_all
+        }
+        for device in sorted(set(tested) - named) if named else ():
+            yield _Result(test, device, "not run")
+
+
+def _results(output: Output) -> list[_Result]:
+    begin = output.stdout.find("{")
+    if begin < 0:
+        raise ParseError(
+            f"dcgmi diag printed no JSON: {last_words(output)}",
+            "look whether nvidia-dcgm (nv-hostengine) runs",
+        )
+    try:
+        document = json_text.decode_all(output.stdout[begin:])
+        body = document.get("DCGM Diagnostic") or document.get("DCGM GPU Diagnostic") or document
+        if error := body.get("runtime_error") or document.get("runtime_error"):
+            raise ParseError(f"dcgmi diag: {str(error)[:200]}", "look whether nvidia-dcgm runs")
+        results = [
+            result
+            for category in body["test_categories"]
+            for test in category["tests"]
+            if test is not None  # DCGM 3 writes one after each
+            for result in _of_test(test, str(category["category"]))
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {error}"[:200]
+        raise ParseError(f"dcgmi: its JSON was not understood: {problem}", "run the check again") from error
+    if not results:
+        raise ParseError("dcgmi diag ran no test", "run the check again")
+    return results
+
+
+def _of_test(test: Mapping[str, Any], category: str) -> Iterable[_Result]:
+    """The results of one test by device, and its summary where that says more.
+
+    DCGM 4: `entity_group` and `entity_id`, and no `results` where a test did not get that far. DCGM 3 (its
+    dcgmi/Diag.cpp, HelperJsonAddBasicTests and HelperJsonAddResult): one result of all GPUs for each software
+    test, with `gpu_id` when one is to blame; one result a GPU of the other tests, and null for a GPU that did
+    not run it.
+    """
+    name = str(test["name"]).lower().replace(" ", "_")
+    deployment = category.strip().lower() == "deployment"
+    given = [result for result in test.get("results") or [] if result is not None]
+    of_all = deployment and not any("entity_group" in result for result in given)
+    summary = test.get("test_summary") or {}
+    whole = _status(summary) if summary else ""
+    if whole == "fail" and not any(_status(result) == "fail" for result in given):
+        yield _Result(name, "node", "fail", _said(summary), _severity(summary), deployment)
+    said = _said(summary)
+    if whole in ("pass", "warn") and (said or whole == "warn") and not any(map(_told, given)):
+        yield _Result(name, "node", "warn", said, _severity(summary), deployment, of_all)
+    if not given and not deployment and whole in ("", "pass"):
+        yield _Result(name, "node", "not run")
+    for result in given:
+        status, said = _status(result), _said(result)
+        if status == "pass" and said:
+            status = "warn"  # an error is attached to a test that passed (DCGM issue 284)
+        for device in _devices(result):
+            yield _Result(name, device, status, said, _severity(result), deployment, of_all)
+
+
+def _told(result: Mapping[str, Any]) -> bool:
+    """Whether a result says more than that the test passed, or was skipped."""
+    return bool(_said(result)) or _status(result) in ("fail", "warn")
+
+
+def _devices(result: Mapping[str, Any]) -> list[str]:
+    if "entity_group" in result:
+        group = str(result["entity_group"]).lower()
+        return [f"gpu{int(result['entity_id'])}"] if group == "gpu" else ["node"]
+    ids = str(result.get("gpu_ids", result.get("gpu_id", ""))).replace(",", " ").split()
+    return [f"gpu{int(word)}" for word in ids] or ["node"]
+
+
+def _status(result: Mapping[str, Any]) -> str:
+    word = str(result["status"]).strip().lower()
+    if word not in _STATUS:
+        raise ValueError(f"unknown status {word!r}")
+    return _STATUS[word]
+
+
+def _warnings(result: Mapping[str, Any]) -> list[Any]:
+    """DCGM 4: a list of objects; DCGM 3 the same, or a text, or a list of texts."""
+    given = result.get("warnings", [])
+    return [one for one in given if one is not None] if isinstance(given, list) else [given]
+
+
+def _said(result: Mapping[str, Any]) -> tuple[str, ...]:
+    # DCGM 3 calls the text of a software test's warning `warnings`, too.
+    texts = (
+        one.get("warning", one.get("warnings")) if isinstance(one, Mapping) else one
+        for one in _warnings(result)
+    )
+    return tuple(str(text).strip()[:300] for text in texts)
+
+
+def _severity(result: Mapping[str, Any]) -> int:
+    found = [int(one.get("error_severity", 0)) for one in _warnings(result) if isinstance(one, Mapping)]
+    # What is worst: a GPU to isolate, one to reset, one to look at, then configuration.
+    order = (2, 6, 4, 3, 1, 5)
+    return next((severity for severity in order if severity in found), 0)
+
+
+def judge(
+    node: CheckNode,  # noqa: ARG001 - the contract
+    measurements: Sequence[Measurement],
+    thresholds: Mapping[str, Threshold],  # noqa: ARG001 - DCGM has its own limits
+) -> list[Finding]:
+    values = {(m.device, m.metric): m.value for m in measurements}
+    level = int(values["node", "level"])
+    if not level:
+        reason = "not requested: set validation_tools_dcgm_level to 1, 2, 3 or 4"
+        return [Finding(ID, Verdict.SKIP, "node", reason, "level")]
+    findings = []
+    for (device, test), status in values.items():
+        if status not in ("fail", "warn", "not run") or "." in test:
+            continue
+        if status == "not run":
+            findings.append(unmeasured(ID, f"dcgmi diag did not come to run {test}", device=device))
+            continue
+        said = str(values.get((device, f"{test}.said"), "no reason given"))
+        severity = int(values.get((device, f"{test}.severity"), 0))
+        # A setting that is off (severity 5) breaks nothing.
+        verdict = Verdict.FAIL if status == "fail" and severity != 5 else Verdict.WARN
+        findings.append(
+            Finding(
+                ID,
+                verdict,
+                device,
+                f"dcgmi diag, {test}: {said}",
+                test,
+                str(status),
+                limit="= pass",
+                source="NVIDIA DCGM",
+                action=_ACTIONS.get(severity, "investigate"),
+                evidence=(said,),
+            )
+        )
+    ran = {m.metric for m in measurements if m.value == "pass"}
+    if findings or not ran:
+        return findings or [
+            Finding(ID, Verdict.ERROR, "node", "dcgmi diag skipped every test", "level", action="investigate")
+        ]
+    message = f"dcgmi diag at level {level}: {len(ran)} tests passed ({', '.join(sorted(ran))})"
+    return [Finding(ID, Verdict.PASS, "node", message, "level", level, source="NVIDIA DCGM")]

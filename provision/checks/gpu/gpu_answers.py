@@ -1,0 +1,124 @@
+"""Whether every GPU still answers once a load has ended: the GPU that a test lost is named by any test.
+
+CUDA's words for a GPU that is lost under load name no GPU (`Test CUDA failure common.cu:1024 'unspecified
+launch failure'`), and the test ends without a result. nvidia-smi, run right after it, still knows the index,
+serial number and PCI address:
+
+3, 00000000:61:00.0, 1652322403647, [GPU is lost]
+
+The error in place of a reading: nvidia-smi 550.163.01. The driver keeps the other three itself. Every GPU has
+a temperature, with every driver. A GPU that fell off the bus may be left out instead: the driver lists the
+rest. So an answer that is refused, or cut, proves no GPU healthy, whatever the test before it measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from provision.checks.check import Command, Output, last_words
+from provision.checks.gpu.nvidia_smi_refusal import refusal, unreachable
+from provision.checks.gpu.nvml_error import ACTIONS, LOST, NOT_PERMITTED, error_text
+from provision.checks.host.kernel_log import bus_address
+from provision.checks.judge import Finding, Verdict, unmeasured
+
+NAME = "gpu_answers"  # of the command
+METRIC = "lost"  # as telemetry_rules calls it, so that one GPU is one finding
+# Programs that load GPUs, as checks name them in NEEDS.
+_LOADS = re.compile(r"nvbandwidth|gpu_burn|\w+_perf|dcgmi|ib_write_bw|python3 with torch")
+_INDEX = re.compile(r"\d{1,4}")
+_LEFT_OUT = "left out"  # in place of the error that nvidia-smi prints of a GPU
+_READING = re.compile(r"\d{1,3}")
+_SERIAL = re.compile(r"[0-9A-Za-z]{1,40}")
+
+
+def loads(needs: Sequence[str]) -> bool:
+    """Whether a check with these NEEDS loads GPUs."""
+    return any(_LOADS.fullmatch(program) for program in needs)
+
+
+def command() -> Command:
+    """The last command of a check that loads GPUs."""
+    fields = "--query-gpu=index,pci.bus_id,serial,temperature.gpu"
+    return Command(NAME, ("nvidia-smi", fields, "--format=csv,noheader"), 60.0)
+
+
+def judge(
+    check: str, output: Output | None, gpus: Mapping[str, str], known: Sequence[Finding]
+) -> list[Finding]:
+    """The findings of a check, completed: each GPU that no longer answers is a failure with its serial number
+    and PCI address. `gpus`: PCI address → device. No output (nobody asked) changes nothing."""
+    if output is None or output.not_started:
+        return list(known)
+    if output.timed_out:
+        what = "nvidia-smi did not answer after the test: the driver may be stuck; look at the kernel log"
+        return [*known, unmeasured(check, what, action="investigate")]
+    findings = list(known)
+    for device, (error, identity) in _silent(output, gpus).items():
+        named = [at for at, one in enumerate(findings) if (one.metric, one.device) == (METRIC, device)]
+        for at in named:
+            findings[at] = replace(findings[at], message=f"{findings[at].message} ({identity})")
+        if not named:
+            said = f"does not answer after the test: nvidia-smi {_words(error)} ({identity})"
+            action = ACTIONS.get(error, ACTIONS[LOST])
+            findings.append(Finding(check, Verdict.FAIL, device, said, METRIC, action=action))
+    return findings + _unproven(check, output, gpus, findings)
+
+
+def _words(error: str) -> str:
+    return f"prints {error!r} for it" if error != _LEFT_OUT else "lists the other GPUs, and not this one"
+
+
+def _unproven(
+    check: str, output: Output, gpus: Mapping[str, str], findings: Sequence[Finding]
+) -> list[Finding]:
+    """An answer that says of no GPU that it is well; nothing where a GPU is named already."""
+    if any(one.metric == METRIC for one in findings):
+        return []
+    rows = _rows(output)[: None if output.stdout.endswith("\n") else -1]  # the last one may be cut
+    unread = [
+        gpus.get(bus_address(cells[1]), "node") for cells in rows if _READING.fullmatch(cells[3]) is None
+    ]
+    if (why := refusal(output)) is not None:
+        said = f"after the test, {why.what}"
+    elif rows and unread and len(unread) < len(rows):
+        said = "after the test, nvidia-smi reads no temperature of it, and does of the other GPUs"
+        return [
+            unmeasured(check, said, device=device, action="investigate") for device in sorted(set(unread))
+        ]
+    elif gpus and len(rows) < len(gpus):
+        said = f"after the test, nvidia-smi describes {len(rows)} of {len(gpus)} GPUs: {last_words(output)}"
+    else:
+        return []
+    return [unmeasured(check, said, action="investigate")]
+
+
+def _rows(output: Output) -> list[list[str]]:
+    rows = [[cell.strip() for cell in line.split(",")] for line in output.stdout.splitlines()[:1024]]
+    return [cells for cells in rows if len(cells) == 4]
+
+
+def _silent(output: Output, gpus: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """device → (NVML error, serial number and address) of each GPU that does not answer."""
+    found, rows = {}, _rows(output)
+    for cells in rows:
+        error = error_text(cells[-1])
+        if error is None or error == NOT_PERMITTED:
+            continue
+        index, address, serial = cells[0], bus_address(cells[1]), cells[2]
+        if _INDEX.fullmatch(index) is None and address not in gpus:
+            continue
+        device = f"gpu{index}" if _INDEX.fullmatch(index) else gpus[address]
+        who = serial if _SERIAL.fullmatch(serial) and error_text(serial) is None else "unknown"
+        found[device] = error, f"serial {who}, PCI {address}"
+    values = {(m.device, m.metric): str(m.value) for m in unreachable(output, gpus)}
+    for (device, metric), value in values.items():
+        if metric == "no_handle" and value != NOT_PERMITTED:
+            found[device] = value, f"PCI {values[device, 'no_handle_address']}"
+    left_out = gpus.keys() - {bus_address(cells[1]) for cells in rows}
+    # Where most of them are missing the answer is not understood, and blames no GPU.
+    if 2 * len(left_out) < len(gpus) and output.rc == 0 and output.stdout.endswith("\n"):
+        for address in left_out:
+            found.setdefault(gpus[address], (_LEFT_OUT, f"PCI {address}"))
+    return found

@@ -1,0 +1,256 @@
+"""The rules of gpu_inventory: what each answer of the driver means for the node (pure).
+
+Each rule takes values by metric and device, and gives one finding for each device that breaks it, or one
+`pass` for the node when none does. What all GPUs of a node share is said once, of the node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from provision.checks.check import CheckNode, Measurement
+from provision.checks.gpu.nvidia_smi import THROTTLE_ALARMS
+from provision.checks.judge import Finding, Verdict, by_threshold, limit_text
+from provision.checks.thresholds import Threshold
+
+Values = Mapping[str, Mapping[str, Any]]  # metric → device → value
+
+# Nodes with more than ten remapped rows regress five times out of six, those with one to ten once in eighteen
+# (SuperBench, USENIX ATC 2024, over 24,000 A100s).
+_MANY_REMAPPED_ROWS = 10
+
+
+def all_good(check: str, metric: str, message: str) -> Finding:
+    return Finding(check, Verdict.PASS, "node", message, metric=metric)
+
+
+def shared(findings: list[Finding], gpus: int) -> list[Finding]:
+    """One finding of the node in place of the same one for every GPU."""
+    same = {(f.verdict, f.message, f.metric, f.action) for f in findings}
+    if gpus > 1 and len(findings) == gpus and len(same) == 1:
+        first = findings[0]
+        message = f"all {gpus} GPUs: {first.message}"
+        return [
+            Finding(
+                check=first.check,
+                verdict=first.verdict,
+                device="node",
+                message=message,
+                metric=first.metric,
+                value=first.value,
+                unit=first.unit,
+                limit=first.limit,
+                source=first.source,
+                action=first.action,
+            )
+        ]
+    return findings
+
+
+def judge_models(
+    check: str, node: CheckNode, values: Values, thresholds: Mapping[str, Threshold]
+) -> list[Finding]:
+    """One model, the one the PCI ids promise, with all of its memory."""
+    names = {device: str(name) for device, name in values["name"].items()}
+    if not names:
+        return []  # not one GPU answers
+    usual = Counter(names.values()).most_common(1)[0][0]
+    findings = [
+        Finding(
+            check, Verdict.FAIL, device, f"is a {name} among {usual}s", "name", name, action="replace part"
+        )
+        for device, name in names.items()
+        if name != usual
+    ]
+    if node.sku is None:
+        message = (
+            f"{usual} is not a GPU SKU that gpuprov knows; limits come from --thresholds (sku: any) only"
+        )
+        findings.append(
+            Finding(check, Verdict.WARN, "node", message, "name", usual, action="fix configuration")
+        )
+    elif usual not in (known := node.gpuprov_node["gpu"].get("product_names", ())):
+        # Another product fails; another name of the same product (drivers rename) is one to look at.
+        same = node.sku.split("-")[0].upper() in re.split(r"\W+", usual.upper())
+        message = f"the PCI ids belong to {node.sku} ({' or '.join(known)}), the driver reports {usual}"
+        verdict = Verdict.WARN if same else Verdict.FAIL
+        findings.append(Finding(check, verdict, "node", message, "name", usual, action="investigate"))
+    findings = findings or [all_good(check, "name", f"all GPUs are {usual}")]
+    return findings + _memory(check, values, thresholds.get(f"{check}.memory_total"))
+
+
+def _memory(check: str, values: Values, threshold: Threshold | None) -> list[Finding]:
+    sizes = values["memory_total"]
+    if not sizes:
+        return []
+    if threshold is not None:
+        return limited(check, "memory", "memory_total", sizes, threshold, "replace part")
+    largest = max(sizes.values())
+    return [
+        Finding(
+            check,
+            Verdict.FAIL,
+            device,
+            f"memory is {size} MiB, its peers have {largest} MiB",
+            "memory_total",
+            size,
+            "MiB",
+            action="replace part",
+        )
+        for device, size in sizes.items()
+        if size < 0.98 * largest
+    ] or [all_good(check, "memory_total", f"every GPU has {largest} MiB of memory")]
+
+
+def limited(
+    check: str, what: str, metric: str, devices: Mapping[str, Any], threshold: Threshold, action: str
+) -> list[Finding]:
+    """Each device against one limit; one `pass` for all when none breaks it."""
+    findings = [
+        by_threshold(
+            check, what, Measurement(metric, value, threshold.unit, device), threshold, action=action
+        )
+        for device, value in devices.items()
+    ]
+    bad = [finding for finding in findings if finding.verdict is not Verdict.PASS]
+    return shared(bad, len(devices)) or [
+        Finding(
+            check,
+            Verdict.PASS,
+            "node",
+            f"{what} of all {len(findings)} GPUs is {limit_text(threshold)}",
+            metric,
+            limit=limit_text(threshold),
+            source=threshold.cited,
+        )
+    ]
+
+
+# metric → (the value that breaks it, verdict, what it means, action)
+_FLAGS = {
+    "remap_failure": ("Yes", Verdict.FAIL, "a row remap failed: memory cannot be repaired", "replace part"),
+    "remap_pending": ("Yes", Verdict.FAIL, "a row remap waits for a reset", "reset GPU"),
+    "retirement_pending": ("Yes", Verdict.FAIL, "a page retirement waits for a reset", "reset GPU"),
+    "unrepairable_memory": ("Yes", Verdict.FAIL, "memory that cannot be repaired", "replace part"),
+    "sram_threshold_exceeded": ("Yes", Verdict.FAIL, "SRAM errors passed NVIDIA's limit", "replace part"),
+    "channel_repair_pending": ("Yes", Verdict.WARN, "a memory channel repair waits for a reset", "reset GPU"),
+    "tpc_repair_pending": ("Yes", Verdict.WARN, "a TPC repair waits for a reset", "reset GPU"),
+    "ecc_mode": ("Disabled", Verdict.WARN, "ECC is off: memory errors go unseen", "fix configuration"),
+}
+_RECOVERY_ACTIONS = {"GPU Reset": "reset GPU", "Node Reboot": "reboot"}
+
+
+def judge_flags(check: str, node: CheckNode, values: Values) -> list[Finding]:
+    """ECC, row remapping, throttling, and what the driver itself asks for."""
+    gpus = len(values["name"])
+    findings: list[Finding] = []
+    for metric, (bad, verdict, words, action) in _FLAGS.items():
+        if metric == "ecc_mode" and node.sku is None:
+            continue  # workstation GPUs come with ECC off
+        hit = [device for device, value in values.get(metric, {}).items() if value == bad]
+        findings += shared([Finding(check, verdict, d, words, metric, bad, action=action) for d in hit], gpus)
+    for device, count in values.get("ecc_uncorrectable", {}).items():
+        if count > 0:
+            words = f"{count} uncorrectable ECC error{'s' * (count != 1)} since the driver was loaded"
+            findings.append(
+                Finding(
+                    check,
+                    Verdict.FAIL,
+                    device,
+                    words,
+                    "ecc_uncorrectable",
+                    count,
+                    "errors",
+                    "= 0 errors",
+                    action="reset GPU",
+                )
+            )
+    findings += (
+        _retired(check, values)
+        + _remapped(check, values)
+        + _throttled(check, values, gpus)
+        + _recovery(check, values, gpus)
+    )
+    return findings or [all_good(check, "ecc_uncorrectable", "ECC, row remapping and clocks are in order")]
+
+
+def _remapped(check: str, values: Values) -> list[Finding]:
+    findings = []
+    for device, correctable in values.get("remapped_correctable", {}).items():
+        rows = correctable + values.get("remapped_uncorrectable", {}).get(device, 0)
+        if rows > _MANY_REMAPPED_ROWS:
+            words = f"{rows} remapped rows: memory that wears out"
+            source = "SuperBench (USENIX ATC 2024): 83 % of such nodes regress"
+            findings.append(
+                Finding(
+                    check,
+                    Verdict.WARN,
+                    device,
+                    words,
+                    "remapped_rows",
+                    rows,
+                    "rows",
+                    f"≤ {_MANY_REMAPPED_ROWS} rows",
+                    source,
+                    "watch",
+                )
+            )
+    return findings
+
+
+# NVIDIA DCGM, dcgm_gpu_hardware_limits.h: 63 like the field diagnostic, 15 after double-bit errors.
+_RETIRED_FAIL, _RETIRED_WARN = 63, 15
+
+
+def _retired(check: str, values: Values) -> list[Finding]:
+    """Pages taken out of use, before Ampere."""
+    findings = []
+    for device, double in values.get("retired_double_bit", {}).items():
+        pages = double + values.get("retired_single_bit", {}).get(device, 0)
+        if pages >= _RETIRED_FAIL:
+            verdict, limit, action = Verdict.FAIL, f"< {_RETIRED_FAIL} pages", "replace part"
+            words = f"{pages} retired memory pages: there is no room for more"
+        elif double > _RETIRED_WARN:
+            verdict, limit, action = Verdict.WARN, f"≤ {_RETIRED_WARN} pages", "watch"
+            words = f"{double} memory pages were retired after double-bit errors"
+        else:
+            continue
+        source = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h"
+        findings.append(
+            Finding(check, verdict, device, words, "retired_pages", pages, "pages", limit, source, action)
+        )
+    return findings
+
+
+def _throttled(check: str, values: Values, gpus: int) -> list[Finding]:
+    findings = []
+    for device, reasons in values.get("throttle", {}).items():
+        active = [name for name in THROTTLE_ALARMS if name in str(reasons).split(", ")]
+        if not active:
+            continue
+        words = f"clocks are held down: {', '.join(THROTTLE_ALARMS[name] for name in active)}"
+        if "hw_power_brake_slowdown" in active:
+            words += " (requested by the power supply or BMC, not by the GPU)"
+        verdict = Verdict.WARN if active == ["sw_thermal_slowdown"] else Verdict.FAIL
+        findings.append(Finding(check, verdict, device, words, "throttle", reasons, action="investigate"))
+    return shared(findings, gpus)
+
+
+def _recovery(check: str, values: Values, gpus: int) -> list[Finding]:
+    findings = [
+        Finding(
+            check,
+            Verdict.FAIL,
+            device,
+            f"the driver requests: {wanted}",
+            "recovery",
+            wanted,
+            action=_RECOVERY_ACTIONS.get(str(wanted), "reset GPU"),
+        )
+        for device, wanted in values.get("recovery", {}).items()
+        if wanted != "None"
+    ]
+    return shared(findings, gpus)

@@ -1,0 +1,289 @@
+"""What `nvidia-smi -q -x` prints → measurements, in the XML schemas v11 to v13.
+
+Lessons from real samples: a container may be the plain text N/A, values carry units, retired features read
+"Requested functionality has been deprecated", the throttle reasons were renamed at 535, and the XML says
+nothing of NVLink. A value that is not there is left out; one that is there and makes no sense is a
+ParseError. A GPU that does not answer is described all the same, with exit status 0 and an NVML error text
+in each cell that the driver had to ask the GPU for (nvml_error.py).
+"""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from provision.checks.check import Measurement, Output, last_words
+from provision.checks.gpu.nvidia_smi_processes import programs
+from provision.checks.gpu.nvidia_smi_refusal import RC_INFOROM
+from provision.checks.gpu.nvml_error import NOT_PERMITTED, error_text, worst
+from provision.checks.host.kernel_log import bus_address
+from provision.errors import ParseError
+
+_NO_VALUE = {"", "N/A", "[N/A]", "None", "Requested functionality has been deprecated"}
+
+# Alarms among the clock event reasons (0x8, 0x20, 0x40, 0x80); idle, application clocks and the software
+# power cap are normal life.
+THROTTLE_ALARMS = {
+    "hw_slowdown": "hardware slowdown",
+    "hw_thermal_slowdown": "hardware thermal slowdown",
+    "hw_power_brake_slowdown": "power brake",
+    "sw_thermal_slowdown": "software thermal slowdown",
+}
+
+# metric → (path in a <gpu>, unit, kind of value); several paths, separated by blanks: the first that is there
+_FIELDS = {
+    "name": ("product_name", "", "text"),
+    "serial": ("serial", "", "text"),
+    "uuid": ("uuid", "", "text"),
+    "vbios": ("vbios_version", "", "text"),
+    "memory_total": ("fb_memory_usage/total", "MiB", "number"),
+    "mig_mode": ("mig_mode/current_mig", "", "text"),
+    "pcie_width": ("pci/pci_gpu_link_info/link_widths/current_link_width", "lanes", "number"),
+    "pcie_width_max": ("pci/pci_gpu_link_info/link_widths/max_link_width", "lanes", "number"),
+    "pcie_gen": ("pci/pci_gpu_link_info/pcie_gen/current_link_gen", "", "number"),
+    "pcie_gen_max": ("pci/pci_gpu_link_info/pcie_gen/max_link_gen", "", "number"),
+    "pcie_gen_device_max": ("pci/pci_gpu_link_info/pcie_gen/max_device_link_gen", "", "number"),
+    "pcie_gen_host_max": ("pci/pci_gpu_link_info/pcie_gen/max_host_link_gen", "", "number"),
+    "ecc_mode": ("ecc_mode/current_ecc", "", "text"),
+    "sram_threshold_exceeded": ("ecc_errors/aggregate/sram_threshold_exceeded", "", "text"),
+    "channel_repair_pending": ("ecc_errors/channel_repair_pending", "", "text"),
+    "tpc_repair_pending": ("ecc_errors/tpc_repair_pending", "", "text"),
+    "unrepairable_memory": ("ecc_errors/unrepairable_memory", "", "text"),
+    "remapped_correctable": ("remapped_rows/remapped_row_corr", "rows", "number"),
+    "remapped_uncorrectable": ("remapped_rows/remapped_row_unc", "rows", "number"),
+    "remap_pending": ("remapped_rows/remapped_row_pending", "", "text"),
+    "remap_failure": ("remapped_rows/remapped_row_failure", "", "text"),
+    "retirement_pending": ("retired_pages/pending_retirement", "", "text"),
+    "fabric_state": ("fabric/state", "", "text"),
+    "fabric_status": ("fabric/status", "", "text"),
+    "fabric_bandwidth": ("fabric/health/bandwidth", "", "text"),
+    "fabric_summary": ("fabric/health/summary", "", "text"),
+    "fabric_route": ("fabric/health/route_unhealthy", "", "text"),
+    "fabric_timeout": ("fabric/health/access_timeout_recovery", "", "text"),
+    "fabric_configuration": ("fabric/health/incorrect_configuration", "", "text"),
+    "persistence": ("persistence_mode", "", "text"),
+    "compute_mode": ("compute_mode", "", "text"),
+    "temperature": ("temperature/gpu_temp", "C", "number"),
+    "replays": ("pci/replay_counter", "replays", "number"),
+    # Drivers before about 530 (T4 and A10G in telegraf's samples) have the second names.
+    "power_limit": (
+        "gpu_power_readings/current_power_limit power_readings/enforced_power_limit",
+        "W",
+        "number",
+    ),
+    "power_default": (
+        "gpu_power_readings/default_power_limit power_readings/default_power_limit",
+        "W",
+        "number",
+    ),
+    "retired_single_bit": ("retired_pages/multiple_single_bit_retirement/retired_count", "pages", "number"),
+    "retired_double_bit": ("retired_pages/double_bit_retirement/retired_count", "pages", "number"),
+}
+_MUST_HAVE = ("name", "uuid", "memory_total")
+
+
+def parse_xml(output: Output) -> list[Measurement]:
+    """All that `nvidia-smi -q -x` says of the node and of each GPU, `gpu<n>` in nvidia-smi's own order."""
+    root = _root(output)
+    gpus = root.findall("gpu")
+    attached = _text(root, "attached_gpus")
+    if attached is None or attached != str(len(gpus)):
+        raise ParseError(
+            f"nvidia-smi announces {attached} GPUs and describes {len(gpus)}", "run the check again"
+        )
+    found = [Measurement("driver_gpus", len(gpus), "GPUs")]
+    driver = _text(root, "driver_version")
+    if driver is None:
+        raise ParseError("nvidia-smi's answer has no driver version", "run the check again")
+    found.append(Measurement("driver_version", driver, ""))
+    if output.rc == RC_INFOROM:
+        found.append(Measurement("inforom_corrupted", True, ""))
+    _refuse_gaps(gpus)
+    for index, gpu in enumerate(gpus):
+        found += _gpu(gpu, f"gpu{index}")
+    return found
+
+
+# What is read of a GPU. One driver describes all GPUs of a model in the same words, so an element that only
+# one of them lacks was lost on the way: a fault may have stood in it.
+_READ = (
+    "serial", "pci", "fb_memory_usage", "mig_mode", "ecc_mode", "ecc_errors", "remapped_rows",
+    "retired_pages", "fabric", "clocks_event_reasons", "clocks_throttle_reasons",
+    "gpu_recovery_action", "gpu_reset_status",
+)  # fmt: skip
+
+
+def _refuse_gaps(gpus: list[ElementTree.Element]) -> None:
+    # A GPU that does not answer is described in part only, and is a finding of its own.
+    described: dict[str | None, dict[str, bool]] = {}
+    answering = [(index, gpu) for index, gpu in enumerate(gpus) if not _errors(gpu)]
+    for _, gpu in answering:
+        described.setdefault(_text(gpu, "product_name"), {}).update(_paths(gpu))
+    for index, gpu in answering:
+        own = _paths(gpu)
+        for path in described[_text(gpu, "product_name")].keys() - own.keys():
+            above = [path[:at] for at, letter in enumerate(path) if letter == "/"]
+            if not any(own.get(container) for container in above):
+                raise ParseError(
+                    f"nvidia-smi: gpu{index} has no {path}, which others have", "run the check again"
+                )
+
+
+def _paths(gpu: ElementTree.Element) -> dict[str, bool]:
+    """Every element that is read of a GPU, and whether it is the plain text N/A in place of a container."""
+    found: dict[str, bool] = {}
+
+    def walk(element: ElementTree.Element, path: str) -> None:
+        found[path] = len(element) == 0 and (element.text or "").strip() in _NO_VALUE
+        for child in element:
+            walk(child, f"{path}/{child.tag}")
+
+    for child in gpu:
+        if child.tag in _READ:
+            walk(child, child.tag)
+    return found
+
+
+def _root(output: Output) -> ElementTree.Element:
+    text = output.stdout
+    # Warnings (a corrupted infoROM) may stand before and after the document.
+    begin, end = text.find("<nvidia_smi_log"), text.rfind("</nvidia_smi_log>")
+    if begin < 0 or end < 0:
+        raise ParseError(
+            f"nvidia-smi -q -x did not print its document: {last_words(output)}", "run the check again"
+        )
+    if "<!ENTITY" in text:
+        raise ParseError(
+            "nvidia-smi -q -x: the document defines entities, which nvidia-smi never does", "investigate"
+        )
+    try:
+        # Entities are refused above, and expat fetches nothing.
+        return ElementTree.fromstring(text[begin : end + len("</nvidia_smi_log>")])  # noqa: S314
+    except ElementTree.ParseError as error:
+        raise ParseError(f"nvidia-smi -q -x: {error}", "run the check again") from error
+
+
+def _text(element: ElementTree.Element, path: str) -> str | None:
+    """The text at `path`; None when it is missing or one of nvidia-smi's words for "nothing"."""
+    text = (element.findtext(path) or "").strip()
+    return None if text in _NO_VALUE or error_text(text) else text
+
+
+def _errors(gpu: ElementTree.Element) -> dict[str, str]:
+    """Path → the NVML error that stands there in place of a reading."""
+    found: dict[str, str] = {}
+
+    def walk(element: ElementTree.Element, path: str) -> None:
+        error = error_text(element.text or "")
+        # A healthy B200 prints `Insufficient Permissions` for power_smoothing, to root as to anybody.
+        if error is not None and (error != NOT_PERMITTED or path.split("/")[0] in _READ):
+            found[path] = error
+        for child in element:
+            walk(child, f"{path}/{child.tag}" if path else child.tag)
+
+    walk(gpu, "")
+    return found
+
+
+def _number(text: str, where: str) -> int:
+    match = re.fullmatch(r"(\d{1,18})(?:\.\d{1,6})?\s*(?:MiB|x|W|C)?", text)
+    if match is None:
+        raise ParseError(
+            f"nvidia-smi: {where} is {text[:60]!r}, which is not a number", "report the new format"
+        )
+    return int(match[1])
+
+
+def _gpu(gpu: ElementTree.Element, device: str) -> list[Measurement]:
+    found = []
+    errors = _errors(gpu)
+    for metric, (paths, unit, kind) in _FIELDS.items():
+        path = next((one for one in paths.split() if _text(gpu, one) is not None), paths)
+        text = _text(gpu, path)
+        if text is None and metric in _MUST_HAVE and not errors:
+            raise ParseError(f"nvidia-smi: {device} has no {path}", "run the check again")
+        if text is not None:
+            value = _number(text, f"{device} {path}") if kind == "number" else text
+            found.append(Measurement(metric, value, unit, device))
+    address = gpu.get("id") or _text(gpu, "pci/pci_bus_id")
+    if address is None:
+        raise ParseError(f"nvidia-smi: {device} has no PCI address", "run the check again")
+    found.append(Measurement("pci_address", bus_address(address), "", device))
+    if errors:
+        found += _unanswered(errors, device)
+    found += _ecc(gpu, device)
+    found.append(Measurement("processes", programs(gpu), "", device))
+    found.append(Measurement("throttle", _throttle(gpu), "", device))
+    if recovery := _recovery(gpu):
+        found.append(Measurement("recovery", recovery, "", device))
+    return found
+
+
+def _unanswered(errors: dict[str, str], device: str) -> list[Measurement]:
+    """`unanswered`: the error that describes the GPU best, with how many readings it stands for, the first of
+    them, and whether one of them is judged. `forbidden`: the readings that root alone may see."""
+    refused = sorted(path for path, error in errors.items() if error == NOT_PERMITTED)
+    faulty = sorted(path for path, error in errors.items() if error != NOT_PERMITTED)
+    found = []
+    if faulty:
+        # A sensor that fails (fan, power, a clock) does not stop a job; memory, PCIe and the like do.
+        judged = any(path.split("/")[0] in _READ for path in faulty)
+        found.append(Measurement("unanswered", worst(set(errors.values())), "", device))
+        found.append(Measurement("unanswered_judged", judged, "", device))
+        found.append(Measurement("unanswered_readings", len(faulty), "readings", device))
+        found.append(Measurement("unanswered_first", faulty[0], "", device))
+    if refused:
+        found.append(Measurement("forbidden", ", ".join(refused[:3]), "", device))
+    return found
+
+
+def _ecc(gpu: ElementTree.Element, device: str) -> list[Measurement]:
+    """Uncorrectable errors since the driver was loaded; one SRAM counter until v12, two since 550. Before
+    Turing they are called double-bit errors, and counted by memory with a total."""
+    counters = gpu.find("ecc_errors/volatile")
+    if counters is None:
+        return []
+    named = {counter.tag: counter for counter in counters if "uncorrectable" in counter.tag}
+    if (double := counters.find("double_bit")) is not None:
+        named = {counter.tag: counter for counter in double}
+        if _text(double, "total") is not None:
+            named = {"total": named["total"]}
+    counts = [
+        _number(text, f"{device} {tag}")
+        for tag, counter in named.items()
+        if (text := (counter.text or "").strip()) not in _NO_VALUE and not error_text(text)
+    ]
+    if not counts:
+        return []
+    unread = len(named) - len(counts)
+    return [
+        Measurement("ecc_uncorrectable", sum(counts), "errors", device),
+        *([Measurement("ecc_unread", unread, "counters", device)] if unread else []),
+    ]
+
+
+def _throttle(gpu: ElementTree.Element) -> str:
+    """The alarming reasons that are active, joined; `none`, or `unknown` where nothing is reported."""
+    reasons = gpu.find("clocks_event_reasons")
+    if reasons is None:
+        reasons = gpu.find("clocks_throttle_reasons")
+    if reasons is None or len(reasons) == 0:
+        return "unknown"
+    active = {
+        re.sub(r"^clocks_(event|throttle)_reason_", "", reason.tag)
+        for reason in reasons
+        if (reason.text or "").strip() == "Active"
+    }
+    return ", ".join(name for name in THROTTLE_ALARMS if name in active) or "none"
+
+
+def _recovery(gpu: ElementTree.Element) -> str:
+    """What the driver itself asks for: `None`, `GPU Reset`, `Node Reboot`, `Drain P2P`, `Drain and Reset`.
+    Empty where it has such an element and no answer in it."""
+    if action := _text(gpu, "gpu_recovery_action"):
+        return action
+    if _text(gpu, "gpu_reset_status/reset_required") == "Yes":
+        return "GPU Reset"
+    if _text(gpu, "gpu_reset_status/drain_and_reset_recommended") == "Yes":
+        return "Drain and Reset"
+    return "" if "N/A" in (gpu.findtext("gpu_recovery_action") or "") else "None"

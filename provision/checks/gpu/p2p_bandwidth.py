@@ -1,0 +1,287 @@
+"""Copy bandwidth between host and each GPU, and between every pair of GPUs, over NVLink or PCIe.
+
+A slow pair is named as the pair, a GPU slow towards everybody as the GPU: one finding for each culprit. The
+tool binds its host memory to the GPU's CPUs (nvbandwidth, unless --disableAffinity).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed
+from provision.checks.gpu import nvbandwidth
+from provision.checks.judge import (
+    Finding,
+    Verdict,
+    below_peers,
+    by_threshold,
+    limit_text,
+    number,
+    spread,
+    unmeasured,
+)
+from provision.checks.suspects import Cell, explain
+from provision.checks.thresholds import Threshold
+from provision.errors import ParseError
+
+SUMMARY = "copy bandwidth host to GPU, GPU to host and between all GPUs; the slow pair or GPU is named"
+NEEDS: tuple[str, ...] = ("nvbandwidth",)
+
+ID = "p2p_bandwidth"
+
+_HOST = {"h2d": "host_to_device_memcpy_ce", "d2h": "device_to_host_memcpy_ce"}
+_PEER = {"p2p_read": "device_to_device_memcpy_read_ce", "p2p_write": "device_to_device_memcpy_write_ce"}
+_CASES = {**_HOST, **_PEER}
+_WORDS = {"h2d": "host to GPU", "d2h": "GPU to host", "p2p_read": "P2P read", "p2p_write": "P2P write"}
+
+# Pairs of one NVSwitch fabric are equally fast within 2 or 3 %; one 15 % below the median has lost links.
+# Without such a fabric (PCIe, bridges) pairs differ by design, and only the limit judges them.
+_PAIR_TOLERANCE = 0.15
+# nvbandwidth binds itself to each GPU's own CPUs (without -d). A fifth below its peers is a narrower link.
+_HOST_TOLERANCE = 0.20
+
+
+def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
+    program = str(node.variables.get("validation_tools_nvbandwidth_path", "/usr/bin/nvbandwidth"))
+    # One copy takes well under a second; 8 GPUs have 112 pairs and directions, each measured three times.
+    deadline = 120.0 + 10.0 * node.gpu_count**2
+    return [
+        Command(
+            "nvbandwidth",
+            (program, "-j", "-t", *_CASES.values()),
+            deadline,
+            # CUDA numbers GPUs by speed unless told otherwise; gpu3 is to be nvidia-smi's GPU 3 everywhere.
+            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+        )
+    ]
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+    """Matrices → `h2d`, `d2h` per GPU, `p2p_read`, `p2p_write` per directed pair (data flow), in GB/s.
+
+    A pair without peer access has the value "N/A"; a waived test case is the measurement `waived.<metric>`.
+    """
+    text = nvbandwidth.printed(completed(outputs, "nvbandwidth"))
+    if case := nvbandwidth.corrupted(text):
+        return [Measurement("corrupt", case, "")]
+    matrices = nvbandwidth.parse(text, tuple(_CASES.values()))
+    found: list[Measurement] = []
+    for metric, case in _CASES.items():
+        matrix = matrices[case]
+        if matrix.waived:
+            found.append(Measurement(f"waived.{metric}", True, ""))
+            continue
+        rows = 1 if metric in _HOST else node.gpu_count
+        if len(matrix.rows) != rows or any(len(row) != node.gpu_count for row in matrix.rows):
+            shape = f"{len(matrix.rows)}x{max((len(row) for row in matrix.rows), default=0)}"
+            raise ParseError(
+                f"nvbandwidth: {case} is {shape}, but the node has {node.gpu_count} GPUs",
+                "CUDA does not see all GPUs: look at the gpu_inventory check",
+            )
+        found += _host(metric, matrix) if metric in _HOST else _pairs(metric, matrix)
+    return found
+
+
+def _host(metric: str, matrix: nvbandwidth.Matrix) -> list[Measurement]:
+    return [
+        Measurement(metric, "N/A" if value is None else value, "GB/s", f"gpu{gpu}")
+        for gpu, value in enumerate(matrix.rows[0])
+    ]
+
+
+def _pairs(metric: str, matrix: nvbandwidth.Matrix) -> list[Measurement]:
+    found = []
+    for row, values in enumerate(matrix.rows):
+        for column, value in enumerate(values):
+            if row != column:
+                source, target = (column, row) if matrix.columns_send else (row, column)
+                shown = "N/A" if value is None else value
+                found.append(Measurement(metric, shown, "GB/s", f"gpu{source}->gpu{target}"))
+    return found
+
+
+def judge(
+    node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
+) -> list[Finding]:
+    if measurements and measurements[0].metric == "corrupt":
+        return [nvbandwidth.corruption(ID, str(measurements[0].value))]
+    fabric = node.gpuprov_node["gpu"].get("fabric", "none") != "none"
+    findings: list[Finding] = []
+    for metric in _HOST:
+        found = [m for m in measurements if m.metric == metric]
+        findings += _judge_host(metric, found, thresholds.get(f"{ID}.{metric}"))
+    if node.gpu_count < 2:
+        return [
+            *findings,
+            Finding(ID, Verdict.SKIP, "node", "one GPU: there is no pair to measure", "p2p_read"),
+        ]
+    return findings + _judge_pairs(measurements, thresholds, fabric=fabric)
+
+
+def _judge_host(metric: str, found: Sequence[Measurement], threshold: Threshold | None) -> list[Finding]:
+    what = f"{_WORDS[metric]} bandwidth"
+    values = {m.device: value for m in found if (value := number(m.value)) is not None}
+    if not found or len(values) < len(found):
+        return [unmeasured(ID, f"nvbandwidth measured no {what} for some GPUs", action="investigate")]
+    findings = []
+    behind = below_peers(values, _HOST_TOLERANCE)
+    for m in found:
+        if threshold is not None:
+            finding = by_threshold(ID, what, m, threshold, action="reseat or check cable")
+            if finding.verdict is Verdict.FAIL:
+                findings.append(finding)
+                continue
+        if m.device in behind:
+            middle, shortfall = behind[m.device]
+            message = f"{what} is {m.value:g} GB/s, {shortfall:.0%} below the {middle:g} of its peers"
+            by = "median of the other GPUs of the node"
+            findings.append(
+                Finding(ID, Verdict.WARN, m.device, message, metric, m.value, m.unit, "", by, "investigate")
+            )
+    if findings:
+        return findings
+    worst = min(found, key=lambda m: values[m.device])
+    return [
+        _no_limit(what, metric, worst)
+        if threshold is None
+        else _passed(what, metric, worst, threshold, len(found))
+    ]
+
+
+def _no_limit(what: str, metric: str, worst: Measurement) -> Finding:
+    measured = Measurement(metric, worst.value, worst.unit, "node")
+    return by_threshold(ID, f"the lowest {what} ({worst.device})", measured, None, action="none")
+
+
+def _passed(what: str, metric: str, worst: Measurement, threshold: Threshold, count: int) -> Finding:
+    message = (
+        f"{what} of all {count} is {limit_text(threshold)}; the lowest is {worst.device} with {worst.value:g}"
+    )
+    return Finding(
+        ID,
+        Verdict.PASS,
+        "node",
+        message,
+        metric,
+        worst.value,
+        worst.unit,
+        limit_text(threshold),
+        threshold.cited,
+    )
+
+
+@dataclass
+class _Slow:
+    """A slow cell: how fast, against what; a limit condemns it (fail), or only its peers do (warn)."""
+
+    metric: str
+    value: float | None
+    limit: str
+    source: str
+    verdict: Verdict
+
+
+def _judge_pairs(
+    measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold], *, fabric: bool
+) -> list[Finding]:
+    findings: list[Finding] = []
+    slow: dict[Cell, _Slow] = {}
+    measured: set[Cell] = set()
+    for metric in _PEER:
+        found = [m for m in measurements if m.metric == metric]
+        values = {_cell(m.device): number(m.value) for m in found}
+        if not found or (not fabric and all(value is None for value in values.values())):
+            findings.append(_no_peer_access(metric, fabric=fabric))
+            continue
+        measured |= {cell for cell, value in values.items() if value is not None or fabric}
+        threshold = thresholds.get(f"{ID}.{metric}")
+        worse = _slow_cells(metric, values, threshold, fabric=fabric)
+        for cell, reason in worse.items():
+            known = slow.get(cell)
+            if known is None or (reason.value or 0) < (known.value or 0):
+                slow[cell] = reason
+        if not worse:
+            numbers = {m.device: m for m in found if number(m.value) is not None}
+            lowest = min(numbers.values(), key=lambda m: number(m.value) or 0.0)
+            what = f"{_WORDS[metric]} bandwidth"
+            findings.append(
+                _no_limit(what, metric, lowest)
+                if threshold is None
+                else _passed(what, metric, lowest, threshold, len(numbers))
+            )
+    culprits = explain(slow, measured)
+    return [_accuse(culprit.device, culprit.cells, slow, fabric=fabric) for culprit in culprits] + findings
+
+
+def _cell(device: str) -> Cell:
+    source, target = device.split("->")
+    return int(source[3:]), int(target[3:])
+
+
+def _no_peer_access(metric: str, *, fabric: bool) -> Finding:
+    if fabric:
+        message = f"no GPU can reach another ({_WORDS[metric]} was waived), though NVSwitches join them"
+        return Finding(ID, Verdict.FAIL, "node", message, metric, action="fix configuration")
+    message = f"the GPUs of this machine have no peer access: {_WORDS[metric]} does not apply"
+    return Finding(ID, Verdict.SKIP, "node", message, metric)
+
+
+def _slow_cells(
+    metric: str, values: Mapping[Cell, float | None], threshold: Threshold | None, *, fabric: bool
+) -> dict[Cell, _Slow]:
+    """The cells that are too slow: by the limit, and in a uniform fabric by the median of the matrix."""
+    numbers = [value for value in values.values() if value is not None]
+    middle, deviation = spread(numbers) if numbers else (0.0, 0.0)
+    slow: dict[Cell, _Slow] = {}
+    for cell, value in values.items():
+        if value is None:
+            if fabric:
+                slow[cell] = _Slow(
+                    metric, None, "peer access", "NVSwitches join all GPUs of this SKU", Verdict.FAIL
+                )
+        elif threshold is not None and value < threshold.limit:
+            slow[cell] = _Slow(metric, value, limit_text(threshold), threshold.cited, Verdict.FAIL)
+        elif fabric and value < (1 - _PAIR_TOLERANCE) * middle and middle - value > 3 * deviation:
+            limit = f"≥ {(1 - _PAIR_TOLERANCE) * middle:.0f} GB/s"
+            slow[cell] = _Slow(
+                metric, value, limit, f"median of the node's matrix, {middle:g} GB/s", Verdict.WARN
+            )
+    return slow
+
+
+def _accuse(device: str, cells: Sequence[Cell], slow: Mapping[Cell, _Slow], *, fabric: bool) -> Finding:
+    """One finding for one culprit, its slow cells as evidence."""
+    reasons = [slow[cell] for cell in cells]
+    verdict = Verdict.FAIL if any(reason.verdict is Verdict.FAIL for reason in reasons) else Verdict.WARN
+    reason = min((r for r in reasons if r.verdict is verdict), key=lambda r: r.value or 0.0)
+    numbers = [r.value for r in reasons if r.value is not None]
+    if not numbers:
+        message = "no peer access, though NVSwitches join all GPUs of this node"
+    elif "-" in device:
+        message = f"{_WORDS[reason.metric]} between the two is {min(numbers):g} GB/s (limit {reason.limit})"
+    else:
+        whole = "most pairs of the node are" if device == "node" else "its pairs are"
+        message = f"{whole} slow: {statistics.median(numbers):g} GB/s (limit {reason.limit})"
+    evidence = tuple(
+        f"gpu{a}->gpu{b} {slow[a, b].metric}: "
+        + ("N/A" if (v := slow[a, b].value) is None else f"{v:g} GB/s")
+        for a, b in cells[:16]
+    )
+    # A reset trains the NVLinks to the switches anew; a PCIe link or a bridge is a matter of hands.
+    action = "investigate" if device == "node" else "reset GPU" if fabric else "reseat or check cable"
+    return Finding(
+        ID,
+        verdict,
+        device,
+        message,
+        reason.metric,
+        reason.value,
+        "GB/s",
+        reason.limit,
+        reason.source,
+        action,
+        evidence,
+    )

@@ -1,0 +1,225 @@
+"""What nvidia-smi says of the GPUs while they work: sampled beside a load, judged for what idle GPUs hide.
+
+An idle link saves power and runs at generation 1, an idle GPU is never throttled. `command` samples beside
+another command of the check, `parse` makes measurements of the samples (telemetry_rows.py reads them);
+telemetry_rules.py judges those.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from provision.checks.check import Command, Measurement, Output
+from provision.checks.gpu.inventory_links import WIRED
+from provision.checks.gpu.nvml_error import LOST, NOT_PERMITTED, REQUIRES_RESET
+from provision.checks.gpu.telemetry_rows import (
+    BUS,
+    MODEL,
+    OLDER,
+    absent,
+    device,
+    error,
+    moment,
+    mostly_errors,
+    number,
+    rows,
+)
+from provision.checks.gpu.telemetry_rows import FIELDS as FIELDS
+from provision.checks.host.kernel_log import bus_address
+from provision.errors import ParseError
+
+NAME = "telemetry"  # of the command
+_INTERVAL = 2.0  # seconds between samples
+# 8 GPUs write a kilobyte a sample, and 2 MiB are kept: of a longer load no more than 1,500 samples are taken.
+_MOST_SAMPLES = 1500
+
+# The alarms among the clock event reasons (nvml.h). The others are normal life: idle, application clocks, the
+# software power cap of a GPU that works as hard as it may, sync boost, display clocks.
+ALARMS = {
+    0x8: ("hw_slowdown", "hardware slowdown"),
+    0x20: ("sw_thermal_slowdown", "software thermal slowdown"),
+    0x40: ("hw_thermal_slowdown", "hardware thermal slowdown"),
+    0x80: ("hw_power_brake_slowdown", "power brake"),
+}
+_LOADED = 50.0  # percent of utilisation: the load runs, whatever it copies in between
+FEWEST = 3  # samples under load, below which nothing is said of a GPU
+
+# The index may stand before the address, with or without a colon and a blank: only the address is certain.
+_LOST = re.compile(
+    r"(GPU)[\d:\s]*?([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-9a-fA-F])\b.*"
+    r"(?:is lost|Unknown Error|requires reset)",
+    re.IGNORECASE,
+)
+# The driver with which nvidia-smi's field got its present name.
+_RENAMED = (535, 54, 3)
+
+
+@dataclass
+class _Samples:
+    """One GPU's samples under load. `reasons`: the bits of each sample, in order."""
+
+    temperatures: list[float] = field(default_factory=list)
+    powers: list[float] = field(default_factory=list)
+    clocks: list[float] = field(default_factory=list)
+    generations: list[int] = field(default_factory=list)
+    widths: list[int] = field(default_factory=list)
+    reasons: list[int] = field(default_factory=list)
+    generation_max: int | None = None
+    width_max: int | None = None
+    loaded: int = 0
+    last: float = 0.0
+    errors: list[str] = field(default_factory=list)  # one for each sample in which a reading was an error
+    gone: str = ""  # the error of a GPU that does not answer at all
+
+
+def command(beside: str, seconds: float, deadline: float, driver: object = None) -> Command:
+    """The sampler that runs beside the command of that name, a load of so many seconds. `driver`: the loaded
+    version; one unknown field fails the whole query, so it is asked in that driver's words."""
+    interval = max(_INTERVAL, seconds / _MOST_SAMPLES)
+    numbers = re.findall(r"\d+", driver) if isinstance(driver, str) else []
+    old = bool(numbers) and tuple(int(part) for part in numbers[:3]) < _RENAMED
+    fields = ",".join([*(OLDER.get(name, name) if old else name for name in FIELDS), BUS, MODEL])
+    argv = (
+        "nvidia-smi",
+        f"--query-gpu={fields}",
+        "--format=csv,nounits",
+        "-lms",
+        str(round(interval * 1000)),
+    )
+    return Command(NAME, argv, deadline, load=seconds, beside=beside)
+
+
+def measure(output: Output | None, gpus: Mapping[str, str]) -> list[Measurement]:
+    """The samples as measurements; `telemetry` is the reason when there are none, and absent when nobody
+    asked. `gpus`: PCI address → device.
+    """
+    if output is None:
+        return []
+    try:
+        return parse(output, gpus)
+    except ParseError as error:
+        return [Measurement("telemetry", f"{error.what}; {error.fix}", "")]
+
+
+def parse(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
+    """CSV rows → per GPU: PCIe generation and width, median clock, power and temperature under load, and the
+    share of the samples (0 to 1) in which each alarm held the clocks down. Raises ParseError.
+    """
+    if output.not_started or output.timed_out:
+        why = output.not_started or "it did not answer in time"
+        raise ParseError(f"the GPUs were not sampled under load: {why}", "look at nvidia-smi on the node")
+    samples, lost = rows(output)
+    sampled: dict[str, _Samples] = {}
+    for row in samples:
+        _take(sampled.setdefault(device(row, gpus), _Samples()), row)
+    if not sampled and not lost:
+        raise ParseError("nvidia-smi sampled no GPU under load", "run the check again")
+    gone = {_which(line, gpus): line for line in reversed(lost)}
+    for name, one in sampled.items():
+        if one.gone:
+            gone.setdefault(name, f"nvidia-smi prints {one.gone!r} in place of its readings")
+    if len(gone) > 1:
+        gone.pop("node", None)  # the samples without index and address are of a GPU that was lost before
+    sampled.pop("node", None)
+    found = [Measurement("lost", why, "", name) for name, why in sorted(gone.items())]
+    end = max((one.last for one in sampled.values()), default=0.0)
+    if times := [moment(row) for row in samples]:
+        found.append(Measurement("sampled", round(max(times) - min(times), 1), "s"))
+    patience = 5 * (float(output.argv[-1]) / 1000 if output.argv[-1].isdigit() else _INTERVAL)
+    for gpu, one in sorted(sampled.items()):
+        found += _measured(gpu, one)
+        if gpu in gone:
+            continue
+        if end - one.last > patience:
+            found.append(Measurement("silent", round(end - one.last, 1), "s", gpu))
+        if one.errors:
+            found.append(Measurement("unread", len(one.errors), "samples", gpu))
+            found.append(Measurement("unread_error", one.errors[-1], "", gpu))
+    return found
+
+
+def _which(lost: str, gpus: Mapping[str, str]) -> str:
+    """`Unable to determine the device handle for GPU3: 0000:61:00.0: GPU is lost.` → gpu3."""
+    match = _LOST.search(lost)
+    if match is None:
+        return "node"
+    return gpus.get(bus_address(match[2])) or f"gpu@{bus_address(match[2])}"
+
+
+def _take(one: _Samples, row: Mapping[str, str]) -> None:
+    one.last = moment(row)
+    if (why := error(row)) is not None:
+        one.errors.append(why)
+        if why in (LOST, REQUIRES_RESET) or (why != NOT_PERMITTED and mostly_errors(row)):
+            one.gone = why
+            return
+    used = number(row, "utilization.gpu")
+    if used is not None and used < _LOADED:
+        return
+    one.loaded += used is not None
+    for kept, name in (
+        (one.temperatures, "temperature.gpu"),
+        (one.powers, "power.draw"),
+        (one.clocks, "clocks.current.sm"),
+    ):
+        if (value := number(row, name)) is not None:
+            kept.append(value)
+    for whole, name in ((one.generations, "pcie.link.gen.current"), (one.widths, "pcie.link.width.current")):
+        if (value := number(row, name)) is not None:
+            whole.append(int(value))
+    if (best := number(row, "pcie.link.gen.max")) is not None:
+        one.generation_max = int(best)
+    if (best := number(row, "pcie.link.width.max")) is not None:
+        one.width_max = min(int(best), WIRED.get(row.get(MODEL, ""), int(best)))
+    reasons = row["clocks_event_reasons.active"]
+    if re.fullmatch(r"0x[0-9a-fA-F]{1,16}", reasons):
+        one.reasons.append(int(reasons, 16))
+    elif not absent(reasons):
+        raise ParseError(
+            f"nvidia-smi: clocks_event_reasons.active is {reasons[:60]!r}", "report the new format"
+        )
+
+
+def _measured(device: str, one: _Samples) -> list[Measurement]:
+    found = [Measurement("samples", one.loaded, "samples", device)]
+    # Of a GPU with MIG on nobody knows the utilisation: what it did is not known to be under load.
+    if one.loaded < FEWEST:
+        return found
+    for metric, values, unit in (
+        ("load_temperature", one.temperatures, "C"),
+        ("load_power", one.powers, "W"),
+        ("load_clock", one.clocks, "MHz"),
+    ):
+        if values:
+            late = values[len(values) // 2 :]  # heat and clocks have settled
+            found.append(Measurement(metric, statistics.median(late), unit, device))
+    for metric, links, best in (
+        ("load_pcie_gen", one.generations, one.generation_max),
+        ("load_pcie_width", one.widths, one.width_max),
+    ):
+        if links and best is not None:
+            found.append(
+                Measurement(
+                    metric, max(links) if metric.endswith("gen") else statistics.mode(links), "", device
+                )
+            )
+            found.append(Measurement(f"{metric}_max", best, "", device))
+    if one.reasons:
+        found.append(Measurement("load_reasons", len(one.reasons), "samples", device))
+    for bit, (name, _) in ALARMS.items():
+        held = [bool(reasons & bit) for reasons in one.reasons]
+        if any(held):
+            found.append(Measurement(f"throttled.{name}", round(sum(held) / len(held), 3), "share", device))
+            found.append(Measurement(f"throttled.{name}.longest", _longest(held), "samples", device))
+    return found
+
+
+def _longest(held: Sequence[bool]) -> int:
+    longest = run = 0
+    for one in held:
+        run = run + 1 if one else 0
+        longest = max(longest, run)
+    return longest

@@ -1,0 +1,133 @@
+"""The rows of nvidia-smi's samples: CSV, its end maybe cut by a kill, its middle by a full buffer (pure)."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import re
+from collections.abc import Mapping
+
+from provision.checks.check import Output
+from provision.checks.gpu.nvml_error import NO_HANDLE, error_text, worst
+from provision.checks.host.kernel_log import bus_address
+from provision.errors import ParseError
+
+FIELDS = (
+    "timestamp", "index", "utilization.gpu", "temperature.gpu", "power.draw", "clocks.current.sm",
+    "pcie.link.gen.current", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max",
+    "clocks_event_reasons.active",
+)  # fmt: skip
+# Names the GPU when the index does not: of a lost GPU that cell may say `[GPU is lost]` as well.
+BUS = "pci.bus_id"
+MODEL = "name"  # some models are wired with fewer lanes than the GPU has
+# What drivers before 535.54.03 call it; the program of 550.163.01 knows both names.
+OLDER = {"clocks_event_reasons.active": "clocks_throttle_reasons.active"}
+# What the driver has to ask the GPU for; it knows the PCIe fields itself (550.163.01, with a lost GPU).
+_ASKED = ("utilization.gpu", "temperature.gpu", "power.draw", "clocks.current.sm")
+_MOMENT = re.compile(r"([0-9]{4})/([0-9]{2})/([0-9]{2}) ([0-9]{2}):([0-9]{2}):([0-9]{2})\.([0-9]{1,6})")
+_NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?")
+
+
+def rows(output: Output) -> tuple[list[dict[str, str]], list[str]]:
+    """The rows by field, and the lines about GPUs that were lost on the way. Raises ParseError."""
+    lines = output.stdout.splitlines()
+    whole = output.stdout.endswith("\n")
+    header: list[str] | None = None
+    found: list[dict[str, str]] = []
+    lost: list[str] = []
+    for number, line in enumerate(lines):
+        if not line.strip() or line.startswith("[gpuprov: "):
+            continue
+        if "GPU is lost." in line or NO_HANDLE in line:
+            if line.strip()[:200] not in lost:
+                lost.append(line.strip()[:200])
+            continue
+        try:
+            cells = [cell.strip() for cell in next(csv.reader([line]))]
+        except csv.Error as error:
+            raise ParseError(
+                f"nvidia-smi: not understood: {line.strip()[:120]!r}", "run the check again"
+            ) from error
+        if header is None:
+            newer = {old: new for new, old in OLDER.items()}
+            header = [re.sub(r" \[.*\]$", "", cell) for cell in cells]
+            header = [newer.get(name, name) for name in header]
+            if missing := [name for name in FIELDS if name not in header]:
+                raise ParseError(
+                    f"nvidia-smi gave no {missing[0]} under load: {line.strip()[:120]!r}",
+                    "report the new format",
+                )
+            continue
+        if cells[0] == "timestamp":
+            continue
+        if any(lines[at].startswith("[gpuprov: ") for at in (number - 1, number + 1) if 0 <= at < len(lines)):
+            continue  # half of it may be in what was left out
+        if number == len(lines) - 1 and not whole:
+            continue  # cut by the end of the load
+        if len(cells) != len(header):
+            raise ParseError(f"nvidia-smi: not understood: {line.strip()[:120]!r}", "run the check again")
+        found.append(dict(zip(header, cells, strict=True)))
+    if header is None and not lost:
+        said = (output.stdout.strip() or output.stderr.strip() or f"nothing, status {output.rc}").splitlines()
+        raise ParseError(f"nvidia-smi did not sample the GPUs: {said[-1][:160]}", "look at the kernel log")
+    return found, lost
+
+
+def absent(text: str) -> bool:
+    """`[N/A]`, `[Not Supported]`, `[Unknown Error]`, `[GPU is lost]`: in brackets it is no value."""
+    return text.startswith("[") or text in ("", "N/A") or error_text(text) is not None
+
+
+def number(row: Mapping[str, str], name: str) -> float | None:
+    """A field as a number; None where nvidia-smi has no value for it. Raises ParseError."""
+    text = row[name]
+    if absent(text):
+        return None
+    if not _NUMBER.fullmatch(text):
+        raise ParseError(
+            f"nvidia-smi: {name} is {text[:60]!r}, which is not a number", "report the new format"
+        )
+    return float(text)
+
+
+def device(row: Mapping[str, str], gpus: Mapping[str, str]) -> str:
+    """The GPU that was sampled, by its index, else by its address; `node` for one of which both are errors.
+    `gpus`: PCI address → device. Raises ParseError."""
+    value = number(row, "index")
+    if value is not None:
+        return f"gpu{int(value)}"
+    if error_text(row.get(BUS, "")) is not None:
+        return "node"
+    address = bus_address(row.get(BUS, ""))
+    if error(row) is None or (BUS in row and absent(row[BUS])):
+        raise ParseError("nvidia-smi: a sample of no GPU", "report the new format")
+    return gpus.get(address, f"gpu@{address}" if address else "node")
+
+
+def error(row: Mapping[str, str]) -> str | None:
+    """The NVML error that stands in place of a sample's readings; the worst of several, None without any."""
+    found = {text for cell in row.values() if (text := error_text(cell)) is not None}
+    return worst(found) if found else None
+
+
+def mostly_errors(row: Mapping[str, str]) -> bool:
+    """Whether the GPU had no answer for half of the readings that it is asked for."""
+    cells = [row[name] for name in _ASKED if name in row]
+    return 2 * sum(error_text(cell) is not None for cell in cells) >= len(cells)
+
+
+def moment(row: Mapping[str, str]) -> float:
+    """When it was sampled, by the node's own clock: seconds, only good for differences. Raises ParseError."""
+    found = _MOMENT.fullmatch(row["timestamp"])  # three times as fast as strptime; a node has thousands
+    try:
+        if found is None:
+            raise ValueError("another format")
+        *whole, fraction = found.groups()
+        year, month, day, hour, minute, second = map(int, whole)
+        micro = int(fraction.ljust(6, "0"))
+        when = datetime.datetime(year, month, day, hour, minute, second, micro, tzinfo=datetime.UTC)
+    except ValueError as error:
+        raise ParseError(
+            f"nvidia-smi: timestamp is {row['timestamp'][:60]!r}", "report the new format"
+        ) from error
+    return when.timestamp()

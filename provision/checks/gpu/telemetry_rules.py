@@ -1,0 +1,238 @@
+"""The rules for what nvidia-smi sampled under load: PCIe width and generation, throttling, heat (pure).
+
+What every GPU of a node shares accuses none of them; what is brief is no fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from provision.checks.gpu.nvml_error import ACTIONS, LOST, NOT_PERMITTED, REQUIRES_RESET
+from provision.checks.gpu.telemetry import ALARMS, FEWEST
+from provision.checks.judge import Finding, Verdict, spread, unmeasured
+from provision.checks.thresholds import Threshold
+
+# A sampler that ended in the first half of a load has not seen the load.
+_SAMPLED_SHARE = 0.5
+_SHORT = 10.0  # seconds of load, below which a few samples are all there can be
+
+# What NVIDIA holds for the most of a healthy link.
+_REPLAYS_PER_MINUTE = 8
+_REPLAYS_SOURCE = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h: at most 8 PCIe replays a minute"
+
+_SOFT = "sw_thermal_slowdown"
+# Held down in one sample, or in two that one short event straddles, is nothing lasting.
+_LASTING = 3  # samples in a row
+_LASTING_SHARE = 0.25  # of the samples, when it comes and goes
+
+# Degrees above the median of the peers that the place in the airflow does not explain. Derived: a row of four
+# GPUs of 700 W warms the air for the row behind it by 2,800 W / (0.52 m³/s · 1.2 kg/m³ · 1,005 J/kg·K),
+# which is 4.5 K (1,105 CFM: DGX H100 user guide); sensors and heat sinks differ by a few degrees more.
+_HOTTER = 12.0
+
+
+def judge(
+    check: str,
+    by_gpu: Mapping[str, Mapping[str, Any]],
+    node: Mapping[str, Any],
+    thresholds: Mapping[str, Threshold],
+) -> list[Finding]:
+    """What the samples show: `by_gpu` is device → metric → value, `node` the node's own measurements."""
+    if "telemetry" in node:
+        return [
+            unmeasured(check, str(node["telemetry"]), action="investigate"),
+            *_replays(check, by_gpu, node),
+        ]
+    sampled = {device: values for device, values in by_gpu.items() if "samples" in values}
+    findings = _links(check, sampled, thresholds) + _throttled(check, sampled) + _heat(check, sampled)
+    for device, values in sampled.items():
+        if "silent" in values:
+            said = f"nvidia-smi stopped listing it {values['silent']:g} s before the others"
+            findings.append(_gone(check, device, said, "silent"))
+        if "unread" in values:
+            said = (
+                f"nvidia-smi printed {values['unread_error']!r} for a reading in {values['unread']} samples"
+            )
+            if values["unread_error"] == NOT_PERMITTED:  # nothing was measured, and the GPU is not to blame
+                findings.append(unmeasured(check, said, device=device, action=ACTIONS[NOT_PERMITTED]))
+            else:
+                findings.append(Finding(check, Verdict.WARN, device, said, "unread", action="investigate"))
+    if not any("lost" in values for values in (*by_gpu.values(), node)):  # which ends the sampler
+        findings += _unseen(check, sampled, node)
+    for device, values in (*by_gpu.items(), ("node", node)):
+        if "lost" in values:
+            findings.append(_gone(check, device, f"was lost under load: {values['lost']}", "lost"))
+    return findings + _replays(check, by_gpu, node)
+
+
+def _unseen(check: str, sampled: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> list[Finding]:
+    """A load of which too little was sampled, and a reading that only some of the GPUs give."""
+    ran, seen = float(node.get("ran", 0.0)), float(node.get("sampled", 0.0))
+    if "sampled" in node and ran >= _SHORT and seen < _SAMPLED_SHARE * ran:
+        said = f"nvidia-smi sampled the GPUs for {seen:g} s of {ran:g} s and ended"
+        return [unmeasured(check, said, action="investigate")]
+    answering = {d: v for d, v in sampled.items() if int(v["samples"]) >= FEWEST and "lost" not in v}
+    findings = []
+    for metric, words in _READINGS.items():
+        silent = [device for device, values in answering.items() if metric not in values]
+        if 0 < 2 * len(silent) < len(answering):
+            said = f"nvidia-smi reads no {words} of it under load, and does of the other GPUs"
+            findings += [unmeasured(check, said, device=device, action="investigate") for device in silent]
+    return findings
+
+
+_READINGS = {
+    "load_reasons": "clock event reasons",
+    "load_pcie_gen": "PCIe generation",
+    "load_pcie_width": "PCIe width",
+}
+
+
+def _gone(check: str, device: str, said: str, metric: str) -> Finding:
+    action = ACTIONS[REQUIRES_RESET] if REQUIRES_RESET in said else ACTIONS[LOST]
+    return Finding(check, Verdict.FAIL, device, said, metric, action=action)
+
+
+def _uncounted(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> list[Finding]:
+    """Errors may have come where dmon did not look: a load, a GPU or a counter that it did not see."""
+    if any("lost" in values for values in (*by_gpu.values(), node)):
+        return []  # a finding of its own, and it ends the sampler
+    if "counters_lost" in node:
+        said = f"nvidia-smi dmon ended under load: {node['counters_lost']}"
+        return [unmeasured(check, said, action="investigate")]
+    ran, seen = float(node.get("ran", 0.0)), node.get("counters_sampled")
+    if seen is not None and ran >= _SHORT and float(seen) < _SAMPLED_SHARE * ran:
+        said = f"nvidia-smi dmon counted errors for {seen:g} s of {ran:g} s and ended"
+        return [unmeasured(check, said, action="investigate")]
+    listed = {device: int(v["counter_samples"]) for device, v in by_gpu.items() if "counter_samples" in v}
+    most = max(listed.values(), default=0)
+    findings = []
+    for device, values in by_gpu.items():
+        if most and device != "node" and listed.get(device, 0) < most - 1:  # the last sample may be cut
+            said = f"nvidia-smi dmon lists it in {listed.get(device, 0)} of {most} samples under load"
+        elif "uncounted" in values:
+            said = f"nvidia-smi dmon reads no {values['uncounted']} of it, and does of the other GPUs"
+        else:
+            continue
+        findings.append(unmeasured(check, said, device=device, action="investigate"))
+    return findings
+
+
+def _replays(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> list[Finding]:
+    """PCIe replays and uncorrectable memory errors that came under load; what was there before is old."""
+    if "error_counters" in node:
+        return [unmeasured(check, str(node["error_counters"]), action="investigate")]
+    findings = _uncounted(check, by_gpu, node)
+    seconds = max(float(node.get("counted", 0.0)), 60.0)  # a short load is not extrapolated
+    for device, values in by_gpu.items():
+        if (count := int(values.get("load_replays", 0))) * 60 / seconds > _REPLAYS_PER_MINUTE:
+            said = f"its PCIe link repeated itself {count} times in {node['counted']:g} s of load"
+            limit, source = f"≤ {_REPLAYS_PER_MINUTE} a minute", _REPLAYS_SOURCE
+            findings.append(
+                Finding(
+                    check,
+                    Verdict.FAIL,
+                    device,
+                    said,
+                    "load_replays",
+                    count,
+                    "replays",
+                    limit,
+                    source,
+                    "reseat or check cable",
+                )
+            )
+        if (count := int(values.get("load_ecc_uncorrectable", 0))) > 0:
+            said = f"{count} uncorrectable ECC error{'s' * (count != 1)} under load"
+            findings.append(
+                Finding(
+                    check,
+                    Verdict.FAIL,
+                    device,
+                    said,
+                    "load_ecc_uncorrectable",
+                    count,
+                    "errors",
+                    "= 0 errors",
+                    "nvidia-smi dmon beside the load",
+                    "reset GPU",
+                )
+            )
+    return findings
+
+
+def _links(
+    check: str, sampled: Mapping[str, Mapping[str, Any]], thresholds: Mapping[str, Threshold]
+) -> list[Finding]:
+    findings = []
+    for metric, what, sign in (("load_pcie_gen", "generation ", ""), ("load_pcie_width", "", "x")):
+        known = {d: (int(v[metric]), int(v[f"{metric}_max"])) for d, v in sampled.items() if metric in v}
+        limit = thresholds.get("gpu_inventory.pcie_width") if metric == "load_pcie_width" else None
+        slow = {d: (now, int(limit.limit) if limit else best) for d, (now, best) in known.items()
+                if now < (limit.limit if limit else best)}  # fmt: skip
+        same = len({now for now, _ in known.values()}) == 1
+        if slow and limit is None and len(slow) == len(known) and same:
+            # Wired or set so for all of them: no GPU is to blame. Narrow slots are a way to build a machine.
+            if metric == "load_pcie_gen" and len(known) > 1:
+                now, best = next(iter(slow.values()))
+                said = f"PCIe runs at generation {now} of {best} under load on all GPUs: see the firmware"
+                findings.append(
+                    Finding(check, Verdict.WARN, "node", said, metric, now, action="fix configuration")
+                )
+                continue
+            if len(known) > 1:
+                continue
+        for device, (now, best) in slow.items():
+            said = f"PCIe runs at {what}{sign}{now} of {sign}{best} under load"
+            findings.append(
+                Finding(check, Verdict.FAIL, device, said, metric, now, "", f"≥ {best}", "nvidia-smi",
+                        "reseat or check cable")
+            )  # fmt: skip
+    return findings
+
+
+def _throttled(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    findings = []
+    for device, values in sampled.items():
+        lasting = {}
+        for name, words in ALARMS.values():
+            share = float(values.get(f"throttled.{name}", 0.0))
+            if values.get(f"throttled.{name}.longest", 0) >= _LASTING or share >= _LASTING_SHARE:
+                lasting[name] = (share, words)
+        if len(lasting) > 1:
+            lasting.pop("hw_slowdown", None)  # the umbrella over the two that say why
+        if not lasting:
+            continue
+        told = ", ".join(f"{words} in {share:.0%} of the samples" for share, words in lasting.values())
+        said = f"clocks are held down under load: {told}"
+        if "hw_power_brake_slowdown" in lasting:
+            said += " (requested by the power supply or BMC, not by the GPU)"
+        if "load_temperature" in values:
+            said += f"; {values['load_temperature']:g} °C"
+        verdict = Verdict.WARN if list(lasting) == [_SOFT] else Verdict.FAIL
+        share = max(share for share, _ in lasting.values())
+        findings.append(
+            Finding(check, verdict, device, said, "throttled", share, "share", action="investigate")
+        )
+    return findings
+
+
+def _heat(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
+    heat = {device: float(v["load_temperature"]) for device, v in sampled.items() if "load_temperature" in v}
+    findings = []
+    for device, degrees in heat.items():
+        others = [other for name, other in heat.items() if name != device]
+        if len(others) < FEWEST:
+            continue
+        middle, deviation = spread(others)
+        if degrees - middle > max(_HOTTER, 3 * deviation):
+            findings.append(
+                Finding(
+                    check, Verdict.WARN, device,
+                    f"runs at {degrees:g} °C under load, its peers at {middle:g} °C: see heat sink and fans",
+                    "load_temperature", degrees, "C", f"≤ {middle + _HOTTER:g} C",
+                    "median of the other GPUs of the node", "investigate",
+                )
+            )  # fmt: skip
+    return findings

@@ -1,0 +1,149 @@
+"""The driver's module, its libraries, fabric manager and IMEX: one version each; and what else the nodes of a
+fleet should have in common, which is compared once all have answered (provision/checks/fleet/outliers.py).
+
+From facts alone: nothing runs on the node for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from provision.checks.check import CheckNode, Command, Measurement, Output, fact
+from provision.checks.host.host_rules import flag_of, text_of
+from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.thresholds import Threshold
+from provision.errors import ParseError
+
+SUMMARY = "driver, its libraries, fabric manager, IMEX of one version; versions and firmware like the fleet's"
+NEEDS: tuple[str, ...] = ()
+# By the names of data/majority.yml.
+ALIKE = (
+    *("driver.loaded_version", "driver.userspace_version", "driver.flavour", "kernel.release"),
+    *("firmware.gpu_vbios", "firmware.gpu_gsp", "firmware.bios_version", "rdma.firmware"),
+)
+_COMPARED = (
+    *("driver.loaded_version", "driver.userspace_version", "driver.flavour", "kernel.release"),
+    *("firmware.gpu_vbios", "firmware.gpu_gsp", "firmware.bios_version", "firmware.system", "firmware.rdma"),
+)
+FACTS: tuple[str, ...] = (
+    *_COMPARED,
+    *("driver.mismatch", "fabric.manager_version", "fabric.manager_matches_driver"),
+    *("fabric.imex_version", "fabric.imex_matches_driver", "service.nvidia-imex.active"),
+)
+
+ID = "versions"
+
+_NOT_SHARED = "no GPU memory is shared between the trays of the rack"
+_SOURCE = "NVIDIA Fabric Manager user guide: its version must be that of the driver"
+
+
+def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
+    return []
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:  # noqa: ARG001 - the contract
+    """The versions of the node itself."""
+    names = (
+        "driver.loaded_version",
+        "driver.userspace_version",
+        "fabric.manager_version",
+        "fabric.imex_version",
+    )
+    known = {name: node.facts.get(name) for name in names}
+    return [Measurement(name, value[:80], "") for name, value in known.items() if isinstance(value, str)]
+
+
+def judge(
+    node: CheckNode,
+    measurements: Sequence[Measurement],  # noqa: ARG001 - the contract
+    thresholds: Mapping[str, Threshold],  # noqa: ARG001 - the contract
+) -> list[Finding]:
+    findings: list[Finding] = []
+    for rule in (_judge_libraries, _judge_fabric_manager, _judge_imex):
+        try:
+            findings += rule(node)
+        except ParseError as error:
+            findings.append(unmeasured(ID, f"{error.what}; {error.fix}"))
+    findings += _not_compared(node)
+    if not any(finding.verdict is not Verdict.SKIP for finding in findings):
+        message = "the driver's module, its libraries and the fabric's programs are of one version"
+        findings.append(Finding(ID, Verdict.PASS, "node", message, "versions"))
+    return findings
+
+
+def _not_compared(node: CheckNode) -> list[Finding]:
+    """What could not be read is not compared with the fleet, and not passed over."""
+    silent = {}
+    for name in _COMPARED:
+        try:
+            fact(node, name)
+        except ParseError as error:
+            silent[name] = error.what
+    if not silent:
+        return []
+    message = f"not compared with other nodes: {'; '.join(silent.values())}"
+    return [Finding(ID, Verdict.SKIP, "node", message, "not_compared", len(silent))]
+
+
+def _judge_libraries(node: CheckNode) -> list[Finding]:
+    mismatch = text_of(node, "driver.mismatch")
+    if mismatch is None:
+        return []
+    message = f"the driver's module and library differ: {mismatch}"
+    return [_apart(node, message, "driver_mismatch", mismatch, "reboot")]
+
+
+def _judge_fabric_manager(node: CheckNode) -> list[Finding]:
+    """That it is not installed says nothing: a guest whose host has the fabric manager needs none."""
+    if node.gpuprov_node["gpu"].get("fabric") not in ("nvswitch", "nvlink5"):
+        return []
+    version = text_of(node, "fabric.manager_version")
+    if version is None or not _differs(node, "manager"):
+        return []
+    message = (
+        f"fabric manager {version} is installed beside driver {fact(node, 'driver.loaded_version')}: when it "
+        f'starts it ends at once, and CUDA with error 802 "system not yet initialized"'
+    )
+    return [_apart(node, message, "manager_version", version, "fix configuration", _SOURCE)]
+
+
+def _judge_imex(node: CheckNode) -> list[Finding]:
+    """Only on compute trays of an NVL72 rack. What its domain says of itself is not asked: an idle one calls
+    itself unhealthy."""
+    if node.gpuprov_node["gpu"].get("fabric") != "imex":
+        return []
+    version = text_of(node, "fabric.imex_version")
+    if version is None:
+        message = f"IMEX is not installed: {_NOT_SHARED}"
+        return [_finding(Verdict.WARN, message, "imex_version", None, "fix configuration")]
+    if _differs(node, "imex"):
+        driver = fact(node, "driver.loaded_version")
+        message = f"IMEX {version} is installed beside driver {driver}, which it refuses"
+        return [_apart(node, message, "imex_version", version, "fix configuration", _SOURCE)]
+    state = text_of(node, "service.nvidia-imex.active")
+    if state == "active":
+        return []
+    message = f"nvidia-imex.service is {state or 'not there'}: {_NOT_SHARED}"
+    return [_finding(Verdict.FAIL, message, "imex_state", state, "fix configuration")]
+
+
+def _differs(node: CheckNode, program: str) -> bool:
+    """Whether its version is known not to be the loaded driver's; without a driver nobody can say."""
+    if text_of(node, "driver.loaded_version") is None:
+        return False
+    return not flag_of(node, f"fabric.{program}_matches_driver")
+
+
+def _apart(node: CheckNode, message: str, metric: str, value: str, action: str, source: str = "") -> Finding:
+    """Two versions that must be one: a reboot that is planned anyhow loads the installed module."""
+    if node.facts.get("boot.required") is True:
+        message += "; a reboot is planned, which loads the installed module"
+        return _finding(Verdict.WARN, message, metric, value, "reboot", source)
+    return _finding(Verdict.FAIL, message, metric, value, action, source)
+
+
+def _finding(
+    verdict: Verdict, message: str, metric: str, value: str | None, action: str, source: str = ""
+) -> Finding:
+    return Finding(ID, verdict, "node", message, metric, value, source=source, action=action)

@@ -1,0 +1,1 @@
+"""Checks with NCCL and PyTorch on one node."""

@@ -1,0 +1,115 @@
+"""All GPUs of the node add up large messages through the network cards instead of NVLink.
+
+It needs no second node, and shows a card, its slot or its GPUDirect path under the load of a real collective.
+A ring is as fast as its slowest card, and does not say which that is: rdma_loopback does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from provision.checks.check import CheckNode, Command, Measurement, Output
+from provision.checks.judge import Finding, Verdict, by_threshold
+from provision.checks.nccl.nccl_collective import Collective
+from provision.checks.network.rdma_loopback import gpu_reach
+from provision.checks.network.rdma_port import entries, rate_of
+from provision.checks.thresholds import Threshold
+from provision.errors import ParseError
+
+SUMMARY = "all-reduce over the node's own network cards: bandwidth as a share of their rate, and right sums"
+NEEDS: tuple[str, ...] = ("all_reduce_perf",)
+FACTS: tuple[str, ...] = ("rdma.ports", "firmware.rdma")
+
+ID = "nccl_network"
+
+COLLECTIVE = Collective(
+    ID,
+    "all_reduce_perf",
+    "all-reduce over the network cards",
+    share=2.0,
+    # Without IB it must fail: over TCP it would only be slow.
+    env={"NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_NET": "IB"},
+)
+_ITERATIONS = "5"  # at 16 GiB a tenth of NVLink's rate; twenty would take minutes
+
+
+def _rail(node: CheckNode) -> tuple[int, float, int]:
+    """How many ports join nodes, their rate in Gb/s, and how many more of their kind are not up.
+
+    They are those of the board that most ports have, at the rate that most of these have: a storage card
+    differs. (0, 0, …) without a port that is up. Raises ParseError.
+    """
+    ports = entries(node, "rdma.ports")
+    boards = {str(row.get("device")): row.get("board_id") for row in entries(node, "firmware.rdma")}
+    kinds: dict[Any, list[float]] = {}
+    for port in ports:
+        device = str(port.get("device"))
+        if device not in boards:
+            raise ParseError(f"firmware.rdma has no entry for {device:.60}", "run the check again")
+        kinds.setdefault(boards[device], []).append(rate_of(port))
+    up = [[rate for rate in rates if rate] for rates in kinds.values()]
+    if not any(up):
+        return 0, 0.0, 0
+    rates = max(kinds.values(), key=lambda found: (any(found), len(found), max(found)))
+    rate, count = max(Counter(filter(None, rates)).items(), key=lambda item: (item[1], item[0]))
+    return count, rate, rates.count(0.0)
+
+
+def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
+    try:
+        cards, _, _ = _rail(node)
+    except ParseError:
+        return []  # `parse` says so
+    if not cards or node.gpu_count < 2:
+        return []
+    (command,) = COLLECTIVE.commands(node, options)
+    argv = list(command.argv)
+    argv[argv.index("-n") + 1] = _ITERATIONS
+    return [replace(command, argv=tuple(argv))]
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+    """As any collective, and `cards` with their `rate` in Gb/s, `cards_down`; `rail_share`: the part of what
+    the cards carry in %.
+
+    Fewer cards than GPUs share their rate. Raises ParseError.
+    """
+    cards, rate, down = _rail(node)
+    found = [
+        Measurement("cards", cards, "cards"),
+        Measurement("rate", rate, "Gb/s"),
+        Measurement("cards_down", down, "cards"),
+    ]
+    if not cards or node.gpu_count < 2:
+        return found
+    found += COLLECTIVE.parse(node, outputs)
+    busbw = next(float(m.value) for m in found if m.metric == "busbw")
+    # GB/s each GPU can send
+    carried = min(rate, gpu_reach(node)) / 8 * min(1.0, cards / node.gpu_count)
+    return [*found, Measurement("rail_share", round(100 * busbw / carried, 2), "%")]
+
+
+def judge(
+    node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
+) -> list[Finding]:
+    values = {m.metric: m for m in measurements}
+    if "busbw" not in values:
+        alone = "one GPU: there is no group to measure"
+        reason = "no RDMA port is up in this node" if node.gpu_count > 1 else alone
+        return [Finding(ID, Verdict.SKIP, "node", reason, "rail_share")]
+    cards, rate = values["cards"].value, values["rate"].value
+    busbw = values["busbw"].value
+    what = f"{COLLECTIVE.words} reaches {busbw:g} GB/s with {cards} ports of {rate:g} Gb/s; its share of that"
+    threshold = thresholds.get(f"{ID}.rail_share")
+    if down := values["cards_down"].value:
+        unknown = (
+            f"{what} is not judged: {down} more of their kind not up, whose GPUs share the others' cards"
+        )
+        return [*COLLECTIVE.judge_results(values), Finding(ID, Verdict.SKIP, "node", unknown, "rail_share")]
+    return [
+        *COLLECTIVE.judge_results(values),
+        by_threshold(ID, what, values["rail_share"], threshold, action="investigate"),
+    ]

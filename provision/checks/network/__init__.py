@@ -1,0 +1,1 @@
+"""Checks of the RDMA ports of one node."""

@@ -1,0 +1,261 @@
+"""The network cards for RDMA and their ports, as they are without traffic: how many, up, at which rate, with
+which errors, and whether packets would find their way.
+
+From facts alone. Storage and management cards (another board, or Ethernet beside InfiniBand) and ports an
+administrator switched off are not judged. What nobody declared is compared with the node's other ports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from provision.checks.check import CheckNode, Command, Measurement, Output
+from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.network import network_rules
+from provision.checks.network.rdma_port import Port, compute_ports, entries, ports_of
+from provision.checks.thresholds import Threshold
+from provision.errors import ParseError
+
+SUMMARY = (
+    "RDMA cards and ports: count, link state, rate, PCIe width, error counters, flaps, GIDs, P_Keys, MTU"
+)
+NEEDS: tuple[str, ...] = ()
+FACTS: tuple[str, ...] = (
+    *("hca.ports", "hca.counters", "hca.functions", "hca.mtus"),
+    *("firmware.rdma", "clock.uptime_s"),
+)
+
+ID = "network_ports"
+
+
+def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
+    return []
+
+
+def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:  # noqa: ARG001 - the contract
+    """Count of cards and, for each port, its state, rate and error counters. Raises ParseError."""
+    ports = ports_of(node)
+    _declared_ports(node)
+    _expected(node)
+    chosen = _compute(node, ports)
+    found = [
+        Measurement("hcas", len({port.device for port in chosen}), "cards"),
+        Measurement(
+            "other_hcas", len({port.device for port in ports}) - len({p.device for p in chosen}), "cards"
+        ),
+    ]
+    for port in chosen:
+        found.append(Measurement("state", port.state, "", port.name))
+        if port.rate is not None:
+            found.append(Measurement("rate", port.rate, "Gb/s", port.name))
+        downs = network_rules.downs(port)
+        if downs is not None:
+            found.append(Measurement("link_downed", downs, "times", port.name))
+        found += [
+            Measurement(name, count, "errors", port.name)
+            for name, count in sorted(port.errors.items())
+            if name != "link_downed"
+        ]
+    return found
+
+
+def judge(
+    node: CheckNode,
+    measurements: Sequence[Measurement],  # noqa: ARG001 - the contract
+    thresholds: Mapping[str, Threshold],  # noqa: ARG001 - the contract
+) -> list[Finding]:
+    ports = ports_of(node)
+    chosen = _compute(node, ports)
+    findings = _judge_count(node, ports, chosen)
+    if not chosen:
+        return findings
+    uptime = node.facts.get("clock.uptime_s")
+    uptime = uptime if isinstance(uptime, int) and 0 <= uptime < 2**64 else None
+    declared = {(str(row["device"]), str(row.get("port", 1))): row for row in _declared_ports(node)}
+    for port in chosen:
+        findings += _judge_port(node, port, chosen, declared.get((port.device, port.number), {}), uptime)
+    findings += _judge_slots(node, chosen)
+    findings += _unasked(node, chosen)
+    up = [port for port in chosen if port.active]
+    off = [port.name for port in chosen if not port.active and port.switched_off]
+    if not any(finding.verdict in (Verdict.FAIL, Verdict.WARN, Verdict.ERROR) for finding in findings):
+        said = f"{len(up)} port{'s' * (len(up) != 1)} up, without errors that matter"
+        verdict = Verdict.PASS if up else Verdict.SKIP
+        findings.append(Finding(ID, verdict, "node", said, "state", len(up), "ports"))
+    if off:
+        message = f"switched off by an administrator, not judged: {', '.join(off)}"
+        findings.append(Finding(ID, Verdict.SKIP, "node", message, "state"))
+    return findings
+
+
+def _judge_port(
+    node: CheckNode, port: Port, peers: Sequence[Port], declared: Mapping[str, Any], uptime: int | None
+) -> list[Finding]:
+    unread = network_rules.judge_unread(ID, port)
+    down = network_rules.judge_state(ID, port)
+    if down is not None:
+        return [*unread, down]
+    if not port.active and not unread:
+        return []
+    flaps = network_rules.judge_flaps(ID, port, uptime)
+    counted = [*([flaps] if flaps else []), *network_rules.judge_errors(ID, port, uptime)]
+    if not port.active:
+        return [*unread, *counted]
+    rate = declared.get("rate")
+    one = network_rules.judge_link(ID, port, peers, rate if isinstance(rate, int) else None)
+    found = [*unread, *([one] if one else []), *counted, *network_rules.judge_silence(ID, port, peers)]
+    if not port.link_layer:
+        return found  # what routes its packets depends on it
+    return [*found, *network_rules.judge_routing(ID, port, peers, node.variables, declared)]
+
+
+def _compute(node: CheckNode, ports: Sequence[Port]) -> list[Port]:
+    named = [str(row["device"]) for row in _declared_ports(node)]
+    expected = _expected(node)
+    return compute_ports(ports, named or (expected if isinstance(expected, list) else ()))
+
+
+def _declared_ports(node: CheckNode) -> list[Mapping[str, Any]]:
+    rows = node.variables.get("rdma_expected_ports") or []
+    if not isinstance(rows, list) or not all(isinstance(row, Mapping) and "device" in row for row in rows):
+        raise ParseError("rdma_expected_ports is not a list of ports with a device", "correct the inventory")
+    return rows
+
+
+def _expected(node: CheckNode) -> int | list[str] | None:
+    """How many cards, or which: gpuprov_expected_nics."""
+    value = node.variables.get("gpuprov_expected_nics")
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return value
+    raise ParseError(
+        f"gpuprov_expected_nics is {value!r:.60}", "give the number of cards, or the list of their names"
+    )
+
+
+def _judge_count(node: CheckNode, ports: Sequence[Port], chosen: Sequence[Port]) -> list[Finding]:
+    there = {port.device for port in ports}
+    findings = _without_driver(node, there)
+    devices = {port.device for port in chosen}
+    expected = _expected(node)
+    named = [str(row["device"]) for row in _declared_ports(node)]
+    names = expected if isinstance(expected, list) else named
+    source = "rdma_expected_ports" if names is named and named else "gpuprov_expected_nics"
+    for name in sorted(set(names) - there):
+        message = f"the RDMA card {name} is not there"
+        findings.append(
+            Finding(ID, Verdict.FAIL, name, message, "hcas", 0, "cards", "= 1", source, network_rules.CABLE)
+        )
+    lost = len(findings)  # whose place is known
+    if isinstance(expected, int) and len(devices) + lost != expected:
+        message = f"{len(devices)} of {expected} RDMA cards"
+        has = (f"there: {', '.join(sorted(devices)) or 'none'}",)
+        findings.append(
+            Finding(
+                ID,
+                Verdict.FAIL if len(devices) < expected else Verdict.WARN,
+                "node",
+                message,
+                "hcas",
+                len(devices),
+                "cards",
+                f"= {expected} cards",
+                "gpuprov_expected_nics",
+                network_rules.CABLE if len(devices) < expected else network_rules.CONFIGURE,
+                has,
+            )
+        )
+    if findings:
+        return findings
+    if expected is not None or named:
+        words = f"{len(devices)} RDMA card{'s' * (len(devices) != 1)}, as declared"
+        return [Finding(ID, Verdict.PASS, "node", words, "hcas", len(devices), "cards", source=source)]
+    if not devices:
+        return [Finding(ID, Verdict.SKIP, "node", "no RDMA card, and none is declared", "hcas", 0, "cards")]
+    words = (
+        f"{len(devices)} RDMA card{'s' * (len(devices) != 1)}; the number is not compared, "
+        "for none is declared (gpuprov_expected_nics)"
+    )
+    return [Finding(ID, Verdict.SKIP, "node", words, "hcas", len(devices), "cards")]
+
+
+def _without_driver(node: CheckNode, there: set[str]) -> list[Finding]:
+    """Cards on the PCI bus like others that work, for which the driver made no RDMA device."""
+    rows = _cards(node, "hca.functions")
+    working = {
+        (row.get("device_id"), row.get("link_width_max")) for row in rows if row.get("device") in there
+    }
+    return [
+        Finding(
+            ID,
+            Verdict.FAIL,
+            f"hca@{row.get('address')}",
+            f"the card at {row.get('address')} is on the PCI bus without RDMA: its driver gave it up",
+            "hcas",
+            action="investigate",
+        )
+        for row in rows
+        if row.get("device") not in there and (row.get("device_id"), row.get("link_width_max")) in working
+    ]
+
+
+def _judge_slots(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
+    """PCIe lanes of each card, against cards of the same board: a slot may be wired narrow by design."""
+    rows = _cards(node, "firmware.rdma")
+    devices = {port.device for port in chosen}
+    slots = {str(row.get("device")): row for row in rows if row.get("device") in devices}
+    findings = []
+    for name, row in sorted(slots.items()):
+        width, most = row.get("link_width"), row.get("link_width_max")
+        same = [one.get("link_width") for one in slots.values() if one.get("board_id") == row.get("board_id")]
+        best = max((value for value in same if isinstance(value, int)), default=0)
+        if isinstance(width, int) and isinstance(most, int) and 0 < width < min(most, best):
+            message = f"{name} is connected with {width} PCIe lanes, others like it with {best}"
+            findings.append(
+                Finding(
+                    ID,
+                    Verdict.FAIL,
+                    name,
+                    message,
+                    "pcie_width",
+                    width,
+                    "lanes",
+                    f"≥ {best} lanes",
+                    "the node's other cards of this board",
+                    network_rules.CABLE,
+                )
+            )
+    return findings
+
+
+def _cards(node: CheckNode, name: str) -> list[Mapping[str, Any]]:
+    """A fact with an entry for each card; none where it could not be read, which `_unasked` tells."""
+    try:
+        return entries(node, name)
+    except ParseError:
+        return []
+
+
+def _unasked(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
+    """What could not be read is an error: cards and their lanes, and a declared MTU."""
+    findings = []
+    for name in ("hca.functions", "firmware.rdma"):
+        try:
+            entries(node, name)
+        except ParseError as error:
+            findings.append(unmeasured(ID, error.what))
+    return findings + _unasked_mtu(node, chosen)
+
+
+def _unasked_mtu(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
+    why = node.problems.get("hca.mtus")
+    if not why or not any(port.active for port in chosen):
+        return []
+    if _declared_ports(node) and "rdma_mtu" in node.variables:
+        return [unmeasured(ID, f"the MTU could not be read: {why}", action=network_rules.CONFIGURE)]
+    if why.endswith("is not installed"):
+        return [Finding(ID, Verdict.SKIP, "node", f"the MTU is not compared: {why}", "mtu")]
+    # The kernel lists the cards and user space cannot open one: no RDMA program works on this node.
+    return [unmeasured(ID, f"the MTU could not be read: {why}", action="investigate")]

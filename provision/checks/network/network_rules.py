@@ -1,0 +1,258 @@
+"""The rules of network_ports for one port: its state, its link, its errors, what it needs to be routed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.limits import limits
+from provision.checks.network.rdma_port import Port, usual
+
+CABLE, CONFIGURE = "reseat or check cable", "fix configuration"
+
+
+# What a driver reports of a port (linux, drivers/infiniband/core/sysfs.c, state_show); NOP is no answer.
+_STATES = ("DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
+
+
+def judge_unread(check: str, port: Port) -> list[Finding]:
+    """Every port has a state and a link layer: without one nothing is known of it, least of all its cable."""
+    if port.switched_off:
+        return []
+    lost = [] if port.link_layer else ["link layer"]
+    if port.state not in _STATES:
+        lost.append(f"state ({port.state})" if port.state else "state")
+    if not lost:
+        return []
+    message = f"{port.name}: the kernel gives no {' and no '.join(lost)} of this port"
+    return [unmeasured(check, message, device=port.name, action="investigate")]
+
+
+def judge_state(check: str, port: Port) -> Finding | None:
+    """Whether the port is up. None when it is, when nobody knows, or when somebody has switched it off."""
+    if port.active or port.switched_off or port.state not in _STATES:
+        return None
+    said = f"{port.state}, {port.phys_state or 'no physical state'}"
+    if port.state == "INIT" and port.phys_state == "LinkUp" and not port.ethernet:
+        words = "has a link and no address: no subnet manager has configured it"
+        action = CONFIGURE
+    elif port.state == "ARMED":
+        words, action = "is not activated by the subnet manager", CONFIGURE
+    else:
+        words, action = "has no link: cable, transceiver, or the other end", CABLE
+    return _fail(
+        check, port, "state", f"{port.name} {words} ({said})", port.state, action=action, limit="= ACTIVE"
+    )
+
+
+def judge_link(check: str, port: Port, peers: Sequence[Port], declared: int | None) -> Finding | None:
+    """Rate and width against what is declared, else against the other ports of its kind."""
+    wanted, source = declared, "rdma_expected_ports"
+    if wanted is None:
+        wanted, source = (
+            usual(peer.rate for peer in peers if peer.active),
+            "the node's other ports of this kind",
+        )
+    if wanted is None or port.rate is None or port.rate >= wanted:
+        return None
+    message = (
+        f"{port.name} runs at {port.rate} Gb/s{f' ({port.link})' if port.link else ''}, not {wanted} Gb/s"
+    )
+    return _fail(
+        check, port, "rate", message, port.rate, "Gb/s", action=CABLE, limit=f"≥ {wanted} Gb/s", source=source
+    )
+
+
+# Bits of the counters (drivers/infiniband/core/sysfs.c, PORT_PMA_ATTR): at its largest value a counter stands
+# still, and says "at least so many". Those of 4 bits are full on healthy ports, too (a real H100's says 15).
+_BITS = {
+    "symbol_error": 16, "link_error_recovery": 8, "link_downed": 8, "port_rcv_errors": 16,
+    "port_rcv_remote_physical_errors": 16, "port_rcv_constraint_errors": 8, "port_xmit_constraint_errors": 8,
+}  # fmt: skip
+
+
+def _full(check: str, port: Port, name: str) -> Finding | None:
+    """A counter that can count no more: what it says of a rate is too little."""
+    most = 2 ** _BITS[name] - 1
+    if port.errors.get(name) != most:
+        return None
+    message = f"{port.name} has counted {most} {name} or more: the counter is full; reset it (perfquery -R)"
+    source = "linux, drivers/infiniband/core/sysfs.c: the counter's width"
+    return Finding(
+        check, Verdict.WARN, port.name, message, name, most, "errors", f"< {most}", source, "watch"
+    )
+
+
+def judge_errors(check: str, port: Port, uptime: int | None) -> list[Finding]:
+    """Error counters against the time in which they may have been counted.
+
+    A card counts while its link comes up, and what it counted then is no rate: a day is the least.
+    """
+    least = float(limits("port_limits")["least_hours"]["limit"])
+    hours = max(least, (uptime or 0) / 3600)
+    findings = []
+    allowed: dict[str, tuple[float, str]] = {
+        name: (float(row["limit"]), str(row["source"]))
+        for name, row in limits("port_limits")["errors_per_hour"].items()
+    }
+    symbols = limits("port_limits")["symbol_errors_per_hour_and_gbs"]
+    if port.rate:
+        allowed["symbol_error"] = float(symbols["limit"]) * port.rate, str(symbols["source"])
+    for name, (limit, source) in allowed.items():
+        count = port.errors.get(name, 0)
+        if count / hours <= limit:
+            findings += [full] if name in _BITS and (full := _full(check, port, name)) else []
+            continue
+        message = f"{port.name} has counted {count} {name}, more than {limit:g} an hour in {hours:.0f} h"
+        findings.append(
+            _fail(
+                check,
+                port,
+                name,
+                message,
+                count,
+                "errors",
+                action=CABLE,
+                limit=f"≤ {limit:g} an hour",
+                source=source,
+            )
+        )
+    return findings
+
+
+def judge_silence(check: str, port: Port, peers: Sequence[Port]) -> list[Finding]:
+    """What the kernel reads of most ports of a kind, and not of this one (`N/A (no PMA)`, linux, drivers/
+    infiniband/core/sysfs.c): errors may have been counted there."""
+    others = [peer for peer in peers if peer.active and peer is not port]
+    known = [name for peer in others for name in _readable(peer)]
+    missing = sorted(name for name in {*known} - _readable(port) if 2 * known.count(name) > len(others) > 0)
+    if not missing:
+        return []
+    message = f"{port.name} has no readable {', '.join(missing)}, and the ports beside it have"
+    return [unmeasured(check, message, device=port.name, action="investigate")]
+
+
+def _readable(port: Port) -> set[str]:
+    """What the kernel gives of a port: its counters, its rate, and its subnet manager."""
+    given = {"rate": port.rate, "sm_lid": port.sm_lid}
+    return {*port.errors, *(name for name, value in given.items() if value is not None)}
+
+
+def downs(port: Port) -> int | None:
+    """How often the link went down: of the interface since boot, else of the port since the card's reset."""
+    counted = port.errors.get("link_downed")
+    return port.carrier_downs if port.ethernet and port.carrier_downs is not None else counted
+
+
+def judge_flaps(check: str, port: Port, uptime: int | None) -> Finding | None:
+    """A link that keeps going down and comes back is up whenever somebody looks."""
+    count = downs(port)
+    days = max(1.0, (uptime or 0) / 86400)
+    rows = limits("port_limits")["link_downs_per_day"]
+    when = f"{days:.0f} day{'s' * (days >= 1.5)}"
+    for level in ("fail", "warn"):
+        limit = float(rows[level]["limit"])
+        if count is not None and count / days >= limit:
+            return Finding(
+                check,
+                Verdict.FAIL if level == "fail" else Verdict.WARN,
+                port.name,
+                f"{port.name} has lost its link {count} times in {when}: it flaps",
+                "link_downed",
+                count,
+                "times",
+                f"< {limit:g} a day",
+                str(rows[level]["source"]),
+                CABLE if level == "fail" else "watch",
+            )
+    return _full(check, port, "link_downed") if downs(port) == port.errors.get("link_downed") else None
+
+
+def judge_routing(
+    check: str, port: Port, peers: Sequence[Port], variables: Mapping[str, Any], declared: Mapping[str, Any]
+) -> list[Finding]:
+    """What packets need to reach anybody: subnet manager and P_Key, or a GID; and the MTU."""
+    findings = []
+    others = [peer for peer in peers if peer.active and peer is not port]
+    if not port.ethernet:
+        if port.sm_lid == 0:
+            message = f"{port.name} knows no subnet manager: no route leads to it"
+            findings.append(_fail(check, port, "sm_lid", message, 0, limit="> 0"))
+        findings += _judge_pkeys(check, port, others, declared.get("pkey"))
+    else:
+        findings += _judge_gids(
+            check, port, others, variables.get("rdma_roce_gid_index") if declared else None
+        )
+    wanted = variables.get("rdma_mtu") if declared else None
+    source = "rdma_mtu"
+    if not isinstance(wanted, int):
+        known = [peer.mtu for peer in others if peer.mtu is not None]
+        wanted, source = usual([*known, port.mtu]) if known else None, "the node's other ports of this kind"
+    if wanted is not None and port.mtu is not None and port.mtu < wanted:
+        message = f"{port.name} has an RDMA MTU of {port.mtu} bytes, not {wanted}"
+        findings.append(
+            _fail(check, port, "mtu", message, port.mtu, "bytes", limit=f"≥ {wanted} bytes", source=source)
+        )
+    return findings
+
+
+def _judge_pkeys(check: str, port: Port, others: Sequence[Port], declared: Any) -> list[Finding]:
+    has = ", ".join(port.pkeys) or "none"
+    if isinstance(declared, str):
+        if declared.lower() in port.pkeys:
+            return []
+        message, limit = f"{port.name} lacks the partition key {declared} (it has {has})", declared
+        return [_fail(check, port, "pkeys", message, has, limit=limit, source="rdma_expected_ports")]
+    wanted = usual([peer.pkeys for peer in (*others, port)])
+    if not port.pkeys or (wanted is not None and port.pkeys != wanted):
+        message = (
+            f"{port.name} has the partition keys {has}; its peers have {', '.join(wanted or ()) or 'others'}"
+        )
+        return [_fail(check, port, "pkeys", message, has, source="the node's other ports of this kind")]
+    return []
+
+
+def _judge_gids(check: str, port: Port, others: Sequence[Port], index: Any) -> list[Finding]:
+    has = ", ".join(map(str, port.roce_v2_ipv4)) or "none"
+    source = "rdma_roce_gid_index"
+    wanted: tuple[int, ...] | None = (
+        (index,) if isinstance(index, int) and not isinstance(index, bool) else None
+    )
+    if wanted is None:
+        source = "the node's other ports of this kind"
+        wanted = usual([peer.roce_v2_ipv4 for peer in (*others, port)])
+    if wanted and not set(wanted) <= set(port.roce_v2_ipv4):
+        where = ", ".join(map(str, wanted))
+        message = f"{port.name} has no IPv4 address for RoCE v2 at GID index {where} (its indexes: {has})"
+        return [_fail(check, port, "gid", message, has, limit=f"index {where}", source=source)]
+    return []
+
+
+def _fail(
+    check: str,
+    port: Port,
+    metric: str,
+    message: str,
+    value: Any,
+    unit: str = "",
+    *,
+    action: str = CONFIGURE,
+    limit: str = "",
+    source: str = "",
+) -> Finding:
+    link = f"rate {port.rate} Gb/s ({port.link}), sm_lid {port.sm_lid}"
+    words = f"{port.link_layer}, {port.state}, {port.phys_state}, {link}"
+    return Finding(
+        check,
+        Verdict.FAIL,
+        port.name,
+        message,
+        metric,
+        value,
+        unit,
+        limit,
+        source,
+        action,
+        (f"{port.name}: {words}",),
+    )

@@ -1,0 +1,159 @@
+"""NCCL's all-reduce over the GPUs of several nodes: commands, expected bandwidth, parsed result (pure)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from provision.checks.check import CheckNode, Output, last_words
+from provision.checks.limits import limits
+from provision.checks.nccl import nccl_tests
+from provision.checks.nccl.nccl_collective import Collective
+from provision.checks.pairs import perftest_ends
+from provision.checks.pairs.mpi import Program
+from provision.checks.pairs.results import Outcome, Result
+from provision.checks.thresholds import Threshold
+from provision.errors import ParseError
+from provision.text import many, one_line
+
+FACTS = perftest_ends.FACTS
+UNIT = "GB/s"
+INSTALLS = "validation_tools, with validation_tools_mpi: true,"
+NO_GPU = "it has no GPU"
+
+NET = "gpuprov_nccl_net"  # the inventory variable
+_COLLECTIVE = Collective("nccl_group", "all_reduce_perf", "all-reduce between nodes", share=2.0)
+_ITERATIONS = "5"  # between nodes a tenth of the rate inside one is usual; twenty would take minutes
+_DEADLINE = 180.0  # seconds: MPI and NCCL come up, and two sizes of 16 GiB at most, at a tenth of the rate
+_A_NODE = 0.25  # seconds more for each node of a group: its daemon and its connections come up
+
+_BEGAN = "# Using devices"  # rank 0 says it once all ranks have found one another
+_NO_SSH = re.compile(r"^gpuprov: ssh to (\S{1,200}) ended with status", re.MULTILINE)
+# Why ssh ends with 255, in its own words. mpirun has a warning with "Permission denied" that means nothing.
+_SSH_SAYS = re.compile(
+    r"Permission denied \(|Host key verification failed|^ssh: |^Connection (?:closed|reset|to .* timed out)"
+)
+# mpirun 5.0 (PRRTE) where a program is missing or not executable: two lines, in either order, in a box.
+_NOT_LAUNCHED = re.compile(
+    r"^ *(?:Executable: +(?P<program>\S{1,200})\s+Node: +(?P<node>\S{1,200})"
+    r"|Node: +(?P<node2>\S{1,200})\s+Executable: +(?P<program2>\S{1,200}))$",
+    re.MULTILINE,
+)
+_CUDA = re.compile(r"^\s*(\S{1,80}): Test CUDA failure", re.MULTILINE)
+
+
+def program(node: CheckNode, others_have_ports: bool) -> Program:
+    """all_reduce_perf over a node's GPUs; each process of the launch has those of its own node. With RDMA
+    ports at all nodes NCCL must use them: over TCP it would only be slow."""
+    (command,) = _COLLECTIVE.commands(node, {})
+    argv = list(command.argv)
+    argv[argv.index("-n") + 1] = _ITERATIONS
+    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": "/dev/stderr"}
+    net = node.variables.get(NET) or ("IB" if others_have_ports else "")
+    return Program(tuple(argv), {**env, **({"NCCL_NET": str(net)} if net else {})})
+
+
+def deadline(nodes: int) -> float:
+    """Seconds after which it hangs."""
+    return _DEADLINE + _A_NODE * nodes
+
+
+def carries(node: CheckNode, known: Mapping[str, Threshold]) -> float | None:
+    """GB/s of bus bandwidth that this node should reach with others: a share of what its network cards carry
+    together, and no more than its GPUs reach among themselves. None when either is not known.
+
+    An all-reduce sends each byte out of the node about twice, as inside it; so the bus bandwidth is what all
+    cards carry. Raises ParseError.
+    """
+    gbits = sum(float(port.rate or 0) for port in perftest_ends.rails(node))
+    if not gbits:
+        return None
+    share = float(limits("port_limits")["nccl_share"]["limit"]) / 100
+    count = node.gpu_count
+    if count < 2:
+        return share * gbits / 8
+    inside = [
+        float(found.limit)
+        for name in (f"nccl_all_reduce.busbw_ring_{count}gpu", f"nccl_all_reduce.busbw_{count}gpu")
+        if (found := known.get(name)) is not None
+    ]
+    return min(share * gbits / 8, share * inside[0]) if inside else None
+
+
+def result(
+    nodes: Sequence[str],
+    number: int,
+    expected: float | None,
+    output: Output | None,
+    gpus: int,
+    names: Mapping[str, str],
+) -> Result:
+    """What the program that was started on the first of these nodes says, in round `number`. `gpus`: of all
+    nodes; `names`: how the launcher and the nodes call themselves (address or host name → node)."""
+
+    def ended(outcome: Outcome, said: str, end: str = "") -> Result:
+        return Result(tuple(nodes), number, outcome, None, "", UNIT, expected, end, said=one_line(said, 300))
+
+    if output is None:
+        return ended(Outcome.ERROR, "no answer", nodes[0])
+    if output.not_started:
+        return ended(Outcome.ERROR, output.not_started, nodes[0])
+    # mpirun writes a NUL where it ends a job early.
+    output = replace(output, stdout=output.stdout.replace("\0", ""), stderr=output.stderr.replace("\0", ""))
+    text = output.stdout
+    if output.timed_out:
+        said = f"no end after {output.seconds:.0f} s"
+        if _BEGAN not in text:
+            said += ", and NCCL had not started: MPI's daemons may not reach one another over TCP"
+        return ended(Outcome.HANG, said)
+    if text.count(_BEGAN) > 1:
+        said = "each node measured itself: all_reduce_perf was built without MPI"
+        return ended(Outcome.NOT_RUN, f"{said} (validation_tools_mpi: true builds it with MPI)")
+    if _BEGAN not in text:
+        return _never_began(ended, output, names)
+    try:
+        return _measured(ended, nodes, number, expected, output, gpus)
+    except ParseError as error:
+        cuda = _CUDA.search(text)
+        return ended(Outcome.ERROR, error.what, names.get(cuda[1], "") if cuda else "")
+
+
+def _never_began(ended: Any, output: Output, names: Mapping[str, str]) -> Result:
+    """It was not started everywhere: that is no measurement of anything between the nodes."""
+    # mpirun ends its daemons then, so that ssh to the other nodes fails, too: that is no fault of theirs.
+    if missing := _NOT_LAUNCHED.search(output.stderr):
+        program, host = missing["program"] or missing["program2"], missing["node"] or missing["node2"]
+        reason = f"mpirun could not start {program}: it is not installed there, or not executable"
+        not_launched: Result = ended(Outcome.ERROR, reason, names.get(host, ""))
+        return not_launched
+    unreached = {names.get(address, "") for address in _NO_SSH.findall(output.stderr)} - {""}
+    lines = [line for line in output.stderr.splitlines() if line.startswith("gpuprov: ")]
+    said = "; ".join(lines[:3]) or last_words(output)
+    why = [line.strip() for line in output.stderr.splitlines() if _SSH_SAYS.search(line)]
+    if len(unreached) == 1:
+        found: Result = ended(Outcome.ERROR, "; ".join([*why[:1], said]), unreached.pop())
+        return found
+    untold: Result = ended(Outcome.NOT_RUN, said)
+    return untold
+
+
+def _measured(
+    ended: Any, nodes: Sequence[str], number: int, expected: float | None, output: Output, gpus: int
+) -> Result:
+    if output.truncated:
+        raise ParseError("nccl-tests: the output was cut at its size limit", "run it again")
+    found = nccl_tests.parse(output.stdout)
+    if found.ranks != gpus:
+        said = f"all_reduce_perf ran on {many(found.ranks, 'GPU')}, not on the {gpus} of all nodes"
+        untold: Result = ended(Outcome.NOT_RUN, said)
+        return untold
+    largest = max(found.rows, key=lambda row: row.size)
+    wrong = sum(row.wrong or 0 for row in found.rows)
+    if wrong:
+        bad: Result = ended(Outcome.ERROR, f"{many(wrong, 'wrong element')}: silent data corruption")
+        return bad
+    if any(row.wrong is None for row in found.rows):
+        raise ParseError("all_reduce_perf did not check its results", "run it again")
+    return Result(tuple(nodes), number, Outcome.MEASURED, largest.busbw, "", UNIT, expected, size=len(nodes))

@@ -1,0 +1,11 @@
+"""The check nccl_pair: see nccl_between.py."""
+
+from __future__ import annotations
+
+from provision.checks.pairs import nccl_between
+from provision.checks.pairs.metric import Metric
+
+ID = "nccl_pair"
+SUMMARY = "NCCL all-reduce over pairs of nodes: names the bad nodes, links and switches"
+FACTS = nccl_between.FACTS
+METRIC = Metric(ID, "busbw", nccl_between.UNIT, "all_reduce_perf", nccl_between.INSTALLS, nccl_between.NO_GPU)

@@ -1,0 +1,218 @@
+"""Schedules of disjoint pairs and groups: which nodes are measured together (pure).
+
+Round 1 pairs nodes across racks, each rack with as many others as it can, so that a bad uplink is slow
+towards many and its partners are not. Round 2 pairs within racks, where no uplink takes part. A node is in
+one pair of a round at most: pairs measured at once must not share a cable. What two rounds leave open,
+`next_pairs` measures; the number of rounds does not grow with the fleet. Only the exhaustive schedule, the
+circle method, meets every pair, and its number of rounds does grow.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from provision.errors import InventoryError
+from provision.node_names import fold
+from provision.text import many, one_line
+
+RACK = "gpuprov_rack"  # the inventory variable
+ALIKE = 4  # nodes of a rack from which on "all of them are bad" is less likely than a bad leaf
+
+Pair = tuple[str, str]
+Group = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The nodes to measure, in inventory order, and the rack of each that has a known one: nodes of a rack
+    share their leaf switch, or, where every rail has a leaf of its own, that set of leaf switches.
+    """
+
+    nodes: tuple[str, ...]
+    racks: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def members(self) -> Mapping[str, tuple[str, ...]]:
+        """Rack → its nodes; racks in the order of their first node."""
+        found: dict[str, list[str]] = defaultdict(list)
+        for node in self.nodes:
+            if node in self.racks:
+                found[self.racks[node]].append(node)
+        return {rack: tuple(nodes) for rack, nodes in found.items()}
+
+    @cached_property
+    def order(self) -> Mapping[str, int]:
+        """Node → its place in the inventory."""
+        return {node: place for place, node in enumerate(self.nodes)}
+
+    def spans(self, nodes: Collection[str]) -> bool | None:
+        """Whether these nodes are of more than one rack; None when that is not known."""
+        racks = {self.racks.get(node) for node in nodes}
+        if len(racks - {None}) > 1:
+            return True
+        return None if None in racks else False
+
+
+def topology(variables: Mapping[str, Mapping[str, Any]]) -> Topology:
+    """The topology that the resolved inventory variables of the nodes (name → variables) state.
+
+    Raises InventoryError for a rack that is neither a name nor a whole number.
+    """
+    racks = {}
+    for node, stated in variables.items():
+        value = stated.get(RACK)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
+            raise InventoryError(
+                f"{one_line(node, 80)}: {RACK} must be a name or a whole number, "
+                f"not {one_line(repr(value), 80)}",
+                "name the leaf switch or the rack that its nodes share, or leave the variable out",
+            )
+        racks[node] = str(value).strip()
+    return Topology(tuple(variables), racks)
+
+
+def across(fleet: Topology) -> tuple[Pair, ...]:
+    """Round 1: disjoint pairs, across racks as far as possible; of an odd number one node waits.
+
+    The rack with most nodes left goes first and takes the rack it met least, then the one with most left:
+    no node of a large rack remains that a small one could have taken. Nodes without a rack are one more rack.
+    """
+    left = {rack: list(nodes) for rack, nodes in fleet.members.items()}
+    if unknown := [node for node in fleet.nodes if node not in fleet.racks]:
+        left[""] = unknown  # a rack's name is never empty
+    met: Counter[frozenset[str]] = Counter()
+    pairs: list[Pair] = []
+    while len(left) > 1:
+        largest = max(left, key=lambda rack: len(left[rack]))
+        other = min(
+            (rack for rack in left if rack != largest),
+            key=lambda rack: (met[frozenset((largest, rack))], -len(left[rack])),
+        )
+        met[frozenset((largest, other))] += 1
+        pairs.append((left[largest].pop(0), left[other].pop(0)))
+        for rack in (largest, other):
+            if not left[rack]:
+                del left[rack]
+    for rest in left.values():
+        half = len(rest) // 2
+        pairs += zip(rest[:half], rest[half : 2 * half], strict=True)
+    return tuple(pairs)
+
+
+def within(fleet: Topology, first: Sequence[Pair]) -> tuple[Pair, ...]:
+    """Round 2: disjoint pairs within racks, none of them of the `first` round. Odd nodes of racks meet one
+    another; of an odd number of nodes another one waits than in the first round.
+    """
+    before = {node: partner for pair in first for node, partner in (pair, pair[::-1])}
+    waited = next((node for node in fleet.nodes if node not in before), None)
+    pairs: list[Pair] = []
+    rest: list[str] = []
+    racks = [*fleet.members.values(), tuple(node for node in fleet.nodes if node not in fleet.racks)]
+    for nodes in racks:
+        inside: list[Pair] = []
+        rest += _pair_neighbours(sorted(nodes, key=lambda node: node != waited), before, inside)
+        pairs += inside
+    odd = _pair_neighbours(sorted(rest, key=lambda node: node != waited), before, pairs)
+    if odd == [waited] and pairs:
+        pairs[-1] = (pairs[-1][0], odd[0])
+    return tuple(pairs)
+
+
+def _pair_neighbours(nodes: Sequence[str], before: Mapping[str, str], pairs: list[Pair]) -> list[str]:
+    """Add pairs of neighbours that have not met before to `pairs`; who remains: one of an odd number, or two
+    that have met and nobody to change partners with.
+    """
+    left = list(nodes)
+    while len(left) > 1:
+        node = left.pop(0)
+        place = next((i for i, other in enumerate(left) if before.get(node) != other), None)
+        if place is not None:
+            pairs.append((node, left.pop(place)))
+        elif pairs:  # each has met one other only, so these two have not met the two of any pair made here
+            one, other = pairs.pop()
+            pairs += [(one, node), (other, left.pop(0))]
+        else:
+            return [node, *left]
+    return left
+
+
+def exhaustive(nodes: Sequence[str]) -> Iterator[tuple[Pair, ...]]:
+    """Every pair once, in `exhaustive_rounds` rounds of disjoint pairs (the circle method of tournaments)."""
+    ring: list[str | None] = [*nodes, *([None] if len(nodes) % 2 else [])]
+    half = len(ring) // 2
+    for _ in range(exhaustive_rounds(len(nodes))):
+        yield tuple(
+            (one, other)
+            for one, other in zip(ring[:half], ring[: half - 1 : -1], strict=True)
+            if one is not None and other is not None
+        )
+        ring[1:] = [ring[-1], *ring[1:-1]]
+
+
+def exhaustive_rounds(nodes: int) -> int:
+    """How many rounds the exhaustive schedule has: one less than the nodes, one more if they are odd."""
+    return 0 if nodes < 2 else nodes - 1 + nodes % 2
+
+
+def minutes(rounds: int, seconds: float) -> float:
+    """What rounds of `seconds` each cost, in minutes: pairs of a round run at once."""
+    return rounds * seconds / 60
+
+
+def rack_groups(fleet: Topology, size: int = 8) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+    """Two rounds of disjoint groups for a collective: the racks (blocks of `size` nodes where none is known),
+    then stripes with one node of each. A bad node makes its rack and its stripe slow, so one that lies where
+    two slow groups cross is known by name. Groups of one node are left out.
+    """
+    rows = list(fleet.members.values())
+    unknown = [node for node in fleet.nodes if node not in fleet.racks]
+    rows += [tuple(unknown[start : start + size]) for start in range(0, len(unknown), size)]
+    widest = max((len(row) for row in rows), default=0)
+    stripes = [tuple(row[place] for row in rows if place < len(row)) for place in range(widest)]
+    return tuple(row for row in rows if len(row) > 1), tuple(one for one in stripes if len(one) > 1)
+
+
+def limits(fleet: Topology) -> tuple[str, ...]:
+    """What cannot be told apart on this fleet whatever is measured, in sentences."""
+    count = len(fleet.nodes)
+    if count < 2:
+        return (f"{many(count, 'node')}: there is no pair to measure",)
+    said = []
+    if count == 2:
+        said.append(
+            "two nodes have one pair: when it is slow, the end or the link at fault cannot be told apart"
+        )
+    return (*said, *_rack_limits(fleet))
+
+
+def _rack_limits(fleet: Topology) -> Iterator[str]:
+    unknown = [node for node in fleet.nodes if node not in fleet.racks]
+    if not fleet.members:
+        yield (
+            f"no node has {RACK}: a bad leaf or uplink looks like bad nodes or links; "
+            "set it to the name that the nodes of a leaf switch share"
+        )
+        return
+    if unknown:
+        yield (
+            f"{RACK} is missing on {fold(unknown)}: whether their pairs cross an uplink is not known, "
+            "and a bad leaf of theirs looks like bad nodes"
+        )
+    if len(fleet.members) == 1 and not unknown:
+        yield "all nodes are in one rack: no pair crosses an uplink"
+    if len(fleet.members) == 2:
+        yield "two racks: their uplinks and the path between them carry the same pairs and look the same"
+    alone = [nodes[0] for nodes in fleet.members.values() if len(nodes) == 1]
+    if alone:
+        yield f"{fold(alone)}: the only node of its rack, so its leaf and uplink cannot be told from the node"
+    few = [rack for rack, nodes in fleet.members.items() if 1 < len(nodes) < ALIKE]
+    if few:
+        yield (
+            f"rack {fold(few)}: fewer than {ALIKE} nodes, so a bad leaf cannot be told from bad nodes only"
+        )

@@ -1,0 +1,1 @@
+"""What should be true of each node: variables, stacks, roles and what they promise."""

@@ -1,0 +1,104 @@
+"""Compatibility rules for the versions on one node (data/compatibility.yml)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from provision import paths, yamlfile
+from provision.desired import compatibility_rules as rules
+from provision.desired.templating.render_cache import RenderCache, frozen
+from provision.errors import StackError
+
+RULES = paths.DATA / "compatibility.yml"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """One rule that forbids something: what, where; what to do; and who says so."""
+
+    rule: str
+    what: str
+    fix: str
+    source: str
+
+
+@dataclass(frozen=True)
+class _Rule:
+    id: str
+    judge: Callable[[Mapping[str, Any], rules.Subject], tuple[str, str] | None]
+    data: Mapping[str, Any]
+    needs_node: bool
+
+
+@functools.cache
+def _rules() -> tuple[_Rule, ...]:
+    found = []
+    for number, data in enumerate(yamlfile.load(RULES, StackError), start=1):
+        kind = data.get("kind")
+        if kind not in rules.KINDS or not data.get("id") or not data.get("source"):
+            raise StackError(
+                f"{RULES}: rule {number} needs `id`, `source` and a known `kind`, has {kind!r}", ""
+            )
+        found.append(_Rule(data["id"], rules.KINDS[kind], data, kind in rules.NEED_NODE))
+    return tuple(found)
+
+
+_static: RenderCache[tuple[tuple[_Rule, tuple[str, str]], ...]] = RenderCache()
+_on_node: RenderCache[tuple[tuple[_Rule, tuple[str, str]], ...]] = RenderCache()
+
+
+def check_declared(declared: Mapping[str, Any], where: str) -> list[Refusal]:
+    """What is impossible whatever the machine is: judged before any is touched. `where` names the nodes."""
+
+    def compute(mentioned: set[str]) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
+        return _judged(rules.Subject(declared, None, mentioned), needs_node=False)
+
+    return _refusals(_static.get(declared, 0, compute), where)
+
+
+def check_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any], where: str) -> list[Refusal]:
+    """What is impossible on this machine: its OS, its GPUs, and versions that depend on what it is."""
+
+    def compute(mentioned: set[str]) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
+        subject = rules.Subject(declared, gpuprov_node, mentioned)
+        return _judged(subject, needs_node=True) or _judged(subject, needs_node=False)
+
+    return _refusals(_on_node.get(declared, frozen(gpuprov_node), compute), where)
+
+
+def _judged(subject: rules.Subject, *, needs_node: bool) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
+    found: list[tuple[_Rule, tuple[str, str]]] = []
+    for rule in _rules():
+        if rule.needs_node is needs_node:
+            said = [rule.judge(rule.data, subject), *_of_each(rule, subject)]
+            found.extend((rule, each) for each in said if each is not None)
+    return tuple(found)
+
+
+class _OneValue(rules.Subject):
+    """A subject of whose variable `name`, a list, only one value is seen."""
+
+    def __init__(self, subject: rules.Subject, name: str, value: Any) -> None:
+        self.__dict__.update(vars(subject))
+        self._name, self._one = name, value
+
+    def get(self, name: str) -> Any:
+        return self._one if name == self._name else super().get(name)
+
+
+def _of_each(rule: _Rule, subject: rules.Subject) -> Iterator[tuple[str, str] | None]:
+    """The same for each value of the list `each` names, but the one `variable` has and was judged already."""
+    name = str(rule.data.get("each", ""))
+    values = subject.get(name) if name else None
+    for value in values if isinstance(values, list) else []:
+        if value != subject.get(rule.data["variable"]):
+            yield rule.judge({**rule.data, "variable": name}, _OneValue(subject, name, value))
+
+
+def _refusals(judged: tuple[tuple[_Rule, tuple[str, str]], ...], where: str) -> list[Refusal]:
+    return [
+        Refusal(rule.id, f"{where}: {what}", fix, str(rule.data["source"])) for rule, (what, fix) in judged
+    ]

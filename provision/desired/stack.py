@@ -1,0 +1,99 @@
+"""Resolution of a node's variables as Ansible would: stack, role defaults, inventory.
+
+Precedence, weakest first: role defaults < stack < inventory (group, host) < --set < the role's vars/<os>.yml.
+`gpuprov_node` (what was observed of the machine: OS, GPUs) is added by us and cannot be overridden.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision import paths, yamlfile
+from provision.desired import skus, variables
+from provision.errors import StackError
+from provision.fleet import Fleet, Node
+from provision.nearest import did_you_mean
+
+DEFAULT = "r580-cuda12.9"
+_KEYS = frozenset({"name", "summary", "sources", "variables"})
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A named, pinned set of versions: provision/data/stacks/<name>.yml, or a path to such a file."""
+
+    name: str
+    summary: str
+    variables: Mapping[str, Any]
+    source: Path
+
+
+def available() -> tuple[str, ...]:
+    """Names of the shipped stacks."""
+    return tuple(sorted(file.stem for file in (paths.DATA / "stacks").glob("*.yml")))
+
+
+@functools.lru_cache(maxsize=64)
+def load(name: str) -> Stack:
+    """The stack called `name` (or the file it names). Raises StackError with the near misses."""
+    if "/" in name or name.endswith((".yml", ".yaml")):
+        return _read(Path(name).expanduser())
+    if name not in available():
+        there = "there are: " + ", ".join(available())
+        raise StackError(f"gpuprov_stack: no stack called {name!r}", did_you_mean(name, available(), there))
+    return _read(paths.DATA / "stacks" / f"{name}.yml")
+
+
+def _read(file: Path) -> Stack:
+    data = yamlfile.load_mapping(file, StackError)
+    unknown = sorted(data.keys() - _KEYS)
+    chosen = data.get("variables")
+    if unknown or not isinstance(chosen, dict) or not isinstance(data.get("name"), str):
+        problem = (
+            f"unknown key {', '.join(unknown)}"
+            if unknown
+            else "needs `name` (text) and `variables` (a mapping)"
+        )
+        raise StackError(f"{file}: {problem}", "compare with provision/data/stacks/*.yml")
+    for variable in chosen:
+        if variable not in variables.known():
+            raise StackError(
+                f"{file}: unknown variable {variable}", did_you_mean(variable, variables.known())
+            )
+    return Stack(data["name"], str(data.get("summary", "")), chosen, file)
+
+
+def node_stack(node: Node, overrides: Mapping[str, Any]) -> Stack:
+    """The stack a node declares through the inventory variable `gpuprov_stack`, or the default one."""
+    name = overrides.get("gpuprov_stack", node.variables.get("gpuprov_stack", DEFAULT))
+    if not isinstance(name, str) or "{{" in name:
+        raise StackError(
+            f"{node.name}: gpuprov_stack must be plain text, not {name!r}", f"for example {DEFAULT}"
+        )
+    return load(name)
+
+
+def declared(node: Node, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Stack < inventory < overrides: what is handed to Ansible for this node (role defaults not included)."""
+    return {**node_stack(node, overrides).variables, **node.variables, **overrides}
+
+
+def check_names(fleet: Fleet, overrides: Mapping[str, Any]) -> None:
+    """Refuse a variable that looks like ours (a role's prefix, `gpuprov_`) but is not: did you mean …"""
+    variables.check(fleet, overrides)
+
+
+def describe_node(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Base facts → `gpuprov_node`: {os: {id, version_id, codename, family, arch},
+    kernel: {release, boot_release}, gpu: {sku, count, architecture, fabric, pci_ids, product_names}}.
+
+    `sku`, `architecture` are None when unknown; `fabric` is one of nvswitch, nvlink5, imex, none."""
+    return {
+        "os": {key: facts.get(f"os.{key}") for key in ("id", "version_id", "codename", "family", "arch")},
+        "kernel": {key: facts.get(f"kernel.{key}") for key in ("release", "boot_release")},
+        "gpu": skus.describe_gpus(facts),
+    }

@@ -1,0 +1,254 @@
+"""Resolution of variables that plain Jinja2 cannot render: one Ansible run for all nodes that need it, which
+changes none."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from provision.desired import stack, variables
+from provision.desired.expectations import hypothetical_machines
+from provision.desired.role import all_defaults, all_roles
+from provision.desired.templating import BadTemplateError, NotPlainError, Renderer, ask_ansible, references
+from provision.desired.templating.render_cache import RenderCache
+from provision.errors import StackError
+from provision.fleet import Fleet
+from provision.remote.ansible.handover import Around, inert
+
+# What Ansible would say of the nodes it was given alone.
+_OF_THE_FLEET = frozenset({"groups", "group_names"})
+# Of these variables some are read before any node is looked at, and all as they stand.
+_EARLY = ("ansible_", "gpuprov_")
+
+
+class View(ChainMap[str, Any]):
+    """Mappings of which the first to have a name counts; ten thousand nodes ask for a hundred names each."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As ChainMap's, five times as fast."""
+        for mapping in self.maps:
+            if key in mapping:
+                return mapping[key]
+        return default
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """`secrets`: those texts among the values that were vaulted; they are never to be shown or kept."""
+
+    views: Mapping[str, View]
+    secrets: frozenset[str]
+
+
+def views_of(fleet: Fleet, declared: Mapping[str, Mapping[str, Any]]) -> dict[str, View]:
+    """Each node's variables as templates see them: resolved, declared, then what Ansible adds."""
+    source = fleet.source.resolve()
+    shared: dict[str, Any] = {"groups": {name: list(members) for name, members in fleet.groups.items()}}
+    # In a folder it is the file that names the host first, which is not kept.
+    shared |= (
+        {"inventory_dir": str(source)}
+        if source.is_dir()
+        else {"inventory_dir": str(source.parent), "inventory_file": str(source)}
+    )
+    return {
+        name: View({}, dict(declared[name]), _magic(name, node.groups), shared)
+        for name, node in fleet.nodes.items()
+    }
+
+
+def _magic(name: str, groups: tuple[str, ...]) -> dict[str, Any]:
+    return {
+        "inventory_hostname": name,
+        "inventory_hostname_short": name.split(".")[0],
+        "group_names": sorted(groups),
+    }
+
+
+def _place(view: View) -> dict[str, Any]:
+    """Where the inventory is: Ansible is given another file."""
+    return {name: view[name] for name in ("inventory_dir", "inventory_file") if name in view}
+
+
+def _around(fleet: Fleet, views: Mapping[str, View]) -> Around:
+    """The whole inventory, as declared."""
+    names = dict.fromkeys([*fleet.groups.get("all", ()), *views])
+    others = {name: node.variables for name, node in fleet.others.items()}
+    declared = {**others, **{name: view.maps[1] for name, view in views.items()}}
+    return Around({name: declared.get(name, {}) for name in names}, fleet.groups)
+
+
+def resolve(
+    fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], run: ask_ansible.Run | None = None
+) -> Resolved:
+    """Every node's view, with the options of roles that only Ansible can render asked of it.
+
+    Raises StackError when Ansible cannot say either, or a value is vaulted and no password was given.
+    """
+    views = views_of(fleet, declared)
+    options = variables.known() - variables.OWN.keys()
+    asked: RenderCache[tuple[str, ...]] = RenderCache()
+    wanted: dict[str, list[str]] = {}
+    for node, view in views.items():
+        names = asked.get(view, 0, lambda mentioned, view=view: _unrenderable(view, options, mentioned))  # type: ignore[misc]
+        if names:
+            wanted[node] = list(names)
+    secrets = _fill(fleet, views, wanted, run)
+    for node in wanted:
+        views[node].maps[0] = inert(views[node].maps[0])
+    return Resolved(views, secrets)
+
+
+def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
+    """What a node's variables are replaced by where Ansible is given some nodes, which is never all it would
+    have to know: the values it told before, options that mention groups, the inventory's own place."""
+    declared = view.maps[1]
+    options = (variables.known() - variables.OWN.keys()) & declared.keys() - view.maps[0].keys()
+    values = {name: value for name, value in view.maps[0].items() if not _is_vaulted(declared.get(name))}
+    for name in options:
+        if _is_dynamic(declared[name]):
+            mentioned: set[str] = set()
+            renderer = Renderer([{"gpuprov_node": gpuprov_node}, view, all_defaults()], mentioned)
+            with contextlib.suppress(NotPlainError, BadTemplateError):  # Ansible says it, of its own task
+                value = renderer.value(declared[name])
+                if not mentioned.isdisjoint(_OF_THE_FLEET):
+                    values[name] = inert(value)
+    return {**values, **_place(view)}
+
+
+def reachable(fleet: Fleet, overrides: Mapping[str, Any], run: ask_ansible.Run | None = None) -> Fleet:
+    """The fleet with its connection variables (`ansible_*`) and gpuprov's own (`gpuprov_*`) rendered, and
+    those of `--set` among them.
+
+    Connections outside Ansible need `ansible_host: "{{ inventory_hostname }}.cluster"` and vaulted passwords
+    as plain values, and so does whoever reads `gpuprov_rack`. Raises StackError as `resolve` does.
+    """
+    views = views_of(fleet, {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()})
+
+    def where(name: str) -> str:
+        return "--set" if name in overrides else variables.written(name, fleet.source)
+
+    defaults = all_defaults()
+    wanted: dict[str, list[str]] = {}
+    for node, view in views.items():
+        rendered, asked = _early(view, defaults, where)
+        view.maps[0].update(rendered)
+        if asked:
+            wanted[node] = asked
+    _fill(fleet, views, wanted, run, where)
+    chosen = {name: value for name, value in overrides.items() if name.startswith(_EARLY)}
+    nodes = {
+        name: replace(node, variables={**node.variables, **chosen, **views[name].maps[0]})
+        if chosen or views[name].maps[0]
+        else node
+        for name, node in fleet.nodes.items()
+    }
+    return replace(fleet, nodes=nodes)
+
+
+def without_templates(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The overrides less those that `reachable` rendered into the nodes' variables."""
+    return {
+        name: value
+        for name, value in overrides.items()
+        if not (name.startswith(_EARLY) and _is_dynamic(value))
+    }
+
+
+def _early(
+    view: View, defaults: Mapping[str, Any], where: Callable[[str], str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The early variables that are templates, rendered; and the names of those left to Ansible."""
+    rendered: dict[str, Any] = {}
+    asked: list[str] = []
+    renderer: Renderer | None = None
+    declared = view.maps[1]
+    for name in [name for name in declared if name.startswith(_EARLY)]:
+        if _is_dynamic(declared[name]):
+            renderer = renderer or Renderer([view, defaults])
+            try:
+                rendered[name] = renderer.value(declared[name])
+            except NotPlainError:
+                asked.append(name)
+            except BadTemplateError as trouble:
+                place = f"{where(name)}: ".removeprefix(": ")
+                raise StackError(
+                    f"{place}{view['inventory_hostname']}: {name}: {trouble}", "correct it in the inventory"
+                ) from None
+    return rendered, asked
+
+
+def _unrenderable(view: View, options: frozenset[str], mentioned: set[str]) -> tuple[str, ...]:
+    """The options of roles that only Ansible can render, and the vaulted variables behind them."""
+    machine = next((each for role in all_roles().values() for each in hypothetical_machines(role)), {})
+    renderer = Renderer([{"gpuprov_node": machine}, view, all_defaults()], mentioned)
+    found = []
+    mentioned.update(options)
+    for name in sorted(options & view.keys()):
+        if _is_dynamic(view[name]):
+            try:
+                renderer.value(view[name])
+            except NotPlainError:
+                found.append(name)
+            except BadTemplateError:
+                continue  # said better where it is used, by the role that needs it
+    behind = _behind(found, view.maps[1])
+    mentioned.update(behind)
+    return (*found, *sorted(name for name in behind if _is_vaulted(view.maps[1][name])))
+
+
+def _behind(names: Sequence[str], declared: Mapping[str, Any]) -> set[str]:
+    """The other variables that these refer to, at any distance."""
+    found: set[str] = set()
+    todo = list(names)
+    while todo:
+        news = references(declared[todo.pop()]) & declared.keys() - found
+        found |= news
+        todo += news
+    return found.difference(names)
+
+
+def _is_vaulted(value: Any) -> bool:
+    return "__ansible_vault" in str(value)
+
+
+def _is_dynamic(value: Any) -> bool:
+    if isinstance(value, str):
+        return "{{" in value or "{%" in value
+    return isinstance(value, dict | list) and any(mark in str(value) for mark in ("{{", "{%", "__ansible_"))
+
+
+def _fill(
+    fleet: Fleet,
+    views: Mapping[str, View],
+    wanted: Mapping[str, list[str]],
+    run: ask_ansible.Run | None,
+    where: Callable[[str], str] = lambda _name: "",
+) -> frozenset[str]:
+    """Put Ansible's answers into the views; returns the texts that were vaulted. `where`: name → the place it
+    is written at, for errors."""
+    if not wanted:
+        return frozenset()
+    vaulted = {node: [n for n in names if _is_vaulted(views[node][n])] for node, names in wanted.items()}
+    for node, names in vaulted.items():
+        if names and not fleet.vault_password_files:
+            raise StackError(f"{node}: {', '.join(names)} is vaulted", "give --vault-password-file FILE")
+    hosts = {node: {**all_defaults(), **views[node].maps[1], **_place(views[node])} for node in wanted}
+    around = functools.partial(_around, fleet, views)
+    answers = ask_ansible.values(hosts, wanted, fleet.vault_password_files, run, around, where)
+    for node, answer in answers.items():
+        views[node].maps[0].update(answer)
+    return frozenset(
+        text for node, names in vaulted.items() for n in names for text in _texts(views[node][n])
+    )
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield from (line for line in {value, *value.splitlines()} if len(line) > 3)
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _texts(each)

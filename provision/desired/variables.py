@@ -1,0 +1,243 @@
+"""gpuprov's own inventory variables; a mistyped one is refused and not silently ignored."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from provision.desired import compared, skus
+from provision.desired.inventory import ansible_inventory
+from provision.desired.role import all_roles
+from provision.errors import StackError
+from provision.fleet import Fleet
+from provision.nearest import did_you_mean
+from provision.node_names import fold
+
+# What an inventory may say to gpuprov itself; the rest are options of the roles' argument specs.
+OWN = {
+    "gpuprov_stack": "the set of versions: a shipped stack's name, or a path to a file like it",
+    "gpuprov_roles": "the roles this node takes part in; all when absent",
+    "gpuprov_sku": "the GPU product this node must have",
+    "gpuprov_expected_gpus": "how many GPUs this node must have; with 0 only pairs of nodes are measured",
+    "gpuprov_pcie_width": "lanes the slots of its GPUs are wired with, where that is fewer than 16",
+    "gpuprov_expected_nics": "number or names of the RDMA cards that it must have for traffic between nodes",
+    "gpuprov_expected_nvmes": "how many NVMe drives it must have",
+    "gpuprov_rack": "name or number of the rack or leaf switch; pairs of nodes are chosen by it",
+    "gpuprov_address": "where the other nodes reach this one; ansible_host when absent",
+    "gpuprov_oversubscription": "how many times more a rack sends than its uplinks carry; 1 when absent",
+    "gpuprov_rack_kw": "kilowatts that the nodes of its rack may draw together under burn-in",
+    "gpuprov_rack_loads": "how many nodes of its rack may be under burn-in load at the same time",
+    "gpuprov_fleet_kw": "kilowatts that all nodes may draw together under burn-in",
+    "gpuprov_fleet_loads": "how many nodes may be under burn-in load at the same time",
+    "gpuprov_node_kw": "highest measured power of this node in kilowatts (default: estimated from its GPUs)",
+    "gpuprov_launcher": "how NCCL is started across nodes: auto, openmpi or slurm; auto when absent",
+    "gpuprov_mpi_networks": "the networks that MPI's daemons talk over, as 10.1.0.0/16; any when absent",
+    "gpuprov_slurm_options": "options for srun, a list: a partition, an account",
+    "gpuprov_nccl_net": "the network plugin NCCL must use between nodes; IB where there are RDMA ports",
+    "gpuprov_container_image": "an image on the node; validate then starts a container of it with the GPUs",
+    "gpuprov_wave": "a number; nodes of a lower one are done first",
+    "gpuprov_canary": "true: this node is done before others of its SKU and OS",
+    "gpuprov_atomic": "the name of a variable; nodes with the same value of it share a wave",
+    "gpuprov_drain_hook": "program on the controller that takes a node out of service before a change",
+    "gpuprov_undrain_hook": "program on the controller that returns a node to service once it has no drift",
+    "gpuprov_hook_timeout": "seconds a hook may take; 600 when absent",
+    "gpuprov_hook_scope": "node: a hook is called for each node; wave: once with all of a wave",
+    "gpuprov_package_lock_timeout": "seconds to wait for another package manager; 600 when absent",
+    "gpuprov_ignore_majority": "facts in which this node may differ from the rest of the fleet",
+    "gpuprov_worker": "the machine that does this node's work: a member of the group gpuprov_workers",
+    "gpuprov_worker_python": "a worker's interpreter that has gpuprov; python3 when absent",
+    "gpuprov_reboot_timeout": "seconds a node has to come back after a reboot",
+}
+_NUMBERS = frozenset(
+    {
+        *("gpuprov_expected_gpus", "gpuprov_wave", "gpuprov_reboot_timeout"),
+        *("gpuprov_hook_timeout", "gpuprov_package_lock_timeout"),
+    }
+)
+_ADDRESS = re.compile(r"[0-9A-Za-z][0-9A-Za-z.:_-]*")
+# Names, what their values must be, and how that is said.
+_PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
+    (("gpuprov_canary",), lambda value: isinstance(value, bool), "true or false"),
+    (
+        ("gpuprov_atomic",),
+        lambda value: isinstance(value, str) and value.isidentifier(),
+        "the name of a variable, such as rack",
+    ),
+    (
+        ("gpuprov_drain_hook", "gpuprov_undrain_hook"),
+        lambda value: isinstance(value, str) and bool(value.strip()) and "{{" not in value,
+        "the path of a program, without templates",
+    ),
+    (
+        ("gpuprov_worker", "gpuprov_worker_python"),
+        lambda value: isinstance(value, str) and "{{" not in value,
+        "plain text",
+    ),
+    (
+        ("gpuprov_pcie_width",),
+        lambda value: type(value) is int and value in (1, 2, 4, 8, 16),
+        "1, 2, 4, 8 or 16",
+    ),
+    (
+        ("gpuprov_rack",),
+        lambda value: type(value) is int or (isinstance(value, str) and bool(value.strip())),
+        "a name or a whole number",
+    ),
+    (
+        ("gpuprov_address",),
+        lambda value: isinstance(value, str) and _ADDRESS.fullmatch(value) is not None,
+        "a host name or an IP address",
+    ),
+    (
+        ("gpuprov_oversubscription",),
+        lambda value: type(value) in (int, float) and 1 <= value <= 64,
+        "a number from 1 to 64",
+    ),
+    (
+        ("gpuprov_rack_kw", "gpuprov_fleet_kw", "gpuprov_node_kw"),
+        lambda value: type(value) in (int, float) and 0 < value < 1e6,
+        "kilowatts, a number above 0",
+    ),
+    (
+        ("gpuprov_rack_loads", "gpuprov_fleet_loads"),
+        lambda value: type(value) is int and value > 0,
+        "a whole number above 0",
+    ),
+    (
+        ("gpuprov_launcher",),
+        lambda value: value in ("auto", "openmpi", "slurm"),
+        "auto, openmpi or slurm",
+    ),
+    (
+        ("gpuprov_mpi_networks",),
+        lambda value: isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F.:/,]+", value) is not None,
+        "networks as 10.1.0.0/16, separated by commas",
+    ),
+    (
+        ("gpuprov_slurm_options",),
+        lambda value: (
+            isinstance(value, list)
+            and all(isinstance(word, str) and re.fullmatch(r"-[!-~]+", word) for word in value)
+        ),
+        "a list of options, each with its value: --partition=gpu",
+    ),
+    (
+        ("gpuprov_nccl_net",),
+        lambda value: (
+            isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z ._-]*", value) is not None
+        ),
+        "the name of a plugin, such as IB",
+    ),
+    (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
+)
+# Observed, never declared.
+RESERVED = frozenset({"gpuprov_node", "gpuprov_run"})
+_SURE = 0.9  # similarity from which a name without our prefix is taken for one of ours mistyped
+
+
+def known() -> frozenset[str]:
+    """The name of every variable that means something to gpuprov or its roles."""
+    return frozenset(OWN).union(*(role.options for role in all_roles().values()))
+
+
+def is_text(name: str) -> bool:
+    """Whether a role's argument spec says that the variable is text."""
+    return any(role.options.get(name, {}).get("type") == "str" for role in all_roles().values())
+
+
+def check(fleet: Fleet, overrides: Mapping[str, Any]) -> None:
+    """Refuse a variable that looks like ours but is not, and values of our own that cannot be meant.
+
+    Raises StackError naming the variable, the nodes, the line (when the inventory's files spell it) and the
+    near misses.
+    """
+    ours = known()
+    wrong: dict[str, list[str]] = {}
+    for name in overrides:
+        if _suspect(name, ours):
+            wrong.setdefault(name, []).append("--set")
+    judged: dict[str, bool] = {}
+    for node in fleet.nodes.values():
+        for name in node.variables:
+            if name not in judged:
+                judged[name] = _suspect(name, ours)
+            if judged[name]:
+                wrong.setdefault(name, []).append(node.name)
+    for name, where in wrong.items():
+        raise _unknown(name, where, fleet.source, ours)
+    seen: set[tuple[str, str]] = set()
+    for node in fleet.nodes.values():
+        for name in OWN:
+            value = overrides.get(name, node.variables.get(name))
+            if value is not None and (name, repr(value)) not in seen:
+                seen.add((name, repr(value)))
+                _check_own(name, value, node.name)
+
+
+def _suspect(name: str, ours: Collection[str]) -> bool:
+    if name in ours:
+        return False
+    if name.startswith(("gpuprov_", *(f"{role}_" for role in all_roles()))):
+        return True
+    return not name.startswith("ansible_") and bool(difflib.get_close_matches(name, ours, n=1, cutoff=_SURE))
+
+
+def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -> StackError:
+    place = written(name, source)
+    at = f"{place}: " if place and "--set" not in where else ""
+    who = "--set" if "--set" in where else fold(where)
+    if name in RESERVED:
+        return StackError(f"{at}{name} ({who}) is a fact that gpuprov observes", "remove it; use gpuprov_sku")
+    hint = did_you_mean(name, ours, "roles/*/README.md list the variables")
+    return StackError(f"{at}unknown variable {name} ({who})", hint)
+
+
+def written(name: str, source: Path) -> str:
+    """`file:line` where a variable stands in the inventory's files, if its spelling can be found there."""
+    pattern = re.compile(rf"""^\s*["']?{re.escape(name)}["']?\s*[:=]""")
+    for file in ansible_inventory.files(source):
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            continue
+        for number, line in enumerate(lines, start=1):
+            if pattern.match(line):
+                return f"{file}:{number}"
+    return ""
+
+
+def _check_own(name: str, value: Any, node: str) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if name in _NUMBERS and not whole:
+        raise StackError(f"{node}: {name} must be a whole number, not {value!r}", "write it without quotes")
+    for names, fits, wanted in _PLAIN:
+        if name in names and not fits(value):
+            raise StackError(f"{node}: {name} must be {wanted}, not {value!r}", "correct it in the inventory")
+    if name == "gpuprov_sku" and value not in skus.all_skus():
+        raise StackError(
+            f"{node}: gpuprov_sku: no SKU called {value!r}",
+            did_you_mean(str(value), skus.all_skus(), "known: " + ", ".join(skus.all_skus())),
+        )
+    if name == "gpuprov_ignore_majority":
+        known_facts = compared.compared_facts()
+        if not isinstance(value, list):
+            raise StackError(
+                f"{node}: gpuprov_ignore_majority must be a list, not {value!r}",
+                "write it as [firmware.gpu_vbios, …]",
+            )
+        for fact in value:
+            if fact not in known_facts:
+                hint = did_you_mean(str(fact), known_facts, "facts: " + ", ".join(known_facts))
+                raise StackError(f"{node}: gpuprov_ignore_majority: {fact!r} is not compared", hint)
+    if name == "gpuprov_roles":
+        if not isinstance(value, list):
+            raise StackError(
+                f"{node}: gpuprov_roles must be a list, not {value!r}", "write it as [nvidia_driver, …]"
+            )
+        for role in value:
+            if role not in all_roles():
+                hint = did_you_mean(str(role), all_roles(), "roles: " + ", ".join(all_roles()))
+                raise StackError(f"{node}: gpuprov_roles: no role called {role!r}", hint)

@@ -1,0 +1,1 @@
+"""What is desired against what was observed: assessments, drifts and their reports."""

@@ -1,0 +1,299 @@
+"""The flow that `plan`, `up` and `drift` share: compares the declared state with the observed facts."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from provision.desired import compatibility, lockfile, stack
+from provision.desired.compatibility import Refusal
+from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
+from provision.desired.templating import ask_ansible, resolve
+from provision.desired.templating.render_cache import frozen
+from provision.drift import diagnosis
+from provision.drift.drifts import Drift, drifts
+from provision.errors import CompatibilityError
+from provision.fleet import Fleet
+from provision.node_names import fold
+from provision.remote import observe as observer
+from provision.remote.observe import Observation
+from provision.remote.own_limits import MOST
+from provision.remote.shared_facts import Pool
+from provision.secrets_mask import secrets_of
+from provision.terminal import Progress
+
+Observe = Callable[..., dict[str, Observation]]
+# Is given a node's observation, its drifts, and the secrets that are to be masked before either is kept.
+OnJudged = Callable[[Observation, Sequence[Drift], Collection[str]], None]
+Item = TypeVar("Item")
+_DERIVED = frozenset({"gpu.sku"})  # made here from what the node answered, so not to be asked for
+
+
+class LookOptions(TypedDict, total=False):
+    """How nodes are looked at."""
+
+    timeout: float  # seconds a node has to answer
+    connections: int
+    on_done: Callable[[Observation], None] | None
+    say: Callable[[str], None] | None  # is given lines for people meanwhile
+    observe: Observe | None
+    also: Collection[str]  # facts to ask of every node beside those its roles promise
+    on_judged: OnJudged | None  # is given each node once its drifts are known, while others are still asked
+
+
+@dataclass(frozen=True)
+class Assessment:
+    """What is declared and what was found, node by node (all mappings are by node name, in inventory order).
+
+    `declared` is what the inventory says; `views` is what templates see (never to be stored: it may hold
+    secrets, of which those that were vaulted are in `vaulted`). `observations` has every node, `described`
+    (its gpuprov_node) those that answered; `refused` those a compatibility rule forbids to touch; `expected`
+    and `drifts` the others.
+    """
+
+    fleet: Fleet
+    overrides: Mapping[str, Any]
+    declared: Mapping[str, Mapping[str, Any]]
+    views: Mapping[str, resolve.View]
+    vaulted: frozenset[str]
+    observations: Mapping[str, Observation]
+    described: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    expected: Mapping[str, list[Expectation]] = field(default_factory=dict)
+    drifts: Mapping[str, list[Drift]] = field(default_factory=dict)
+    refused: Mapping[str, list[Refusal]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def secrets(self) -> tuple[str, ...]:
+        """What may never be shown: what was vaulted, and what variables hold that are named like secrets."""
+        return secrets_of({"secret": sorted(self.vaulted)}, *self.declared.values())
+
+    def secrets_of(self, node: str) -> tuple[str, ...]:
+        """Those that anything of this node could hold."""
+        return secrets_of({"secret": sorted(self.vaulted)}, self.declared[node])
+
+    @property
+    def expectations(self) -> int:
+        """How many expectations were compared."""
+        return sum(len(expected) for expected in self.expected.values())
+
+    @property
+    def as_declared(self) -> tuple[str, ...]:
+        """The nodes on which every expectation holds."""
+        return tuple(node for node, found in self.drifts.items() if not found)
+
+    def causes(self) -> dict[diagnosis.Diagnosis, list[str]]:
+        """What is wrong with the driver stack: each cause with its nodes (`diagnosis.lines` words it)."""
+        return diagnosis.causes(
+            {
+                name: (said.facts, self.expected.get(name, ()))
+                for name, said in self.observations.items()
+                if said.error is None
+            }
+        )
+
+    @property
+    def unreachable(self) -> dict[str, str]:
+        """Node → why nothing is known about it."""
+        return {node: said.error for node, said in self.observations.items() if said.error is not None}
+
+    @property
+    def waves(self) -> dict[str, int]:
+        """Node → its `gpuprov_wave`, 0 when it has none."""
+        return {node: int(declared.get("gpuprov_wave") or 0) for node, declared in self.declared.items()}
+
+    @property
+    def roles(self) -> dict[str, tuple[str, ...]]:
+        """Node → the roles it takes part in: all, or those of its `gpuprov_roles`."""
+        order = roles_in_order()
+        chosen = {node: declared.get("gpuprov_roles") for node, declared in self.declared.items()}
+        return {
+            node: order if names is None else tuple(role for role in order if role in names)
+            for node, names in chosen.items()
+        }
+
+    def hosts(self, described: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """The variables of these nodes (node → its gpuprov_node) for Ansible, with the same values as were
+        expected of them."""
+        return {
+            node: {
+                **self.declared[node],
+                **resolve.for_ansible(self.views[node], machine),
+                "gpuprov_node": machine,
+            }
+            for node, machine in described.items()
+        }
+
+
+def assess(
+    fleet: Fleet,
+    overrides: Mapping[str, Any],
+    *,
+    run: ask_ansible.Run | None = None,
+    **options: Unpack[LookOptions],
+) -> Assessment:
+    """Look at the whole fleet, one connection a node.
+
+    Raises StackError and CompatibilityError before any node is touched. Afterwards a node's trouble is its
+    own: unreachable or refused, it is named, and the others go on. `observe` and `run` stand in for nodes in
+    tests.
+    """
+    stack.check_names(fleet, overrides)
+    declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
+    resolved = resolve.resolve(fleet, declared, run)
+    _refuse_impossible(resolved.views)
+    start = Assessment(fleet, overrides, declared, resolved.views, resolved.secrets, {})
+    seen = look(start, list(fleet.nodes), **options)
+    lockfile.refuse_contradictions(seen.expected)
+    return seen
+
+
+def with_progress(
+    title: str, fleet: Fleet, overrides: Mapping[str, Any], **options: Unpack[LookOptions]
+) -> Assessment:
+    """`assess`, with progress shown; nodes in trouble are named as they come."""
+    with Progress(title, total=len(fleet.nodes)) as progress:
+        options.setdefault("say", progress.say)
+        options["on_done"] = lambda said: progress.done(f"{said.node}: {said.error}" if said.error else "")
+        return assess(fleet, overrides, **options)
+
+
+def look(known: Assessment, chosen: Collection[str], **options: Unpack[LookOptions]) -> Assessment:
+    """Observe these nodes (again) and compare: an assessment of them alone, declared as in `known`."""
+    beside = diagnosis.FACTS.union(options.get("also", ()))  # in the same round trip
+    whole = functools.cache(beside.union)  # one set for all that are asked the same
+    ask = {name: whole(facts_to_ask(known.views[name])) for name in chosen}
+    nodes = [known.fleet.nodes[name] for name in chosen]
+    on_done = options.get("on_done")
+    ours = functools.partial(
+        observer.observe, vault_password_files=known.fleet.vault_password_files, say=options.get("say")
+    )
+    observe = functools.partial(
+        options.get("observe") or ours,
+        timeout=options.get("timeout", 60.0),
+        connections=options.get("connections", MOST),
+    )
+    judge = _Judge(known, options.get("on_judged"))
+
+    def done(observation: Observation) -> None:
+        judge.take(observation)
+        if on_done is not None:
+            on_done(observation)
+
+    for observation in observe(nodes, ask, on_done=done).values():
+        judge.take(observation)
+    if judge.missing:
+        again = [known.fleet.nodes[name] for name in judge.missing]
+        for observation in observe(again, judge.missing, on_done=None).values():
+            judge.join(observation)
+    return judge.assessment(chosen)
+
+
+class _Judge:
+    """Says of each node what differs as soon as it has answered, while others are still asked."""
+
+    def __init__(self, known: Assessment, on_judged: OnJudged | None) -> None:
+        self.missing: dict[str, frozenset[str]] = {}  # node → facts it has to be asked for yet
+        self._known = known
+        self._on_judged = on_judged
+        self._first: dict[str, Observation] = {}  # of the nodes that are to be asked again
+        self._machines: dict[Hashable, dict[str, Any]] = {}  # most are alike
+        self._pool = Pool()
+        self._observations: dict[str, Observation] = {}
+        self._described: dict[str, dict[str, Any]] = {}
+        self._refused: dict[str, list[Refusal]] = {}
+        self._expected: dict[str, list[Expectation]] = {}
+        self._drifts: dict[str, list[Drift]] = {}
+
+    def take(self, observation: Observation) -> None:
+        """What a node answered first; once for each."""
+        name = observation.node
+        if name in self._observations or name in self._first:
+            return
+        if observation.error is None:
+            machine = stack.describe_node(observation.facts)
+            described = self._described[name] = self._machines.setdefault(frozen(machine), machine)
+            view = self._known.views[name]
+            against = compatibility.check_node(view, described, name)
+            against = against or lockfile.uncovered(view, described, name)
+            if against:
+                self._refused[name] = against
+            else:
+                expected = self._expected[name] = of_node(view, described)
+                missing = _missing(expected, observation)
+                if missing:
+                    self.missing[name], self._first[name] = missing, observation
+                    return
+        self._finish(observation)
+
+    def join(self, late: Observation) -> None:
+        """What a node answered when it was asked for what was missing."""
+        self._finish(_joined(self._first[late.node], late))
+
+    def _finish(self, observation: Observation) -> None:
+        name = observation.node
+        observation = _with_sku(observation, self._described.get(name), self._pool)
+        self._observations[name] = observation
+        found: list[Drift] = []
+        if name in self._expected and observation.error is None:
+            found = self._drifts[name] = drifts(self._expected[name], observation)
+        if self._on_judged is not None:
+            self._on_judged(observation, found, self._known.secrets_of(name))
+
+    def assessment(self, chosen: Collection[str]) -> Assessment:
+        """All of it, in the order of `chosen`."""
+        return replace(
+            self._known,
+            observations=_ordered(self._observations, chosen),
+            described=_ordered(self._described, chosen),
+            expected=_ordered(self._expected, chosen),
+            refused=_ordered(self._refused, chosen),
+            drifts=_ordered(self._drifts, chosen),
+        )
+
+
+def _ordered(found: Mapping[str, Item], order: Collection[str]) -> dict[str, Item]:
+    return {name: found[name] for name in order if name in found}
+
+
+def _refuse_impossible(views: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise CompatibilityError with everything that is impossible on any machine, each thing once."""
+    affected: dict[tuple[str, str, str], list[str]] = {}
+    for name, view in views.items():
+        for refusal in compatibility.check_declared(view, ""):
+            affected.setdefault((refusal.what.removeprefix(": "), refusal.fix, refusal.source), []).append(
+                name
+            )
+    if affected:
+        whats = [f"{fold(nodes)}: {what} [{source}]" for (what, _, source), nodes in affected.items()]
+        fixes = dict.fromkeys(fix for _, fix, _ in affected)
+        raise CompatibilityError("\n  ".join(whats), "; ".join(fixes))
+
+
+def _missing(expectations: Sequence[Expectation], seen: Observation) -> frozenset[str]:
+    """Facts whose names depend on what the node turned out to be, and which it was not asked for."""
+    unasked = by_fact(expectations) - seen.facts.keys() - _DERIVED
+    return frozenset(fact for fact in unasked if not _excused(fact, seen.problems))
+
+
+def _excused(fact: str, problems: Mapping[str, str]) -> bool:
+    return any(key in problems for key in (fact, fact.rpartition(".")[0], fact.partition(".")[0]))
+
+
+def _joined(first: Observation, late: Observation) -> Observation:
+    return replace(
+        first,
+        facts={**first.facts, **late.facts},
+        problems={**first.problems, **late.problems},
+        error=late.error,
+        unreachable=late.unreachable,
+        seconds=first.seconds + late.seconds,
+    )
+
+
+def _with_sku(observation: Observation, described: Mapping[str, Any] | None, pool: Pool) -> Observation:
+    if described is None:
+        return observation
+    facts = {**observation.facts, "gpu.sku": described["gpu"]["sku"]}
+    return replace(observation, facts=pool.of(facts))

@@ -1,0 +1,218 @@
+"""The result of `gpuprov drift`, complete for every format: drifts, outliers, expired passes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from provision.checks import selection as checks_asked
+from provision.checks.fleet import majority
+from provision.checks.fleet.majority import Comparison, Voter
+from provision.checks.fleet.outliers import outlier_text, tie_text
+from provision.desired import compared
+from provision.desired.expectations import by_fact
+from provision.drift import drift_text
+from provision.drift.assess import Assessment
+from provision.drift.diagnosis import NODES, Diagnosis, selection
+from provision.drift.drifts import Drift
+from provision.errors import ExitCode
+from provision.runs import fingerprint, node_history
+from provision.runs.fingerprint import Standing
+from provision.secrets_mask import masked
+from provision.terminal import printable
+
+FACTS = compared.facts_to_ask() | fingerprint.FACTS  # asked beside what the roles promise
+
+
+@dataclass(frozen=True)
+class DriftReport:
+    """One look at a fleet. `odd` is None when it was not compared with itself; `standings`: node → what its
+    validation is worth now, for the nodes that answered; `required`: a node without a current pass counts."""
+
+    seen: Assessment
+    odd: Comparison | None
+    standings: Mapping[str, Sequence[Standing]]
+    causes: Mapping[Diagnosis, Sequence[str]]
+    required: bool = False
+    run_folder: str = ""
+
+    @property
+    def code(self) -> ExitCode:
+        """Drift is worse than a failed check, and both are worse than not knowing; none of them is fine."""
+        found = [drift for drifts in self.seen.drifts.values() for drift in drifts]
+        if any(not drift.unknown for drift in found) or (self.odd is not None and self.odd.found):
+            return ExitCode.DRIFT
+        unsure = [each for each in self.all_standings if not each.holds] if self.required else []
+        if any(each.result is not None and each.result.verdict == "fail" for each in unsure):
+            return ExitCode.UNHEALTHY
+        unknown = found or unsure or self.seen.unreachable or self.seen.refused
+        return ExitCode.INCOMPLETE if unknown else ExitCode.OK
+
+    @property
+    def all_standings(self) -> list[Standing]:
+        return [each for standings in self.standings.values() for each in standings]
+
+
+def make(
+    seen: Assessment, *, compare: bool = True, required: bool = False, run_folder: str = ""
+) -> DriftReport:
+    """Compare what was seen with the fleet's majority and with the newest validation of each node.
+
+    Raises RunFolderError when the index of validations cannot be read."""
+    answered = [name for name, said in seen.observations.items() if said.error is None]
+    results = node_history.read(answered)
+    checks = checks_asked.select("standard")
+    standings = {}
+    for name in answered:
+        said = seen.observations[name]
+        now = fingerprint.of(said.facts, said.problems)
+        standings[name] = fingerprint.standings(name, checks, results[name], now)
+    odd = majority.compare(_voters(seen, answered)) if compare else None
+    return DriftReport(seen, odd, standings, seen.causes(), required, run_folder)
+
+
+def _voters(seen: Assessment, answered: Sequence[str]) -> dict[str, Voter]:
+    sets: dict[int, frozenset[str]] = {}  # nodes alike share their list of expectations
+
+    def declared(name: str) -> frozenset[str]:
+        expected = seen.expected.get(name, [])
+        if id(expected) not in sets:
+            sets[id(expected)] = by_fact(expected)
+        return sets[id(expected)]
+
+    return {
+        name: Voter(
+            sku=seen.described[name]["gpu"]["sku"],
+            facts=seen.observations[name].facts,
+            problems=seen.observations[name].problems,
+            declared=declared(name),
+            ignored=seen.declared[name].get("gpuprov_ignore_majority") or (),
+        )
+        for name in answered
+    }
+
+
+# --- wording
+
+
+@dataclass(frozen=True)
+class Expiry:
+    """Checks of one node whose word does not count, for one reason. `done` is what they said and when, empty
+    when they never ran; `why` what changed since."""
+
+    checks: tuple[str, ...]
+    verdict: str
+    day: str
+    why: tuple[str, ...]
+    everything: bool = False
+
+    def text(self) -> str:
+        """`passed gpu_burn on 2026-11-02, expired: kernel.release 6.12.1 → 6.12.2`"""
+        if not self.verdict:
+            return "never validated" if self.everything else f"never ran {', '.join(self.checks)}"
+        words = {"pass": "passed", "warn": "passed with a warning", "fail": "failed", "skip": "skipped"}
+        said = f"{words.get(self.verdict, 'could not measure')} {', '.join(self.checks)} on {self.day}"
+        return f"{said}, expired: {'; '.join(self.why)}" if self.why else said
+
+    @property
+    def command(self) -> str:
+        """What makes these checks count again, with NODES where the nodes belong."""
+        only = "" if self.everything else f" --checks {','.join(self.checks)}"
+        return f"gpuprov validate --nodes {NODES}{only}"
+
+
+def expiries(standings: Sequence[Standing]) -> list[Expiry]:
+    """The checks of one node that do not hold, those with the same reason together."""
+    groups: dict[tuple[str, str], list[Standing]] = {}
+    for each in standings:
+        if not each.holds:
+            verdict, day = (each.result.verdict, each.result.at[:10]) if each.result else ("", "")
+            groups.setdefault((verdict, day), []).append(each)
+    return [
+        Expiry(
+            checks=tuple(each.check for each in members),
+            verdict=verdict,
+            day=day,
+            why=tuple(dict.fromkeys(str(change) for each in members for change in each.changes)),
+            everything=len(members) == len(standings),
+        )
+        for (verdict, day), members in groups.items()
+    ]
+
+
+# --- the same for programs
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing a CI shows. `rule` is stable (role/fact), `level` error, warning or note; `text` names no
+    node, `more` says why it matters or what to do. Both are safe to print and hold no secret."""
+
+    rule: str
+    nodes: tuple[str, ...]
+    level: str
+    text: str
+    more: str
+
+    def advice(self, nodes: Sequence[str] = ()) -> str:
+        """`more` with its nodes (or those given) where a command names them."""
+        return self.more.replace(NODES, selection(nodes or self.nodes))
+
+
+def findings(report: DriftReport) -> list[Finding]:
+    """Everything there is to say, node by node, the worst kind first."""
+    seen = report.seen
+    found: list[Finding] = []
+
+    def add(rule: str, nodes: Sequence[str], level: str, text: str, more: str) -> None:
+        clean = [printable(str(masked(words, seen.secrets))) for words in (rule, text, more)]
+        found.append(Finding(clean[0], tuple(nodes), level, clean[1], clean[2]))
+
+    for drifts in seen.drifts.values():
+        for drift in drifts:
+            level = "warning" if drift.unknown else "error"
+            add(rule_of(drift), [drift.node], level, _difference(drift), drift.expectation.why)
+    for outlier in report.odd.outliers if report.odd else ():
+        text = f"{outlier.fact} {outlier_text(outlier)}"
+        add(f"majority/{outlier.fact}", [outlier.node], "error", text, outlier.why)
+    for each in report.odd.ties if report.odd else ():
+        nodes = [node for _, members in each.sides for node in members]
+        add(f"majority/{each.fact}", nodes, "error", f"{each.fact} {tie_text(each)}", each.why)
+    for cause, names in report.causes.items():
+        add(f"diagnosis/{cause.rule}", names, "error", cause.cause, f"next: {cause.next_step}")
+    for node, refusals in seen.refused.items():
+        for refusal in refusals:
+            add(
+                f"refused/{refusal.rule}",
+                [node],
+                "error",
+                refusal.what.removeprefix(f"{node}: "),
+                refusal.fix,
+            )
+    for node, why in seen.unreachable.items():
+        add("node/unreachable", [node], "warning", f"not observed: {why}", "its state is unknown")
+    for node, standings in report.standings.items():
+        for expiry in expiries(standings):
+            rule = "validation/expired" if expiry.why else f"validation/{expiry.verdict or 'never'}"
+            level = "error" if report.required else "note"
+            add(rule, [node], level, expiry.text(), f"run: {expiry.command}")
+    return found
+
+
+def rule_of(drift: Drift) -> str:
+    """`nvidia_driver/driver.loaded_version`"""
+    return f"{drift.expectation.role}/{drift.expectation.fact}"
+
+
+def _difference(drift: Drift) -> str:
+    return f"{drift.expectation.fact} {drift_text.difference(drift)}"
+
+
+def grouped(found: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
+    """Findings that say the same of several nodes once, with all their nodes; in order of appearance."""
+    groups: dict[tuple[Any, ...], tuple[Finding, dict[str, None]]] = {}
+    for each in found:
+        key = (each.rule, each.level, each.text, each.more)
+        groups.setdefault(key, (each, {}))[1].update(dict.fromkeys(each.nodes))
+    return [(finding, list(nodes)) for finding, nodes in groups.values()]

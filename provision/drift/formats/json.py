@@ -1,0 +1,66 @@
+"""Drift for programs: the document of data/schemas/drift.schema.json.
+
+Keys may be added; `format` changes when one is removed or means something else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from provision.drift import drift_text
+from provision.drift.drift_report import DriftReport
+
+FORMAT = 1
+
+
+def document(report: DriftReport) -> dict[str, Any]:
+    """Everything, with secrets masked."""
+    seen = report.seen
+    whole = {
+        "format": FORMAT,
+        "inventory": str(seen.fleet.source),
+        "run_folder": report.run_folder,
+        "exit_code": int(report.code),
+        "nodes": len(seen.fleet.nodes),
+        "as_declared": len(seen.as_declared),
+        "expectations": seen.expectations,
+        "drifts": [drift_text.record(drift) for drifts in seen.drifts.values() for drift in drifts],
+        "majority": _majority(report),
+        "diagnoses": [{**asdict(cause), "nodes": list(nodes)} for cause, nodes in report.causes.items()],
+        "validation": {
+            "required": report.required,
+            "validated": [
+                node for node, standings in report.standings.items() if all(each.holds for each in standings)
+            ],
+            "not_validated": [each.record() for each in report.all_standings if not each.holds],
+        },
+        "unreachable": seen.unreachable,
+        "refused": {name: [asdict(each) for each in why] for name, why in seen.refused.items()},
+    }
+    masked: dict[str, Any] = drift_text.without(whole, seen.secrets)
+    return masked
+
+
+def _majority(report: DriftReport) -> dict[str, Any] | None:
+    if report.odd is None:
+        return None
+    return {
+        "compared": report.odd.compared,
+        "outliers": [asdict(outlier) for outlier in report.odd.outliers],
+        "ties": [
+            {
+                "fact": tie.fact,
+                "kind": tie.kind,
+                "why": tie.why,
+                "sides": [{"value": value, "nodes": list(nodes)} for value, nodes in tie.sides],
+            }
+            for tie in report.odd.ties
+        ],
+        "alone": {kind: list(nodes) for kind, nodes in report.odd.alone.items()},
+    }
+
+
+def render(report: DriftReport) -> str:
+    """The document as text."""
+    return json.dumps(document(report), indent=1, default=str) + "\n"

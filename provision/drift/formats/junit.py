@@ -1,0 +1,44 @@
+"""Drift as JUnit XML, which every CI shows: one case per node, and one for what concerns the fleet."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterable
+
+from provision.drift.drift_report import DriftReport, Finding, findings
+from provision.terminal import printable
+
+_FLEET = "(fleet)"  # the case of what no single node can be blamed for
+_UNKNOWN = ("node/", "refused/")
+
+
+def render(report: DriftReport) -> str:
+    """The document. A node that differs is a failure; one that is refused, silent or unread an error. What
+    is only said (a pass that expired, when none is required) is in the case's output."""
+    suite = ElementTree.Element("testsuite", name="gpuprov drift")
+    failures = errors = 0
+    cases: dict[str, list[Finding]] = {name: [] for name in report.seen.fleet.nodes}
+    for finding in findings(report):
+        fleet = len(finding.nodes) > 1 and finding.rule.startswith("majority/")
+        for node in [_FLEET] if fleet else finding.nodes:
+            cases.setdefault(node, []).append(finding)
+    for name, found in cases.items():
+        case = ElementTree.SubElement(suite, "testcase", classname="gpuprov.drift", name=printable(name))
+        unknown = [each for each in found if each.level == "warning" or each.rule.startswith(_UNKNOWN)]
+        real = [each for each in found if each.level == "error" and each not in unknown]
+        notes = [each for each in found if each.level == "note"]
+        for kind, members in (("failure", real), ("error", unknown)):
+            if members:
+                message = members[0].text.splitlines()[0]
+                ElementTree.SubElement(case, kind, message=message).text = _lines(members, name)
+        if notes:
+            ElementTree.SubElement(case, "system-out").text = _lines(notes, name)
+        failures += bool(real)
+        errors += bool(unknown)
+    suite.attrib.update(tests=str(len(cases)), failures=str(failures), errors=str(errors))
+    return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _lines(found: Iterable[Finding], name: str) -> str:
+    nodes = () if name == _FLEET else (name,)
+    return "\n".join(f"{each.text}\n  {each.advice(nodes)}" for each in found)

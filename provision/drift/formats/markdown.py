@@ -1,0 +1,49 @@
+"""Drift as Markdown, for a job's summary ($GITHUB_STEP_SUMMARY), a merge request or a ticket."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from provision.drift.drift_report import DriftReport, Finding, findings, grouped
+from provision.drift.formats import text
+from provision.errors import ExitCode
+from provision.node_names import fold
+
+_LIMIT = 200  # rows of a table; GitHub's summaries end at 1 MiB
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$@:])")
+_HEADINGS = (
+    ("Differs from the declaration or from the fleet", "error"),
+    ("Unknown", "warning"),
+    ("Notes", "note"),
+)
+_WORDS = {
+    ExitCode.OK: "no drift",
+    ExitCode.DRIFT: "**drift**",
+    ExitCode.UNHEALTHY: "**a node's newest check failed**",
+    ExitCode.INCOMPLETE: "**incomplete**: something could not be observed, or has no current pass",
+}
+
+
+def render(report: DriftReport) -> str:
+    """A heading with the result, and a table for each kind of finding."""
+    lines = ["## gpuprov drift", "", f"{_WORDS[report.code]} (exit code {int(report.code)})", ""]
+    lines += [f"- {_plain(line)}" for line in text.totals(report)]
+    rows = grouped(findings(report))
+    for heading, level in _HEADINGS:
+        chosen = [(finding, nodes) for finding, nodes in rows if finding.level == level]
+        if chosen:
+            lines += ["", f"### {heading}", "", "| nodes | finding | reason, or next step |", "|---|---|---|"]
+            lines += [_row(finding, nodes) for finding, nodes in chosen[:_LIMIT]]
+            if len(chosen) > _LIMIT:
+                lines += ["", f"and {len(chosen) - _LIMIT} more: `gpuprov drift --format json` has them all"]
+    return "\n".join(lines) + "\n"
+
+
+def _row(finding: Finding, nodes: list[str]) -> str:
+    return f"| {_plain(fold(nodes))} | {_plain(finding.text)} | {_plain(finding.advice(nodes))} |"
+
+
+def _plain(words: str) -> str:
+    """Text of nodes and inventories as text: no markup, no link, no mention of somebody, one line."""
+    return _SPECIAL.sub(r"\\\1", html.escape(" ".join(words.split()), quote=False))

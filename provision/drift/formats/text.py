@@ -1,0 +1,104 @@
+"""Drift as text for a terminal: nodes with the same drift grouped, and a summary at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from provision.checks.fleet.outliers import outlier_text, tie_text
+from provision.desired import compared
+from provision.drift import diagnosis, drift_text
+from provision.drift.diagnosis import NODES, selection
+from provision.drift.drift_report import DriftReport, Expiry, expiries
+from provision.drift.drifts import Drift
+from provision.node_names import fold
+from provision.text import many
+
+
+def render(report: DriftReport) -> str:
+    """The whole report, safe to print."""
+    seen = report.seen
+    lines = [*_drifts(report), *_odd(report), *diagnosis.section(report.causes), *_validation(report)]
+    lines += drift_text.trouble(seen.refused, seen.unreachable)
+    lines += totals(report)
+    if report.run_folder:
+        lines.append(f"run folder {report.run_folder}")
+    return drift_text.safe(lines, seen.secrets)
+
+
+def _drifts(report: DriftReport) -> list[str]:
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for name, drifts in report.seen.drifts.items():
+        for drift in drifts:
+            alike.setdefault(_likeness(drift), []).append(name)
+    by_nodes: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    for likeness, names in alike.items():
+        by_nodes.setdefault(tuple(names), []).append(likeness)
+    lines: list[str] = []
+    for nodes, likenesses in by_nodes.items():
+        lines.append(_heading(nodes))
+        for role, fact, difference, why in likenesses:
+            lines += [f"  {fact} {difference}", f"      {role}: {why}"]
+        lines.append("")
+    return lines
+
+
+def _heading(nodes: Sequence[str]) -> str:
+    return f"{fold(nodes)}  ({many(len(nodes), 'node')})"
+
+
+def _likeness(drift: Drift) -> tuple[str, ...]:
+    expectation = drift.expectation
+    return expectation.role, expectation.fact, drift_text.difference(drift), expectation.why
+
+
+def _odd(report: DriftReport) -> list[str]:
+    """What differs from the fleet although nobody declared it."""
+    if report.odd is None or not report.odd.found:
+        return []
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for outlier in report.odd.outliers:
+        alike.setdefault((outlier.fact, outlier_text(outlier), outlier.why), []).append(outlier.node)
+    lines = ["outliers (undeclared facts that differ from the fleet majority)"]
+    for (fact, difference, why), nodes in alike.items():
+        lines += [f"  {fold(nodes)}  {fact} {difference}", f"      {why}"]
+    for each in report.odd.ties:
+        lines += [f"  {each.fact} {tie_text(each)}", f"      {each.why}"]
+    return [*lines, ""]
+
+
+def _validation(report: DriftReport) -> list[str]:
+    alike: dict[Expiry, list[str]] = {}
+    for node, standings in report.standings.items():
+        for expiry in expiries(standings):
+            alike.setdefault(expiry, []).append(node)
+    if not alike:
+        return []
+    lines = ["no current validation"]
+    for expiry, nodes in alike.items():
+        lines += [f"  {fold(nodes)}  {expiry.text()}"]
+        lines += [f"      run: {expiry.command.replace(NODES, selection(nodes))}"]
+    return [*lines, ""]
+
+
+def totals(report: DriftReport) -> list[str]:
+    """What was looked at, a line each."""
+    seen, odd = report.seen, report.odd
+    total = len(seen.fleet.nodes)
+    lines = [
+        f"{len(seen.as_declared)} of {total} nodes as declared ({seen.expectations} expectations compared)"
+    ]
+    if odd is not None and odd.compared:
+        facts = len(compared.compared_facts())
+        differ = len({outlier.node for outlier in odd.outliers})
+        ambiguous = f", {many(len(odd.ties), 'fact')} ambiguous" if odd.ties else ""
+        lines.append(
+            f"{odd.compared - differ} of {odd.compared} nodes like the majority of their kind "
+            f"({facts} undeclared facts compared{ambiguous})"
+        )
+    if odd is not None and odd.alone:
+        alone = fold(node for nodes in odd.alone.values() for node in nodes)
+        lines.append(f"not compared, because fewer than 3 of their kind: {alone}")
+    holds = sum(all(each.holds for each in standings) for standings in report.standings.values())
+    if report.standings:
+        lines.append(f"{holds} of {len(report.standings)} nodes have a current validation")
+    return lines

@@ -1,0 +1,176 @@
+"""Selection of a lock file's package sets from good nodes, or the reason why they cannot be used (pure)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from provision.desired import lockfile
+from provision.desired.expectations import HARDWARE
+from provision.desired.lockfile import Group
+from provision.desired.role import all_roles
+from provision.drift.assess import Assessment, Observe
+from provision.errors import StackError
+from provision.fleet import Fleet, Node
+from provision.node_names import fold
+from provision.remote.observe import Observation
+from provision.text import many
+
+PATTERNS = "package_lock_patterns"
+_KERNELS = ("linux-", "kernel-")  # the driver role follows the kernel that will boot
+_SHOWN = 12  # packages spelled out where nodes disagree
+
+
+def asking_also(observe: Observe, fleet: Fleet, overrides: Mapping[str, Any]) -> Observe:
+    """`observe`, which in the same round trip asks every node for all that a lock file takes from it."""
+    patterns = {name: _patterns(node, overrides) for name, node in fleet.nodes.items()}
+
+    def ask_more(
+        nodes: Collection[Node], ask: Mapping[str, Collection[str]], **options: Any
+    ) -> dict[str, Observation]:
+        return observe(
+            nodes, {name: _with_packages(facts, patterns[name]) for name, facts in ask.items()}, **options
+        )
+
+    return ask_more
+
+
+def _patterns(node: Node, overrides: Mapping[str, Any]) -> Sequence[str]:
+    default = all_roles()[lockfile.ROLE].defaults[PATTERNS]
+    found = overrides.get(PATTERNS, node.variables.get(PATTERNS, default))
+    if not isinstance(found, list) or not all(
+        isinstance(each, str) and each and "{{" not in each for each in found
+    ):
+        raise StackError(f"{node.name}: {PATTERNS} must be a list of shell patterns, not {found!r}", "")
+    return found
+
+
+def _with_packages(facts: Collection[str], patterns: Iterable[str]) -> frozenset[str]:
+    promised = {f"{fact.rpartition('.')[0]}.version" for fact in facts if fact.startswith("package.")}
+    return frozenset(facts).union(promised, (f"packages.{pattern}.versions" for pattern in patterns))
+
+
+def unfit(seen: Assessment) -> dict[str, str]:
+    """Node → why it is no source: nobody looked at it, or it is not as declared. (What the role package_lock
+    promises does not count: the lock file is about to be written again.)"""
+    found = dict(seen.unreachable)
+    for node, refusals in seen.refused.items():
+        found[node] = refusals[0].what.removeprefix(f"{node}: ")
+    for node, drifts in seen.drifts.items():
+        other = [drift for drift in drifts if drift.expectation.role != lockfile.ROLE]
+        if other:
+            first = other[0].expectation
+            blame = "" if first.role == HARDWARE else f" ({first.role})"
+            found[node] = f"{many(len(other), 'expectation')} not held, the first is {first.fact}{blame}"
+    for node, said in seen.observations.items():
+        unread = [problem for fact, problem in said.problems.items() if fact.startswith("packages.")]
+        if unread and node not in found:
+            found[node] = f"its packages could not be read: {unread[0]}"
+    return found
+
+
+def packages_of(seen: Assessment, node: str) -> dict[str, str]:
+    """What a lock file takes from a node: packages promised by name, and those that match a pattern."""
+    facts = seen.observations[node].facts
+    found: dict[str, Any] = {}
+    for fact, value in facts.items():
+        if fact.startswith("packages.") and isinstance(value, dict):
+            found.update(value)
+    for expectation in seen.expected.get(node, ()):
+        name, _, attribute = expectation.fact.removeprefix("package.").rpartition(".")
+        if expectation.fact.startswith("package.") and attribute in ("version", "status"):
+            version = facts.get(f"package.{name}.version")
+            if version is not None and expectation.value is not None:
+                found[name] = version
+    kernel = str(facts.get("kernel.release"))
+    return {
+        name: version
+        for name, version in found.items()
+        if not name.startswith(_KERNELS) and kernel not in name and _fits(node, name, version)
+    }
+
+
+def _fits(node: str, name: str, version: Any) -> bool:
+    if lockfile.is_a("package", name) and lockfile.is_a("version", version):
+        return True
+    raise StackError(
+        f"{node}: {name!r} {version!r} is not a package with a version",
+        "look at that node's package database",
+    )
+
+
+@dataclass(frozen=True)
+class Found:
+    """The groups, and the nodes whose packages a majority has overruled."""
+
+    groups: tuple[Group, ...]
+    overruled: tuple[str, ...]
+
+
+def groups(seen: Assessment, nodes: Collection[str], *, majority: bool = False) -> Found:
+    """The groups these nodes make: one for each OS release and architecture, and for each SKU where they
+    differ. Raises StackError naming packages and nodes where nodes of a kind do not agree."""
+    kinds: dict[tuple[str, str, str], dict[str, Mapping[str, str]]] = {}
+    for node in nodes:
+        kinds.setdefault(lockfile.place_of(seen.described[node]), {})[node] = packages_of(seen, node)
+    made: dict[tuple[Any, ...], Group] = {}
+    overruled: list[str] = []
+    disagreements: list[str] = []
+    for (os, arch, sku), members in sorted(kinds.items()):
+        packages, others = _agreed(members, majority)
+        if packages is None:
+            disagreements += [f"{os} {arch} {sku}: {line}" for line in _differences(members)]
+            continue
+        if not packages:
+            raise StackError(
+                f"{fold(members)}: none of the packages to lock is installed", "gpuprov up first"
+            )
+        overruled += others
+        key = (os, arch, tuple(sorted(packages.items())))
+        from_nodes = [node for node in members if node not in others]
+        same = made.get(key)
+        skus = (*same.skus, sku) if same else (sku,)
+        names = fold([*from_nodes, *(_members_of(same, kinds, overruled) if same else ())])
+        made[key] = Group(os, arch, skus, names, packages)
+    if disagreements:
+        more = len(disagreements) - _SHOWN
+        told = [*disagreements[:_SHOWN], *([f"and {many(more, 'more package')}"] if more > 0 else [])]
+        fix = "make them equal with gpuprov up, choose nodes with --nodes, or follow most with --majority"
+        raise StackError("nodes of one kind do not have the same packages:\n  " + "\n  ".join(told), fix)
+    return Found(tuple(made.values()), tuple(overruled))
+
+
+def _members_of(
+    group: Group, kinds: Mapping[tuple[str, str, str], Mapping[str, Any]], overruled: Collection[str]
+) -> list[str]:
+    return [node for sku in group.skus for node in kinds[group.os, group.arch, sku] if node not in overruled]
+
+
+def _agreed(
+    members: Mapping[str, Mapping[str, str]], majority: bool
+) -> tuple[Mapping[str, str] | None, list[str]]:
+    """The set all have, or with `majority` the one more than half of them have, and who has another; None
+    without one."""
+    count = Counter(frozenset(packages.items()) for packages in members.values())
+    (most, number), *_ = count.most_common(1)
+    if len(count) > 1 and not (majority and 2 * number > len(members)):
+        return None, []
+    return dict(most), [node for node, packages in members.items() if frozenset(packages.items()) != most]
+
+
+def _differences(members: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """One line for each package: `libnccl2 is 2.29.7-1 on gpu-[01-07], absent on gpu-08`."""
+    names = sorted({name for packages in members.values() for name in packages})
+    lines = []
+    for name in names:
+        where: dict[str, list[str]] = {}
+        for node, packages in members.items():
+            where.setdefault(packages.get(name, "absent"), []).append(node)
+        if len(where) > 1:
+            ordered = sorted(where.items(), key=lambda item: -len(item[1]))
+            lines.append(
+                f"{name} is " + ", ".join(f"{version} on {fold(nodes)}" for version, nodes in ordered)
+            )
+    return lines

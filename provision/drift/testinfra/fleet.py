@@ -1,0 +1,139 @@
+"""Expectations of each node for the testinfra suite: gpuprov's own flow, with testinfra as the observer."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import testinfra
+
+from provision.desired.expectations import Expectation
+from provision.drift import assess, fleet_options
+from provision.drift.testinfra.readers import Reader
+from provision.fleet import Fleet, Node
+from provision.remote.observe import Observation
+
+_OF_ANSIBLE = ("ansible_password", "ansible_ssh_pass", "ansible_ssh_password", "ansible_become_password")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One test: an expectation of a node, or why there is none for it (`trouble`)."""
+
+    node: str
+    expectation: Expectation | None = None
+    trouble: str = ""
+
+    @property
+    def name(self) -> str:
+        """`gpu-01-nvidia_driver/driver.loaded_version`"""
+        if self.expectation is None:
+            return f"{self.node}-reachable"
+        return f"{self.node}-{self.expectation.role}/{self.expectation.fact}"
+
+
+class Suite:
+    """The cases of a fleet, and a reader for each node."""
+
+    def __init__(self, arguments: Sequence[str]) -> None:
+        """`arguments` as gpuprov's verbs take them: the inventory, --nodes, --set, --vault-password-file.
+
+        Raises GpuprovError for a mistake in them or in the inventory."""
+        parser = argparse.ArgumentParser()
+        fleet_options.add_arguments(parser)
+        fleet, overrides = fleet_options.load(parser.parse_args(list(arguments)))
+        self.readers: dict[str, Reader] = {}
+        self._fleet: Fleet = fleet
+        self._sockets = tempfile.TemporaryDirectory(prefix="gpuprov-")
+        seen = assess.assess(fleet, overrides, observe=self._observe)
+        self.secrets = seen.secrets
+        self.cases = [case for name in fleet.nodes for case in _cases(name, seen)]
+
+    def close(self) -> None:
+        """Forget the shared connections; they end by themselves soon after."""
+        self._sockets.cleanup()
+
+    def _observe(
+        self, nodes: Collection[Node], _ask: Mapping[str, Collection[str]], **_options: Any
+    ) -> dict[str, Observation]:
+        """The base facts of nodes, read by testinfra; nothing of what was asked beside them."""
+        found = {}
+        for node in nodes:
+            try:
+                reader = self.readers.setdefault(
+                    node.name, Reader(host_of(node, self._fleet, self._sockets.name))
+                )
+                found[node.name] = Observation(node.name, base_facts(reader))
+            except (RuntimeError, OSError, AssertionError) as why:
+                text = " ".join(str(why).split())[-300:]
+                found[node.name] = Observation(node.name, error=text or repr(why), unreachable=True)
+        return found
+
+
+def _cases(name: str, seen: assess.Assessment) -> list[Case]:
+    if name in seen.unreachable:
+        return [Case(name, trouble=f"it could not be reached: {seen.unreachable[name]}")]
+    refusals = seen.refused.get(name, ())
+    if refusals:
+        return [Case(name, trouble=f"{each.what} ({each.fix})") for each in refusals]
+    return [Case(name, expectation) for expectation in seen.expected[name]]
+
+
+def host_of(node: Node, fleet: Fleet, sockets: str) -> Any:
+    """testinfra's way to a node; `sockets` is a folder for the connections its commands share. What needs a
+    password goes through Ansible, which reads the inventory itself: no secret is handed on by us."""
+    values = node.variables
+    connection = str(values.get("ansible_connection") or "ssh")
+    become = values.get("ansible_become", True) not in (False, "false", "no", "False", 0)
+    if connection not in ("ssh", "smart", "ansible.builtin.ssh") or any(
+        values.get(key) for key in _OF_ANSIBLE
+    ):
+        return testinfra.get_host(f"ansible://{node.name}", ansible_inventory=str(fleet.source), sudo=become)
+    user = values.get("ansible_user")
+    address = str(values.get("ansible_host") or node.name)
+    address = f"[{address}]" if ":" in address else address
+    port = f":{values['ansible_port']}" if values.get("ansible_port") else ""
+    words = ["-o BatchMode=yes"]
+    words += [
+        str(values[key]) for key in ("ansible_ssh_common_args", "ansible_ssh_extra_args") if values.get(key)
+    ]
+    key_file = values.get("ansible_ssh_private_key_file")
+    return testinfra.get_host(
+        f"ssh://{f'{user}@' if user else ''}{address}{port}",
+        ssh_identity_file=str(key_file) if key_file else None,
+        ssh_extra_args=" ".join(words),
+        controlpath=f"{sockets}/%%C",  # testinfra formats it
+        controlpersist=20,
+        sudo=become and user != "root",
+    )
+
+
+def base_facts(reader: Reader) -> dict[str, Any]:
+    """What `gpuprov_node` is made of: the system and its GPUs, as docs/facts.md names them."""
+    host = reader.host
+    release: dict[str, str] = {}
+    for line in host.file("/etc/os-release").content_string.splitlines():
+        key, equals, value = line.partition("=")
+        if equals:
+            release[key] = "".join(shlex.split(value))
+    kin = f"{release.get('ID', '')} {release.get('ID_LIKE', '')}".split()
+    debian, redhat = {"debian", "ubuntu"}.intersection(kin), {"rhel", "fedora", "centos"}.intersection(kin)
+    running = host.check_output("uname -r")
+    kernels = host.run("ls -1 /boot | sed -n 's/^vmlinuz-//p' | sort -V").stdout.split()
+    gpus = reader.pci_functions("0x03")
+    return {
+        "os.id": release.get("ID"),
+        "os.version_id": release.get("VERSION_ID"),
+        "os.codename": release.get("VERSION_CODENAME"),
+        "os.family": "debian" if debian else "redhat" if redhat else release.get("ID"),
+        "os.arch": host.check_output("uname -m"),
+        "kernel.release": running,
+        "kernel.boot_release": kernels[-1] if kernels else running,
+        "gpu.count": len(gpus),
+        "gpu.pci": [{"device_id": device} for device in gpus],
+        "gpu.nvswitch_count": len(reader.pci_functions("0x0680")),
+    }

@@ -1,0 +1,1 @@
+"""Ansible as a library: the only home of ansible_runner."""

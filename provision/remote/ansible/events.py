@@ -1,0 +1,211 @@
+"""Parser for ansible-runner's events: typed events, and one outcome per host (pure).
+
+Raw events carry task arguments and whole results; only the fields named here leave this file, secrets masked.
+A raw event: `{"event": "runner_on_failed", "pid": 7, "event_data": {"host": "gpu-01", "role":
+"nvidia_driver", "task": "Install", "task_path": "/…/roles/nvidia_driver/tasks/main.yml:9", "ignore_errors":
+null, "res": {"msg": "…", "rc": 100, "stderr": "…", "invocation": {…}}}}`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from provision.remote.ansible.messages import message_of
+from provision.secrets_mask import masked as masked
+
+STDOUT_LIMIT = 256 * 1024  # characters kept of a task's stdout; the end is kept
+STDERR_LIMIT = 64 * 1024
+
+_KINDS = {
+    "runner_on_start": "started",
+    "runner_on_ok": "ok",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "unreachable",
+    "runner_on_skipped": "skipped",
+    "runner_item_on_ok": "ok",
+    "runner_item_on_failed": "failed",
+    "runner_item_on_skipped": "skipped",
+}
+
+_OF_A_ROLE = re.compile(r"/roles/([^/]+)/(?:tasks|handlers)/[^/]")
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened to one node. `kind`: ok, changed, failed, unreachable, skipped, started.
+
+    `result` holds named fields only: `msg`, `rc`, `stdout` and `stderr` (their ends; `truncated` says when
+    cut), `item` (the label, for one turn of a loop), and what a module of ours returned under `gpuprov`;
+    never task arguments."""
+
+    kind: str
+    node: str
+    role: str
+    task: str
+    result: Mapping[str, Any] = field(default_factory=dict)
+    ignored: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the playbook went for one node. `status`: ok, failed, unreachable; `message`: the failing task's
+    words."""
+
+    node: str
+    status: str
+    changed: int = 0
+    role: str = ""
+    task: str = ""
+    message: str = ""
+
+
+def named_fields(result: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:
+    """The part of a task's result that may leave this file."""
+    kept: dict[str, Any] = {}
+    if result.get("censored"):
+        kept["msg"] = "the task hides its output (no_log)"
+    for name, limit in (("msg", STDERR_LIMIT), ("stdout", STDOUT_LIMIT), ("stderr", STDERR_LIMIT)):
+        text = result.get(name)
+        if isinstance(text, Mapping) and name == "msg":
+            kept[name] = (
+                text  # `debug: msg={…}` answers a question of ours (playbooks/resolve.yml): not masked
+            )
+            continue
+        if text is not None and not isinstance(text, str):
+            text = json.dumps(text)
+        if isinstance(text, str) and text:
+            text = masked(text, secrets)
+            if len(text) > limit:
+                kept["truncated"] = True
+            kept[name] = text[-limit:]
+    if isinstance(result.get("rc"), int):
+        kept["rc"] = result["rc"]
+    if "gpuprov" in result:
+        kept["gpuprov"] = masked(result["gpuprov"], secrets)
+    label = result.get("_ansible_item_label", result.get("item"))
+    if isinstance(label, str | int):
+        kept["item"] = masked(str(label), secrets)[:200]
+    return kept
+
+
+@dataclass
+class _Host:
+    """What is known of one host so far."""
+
+    started: bool = False
+    changed: int = 0
+    role: str = ""
+    task: str = ""
+    item: str = ""  # the first failed turn of the loop that is running
+    failure: Outcome | None = None
+    unreachable: Outcome | None = None
+
+
+def role_of(data: Mapping[str, Any]) -> str:
+    """The role whose file a task stands in; "" for one of the playbook's own.
+
+    Where hosts go at their own pace ansible-runner says of a task without a role the role another host is in
+    (its context is that of the task that began last, anywhere): its word counts where the file agrees."""
+    said, path = str(data.get("role") or ""), str(data.get("task_path") or "")
+    if not path:
+        return said
+    found = _OF_A_ROLE.findall(path)
+    return (said if said.rpartition(".")[2] == found[-1] else found[-1]) if found else ""
+
+
+class Tally:
+    """Takes raw events one by one; gives typed ones, and in the end one Outcome per host."""
+
+    def __init__(self, secrets: Mapping[str, tuple[str, ...]]) -> None:
+        self._hosts = {name: _Host() for name in secrets}
+        self._secrets = secrets
+        self._stats: Mapping[str, Mapping[str, int]] | None = None
+        self._said: deque[str] = deque(maxlen=40)
+        self.play_started = False
+
+    @property
+    def finished(self) -> bool:
+        """Ansible reached the end of the playbook (its exit status does not tell)."""
+        return self._stats is not None
+
+    @property
+    def last_words(self) -> str:
+        """The last lines Ansible printed outside of any task: why a playbook could not be run."""
+        lines = [re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line).strip() for line in self._said]
+        errors = [number for number, line in enumerate(lines) if "ERROR" in line]
+        lines = lines[errors[-1] :][:8] if errors else lines[-8:]
+        everything = {secret for secrets in self._secrets.values() for secret in secrets}
+        return str(masked("\n".join(line for line in lines if line), everything))[-2000:]
+
+    def take(self, raw: Mapping[str, Any]) -> Event | None:
+        """One raw event; a typed one comes back when it is about a host."""
+        name = str(raw.get("event", ""))
+        data = raw.get("event_data") or {}
+        if name == "playbook_on_stats":
+            self._stats = data
+        elif name == "playbook_on_play_start":
+            self.play_started = True
+        elif name in ("verbose", "error", "warning", "") and raw.get("stdout"):
+            self._said.append(str(raw["stdout"])[:1000])
+        node = data.get("host")
+        if name not in _KINDS or node not in self._hosts:
+            return None
+        return self._host_event(name, node, data)
+
+    def _host_event(self, name: str, node: str, data: Mapping[str, Any]) -> Event:
+        host, secrets = self._hosts[node], self._secrets[node]
+        result = data.get("res") or {}
+        kind = _KINDS[name]
+        if kind == "ok" and result.get("changed"):
+            kind = "changed"
+        host.role, host.task = role_of(data), str(masked(str(data.get("task") or ""), secrets))
+        ignored = bool(data.get("ignore_errors"))
+        if name.startswith("runner_item"):
+            if kind == "failed" and not host.item:
+                label = named_fields(result, secrets).get("item", "")
+                host.item = (
+                    f"{label}: {message_of(result, secrets)}" if label else message_of(result, secrets)
+                )
+            return Event(kind, node, host.role, host.task, named_fields(result, secrets))
+        self._note(host, node, kind, result, ignored)
+        return Event(kind, node, host.role, host.task, named_fields(result, secrets), ignored)
+
+    def _note(self, host: _Host, node: str, kind: str, result: Mapping[str, Any], ignored: bool) -> None:
+        host.started = True
+        if kind == "started":
+            host.item = ""
+        elif kind == "changed":
+            host.changed += 1
+        elif kind in ("failed", "unreachable") and not ignored:
+            message = host.item or message_of(result, self._secrets[node])
+            outcome = Outcome(node, kind, host.changed, host.role, host.task, message)
+            if kind == "failed":
+                host.failure = outcome
+            else:
+                host.unreachable = outcome
+
+    def outcomes(self, unfinished: str, *, whole: bool = True) -> dict[str, Outcome]:
+        """One per host. `unfinished` is said of hosts that had not come to the end when Ansible stopped; not
+        `whole`: what was heard is not all, so that no host has."""
+        if not whole:
+            self._stats = None
+        return {node: self._outcome(node, host, unfinished) for node, host in self._hosts.items()}
+
+    def _outcome(self, node: str, host: _Host, unfinished: str) -> Outcome:
+        if self._stats is None:
+            known = host.unreachable or host.failure
+            return known or Outcome(node, "failed", host.changed, host.role, host.task, unfinished)
+        if node in self._stats.get("dark", {}):
+            return host.unreachable or Outcome(node, "unreachable", message="Ansible could not reach it")
+        if node in self._stats.get("failures", {}):
+            return host.failure or Outcome(
+                node, "failed", message="Ansible reported a failure without a message"
+            )
+        if node in self._stats.get("processed", {}) and host.started:
+            return Outcome(node, "ok", host.changed)
+        return Outcome(node, "failed", message="nothing was run on it")

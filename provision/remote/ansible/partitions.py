@@ -1,0 +1,238 @@
+"""One playbook on many hosts, divided over several ansible-playbook processes.
+
+One of them does about 150 tasks a second whatever the cores, and each thing it does costs more the more hosts
+it has. Playbooks whose hosts wait for one another (playbooks/launch.yml and the programs of a pair) are not
+divided: a host may be played long before another one is begun. Workers do their own nodes (workers.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision.errors import GpuprovError
+from provision.remote.ansible import runner
+from provision.remote.ansible.events import Event, Outcome
+from provision.remote.interrupts import Interrupts
+from provision.remote.processes import VARIABLE as VARIABLE
+from provision.remote.processes import worth
+from provision.remote.workers import LINK, shares, worker_runs
+
+FEWEST = 50  # hosts for which one more ansible-playbook is worth its start
+_WAITING = 1000  # events that may wait to be heard: who hears slowly slows Ansible down, and costs no memory
+_POLL = 1.0  # seconds after which somebody who waits looks up
+
+Run = Callable[..., dict[str, Outcome]]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where a share of the hosts is played. `run` is called as runner.run_playbook is (and by default it is
+    that); `name` is put before what went wrong there; `weight`: how much of the work it takes."""
+
+    name: str = ""
+    weight: int = 1
+    run: Run | None = None
+
+
+def local_backends(hosts: int) -> list[Backend]:
+    """As many places on this machine as `hosts` are worth (processes.py). Raises UsageError when
+    GPUPROV_PROCESSES is no number."""
+    return [Backend()] * worth(hosts, FEWEST)
+
+
+def width(hosts: Mapping[str, Mapping[str, Any]]) -> int:
+    """How many ansible-playbook processes `run_sharded` has for these hosts, the workers' among them."""
+    local, away = shares(hosts)
+    return (len(local_backends(len(local))) if local else 0) + len(away)
+
+
+def run_sharded(
+    playbook: Path,
+    hosts: Mapping[str, Mapping[str, Any]],
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    forks: int = 25,
+    timeout: float | None = None,
+    places: Sequence[Backend] | None = None,
+    waiting: int = 0,
+    **options: Any,
+) -> dict[str, Outcome]:
+    """`runner.run_playbook` at all `places` at once (default: `here`), hosts and forks divided among them;
+    hosts that have a worker are played by it. `waiting`: so many hosts, as they stand together, wait for one
+    another: there is one place here, each worker has all the forks, and who waits has a turn with whom it
+    waits for (`turns`).
+
+    `on_event` is called in this thread, for each host in order. What fails at one place is told for its hosts
+    and costs the others nothing; GpuprovError is raised when it failed at all of them. `timeout` is for all:
+    a place whose forks have more rounds to go gets as much longer. A signal, or a mistake in `on_event`,
+    stops every place.
+    """
+    local, away = shares(hosts)
+    if waiting and away and len(batches := in_batches(hosts, forks, waiting)) > 1:
+        done: dict[str, Outcome] = {}
+        for some in batches:
+            done |= run_sharded(
+                playbook, some, on_event=on_event, forks=forks, timeout=timeout, waiting=waiting, **options
+            )
+        return done
+    wanted = [Backend()] if waiting else local_backends(len(local)) if places is None else places
+    chosen = list(wanted)[: max(1, min(forks, len(local)))]
+    if len(chosen) == 1 and not away:
+        run = chosen[0].run or runner.run_playbook
+        return run(playbook, local, on_event=on_event, forks=forks, timeout=timeout, **options)
+    dealt = (
+        list(zip(chosen, partition(local, [place.weight for place in chosen]), strict=True)) if local else []
+    )
+    for share in away.values():
+        dealt.append((Backend(run=functools.partial(worker_runs.run_playbook, share.worker)), share.hosts))
+    work = _Work(playbook, {**options, "interrupts": Interrupts()}, on_event)
+    rounds = math.ceil(len(hosts) / forks)
+    widths = [forks] * len(dealt) if waiting else _forks(forks, [some for _, some in dealt])
+    for (place, some), width in zip(dealt, widths, strict=True):
+        longer = max(1.0, math.ceil(len(some) / width) / rounds)
+        work.begin(place, some, width, timeout and timeout * longer)
+    outcomes = work.finish()
+    return {name: outcomes[name] for name in hosts if name in outcomes}
+
+
+def partition(
+    hosts: Mapping[str, Mapping[str, Any]], weights: Sequence[int]
+) -> list[dict[str, Mapping[str, Any]]]:
+    """The hosts of each place, dealt like cards: what stands together in an inventory is alike, and takes
+    alike."""
+    turns = [number for number, weight in enumerate(weights) for _ in range(weight)]
+    hands: list[dict[str, Mapping[str, Any]]] = [{} for _ in weights]
+    for position, (name, variables) in enumerate(hosts.items()):
+        hands[turns[position % len(turns)]][name] = variables
+    return hands
+
+
+def in_batches(
+    hosts: Mapping[str, Mapping[str, Any]], forks: int, together: int
+) -> list[dict[str, Mapping[str, Any]]]:
+    """The hosts in batches to play one after the other: none has more of them for a place than its `forks`,
+    and each `together` that stand together stay so. Else one would wait at its worker for its turn while the
+    other, at another worker, waits for it until its time is up."""
+    names = list(hosts)
+    batches: list[dict[str, Mapping[str, Any]]] = [{}]
+    busy: Counter[str] = Counter()
+    for start in range(0, len(names), together):
+        group = names[start : start + together]
+        more = Counter(str((hosts[name].get(LINK) or {}).get("name", "")) for name in group)
+        if batches[-1] and any(busy[place] + count > forks for place, count in more.items()):
+            batches.append({})
+            busy.clear()
+        busy += more
+        batches[-1].update({name: hosts[name] for name in group})
+    return batches
+
+
+def _forks(forks: int, dealt: Sequence[Mapping[str, Any]]) -> list[int]:
+    """`forks` divided as the hosts are, none left over; at least one each."""
+    total, before, widths = sum(map(len, dealt)), 0, []
+    for some in dealt:
+        after = before + len(some)
+        widths.append(max(1, forks * after // total - forks * before // total))
+        before = after
+    return widths
+
+
+@dataclass(frozen=True)
+class _Ended:
+    """What became of one place: outcomes, or why there are none."""
+
+    place: Backend
+    hosts: Mapping[str, Any]
+    outcomes: Mapping[str, Outcome] | None = None
+    error: BaseException | None = None
+
+    def told(self) -> Mapping[str, Outcome]:
+        if self.outcomes is not None:
+            return self.outcomes
+        what = self.error.what if isinstance(self.error, GpuprovError) else str(self.error)
+        message = f"{self.place.name}: {what}" if self.place.name else what
+        return {name: Outcome(name, "failed", message=message) for name in self.hosts}
+
+
+class _Work:
+    """The places at work, a thread each; what they say is heard in the thread that calls `finish`."""
+
+    def __init__(
+        self, playbook: Path, options: Mapping[str, Any], on_event: Callable[[Event], None] | None
+    ) -> None:
+        self._playbook = playbook
+        self._options = options
+        self._interrupts: Interrupts = options["interrupts"]
+        self._on_event = on_event
+        self._said: queue.Queue[Event | _Ended] = queue.Queue(_WAITING)
+        self._waiting: list[threading.Thread] = []
+
+    def begin(
+        self, place: Backend, hosts: Mapping[str, Mapping[str, Any]], forks: int, timeout: float | None
+    ) -> None:
+        """Have `place` play on these hosts once `finish` is called."""
+        # The thread that starts Ansible must live as long: the kernel ends Ansible with it (ENDS_WITH_US).
+        thread = threading.Thread(
+            target=self._play, args=(place, hosts, forks, timeout), name="shard", daemon=True
+        )
+        self._waiting.append(thread)
+
+    def _play(
+        self, place: Backend, hosts: Mapping[str, Mapping[str, Any]], forks: int, timeout: float | None
+    ) -> None:
+        run = place.run or runner.run_playbook
+        hear = self._said.put if self._on_event is not None else None
+        try:
+            outcomes = run(
+                self._playbook, hosts, on_event=hear, forks=forks, timeout=timeout, **self._options
+            )
+        except BaseException as error:  # it is raised in the thread that waits
+            self._said.put(_Ended(place, hosts, error=error))
+        else:
+            self._said.put(_Ended(place, hosts, outcomes))
+
+    def finish(self) -> dict[str, Outcome]:
+        """Start all, hear all, wait for all. Whatever is raised, Ansible has ended everywhere by then."""
+        ended: list[_Ended] = []
+        mistake: BaseException | None = None
+        with self._interrupts.noted():
+            for thread in self._waiting:
+                thread.start()
+            while len(ended) < len(self._waiting):
+                with contextlib.suppress(queue.Empty):
+                    said = self._said.get(timeout=_POLL)
+                    if isinstance(said, _Ended):
+                        ended.append(said)
+                        wrong = None if isinstance(said.error, GpuprovError) else said.error
+                    else:
+                        wrong = self._heard(said) if mistake is None else None
+                    if wrong is not None and mistake is None:
+                        mistake = wrong
+                        # A place that was interrupted says so: once more would kill the others at once.
+                        self._interrupts.count = max(1, self._interrupts.count)
+        if mistake is not None:
+            raise mistake
+        if self._interrupts.count:
+            raise KeyboardInterrupt
+        failed = [one.error for one in ended if one.error is not None]
+        if len(failed) == len(ended):
+            raise failed[0]
+        return {name: outcome for one in ended for name, outcome in one.told().items()}
+
+    def _heard(self, event: Event) -> BaseException | None:
+        """What went wrong while it was heard: raised from here it would leave Ansible running."""
+        try:
+            if self._on_event is not None:
+                self._on_event(event)
+        except BaseException as error:
+            return error
+        return None

@@ -1,0 +1,250 @@
+"""Runner of playbooks that yields typed events; the only module that imports ansible_runner.
+
+What may run in several threads imports ansible-runner as a whole (`import ansible_runner`), here and in
+worker_runs.py: its modules can be had before it knows its plugins, without which none of them runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from provision.errors import GpuprovError
+from provision.remote.ansible import handover
+from provision.remote.ansible.events import Event as Event
+from provision.remote.ansible.events import Outcome as Outcome
+from provision.remote.ansible.events import Tally
+from provision.remote.interrupts import Interrupts
+from provision.secrets_mask import secrets_of
+
+GRACE = 4.0  # seconds Ansible has to end its workers when it is asked to stop; then it is killed
+POLL = 0.5  # seconds between looks at the clock while nothing is printed
+
+_RUNNERS_OWN = (
+    "ANSIBLE_CALLBACK_PLUGINS",
+    "ANSIBLE_STDOUT_CALLBACK",
+    "ANSIBLE_RETRY_FILES_ENABLED",
+    "AWX_ISOLATED_DATA_DIR",
+    "RUNNER_OMIT_EVENTS",
+    "RUNNER_ONLY_FAILED_EVENTS",
+)
+
+
+def run_playbook(
+    playbook: Path,
+    hosts: Mapping[str, Mapping[str, Any]],
+    *,
+    on_event: Callable[[Event], None] | None = None,
+    extra_vars: Mapping[str, Any] | None = None,
+    forks: int = 25,
+    timeout: float | None = None,
+    check_mode: bool = False,
+    tags: Collection[str] = (),
+    vault_password_files: Sequence[Path] = (),
+    secrets: Collection[str] = (),
+    interrupts: Interrupts | None = None,
+    around: handover.Around | None = None,
+) -> dict[str, Outcome]:
+    """Run `playbook` on `hosts` (name → variables; secrets among them never reach the disk outside a 0700
+    folder that is removed). One Outcome per host, from events; a host without any is `failed` ("nothing was
+    run on it").
+
+    `on_event` is called in this thread. After `timeout` seconds Ansible is stopped, and hosts that had not
+    finished are failed. `tags`: only what has one of these tags (or `always`) is run; none stands for all.
+    `secrets` are texts to mask in what comes back, beside the values of variables named
+    like secrets. `around`: what templates may speak of beside these hosts, which alone are played.
+    `interrupts`: noted by a caller that runs several playbooks at once in threads; without it
+    signals are noted here.
+
+    Raises GpuprovError when the playbook could not be run at all, and KeyboardInterrupt after Ansible was
+    stopped on SIGINT, SIGTERM or SIGHUP.
+    """
+    if not hosts:
+        return {}
+    known = {"secret": list(secrets)}
+    tally = Tally({name: secrets_of(variables, extra_vars or {}, known) for name, variables in hosts.items()})
+    noted = interrupts or Interrupts()
+    stop = Stop(time.monotonic() + timeout if timeout is not None else None, noted)
+
+    def handle(raw: Mapping[str, Any]) -> bool:
+        stop.pid = stop.pid or raw.get("pid")
+        try:
+            event = tally.take(raw)
+            if event is not None and on_event is not None and stop.error is None:
+                on_event(event)
+        except BaseException as error:
+            # Raised through ansible-runner it would leave Ansible running.
+            stop.error = stop.error or error
+        return False  # no event file
+
+    with contextlib.nullcontext() if interrupts else noted.noted():
+        status = play(
+            playbook,
+            hosts,
+            handle,
+            stop,
+            extra_vars=extra_vars or {},
+            forks=forks,
+            check_mode=check_mode,
+            tags=tags,
+            vault_password_files=vault_password_files,
+            around=around,
+        )
+    if stop.error is not None:
+        raise stop.error
+    if stop.interrupted:
+        raise KeyboardInterrupt
+    if stop.timed_out:
+        return tally.outcomes(f"did not finish in {timeout:.0f} s")
+    if not tally.play_started:
+        said = tally.last_words or f"ansible-playbook ended with status {status}"
+        raise GpuprovError(
+            f"Ansible could not run {playbook}: {said}",
+            "correct the cause, usually a variable in the inventory",
+        )
+    return tally.outcomes(f"Ansible ended early (status {status}): {tally.last_words or 'it said nothing'}")
+
+
+def play(
+    playbook: Path,
+    hosts: Mapping[str, Mapping[str, Any]],
+    handle: Callable[[Mapping[str, Any]], bool],
+    stop: Stop,
+    *,
+    extra_vars: Mapping[str, Any],
+    forks: int,
+    check_mode: bool,
+    tags: Collection[str],
+    vault_password_files: Sequence[Path],
+    around: handover.Around | None = None,
+) -> Any:
+    """Have Ansible play it; `handle` is given each raw event. Returns its exit status, which means little."""
+    with handover.private_folder() as folder:
+        arguments = ["--check"] * check_mode
+        if tags:
+            arguments += ["--tags", ",".join(sorted(tags))]
+        for file in vault_password_files:
+            arguments += ["--vault-password-file", str(Path(file).absolute())]
+        inventory = handover.write_inventory(folder, hosts, around)
+        if around:
+            arguments += ["--limit", f"@{handover.write_limit(folder, hosts)}"]
+        if extra_vars:
+            handover.write_extra_vars(folder, extra_vars)
+        status = _run(folder, playbook, inventory, shlex.join(arguments), forks, handle, stop.cancel)
+        stop.end_strays()
+    return status
+
+
+def _run(
+    folder: Path,
+    playbook: Path,
+    inventory: Path,
+    arguments: str,
+    forks: int,
+    handle: Callable[[Mapping[str, Any]], bool],
+    cancel: Callable[[], bool],
+) -> Any:
+    """Ansible's exit status, which means little."""
+    import ansible_runner
+
+    wanted = handover.environment(folder, forks)
+    config = ansible_runner.RunnerConfig(
+        private_data_dir=str(folder),
+        project_dir=str(
+            Path.cwd()
+        ),  # relative key files in an inventory are relative to where gpuprov was started
+        playbook=str(Path(playbook).absolute()),
+        inventory=str(inventory),
+        cmdline=arguments or None,
+        envvars={
+            **wanted,
+            "ANSIBLE_CALLBACK_PLUGINS": "",
+            "ANSIBLE_STDOUT_CALLBACK": "",
+            "AWX_LIB_DIRECTORY": "",
+        },
+        fact_cache_type="memory",
+        forks=forks,
+        quiet=True,
+    )
+    config.prepare()
+    # ansible-runner starts from all of os.environ and writes it into a file: keep what we chose and what it
+    # added.
+    config.env = {name: value for name, value in config.env.items() if name in wanted or name in _RUNNERS_OWN}
+    config.command = [*handover.ENDS_WITH_US, str(os.getpid()), *config.command]
+    config.suppress_output_file = True
+    config.pexpect_timeout = POLL
+    # A pattern that always matches: without it ansible-runner keeps all that was ever printed, and looks at
+    # `cancel` only when nothing is printed for a while.
+    config.expect_passwords[re.compile(r"(?s).+")] = None
+    runner = ansible_runner.Runner(config, event_handler=handle, cancel_callback=cancel)
+    runner.run()
+    return runner.rc
+
+
+class Stop:
+    """When and how Ansible is stopped: first asked, so that it ends its workers, then killed."""
+
+    def __init__(self, deadline: float | None, interrupts: Interrupts) -> None:
+        self.pid: int | None = None
+        self.error: BaseException | None = None
+        self.timed_out = False
+        self._deadline = deadline
+        self._interrupts = interrupts
+        self._kill_at: float | None = None
+        self._seen: set[tuple[int, str]] = set()
+
+    @property
+    def interrupted(self) -> bool:
+        """Ansible is in a session of its own, so a Ctrl-C reaches us alone."""
+        return self._interrupts.count > 0
+
+    def cancel(self) -> bool:
+        """Called by ansible-runner all the time; True makes it kill Ansible."""
+        now = time.monotonic()
+        if self._deadline is not None and now > self._deadline:
+            self.timed_out = True
+        if not (self.timed_out or self.interrupted or self.error is not None):
+            return False
+        if self._kill_at is None:
+            if self.pid is None:
+                return True
+            self._kill_at = now + GRACE
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGINT)
+        if self.pid is not None:
+            self._seen.update(_descendants(self.pid))
+        return now > self._kill_at or self._interrupts.count > 1  # a second Ctrl-C does not wait
+
+    def end_strays(self) -> None:
+        """Kill what Ansible had started and did not end: its workers have sessions of their own."""
+        for pid, started in self._seen:
+            with contextlib.suppress(OSError):
+                if _stat(pid)[1] == started:
+                    os.kill(pid, signal.SIGKILL)
+
+
+def _stat(pid: int) -> tuple[int, str]:
+    """(parent, start time) of a process; the start time tells it from a later one with the same number."""
+    fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return int(fields[1]), fields[19]
+
+
+def _descendants(root: int) -> Iterator[tuple[int, str]]:
+    processes: dict[int, tuple[int, str]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                processes[int(entry.name)] = _stat(int(entry.name))
+    family = {root}
+    # Parents are not always older by number: go round until nothing is added.
+    while grown := {pid for pid, (parent, _) in processes.items() if parent in family} - family:
+        family |= grown
+    for pid in family - {root}:
+        yield pid, processes[pid][1]

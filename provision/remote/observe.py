@@ -1,0 +1,282 @@
+"""Observation of many nodes at once, one round trip each, that returns their facts. The program on the node
+is node/observe/."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from provision import paths
+from provision.fleet import Node
+from provision.remote import node_program, own_limits
+from provision.remote.node_error import NodeError
+from provision.remote.own_limits import MOST
+from provision.remote.processes import worth
+from provision.remote.protocol import AnswerError, facts_of, one_line, unframed
+from provision.remote.shared_facts import Pool
+from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
+from provision.remote.ssh.connection import Route, ansible_defaults, route_of
+from provision.remote.ssh.fanout import FEWEST, Asked, Fanout
+from provision.remote.workers import Share, shares
+from provision.remote.workers.worker_asks import Away
+
+PROBE_SECONDS = 8.0
+RESERVE = 0.3  # part of a node's time kept for the connection: the program answers within the rest
+ANSIBLE_BYTES = 180 * 1024  # of all values: Ansible's events keep 256 KiB of what a task printed
+ANSIBLE_FORKS = 25
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one node answered.
+
+    `facts`: dotted name → value, for all that could be read. `problems`: dotted name → why it could not.
+    `error`: the node as a whole could not be asked (unreachable, wrong key, sudo refused, cut answer): one
+    line with cause and next step; then `facts` is empty. `unreachable` tells a silent node from one that
+    answered badly.
+    """
+
+    node: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+    error: str | None = None
+    unreachable: bool = False
+    seconds: float = 0.0
+
+
+def observe(
+    nodes: Collection[Node],
+    ask: Mapping[str, Collection[str]],
+    *,
+    timeout: float = 60.0,
+    connections: int = MOST,
+    on_done: Callable[[Observation], None] | None = None,
+    say: Callable[[str], None] | None = None,
+    vault_password_files: Sequence[Path] = (),
+) -> dict[str, Observation]:
+    """Observe `nodes` concurrently; `ask` maps node name → fact names (base facts are always returned too).
+
+    Never raises for a node: its trouble is in its Observation. Always returns one per node, within `timeout`
+    seconds for each. `on_done` is called in this thread, and `say` with lines for people: whom it still waits
+    for, what this machine does not allow. Nodes that only Ansible can reach go through playbooks/observe.yml.
+    """
+    answers = _Answers(ask, timeout, on_done)
+    put_to(nodes, answers, timeout, connections, vault_password_files, say)
+    return {node.name: answers.found[node.name] for node in nodes}
+
+
+def run_programs(
+    nodes: Collection[Node],
+    programs: Mapping[str, str],
+    *,
+    timeout: float = 60.0,
+    connections: int = MOST,
+    vault_password_files: Sequence[Path] = (),
+) -> dict[str, bytes | NodeError]:
+    """Run a program of ours on each node (name → its text, in ASCII), reached as `observe` does.
+
+    What each printed, framed as answer.py wants it, or why there is nothing. Never raises for a node."""
+    outputs = _Outputs(programs)
+    put_to(nodes, outputs, timeout, connections, vault_password_files)
+    return {node.name: outputs.found[node.name] for node in nodes}
+
+
+def put_to(
+    nodes: Collection[Node],
+    asked: Asked,
+    timeout: float,
+    connections: int,
+    vault_password_files: Sequence[Path],
+    say: Callable[[str], None] | None = None,
+) -> None:
+    """Run on each node what it is `asked`, and have it taken: over SSH, through Ansible where only that gets
+    there, and by the node's worker where it has one."""
+    here, away = _by_worker(nodes)
+    routes, for_ansible = _divide(here)
+    with contextlib.ExitStack() as stack:
+        gathered: list[Callable[[], None]] = []
+        others = None
+        if away:
+            others = stack.enter_context(
+                Away(
+                    {name: (share, _programs(asked, share)) for name, share in away.items()},
+                    asked.take,
+                    timeout=timeout,
+                    connections=connections,
+                    vault_password_files=vault_password_files,
+                )
+            )
+            gathered.append(others.gather)
+        direct = None
+        if routes:
+            say = say or (lambda _line: None)
+            wanted = min(worth(len(routes), FEWEST), connections)
+            fitting = own_limits.fitting(routes.values(), connections, say, wanted)
+            direct = stack.enter_context(Fanout(routes, asked, timeout, fitting, say, min(wanted, fitting)))
+            gathered.append(direct.gather)
+
+        # run_playbook blocks this thread: between its events the answers that came over SSH are taken in.
+        def meanwhile() -> None:
+            for gather in gathered:
+                gather()
+
+        if for_ansible:
+            _through_ansible(for_ansible, asked, timeout, meanwhile, vault_password_files)
+        if direct is not None:
+            direct.finish(others.gather if others is not None else None)
+        if others is not None:
+            others.finish()
+
+
+def _by_worker(nodes: Collection[Node]) -> tuple[list[Node], dict[str, Share]]:
+    """The nodes that are asked from here, and what each worker asks."""
+    here, away = shares({node.name: node.variables for node in nodes})
+    return [
+        node if node.variables is here[node.name] else replace(node, variables=here[node.name])
+        for node in nodes
+        if node.name in here
+    ], away
+
+
+def _programs(asked: Asked, share: Share) -> dict[str, tuple[str, str]]:
+    """What each node of a share is to run: reached directly, and through Ansible."""
+    return {name: (asked.program(name), asked.program(name, ANSIBLE_BYTES)) for name in share.hosts}
+
+
+def _divide(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, Node]]:
+    """Which nodes we reach ourselves, and which only Ansible can."""
+    configs, defaults = ConfigFiles(), ansible_defaults()
+    routes: dict[str, Route] = {}
+    for_ansible: dict[str, Node] = {}
+    for node in nodes:
+        try:
+            routes[node.name] = route_of(node, configs, defaults)
+        except NotUnderstoodError:
+            for_ansible[node.name] = node
+    return routes, for_ansible
+
+
+class _Outputs:
+    """Programs as they are, and what they printed as it is."""
+
+    def __init__(self, programs: Mapping[str, str]) -> None:
+        self.found: dict[str, bytes | NodeError] = {}
+        self._programs = programs
+
+    def program(self, node: str, limit: int | None = None) -> str:  # noqa: ARG002
+        return self._programs[node]
+
+    def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:  # noqa: ARG002
+        self.found.setdefault(node, output if isinstance(output, NodeError) else bytes(output))
+
+
+class _Answers:
+    """What nodes are asked, and what became of it."""
+
+    def __init__(
+        self,
+        ask: Mapping[str, Collection[str]],
+        timeout: float,
+        on_done: Callable[[Observation], None] | None,
+    ) -> None:
+        self.found: dict[str, Observation] = {}
+        self._ask = ask
+        self._seconds = timeout * (1 - RESERVE)
+        self._on_done = on_done
+        self._programs: dict[tuple[frozenset[str], int | None], str] = {}
+        self._pool = Pool()
+
+    def program(self, node: str, limit: int | None = None) -> str:
+        """The text to run on a node: the program and a call of it, in ASCII; one for all asked the same."""
+        key = (frozenset(self._ask.get(node, ())), limit)
+        if key not in self._programs:
+            request: dict[str, Any] = {
+                "facts": sorted(key[0]),
+                "probe_seconds": min(PROBE_SECONDS, self._seconds / 2),
+                "seconds": self._seconds,
+            }
+            if limit:
+                request["bytes"] = limit
+            # Literals of plain values: whatever a fact is called is escaped, and no brace is left for
+            # Ansible to find a template in.
+            values = ", ".join(f"{name}={value!a}" for name, value in request.items())
+            literals = values.replace("{", "\\x7b")
+            self._programs[key] = f"{node_program.packed_for(key[0])}\n\nmain(dict({literals}))\n"
+        return self._programs[key]
+
+    def take(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> None:
+        """A node's output, or why there is none, becomes its Observation."""
+        if node in self.found:  # the first answer counts: after its run Ansible offers each node once more
+            return
+        observation = self._failed(node, output, seconds) if isinstance(output, NodeError) else None
+        if observation is None:
+            observation = self._understood(node, output, seconds)  # type: ignore[arg-type]
+        self.found[node] = observation
+        if self._on_done is not None:
+            self._on_done(observation)
+
+    def _understood(self, node: str, output: bytes | bytearray, seconds: float) -> Observation:
+        try:
+            facts, problems = facts_of(unframed(output), self._ask.get(node, ()))
+        except AnswerError as error:
+            fix = "log in and check its python3"
+            return self._failed(node, NodeError("garbage", str(error), fix), seconds)
+        return Observation(node, self._pool.of(facts), problems, seconds=seconds)
+
+    def _failed(self, node: str, error: NodeError, seconds: float) -> Observation:
+        text = f"{error.what} → {error.fix}" if error.fix else error.what
+        return Observation(node, error=text, unreachable=error.unreachable, seconds=seconds)
+
+
+def _through_ansible(
+    nodes: Mapping[str, Node],
+    answers: Asked,
+    timeout: float,
+    meanwhile: Callable[[], None],
+    vault_password_files: Sequence[Path],
+) -> None:
+    """Ask nodes through playbooks/observe.yml, which runs the program it finds in a host variable."""
+    from provision.errors import GpuprovError
+    from provision.remote.ansible.runner import Event, run_playbook
+
+    hosts = {
+        name: {**node.variables, "gpuprov_observe_program": answers.program(name, ANSIBLE_BYTES)}
+        for name, node in nodes.items()
+    }
+    outputs: dict[str, bytes] = {}
+
+    def note(event: Event) -> None:
+        stdout = event.result.get("stdout")
+        if isinstance(stdout, str) and stdout:
+            outputs[event.node] = stdout.encode("utf-8", "replace")
+            if event.kind in ("ok", "changed"):
+                answers.take(event.node, outputs[event.node], 0.0)
+        meanwhile()
+
+    fix = "correct the cause; the node's connection variables are in the inventory"
+    rounds = -(
+        -len(nodes) // ANSIBLE_FORKS
+    )  # the limit is per node, and only so many have their turn at once
+    try:
+        outcomes = run_playbook(
+            paths.PLAYBOOKS / "observe.yml",
+            hosts,
+            on_event=note,
+            forks=ANSIBLE_FORKS,
+            timeout=timeout * rounds + 30,  # and Ansible's own start
+            vault_password_files=vault_password_files,
+        )
+    except GpuprovError as error:
+        for name in nodes:
+            answers.take(name, NodeError("ansible", one_line(error.what), error.fix), 0.0)
+        return
+    for name in nodes:
+        outcome = outcomes.get(name)
+        if outcome is None or outcome.status == "ok":
+            answers.take(name, outputs.get(name, b""), 0.0)
+        else:
+            kind = "unreachable" if outcome.status == "unreachable" else "ansible"
+            answers.take(name, NodeError(kind, one_line(outcome.message) or outcome.status, fix), 0.0)

@@ -1,0 +1,1 @@
+"""SSH connections of our own: the only home of paramiko."""

@@ -1,0 +1,252 @@
+"""SSH connections to nodes without Ansible; with ssh_login.py the only module that imports paramiko.
+
+A host's key is checked before anything is said to it, on every hop. Every wait has an end. What goes wrong
+is a NodeError: cause and next step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from provision.remote.node_error import Clock, NodeError, hung, unreachable
+from provision.remote.protocol import one_line
+from provision.remote.ssh import streams
+from provision.remote.ssh.connection import Route
+from provision.remote.ssh.execute import Question
+from provision.remote.ssh.host_keys import HostKeys
+from provision.remote.ssh.login import AUTH_TIMEOUT, Login
+from provision.remote.ssh.proxy_jump import Hop
+
+if TYPE_CHECKING:
+    import paramiko
+
+HANDSHAKE_TIMEOUT = 20.0  # seconds, for the banner and for the key exchange
+_PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds at most before another try; the last one from then on
+# What ssh as a ProxyCommand says of a jump host that closes the connection before its banner. Of all else, a
+# key or a password that is refused among it, another try makes nothing better.
+_CLOSED = "exchange_identification"
+_FOR_THE_ANSWER = 1.0  # seconds that must be left for one more try to be worth it
+
+
+class Ssh:
+    """Asks nodes over SSH; keys, known hosts and jump hosts are shared. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._paramiko = _PARAMIKO
+        logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # its threads print tracebacks otherwise
+        self._host_keys = HostKeys()
+        self._keys: dict[tuple[str, str | None], paramiko.PKey | str] = {}
+        self._jumps: dict[tuple[Hop, ...], tuple[threading.Lock, list[Any]]] = {}
+        self._open: dict[int, tuple[Clock, paramiko.Transport]] = {}
+        self._shared = contextlib.ExitStack()
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        """End the shared connections to jump hosts."""
+        self._shared.close()
+
+    def expire(self) -> None:
+        """Cut connections whose time is up: paramiko has waits without an end. Call it now and then."""
+        for clock, transport in list(self._open.values()):
+            if clock.overdue > 0:
+                transport.close()
+
+    def ask(self, route: Route, program: bytes, seconds: float) -> bytes:
+        """Run `program` with the node's Python; all it printed, up to a whole answer. Raises NodeError."""
+        clock = Clock(seconds)
+        with contextlib.ExitStack() as stack:
+            try:
+                transport = self._connect(route.target, route.jumps, clock, stack)
+                channel = transport.open_session(timeout=clock.left(AUTH_TIMEOUT))
+                return Question(channel, route, program, clock).answer()
+            except (self._paramiko.SSHException, OSError, EOFError) as error:
+                clock.left()  # `hung` when `expire` cut the connection: its time was up
+                cause = one_line(str(error)) or type(error).__name__
+                raise unreachable(
+                    f"the connection to {route.target.address} broke: {cause}", "run again"
+                ) from None
+
+    @contextlib.contextmanager
+    def session(self, route: Route, command: str, seconds: float) -> Iterator[paramiko.Channel]:
+        """`command` begun on `route` within `seconds`: the channel to it. Raises NodeError."""
+        with contextlib.ExitStack() as stack:
+            clock = Clock(seconds)
+            try:
+                transport = self._connect(route.target, route.jumps, clock, stack)
+                channel = transport.open_session(timeout=clock.left(AUTH_TIMEOUT))
+                channel.exec_command(command)
+            except (self._paramiko.SSHException, OSError, EOFError) as error:
+                raise unreachable(one_line(f"no session with {route.target.address}: {error!r}")) from None
+            self._open.pop(id(transport))  # from here on its time is its user's
+            yield channel
+
+    def _connect(
+        self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock, stack: contextlib.ExitStack
+    ) -> paramiko.Transport:
+        """Logged in on `hop`. An sshd that has too many connections at the moment (MaxStartups) closes new
+        ones before its banner: it is tried again, at times drawn so that not all come back together."""
+        began = time.monotonic()
+        for tries, pause in enumerate(itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])), start=1):
+            with contextlib.ExitStack() as attempt:
+                try:
+                    transport = self._reached(hop, jumps, clock, attempt)
+                except _ClosedError:
+                    wait = pause * random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
+                    if clock.overdue + wait > -_FOR_THE_ANSWER:
+                        raise _ClosedError(hop, tries, time.monotonic() - began) from None
+                else:
+                    stack.push(attempt.pop_all())
+                    break
+            time.sleep(wait)
+        Login(self._paramiko, self._keys, transport, hop, clock).run()
+        return transport
+
+    def _reached(
+        self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock, stack: contextlib.ExitStack
+    ) -> paramiko.Transport:
+        """A connection to `hop`, whose key has been checked."""
+        complaint = None
+        if jumps:
+            stream = self._through(hop, jumps, clock)
+        elif hop.proxy_command:
+            stream, complaint = streams.proxy(hop, stack)
+        else:
+            stream = streams.tcp(hop, clock)
+        stack.callback(stream.close)
+        disabled = _disabled(self._paramiko.Transport, hop)
+        transport: paramiko.Transport = self._paramiko.Transport(stream, disabled_algorithms=disabled)
+        self._open[id(transport)] = (clock, transport)
+        stack.callback(self._open.pop, id(transport), None)
+        stack.callback(transport.close)
+        try:
+            self._shake_hands(transport, hop, clock, direct=not jumps and not hop.proxy_command)
+        except _ClosedError:
+            if complaint is not None and _CLOSED not in (said := complaint()):
+                reason = f": {said}" if said else ""
+                raise unreachable(
+                    f"the ProxyCommand to {hop.address} ended{reason}", "run it by hand; correct ProxyCommand"
+                ) from None
+            raise
+        return transport
+
+    def _shake_hands(self, transport: paramiko.Transport, hop: Hop, clock: Clock, *, direct: bool) -> None:
+        """Agree on keys with a host whose own key we know. Nothing else has been said to it."""
+        entries = self._host_keys.entries(hop)
+        known = {entry.key_type for entry in entries if not entry.marker}
+        options = transport.get_security_options()
+        # Ask for a type we know, or a host with several keys would look changed.
+        kinds = sorted(options.key_types, key=lambda kind: _type_of_key(kind) not in known)
+        options.key_types = tuple(kinds)
+        limit = transport.banner_timeout = transport.handshake_timeout = clock.left(HANDSHAKE_TIMEOUT)
+        began = time.monotonic()
+        try:
+            transport.start_client(timeout=limit)
+            key = transport.get_remote_server_key()
+        except (self._paramiko.SSHException, OSError, EOFError) as error:
+            clock.left()
+            # paramiko says of a server that is silent the same as of one that hangs up.
+            silent = time.monotonic() - began >= 0.9 * limit
+            greeted = bool(transport.remote_version)
+            raise _handshake_error(hop, str(error), silent=silent, greeted=greeted) from None
+        self._host_keys.check(hop, entries, key.get_name(), key.asbytes(), direct=direct)
+
+    def _through(self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock) -> Any:
+        """A channel to `hop` over the last jump host, whose connection all nodes behind it share."""
+        last = jumps[-1]
+        with self._lock:
+            lock, held = self._jumps.setdefault(jumps, (threading.Lock(), []))
+        with lock:
+            if not held or not (isinstance(held[0], NodeError) or held[0].is_active()):
+                held[:] = [self._jump_host(last, jumps[:-1], clock)]
+        if isinstance(held[0], NodeError):
+            raise held[0]
+        try:
+            limit = clock.left(hop.connect_timeout)
+            there, here = (hop.host, hop.port), ("127.0.0.1", 0)
+            return held[0].open_channel("direct-tcpip", there, here, timeout=limit)
+        except self._paramiko.ChannelException as error:
+            raise unreachable(f"jump host {last.address} cannot reach {hop.address}: {error.text}") from None
+        except (self._paramiko.SSHException, OSError, EOFError):
+            clock.left()
+            raise unreachable(f"jump host {last.address} opened no connection to {hop.address}") from None
+
+    def _jump_host(self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock) -> paramiko.Transport | NodeError:
+        """A connection that stays, or why there is none: a dead jump host is waited for once."""
+        with contextlib.ExitStack() as stack:
+            try:
+                transport = self._connect(hop, jumps, clock, stack)
+            except NodeError as error:
+                return NodeError(error.kind, f"jump host {hop.address}: {error.what}", error.fix)
+            self._open.pop(id(transport), None)  # it outlives the node that needed it first
+            with self._lock:
+                self._shared.push(stack.pop_all())
+            return transport
+
+
+def _imported() -> Any:
+    """paramiko without `invoke`, which it can do without and which is a third of its import: it runs the
+    commands of `Match exec` in paramiko's own reader of ssh_config, which is not the one used here."""
+    absent = "paramiko" not in sys.modules and "invoke" not in sys.modules
+    if absent:
+        sys.modules["invoke"] = None  # type: ignore[assignment]
+    try:
+        import paramiko
+    finally:
+        if absent:
+            del sys.modules["invoke"]
+    return paramiko
+
+
+_PARAMIKO = _imported()
+
+
+def _type_of_key(algorithm: str) -> str:
+    return "ssh-rsa" if algorithm.startswith("rsa-sha2-") else algorithm
+
+
+def _disabled(transport: type[paramiko.Transport], hop: Hop) -> dict[str, list[str]]:
+    """What the ssh options of `hop` leave out, in paramiko's terms. Only plain lists restrict."""
+    disabled = {}
+    for kind, text in hop.algorithms:
+        if text[:1] in "+^":
+            continue
+        ours = getattr(transport, f"_preferred_{kind}")
+        named = set(text.lstrip("-").split(","))
+        # ssh knows one algorithm under two names.
+        named |= {f"{name}@libssh.org" for name in named if name == "curve25519-sha256"}
+        disabled[kind] = [name for name in ours if (name in named) == text.startswith("-")]
+    return disabled
+
+
+def _handshake_error(hop: Hop, said: str, *, silent: bool, greeted: bool) -> NodeError:
+    late = silent or "timed out" in said or "timeout" in said.lower()
+    if "Indecipherable" in said or "Invalid SSH banner" in said or "codec" in said:
+        return unreachable(f"the service on {hop.address} is not an SSH server", "correct ansible_port")
+    if not (late or greeted):
+        return _ClosedError(hop)
+    if late or not said or "No existing session" in said:
+        return hung(f"{hop.address} accepted the connection and then sent nothing")
+    return unreachable(
+        f"no SSH session with {hop.address}: {one_line(said)}", "compare sshd's settings there"
+    )
+
+
+class _ClosedError(NodeError):
+    """A server hung up before its SSH banner."""
+
+    def __init__(self, hop: Hop, tries: int = 1, seconds: float = 0.0) -> None:
+        who = f"the jump host of the ProxyCommand to {hop.address}" if hop.proxy_command else hop.address
+        super().__init__(
+            "unreachable",
+            f"{who} closed the connection before an SSH banner came ({tries} tries in {seconds:.0f} s)",
+            "look at sshd's log there: MaxStartups (raise it, or give fewer --connections), access rules, "
+            "a full disk; then run again",
+        )

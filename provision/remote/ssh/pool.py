@@ -1,0 +1,183 @@
+"""A thread pool that does one task per node, with a time limit for each."""
+
+from __future__ import annotations
+
+import queue
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from provision.remote.node_error import NodeError, hung
+from provision.remote.ssh.concurrency import SLOW, Level, Sample
+
+STACK = 512 * 1024  # bytes per thread: enough for OpenSSL, a sixteenth of the usual
+PAUSE = 0.1  # seconds between looks at how many threads there should be
+AT_FIRST = 2.0  # seconds a node is thought to take while none has answered
+AT_LEAST = 2.0  # seconds after which a node may be called slow
+LATE = 5.0  # seconds over time after which a thread (stuck in a name lookup) is left behind
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Done(Generic[Result]):
+    """What became of one node: a result, or why there is none."""
+
+    name: str
+    result: Result | NodeError
+    seconds: float
+
+
+class Crew(Generic[Result]):
+    """Runs `work(name)` for every name, each about `seconds` long at most, never more than `threads` at once.
+
+    How many it is finds itself (level.py); a node that is slow beside the others takes the place of none.
+    Threads are daemons: one that never returns costs a thread, not the run. Results come from `gather`, in
+    the caller's thread. `keep`: how many results may wait to be gathered; with more, threads wait too, so
+    that a caller who is slow costs no memory (0: any number).
+    """
+
+    def __init__(
+        self,
+        names: Collection[str],
+        work: Callable[[str], Result],
+        *,
+        seconds: float,
+        threads: int,
+        keep: int = 0,
+    ) -> None:
+        self._work = work
+        self._seconds = seconds
+        self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for name in names:
+            self._waiting.put(name)
+        self._done: queue.Queue[Done[Result]] = queue.Queue(keep)
+        self._busy: dict[str, float] = {}
+        self._left: set[str] = set(names)
+        self._level = Level(threads)
+        self._hands = 0  # threads at work
+        self._wanted = self._level.now
+        self._lock = threading.Lock()
+        self._usual: deque[float] = deque(maxlen=64)  # seconds that the last nodes took
+        self._since = (time.monotonic(), time.process_time())
+        self._count = 0
+        self._again = 0.0
+        self._staff()
+
+    @property
+    def unfinished(self) -> int:
+        """How many nodes have no result yet."""
+        return len(self._left)
+
+    @property
+    def awaited(self) -> list[str]:
+        """The nodes still at work, longest first, when no other waits for its turn; else none."""
+        if not self._waiting.empty():
+            return []
+        started = sorted(self._busy.copy().items(), key=lambda item: item[1])
+        return [name for name, _ in started if name in self._left]
+
+    def stop(self) -> None:
+        """Start nothing more; who is at work is not waited for."""
+        while True:
+            try:
+                self._waiting.get_nowait()
+            except queue.Empty:
+                return
+
+    def gather(self, wait: float = 0.0) -> Iterator[Done[Result]]:
+        """What is done by now; waits up to `wait` seconds for the first."""
+        timeout = wait
+        while self._left:
+            try:
+                done = self._done.get(timeout=timeout) if timeout else self._done.get_nowait()
+            except queue.Empty:
+                break
+            timeout = 0.0
+            if done.name in self._left:  # or it was given up, and came after all
+                self._left.discard(done.name)
+                self._usual.append(done.seconds)
+                self._count += 1
+                yield done
+        yield from self._given_up()
+        self._staff()
+
+    def _given_up(self) -> Iterator[Done[Result]]:
+        now = time.monotonic()
+        for name, started in list(self._busy.items()):
+            if now - started > self._seconds + LATE and name in self._left:
+                self._left.discard(name)
+                if self._busy.pop(name, None) is not None:
+                    self._leave()
+                yield Done(name, hung(f"no answer within {self._seconds:g} s"), now - started)
+
+    def _staff(self) -> None:
+        """As many threads as the level says, and one more for each node that is slow beside the others."""
+        now = time.monotonic()
+        if now < self._again:
+            return
+        self._again = now + PAUSE
+        if self._count >= self._level.now:
+            cpu = time.process_time()
+            self._level.seen(Sample(now - self._since[0], self._count, cpu - self._since[1]))
+            self._since, self._count = (now, cpu), 0
+        self._wanted = min(self._level.limit, self._level.now + self._slow())
+        while not self._waiting.empty() and self._enter():
+            self._hire()
+
+    def _slow(self) -> int:
+        usual = statistics.median(self._usual) if self._usual else AT_FIRST
+        before = time.monotonic() - max(AT_LEAST, SLOW * usual)
+        return sum(started < before for started in list(self._busy.values()))
+
+    def _enter(self) -> bool:
+        with self._lock:
+            if self._hands >= min(self._wanted, len(self._left)):
+                return False
+            self._hands += 1
+            return True
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._hands -= 1
+
+    def _too_many(self) -> bool:
+        """Whether this thread is one more than wanted, and goes."""
+        with self._lock:
+            if self._hands <= self._wanted:
+                return False
+            self._hands -= 1
+            return True
+
+    def _hire(self) -> None:
+        before = threading.stack_size(STACK)
+        try:
+            threading.Thread(target=self._labour, daemon=True).start()
+        finally:
+            threading.stack_size(before)
+
+    def _labour(self) -> None:
+        while not self._too_many():
+            try:
+                name = self._waiting.get_nowait()
+            except queue.Empty:
+                self._leave()
+                return
+            started = time.monotonic()
+            self._busy[name] = started
+            result: Result | NodeError
+            try:
+                result = self._work(name)
+            except NodeError as error:
+                result = error
+            except Exception as error:  # one node's trouble never becomes another's
+                result = NodeError(
+                    "garbage", f"{type(error).__name__}: {error}", "please report this: it is a bug"
+                )
+            if self._busy.pop(name, None) is None:
+                return  # given up; somebody else was hired
+            self._done.put(Done(name, result, time.monotonic() - started))

@@ -1,0 +1,131 @@
+"""Observation of nodes through workers: sends programs to them, and returns their output."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import math
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from provision.errors import GpuprovError
+from provision.remote.interrupts import Interrupts
+from provision.remote.node_error import KINDS, NodeError
+from provision.remote.protocol import one_line
+from provision.remote.workers import Share, worker_stream
+from provision.remote.workers.worker_runs import Stop, next_step, passwords, through
+
+_SPARE = 60.0  # seconds for a worker's start, beyond those its nodes have
+_ANSIBLE_FORKS = 25  # of the nodes that only Ansible reaches
+Take = Callable[[str, bytes | NodeError, float], None]
+
+
+class Away:
+    """The nodes that workers ask (worker → its share and programs, as for `ask`): each worker has a thread
+    here, and what it says is taken in the thread that calls `gather` and `finish`."""
+
+    def __init__(
+        self,
+        away: Mapping[str, tuple[Share, Mapping[str, tuple[str, str]]]],
+        take: Take,
+        **options: Any,
+    ) -> None:
+        self._take = take
+        self._interrupts = Interrupts()
+        self._done: queue.SimpleQueue[tuple[str, bytes | NodeError, float]] = queue.SimpleQueue()
+        self._left = {name for share, _ in away.values() for name in share.hosts}
+        for share, programs in away.values():
+            threading.Thread(
+                target=self._ask, args=(share, programs), kwargs=options, name="worker", daemon=True
+            ).start()
+
+    def _ask(self, share: Share, programs: Mapping[str, tuple[str, str]], **options: Any) -> None:
+        def take(node: str, output: bytes | NodeError, seconds: float) -> None:
+            self._done.put((node, output, seconds))
+
+        try:
+            ask(share, programs, take, interrupts=self._interrupts, **options)
+        except Exception as error:
+            what = error.what if isinstance(error, GpuprovError) else f"{type(error).__name__}: {error}"
+            fix = error.fix if isinstance(error, GpuprovError) else "please report this: it is a bug"
+            for name in share.hosts:
+                take(name, NodeError("ansible", f"worker {share.worker.name}: {what}", fix), 0.0)
+
+    def __enter__(self) -> Away:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._interrupts.note()  # workers that have not ended are told to
+
+    def gather(self, wait: float = 0.0) -> None:
+        while self._left:
+            try:
+                node, output, seconds = self._done.get(timeout=wait) if wait else self._done.get_nowait()
+            except queue.Empty:
+                return
+            wait = 0.0
+            if node in self._left:
+                self._left.discard(node)
+                self._take(node, output, seconds)
+
+    def finish(self) -> None:
+        while self._left:
+            self.gather(wait=1.0)
+
+
+def ask(
+    share: Share,
+    programs: Mapping[str, tuple[str, str]],
+    take: Take,
+    *,
+    timeout: float,
+    connections: int,
+    vault_password_files: Sequence[Path] = (),
+    interrupts: Interrupts | None = None,
+) -> None:
+    """Have a worker run a program of ours on each of its nodes: the text for a connection of its own, and the
+    one for nodes that only Ansible reaches. `take` is given what each printed (or why there is nothing) and
+    the seconds it took; once for every node."""
+    hosts = share.hosts
+    texts = list(dict.fromkeys(text for both in programs.values() for text in both))
+    number = {text: position for position, text in enumerate(texts)}
+    rounds = math.ceil(len(hosts) / connections) + math.ceil(len(hosts) / _ANSIBLE_FORKS)
+    said = {
+        "inventory": hosts,
+        "programs": texts,
+        "asked": {name: [number[text] for text in programs[name]] for name in hosts},
+        "timeout": timeout,
+        "connections": connections,
+        "vault_passwords": passwords(vault_password_files),
+    }
+    left = set(hosts)
+
+    def answered(raw: Mapping[str, Any]) -> None:
+        if raw["event"] == worker_stream.OUTPUT:
+            data = raw.get("event_data") or {}
+            name = data.get("host")
+            if name in left:
+                left.discard(name)
+                take(name, *_output(data))
+
+    stop = Stop(timeout * rounds + _SPARE, interrupts or Interrupts())
+    trouble, _ = through(share.worker, said, hosts, answered, stop)
+    why = trouble or NodeError("hung", f"worker {share.worker.name}: it did not answer for this node", "")
+    for name in sorted(left):
+        take(name, NodeError("unreachable", why.what, next_step(why)), 0.0)
+
+
+def _output(data: Mapping[str, Any]) -> tuple[bytes | NodeError, float]:
+    """What a worker says that a node printed. Raises nothing: what is odd is that node's error."""
+    seconds = data.get("seconds")
+    took = float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < 1e6 else 0.0
+    error = data.get("error")
+    if isinstance(error, list) and len(error) == 3 and error[0] in KINDS:
+        return NodeError(error[0], one_line(str(error[1])), one_line(str(error[2]))), took
+    try:
+        return base64.b64decode(data["output"], validate=True), took
+    except (KeyError, TypeError, ValueError, binascii.Error):
+        return NodeError("garbage", "its worker's answer is not understood", "run again"), took

@@ -1,0 +1,165 @@
+"""The protocol between controller and worker: ansible-runner's streaming lines, validated.
+
+A worker first says who it is, then its controller sends one line of `kwargs` and `{"eof": true}`; back come
+events, a status with their number, and `{"eof": true}`. A worker's words are checked before they are
+believed: it speaks of its own share alone, in the shapes that Ansible's events have.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from provision import __version__, paths
+from provision.remote.protocol import one_line
+
+HELLO = "@gpuprov-worker "  # then a JSON object: what the worker consists of
+LINE_LIMIT = 72 * 1024 * 1024  # bytes; an event's result has at most 64 MB (ansible_handover.environment)
+BEAT = 5.0  # seconds between two signs of life, in both directions
+SILENCE = 60.0  # seconds without one after which the other side is given up
+OUTPUT = "gpuprov_output"  # an event of ours: what a program of ours printed on a node
+_ANSIBLE = ("ansible-core", "ansible-runner")
+_KEPT = ("host", "role", "task", "task_path", "ignore_errors", "res")
+
+
+class BadStreamError(Exception):
+    """A worker said what no worker says; the text says what."""
+
+
+def versions() -> dict[str, str]:
+    """What decides how a share is done: equal on both sides, or it is not begun."""
+    found = {name: importlib.metadata.version(name) for name in _ANSIBLE}
+    return {"gpuprov": __version__, **found, "contents": _contents()}
+
+
+@functools.cache
+def _contents() -> str:
+    """A digest of the playbooks, roles, modules and programs of this installation."""
+    digest = hashlib.sha256()
+    for label, file in sorted(_files()):
+        digest.update(f"{label}\0".encode() + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    for label, folder, patterns in (
+        ("playbooks", paths.PLAYBOOKS, ("**/*.yml",)),
+        ("roles", paths.ROLES, ("**/*.yml", "**/*.j2", "**/*.py", "**/files/**/*")),
+        ("node", paths.NODE, ("**/*.py",)),
+        ("provision", paths.PACKAGE, ("*.py",)),
+    ):
+        for pattern in patterns:
+            for file in folder.glob(pattern):
+                if file.is_file() and "__pycache__" not in file.parts:
+                    yield f"{label}/{file.relative_to(folder)}", file
+
+
+def differences(theirs: Mapping[str, Any], python: str) -> tuple[str, str]:
+    """What keeps a worker from doing as we would, and what to do about it; two empty texts when nothing."""
+    ours = versions()
+    for name in ("gpuprov", *_ANSIBLE):
+        if theirs.get(name) != ours[name]:
+            said = one_line(str(theirs.get(name) or "no"), 40)
+            return (
+                f"it has {name} {said}, and this controller has {ours[name]}",
+                f"install the same version on it: {python} -m pip install {name}=={ours[name]}",
+            )
+    if theirs.get("contents") != ours["contents"]:
+        return (
+            f"its gpuprov {ours['gpuprov']} has other playbooks, roles or modules than this controller's",
+            "install the same build of gpuprov on both",
+        )
+    return "", ""
+
+
+def hello(line: bytes) -> Mapping[str, Any] | None:
+    """What a worker says it consists of; None for a line of something else (a login banner)."""
+    text = line.decode("utf-8", "replace")
+    if not text.startswith(HELLO):
+        return None
+    return _object(text.removeprefix(HELLO))
+
+
+def slim(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a raw event that is worth sending: no task arguments, no environment."""
+    data = raw.get("event_data")
+    if isinstance(data, Mapping) and raw.get("event") != "playbook_on_stats":
+        data = {key: data[key] for key in _KEPT if key in data}
+        if isinstance(data.get("res"), Mapping):
+            data["res"] = {key: value for key, value in data["res"].items() if key != "invocation"}
+    elif isinstance(data, Mapping):
+        data = {key: data.get(key) or {} for key in ("dark", "failures", "processed")}
+    kept = {key: raw.get(key) for key in ("event", "counter", "uuid")}
+    return {**kept, "stdout": str(raw.get("stdout") or "")[:4000], "event_data": data}
+
+
+def message(line: bytes, hosts: Collection[str]) -> dict[str, Any]:
+    """One line of a worker that may speak of `hosts`. Raises BadStreamError."""
+    said = _object(line.decode("utf-8", "replace"))
+    if "zipfile" in said:
+        raise BadStreamError("it sent files that were not requested")
+    if "status" in said:
+        _want(said, "status", str)
+        _want(said, "gpuprov_events", int, None)
+    elif "eof" not in said and said.get("event") != "keepalive":
+        _event(said, hosts)
+    return said
+
+
+def _event(said: Mapping[str, Any], hosts: Collection[str]) -> None:
+    _want(said, "event", str)
+    _want(said, "uuid", str)
+    _want(said, "stdout", str, None)
+    counter = said.get("counter")
+    if not isinstance(counter, int) or isinstance(counter, bool) or counter < 1 or not said["uuid"]:
+        raise BadStreamError("an event without its number")
+    data = said.get("event_data")
+    if data is None:
+        return
+    if not isinstance(data, dict):
+        raise BadStreamError("an event whose data is not an object")
+    if said["event"] == "playbook_on_stats":
+        for name in ("dark", "failures", "processed"):
+            _want(data, name, dict)
+            for host in data[name]:
+                _known(host, hosts)
+        return
+    _want(data, "res", dict, None)
+    _want(data, "role", str, None)
+    _want(data, "task", str, None)
+    _want(data, "task_path", str, None)
+    _want(data, "ignore_errors", bool, None)
+    if data.get("host") is not None:
+        _known(data["host"], hosts)
+    rc = (data.get("res") or {}).get("rc")
+    if isinstance(rc, int) and abs(rc) >= 1 << 63:
+        raise BadStreamError("an exit status beyond all numbers")
+
+
+def _known(host: Any, hosts: Collection[str]) -> None:
+    if not isinstance(host, str) or host not in hosts:
+        raise BadStreamError(f"it reported on {one_line(repr(host), 60)}, which is not one of its nodes")
+
+
+def _want(said: Mapping[str, Any], name: str, *kinds: type | None) -> None:
+    value = said.get(name)
+    if value is None and None in kinds:
+        return
+    wanted = tuple(kind for kind in kinds if kind is not None)
+    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
+        raise BadStreamError(f"`{name}` is {one_line(repr(value), 60)}")
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        said = json.loads(text)
+    except (ValueError, RecursionError):
+        raise BadStreamError(f"this is not JSON: {one_line(text[:200], 80)!r}") from None
+    if not isinstance(said, dict):
+        raise BadStreamError(f"this is not an object: {one_line(text[:200], 80)!r}")
+    return said

@@ -1,0 +1,182 @@
+"""Judging of a run's pairs: findings about nodes and about the network between them, from the run folder.
+
+run.json has who took part in each check (`pairs`: its nodes, and the others with the reason), pairs.jsonl
+each measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from provision.checks.health import CheckResult, NodeHealth
+from provision.checks.judge import Finding, Verdict, unmeasured, worst
+from provision.checks.pairs import groups, pairing
+from provision.checks.pairs.metric import Metric
+from provision.checks.pairs.pairing import Topology
+from provision.checks.pairs.results import Outcome, Result
+from provision.checks.registry import PAIRS
+from provision.errors import RunFolderError
+from provision.node_names import fold
+from provision.runs.node_facts import NodeFacts
+from provision.runs.store import RunFolder
+from provision.text import one_line
+
+
+def topology(nodes: Iterable[str], seen: Mapping[str, NodeFacts]) -> Topology:
+    """These nodes with their racks. Raises InventoryError."""
+    return pairing.topology({node: seen[node].variables for node in nodes})
+
+
+def note(folder: RunFolder, check: str, took: Mapping[str, Any]) -> None:
+    """Say in run.json who takes part in a check of pairs."""
+    folder.note(pairs={**noted(folder), check: took})
+
+
+def keep(folder: RunFolder, check: str, results: Iterable[Result]) -> None:
+    """Store a check's measurements of pairs, a line each."""
+    for result in results:
+        folder.append("pairs", {"check": check, **asdict(result)})
+
+
+def kept(folder: RunFolder, check: str) -> list[Result]:
+    """A check's measurements in a run so far. Raises RunFolderError."""
+    try:
+        rows = [(row.pop("check"), row) for row in folder.read("pairs")]
+        return [_result(row) for of, row in rows if of == check]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{folder.path}/pairs.jsonl has a line that is not a result: {error!r}",
+            "something else than gpuprov changed the file",
+        ) from error
+
+
+def _result(row: Mapping[str, Any]) -> Result:
+    result = Result(**{**row, "nodes": tuple(row["nodes"]), "outcome": Outcome(row["outcome"])})
+    texts = (*result.nodes, result.rail, result.unit, result.end, result.said)
+    numbers = [one for one in (result.value, result.expected, result.size) if one is not None]
+    if not (
+        isinstance(row["nodes"], list)
+        and type(result.round) is int
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(number, int | float) for number in numbers)
+    ):
+        raise TypeError("a field is of another type")
+    return result
+
+
+@dataclass(frozen=True)
+class Between:
+    """What the pairs of a run say: of each node in `checks` (None: the run ended before), and of the fabric;
+    `told`: lines on what no measurement could tell."""
+
+    checks: tuple[Mapping[str, CheckResult] | None, ...] = ()
+    fabric: tuple[Finding, ...] = ()
+    told: tuple[str, ...] = ()
+
+    def extended(self, node: NodeHealth) -> NodeHealth:
+        """The node with what its pairs say of it."""
+        for checks in self.checks:
+            node = _with(node, None if checks is None else checks.get(node.node))
+        return node
+
+
+def between(folder: RunFolder, seen: Mapping[str, NodeFacts]) -> Between:
+    """What the run folder's pairs say; nothing of a run without pairs. Raises RunFolderError."""
+    found = Between()
+    meta = folder.meta()
+    for check, of_pairs in PAIRS.items():
+        if check in meta.get("asked", ()):
+            one = _judged(folder, of_pairs.METRIC, noted(folder).get(check), seen)
+            found = Between(
+                (*found.checks, *one.checks), (*found.fabric, *one.fabric), (*found.told, *one.told)
+            )
+    return found
+
+
+def judge(
+    folder: RunFolder, nodes: Iterable[NodeHealth], seen: Mapping[str, NodeFacts]
+) -> tuple[tuple[NodeHealth, ...], tuple[Finding, ...], tuple[str, ...]]:
+    """The nodes with what their pairs say of them, the findings of the fabric, and lines on what no
+    measurement could tell. Nothing changes in a run without pairs."""
+    found = between(folder, seen)
+    return tuple(map(found.extended, nodes)), found.fabric, found.told
+
+
+def noted(folder: RunFolder) -> Mapping[str, Any]:
+    """What run.json says of each check of pairs. Raises RunFolderError."""
+    found = folder.meta().get("pairs", {})
+    if not isinstance(found, Mapping):
+        raise _not_said(folder, f"a {type(found).__name__}")
+    return found
+
+
+def _not_said(folder: RunFolder, why: str) -> RunFolderError:
+    return RunFolderError(
+        f"{folder.path}/run.json does not list the measured pairs: {why}",
+        "something else than gpuprov changed the file",
+    )
+
+
+def _judged(folder: RunFolder, metric: Metric, took: Any, seen: Mapping[str, NodeFacts]) -> Between:
+    """What one check's pairs say. `took`: who took part; None when the run ended before."""
+    if took is None:
+        return Between((None,))
+    able, left_out = took_part(folder, took)
+    members = [node for node in able if node in seen]
+    results = kept(folder, metric.check)
+    rounds = max((result.round for result in results), default=0)
+    checks, fabric, untold = groups.judged(topology(members, seen), results, metric)
+    checks = {**{node: _left_out(metric, why) for node, why in left_out.items()}, **checks}
+    told = (*_several_versions(metric, took.get("versions")), *untold)
+    told += tuple(_not_met(metric.check, members, rounds, took.get("round_seconds")))
+    return Between((checks,), fabric, told)
+
+
+def _several_versions(metric: Metric, noted: Any) -> Iterator[str]:
+    """Both ends should be of one version."""
+    versions = noted if isinstance(noted, Mapping) else {}
+    nodes: dict[str, list[str]] = {}
+    for node, version in versions.items():
+        if version:
+            nodes.setdefault(str(version), []).append(str(node))
+    if len(nodes) > 1:
+        each = ", ".join(f"{one_line(version, 40)} on {fold(names, 120)}" for version, names in nodes.items())
+        what = f"{metric.program} is of several versions, where both ends should have one"
+        yield f"{metric.check}: {what}: {each}"
+
+
+def _not_met(check: str, members: Sequence[str], rounds: int, seconds: Any) -> Iterator[str]:
+    """What the pairs that were not measured would cost."""
+    every = pairing.exhaustive_rounds(len(members))
+    if rounds and rounds < every and isinstance(seconds, int | float):
+        cost = pairing.minutes(every, seconds)
+        yield (
+            f"{check}: a link or a path that is bad for one pair alone shows only when that pair meets; "
+            f"all pairs take {every} rounds, about {max(1, round(cost))} min: --pairs all"
+        )
+
+
+def took_part(folder: RunFolder, noted: Any) -> tuple[list[str], dict[str, str]]:
+    """Who was to be measured, and the others with the reason. Raises RunFolderError."""
+    try:
+        left_out = {str(node): str(why) for node, why in noted["left_out"].items()}
+        return [str(node) for node in noted["nodes"]], left_out
+    except (KeyError, TypeError, AttributeError) as error:
+        raise _not_said(folder, repr(error)) from error
+
+
+def _left_out(metric: Metric, why: str) -> CheckResult:
+    skipped = Finding(metric.check, Verdict.SKIP, "node", why, "pairs")
+    found = skipped if why == metric.no_part else unmeasured(metric.check, why)
+    return CheckResult(metric.check, found.verdict, (found,), (), 0.0)
+
+
+def _with(node: NodeHealth, check: CheckResult | None) -> NodeHealth:
+    if node.error:
+        return node
+    if check is None:  # the run ended before: a check that was asked for is missing
+        return replace(node, verdict=worst([node.verdict, Verdict.ERROR]))
+    alone = [node.verdict] if node.checks else []  # one that was asked for pairs only has no verdict yet
+    return replace(node, checks=(*node.checks, check), verdict=worst([*alone, check.verdict]))

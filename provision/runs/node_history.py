@@ -1,0 +1,361 @@
+"""The history of the nodes: their newest result of each check, their last runs, and every run's verdicts.
+
+Two files hold it. `verdicts.json` in a run folder has the run's verdicts, and goes with the folder.
+`validated/<node>.json` beside the run folders outlives them: the node's newest results, each with the
+fingerprint it depends on, and which devices were bad in its last runs. One lock guards these files.
+
+What a run knew of earlier ones is kept in its own folder (earlier_runs.jsonl), so that judging it again gives
+the same report. Damage costs a comparison or an escalation, never a report; only `read` names it, since
+whoever asks for results must not take "damaged" for "never validated".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from provision import atomic_file
+from provision.checks import health, offenders
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Verdict
+from provision.checks.offenders import Past
+from provision.errors import GpuprovError, RunFolderError
+from provision.runs import fingerprint
+from provision.runs.fingerprint import Fingerprint, Result
+from provision.runs.store import RunFolder, file_name, runs_home
+
+FORMAT = 1  # of both files; a newer one is refused politely
+FOLDER = "validated"
+FOLDER_OF_OLD = "offenders"  # where older versions kept the last runs: <node>.jsonl, a line for each run
+VERDICTS = "verdicts.json"
+BAD = (Verdict.FAIL, Verdict.ERROR)  # not knowing is not healthy
+_EARLIER_RUNS = "earlier_runs"
+_RUNS = 20  # runs kept of a node: more than data/offenders.yml looks at
+_LOOKED = 100  # earlier runs whose run.json is read
+_READ = 5  # of these, how many are read: a run of some nodes hides the others' last verdict
+_DAMAGED = (GpuprovError, OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError)
+
+
+# --- what one run adds
+
+
+def note_look(folder: RunFolder, node: str, known: Fingerprint) -> None:
+    """Keep, in the run folder, what a node was like when a run looked at it."""
+    folder.append("fingerprints", {"node": node, "digest": known.digest, **known.record()})
+
+
+def note_result(folder: RunFolder, node: str, check: str, known: Fingerprint, at: str) -> None:
+    """Keep, in the run folder, which fingerprint a check's measurements belong to."""
+    folder.append("fingerprints", {"node": node, "check": check, "digest": known.digest, "at": at})
+
+
+def record(
+    folder: RunFolder, verdicts: Mapping[tuple[str, str], str], fleet: FleetHealth | None = None
+) -> None:
+    """Add a run to the history of its nodes. Raises RunFolderError where it cannot be written.
+
+    `verdicts`: (node, check) → verdict; what was measured becomes the newest result, unless a newer one is
+    known (a run that was resumed late). `fleet`: the report, once the run is over.
+    """
+    looked: dict[str, dict[str, Any]] = {}
+    fresh: dict[str, dict[str, Any]] = {}
+    for row in folder.read("fingerprints"):
+        node, digest = str(row["node"]), str(row["digest"])
+        if "check" not in row:
+            looked.setdefault(node, {})[digest] = {"values": row["values"], "unknown": row["unknown"]}
+        elif (verdict := verdicts.get((node, row["check"]))) and digest in looked.get(node, {}):
+            result = {"digest": digest, "at": str(row["at"]), "verdict": verdict, "run": folder.path.name}
+            fresh.setdefault(node, {})[row["check"]] = result
+    bad = {node.node: offenders.bad(node) for node in fleet.nodes if node.checks} if fleet else {}
+    home = folder.path.parent
+    with _locked(home / FOLDER):
+        for node in dict.fromkeys((*fresh, *bad)):
+            run = [{"run": folder.path.name, "bad": bad[node]}] if node in bad else []
+            _merge(home, node, fresh.get(node, {}), looked.get(node, {}), run)
+    if fleet is not None and not fleet.interrupted:
+        _keep_verdicts(folder, fleet)
+
+
+@contextlib.contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(home / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise RunFolderError(
+            f"{home} cannot be written: {error.strerror}", "GPUPROV_RUNS sets the folder of the runs"
+        ) from None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _merge(
+    home: Path, node: str, fresh: Mapping[str, Any], looked: Mapping[str, Any], run: list[dict[str, Any]]
+) -> None:
+    path = _file(home, node)
+    document = _document(path)
+    checks: dict[str, Any] = {}
+    known: dict[str, Any] = {}
+    with contextlib.suppress(*_DAMAGED):
+        if document["format"] > FORMAT:
+            return
+        known = dict(document["fingerprints"])
+        checks = {c: one for c, one in document["checks"].items() if one["at"] and one["digest"] in known}
+    for check, one in fresh.items():
+        if check not in checks or checks[check]["at"] <= one["at"]:
+            checks[check] = one
+    used = {one["digest"] for one in checks.values()}
+    runs = [{"run": past.run, "bad": sorted(past.bad)} for past in _past(home, node, document, run)]
+    document = {
+        "format": FORMAT,
+        "node": node,
+        "checks": checks,
+        "fingerprints": {name: one for name, one in {**known, **looked}.items() if name in used},
+        "runs": runs[-_RUNS:],
+    }
+    text = json.dumps(document, separators=(",", ":"), default=str)
+    atomic_file.write(path, text, sync=False)  # ten thousand nodes, one after the other
+
+
+def _file(home: Path, node: str) -> Path:
+    return home / FOLDER / f"{file_name(node)}.json"
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """A node's file; nothing when there is none that can be read."""
+    with contextlib.suppress(*_DAMAGED):
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    return {}
+
+
+# --- the newest result of each check
+
+
+def read(nodes: Collection[str], runs: Path | None = None) -> dict[str, dict[str, Result]]:
+    """Node → check → newest result; a node that was never validated has none. Raises RunFolderError."""
+    home = runs or runs_home()
+    return {node: _results(_file(home, node)) for node in nodes}
+
+
+def _results(path: Path) -> dict[str, Result]:
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document["format"] > FORMAT:
+            raise RunFolderError(f"{path} was written by a newer gpuprov", "upgrade gpuprov")
+        known = {name: fingerprint.from_record(one) for name, one in document["fingerprints"].items()}
+        return {
+            str(check): Result(
+                str(check), str(one["verdict"]), str(one["at"]), str(one["run"]), known[one["digest"]]
+            )
+            for check, one in document["checks"].items()
+        }
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read: {error!r}", "remove it; the next validate writes it"
+        ) from None
+
+
+# --- the last runs of each node, for the devices that are bad again
+
+
+def recall(folder: RunFolder, nodes: Iterable[str]) -> None:
+    """Keep in the run folder what earlier runs found on these nodes: all of it or, after a kill, nothing."""
+    if (folder.path / f"{_EARLIER_RUNS}.jsonl").exists():
+        return  # a run that goes on: what it knew at first still holds
+    home, wanted = folder.path.parent, offenders.rules().runs - 1
+    rows: list[dict[str, Any]] = []
+    for node in nodes:
+        past = [one for one in _past(home, node, _document(_file(home, node))) if one.run != folder.path.name]
+        rows += ({"node": node, "run": one.run, "bad": sorted(one.bad)} for one in past[-wanted:])
+    if rows:
+        folder.write(f"{_EARLIER_RUNS}.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+
+
+def recalled(folder: RunFolder) -> dict[str, list[Past]]:
+    """Node → its earlier runs as `recall` kept them, oldest first."""
+    found: dict[str, list[Past]] = {}
+    with contextlib.suppress(GpuprovError, KeyError, TypeError):
+        for row in folder.read(_EARLIER_RUNS):
+            past = Past(str(row["run"]), frozenset(map(str, row["bad"])))
+            found.setdefault(str(row["node"]), []).append(past)
+    return found
+
+
+def _past(home: Path, node: str, document: Mapping[str, Any], more: Sequence[Any] = ()) -> list[Past]:
+    """The runs kept in a node's `document` and `more`, oldest first; of a run that was resumed, its last
+    word."""
+    rows = document.get("runs")
+    if not isinstance(rows, list):
+        rows = _old_rows(home / FOLDER_OF_OLD / f"{file_name(node)}.jsonl")
+    found: dict[str, Past] = {}
+    for row in (*rows, *more):
+        with contextlib.suppress(KeyError, TypeError):
+            past = Past(str(row["run"]), frozenset(map(str, row["bad"])))
+            found.pop(past.run, None)
+            found[past.run] = past
+    return list(found.values())
+
+
+def _old_rows(path: Path) -> Iterator[Any]:
+    """What an older version kept, until the node is written for the first time by this one."""
+    with contextlib.suppress(OSError):
+        for line in path.read_bytes().split(b"\n"):
+            with contextlib.suppress(ValueError, RecursionError):
+                yield json.loads(line)
+
+
+# --- the verdicts of each run
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """What earlier runs of the same checks on the same inventory said.
+
+    `fleet`: each node as the last of them judged it, with the findings that were no pass only; `run_id` and
+    `started` are those of the newest. `names`: the nodes of the newest. `since`: bad node → the start
+    (ISO 8601 UTC) of the first of the runs that found it bad without a break.
+    """
+
+    fleet: FleetHealth
+    names: frozenset[str]
+    since: Mapping[str, str]
+
+
+def _keep_verdicts(folder: RunFolder, fleet: FleetHealth) -> None:
+    """A report of ten thousand nodes takes a while to read; what the next run wants of it is kept apart."""
+    before = earlier(folder, fleet)
+    known = before.since if before else {}
+    since = {node.node: known.get(node.node, fleet.started) for node in fleet.nodes if node.verdict in BAD}
+    report = health.to_json(replace(fleet, nodes=tuple(_short(node) for node in fleet.nodes)))
+    folder.write_json(VERDICTS, {"format": FORMAT, "since": since, "report": report})
+
+
+def _short(node: NodeHealth) -> NodeHealth:
+    """A node with what was wrong with it, and nothing else."""
+    checks = []
+    for check in node.checks:
+        wrong = [replace(f, evidence=()) for f in check.wrong]
+        if wrong:
+            checks.append(replace(check, findings=tuple(wrong), measurements=()))
+    gpus = node.gpus if offenders.bad(node) else ()  # which device it was, in the runs after
+    return replace(node, checks=tuple(checks), gpus=gpus, facts={})
+
+
+def earlier(folder: RunFolder, fleet: FleetHealth) -> Earlier | None:
+    """What the runs before this one said of its nodes; None when there is none to compare with."""
+    missing = {node.node for node in fleet.nodes}
+    newest: Earlier | None = None
+    nodes: dict[str, NodeHealth] = {}
+    since: dict[str, str] = {}
+    for _, found in zip(range(_READ), _before(folder, fleet), strict=False):
+        newest = newest or found
+        for node in found.fleet.nodes:
+            if node.node not in nodes and (node.node in missing or found is newest):
+                nodes[node.node] = node
+                if node.node in found.since:
+                    since[node.node] = found.since[node.node]
+        missing -= found.names
+        if not missing:
+            break
+    if newest is None:
+        return None
+    return Earlier(replace(newest.fleet, nodes=tuple(nodes.values())), newest.names, since)
+
+
+def _before(folder: RunFolder, fleet: FleetHealth) -> Iterator[Earlier]:
+    """Each earlier run of the same checks on the same inventory, newest first."""
+    verb = folder.path.name.partition("Z-")[2]
+    earlier = [path for path in _runs(folder.path.parent, verb) if path.name < folder.path.name]
+    for path in reversed(earlier[-_LOOKED:]):
+        with contextlib.suppress(*_DAMAGED):
+            meta = RunFolder(path).meta()
+            if meta.get("inventory") == fleet.inventory and set(meta.get("asked", ())) == set(fleet.asked):
+                document = _verdicts(path)
+                before = health.from_json(document["report"])
+                since = {str(node): str(moment) for node, moment in document["since"].items()}
+                yield Earlier(before, frozenset(node.node for node in before.nodes), since)
+
+
+def _runs(home: Path, verb: str = "*") -> list[Path]:
+    with contextlib.suppress(OSError):
+        return sorted(home.glob(f"*Z-{verb}"))
+    return []
+
+
+def _verdicts(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((path / VERDICTS).read_text(encoding="utf-8"))
+    if document["format"] != FORMAT:
+        raise ValueError("written by another version")
+    return document
+
+
+# --- all runs at once
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRun:
+    """What one run said of a node. `started`: ISO 8601 UTC; `bad`: its devices that warned or failed, by
+    `offenders.identity`."""
+
+    run: str
+    started: str
+    verdict: str
+    bad: Collection[str] = ()
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """A device that was bad in `times` of the last `runs` runs of its node."""
+
+    node: str
+    device: str
+    times: int
+    runs: int
+
+
+def node_runs(home: Path | None = None) -> dict[str, list[NodeRun]]:
+    """Node → what each run that came to its end said of it, oldest first."""
+    found: dict[str, list[NodeRun]] = {}
+    for path in _runs(home or runs_home()):
+        with contextlib.suppress(*_DAMAGED):
+            report = _verdicts(path)["report"]
+            started = str(report["started"])
+            said = {
+                str(node["node"]): NodeRun(
+                    path.name,
+                    started,
+                    Verdict(node["verdict"]).value,
+                    offenders.bad(health.node_from(node)) if node["checks"] else (),
+                )
+                for node in report["nodes"]
+            }
+            for name, one in said.items():
+                found.setdefault(name, []).append(one)
+    return found
+
+
+def flips(runs: Sequence[NodeRun]) -> int:
+    """How often a node's verdict was another one than the run before."""
+    return sum(one.verdict != other.verdict for one, other in itertools.pairwise(runs))
+
+
+def repeats(node: str, runs: Sequence[NodeRun]) -> list[Repeat]:
+    """The devices that were bad in as many of the node's last runs as ask for more than a look, most often
+    first."""
+    use = offenders.rules()
+    last = runs[-use.runs :]
+    times = {device: sum(device in run.bad for run in last) for run in last for device in run.bad}
+    found = [Repeat(node, device, n, len(last)) for device, n in times.items() if n >= use.investigate]
+    return sorted(found, key=lambda one: (-one.times, one.device))

@@ -1,0 +1,253 @@
+"""The run folder and the history index: plain files and append-only JSON lines, flushed per record.
+
+A kill -9 costs at most the record being written. Nothing but JSON and text is ever read back.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import time
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from provision import __version__, atomic_file, paths
+from provision import text as wording
+from provision.errors import RunFolderError
+from provision.runs import json_lines
+from provision.runs.json_lines import Lines
+from provision.secrets_mask import HIDDEN, is_secret_name
+
+FORMAT = 1  # written into run.json; a newer one is refused politely
+
+HISTORY = "history.jsonl"
+_HISTORY_FIELDS = ("verb", "started", "finished", "exit_code", "inventory", "counts")
+
+
+def runs_home() -> Path:
+    """Where run folders are: GPUPROV_RUNS, else `runs` in the state folder."""
+    chosen = os.environ.get("GPUPROV_RUNS")
+    return Path(chosen) if chosen else paths.state_home() / "runs"
+
+
+def file_name(name: str) -> str:
+    """A node's name as a file name: unchanged when harmless, else percent-quoted; never a path.
+
+    >>> file_name("gpu-01"), file_name("rack1/gpu"), file_name("..")
+    ('gpu-01', 'rack1%2Fgpu', '%2E%2E')
+    """
+    quoted = urllib.parse.quote(name, safe="")
+    if quoted.startswith("."):
+        quoted = quoted.replace(".", "%2E")
+    if len(quoted) > 200:  # file names end at 255 bytes; the digest keeps two long names apart
+        import hashlib
+
+        quoted = f"{quoted[:180]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return quoted or "%"
+
+
+class RunFolder:
+    """One invocation's folder: `<runs>/<UTC time>-<verb>/`.
+
+    run.json (format, verb, arguments, started, finished, exit code) · plan.json · events.jsonl · facts.jsonl
+    · drifts.jsonl · raw/<node>/<check>.json · measurements.jsonl · findings.jsonl · report.json/html/md/xml
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, verb: str, arguments: Mapping[str, Any], runs: Path | None = None) -> RunFolder:
+        """A new folder below `runs` (default: GPUPROV_RUNS, else the state folder), mode 0700."""
+        home = runs or runs_home()
+        try:
+            _make_folder(home)
+            folder = cls(_new_folder(home, verb))
+            folder._begin(verb, arguments, wording.now())
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot make a run folder in {home}: {error.strerror}",
+                "point GPUPROV_RUNS to a folder you may write",
+            ) from error
+        return folder
+
+    @classmethod
+    def adopt(cls, name: str, verb: str, arguments: Mapping[str, Any], runs: Path | None = None) -> RunFolder:
+        """The folder here for a run that another machine began, under that run's name; made when there is
+        none. The caller answers for the name."""
+        home = runs or runs_home()
+        try:
+            _make_folder(home / name)
+            folder = cls(home / name)
+            if not (folder.path / "run.json").exists():
+                folder._begin(verb, arguments, None)
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot make a run folder in {home}: {error.strerror}",
+                "point GPUPROV_RUNS to a folder you may write",
+            ) from error
+        return folder
+
+    @classmethod
+    def open(cls, path: Path) -> RunFolder:
+        """An existing one. Raises RunFolderError when unreadable or of a newer format."""
+        folder = cls(Path(path))
+        written = folder.meta().get("format")
+        if not isinstance(written, int):
+            raise RunFolderError(f"{path}/run.json has no format number", "is this a gpuprov run folder?")
+        if written > FORMAT:
+            raise RunFolderError(
+                f"{path} was written by a newer gpuprov (format {written}, this one reads up to {FORMAT})",
+                "upgrade gpuprov: pip install --upgrade gpuprov",
+            )
+        return folder
+
+    def meta(self) -> dict[str, Any]:
+        """What run.json says: format, verb, arguments, started, finished, exit_code, and what was noted."""
+        try:
+            document = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise RunFolderError(f"{self.path} is not a run folder: it has no run.json") from None
+        except (OSError, ValueError, RecursionError) as error:
+            raise RunFolderError(f"{self.path}/run.json cannot be read: {error}") from error
+        if not isinstance(document, dict):
+            raise RunFolderError(f"{self.path}/run.json is not an object", "is this a gpuprov run folder?")
+        return document
+
+    def note(self, **fields: Any) -> None:
+        """Add fields to run.json (the inventory, the nodes, where it stopped)."""
+        self._write_meta({**self.meta(), **fields})
+
+    def append(self, name: str, record: Mapping[str, Any]) -> None:
+        """One line to `<name>.jsonl`, flushed to the kernel before returning."""
+        self.append_all(name, [record])
+
+    def append_all(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """A line for each record, of which none has lines of another process in between. To open and lock the
+        file costs several times what a line does: a check has a hundred measurements."""
+        with self.lines(name) as lines:
+            lines.append(without_secrets(record) for record in records)
+
+    def lines(self, name: str) -> Lines:
+        """`<name>.jsonl`, to be kept open for many records. They go through `without_secrets` first."""
+        path = self._inside(f"{name}.jsonl")
+        _make_folder(path.parent)
+        return Lines(path)
+
+    def read(self, name: str) -> Iterator[dict[str, Any]]:
+        """The records of `<name>.jsonl`; a last line cut by a kill is passed over. Nothing when there is no
+        file."""
+        return (record for _, record in self.placed(name))
+
+    def placed(self, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The records as `read` gives them, each with the byte it begins at, where `record_at` finds it."""
+        path = self._inside(f"{name}.jsonl")
+        try:
+            with path.open("rb") as lines:
+                yield from json_lines.records(path, lines)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise RunFolderError(f"{path} cannot be read: {error.strerror}") from error
+
+    def record_at(self, name: str, place: int) -> dict[str, Any]:
+        """One record of `<name>.jsonl`, by its place. Raises RunFolderError."""
+        path = self._inside(f"{name}.jsonl")
+        try:
+            with path.open("rb") as lines:
+                lines.seek(place)
+                return dict(json.loads(lines.readline().decode(errors="replace")))
+        except (OSError, ValueError, TypeError, RecursionError) as error:
+            raise RunFolderError(f"{path} was changed while it was read: {error}") from error
+
+    def write(self, name: str, text: str | Iterable[str]) -> Path:
+        """A whole file at once (written beside, then renamed), from its text or the pieces of it. `name` may
+        hold a subfolder."""
+        path = self._inside(name)
+        _make_folder(path.parent)
+        return atomic_file.write(path, text)
+
+    def write_json(self, name: str, document: Mapping[str, Any]) -> Path:
+        """A whole JSON file at once; values of keys named like secrets are left out."""
+        return self.write(name, json.dumps(without_secrets(document), indent=1, default=str) + "\n")
+
+    def keep_traceback(self, text: str) -> Path:
+        """Keep the traceback of a bug beside what led to it."""
+        return self.write("traceback.txt", text)
+
+    def finish(self, exit_code: int) -> None:
+        """Note the end in run.json and one row in the history index."""
+        meta = {**self.meta(), "finished": wording.now(), "exit_code": int(exit_code)}
+        self._write_meta(meta)
+        row = {key: meta.get(key) for key in _HISTORY_FIELDS}
+        with Lines(self.path.parent / HISTORY) as lines:
+            lines.append([{"run": self.path.name, **row}])
+
+    def _begin(self, verb: str, arguments: Mapping[str, Any], started: str | None) -> None:
+        meta = {"format": FORMAT, "gpuprov": __version__, "verb": verb, "arguments": dict(arguments)}
+        meta |= {"controller": platform.node(), "started": started, "finished": None, "exit_code": None}
+        self._write_meta(meta)
+
+    def _write_meta(self, meta: Mapping[str, Any]) -> None:
+        self.write_json("run.json", meta)
+
+    def _inside(self, name: str) -> Path:
+        """`name` below this folder. A name with `..` in it is a bug of the caller: node names go through
+        file_name."""
+        parts = Path(name).parts
+        if not parts or Path(name).is_absolute() or ".." in parts:
+            raise ValueError(f"not a name inside a run folder: {name!r}")
+        return self.path.joinpath(*parts)
+
+
+def latest(verb: str | None = None, runs: Path | None = None) -> RunFolder:
+    """The newest run (of `verb`). Raises RunFolderError when there is none."""
+    home = runs or runs_home()
+    found = sorted((path for path in home.glob("*Z-*") if (path / "run.json").is_file()), reverse=True)
+    for path in found:
+        if verb is None or path.name.partition("Z-")[2] == verb:
+            return RunFolder.open(path)
+    raise RunFolderError(
+        f"there is no {verb + ' ' if verb else ''}run in {home}",
+        "set GPUPROV_RUNS if the runs are in another folder",
+    )
+
+
+def _new_folder(home: Path, verb: str) -> Path:
+    while True:
+        stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3]
+        path = home / f"{stamp}Z-{verb}"
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            time.sleep(0.001)  # the name has milliseconds; names sort by time
+            continue
+        return path
+
+
+def _make_folder(path: Path) -> None:
+    """As `mkdir -p`, but what is made is closed to others at every level."""
+    if not path.is_dir():
+        _make_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def without_secrets(value: Any) -> Any:
+    """`value` with the values of keys named like secrets replaced: the last line of defence, not the
+    first."""
+    if type(value) in (str, int, type(None)):  # most of a record: 10,000 nodes have millions
+        return value
+    if isinstance(value, Mapping):
+        return {
+            str(key): HIDDEN
+            if isinstance(inner, str) and inner and is_secret_name(str(key))
+            else without_secrets(inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [without_secrets(inner) for inner in value]
+    return value

@@ -1,0 +1,183 @@
+"""Reader of a stored report, one node at a time; memory holds only what every report shows.
+
+report.json has one line for each node (report/json.py). Verdicts and what is no pass are kept; passed
+findings and measurements, nearly all of it, are read from the line again where something shows them. A
+report.json of another layout is left to `health.from_json`, which needs all of it in memory at once.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import weakref
+from array import array
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from functools import lru_cache, partial
+from operator import itemgetter
+from pathlib import Path
+from typing import IO, Any
+
+from provision.checks import health
+from provision.checks.check import GpuIdentity
+from provision.checks.health import CheckResult, FleetHealth, NodeHealth
+from provision.checks.judge import Verdict
+from provision.checks.lazy_rows import LazyRows
+from provision.errors import RunFolderError
+
+_METRIC = itemgetter("metric")
+_BUFFER = 1 << 20  # bytes: lines have tens of thousands
+_HEAD, _TAIL = b'"nodes": [', b"]}"
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+_VERDICTS: Mapping[str, Verdict] = {verdict.value: verdict for verdict in Verdict}
+
+
+class StoredNodes(tuple[NodeHealth, ...]):
+    """The nodes of a stored report, with the lines they were read from."""
+
+    lines: Lines
+
+    def records(self) -> Iterator[Mapping[str, Any]]:
+        """Each node as it is written. Raises RunFolderError."""
+        return map(self.lines.node, range(len(self)))
+
+
+class Lines:
+    """The lines of an open report.json, by node. The file stays open: what replaces it meanwhile, as the same
+    report written again, is another file."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path, self._descriptor = path, descriptor
+        weakref.finalize(self, os.close, descriptor)
+        self._starts, self._lengths = array("q"), array("q")
+        self.node = lru_cache(maxsize=2)(self._node)
+        self.findings = lru_cache(maxsize=64)(partial(self._rows, "findings", health.finding_from))
+        self.measurements = lru_cache(maxsize=64)(
+            partial(self._rows, "measurements", health.measurement_from)
+        )
+
+    def add(self, start: int, length: int) -> None:
+        self._starts.append(start)
+        self._lengths.append(length)
+
+    def _text(self, node: int) -> bytes:
+        text = os.pread(self._descriptor, self._lengths[node], self._starts[node])
+        if len(text) != self._lengths[node]:
+            raise RunFolderError(f"{self.path} was cut while it was read", "add --rejudge to create it again")
+        return text
+
+    def _node(self, node: int) -> Mapping[str, Any]:
+        """One node's record."""
+        try:
+            found: Mapping[str, Any] = json.loads(self._text(node))
+        except (ValueError, RecursionError) as error:
+            raise self.strange(node, error) from error
+        return found
+
+    def _rows(
+        self, name: str, made: Callable[[Mapping[str, Any]], Any], place: tuple[int, int]
+    ) -> tuple[Any, ...]:
+        """One list of one check of one node, both by their places in the report, as objects."""
+        node, check = place
+        try:
+            return tuple(made(row) for row in self.node(node)["checks"][check][name])
+        except _DAMAGED as error:
+            raise self.strange(node, error) from error
+
+    def strange(self, node: int, error: Exception) -> RunFolderError:
+        """What to raise for a node that does not fit the schema."""
+        what = f"{self.path}: not a health report: node {node + 1}: {type(error).__name__}: {error}"
+        return RunFolderError(what, "add --rejudge to create it again")
+
+
+def read(path: Path) -> FleetHealth:
+    """The report in this file. Raises RunFolderError, OSError, or ValueError when it is no JSON."""
+    try:
+        return _streamed(path) or health.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _streamed(path: Path) -> FleetHealth | None:
+    """The report, if it has a line for each node."""
+    collects = gc.isenabled()
+    gc.disable()  # it would go through all nodes again and again, a tenth of the time, and find nothing
+    try:
+        with path.open("rb", buffering=_BUFFER) as file:
+            return _from(path, file)
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
+    head = file.readline().rstrip()
+    if not head.endswith(_HEAD):
+        return None
+    try:
+        fleet = health.from_json(json.loads(head + _TAIL))
+    except (ValueError, RecursionError):
+        return None
+    lines = Lines(path, os.dup(file.fileno()))
+    nodes: list[NodeHealth] = []
+    builder, place = _Builder(lines), file.tell()
+    for line in file:
+        text = line.rstrip(b" \r\n,")
+        if text == _TAIL and not file.read(4096).strip():
+            stored = StoredNodes(nodes)
+            stored.lines = lines
+            return replace(fleet, nodes=stored)
+        try:
+            record = json.loads(text)
+        except (ValueError, RecursionError):
+            return None  # another layout, or damaged: whoever reads it whole says which
+        lines.add(place, len(text))
+        place += len(line)
+        nodes.append(builder.node(record))
+    return None
+
+
+class _Builder:
+    """Makes the nodes; texts that many nodes share are kept once."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._count = 0
+        self._words: dict[str, str] = {}
+
+    def node(self, record: Mapping[str, Any]) -> NodeHealth:
+        number, self._count = self._count, self._count + 1
+        try:
+            checks = record["checks"]
+            return NodeHealth(
+                record["node"],
+                _VERDICTS[record["verdict"]],
+                tuple(self._check(number, place, check) for place, check in enumerate(checks)),
+                tuple(self._gpu(gpu) for gpu in record["gpus"]),
+                {self._word(key): self._word(value) for key, value in dict(record["facts"]).items()},
+                record["error"],
+                record["unreachable"],
+            )
+        except _DAMAGED as error:
+            raise self._lines.strange(number, error) from error
+
+    def _check(self, node: int, place: int, record: Mapping[str, Any]) -> CheckResult:
+        key = node, place
+        wrong = tuple(health.finding_from(row) for row in record["findings"] if row["verdict"] != "pass")
+        metrics = frozenset(map(_METRIC, record["measurements"]))
+        return CheckResult(
+            self._word(record["check"]),
+            _VERDICTS[record["verdict"]],
+            LazyRows(self._lines.findings, key, wrong),
+            LazyRows(self._lines.measurements, key, metrics=metrics),
+            record["seconds"],
+            record["raw"],
+        )
+
+    def _gpu(self, record: Mapping[str, Any]) -> GpuIdentity:
+        name, address = self._word(record["name"]), self._word(record["pci_address"])
+        return GpuIdentity(record["index"], name, record["serial"], record["uuid"], address)
+
+    def _word(self, value: Any) -> Any:
+        return self._words.setdefault(value, value) if isinstance(value, str) else value

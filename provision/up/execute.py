@@ -1,0 +1,325 @@
+"""Carries out the plan of `up`, wave by wave: out of service, changed, looked at, back into service.
+
+The next wave begins only when the expectations of the nodes before it hold. A node is done when its
+expectations hold, never because a playbook succeeded. Nodes are reached through an `Executor` only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from provision.desired.expectations import roles_in_order
+from provision.drift.drifts import Drift
+from provision.node_names import fold
+from provision.remote.ansible.events import Outcome
+from provision.up.plan import Plan
+from provision.up.result import INCOMPLETE, UNHEALTHY, Ledger, Result, Status, count_of, nodes_of
+from provision.up.types import Executor, Look, UpOptions
+from provision.up.waves import CANARY, Wave
+
+PASSES = 2  # a role may undo what another promised; whoever still differs after the second pass is stuck
+SETTLE_LOOKS = 12  # further looks at what is still starting (a fabric manager takes half a minute)
+SETTLE_PAUSE = 5.0  # seconds between them
+LOST_LOOKS = 6  # looks at a node that fell silent in the middle: a short cut, a quick reboot
+LOST_PAUSE = 10.0
+_MOVING = ("activating", "reloading", "deactivating")  # what systemd calls a service that is on its way
+_WELL = {Status.DONE, Status.CHECKED, Status.REBOOT_NEEDED}
+
+
+@dataclass
+class Execution:
+    """Carries out a plan, and keeps one Result per node in `results`.
+
+    `halted` says why no further wave may begin (a lock was lost), if so; `on_wave` gets each wave's number
+    and itself as it begins (True) and ends (False).
+    """
+
+    plan: Plan
+    executor: Executor
+    options: UpOptions
+    on_result: Callable[[Result], None]
+    halted: Callable[[], str] = lambda: ""
+    on_wave: Callable[[int, Wave, bool], None] = lambda _number, _wave, _begins: None
+    say: Callable[[str], None] = lambda _text: None
+    pause: Callable[[float], None] = time.sleep
+    stopped: str = ""  # why later waves were not begun
+    _hold: dict[str, str] = field(default_factory=dict)  # as declared, but their wave has not ended yet
+
+    def __post_init__(self) -> None:
+        self._ledger = Ledger(self.on_result)
+        self._may_fail = self.options.max_failures.of(sum(map(len, self.plan.waves)))
+        self._work = WaveWork(
+            self.plan, self.executor, self.options, self._ledger, say=self.say, pause=self.pause
+        )
+
+    @property
+    def results(self) -> dict[str, Result]:
+        return self._ledger.results
+
+    def run(self) -> None:
+        """Carry the plan out. On KeyboardInterrupt every node still has a Result."""
+        try:
+            for number, wave in enumerate(self.plan.waves, 1):
+                self.stopped = self.stopped or self.halted()
+                if self.stopped:
+                    self.say(f"not attempted: {fold(wave)}")
+                    self._ledger.end_all(wave, Status.NOT_ATTEMPTED, self.stopped)
+                    continue
+                if len(self.plan.waves) > 1:
+                    kind = f" ({wave.kind})" if wave.kind == CANARY else ""
+                    self.say(f"wave {number} of {len(self.plan.waves)}{kind}: {nodes_of(len(wave))}")
+                self.on_wave(number, wave, True)
+                self._wave(number, wave)
+                self.on_wave(number, wave, False)
+                self._stop_if_too_many_failed(number, wave)
+        except BaseException:
+            self._interrupted()
+            raise
+
+    def _wave(self, number: int, wave: Wave) -> None:
+        ready = wave if self.options.check_mode else self._drained(number, wave)
+        self._hold = self._work.run(ready, self._may_fail - len(self._bad())) if ready else {}
+        for node, why in (self.executor.gate(list(self._hold)) if self._hold else {}).items():
+            self._hold.pop(node)
+            self._ledger.end(node, Status.UNHEALTHY, why)
+        back = Wave(self._hold, wave.kind)
+        refused = self.executor.undrain(number, back) if back else {}
+        for node in back:
+            message = self._hold.pop(node)
+            if node in refused:
+                self._ledger.end(node, Status.DRAINED, f"it matches its declared state; {refused[node]}")
+            else:
+                self._ledger.end(node, Status.DONE, message)
+
+    def _drained(self, number: int, wave: Wave) -> list[str]:
+        """The nodes that are out of service now. One that is not stays untouched, with its group."""
+        refused = self.executor.drain(number, wave)
+        left: dict[str, str] = {}
+        for node, why in refused.items():
+            for other in wave.together(node):
+                left.setdefault(other, why if other == node else f"{node} of its group: {why}")
+        left.update(refused)
+        back = Wave([node for node in left if node not in refused], wave.kind)
+        for node, why in (self.executor.undrain(number, back) if back else {}).items():
+            left[node] += f"; and {why}"
+        for node, why in left.items():
+            self.say(f"{node}: not attempted: {why}")
+            self._ledger.end(node, Status.NOT_ATTEMPTED, why)
+        return [node for node in wave if node not in left]
+
+    def _bad(self) -> list[Result]:
+        """Nodes that were touched, and are in trouble now."""
+        touched = [self.results[node] for node in self._ledger.done if node in self.results]
+        bad = [result for result in touched if result.status in UNHEALTHY | INCOMPLETE]
+        return [result for result in bad if result.status is not Status.REBOOT_NEEDED]
+
+    def _stop_if_too_many_failed(self, number: int, wave: Wave) -> None:
+        dead = [node for node in wave if self.results[node].status not in _WELL]
+        bad = self._bad()
+        if wave.kind == CANARY and dead:
+            # Whatever --max-failures says: the others of its kind would be done without a proof.
+            what = "canary" if len(dead) == 1 else "canaries"
+            self.stopped = f"the {what} {fold(dead)} failed: no other wave was started"
+        elif len(bad) > self._may_fail:
+            allowed = f"--max-failures {self.options.max_failures}"
+            self.stopped = f"{len(bad)} failed up to wave {number}, more than allowed ({allowed})"
+
+    def _interrupted(self) -> None:
+        end_all, results = self._ledger.end_all, self.results
+        waiting = [node for node in self._hold if node not in results]
+        end_all(waiting, Status.INTERRUPTED, "it matches its declared state; stopped before its wave ended")
+        started = [node for node in self._ledger.done if node not in results]
+        end_all(started, Status.INTERRUPTED, "stopped during its roles; they can be run again")
+        rest: Sequence[str] = [node for wave in self.plan.waves for node in wave if node not in results]
+        end_all(rest, Status.NOT_ATTEMPTED, "interrupted before its wave")
+
+
+@dataclass
+class WaveWork:
+    """Brings the nodes of one wave to what was declared: apply, look again, reboot where that is what is
+    missing, look again."""
+
+    plan: Plan
+    executor: Executor
+    options: UpOptions
+    ledger: Ledger
+    say: Callable[[str], None]
+    pause: Callable[[float], None]
+
+    def run(self, nodes: Collection[str], may_fail: int) -> dict[str, str]:
+        """The nodes that are as declared now, each with what there is to say of it. The others have ended.
+        More than `may_fail` nodes that do not come back from a reboot: no further one is rebooted."""
+        pending = {node: self.plan.nodes[node].roles for node in nodes}
+        known = {node: _facts(self.plan.nodes[node].drifts) for node in nodes}
+        hold: dict[str, str] = {}
+        for number in range(1, PASSES + 1):
+            alive, lost = self._apply(pending, number)
+            if self.options.check_mode:
+                return {}
+            looks = self._settled(alive)
+            returned = self._returned(lost)
+            looks.update(returned)
+            rebooted: set[str] = set()
+            if self.options.may_reboot:
+                wanting = [n for n, look in looks.items() if _wants_reboot(look, number)]
+                rebooted = self._reboot(wanting, may_fail)
+                looks = {n: look for n, look in looks.items() if n not in self.ledger.results}
+                looks.update(self._settled(sorted(rebooted), booted=True))
+            pending = {}
+            for node, look in looks.items():
+                every = node in rebooted or node in returned
+                again = () if number == PASSES else self._again(look, known[node], every)
+                if look.drifts and again:
+                    self.say(f"{node}: now {', '.join(again)} differs: a second pass")
+                    pending[node] = again
+                elif node not in self.ledger.results:
+                    hold.update(self._verdict(node, look))
+            if not pending:
+                break
+        return hold
+
+    def _apply(
+        self, roles: Mapping[str, tuple[str, ...]], number: int
+    ) -> tuple[list[str], dict[str, Outcome]]:
+        """Run roles: the nodes on which they succeeded, and those that fell silent (they get a chance)."""
+        for node, names in roles.items():
+            done = self.ledger.begin(node)
+            done.roles += [name for name in names if name not in done.roles]
+        outcomes = self.executor.apply(roles)
+        checked = Status.CHECKED if self.options.check_mode else None
+        lost = {}
+        if number < PASSES and checked is None:
+            lost = {node: said for node in roles if (said := _of(outcomes, node)).status == "unreachable"}
+            for node, said in lost.items():
+                self.ledger.begin(node).changed += said.changed
+        return self._survivors([node for node in roles if node not in lost], outcomes, checked), lost
+
+    def _returned(self, lost: Mapping[str, Outcome]) -> dict[str, Look]:
+        """Nodes that fell silent in the middle, and answer again after a while; the others end here."""
+        found: dict[str, Look] = {}
+        looks: Mapping[str, Look] = {}
+        for number in range(LOST_LOOKS):
+            missing = [node for node in lost if node not in found]
+            if not missing:
+                break
+            if number:
+                self.pause(LOST_PAUSE)
+            looks = self.executor.look(missing)
+            found.update({node: look for node, look in looks.items() if not look.error})
+        for node, outcome in lost.items():
+            where = " · ".join(part for part in (outcome.role, outcome.task) if part)
+            if node in found:
+                why = "it booted by itself" if found[node].booted else "the connection broke"
+                self.say(f"{node}: {why} in the middle{f' of {where}' if where else ''}; it answers again")
+                continue
+            look = looks.get(node, Look(node, error=outcome.message, unreachable=True))
+            status = Status.UNREACHABLE if look.unreachable else Status.UNREADABLE
+            message = f"it stopped answering during this task: {outcome.message}"
+            self.ledger.end(node, status, message, role=outcome.role, task=outcome.task)
+        return found
+
+    def _reboot(self, nodes: Sequence[str], may_fail: int) -> set[str]:
+        """Reboot nodes, some at a time; those that came back."""
+        back: set[str] = set()
+        step = self.options.reboots_at_once or max(1, len(nodes))
+        for start in range(0, len(nodes), step):
+            some = nodes[start : start + step]
+            dead = start - len(back)
+            if dead > may_fail:
+                why = f"it needs a reboot; {nodes_of(dead)} of its wave did not come back from theirs"
+                self.ledger.end_all(nodes[start:], Status.NOT_HELD, why)
+                break
+            self.say(f"rebooting {nodes_of(len(some))}")
+            outcomes = self.executor.reboot(some)
+            for node in some:
+                self.ledger.begin(node).rebooted = True
+            back.update(self._survivors(some, outcomes, None))
+        return back
+
+    def _survivors(
+        self, nodes: Iterable[str], outcomes: Mapping[str, Outcome], when_ok: Status | None
+    ) -> list[str]:
+        alive = []
+        for node in nodes:
+            outcome = _of(outcomes, node)
+            self.ledger.begin(node).changed += outcome.changed
+            if outcome.status == "ok" and when_ok is None:
+                alive.append(node)
+                continue
+            status = {"ok": when_ok, "unreachable": Status.UNREACHABLE}.get(outcome.status) or Status.FAILED
+            self.ledger.end(node, status, outcome.message, role=outcome.role, task=outcome.task)
+        return alive
+
+    def _look(self, nodes: Sequence[str]) -> dict[str, Look]:
+        """Look again; nodes that cannot be asked any more end here."""
+        looks = {}
+        for node, look in (self.executor.look(nodes) if nodes else {}).items():
+            if look.error:
+                status = Status.UNREACHABLE if look.unreachable else Status.UNREADABLE
+                self.ledger.end(node, status, look.error)
+            else:
+                looks[node] = look
+        return looks
+
+    def _settled(self, nodes: Sequence[str], *, booted: bool = False) -> dict[str, Look]:
+        """Look again until nothing is on its way any more. A machine that has just booted gets at least a
+        second look, and more as long as each finds less to differ."""
+        looks = self._look(nodes)
+        for _ in range(SETTLE_LOOKS):
+            moving = [node for node, look in looks.items() if _is_moving(look) or (booted and look.drifts)]
+            if not moving:
+                break
+            self.pause(SETTLE_PAUSE)
+            before = {node: looks.pop(node) for node in moving}
+            after = self._look(moving)
+            looks.update(after)
+            booted = any(len(look.drifts) < len(before[node].drifts) for node, look in after.items())
+        return {node: looks[node] for node in nodes if node in looks}
+
+    def _again(self, look: Look, known: set[tuple[str, str]], every: bool) -> tuple[str, ...]:
+        """The roles worth running once more: their promise was broken meanwhile, or they had waited for a
+        reboot, or were interrupted (`every`)."""
+        wanted = {
+            drift.expectation.role
+            for drift in look.drifts
+            if every or (drift.expectation.role, drift.expectation.fact) not in known
+        }
+        return tuple(role for role in roles_in_order() if role in wanted)
+
+    def _verdict(self, node: str, look: Look) -> dict[str, str]:
+        """Whether the node's expectations hold, now that all was done; it ends here when they do not."""
+        end = self.ledger.end
+        if not look.drifts:
+            return {node: f"it still needs a reboot: {look.boot_required}" if look.boot_required else ""}
+        if all(drift.unknown for drift in look.drifts):
+            end(node, Status.UNREADABLE, count_of(look.drifts, "could not be read"), drifts=look.drifts)
+        elif not self.options.may_reboot and all(drift.expectation.reboot for drift in look.drifts):
+            message = "only a reboot is missing (--no-reboot)"
+            end(node, Status.REBOOT_NEEDED, message, drifts=look.drifts)
+        else:
+            message = "\n".join([count_of(look.drifts, "still not as declared"), *look.causes])
+            end(node, Status.NOT_HELD, message, drifts=look.drifts)
+        return {}
+
+
+def _of(outcomes: Mapping[str, Outcome], node: str) -> Outcome:
+    return outcomes.get(node, Outcome(node, "failed", message="nothing was run on it"))
+
+
+def _facts(drifts: Iterable[Drift]) -> set[tuple[str, str]]:
+    return {(drift.expectation.role, drift.expectation.fact) for drift in drifts}
+
+
+def _is_moving(look: Look) -> bool:
+    return any(drift.found in _MOVING for drift in look.drifts if isinstance(drift.found, str))
+
+
+def _wants_reboot(look: Look, number: int) -> bool:
+    """On the first pass any promise that waits for a reboot is reason enough: other roles may wait for it,
+    too (the fabric manager for the driver). On the last one a reboot must be all that is missing."""
+    waiting = [drift for drift in look.drifts if drift.expectation.reboot and not drift.unknown]
+    if number < PASSES:
+        return bool(waiting or look.boot_required)
+    return bool(waiting or look.boot_required) and len(waiting) == len(look.drifts)

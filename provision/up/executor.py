@@ -1,0 +1,213 @@
+"""The executor of `up`: Ansible changes nodes, an observation looks at them, the site's hooks take them out
+of service and back. The journal records all of it in the run folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from provision import paths, text
+from provision.drift import assess, diagnosis
+from provision.drift.assess import Assessment
+from provision.remote.ansible import partitions
+from provision.remote.ansible.events import Event, Outcome
+from provision.remote.observe import Observation
+from provision.runs.store import RunFolder, file_name
+from provision.secrets_mask import masked
+from provision.up import hooks
+from provision.up.plan import Plan
+from provision.up.types import QUICK, Look, UpOptions
+from provision.up.waves import Wave
+
+_BASE_MINUTES = 60.0  # for one playbook on one node, beyond what its roles are expected to need
+SHARD = 500  # nodes one ansible-playbook gets: what it keeps of each host, and looks through, grows
+_KEPT_OUTPUT = 4000  # characters of a failed task's output in events.jsonl
+
+
+@dataclass
+class Journal:
+    """Writes events into the run folder, with secrets masked."""
+
+    folder: RunFolder
+    secrets: tuple[str, ...] = ()
+
+    def write(self, name: str, record: Mapping[str, Any]) -> None:
+        self.folder.append(name, {"time": text.now(), **masked(record, self.secrets)})
+
+    def looked(self, found: Assessment, when: str) -> None:
+        """Record what was observed, and its drifts."""
+        for node, said in found.observations.items():
+            facts = {"facts": said.facts, "problems": said.problems, "error": said.error}
+            self.write("facts", {"node": node, "when": when, **facts, "unreachable": said.unreachable})
+            for drift in found.drifts.get(node, ()):
+                self.write("drifts", {"when": when, **drift.record()})
+
+    def called(self, called: hooks.Called) -> None:
+        """Record how a hook ended, and in a file of its own what it printed."""
+        record: dict[str, Any] = {"hook": called.hook, "nodes": list(called.nodes), "status": called.status}
+        record |= {"seconds": round(called.seconds, 1), "problem": called.problem}
+        if called.output:
+            names = file_name(called.nodes[0] if len(called.nodes) == 1 else f"{len(called.nodes)} nodes")
+            place = f"hooks/{text.now().replace(':', '')}-{called.hook}-{names}.txt"
+            self.folder.write(place, str(masked(called.output, self.secrets)))
+            record["output"] = place
+        self.write("hooks", record)
+
+    def event(self, event: Event) -> None:
+        """Record what a task did. Starts and skips are not worth a line; output is kept of failures."""
+        if event.kind in ("started", "skipped"):
+            return
+        record: dict[str, Any] = {"node": event.node, "role": event.role, "task": event.task}
+        record["kind"] = event.kind
+        if "item" in event.result:
+            record["item"] = event.result["item"]
+        if event.kind in ("failed", "unreachable"):
+            record["ignored"] = event.ignored
+            for name in ("msg", "rc", "stdout", "stderr"):
+                value = event.result.get(name)
+                if isinstance(value, str):
+                    record[name] = value[-_KEPT_OUTPUT:]
+                elif isinstance(value, int):
+                    record[name] = value
+        self.write("events", record)
+
+
+def looks(found: Assessment) -> dict[str, Look]:
+    """An assessment, as one Look for each node."""
+    answers = {}
+    for node, said in found.observations.items():
+        refused = found.refused.get(node)
+        if said.error is not None:
+            answers[node] = Look(node, error=said.error, unreachable=said.unreachable)
+        elif refused:
+            answers[node] = Look(node, error="\n".join(refusal.what for refusal in refused))
+        else:
+            drifts = tuple(found.drifts.get(node, ()))
+            why = diagnosis.diagnose(said.facts, found.expected.get(node, ())) if drifts else ()
+            causes = tuple(cause.line([node]) for cause in why)
+            answers[node] = Look(node, drifts, _boot_reason(said.facts), causes=causes)
+    return answers
+
+
+def _boot_reason(facts: Mapping[str, Any]) -> str:
+    """Why the node asks for a reboot; empty when it does not."""
+    if facts.get("boot.required") is not True:
+        return ""
+    reason = facts.get("boot.reason")
+    words = [str(word) for word in reason] if isinstance(reason, list) else str(reason or "").split()
+    return " ".join(words) or "it gave no reason"
+
+
+@dataclass
+class AnsibleExecutor:
+    """The executor on real nodes. `health`: the checks behind `--gate quick`; `rebooted` gets the nodes that
+    came back from a reboot; `on_event` each event of a role that its node needs."""
+
+    options: UpOptions
+    known: Assessment
+    plan: Plan
+    journal: Journal
+    hooks: hooks.Runner
+    health: Callable[[Sequence[str]], Mapping[str, str]]
+    rebooted: Callable[[Sequence[str]], None]
+    on_event: Callable[[Event], None]
+    _described: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _looked: int = 0
+    _applying: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._boots = {node: _boot(said) for node, said in self.known.observations.items()}
+
+    def look(self, nodes: Sequence[str]) -> Mapping[str, Look]:
+        """Observe nodes again, and compare with what is declared."""
+        options = self.options
+        found = assess.look(self.known, nodes, timeout=options.timeout, connections=options.connections)
+        self._described.update(found.described)
+        self._looked += 1
+        self.journal.looked(found, f"look {self._looked}")
+        answers = looks(found)
+        for node, said in found.observations.items():
+            before, now = self._boots.get(node, ""), _boot(said)
+            if before and now and before != now:
+                self.journal.write("boots", {"node": node, "before": before, "after": now})
+                answers[node] = replace(answers[node], booted=True)
+            self._boots[node] = now or before
+        return answers
+
+    def apply(self, roles: Mapping[str, tuple[str, ...]]) -> Mapping[str, Outcome]:
+        """Run each node's roles, and only those."""
+        self._applying = roles
+        hosts = {
+            node: {**variables, "gpuprov_roles": list(roles[node])}
+            for node, variables in self._hosts(list(roles)).items()
+        }
+        longest = max((self.plan.nodes[node].minutes for node in roles), default=0.0)
+        # Without its tag a role that no node needs costs Ansible one skip for each of its tasks on each node.
+        needed = {role for names in roles.values() for role in names}
+        return self._run("up.yml", hosts, _BASE_MINUTES + 4 * longest, needed)
+
+    def reboot(self, nodes: Sequence[str]) -> Mapping[str, Outcome]:
+        """Reboot nodes and wait for them; a node that does not come back has failed."""
+        hosts = self._hosts(nodes)
+        chosen = [variables.get("gpuprov_reboot_timeout") for variables in hosts.values()]
+        waits = [seconds for seconds in chosen if isinstance(seconds, int)]
+        for node in nodes:
+            self.journal.write("reboots", {"node": node, "boot": self._boots.get(node, "")})
+        outcomes = self._run("reboot.yml", hosts, max(waits, default=1800) / 60 * 2 + 10)
+        self.rebooted([node for node, outcome in outcomes.items() if outcome.status == "ok"])
+        return outcomes
+
+    def drain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
+        """Call the drain hooks."""
+        return self.hooks.call(hooks.DRAIN, nodes, wave, nodes.kind)
+
+    def undrain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
+        """Call the undrain hooks."""
+        return self.hooks.call(hooks.UNDRAIN, nodes, wave, nodes.kind)
+
+    def gate(self, nodes: Sequence[str]) -> Mapping[str, str]:
+        """The quick checks, with `--gate quick`."""
+        return self.health(nodes) if self.options.gate == QUICK else {}
+
+    def _hosts(self, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
+        described = {**self.known.described, **self._described}
+        hosts = self.known.hosts({node: described[node] for node in nodes})
+        return {node: {**variables, "gpuprov_run": self.hooks.run} for node, variables in hosts.items()}
+
+    def _run(
+        self,
+        playbook: str,
+        hosts: Mapping[str, Mapping[str, Any]],
+        minutes: float,
+        tags: Collection[str] = (),
+    ) -> Mapping[str, Outcome]:
+        outcomes: dict[str, Outcome] = {}
+        names, forks = list(hosts), self.options.forks
+        most = SHARD * max(1, partitions.width(hosts))
+        size = math.ceil(len(names) / math.ceil(len(names) / most))
+        for start in range(0, len(names), size):
+            some = {name: hosts[name] for name in names[start : start + size]}
+            outcomes |= partitions.run_sharded(
+                paths.PLAYBOOKS / playbook,
+                some,
+                on_event=self._heard,
+                forks=min(forks, len(some)),
+                timeout=(self.options.wave_minutes or minutes) * 60 * math.ceil(len(some) / forks),
+                check_mode=self.options.check_mode,
+                tags=tags,
+                vault_password_files=self.known.fleet.vault_password_files,
+                secrets=self.known.vaulted,
+            )
+        return outcomes
+
+    def _heard(self, event: Event) -> None:
+        self.journal.event(event)
+        if event.kind == "started" and event.role and event.role not in self._applying.get(event.node, ()):
+            return  # a role this node does not need: all its tasks will be skipped
+        self.on_event(event)
+
+
+def _boot(said: Observation) -> str:
+    return str(said.facts.get("boot.id") or "")

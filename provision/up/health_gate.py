@@ -1,0 +1,67 @@
+"""The health gate between waves: the quick checks of validate on the nodes of a wave (`up --gate quick`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from provision import report
+from provision.checks import selection
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Verdict
+from provision.errors import ExitCode
+from provision.fleet import Fleet
+from provision.report import run_context
+from provision.runs.store import RunFolder
+from provision.up.types import QUICK, UpOptions
+from provision.validate import validation
+
+_SHOWN = 3  # findings named for one node; the report has all
+Validate = Callable[..., tuple[FleetHealth, ExitCode]]
+
+
+def quick(
+    fleet: Fleet,
+    overrides: Mapping[str, Any],
+    nodes: Sequence[str],
+    options: UpOptions,
+    opened: Callable[[RunFolder], None],
+    validate: Validate = validation.validate,
+) -> dict[str, str]:
+    """Run the quick stage of `validate` on these nodes, as a run of its own (`opened` gets its folder).
+
+    Node → what was found, for those that failed or could not be measured: not knowing is not healthy.
+    Raises KeyboardInterrupt after an interrupt."""
+    part = replace(fleet, nodes={node: fleet.nodes[node] for node in nodes})
+    settings = validation.Settings(
+        forks=options.forks,
+        connections=options.connections,
+        vault_password_files=fleet.vault_password_files,
+    )
+    asked = selection.select(QUICK)
+    folder = validation.open_folder(None, part, asked, settings)
+    opened(folder)
+    health, code = validate(folder, part, overrides, asked, settings)
+    report.write_all(health, folder, ["html", "json"], run_context.read(folder, health))
+    folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
+    folder.finish(code)
+    if health.interrupted:
+        raise KeyboardInterrupt
+    found = {node.node: _why(node) for node in health.nodes if node.verdict in (Verdict.FAIL, Verdict.ERROR)}
+    silent = set(nodes) - {node.node for node in health.nodes}
+    return found | dict.fromkeys(silent, "the quick checks have no result for it")
+
+
+def _why(node: NodeHealth) -> str:
+    if node.error:
+        return f"the quick checks could not be run: {node.error}"
+    bad = [
+        finding
+        for check in node.checks
+        for finding in check.findings
+        if finding.verdict in (Verdict.FAIL, Verdict.ERROR)
+    ]
+    told = [f"{finding.device}: {finding.message}" for finding in bad[:_SHOWN]]
+    more = f", and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+    return f"the quick checks found: {'; '.join(told)}{more}" if bad else "the quick checks are not complete"

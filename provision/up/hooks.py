@@ -1,0 +1,255 @@
+"""Hooks of the site: programs that take nodes out of service before a change, and return them afterwards.
+
+They run here, on the controller, never through a shell: the node's name (or all of a wave's names) as
+arguments, JSON on standard input, an environment of their own. docs/hooks.md is their manual.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from provision.errors import InventoryError
+from provision.fleet import Fleet
+from provision.text import one_line
+
+DRAIN, UNDRAIN = "drain", "undrain"
+TIMEOUT = 600.0  # seconds, unless gpuprov_hook_timeout says otherwise
+AT_ONCE = 16  # hooks running at the same time: schedulers are asked, not flooded
+OUTPUT = 256 * 1024  # bytes kept of what a hook prints
+GRACE = 5.0  # seconds between asking a hook to end and killing it
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_KEPT = ("HOME", "USER", "LOGNAME", "TZ")
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One program; `per_wave`: called once with all nodes of a wave, else once for each."""
+
+    path: Path
+    timeout: float = TIMEOUT
+    per_wave: bool = False
+
+
+@dataclass(frozen=True)
+class Called:
+    """How one call went. `problem`: empty when it went well, else one line."""
+
+    hook: str
+    nodes: tuple[str, ...]
+    problem: str
+    status: int | None
+    seconds: float
+    output: str
+
+
+def load(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Hook]]:
+    """DRAIN and UNDRAIN → node → its hook. Raises InventoryError for one that could not be started."""
+    found: dict[str, dict[str, Hook]] = {DRAIN: {}, UNDRAIN: {}}
+    checked: dict[Path, None] = {}
+    for node in fleet.nodes.values():
+        given = {**node.variables, **overrides}
+        for event, hooks in found.items():
+            name = f"gpuprov_{event}_hook"
+            if not given.get(name):
+                continue
+            path = _placed(str(given[name]), fleet.source)
+            if path not in checked:
+                _refuse_unusable(path, f"{name} ({node.name})")
+                checked[path] = None
+            timeout = float(given.get("gpuprov_hook_timeout") or TIMEOUT)
+            hooks[node.name] = Hook(path, timeout, given.get("gpuprov_hook_scope") == "wave")
+    return found
+
+
+def _placed(named: str, source: Path) -> Path:
+    """A relative path is relative to the inventory that names it."""
+    home = source if source.is_dir() else source.parent
+    return (home.absolute() / Path(named).expanduser()).absolute()
+
+
+def _refuse_unusable(path: Path, where: str) -> None:
+    if not path.exists():
+        raise InventoryError(f"{where}: there is no {path}", "paths are relative to the inventory's folder")
+    if not path.is_file():
+        raise InventoryError(f"{where}: {path} is not a file", "name the program itself")
+    if not os.access(path, os.X_OK):
+        raise InventoryError(f"{where}: {path} is not executable", f"chmod +x {path}")
+    if path.stat().st_mode & 0o002:
+        raise InventoryError(f"{where}: everybody may change {path}", f"chmod o-w {path}")
+
+
+@dataclass
+class Runner:
+    """Calls hooks. `run`: the run's name; `about`: node → what a hook is told of it. `begun` is told before
+    anything is called, `heard` of every call that ended, both in the caller's thread."""
+
+    hooks: Mapping[str, Mapping[str, Hook]]
+    run: str
+    inventory: Path
+    begun: Callable[[str, Sequence[str]], None]
+    heard: Callable[[Called], None]
+    about: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    _running: set[int] = field(default_factory=set)
+    _guard: threading.Lock = field(default_factory=threading.Lock)
+    _stopped: bool = False
+
+    def call(self, event: str, nodes: Sequence[str], wave: int, kind: str) -> dict[str, str]:
+        """Node → why its hook did not do what it is for, for those where that is so. Nodes without a hook
+        need none. An interrupt ends what runs."""
+        hooks = self.hooks.get(event, {})
+        calls: dict[tuple[Any, ...], list[str]] = {}
+        for node in nodes:
+            if node in hooks:
+                key = (hooks[node],) if hooks[node].per_wave else (hooks[node], node)
+                calls.setdefault(key, []).append(node)
+        if calls:
+            self.begun(event, [node for names in calls.values() for node in names])
+        problems: dict[str, str] = {}
+        for called in self._all(event, [(key[0], tuple(names)) for key, names in calls.items()], wave, kind):
+            self.heard(called)
+            problems.update(dict.fromkeys(called.nodes, called.problem))
+        return {node: problem for node, problem in problems.items() if problem}
+
+    def _all(
+        self, event: str, calls: Sequence[tuple[Hook, tuple[str, ...]]], wave: int, kind: str
+    ) -> Iterable[Called]:
+        if not calls:
+            return
+        with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(calls))) as pool:
+            futures = [pool.submit(self._one, event, hook, names, wave, kind) for hook, names in calls]
+            try:
+                for future in concurrent.futures.as_completed(futures):
+                    yield future.result()
+            except BaseException:
+                self._stop()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _stop(self) -> None:
+        with self._guard:
+            self._stopped = True
+            for group in self._running:
+                _signal(group, signal.SIGKILL)
+
+    def _one(self, event: str, hook: Hook, nodes: tuple[str, ...], wave: int, kind: str) -> Called:
+        started = time.monotonic()
+        document = {
+            "format": 1,
+            "hook": event,
+            "run": self.run,
+            "wave": wave,
+            "kind": kind,
+            "nodes": [{"name": node, **self.about.get(node, {})} for node in nodes],
+        }
+        environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | {
+            "PATH": PATH,
+            "LC_ALL": "C.UTF-8",
+            "GPUPROV_HOOK": event,
+            "GPUPROV_RUN": self.run,
+            "GPUPROV_WAVE": str(wave),
+            "GPUPROV_INVENTORY": str(self.inventory.absolute()),
+        }
+        reasons = [str(self.about.get(node, {}).get("reason") or "") for node in nodes]
+        if any(reasons):
+            environment["GPUPROV_REASON"] = one_line("; ".join(filter(None, reasons)), 200)
+        with tempfile.TemporaryFile() as given:  # a file: a hook need not read it
+            given.write(json.dumps(document).encode() + b"\n")
+            given.seek(0)
+            try:
+                process = self._started([str(hook.path), *nodes], given, environment, hook.path.parent)
+            except OSError as error:
+                why = f"it could not be started: {error.strerror}"
+                return Called(event, nodes, f"its {event} hook: {why}", None, 0.0, "")
+        try:
+            status, output = _end_of(process, hook.timeout)
+        finally:
+            with self._guard:
+                self._running.discard(process.pid)
+        seconds = time.monotonic() - started
+        return Called(event, nodes, _problem(event, status, output, hook.timeout), status, seconds, output)
+
+    def _started(
+        self, words: Sequence[str], given: Any, environment: Mapping[str, str], folder: Path
+    ) -> subprocess.Popen[bytes]:
+        with self._guard:
+            if self._stopped:
+                raise OSError(0, "stopped")
+            process = subprocess.Popen(
+                words,
+                stdin=given,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                cwd=folder,
+                start_new_session=True,
+            )
+            self._running.add(process.pid)
+        return process
+
+
+def _end_of(process: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, str]:
+    """(its status, or None when it had to be ended; what it printed). Nothing of it is left running."""
+    kept = bytearray()
+    reader = threading.Thread(target=_read, args=(process.stdout, kept), daemon=True)
+    reader.start()
+    status: int | None = None
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        status = process.wait(timeout)
+    if status is None:
+        _signal(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+        _signal(process.pid, signal.SIGKILL)
+        process.wait()
+    reader.join(1)
+    if reader.is_alive():  # it left a child behind, which keeps the output open
+        _signal(process.pid, signal.SIGKILL)
+        reader.join(1)
+    return status, bytes(kept).decode("utf-8", "replace")
+
+
+def _read(stream: Any, kept: bytearray) -> None:
+    with contextlib.suppress(OSError, ValueError), stream:
+        while data := stream.read1(1 << 16):
+            kept += data[: max(0, OUTPUT - len(kept))]
+
+
+def _signal(group: int, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _problem(event: str, status: int | None, output: str, timeout: float) -> str:
+    if status == 0:
+        return ""
+    said = [line for line in output.splitlines() if line.strip()]
+    last = f": {one_line(said[-1], 200)}" if said else ""
+    if status is None:
+        return f"its {event} hook did not end within {timeout:g} s, and was killed{last}"
+    if status < 0:
+        return f"its {event} hook was killed by signal {-status}{last}"
+    return f"its {event} hook ended with status {status}{last}"
+
+
+def left_drained(records: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """The nodes that were drained and not put back, from the records of hooks of a run and those before."""
+    drained: dict[str, bool] = {}
+    for record in records:
+        for node in record.get("nodes") or ():
+            if record.get("hook") == DRAIN:
+                drained[str(node)] = True  # also one that failed: who knows how far it came
+            elif record.get("hook") == UNDRAIN and record.get("status") == 0:
+                drained[str(node)] = False
+    return frozenset(node for node, still in drained.items() if still)

@@ -1,0 +1,259 @@
+"""The result of `up`: how it ended for each node, the exit code that makes, and the closing summary as text
+and JSON."""
+
+from __future__ import annotations
+
+import enum
+import json
+import shlex
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from provision.drift.drifts import Drift
+from provision.errors import ExitCode
+from provision.node_names import fold
+from provision.terminal import printable
+
+
+class Status(enum.StrEnum):
+    """How it ended for one node, worst first."""
+
+    FAILED = "failed"  # a role failed on it
+    NOT_HELD = "not as declared"  # the roles ran, and expectations still do not hold
+    UNHEALTHY = "unhealthy"  # as declared, and the checks after its wave found something (--gate)
+    DRAINED = "still drained"  # as declared, and its undrain hook failed
+    REFUSED = "refused"  # incompatible versions, or a machine we do not know: nothing was touched
+    REBOOT_NEEDED = "reboot needed"  # --no-reboot was given, and only a reboot is missing
+    INTERRUPTED = "interrupted"
+    NOT_ATTEMPTED = "not attempted"  # others had failed before its wave, or it could not be drained
+    UNREADABLE = "unreadable"  # it answered, but what matters could not be read
+    UNREACHABLE = "unreachable"
+    CHECKED = "checked"  # --check: nothing was changed
+    DONE = "done"  # changed, and verified
+    AS_DECLARED = "as declared"  # nothing to do
+
+
+UNHEALTHY = {
+    *(Status.FAILED, Status.NOT_HELD, Status.UNHEALTHY, Status.DRAINED, Status.REFUSED),
+    *(Status.REBOOT_NEEDED, Status.NOT_ATTEMPTED),
+}
+INCOMPLETE = {Status.UNREADABLE, Status.UNREACHABLE}
+_FINE = {Status.DONE, Status.AS_DECLARED, Status.CHECKED}
+_ORDER = list(Status)  # worst first
+_SHOWN = 6  # drifts spelled out for one cause
+_VALUE = 60  # characters of an expected or found value
+
+
+@dataclass(frozen=True)
+class Result:
+    """How it ended for one node. `message` is one line, and one for each cause that is known; `drifts` are
+    those that remain; `roles` those that ran."""
+
+    node: str
+    status: Status
+    message: str = ""
+    role: str = ""
+    task: str = ""
+    roles: tuple[str, ...] = ()
+    changed: int = 0
+    rebooted: bool = False
+    drifts: tuple[Drift, ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """As it stands in outcomes.jsonl and in `--json`."""
+        return {
+            **vars(self),
+            "status": self.status.value,
+            "roles": list(self.roles),
+            "drifts": [drift.record() for drift in self.drifts],
+        }
+
+
+@dataclass
+class NodeWork:
+    """What was done to a node so far in its wave."""
+
+    roles: list[str] = field(default_factory=list)
+    changed: int = 0
+    rebooted: bool = False
+
+
+@dataclass
+class Ledger:
+    """How it ended for each node that has ended, and what was done to each that was begun."""
+
+    on_result: Callable[[Result], None]
+    results: dict[str, Result] = field(default_factory=dict)
+    done: dict[str, NodeWork] = field(default_factory=dict)
+
+    def begin(self, node: str) -> NodeWork:
+        return self.done.setdefault(node, NodeWork())
+
+    def end(
+        self,
+        node: str,
+        status: Status,
+        message: str,
+        *,
+        role: str = "",
+        task: str = "",
+        drifts: tuple[Drift, ...] = (),
+    ) -> None:
+        done = self.done.get(node, NodeWork())
+        self.results[node] = Result(
+            node, status, message, role, task, tuple(done.roles), done.changed, done.rebooted, drifts
+        )
+        self.on_result(self.results[node])
+
+    def end_all(self, nodes: Iterable[str], status: Status, message: str) -> None:
+        for node in nodes:
+            self.end(node, status, message)
+
+
+def nodes_of(number: int) -> str:
+    """`1 node` or `3 nodes`."""
+    return f"{number} node{'s' if number != 1 else ''}"
+
+
+def count_of(drifts: Sequence[Drift], what: str) -> str:
+    """`1 expectation …` or `3 expectations …`."""
+    return f"{len(drifts)} expectation{'s' if len(drifts) != 1 else ''} {what}"
+
+
+def exit_code(results: Iterable[Result]) -> ExitCode:
+    """The worst that happened, as the shell sees it."""
+    statuses = {result.status for result in results}
+    if Status.INTERRUPTED in statuses:
+        return ExitCode.INTERRUPTED
+    if statuses & UNHEALTHY:
+        return ExitCode.UNHEALTHY
+    return ExitCode.INCOMPLETE if statuses & INCOMPLETE else ExitCode.OK
+
+
+def counts(results: Iterable[Result]) -> dict[str, int]:
+    """How many nodes ended how, worst first; only what happened."""
+    ended = [result.status for result in results]
+    return {status.value: ended.count(status) for status in _ORDER if status in ended}
+
+
+def text(
+    results: Sequence[Result], next_command: str, run: str, minutes: float, drained: Collection[str] = ()
+) -> str:
+    """The summary as text. `drained`: nodes that are left out of service."""
+    headline = " · ".join(f"{number} {status}" for status, number in counts(results).items())
+    lines = [f"{nodes_of(len(results))}: {headline or 'nothing to do'} · {_duration(minutes)}"]
+    for cause in _causes(results):
+        lines += ["", *cause]
+    changed = sum(result.changed for result in results)
+    if changed and any(result.status is Status.CHECKED for result in results):
+        lines += [
+            "",
+            f"{changed} tasks would change something; tasks that depend on those changes are not counted",
+        ]
+    if drained:
+        lines += ["", f"still drained, out of service until they match their declared state: {fold(drained)}"]
+    lines.append("")
+    if next_command:
+        lines.append(f"next: {next_command}")
+    lines.append(f"run:  {run}")
+    return printable("\n".join(lines), limit=20_000)
+
+
+def next_command(results: Iterable[Result], inventory: str, run: str) -> str:
+    """What to type now."""
+    ended = {result.status for result in results}
+    inventory = shlex.quote(inventory)
+    if ended & {Status.FAILED, Status.NOT_HELD, Status.UNHEALTHY, Status.DRAINED}:
+        return f"repair the nodes above, then: gpuprov up --resume {shlex.quote(run)}"
+    if ended & {Status.INTERRUPTED, Status.NOT_ATTEMPTED}:
+        return f"gpuprov up --resume {shlex.quote(run)}"
+    if Status.REFUSED in ended:
+        return "correct the inventory as described above, then: gpuprov plan " + inventory
+    if Status.REBOOT_NEEDED in ended:
+        return f"gpuprov up {inventory}  (without --no-reboot)"
+    if Status.UNREACHABLE in ended or Status.UNREADABLE in ended:
+        return f"gpuprov up {inventory}  (once they answer: nodes that are done cost one look)"
+    if Status.CHECKED in ended:
+        return f"gpuprov up {inventory}"
+    return f"gpuprov validate {inventory}"
+
+
+def document(
+    results: Sequence[Result], run: str, exit_code: int, next_command: str, drained: Collection[str]
+) -> dict[str, Any]:
+    """The summary as JSON (`--json`)."""
+    return {
+        "run": run,
+        "exit_code": exit_code,
+        "counts": counts(results),
+        "next": next_command,
+        "drained": sorted(drained),
+        "nodes": {result.node: result.record() for result in results},
+    }
+
+
+def _causes(results: Sequence[Result]) -> Iterator[list[str]]:
+    """Nodes in trouble, those with the same cause together: one block of lines for each."""
+    groups: dict[tuple[Any, ...], list[Result]] = {}
+    for result in sorted(results, key=lambda result: _ORDER.index(result.status)):
+        if result.status not in _FINE or result.message:
+            groups.setdefault(_cause(result), []).append(result)
+    for same in groups.values():
+        first = same[0]
+        where = " · ".join(part for part in (first.role, first.task) if part)
+        head = f"{first.status.value.upper()}: {fold(result.node for result in same)}"
+        lines = [f"{head} · {where}" if where else head]
+        lines += [f"  {line}" for line in first.message.splitlines()]
+        lines += [f"  {_drift_line(drift)}" for drift in first.drifts[:_SHOWN]]
+        if len(first.drifts) > _SHOWN:
+            lines.append(f"  … and {len(first.drifts) - _SHOWN} more in drifts.jsonl")
+        yield lines
+
+
+def _cause(result: Result) -> tuple[Any, ...]:
+    differences = tuple(
+        (
+            drift.expectation.fact,
+            drift.problem,
+            json.dumps([drift.expectation.value, drift.found], default=str),
+        )
+        for drift in result.drifts
+    )
+    message = result.message.replace(result.node, "the node")
+    return (result.status, result.role, result.task, message, differences)
+
+
+def _drift_line(drift: Drift) -> str:
+    """`fact: expected …, found … (why)` in one line."""
+    expectation = drift.expectation
+    if drift.unknown:
+        return f"{expectation.fact}: could not be read: {drift.problem}"
+    return (
+        f"{expectation.fact}: expected {_expected(expectation.operator, expectation.value)}, "
+        f"found {_short(drift.found)} ({expectation.why})"
+    )
+
+
+def _expected(operator: str, value: Any) -> str:
+    if operator == "template":
+        return "the rendered template"
+    return _short(value) if operator == "equals" else f"{operator.replace('_', ' ')} {_short(value)}"
+
+
+def _short(value: Any) -> str:
+    shown = (
+        "nothing" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+    )
+    shown = " ".join(shown.split())
+    return shown if len(shown) <= _VALUE else shown[: _VALUE - 1] + "…"
+
+
+def _duration(minutes: float) -> str:
+    return f"{minutes:.0f} min" if minutes >= 1 else f"{minutes * 60:.0f} s"
+
+
+def would_change(tasks: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str]:
+    """`--check`: a line for each task. `tasks`: role and task → the nodes that it would change."""
+    for (role, task), nodes in tasks.items():
+        yield printable(f"  would change: {role + ' · ' if role else ''}{task}: {fold(nodes)}")

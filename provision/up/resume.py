@@ -1,0 +1,166 @@
+"""Several runs of `up` on one fleet: what a resumed run takes over, and the locks against others.
+
+Locks are taken before anything is changed, kept during the run, and always released."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from provision.errors import GpuprovError, RunFolderError
+from provision.node_names import fold
+from provision.remote import fleet_lock
+from provision.remote.fleet_lock import Answer, FleetLock, LockedError
+from provision.runs.store import RunFolder
+from provision.up import hooks
+from provision.up.result import Result, Status
+from provision.up.types import EarlierRuns
+
+_LONGEST = 100  # runs in a chain of resumptions
+_RUNNING = "running.lock"
+BUSY_SECONDS = 900.0  # how long what an earlier run left running on a node is waited for
+BUSY_PAUSE = 5.0
+RETRY = 3.0  # about so many seconds after a refusal it is tried once more
+
+
+def run_id(folder: RunFolder) -> str:
+    """The name a run has on nodes and for hooks: two controllers may begin in the same millisecond."""
+    return f"{folder.path.name}@{folder.meta().get('controller', '')}"
+
+
+def chain(folder: RunFolder) -> list[RunFolder]:
+    """The run and those it resumed, the newest first."""
+    found = [folder]
+    while len(found) < _LONGEST:
+        named = found[-1].meta().get("resumes")
+        if not isinstance(named, str) or Path(named) in [run.path for run in found]:
+            break
+        try:
+            found.append(RunFolder.open(Path(named)))
+        except RunFolderError:
+            break  # it was cleared away: what it knew is found out by looking
+    return found
+
+
+def earlier(folder: RunFolder) -> EarlierRuns:
+    """What a run that resumes `folder` has to know. Raises RunFolderError for a damaged one."""
+    runs = chain(folder)
+    oldest_first = list(reversed(runs))
+    ends = [
+        (str(record.get("node")), str(record.get("status")))
+        for run in oldest_first
+        for record in run.read("outcomes")
+    ]
+    return EarlierRuns(
+        tuple(run_id(run) for run in runs),
+        frozenset(node for node, status in dict(ends).items() if status in (Status.DONE, Status.AS_DECLARED)),
+        frozenset(node for node, status in ends if status == Status.DONE),
+        hooks.left_drained(record for run in oldest_first for record in run.read("hooks")),
+    )
+
+
+class StillRunning:
+    """Marks a run folder as in use while its process lives, however that ends."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self._file = os.open(folder.path / _RUNNING, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        os.truncate(self._file, 0)
+        os.write(self._file, f"{os.getpid()}\n".encode())
+
+    def close(self) -> None:
+        os.close(self._file)
+
+
+def refuse_running(folder: RunFolder) -> None:
+    """Raise GpuprovError when the run is not over: to go on with it would do everything twice."""
+    try:
+        file = os.open(folder.path / _RUNNING, os.O_RDWR)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        pid = os.read(file, 32).decode("ascii", "replace").strip()
+        raise GpuprovError(
+            f"the run {folder.path.name} is still going on (process {pid})", "wait for it, or interrupt it"
+        ) from None
+    finally:
+        os.close(file)
+
+
+@dataclass
+class Locked:
+    """The outcome of taking locks. `lost`: nodes that could not be locked, and are left alone; `clocks`: node
+    → how far its clock is off."""
+
+    lost: dict[str, Result] = field(default_factory=dict)
+    clocks: Mapping[str, str] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def locked(
+    lock: FleetLock,
+    nodes: Sequence[str],
+    *,
+    say: Callable[[str], None],
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[Locked]:
+    """Hold the locks of `nodes`. Raises LockedError when another `up` has one of them."""
+    try:
+        answers = _taken(lock, nodes, pause)
+        made = Locked({said.node: _unlocked(said) for said in answers.values() if said.error})
+        made.clocks = fleet_lock.skewed(answers.values())
+        for node, why in made.clocks.items():
+            say(f"{node}: {why}: certificates and package lists may not be believed there")
+        made.lost.update(_still_busy(lock, answers, say, pause))
+        lock.keep()
+        yield made
+    finally:
+        left = lock.release()
+        if left:
+            minutes = round(fleet_lock.LEASE / 60)
+            say(f"{fold(left)}: the lock could not be released; it ends by itself within {minutes} min")
+
+
+def _taken(lock: FleetLock, nodes: Sequence[str], pause: Callable[[float], None]) -> dict[str, Answer]:
+    """Take the locks, at the second attempt if need be: who is refused holds some for a moment, and two who
+    begin at the same time refuse each other."""
+    try:
+        return lock.take(nodes)
+    except LockedError:
+        pause(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - not for secrets
+    return lock.take(nodes)
+
+
+def _unlocked(said: Answer) -> Result:
+    status = Status.UNREACHABLE if said.unreachable else Status.UNREADABLE
+    return Result(said.node, status, said.error)
+
+
+def _still_busy(
+    lock: FleetLock,
+    answers: Mapping[str, Answer],
+    say: Callable[[str], None],
+    pause: Callable[[float], None],
+) -> dict[str, Result]:
+    """Wait for what an earlier run left running. The nodes on which it does not end."""
+    busy = {said.node: said.busy for said in answers.values() if said.busy}
+    if busy:
+        some = next(iter(busy.values()))
+        say(f"{fold(busy)}: an earlier run is still at work there ({', '.join(some[:3])}); waiting for it")
+    waited = 0.0
+    while busy and waited < BUSY_SECONDS:
+        pause(BUSY_PAUSE)
+        waited += BUSY_PAUSE
+        busy = {said.node: said.busy for said in lock.take(list(busy)).values() if said.busy}
+    for node in busy:
+        say(f"{node}: not attempted: it did not end")
+    why = f"after {BUSY_SECONDS / 60:.0f} min an earlier run still has running there: "
+    return {node: Result(node, Status.NOT_ATTEMPTED, why + ", ".join(names)) for node, names in busy.items()}

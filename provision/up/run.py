@@ -1,0 +1,344 @@
+"""One run of `gpuprov up`: look, plan, lock, carry out in waves, summarize, leave a run folder."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import FrameType
+from typing import Any
+
+from provision.drift import assess
+from provision.drift.assess import Assessment
+from provision.errors import ExitCode, GpuprovError
+from provision.fleet import Fleet
+from provision.remote.ansible import handover
+from provision.remote.ansible.events import Event
+from provision.remote.fleet_lock import FleetLock
+from provision.remote.interrupts import handled, heeded
+from provision.remote.node_error import NodeError
+from provision.remote.observe import run_programs
+from provision.runs.store import RunFolder
+from provision.secrets_mask import masked
+from provision.terminal import Progress, printable
+from provision.up import durations, hooks, plan, same_machine, waves
+from provision.up import result as up_result
+from provision.up.execute import Execution
+from provision.up.executor import AnsibleExecutor, Journal, looks
+from provision.up.plan import Plan
+from provision.up.result import Result, Status, count_of, exit_code, nodes_of
+from provision.up.resume import StillRunning, locked, run_id
+from provision.up.types import UpOptions
+from provision.up.waves import BATCH, CANARY, Wave
+
+_FEW = 32  # nodes whose every role is worth a line where there is no terminal
+
+
+@dataclass
+class UpRun:
+    """One `up`. `results` fills as nodes end; whatever happens, the run folder records how far it came.
+    `changes`: role and task → the nodes it would change, with --check."""
+
+    fleet: Fleet
+    overrides: Mapping[str, Any]
+    options: UpOptions
+    folder: RunFolder
+    results: dict[str, Result] = field(default_factory=dict)
+    changes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    _secrets: tuple[str, ...] = ()
+    _clocks: Mapping[str, str] = field(default_factory=dict)
+    _started: float = field(default_factory=time.monotonic)
+    _roles: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> ExitCode:
+        """Raises GpuprovError when it is stopped by a named error, after noting it in the run folder."""
+        running = StillRunning(self.folder)
+        try:
+            # To be terminated is to be interrupted: what was begun is ended in order, and locks are released.
+            with handled(_interrupt, heeded(signal.SIGTERM, signal.SIGHUP)):
+                code = self._run()
+        except KeyboardInterrupt:
+            code = ExitCode.INTERRUPTED
+            self._close(code, interrupted=True)
+        except GpuprovError as error:
+            self.folder.note(error=error.what)
+            self.folder.finish(error.exit_code)
+            raise
+        except Exception:
+            kept = self.folder.keep_traceback(traceback.format_exc())
+            self.folder.finish(ExitCode.BUG)
+            last = traceback.format_exc().strip().splitlines()[-1]
+            sys.stderr.write(
+                f"gpuprov: a bug in gpuprov: {printable(last)}\n  → please report it with {kept}\n"
+            )
+            return ExitCode.BUG
+        finally:
+            running.close()
+        return code
+
+    def _run(self) -> ExitCode:
+        same_machine.refuse(self.fleet)
+        found = hooks.load(self.fleet, self.overrides)
+        handover.remove_orphans()
+        known = self._look()
+        made = self._plan(known)
+        waiting = self._left_drained(known)
+        if made.waves:
+            self._confirm(made)
+        if made.waves or waiting:
+            with Progress("up", total=sum(map(len, made.waves))) as progress:
+                self._carry_out(known, made, found, waiting, progress)
+        return self._close(exit_code(self.results.values()))
+
+    def _carry_out(
+        self,
+        known: Assessment,
+        made: Plan,
+        found: Mapping[str, Mapping[str, hooks.Hook]],
+        waiting: Sequence[str],
+        progress: Progress,
+    ) -> None:
+        """Put `waiting` back into service (an earlier run left them out of it); then wave by wave.
+
+        Raises LockedError when another `up` holds one of the nodes."""
+        options = self.options
+        lock = FleetLock(
+            run_id(self.folder),
+            self._programs,
+            before=options.earlier.ids,
+            force=options.break_lock,
+            since=str(self.folder.meta()["started"]),
+        )
+        executor = AnsibleExecutor(
+            options,
+            known,
+            made,
+            self._journal,
+            self._hooks(found, made, progress),
+            health=lambda nodes: self._quick_checks(nodes, progress),
+            rebooted=lock.renew,
+            on_event=lambda event: self._heard(event, progress),
+        )
+
+        def ended(result: Result) -> None:
+            self._end(result, progress)
+
+        def execute(plan: Plan) -> None:
+            Execution(
+                plan,
+                executor,
+                options,
+                ended,
+                halted=lambda: lock.lost,
+                on_wave=self._note_wave,
+                say=progress.say,
+            ).run()
+
+        for node, why in executor.undrain(0, Wave(waiting, BATCH)).items():
+            ended(Result(node, Status.DRAINED, f"it matches its declared state; {why}"))
+        busy = [node for wave in made.waves for node in wave]
+        if options.check_mode:
+            execute(made)
+        elif busy:
+            with locked(lock, busy, say=progress.say) as held:
+                self._clocks = held.clocks
+                for result in held.lost.values():
+                    ended(result)
+                left = tuple(kept for wave in made.waves if (kept := wave.without(held.lost)))
+                execute(replace(made, waves=left))
+
+    def _hooks(
+        self, found: Mapping[str, Mapping[str, hooks.Hook]], made: Plan, progress: Progress
+    ) -> hooks.Runner:
+        about = {
+            node: {"roles": list(planned.roles), "reboot": planned.reboot}
+            for node, planned in made.nodes.items()
+        }
+
+        def begun(event: str, nodes: Sequence[str]) -> None:
+            progress.step(f"{event} hooks")
+            self._journal.write("hooks", {"hook": event, "nodes": list(nodes), "what": "begins"})
+
+        return hooks.Runner(found, run_id(self.folder), self.fleet.source, begun, self._journal.called, about)
+
+    def _programs(self, programs: Mapping[str, str]) -> Mapping[str, bytes | NodeError]:
+        return run_programs(
+            [self.fleet.nodes[node] for node in programs],
+            programs,
+            timeout=self.options.timeout,
+            connections=self.options.connections,
+            vault_password_files=self.fleet.vault_password_files,
+        )
+
+    def _quick_checks(self, nodes: Sequence[str], progress: Progress) -> Mapping[str, str]:
+        from provision.up import health_gate  # it imports every check
+
+        def opened(folder: RunFolder) -> None:
+            self._journal.write("waves", {"what": "gate", "run": str(folder.path), "nodes": list(nodes)})
+
+        with progress.paused():
+            return health_gate.quick(self.fleet, self.overrides, nodes, self.options, opened)
+
+    def _note_wave(self, number: int, wave: Wave, begins: bool) -> None:
+        what = "begins" if begins else "ends"
+        self._journal.write("waves", {"wave": number, "what": what, **wave.record()})
+
+    def _end(self, result: Result, progress: Progress) -> None:
+        if result.node in self._clocks and result.status is Status.FAILED:
+            result = replace(result, message=f"{result.message} ({self._clocks[result.node]})")
+        self._note(result)
+        detail = f": {result.message.splitlines()[0]}" if result.message else ""
+        # One line has named all nodes that were not attempted.
+        said = result.status is Status.NOT_ATTEMPTED
+        progress.done("" if said else f"{result.node}: {result.status}{detail}")
+
+    def _look(self) -> Assessment:
+        """The first look at every node; those nothing can be done on end here."""
+        known = assess.with_progress(
+            "look",
+            self.fleet,
+            self.overrides,
+            timeout=self.options.timeout,
+            connections=self.options.connections,
+            say=None,
+        )
+        self._secrets = known.secrets
+        self._journal.looked(known, "before")
+        for node, look in looks(known).items():
+            if node in known.refused:
+                fixes = dict.fromkeys(refusal.fix for refusal in known.refused[node] if refusal.fix)
+                self._note(
+                    Result(node, Status.REFUSED, "\n".join([look.error, *(f"→ {fix}" for fix in fixes)]))
+                )
+            elif look.error:
+                status = Status.UNREACHABLE if look.unreachable else Status.UNREADABLE
+                self._note(Result(node, status, look.error))
+        return known
+
+    def _plan(self, known: Assessment) -> Plan:
+        """What to do on whom; nodes nothing is to be done on end here."""
+        options, before = self.options, self.options.earlier
+        verified = {node for node in before.ended if not known.drifts.get(node, ("unknown",))}
+        rollout = waves.rollout(
+            known.declared, known.described, size=options.wave_size, canary=options.canary
+        )
+        proved = frozenset(rollout.kinds[node] for node in verified & before.changed)
+        made = plan.make(
+            {node: found for node, found in known.drifts.items() if node not in verified},
+            known.observations,
+            full=options.full,
+            rollout=replace(rollout, proved=proved),
+            takes_part=known.roles,
+            minutes=durations.learn(str(self.fleet.source.absolute())),
+        )
+        for node in verified:
+            self._note(Result(node, Status.AS_DECLARED))
+        for node, wanted in made.nodes.items():
+            if wanted.as_declared:
+                self._note(Result(node, Status.AS_DECLARED))
+            elif not wanted.roles:
+                text = count_of(wanted.drifts, "no role can make true")
+                self._note(Result(node, Status.NOT_HELD, text, drifts=wanted.drifts))
+        self.folder.write_json(
+            "plan.json",
+            {
+                "waves": [wave.record() for wave in made.waves],
+                "nodes": {
+                    node: {"roles": wanted.roles, "reboot": wanted.reboot, "minutes": wanted.minutes}
+                    for node, wanted in made.nodes.items()
+                },
+            },
+        )
+        return made
+
+    def _confirm(self, made: Plan) -> None:
+        """Say what is about to happen; ask where a person can answer. Raises GpuprovError for a no."""
+        busy = [made.nodes[node] for wave in made.waves for node in wave]
+        reboots = sum(node.reboot for node in busy) if self.options.may_reboot else 0
+        minutes = made.minutes(self.options.forks).minutes
+        words = [f"{len(busy)} of {len(self.fleet.nodes)} nodes differ from their declared state"]
+        if self.options.full:
+            words = [f"every role on {len(busy)} of {len(self.fleet.nodes)} nodes"]
+        canaries = sum(len(wave) for wave in made.waves if wave.kind == CANARY)
+        first = f", {nodes_of(canaries)} first as canar{'y' if canaries == 1 else 'ies'}" if canaries else ""
+        words.append(f"{len(made.waves)} wave{'s' if len(made.waves) != 1 else ''}{first}")
+        if reboots and not self.options.check_mode:
+            words.append(f"{reboots} to reboot")
+        words.append(f"about {minutes:.0f} min")
+        sys.stderr.write(" · ".join(words) + "\n")
+        if not self.options.confirm:
+            return
+        sys.stderr.write("continue? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise GpuprovError("stopped before anything was changed", "--yes skips the confirmation")
+
+    def _heard(self, event: Event, progress: Progress) -> None:
+        """Tell a person what is happening: every task on a terminal, every role elsewhere; of a large fleet
+        the node that comes first."""
+        # Only where it will be said: it grows with tasks times nodes.
+        if self.options.check_mode and event.kind == "changed" and "item" not in event.result:
+            node = self.fleet.nodes[event.node].name  # the text that is there anyway
+            self.changes.setdefault((event.role, event.task), []).append(node)
+        if event.kind != "started":
+            return
+        if sys.stderr.isatty():
+            progress.step(f"{event.node}: {event.role + ' · ' if event.role else ''}{event.task}")
+            return
+        whose = event.node if progress.total <= _FEW else "all"
+        if event.role and self._roles.get(whose) != event.role:
+            self._roles[whose] = event.role
+            progress.step(f"{event.node}: {event.role}")
+
+    def _note(self, result: Result) -> None:
+        self.results[result.node] = result
+        self._journal.write("outcomes", result.record())
+
+    def _left_drained(self, known: Assessment) -> list[str]:
+        """Nodes that an earlier run left out of service, and that are as declared now."""
+        left = self.options.earlier.drained
+        return [node for node in known.as_declared if node in left and not self.options.check_mode]
+
+    @property
+    def _drained(self) -> tuple[str, ...]:
+        """The nodes of this fleet that are out of service now because of us."""
+        mine = (
+            {"hook": hooks.DRAIN, "nodes": sorted(self.options.earlier.drained)},
+            *self.folder.read("hooks"),
+        )
+        return tuple(sorted(hooks.left_drained(mine) & set(self.fleet.nodes)))
+
+    @property
+    def _journal(self) -> Journal:
+        return Journal(self.folder, self._secrets)
+
+    def _close(self, code: ExitCode, *, interrupted: bool = False) -> ExitCode:
+        results = [self.results[node] for node in self.fleet.nodes if node in self.results]
+        run = str(self.folder.path)
+        command = up_result.next_command(results, str(self.fleet.source), run)
+        if interrupted:
+            command = f"gpuprov up --resume {self.folder.path}"
+        self.folder.note(counts=up_result.counts(results), interrupted=interrupted)
+        self.folder.finish(code)
+        minutes = (time.monotonic() - self._started) / 60
+        drained = self._drained
+        said = masked(up_result.text(results, command, run, minutes, drained), self._secrets)
+        if results and not drained and all(result.status is Status.AS_DECLARED for result in results):
+            said = f"{nodes_of(len(results))} already as declared\nnext: {command}\nrun:  {run}"
+        if self.options.check_mode:
+            said = "\n".join([*up_result.would_change(self.changes), said])
+        if self.options.json:
+            document = up_result.document(results, run, code, command, drained)
+            sys.stdout.write(json.dumps(masked(document, self._secrets), indent=1, default=str) + "\n")
+        else:
+            sys.stdout.write(said + "\n")
+        sys.stdout.flush()
+        return code
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,151 @@
+"""One MPI launch: while it is open, the nodes can start MPI programs on one another.
+
+With OpenMPI over the nodes' own ssh (launch_keys.py has the keys, the module gpuprov_launch what the nodes
+do), or with Slurm, which needs nothing from us. `close` takes it all back; where nobody comes to close it, a
+timer on each node does.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from provision import paths
+from provision.errors import ParseError
+from provision.validate.launch_keys import Authority
+from provision.validate.pairs.pair_plays import Plays
+
+FOLDER = "/run/gpuprov-launch"  # the module gpuprov_launch has it too
+MARK = "GPUPROV_LAUNCH"  # in the environment of what runs for a launch; data/launch/close.sh ends by it
+
+_SCRIPTS = ("accept", "reach", "close")
+_STEP = 150  # seconds a node may take to open or close
+_HOST_KEY = re.compile(r"(?:ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp\d{3}) [A-Za-z0-9+/]{40,2000}={0,2}")
+_STATE = re.compile(r"[a-z_]{0,40}[*~#!%$@^+-]{0,2}")  # sinfo marks what is so in its own way
+_TEXTS = ("public_key", "mpirun", "version", "mpirun_missing")
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,80}")
+
+
+@dataclass(frozen=True)
+class Ready:
+    """What a node says of itself when it is open: its sshd's keys (`type base64`), the user programs run as,
+    its short host name, where mpirun is and what its --version says or why it says nothing, and what Slurm
+    calls it, in which state it has it and which kinds of MPI srun knows; "" without Slurm.
+    """
+
+    host_keys: tuple[str, ...]
+    user: str
+    hostname: str
+    mpirun: str
+    version: str
+    mpirun_missing: str
+    slurm_node: str
+    slurm_state: str
+    slurm_mpi: tuple[str, ...]
+    public_key: str
+
+
+def new_name(*words: str) -> str:
+    """A name that no other launch has, to be recognised by these words: a run, a check."""
+    plain = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(words)).strip("-.")[:60]
+    return f"{plain or 'launch'}-{secrets.token_hex(3)}"
+
+
+class Launch:
+    """`name`: letters, digits, dots and dashes; `seconds`: how long it stays open at most."""
+
+    def __init__(self, plays: Plays, name: str, seconds: int) -> None:
+        self.name, self._plays, self._seconds = name, plays, seconds
+        self.folder = f"{FOLDER}/{name}"
+        self._opened: list[str] = []
+
+    def open(self, mpiruns: Mapping[str, str]) -> tuple[dict[str, Ready], dict[str, str]]:
+        """Open it on these nodes (name → where its mpirun is): what they say, and why a node cannot take
+        part."""
+        self._opened = list(mpiruns)
+        answers: dict[str, Mapping[str, Any]] = {}
+        scripts = {name: (paths.DATA / "launch" / f"{name}.sh").read_text("utf-8") for name in _SCRIPTS}
+        same = {"gpuprov_launch_seconds": self._seconds, "gpuprov_launch_scripts": scripts}
+        wanted = {node: {**same, "gpuprov_launch_mpirun": path} for node, path in mpiruns.items()}
+        silent = self._play("open", wanted, answers)
+        ready: dict[str, Ready] = {}
+        for node, answer in answers.items():
+            try:
+                ready[node] = _ready(answer)
+            except ParseError as error:
+                silent[node] = error.what
+        return ready, silent
+
+    def admit(self, ready: Mapping[str, Ready]) -> dict[str, str]:
+        """Let these nodes in at one another; why a node could not be."""
+        authority = Authority(f"gpuprov-launch-{self.name}", self._seconds)
+        wanted: dict[str, dict[str, Any]] = {}
+        refused: dict[str, str] = {}
+        for node, one in ready.items():
+            try:
+                signed = authority.sign(one.public_key, f"/bin/sh {self.folder}/accept")
+            except ParseError as error:
+                refused[node] = error.what
+                continue
+            wanted[node] = {
+                "gpuprov_launch_certificate": signed,
+                "gpuprov_launch_authority": authority.public,
+            }
+        return {**refused, **self._play("admit", wanted, {})}
+
+    def end(self, nodes: Sequence[str]) -> None:
+        """End what still runs for it on these nodes."""
+        self._play("end", {node: {} for node in nodes}, {})
+
+    def close(self) -> None:
+        """Take back all of it, everywhere."""
+        opened, self._opened = self._opened, []
+        self._play("close", {node: {} for node in opened}, {})
+
+    def _play(
+        self, state: str, wanted: Mapping[str, Mapping[str, Any]], answers: dict[str, Mapping[str, Any]]
+    ) -> dict[str, str]:
+        asked = {"gpuprov_launch_state": state, "gpuprov_launch_name": self.name}
+        hosts = {
+            node: {**self._plays.variables[node], **asked, **more, "gpuprov_task_timeout": _STEP}
+            for node, more in wanted.items()
+        }
+        return self._plays.play("launch.yml", hosts, answers.__setitem__)
+
+
+def _ready(answer: Mapping[str, Any]) -> Ready:
+    """The answer of a node (untrusted). Raises ParseError."""
+    slurm = answer.get("slurm") or {}
+    try:
+        words = {"user": answer["user"], "hostname": answer["hostname"]}
+        keys, texts = answer["host_keys"], [answer[key] for key in _TEXTS]
+        node, state, kinds = slurm.get("node", ""), slurm.get("state", ""), slurm.get("mpi", [])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ParseError(f"its answer was not understood: {error!r:.80}") from error
+    names = [*words.values(), *([node] if node else []), *(kinds if isinstance(kinds, list) else [None])]
+    if not all(isinstance(word, str) and _WORD.fullmatch(word) for word in names):
+        raise ParseError("its answer has an invalid name")
+    if not all(isinstance(text, str) and len(text) < 2000 for text in texts):
+        raise ParseError("its answer has something else where a text should be")
+    if not isinstance(state, str) or not _STATE.fullmatch(state):
+        raise ParseError("its answer has an invalid state of Slurm")
+    if not isinstance(keys, list) or not all(isinstance(k, str) and _HOST_KEY.fullmatch(k) for k in keys):
+        raise ParseError("its answer has an invalid host key")
+    if not keys:
+        raise ParseError("its sshd has no host key")
+    public_key, mpirun, version, missing = texts
+    return Ready(
+        host_keys=tuple(keys),
+        user=words["user"],
+        hostname=words["hostname"],
+        mpirun=mpirun,
+        version=version,
+        mpirun_missing=missing,
+        slurm_node=node,
+        slurm_state=state,
+        slurm_mpi=tuple(kinds),
+        public_key=public_key,
+    )

@@ -1,0 +1,1 @@
+"""Measurements between two or more nodes."""

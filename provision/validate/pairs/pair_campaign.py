@@ -1,0 +1,204 @@
+"""Measurement of pairs of nodes: round after round, all pairs of a round at once, until no suspect is left.
+Each round is stored before the next is chosen, so that an interrupted run continues after it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from provision.checks.check import Command
+from provision.checks.pairs import groups, nccl_group, nccl_pair, suspects, write_bw, write_lat
+from provision.checks.pairs.metric import Metric
+from provision.checks.pairs.pairing import Pair, Topology, exhaustive, exhaustive_rounds, topology
+from provision.checks.pairs.results import Outcome, Result
+from provision.errors import ParseError
+from provision.runs import fleet_pairs
+from provision.runs.node_facts import NodeFacts
+from provision.runs.store import RunFolder
+from provision.terminal import Progress
+from provision.text import many
+from provision.validate.pairs.nccl_pairs import NcclPairs, launcher
+from provision.validate.pairs.pair_plays import Outputs, Plays
+from provision.validate.pairs.perftest_pairs import PerftestPairs
+from provision.validate.settings import Settings
+
+_NEIGHBOURS = 5  # rounds for those next to one another in a bad group, and for those of them that are bad
+_AGAIN = 2  # rounds after every pair was measured, for those that were bad
+
+
+class Tool(Protocol):
+    """How one metric is measured between nodes."""
+
+    metric: Metric
+
+    def takes_part(self, node: str) -> bool:
+        """Whether a node has what is to be measured. Raises ParseError when that is not known."""
+        ...
+
+    def prepare(self, members: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """Node → its program's version ("" if it does not say); node → why it cannot be measured."""
+        ...
+
+    def expected(self, fleet: Topology, nodes: Sequence[str]) -> list[tuple[str, float | None]]:
+        """Each rail to measure ("": all at once) with what is expected; none when they share nothing."""
+        ...
+
+    def programs(self, nodes: Sequence[str]) -> dict[str, list[Command]]:
+        """What is run on which of these nodes to measure them together: two, or more of a metric of groups.
+        Raises InventoryError for more than can be."""
+        ...
+
+    def results(
+        self, nodes: Sequence[str], number: int, asked: Sequence[tuple[str, float | None]], outputs: Outputs
+    ) -> list[Result]:
+        """Their outputs → one result for each rail that was asked for."""
+        ...
+
+    def after(self, found: Sequence[Result]) -> None:
+        """End what a round's programs may have left on the nodes."""
+        ...
+
+    def close(self) -> None:
+        """Remove what `prepare` left on the nodes."""
+        ...
+
+
+TOOLS: Mapping[str, Callable[[Plays, Mapping[str, NodeFacts]], Tool]] = {
+    write_bw.ID: partial(PerftestPairs, write_bw),
+    write_lat.ID: partial(PerftestPairs, write_lat),
+    nccl_pair.ID: partial(NcclPairs, nccl_pair),
+    nccl_group.ID: partial(NcclPairs, nccl_group),
+}
+
+
+def check_inventory(asked: Sequence[str], variables: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises InventoryError for what checks between nodes could not use, before any node is touched."""
+    if asked:
+        topology(variables)
+    if {nccl_pair.ID, nccl_group.ID} & set(asked):
+        launcher(variables, list(variables))
+
+
+def measure(
+    check: str,
+    folder: RunFolder,
+    able: Mapping[str, NodeFacts],
+    variables: Mapping[str, Mapping[str, Any]],
+    settings: Settings,
+    progress: Progress,
+) -> None:
+    """Measure pairs of these nodes, as far as they take part. Raises InventoryError for a rack that is none,
+    and KeyboardInterrupt with all rounds but the last kept."""
+    plays = Plays(check, folder, variables, settings)
+    tool = TOOLS[check](plays, able)
+    members, left_out = _who_takes_part(tool, able)
+    try:
+        progress.step(
+            f"{check}: reading the version of {tool.metric.program} on {many(len(members), 'node')}"
+        )
+        versions, without = tool.prepare(members)
+        members = [name for name in members if name not in without]
+        left_out |= without
+        noted = {"nodes": members, "left_out": left_out, "versions": versions}
+        fleet_pairs.note(folder, check, noted)
+        _rounds(tool, plays, fleet_pairs.topology(members, able), noted, progress)
+    finally:
+        tool.close()
+    for name in able:
+        progress.done(f"{name}: {check}: {'measured' if name in members else left_out[name]}")
+
+
+def _who_takes_part(tool: Tool, able: Mapping[str, NodeFacts]) -> tuple[list[str], dict[str, str]]:
+    """The nodes to measure, and why the others are not."""
+    members: list[str] = []
+    left_out: dict[str, str] = {}
+    for name in able:
+        try:
+            if tool.takes_part(name):
+                members.append(name)
+            else:
+                left_out[name] = tool.metric.no_part
+        except ParseError as error:
+            left_out[name] = f"its RDMA ports are not known: {error.what}"
+    return members, left_out
+
+
+def _rounds(tool: Tool, plays: Plays, fleet: Topology, noted: Mapping[str, Any], progress: Progress) -> None:
+    check, settings = plays.check, plays.settings
+    results = fleet_pairs.kept(plays.folder, check)
+    most = exhaustive_rounds(len(fleet.nodes)) + _AGAIN if settings.every_pair else suspects.MOST_ROUNDS
+    if tool.metric.group and len(fleet.nodes) > 2:
+        if not groups.of_group(results):
+            progress.step(f"{check}: all {many(len(fleet.nodes), 'node')} at once")
+            outputs, silent = plays.run("group", tool.programs(fleet.nodes))
+            found = _results(tool, fleet, fleet.nodes, groups.ROUND, outputs, silent)
+            fleet_pairs.keep(plays.folder, check, found)
+            results += found
+            tool.after(found)
+        if groups.as_expected(results):
+            return
+        results = groups.pairs_of(results)
+        most += _NEIGHBOURS
+    while pairs := _next(tool.metric, fleet, results, settings, most):
+        began, number = time.monotonic(), _done(results) + 1
+        progress.step(f"{check}: round {number} of {most} at most, {many(len(pairs), 'pair')}")
+        found = _measured(tool, plays, fleet, pairs, number)
+        seconds = round(time.monotonic() - began, 1)
+        fleet_pairs.note(plays.folder, check, {**noted, "round_seconds": seconds})
+        fleet_pairs.keep(plays.folder, check, found)
+        results += found
+        tool.after(found)
+
+
+def _done(results: Sequence[Result]) -> int:
+    """How many rounds are measured."""
+    return max((result.round for result in results), default=0)
+
+
+def _next(
+    metric: Metric, fleet: Topology, results: Sequence[Result], settings: Settings, most: int
+) -> tuple[Pair, ...]:
+    """The pairs of the next round; none when all is known. After every pair come those that were bad once."""
+    every = exhaustive(fleet.nodes) if settings.every_pair else iter(())
+    planned = next(itertools.islice(every, _done(results), None), None)
+    planned = planned or suspects.next_round(
+        fleet, results, most=most, tolerance=metric.tolerance, direction=metric.direction
+    )
+    if metric.group and not planned and _done(results) < most:
+        return groups.neighbours(fleet, results, metric)
+    return planned
+
+
+def _measured(tool: Tool, plays: Plays, fleet: Topology, pairs: Sequence[Pair], number: int) -> list[Result]:
+    """One round: both ends of each pair side by side, so that they start together."""
+    programs: dict[str, list[Command]] = {}
+    for pair in pairs:
+        programs |= tool.programs(pair)
+    outputs, silent = plays.run(f"round{number}", programs)
+    return [result for pair in pairs for result in _results(tool, fleet, pair, number, outputs, silent)]
+
+
+def _results(
+    tool: Tool,
+    fleet: Topology,
+    nodes: tuple[str, ...],
+    number: int,
+    outputs: Outputs,
+    silent: Mapping[str, str],
+) -> list[Result]:
+    asked = tool.expected(fleet, nodes)
+    if not asked:
+        return [Result(nodes, number, Outcome.NOT_RUN, said="they have no rail in common")]
+    mute = [node for node in nodes if node in silent]
+    if not mute:
+        return tool.results(nodes, number, asked, outputs)
+    end = mute[0] if len(mute) == 1 else ""
+    said = "; ".join(f"{node}: {silent[node]}" for node in mute)
+    unit = tool.metric.unit
+    return [
+        Result(nodes, number, Outcome.ERROR, None, rail, unit, expected, end, said=said)
+        for rail, expected in asked
+    ]

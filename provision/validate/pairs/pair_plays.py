@@ -1,0 +1,102 @@
+"""Programs on nodes for a check of pairs or groups, on all nodes of a step at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from provision import paths
+from provision.checks.check import Command, Output
+from provision.errors import GpuprovError
+from provision.remote.ansible import partitions, runner
+from provision.runs import raw_output
+from provision.runs.store import RunFolder
+from provision.validate import campaign, node_commands
+from provision.validate.settings import Settings
+
+Outputs = dict[str, dict[str, Output]]  # by node and name
+_ADDRESS = "gpuprov_address"  # the inventory variable
+
+
+@dataclass(frozen=True)
+class Plays:
+    """One check's plays: where their raw output is kept, and each node's variables."""
+
+    check: str
+    folder: RunFolder
+    variables: Mapping[str, Mapping[str, Any]]
+    settings: Settings
+
+    def address(self, node: str) -> str:
+        """Where other nodes reach this one."""
+        stated = (self.variables[node].get(key) for key in (_ADDRESS, "ansible_host", "ansible_ssh_host"))
+        return str(next(filter(None, stated), node))
+
+    def run(
+        self, label: str, commands: Mapping[str, Sequence[Command]], *, together: int = 2
+    ) -> tuple[Outputs, dict[str, str]]:
+        """Run these programs on all nodes at once and keep what comes back as `<check>.<label>`: the outputs
+        by node and name, and why a node gave none. `together`: how many nodes wait for one another."""
+        timeout = self.settings.timeout
+        todo = {
+            node: node_commands.play_variables(self.variables[node], campaign.within(asked, timeout))
+            for node, asked in commands.items()
+            if asked
+        }
+        outputs: Outputs = {}
+        unclear: dict[str, str] = {}
+
+        def take(node: str, answer: Mapping[str, Any]) -> None:
+            asked = [command.name for command in commands[node]]
+            raw = campaign.raw_from_answer(node, f"{self.check}.{label}", answer, "", asked)
+            raw_output.keep_raw(self.folder, raw)
+            outputs[node] = {output.name: output for output in raw.outputs}
+            if raw.error:
+                unclear[node] = raw.error
+
+        silent = self.play("validate.yml", todo, take, together=together)
+        return outputs, {**silent, **unclear}
+
+    def play(
+        self,
+        playbook: str,
+        hosts: Mapping[str, Mapping[str, Any]],
+        take: Callable[[str, Mapping[str, Any]], None],
+        *,
+        together: int = 1,
+    ) -> dict[str, str]:
+        """Play this playbook on these nodes (each with its variables) and `take` what each answers; why a
+        node gave none. Never raises for what Ansible could not do."""
+        if not hosts:
+            return {}
+        answered: set[str] = set()
+
+        def on_event(event: runner.Event) -> None:
+            answer = event.result.get("gpuprov")
+            if event.kind in ("ok", "changed") and isinstance(answer, Mapping):
+                answered.add(event.node)
+                take(event.node, answer)
+
+        limit = max(one["gpuprov_task_timeout"] for one in hosts.values())
+        # A server never waits for a client in the queue.
+        forks = max(together, self.settings.forks - self.settings.forks % together)
+        try:
+            outcomes = partitions.run_sharded(
+                Path(paths.PLAYBOOKS / playbook),
+                hosts,
+                waiting=together,
+                on_event=on_event,
+                forks=forks,
+                timeout=math.ceil(len(hosts) / forks) * (limit + 60) + 60,
+                vault_password_files=self.settings.vault_password_files,
+            )
+        except GpuprovError as error:
+            outcomes = {name: runner.Outcome(name, "failed", message=error.what) for name in hosts}
+        return {
+            node: outcomes[node].message if node in outcomes else "nothing was run on it"
+            for node in hosts
+            if node not in answered
+        }

@@ -1,0 +1,219 @@
+"""GPU settings changed on purpose, verified by the check that judges them, and restored; only on request."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from provision.checks.health import CheckResult
+from provision.errors import GpuprovError
+from provision.validate.selftest import foreign, signals
+from provision.validate.selftest.machine import SelftestError
+from provision.validate.selftest.measure import Bench
+from provision.validate.selftest.provocations import NotPossibleError, quoted, refuse_incomparable, slow
+from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN, Provoked
+
+PLACE = "changes"
+_FIELDS = ("power.limit", "power.min_limit", "persistence_mode", "compute_mode", "clocks.max.sm", "clocks.sm")
+_COMPUTE = {"Default": "DEFAULT", "Exclusive_Process": "EXCLUSIVE_PROCESS", "Prohibited": "PROHIBITED"}
+_SECONDS = 60.0  # of one nvidia-smi
+_BURN = 30
+_RISES = 20.0  # seconds in which a free GPU under load is above the clock it was held at
+
+
+@dataclass(frozen=True)
+class Change:
+    """One setting of one GPU: nvidia-smi's words there and back, and what the machine is declared to have."""
+
+    name: str
+    field: str  # of _FIELDS, empty for what cannot be read back
+    value: str  # what it is changed to, as it is read
+    there: Sequence[str]
+    back: Sequence[str]
+    declared: Mapping[str, Any]
+    metric: str = ""
+
+
+def read(gpu: int) -> dict[str, str]:
+    """The settings of one GPU now. Raises SelftestError."""
+    done = _smi(gpu, f"--query-gpu={','.join(_FIELDS)}", "--format=csv,noheader,nounits")
+    values = [value.strip() for value in done.stdout.strip().split(",")]
+    if done.returncode or len(values) != len(_FIELDS):
+        raise SelftestError(f"the settings of gpu{gpu} could not be read: {done.stdout.strip()[:200]}")
+    return dict(zip(_FIELDS, values, strict=True))
+
+
+def planned(now: Mapping[str, str]) -> Iterator[Change | tuple[str, str]]:
+    """The changes that this GPU allows; one that it does not is (name, why)."""
+    yield _power(now)
+    clock = _number(now["clocks.max.sm"])
+    if clock is None or _number(now["clocks.sm"]) is None:
+        yield "clock lock", f"its clock is {now['clocks.sm']}, the highest {now['clocks.max.sm']}"
+    else:
+        half = str(int(clock) // 2)
+        yield Change("clock lock", "", half, ("-lgc", f"{half},{half}"), ("-rgc",), {})
+    yield _persistence(now)
+    mode = now["compute_mode"]
+    if mode not in _COMPUTE:
+        yield "compute mode", f"it is {mode}"
+        return
+    other = "Default" if mode != "Default" else "Exclusive_Process"
+    declared = {"gpu_settings_compute_mode": mode.lower()}
+    there, back = ("-c", _COMPUTE[other]), ("-c", _COMPUTE[mode])
+    yield Change("compute mode", "compute_mode", other, there, back, declared, "compute_mode")
+
+
+def _power(now: Mapping[str, str]) -> Change | tuple[str, str]:
+    limit, least = _number(now["power.limit"]), _number(now["power.min_limit"])
+    if limit is None or least is None:
+        return (
+            "power limit",
+            f"it is {now['power.limit']}, the lowest allowed {now['power.min_limit']}",
+        )
+    lower = math.ceil(max(least, 0.8 * limit))  # whole watts, for a driver may take no others
+    if lower >= 0.98 * limit:
+        return "power limit", f"it is {limit:g} W already, the lowest allowed is {least:g} W"
+    there, back = ("-pl", f"{lower}"), ("-pl", f"{limit:g}")
+    declared = {"gpu_settings_power_limit": limit}
+    return Change("power limit", "power.limit", f"{lower:.2f}", there, back, declared, "power_limit")
+
+
+def _persistence(now: Mapping[str, str]) -> Change | tuple[str, str]:
+    name, mode = "persistence mode", now["persistence_mode"]
+    if mode not in ("Enabled", "Disabled"):
+        return name, f"it is {mode}"
+    kept = mode == "Enabled"
+    there, back = ("-pm", "0" if kept else "1"), ("-pm", "1" if kept else "0")
+    other, declared = "Disabled" if kept else "Enabled", {"nvidia_driver_persistence": kept}
+    return Change(name, "persistence_mode", other, there, back, declared, "persistence")
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def change(bench: Bench, one: Change, gpu: int, leftover: Callable[[str], None]) -> Provoked:
+    """Change it, look, and put it back, whatever happens between; `leftover` takes what was not put back."""
+    began, before = time.monotonic(), read(gpu)
+    words = (
+        one.name,
+        f"nvidia-smi -i {gpu} {' '.join(one.there)}, then {' '.join(one.back)}",
+        f"gpu{gpu}, by {'gpu_inventory' if one.metric else 'gpu_burn'}",
+    )
+    burn = bench.tools["gpu_burn"]
+    if not one.metric and not burn.path:
+        return Provoked(*words, NOT_POSSIBLE, why=f"gpu_burn is not installed: {burn.how}")
+    try:
+        if not one.metric:
+            refuse_incomparable(bench, gpu)
+    except NotPossibleError as error:
+        return Provoked(*words, NOT_POSSIBLE, why=error.what)
+    except GpuprovError as error:
+        return Provoked(*words, NOT_PROVEN, why=error.what)
+    refused = ""
+    try:
+        if refused := _refused(one, gpu):
+            return Provoked(*words, NOT_POSSIBLE, why=refused)
+        named, text = _named(bench, one, gpu)
+    finally:
+        with signals.held_back():
+            # Where a setting cannot be read back, one that was refused is the one that it was.
+            trouble = "" if refused and not one.field else _put_back(bench, one, gpu, before)
+            left = [(one.name, trouble, one.back)] if trouble else []
+            left += _forgotten(gpu, before) if one.field == "persistence_mode" else []
+            for name, said, back in left:
+                leftover(f"{name} of gpu{gpu}: {said}; run: nvidia-smi -i {gpu} {' '.join(back)}")
+    why = "; ".join(said for _, said, _ in left) or ("" if named else "the check did not name it")
+    state = NOT_PROVEN if why else PROVEN
+    return Provoked(*words, state, named=text, why=why, seconds=round(time.monotonic() - began, 1))
+
+
+def _refused(one: Change, gpu: int) -> str:
+    """Make the change; why it did not come about, else nothing."""
+    said = _smi(gpu, *one.there)
+    if said.returncode:
+        return f"nvidia-smi refused it: {said.stdout.strip()[:200]}"
+    now = read(gpu)[one.field] if one.field else one.value
+    return "" if now == one.value else f"nvidia-smi accepted it, but the GPU still reports {now}"
+
+
+def _named(bench: Bench, one: Change, gpu: int) -> tuple[bool, str]:
+    """Whether the check that judges it names this GPU for it."""
+    place = f"{PLACE}/{one.name.replace(' ', '_')}"
+    if not one.metric:
+        seconds = min(int(bench.options["burn_seconds"]), _BURN)
+        return slow(bench.run("gpu_burn", bench.commands("gpu_burn", burn_seconds=seconds), place)[1], gpu)
+    declared = bench.with_variables(**one.declared)
+    result: CheckResult = declared.run("gpu_inventory", declared.commands("gpu_inventory"), place)[1]
+    found = [finding for finding in result.wrong if finding.metric == one.metric]
+    return f"gpu{gpu}" in {finding.device for finding in found}, quoted(found)
+
+
+def _put_back(bench: Bench, one: Change, gpu: int, before: Mapping[str, str]) -> str:
+    """Put it back, and read it back; empty when it is as before. Raises nothing: what is left is told."""
+    try:
+        said = _smi(gpu, *one.back)
+        if one.field:
+            now = read(gpu)[one.field]
+            return "" if now == before[one.field] else f"it is {now}, it was {before[one.field]}"
+        if said.returncode:
+            return f"nvidia-smi refused to put it back: {said.stdout.strip()[:200]}"
+        return _rises(bench, gpu, float(one.value))
+    except GpuprovError as error:
+        return f"the restored value could not be read: {error.what}"
+
+
+def _forgotten(gpu: int, before: Mapping[str, str]) -> list[tuple[str, str, Sequence[str]]]:
+    """Without persistence mode the driver lets go of a GPU that no program uses, and with it of its power
+    limit and compute mode: give them back. What did not come back is (name, why, nvidia-smi's words)."""
+    ways: list[tuple[str, str, Sequence[str]]] = []
+    if limit := _number(before["power.limit"]):
+        ways.append(("power limit", "power.limit", ("-pl", f"{limit:g}")))
+    if mode := _COMPUTE.get(before["compute_mode"]):
+        ways.append(("compute mode", "compute_mode", ("-c", mode)))
+    left = []
+    for name, setting, back in ways:
+        try:
+            if read(gpu)[setting] != before[setting]:
+                _smi(gpu, *back)
+                if (now := read(gpu)[setting]) != before[setting]:
+                    left.append((name, f"it is {now}, it was {before[setting]}", back))
+        except GpuprovError as error:
+            left.append((name, f"the restored value could not be read: {error.what}", back))
+    return left
+
+
+def _rises(bench: Bench, gpu: int, held: float) -> str:
+    """No query shows a clock lock: a GPU that is free again goes above it under load."""
+    folder = str(bench.node.variables.get("validation_tools_gpu_burn_dir", "/usr/share/gpu-burn"))
+    until = time.monotonic() + _RISES
+    with foreign.load(gpu, bench.tools["gpu_burn"], folder):
+        while time.monotonic() < until:
+            if (_number(read(gpu)["clocks.sm"]) or 0.0) > 1.1 * held:
+                return ""
+            time.sleep(0.5)
+    return f"its clock stays at {held:g} MHz under load"
+
+
+def _smi(gpu: int, *words: str) -> subprocess.CompletedProcess[str]:
+    """nvidia-smi on one GPU. Raises SelftestError when it does not answer."""
+    try:
+        return subprocess.run(
+            ["nvidia-smi", "-i", str(gpu), *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+            check=False,
+            start_new_session=True,  # Ctrl-C must not end what puts a setting back
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SelftestError(f"nvidia-smi did not answer: {error}", "look at dmesg") from error

@@ -1,0 +1,170 @@
+"""Stand-ins for foreign programs: on one GPU, in their own session, always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from provision.errors import GpuprovError
+from provision.validate.selftest.tools import PATH, Tool
+
+MOST = 300  # seconds after which one ends by itself, should we be killed
+_READY = 30.0  # seconds until it is at work
+_SETTLE = 1.0  # seconds after that: its memory and its load show
+_GONE = 5.0  # seconds for it to end after TERM, and after KILL
+_TAKEN = 2048  # MiB
+
+
+class ForeignError(GpuprovError):
+    """The program could not be started on the GPU."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A running program: `what` it is for a reader, its session, and the memory it has taken at least."""
+
+    what: str
+    session: int
+    mib: int
+
+    @property
+    def pids(self) -> set[int]:
+        """The processes of it that live now."""
+        return _living(self.session)
+
+
+@contextlib.contextmanager
+def memory(gpu: int, burn: Tool, folder: str, mib: int = _TAKEN) -> Iterator[Foreign]:
+    """Memory of this GPU is held; by gpu_burn where CUDA's library cannot be used directly."""
+    program = Path(__file__).with_name("hold_memory.py")
+    argv = [sys.executable, "-I", "-S", str(program), str(gpu), str(mib), str(MOST)]
+    with _started(argv, "/", heard=True) as process:
+        said = _first_line(process)
+        if said == "holding":
+            what = f"a program holding {mib} MiB through libcuda.so.1"
+            yield Foreign(what, process.pid, mib)
+            _refuse_ended(process, what)
+            return
+        ended = "" if process.poll() is None else f"the program ended without a word, {_status(process)}"
+    with load(gpu, burn, folder) as other:
+        why = said or ended or f"CUDA was not ready within {_READY:.0f} s"
+        yield Foreign(f"{other.what}, for memory could not be taken directly: {why}", other.session, mib)
+
+
+@contextlib.contextmanager
+def load(gpu: int, burn: Tool, folder: str) -> Iterator[Foreign]:
+    """This GPU works for somebody else: gpu_burn on it alone, with half of its memory."""
+    if not burn.path:
+        raise ForeignError("no gpu_burn to load the GPU with", burn.how)
+    argv = [burn.path, "-m", "50%", "-i", str(gpu), "-tc", str(MOST)]
+    with _started(argv, folder) as process:
+        what = f"gpu_burn on gpu{gpu} alone"
+        _until_seen(process, gpu, what)
+        yield Foreign(what, process.pid, 0)
+        _refuse_ended(process, what)
+
+
+@contextlib.contextmanager
+def _started(argv: Sequence[str], folder: str, *, heard: bool = False) -> Iterator[subprocess.Popen[bytes]]:
+    """A program in a session of its own; all of it is gone at the end."""
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if heard else subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
+            cwd=folder,
+            env={**os.environ, "PATH": PATH, "LC_ALL": "C", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise ForeignError(f"{argv[0]} could not be started: {error}") from error
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """TERM, a grace, KILL, a grace; then it is left, for no one can end what sits in the driver."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GONE)
+            break
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)  # children that ignored TERM
+    until = time.monotonic() + _GONE
+    while _living(process.pid) and time.monotonic() < until:  # they hold the GPU until they are gone
+        time.sleep(0.02)
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def _living(session: int) -> set[int]:
+    """The processes of a session, less those that are dead and that nobody has waited for."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError, IndexError):
+                # 4242 (a name) S <parent> <group> <session> …: proc(5)
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+                if fields[3] == str(session) and fields[0] not in "ZX":
+                    found.add(int(entry.name))
+    return found
+
+
+def _first_line(process: subprocess.Popen[bytes]) -> str:
+    """What it says first; empty when it says nothing in time."""
+    if process.stdout is None:
+        return ""
+    heard, until = b"", time.monotonic() + _READY
+    while b"\n" not in heard and len(heard) < 400:
+        left = max(0.0, until - time.monotonic())
+        if not select.select([process.stdout], [], [], left)[0]:
+            break
+        if not (more := os.read(process.stdout.fileno(), 400)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            break
+        heard += more
+    return heard.partition(b"\n")[0].decode("utf-8", "replace").strip()
+
+
+def _until_seen(process: subprocess.Popen[bytes], gpu: int, what: str) -> None:
+    """Wait until nvidia-smi shows a process on the GPU, or in a container, where it shows none, its work."""
+    until = time.monotonic() + _READY
+    queries = ["--query-compute-apps=pid", "--query-gpu=utilization.gpu"]
+    while time.monotonic() < until:
+        _refuse_ended(process, what)
+        for query in queries:
+            argv = ["nvidia-smi", "-i", str(gpu), query, "--format=csv,noheader,nounits"]
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+                printed = subprocess.run(argv, stdout=subprocess.PIPE, timeout=10, check=False).stdout
+                if any(line.strip().isdigit() and int(line) for line in printed.splitlines()):
+                    time.sleep(_SETTLE)
+                    return
+        time.sleep(0.5)
+    raise ForeignError(
+        f"{what} was not at work within {_READY:.0f} s", "look at it with nvidia-smi, and at dmesg"
+    )
+
+
+def _refuse_ended(process: subprocess.Popen[bytes], what: str) -> None:
+    """What a check then named, or did not, tells nothing."""
+    if process.poll() is not None:
+        raise ForeignError(f"{what} ended by itself, {_status(process)}")
+
+
+def _status(process: subprocess.Popen[bytes]) -> str:
+    code = process.returncode
+    return f"killed by signal {-code}" if code < 0 else f"with exit status {code}"

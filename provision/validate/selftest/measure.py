@@ -1,0 +1,127 @@
+"""Runner of a check's programs on this machine, with the same judging as `validate`."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+from provision.checks.check import KERNEL_LOG_DELTA, Command
+from provision.checks.gpu import gpu_burn
+from provision.checks.health import CheckResult
+from provision.checks.judge import Verdict
+from provision.checks.registry import CHECKS
+from provision.paths import MODULES
+from provision.runs.node_facts import NodeFacts
+from provision.runs.raw_output import Raw
+from provision.validate import campaign, node_commands
+from provision.validate.selftest.archive import Archive
+from provision.validate.selftest.result import NOT_PROVEN, NOT_TRIED, PROVEN, Checked
+from provision.validate.selftest.tools import Tool
+
+_CAP = 2 * 1024 * 1024  # bytes kept of a stream, as on a node
+TIME_OVER = "the selftest's time was over: give it more with --minutes"
+_LEAST = 20.0  # seconds of the selftest's own time below which no check begins
+
+
+def runner() -> ModuleType:
+    """The module that runs programs on nodes; here it is called as a library."""
+    spec = importlib.util.spec_from_file_location("gpuprov_run_here", MODULES / "gpuprov_run.py")
+    if spec is None or spec.loader is None:
+        raise ImportError(str(MODULES / "gpuprov_run.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@dataclass
+class Bench:
+    """What checks run with. `until`: the moment (time.monotonic) at which all of them must be over; `end`: at
+    which no condition is begun any more;
+    `accused`: the devices with which the check gpu_burn finds fault, before anything is provoked."""
+
+    node: NodeFacts
+    tools: Mapping[str, Tool]
+    archive: Archive
+    options: Mapping[str, Any]
+    until: float
+    end: float = math.inf
+    module: ModuleType = field(default_factory=runner)
+    accused: set[str] = field(default_factory=set)
+
+    def with_variables(self, **variables: Any) -> Bench:
+        """The same, where an inventory declares this too."""
+        return replace(self, node=replace(self.node, variables={**self.node.variables, **variables}))
+
+    def commands(self, check: str, **options: Any) -> list[Command]:
+        return campaign.commands_for(check, self.node.check_node, {**self.options, **options})
+
+    def absent(self, check: str) -> list[Tool]:
+        """The tools of this check that are not here."""
+        needs = CHECKS[check].NEEDS
+        return [self.tools[name] for name in needs if name in self.tools and not self.tools[name].path]
+
+    def run(self, check: str, commands: Sequence[Command], place: str = "checks") -> tuple[Raw, CheckResult]:
+        """Run these programs as this check's, keep what they print, and judge it."""
+        boot = str(self.node.facts.get("boot.id") or "")
+        raw = Raw(self.node.node, check, boot_id=boot, boot_id_before=boot)
+        if commands:
+            answer = self._answer(commands)
+            asked = [*(command.name for command in commands), KERNEL_LOG_DELTA]
+            raw = campaign.raw_from_answer(self.node.node, check, answer, boot, asked)
+        self.archive.keep(place, raw)
+        return raw, campaign.judge_check(self.node, raw, self.node.limits())
+
+    def _answer(self, commands: Sequence[Command]) -> dict[str, Any]:
+        """What the module would answer from a node."""
+        before = self.module.kernel_lines()
+        outputs = self.module.run_all([node_commands.plain(command) for command in commands], _CAP)
+        outputs.append(self.module.kernel_log_delta(before, _CAP))
+        return {"outputs": outputs, "boot_id": self.module.boot_id()}
+
+
+def one(bench: Bench, check: str) -> tuple[Checked, Raw, CheckResult | None]:
+    """One check, as far as this machine and the time left allow it."""
+    summary = CHECKS[check].SUMMARY
+    commands = bench.commands(check)
+    nothing = Raw(bench.node.node, check)
+    if commands and (missing := bench.absent(check)):
+        why = "; ".join(f"{tool.name} is not installed: {tool.how}" for tool in missing)
+        return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=why), nothing, None
+    left = bench.until - time.monotonic()
+    if commands and left < _LEAST:
+        return Checked(check, summary, Verdict.ERROR.value, NOT_PROVEN, why=TIME_OVER), nothing, None
+    held = [replace(command, deadline=min(command.deadline, left)) for command in commands]
+    raw, result = bench.run(check, held)
+    if check == gpu_burn.ID:
+        bench.accused.update(finding.device for finding in result.wrong)
+    checked = _checked(check, summary, raw, result, left)
+    if checked.state == NOT_TRIED and (absent := bench.absent(check)):
+        checked = replace(checked, why=f"{checked.why}; {absent[0].name} is not installed: {absent[0].how}")
+    return checked, raw, result
+
+
+def _checked(check: str, summary: str, raw: Raw, result: CheckResult, left: float) -> Checked:
+    state, why = PROVEN, ""
+    verdicts = {finding.verdict for finding in result.findings}
+    # A fault on one GPU does not prove another one that could not be measured.
+    lacking = Verdict.ERROR if Verdict.ERROR in verdicts else result.verdict
+    if lacking in (Verdict.ERROR, Verdict.SKIP):
+        state = NOT_PROVEN if lacking is Verdict.ERROR else NOT_TRIED
+        why = next(f.message for f in result.findings if f.verdict is lacking)
+        if any(output.timed_out and output.seconds >= left - 1 for output in raw.outputs):
+            why = f"the selftest's time was over ({why}): give it more with --minutes"
+    findings = [
+        {
+            "verdict": finding.verdict.value,
+            "device": finding.device,
+            "message": finding.message,
+            "action": finding.action,
+        }
+        for finding in result.findings
+    ]
+    return Checked(check, summary, result.verdict.value, state, round(raw.seconds, 1), why, findings)

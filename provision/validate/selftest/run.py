@@ -1,0 +1,256 @@
+"""The steps of a selftest: observe, check, provoke, change (on request), compare.
+
+What was found by then is kept, also when it is interrupted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from provision.checks import selection
+from provision.checks.gpu import gpu_inventory
+from provision.checks.health import CheckResult
+from provision.checks.judge import Verdict
+from provision.errors import GpuprovError, UsageError
+from provision.runs.raw_output import Raw
+from provision.terminal import Progress
+from provision.text import now
+from provision.validate.selftest import (
+    build,
+    changes,
+    compare,
+    machine,
+    measure,
+    page,
+    provocations,
+    result,
+    signals,
+    tools,
+)
+from provision.validate.selftest.archive import Archive
+from provision.validate.selftest.machine import SelftestError
+from provision.validate.selftest.measure import Bench
+from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, Provoked, Result
+
+_KEPT_BACK = 240.0  # seconds that checks leave for the provocations
+_AT_LEAST = 60.0  # seconds for the checks, however few minutes were given
+_PAGE, _DOCUMENT, _BEFORE = "selftest.html", "selftest.json", "settings-before.json"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the selftest was asked to run. `declared`: variables as an inventory would declare them."""
+
+    output: Path
+    burn_seconds: int = 60
+    minutes: float = 20.0
+    build: bool = False
+    change_settings: bool = False
+    mask_serials: bool = False
+    declared: Mapping[str, Any] = field(default_factory=dict)
+
+
+def default_output() -> Path:
+    """`selftest-<hostname>-<date>T<time>Z`, here: a second one on the same day has a folder too."""
+    return Path(f"selftest-{machine.name()}-{datetime.datetime.now(datetime.UTC):%Y%m%dT%H%M%SZ}")
+
+
+def refuse_early(output: Path) -> None:
+    """Raises what would stop the selftest, before anything runs."""
+    if os.geteuid() != 0:
+        raise SelftestError("selftest needs root: it reads the kernel log", "run it with sudo")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise UsageError(f"{output} exists and is not an empty folder", "give another one with --output")
+
+
+def run(settings: Settings) -> Result:
+    """The whole of it. What was found is in the output folder at the end, interrupted or not."""
+    refuse_early(settings.output)
+    made = _make(settings.output)
+    begun = time.monotonic()
+    found = Result(machine.name(), now("seconds"), serials_masked=settings.mask_serials)
+    found.settings_asked = settings.change_settings
+    try:
+        archive = Archive(settings.output, mask=settings.mask_serials)
+    except OSError as error:
+        raise _unwritable(settings.output, error) from error
+    running, broken = signals.running(), None
+    with signals.as_interrupts():
+        try:
+            _course(settings, found, archive, begun)
+        except KeyboardInterrupt:
+            found.interrupted = True
+        except (GpuprovError, OSError) as error:  # OSError: a full disk, a terminal that is gone
+            found.stopped = _words(error)
+            # A terminal that goes interrupts, and then takes no more lines.
+            found.interrupted = isinstance(error.__context__, KeyboardInterrupt)
+            if not found.checks and not found.interrupted:  # nothing was tried: one line says it all
+                _remove(archive.folder, made)
+                raise error if isinstance(error, GpuprovError) else SelftestError(found.stopped) from error
+        except Exception as error:  # a bug of ours must not cost what was found, nor what is left to put back
+            found.stopped, broken = f"a bug in gpuprov: {error!r}", error
+        with signals.held_back():
+            if found.interrupted or found.stopped:
+                signals.end_others(running)
+            found.finished, found.seconds = now("seconds"), round(time.monotonic() - begun, 1)
+            try:
+                _write(settings.output, found, archive)
+            except OSError as error:
+                raise _unwritable(settings.output, error, found.leftovers) from error
+    if broken is not None:
+        raise broken
+    return found
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, GpuprovError):
+        return "; ".join(filter(None, (error.what, error.fix)))
+    return str(error)
+
+
+def _unwritable(output: Path, error: OSError, leftovers: Sequence[str] = ()) -> UsageError:
+    fix = "give another folder with --output"
+    return UsageError(f"{output} cannot be written: {error.strerror or error}", "; ".join([*leftovers, fix]))
+
+
+def _remove(folder: Path, made: Sequence[Path]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        for one in made:
+            one.rmdir()
+
+
+def _make(output: Path) -> list[Path]:
+    """Make the folder; which folders were not there before, innermost first. Raises UsageError."""
+    new = [folder for folder in (output, *output.parents) if not folder.exists()]
+    try:
+        output.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{output} cannot be made: {error.strerror}", "give another one with --output"
+        ) from error
+    return new
+
+
+def _course(settings: Settings, found: Result, archive: Archive, begun: float) -> None:
+    asked = list(selection.of_nodes(selection.select("burnin")))
+    conditions = 5 + (4 if settings.change_settings else 0)
+    with Progress("selftest", total=len(asked) + conditions + 1) as progress:
+        progress.step("looking at this machine")
+        bench = _bench(settings, found, archive, begun, asked, progress)
+        raws = list(_checks(bench, found, asked, progress))
+        _provoke(bench, found, progress)
+        if settings.change_settings:
+            _change(bench, found, settings.output, progress)
+        progress.step("comparing the tools' output with the simulator's")
+        found.shapes, found.shapes_why = compare.compare(raws, found.sku, found.driver)
+        progress.done(f"shapes: {sum(one.same for one in found.shapes)} of {len(found.shapes)} as simulated")
+
+
+def _bench(
+    settings: Settings,
+    found: Result,
+    archive: Archive,
+    begun: float,
+    asked: list[str],
+    progress: Progress,
+) -> Bench:
+    known = tools.find(settings.declared)
+    node = machine.look(selection.facts_for(asked), settings.declared)
+    if settings.build and build.missing(known.values()):
+        build.build(node, settings.declared, lambda task: progress.step(f"building tools: {task}"))
+        known = tools.find(settings.declared)
+    node = dataclasses.replace(node, variables=tools.variables(known.values(), node.variables))
+    gpu = node.gpuprov_node["gpu"]
+    found.sku, found.gpu_count = gpu["sku"] or "", gpu["count"]
+    found.driver = str(node.facts.get("driver.loaded_version") or "")
+    found.kernel = str(node.facts.get("kernel.release") or "")
+    found.os = f"{node.facts.get('os.id', '')} {node.facts.get('os.version_id', '')}".strip()
+    found.tools = list(known.values())
+    archive.write("facts.json", {"facts": node.facts, "problems": node.problems, "node": node.gpuprov_node})
+    if not known["nvidia-smi"].path:
+        raise SelftestError("nvidia-smi is not installed", known["nvidia-smi"].how)
+    options = {"burn_seconds": settings.burn_seconds, "timeout": None}
+    end = begun + 60.0 * settings.minutes
+    return Bench(node, known, archive, options, max(begun + _AT_LEAST, end - _KEPT_BACK), end)
+
+
+def _checks(bench: Bench, found: Result, asked: list[str], progress: Progress) -> Iterator[Raw]:
+    for name in asked:
+        progress.step(name)
+        checked, raw, judged = measure.one(bench, name)
+        found.checks.append(checked)
+        if judged is not None and name == gpu_inventory.ID:
+            found.gpus = [
+                dataclasses.asdict(gpu) for gpu in gpu_inventory.identities(list(judged.measurements))
+            ]
+            _refuse_used(judged)
+        progress.done(f"{name}: {checked.verdict}{f' ({checked.why})' if checked.why else ''}")
+        yield raw
+
+
+def _refuse_used(inventory: CheckResult) -> None:
+    """Load would disturb whoever works on these GPUs, and be disturbed."""
+    listed = [one for one in inventory.measurements if one.metric == "processes"]
+    if not listed and inventory.verdict in (Verdict.ERROR, Verdict.FAIL):  # nvidia-smi hangs, or says nothing
+        raise SelftestError(
+            "whether the GPUs are in use is unknown: nvidia-smi listed none", "look at gpu_inventory"
+        )
+    used = [f"{one.device} by {one.value}" for one in listed if one.value]
+    if used:
+        raise SelftestError(
+            f"GPUs are in use: {'; '.join(used[:4])}", "drain the machine, and run the selftest again"
+        )
+
+
+def _provoke(bench: Bench, found: Result, progress: Progress) -> None:
+    gpu = found.gpu_count - 1
+    for condition in provocations.all_of():
+        progress.step(f"provoking: {condition.name}")
+        provoked = _in_time(bench, condition.name) or provocations.provoke(bench, condition, gpu)
+        found.provocations.append(provoked)
+        progress.done(f"{condition.name}: {provoked.state}")
+
+
+def _in_time(bench: Bench, name: str) -> Provoked | None:
+    """The condition as not proven where the time is over; nothing while there is some left."""
+    if time.monotonic() < bench.end:
+        return None
+    return Provoked(name, "nothing", "", NOT_PROVEN, why=measure.TIME_OVER)
+
+
+def _change(bench: Bench, found: Result, output: Path, progress: Progress) -> None:
+    gpu = found.gpu_count - 1
+    before = changes.read(gpu)
+    # Should we be killed: what it was.
+    (output / _BEFORE).write_text(json.dumps({"gpu": gpu, **before}, indent=1) + "\n", encoding="utf-8")
+    for one in changes.planned(before):
+        if isinstance(one, tuple):
+            provoked = Provoked(one[0], "nothing", f"gpu{gpu}", NOT_POSSIBLE, why=one[1])
+        else:
+            progress.step(f"changing: {one.name} of gpu{gpu}")
+            provoked = _in_time(bench, one.name) or changes.change(bench, one, gpu, found.leftovers.append)
+        found.changes.append(provoked)
+        progress.done(f"{provoked.name}: {provoked.state}")
+
+
+def _write(output: Path, found: Result, archive: Archive) -> None:
+    """The page and the document; the archive as one file."""
+    packed = archive.folder.with_suffix(".tar.gz")
+    found.archive = packed.name
+    document = result.document(found)
+    archive.write(_DOCUMENT, document)
+    archive.pack()
+    shown = archive.shown(document)
+    (output / _DOCUMENT).write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
+    (output / _PAGE).write_text("".join(page.render(shown)), encoding="utf-8")

@@ -1,0 +1,257 @@
+"""One validate run: observes the nodes, runs check after check on all of them, stores and judges the results.
+
+What comes back is stored before it is judged, node by node as it arrives: an interrupted run keeps all but
+the programs that were running, and `--resume` goes on after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from provision import paths, text
+from provision.checks import health, selection
+from provision.checks.check import KERNEL_LOG_DELTA
+from provision.checks.health import CheckResult, FleetHealth, NodeHealth
+from provision.checks.judge import Verdict
+from provision.desired import stack
+from provision.errors import ExitCode, GpuprovError, RunFolderError, StackError
+from provision.fleet import Fleet
+from provision.remote.ansible import partitions, runner
+from provision.remote.observe import Observation, observe
+from provision.runs import fingerprint, node_history, raw_output
+from provision.runs.fingerprint import Fingerprint
+from provision.runs.node_facts import NodeFacts, for_checks, node_facts_of
+from provision.runs.raw_output import Raw
+from provision.runs.store import RunFolder, runs_home
+from provision.terminal import Progress
+from provision.validate import campaign, node_commands
+from provision.validate.fleet_stream import FEW
+from provision.validate.pairs import pair_campaign
+from provision.validate.settings import Settings as Settings
+
+
+def _to_go_on_with(resume: str) -> RunFolder:
+    """The run a user names: a path, or a name below the runs."""
+    path = Path(resume) if Path(resume).is_dir() else runs_home() / resume
+    folder = RunFolder.open(path)
+    if folder.meta().get("verb") != "validate":
+        raise RunFolderError(f"{path} is not a validate run", "give the folder of a gpuprov validate")
+    return folder
+
+
+def asked_before(resume: str) -> tuple[str, ...]:
+    """The checks that an earlier run was asked for."""
+    return tuple(str(name) for name in _to_go_on_with(resume).meta().get("asked", ()))
+
+
+def open_folder(resume: str | None, fleet: Fleet, asked: Sequence[str], settings: Settings) -> RunFolder:
+    """A new run folder, or the one to go on with."""
+    if resume is None:
+        folder = RunFolder.create("validate", {**settings.options, "nodes": list(fleet.nodes)})
+    else:
+        folder = _to_go_on_with(resume)
+    folder.note(inventory=str(fleet.source), asked=list(asked), interrupted=False)
+    return folder
+
+
+@dataclass
+class _Run:
+    """What is known so far, node by node."""
+
+    folder: RunFolder
+    asked: Sequence[str]
+    settings: Settings
+    variables: Mapping[str, Mapping[str, Any]]
+    seen: dict[str, NodeFacts] = field(default_factory=dict)
+    results: dict[str, dict[str, CheckResult]] = field(default_factory=dict)
+    lost: set[str] = field(default_factory=set)
+    known: dict[str, Fingerprint] = field(default_factory=dict)
+
+    def take(self, raw: Raw, *, store: bool = True) -> CheckResult:
+        """Keep and judge what came back for one check on one node."""
+        if store:
+            raw_output.keep_raw(self.folder, raw)
+        node = self.seen[raw.node]
+        result = campaign.judge_check(node, raw, node.limits(self.settings.override))
+        kept = health.compressed_check(result) if len(self.seen) > FEW else result
+        self.results.setdefault(raw.node, {})[raw.check] = kept
+        if raw.unreachable:
+            self.lost.add(raw.node)
+        if store and not raw.error and raw.node in self.known:
+            node_history.note_result(self.folder, raw.node, raw.check, self.known[raw.node], text.now())
+        if store:
+            known = {"node": raw.node, "check": raw.check}
+            self.folder.append_all("measurements", [{**known, **asdict(row)} for row in result.measurements])
+        return result
+
+    def health(self, *, interrupted: bool) -> FleetHealth:
+        self.folder.note(interrupted=interrupted, measured_until=text.now())
+        node_history.recall(self.folder, self.seen)
+        fleet = campaign.fleet_health(self.folder, self._judged(), self.seen, interrupted=interrupted)
+        self.folder.write("findings.jsonl", health.finding_lines(fleet))
+        return fleet
+
+    def _judged(self) -> Iterator[NodeHealth]:
+        """Each node by itself."""
+        for name, node in self.seen.items():
+            results = self.results.pop(name, {})
+            yield campaign.judge_node(node, results, self.asked, lost=name in self.lost)
+
+
+def validate(
+    folder: RunFolder, fleet: Fleet, overrides: Mapping[str, Any], asked: Sequence[str], settings: Settings
+) -> tuple[FleetHealth, ExitCode]:
+    """Measure what is not measured yet, and judge it all. An interrupt ends the measuring, not the report."""
+    variables = plain_variables(fleet, overrides)
+    pair_campaign.check_inventory(selection.of_pairs(asked), variables)
+    run = _Run(folder, asked, settings, variables)
+    interrupted = False
+    with Progress("validate", total=len(fleet.nodes) * len(asked)) as progress:
+        try:
+            _look(run, fleet, progress)
+            for check in selection.of_nodes(asked):
+                _measure(run, check, progress)
+            for check in selection.of_pairs(asked):
+                pair_campaign.measure(check, folder, _able(run), variables, settings, progress)
+        except KeyboardInterrupt:
+            interrupted = True
+            for name in fleet.nodes:
+                run.seen.setdefault(name, NodeFacts(name, {}, {}, {}, "interrupted before it was observed"))
+    judged = run.health(interrupted=interrupted)
+    verdicts = {(node.node, one.check): one.verdict.value for node in judged.nodes for one in node.checks}
+    node_history.record(folder, verdicts, judged)
+    return judged, exit_code(judged)
+
+
+def _able(run: _Run) -> dict[str, NodeFacts]:
+    """The nodes that answered to the end of their own checks."""
+    return {name: node for name, node in run.seen.items() if not node.error and name not in run.lost}
+
+
+def plain_variables(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What each node declares; where a tool is may be a template, and is rendered. Raises StackError."""
+    declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
+    if not any(_is_template(key, value) for found in declared.values() for key, value in found.items()):
+        return declared
+    from provision.desired import role
+    from provision.desired.templating import BadTemplateError, NotPlainError, Renderer, resolve
+
+    views = resolve.resolve(fleet, declared).views
+    for name, found in declared.items():
+        renderer = Renderer([views[name], role.all_defaults()])
+        for key in [key for key, value in found.items() if _is_template(key, value)]:
+            try:
+                found[key] = renderer.variable(key)
+            except (BadTemplateError, NotPlainError) as trouble:
+                raise StackError(f"{name}: {key}: {trouble}", "correct it in the inventory") from None
+    return declared
+
+
+def _is_template(key: str, value: Any) -> bool:
+    return for_checks(key) and isinstance(value, str) and ("{{" in value or "{%" in value)
+
+
+def exit_code(fleet: FleetHealth) -> ExitCode:
+    """3 when a node failed, else 5 when something was not measured, else 0: a warning asks for a look."""
+    verdicts = {node.verdict for node in fleet.nodes}
+    verdicts |= {finding.verdict for finding in fleet.fabric}
+    if fleet.interrupted:
+        return ExitCode.INTERRUPTED
+    if Verdict.FAIL in verdicts:
+        return ExitCode.UNHEALTHY
+    return ExitCode.INCOMPLETE if Verdict.ERROR in verdicts else ExitCode.OK
+
+
+def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
+    """Observe every node; who does not answer, or has no GPU though none was ruled out, takes no part."""
+    count = len(fleet.nodes)
+    progress.step(f"looking at {count} node{'s' * (count != 1)}")
+
+    found = observe(
+        fleet.nodes.values(),
+        dict.fromkeys(fleet.nodes, fingerprint.FACTS | selection.facts_for(run.asked)),
+        timeout=run.settings.timeout or 60.0,
+        connections=run.settings.connections,
+        vault_password_files=run.settings.vault_password_files,
+    )
+    for name in fleet.nodes:
+        node = seen_of(found[name], run.variables[name])
+        run.seen[name] = node
+        run.folder.append("facts", asdict(node))
+        if not node.error:
+            run.known[name] = fingerprint.of(found[name].facts, found[name].problems)
+            node_history.note_look(run.folder, name, run.known[name])
+        if node.error:
+            progress.done(f"{name}: {node.error}", count=len(run.asked))
+
+
+def seen_of(observation: Observation, variables: Mapping[str, Any]) -> NodeFacts:
+    """What checks may know of a node that was looked at; `error` says why they cannot run on it."""
+    name, facts = observation.node, observation.facts
+    if observation.error:
+        return NodeFacts(name, {}, {}, {}, observation.error, observation.unreachable)
+    if not isinstance(facts.get("gpu.count"), int):
+        why = observation.problems.get("gpu") or observation.problems.get("gpu.count") or "no answer"
+        return NodeFacts(name, dict(facts), {}, {}, f"its PCI devices could not be read: {why}")
+    return node_facts_of(name, dict(facts), dict(observation.problems), stack.describe_node(facts), variables)
+
+
+def _measure(run: _Run, check: str, progress: Progress) -> None:
+    """One check on all nodes that can take it and have not yet."""
+    todo: dict[str, dict[str, Any]] = {}
+    asked: dict[str, list[str]] = {}  # the outputs that each node owes
+    for name, node in run.seen.items():
+        if node.error:
+            continue
+        if name in run.lost:
+            progress.done(f"{name}: {check}: not run, the node stopped answering")
+            continue
+        known = raw_output.read_raw(run.folder, name, check)
+        if known is not None and not known.error:
+            progress.done(f"{name}: {check}: {run.take(known, store=False).verdict} (measured before)")
+            continue
+        commands = []
+        if not node.without_gpus:
+            commands = campaign.commands_for(check, node.check_node, run.settings.options)
+        if commands:
+            todo[name] = node_commands.play_variables(run.variables[name], commands)
+            asked[name] = [*(command.name for command in commands), KERNEL_LOG_DELTA]
+            continue
+        boot_id = str(node.facts.get("boot.id") or "")  # nothing to run: what was looked at is all there is
+        result = run.take(Raw(name, check, boot_id=boot_id, boot_id_before=boot_id))
+        progress.done(f"{name}: {check}: {result.verdict}")
+    if not todo:
+        return
+    progress.step(f"{check} on {len(todo)} node{'s' * (len(todo) != 1)}")
+    answered: set[str] = set()
+
+    def on_event(event: runner.Event) -> None:
+        answer = event.result.get("gpuprov")
+        if event.kind in ("ok", "changed") and isinstance(answer, Mapping):
+            answered.add(event.node)
+            boot_id = str(run.seen[event.node].facts.get("boot.id") or "")
+            raw = campaign.raw_from_answer(event.node, check, answer, boot_id, asked[event.node])
+            progress.done(f"{event.node}: {check}: {run.take(raw).verdict}")
+
+    limit = max(variables["gpuprov_task_timeout"] for variables in todo.values())
+    rounds = math.ceil(len(todo) / run.settings.forks)
+    try:
+        outcomes = partitions.run_sharded(
+            paths.PLAYBOOKS / "validate.yml",
+            todo,
+            on_event=on_event,
+            forks=run.settings.forks,
+            timeout=rounds * (limit + 60) + 60,
+            vault_password_files=run.settings.vault_password_files,
+        )
+    except GpuprovError as error:
+        outcomes = {name: runner.Outcome(name, "failed", message=error.what) for name in todo}
+    for name in todo:
+        if name not in answered:
+            outcome = outcomes.get(name) or runner.Outcome(name, "failed", message="nothing was run on it")
+            raw = Raw(name, check, error=outcome.message, unreachable=outcome.status == "unreachable")
+            progress.done(f"{name}: {check}: {run.take(raw).verdict} ({outcome.message})")

@@ -1,0 +1,194 @@
+"""Any Ansible inventory becomes a fleet; what is not one is refused with its file and line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provision.desired import inventory
+from provision.errors import InventoryError, UsageError
+
+BESIDE = Path(sys.executable).parent
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_yaml_with_groups_ranges_and_variables(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "i.yml": "gpus:\n  hosts:\n    gpu-[1:3]:\n    gpu-9: {a: 2}\n  vars: {a: 1, b: '{{ a }}'}\n"
+            "  children:\n    old: {hosts: {gpu-0: {}}}\n"
+        },
+    )
+    fleet = inventory.load(tmp_path / "i.yml")
+    assert list(fleet.nodes) == ["gpu-1", "gpu-2", "gpu-3", "gpu-9", "gpu-0"]
+    assert fleet.nodes["gpu-9"].variables == {"a": 2, "b": "{{ a }}"}
+    assert fleet.groups["gpus"] == ("gpu-1", "gpu-2", "gpu-3", "gpu-9", "gpu-0")
+    assert set(fleet.nodes["gpu-0"].groups) == {"gpus", "old"}
+
+
+def test_ini_directory_and_host_vars_win_over_group_vars(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "hosts": "[rack1]\ngpu-01 from=ini\ngpu-02\n",
+            "group_vars/rack1.yml": "who: group\nboth: group\n",
+            "host_vars/gpu-02/x.yml": "both: host\n",
+        },
+    )
+    fleet = inventory.load(tmp_path)
+    assert fleet.nodes["gpu-01"].variables == {"from": "ini", "who": "group", "both": "group"}
+    assert fleet.nodes["gpu-02"].variables == {"who": "group", "both": "host"}
+
+
+def test_an_executable_script(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        f'#!{sys.executable}\nprint(\'{{"gpus": {{"hosts": ["gpu-01"], "vars": {{"a": 1}}}}}}\')\n'
+    )
+    script.chmod(0o755)
+    fleet = inventory.load(script)
+    assert fleet.nodes["gpu-01"].variables["a"] == 1
+    assert fleet.groups["gpus"] == ("gpu-01",)
+
+
+def test_an_inventory_without_a_file() -> None:
+    assert list(inventory.load(Path("gpu-01,gpu-02,")).nodes) == ["gpu-01", "gpu-02"]
+
+
+def test_vaulted_files_need_their_password(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("secret\n")
+    write(tmp_path / "i", {"hosts": "gpu-01\n", "group_vars/all.yml": "token: hidden\n"})
+    subprocess.run(
+        [
+            BESIDE / "ansible-vault",
+            "encrypt",
+            "--vault-password-file",
+            password,
+            tmp_path / "i/group_vars/all.yml",
+        ],
+        check=True,
+        capture_output=True,
+        timeout=60,
+    )
+    assert inventory.load(tmp_path / "i", [password]).nodes["gpu-01"].variables == {"token": "hidden"}
+    with pytest.raises(InventoryError) as caught:
+        inventory.load(tmp_path / "i")
+    assert "--vault-password-file" in caught.value.fix
+    assert "hidden" not in caught.value.what
+
+
+def test_a_missing_password_file_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"hosts": "gpu-01\n"})
+    with pytest.raises(InventoryError, match=r"nowhere.*cannot be read"):
+        inventory.load(tmp_path / "hosts", [tmp_path / "nowhere"])
+
+
+def test_what_changes_ansibles_output_does_not_change_ours(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"hosts": "[g]\ngpu-01\n[g:vars]\na=1\n"})
+    monkeypatch.setenv("ANSIBLE_INVENTORY_EXPORT", "1")
+    monkeypatch.setenv("ANSIBLE_FORCE_COLOR", "1")
+    monkeypatch.setenv("ANSIBLE_VERBOSITY", "3")
+    assert inventory.load(tmp_path / "hosts").nodes["gpu-01"].variables == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("i.yml", "all:\n  hosts:\n    gpu-01: {a: [}\n", "i.yml:3:"),
+        ("i.yml", "all:\n  hosts:\n    gpu-01:\n   gpu-02:\n", "i.yml:4:"),
+        ("i.yml", "just text\n", "i.yml"),
+        ("i.yml", "all: {hosts: [gpu-01]}\n", "i.yml"),
+        ("hosts", "[gpus\ngpu-01 x y\n", "hosts"),
+    ],
+)
+def test_a_malformed_inventory_is_refused_with_its_place(
+    tmp_path: Path, name: str, text: str, place: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(InventoryError) as caught:
+        inventory.load(tmp_path / name)
+    assert f"{tmp_path}/{place}" in caught.value.what
+    assert "\n" not in caught.value.what
+
+
+def test_half_an_inventory_is_none(tmp_path: Path) -> None:
+    """Ansible goes on with what it understood, and exits 0: nodes would silently be left out."""
+    write(tmp_path, {"a.yml": "all: {hosts: {gpu-01: {}}}\n", "b.yml": "all:\n  hosts:\n  - [\n"})
+    with pytest.raises(InventoryError, match=r"b\.yml"):
+        inventory.load(tmp_path)
+
+
+def test_bad_group_vars_are_named(tmp_path: Path) -> None:
+    write(tmp_path, {"hosts": "gpu-01\n", "group_vars/all.yml": "a: [\n"})
+    with pytest.raises(InventoryError, match=r"group_vars/all\.yml:"):
+        inventory.load(tmp_path / "hosts")
+
+
+@pytest.mark.parametrize("text", ["all: {}\n", "all: {hosts: {}}\n", "gpus: {vars: {a: 1}}\n"])
+def test_an_empty_fleet_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "i.yml").write_text(text)
+    with pytest.raises(InventoryError, match="no nodes"):
+        inventory.load(tmp_path / "i.yml")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.delenv("GPUPROV_INVENTORY", raising=False)
+    return tmp_path
+
+
+def test_which_inventory_is_used(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a", "b", "c", "d"):
+        (here / name).touch()
+    with pytest.raises(InventoryError, match="no inventory"):
+        inventory.find(None, None)
+    inventory.remember(Path("d"))
+    assert inventory.find(None, None) == here / "d"
+    (here / "inventory.yml").touch()
+    assert inventory.find(None, None) == Path("inventory.yml")
+    monkeypatch.setenv("GPUPROV_INVENTORY", "c")
+    assert inventory.find(None, None) == Path("c")
+    assert inventory.find(None, "b") == Path("b")
+    assert inventory.find("a", None) == Path("a")
+    with pytest.raises(UsageError):
+        inventory.find("a", "b")
+
+
+def test_the_last_used_one_is_remembered_for_each_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "a").touch()
+    inventory.remember(Path("a"))
+    (here / "other").mkdir()
+    monkeypatch.chdir(here / "other")
+    with pytest.raises(InventoryError):
+        inventory.find(None, None)
+
+
+def test_a_remembered_inventory_that_is_gone_says_where_it_was(here: Path) -> None:
+    (here / "a").touch()
+    inventory.remember(Path("a"))
+    (here / "a").unlink()
+    with pytest.raises(InventoryError, match="the one last used in this folder"):
+        inventory.find(None, None)
+
+
+@pytest.mark.usefixtures("here")
+def test_an_inventory_that_does_not_exist() -> None:
+    with pytest.raises(InventoryError, match=r"fleet\.yml: no such inventory") as caught:
+        inventory.find("fleet.yml", None)
+    assert "gpuprov init" in caught.value.fix

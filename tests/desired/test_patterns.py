@@ -1,0 +1,182 @@
+"""Host patterns mean what they mean to Ansible: every one is also asked of `ansible --list-hosts`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provision.desired import inventory
+from provision.errors import InventoryError
+from provision.fleet import Fleet
+
+INVENTORY = """\
+all:
+  hosts:
+    login: {}
+    fe80::1: {}
+  children:
+    rack1:
+      hosts: {"gpu-[01:04]": {}}
+    rack2:
+      hosts: {gpu-05: {}, gpu-06.example.org: {}, gpu-10: {}}
+    both:
+      children: {rack2: {}, rack1: {}}
+    h100:
+      hosts: {gpu-02: {}, gpu-05: {}}
+"""
+
+PATTERNS = [
+    "all",
+    "*",
+    "gpu-01",
+    "login",
+    "rack1",
+    "both",
+    "gpu-0*",
+    "gpu-0[1-3]*",
+    "rack?",
+    "rack1:rack2",
+    "rack1,rack2",
+    "rack1, login",
+    "rack1:&h100",
+    "both:!h100",
+    "both:!gpu-01:!rack2",
+    "!rack1",
+    "&h100",
+    "all,!rack1,&both",
+    "~gpu-(01|10)",
+    "~(rack1|login)",
+    "rack1[0]",
+    "rack1[-1]",
+    "rack1[0:1]",
+    "rack1[2:]",
+    "rack1[1:2]:login",
+    "gpu-*[0:2]",
+    "fe80::1",
+    "gpu-06.example.org",
+    "*.example.org",
+    "rack1:!gpu-0[12]*",
+    "h100:rack1",
+    "ungrouped",
+]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("patterns") / "inventory.yml"
+    file.write_text(INVENTORY)
+    return file
+
+
+@pytest.fixture(scope="module")
+def fleet(source: Path) -> Fleet:
+    return inventory.load(source)
+
+
+@pytest.fixture(scope="module")
+def ansibles(source: Path) -> dict[str, list[str]]:
+    """What Ansible makes of each pattern, asked in one process (starting one for each takes long)."""
+    program = (
+        "import json, sys\n"
+        "from ansible.parsing.dataloader import DataLoader\n"
+        "from ansible.inventory.manager import InventoryManager\n"
+        "from ansible.plugins.loader import init_plugin_loader\n"
+        "init_plugin_loader()\n"
+        "manager = InventoryManager(DataLoader(), sources=[sys.argv[1]])\n"
+        "print(json.dumps({p: [h.name for h in manager.get_hosts(p)] for p in sys.argv[2:]}))\n"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", program, str(source), *PATTERNS],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return dict(json.loads(answer.stdout))
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_names_what_ansible_says(
+    pattern: str, fleet: Fleet, ansibles: dict[str, list[str]]
+) -> None:
+    assert ansibles[pattern], "a pattern that names nothing proves nothing"
+    assert sorted(inventory.select(fleet, pattern).nodes) == sorted(ansibles[pattern])
+
+
+def test_the_command_line_of_ansible_agrees(source: Path, fleet: Fleet) -> None:
+    program = Path(sys.executable).parent / "ansible"
+    shown = subprocess.run(
+        [str(program), "-i", str(source), "--list-hosts", "both:!h100"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert [line.strip() for line in shown.stdout.splitlines()[1:]] == list(
+        inventory.select(fleet, "both:!h100").nodes
+    )
+
+
+@pytest.mark.parametrize(
+    ("pattern", "what", "fix"),
+    [
+        ("rak1", "nothing in the inventory is called 'rak1'", "did you mean rack1"),
+        ("all:!gpu-77", "nothing in the inventory is called 'gpu-77'", "did you mean"),
+        ("zzz", "nothing in the inventory is called 'zzz'", "there are: both, h100, rack1, rack2"),
+        ("rack1[9]", "there are only 4 nodes", "the last one is [3]"),
+        ("rack1:!rack1", "no node is left", "widen"),
+        ("gpu-0[12]", "nothing in the inventory is called 'gpu-0[12]'", "gpu-0[12]*"),
+        ("~(", "is not a pattern", ""),
+        ("@file", "file cannot be read: No such file or directory", "node names, one per line"),
+    ],
+)
+def test_a_pattern_that_names_nothing_is_refused(fleet: Fleet, pattern: str, what: str, fix: str) -> None:
+    with pytest.raises(InventoryError) as caught:
+        inventory.select(fleet, pattern)
+    assert what in caught.value.what
+    assert fix in caught.value.fix
+
+
+def test_groups_keep_their_members_when_some_nodes_are_selected(fleet: Fleet) -> None:
+    assert inventory.select(fleet, "gpu-01").groups == fleet.groups
+
+
+def test_a_file_of_names_mixes_with_patterns_as_with_ansibles_limit(
+    source: Path, fleet: Fleet, tmp_path: Path
+) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("gpu-05\nfe80::1\n\nrack1\n")
+    pattern = f"@{file}:login:!h100"
+    program = Path(sys.executable).parent / "ansible"
+    shown = subprocess.run(
+        [str(program), "-i", str(source), "--list-hosts", "all", "--limit", pattern],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    chosen = list(inventory.select(fleet, pattern).nodes)
+    assert sorted(line.strip() for line in shown.stdout.splitlines()[1:]) == sorted(chosen)
+    assert chosen == ["fe80::1", "gpu-01", "gpu-03", "gpu-04", "login"]
+
+
+def test_comments_in_a_file_of_names_are_left_out(fleet: Fleet, tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text("# those of Monday\ngpu-01  # its fan\n  gpu-03\n")
+    assert list(inventory.select(fleet, f"@{file}").nodes) == ["gpu-01", "gpu-03"]
+    assert "gpu-01" not in inventory.select(fleet, f"rack1:!@{file}").nodes
+    odd = tmp_path / "it's, here: 1"
+    odd.write_text("gpu-02\n")
+    assert list(inventory.select(fleet, f"@{odd}").nodes) == ["gpu-02"]
+    file.write_text("# none is left\n")
+    with pytest.raises(InventoryError, match="no node is left"):
+        inventory.select(fleet, f"@{file}")
+    file.write_text("gpu-01\ngpu-77\n")
+    with pytest.raises(
+        InventoryError, match=rf"@{file}: gpu-77: nothing in the inventory is called 'gpu-77'"
+    ):
+        inventory.select(fleet, f"login,@{file}")

@@ -1,0 +1,441 @@
+"""One look at a fleet of twenty in every form: what differs, who is odd, what expired, and for which CI."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from provision import cli, paths
+from provision.checks.registry import CHECKS
+from provision.desired import stack
+from provision.drift import drift_report, formats
+from provision.errors import ExitCode
+from provision.fleet import Node
+from provision.remote.observe import Observation
+from provision.runs import fingerprint, node_history, store
+from tests.support.observed import fleet_here, promised, unknown, vault
+
+KERNEL = "6.1.0"
+GOOD, OLD = "96.00.74.00.01", "96.00.10.00.99"
+NAMES = tuple(f"gpu-{number:02}" for number in range(1, 21))
+
+
+def answer_of(number: int) -> dict[str, Any]:
+    """What an H100 node says beside what its roles promise."""
+    return {
+        "os.id": "debian",
+        "os.version_id": "12",
+        "os.codename": "bookworm",
+        "os.family": "debian",
+        "os.arch": "x86_64",
+        "kernel.release": KERNEL,
+        "gpu.count": 2,
+        "gpu.nvswitch_count": 4,
+        "gpu.pci": [
+            {"address": f"0000:{slot}b:00.0", "device_id": "10de:2330", "subsystem_id": "10de:16c1"}
+            | {"link_width": 16, "link_width_max": 16}
+            for slot in range(2)
+        ],
+        "firmware.gpu_uuid": [f"GPU-{number}-{slot}" for slot in range(2)],
+        "firmware.gpu_vbios": [GOOD] * 2,
+        "firmware.gpu_gsp": ["580.126.09"] * 2,
+        "firmware.system": "Supermicro SYS-821GE",
+        "firmware.bios_version": "1.4b",
+        "firmware.cpu_microcode": "0x2b000603",
+        "firmware.rdma": [],
+        "package.libnccl2.version": "2.29.7-1+cuda12.9",
+        "package.libnccl.version": None,
+    }
+
+
+class Twenty:
+    """Twenty nodes that are as declared and alike, but for `changed`, `problems` and `silent`."""
+
+    def __init__(self) -> None:
+        self.changed: dict[str, dict[str, Any]] = {}
+        self.problems: dict[str, dict[str, str]] = {}
+        self.silent: dict[str, str] = {}
+        self.asked: set[str] = set()
+
+    def answer(self, node: Node, asked: Collection[str]) -> Observation:
+        if node.name in self.silent:
+            return Observation(node.name, error=self.silent[node.name], unreachable=True)
+        self.asked |= set(asked)
+        return Observation(node.name, self.facts(node, asked), self.problems.get(node.name, {}))
+
+    def facts(self, node: Node, asked: Collection[str]) -> dict[str, Any]:
+        own = answer_of(int(node.name.removeprefix("gpu-")))
+        wanted = promised(stack.declared(node, {}), own)
+        whole = {**unknown(asked, KERNEL), **own, **wanted, **self.changed.get(node.name, {})}
+        return {name: value for name, value in whole.items() if name not in self.problems.get(node.name, {})}
+
+
+@pytest.fixture
+def twenty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Twenty:
+    nodes = Twenty()
+    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    fleet_here(monkeypatch, tmp_path, NAMES, nodes.answer)
+    return nodes
+
+
+@pytest.fixture
+def gpuprov(twenty: Twenty, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    del twenty
+
+    def call(*words: str) -> tuple[int, str]:
+        code = cli.main(["drift", *words])
+        return code, capsys.readouterr().out
+
+    return call
+
+
+def passed(
+    twenty: Twenty,
+    *names: str,
+    at: str = "2026-11-02T10:00:00Z",
+    verdict: str = "pass",
+    only: Mapping[str, str] | None = None,
+    **then: Any,
+) -> None:
+    """These nodes were validated, with every check, when they were as they are now but for `then`.
+
+    `only`: checks whose verdict was another.
+    """
+    runs = store.runs_home()
+    folder = store.RunFolder.create("validate", {}, runs)
+    for name in names:
+        facts = twenty.facts(Node(name, (), {}), fingerprint.FACTS)
+        facts.update({fact.replace("__", "."): value for fact, value in then.items()})
+        known = fingerprint.of(facts, {})
+        node_history.note_look(folder, name, known)
+        for check in CHECKS:
+            node_history.note_result(folder, name, check, known, at)
+    verdicts = {check: (only or {}).get(check, verdict) for check in CHECKS}
+    node_history.record(folder, {(name, check): one for name in names for check, one in verdicts.items()})
+
+
+def depending(part: str) -> str:
+    """The checks whose results depend on it, in the order they run."""
+    return ", ".join(check for check in CHECKS if part in fingerprint.depends(check))
+
+
+def everything_at_once(twenty: Twenty) -> None:
+    """Three other VBIOSes, one without an answer, one tie, one drift, one silent node, two expired passes."""
+    for name in ("gpu-03", "gpu-08", "gpu-15"):
+        twenty.changed[name] = {"firmware.gpu_vbios": [OLD] * 2}
+    twenty.problems["gpu-11"] = {"firmware.gpu_vbios": "no answer within 8 s"}
+    for name in NAMES[:10]:
+        twenty.changed.setdefault(name, {})["firmware.bios_version"] = "1.5"
+    passed(twenty, *NAMES)
+    passed(twenty, "gpu-07", "gpu-09", at="2026-11-03T10:00:00Z", driver__loaded_version="570.124.06")
+    twenty.changed["gpu-05"] |= {"module.nouveau.loaded": True}
+
+
+def test_a_fleet_that_is_alike_and_validated_is_fine(twenty: Twenty, gpuprov: Any) -> None:
+    passed(twenty, *NAMES)
+    code, out = gpuprov("--require-validated")
+    assert code == ExitCode.OK, out
+    assert "20 of 20 nodes as declared" in out
+    assert "20 of 20 nodes like the majority of their kind (17 undeclared facts compared)" in out
+    assert "20 of 20 nodes have a current validation" in out
+
+
+def test_undeclared_facts_cost_no_second_question_and_no_tool(twenty: Twenty, gpuprov: Any) -> None:
+    gpuprov()
+    assert twenty.asked >= drift_report.FACTS
+    assert not any(name.startswith("nvidia_smi.") for name in drift_report.FACTS)
+
+
+def test_three_odd_ones_a_silent_one_a_tie_and_expired_passes(twenty: Twenty, gpuprov: Any) -> None:
+    everything_at_once(twenty)
+    twenty.silent["gpu-20"] = "no route to host"
+    code, out = gpuprov()
+    assert code == ExitCode.DRIFT
+    assert (
+        f"  gpu-[03,08,15]  firmware.gpu_vbios is {OLD}, 15 of 18 (h100-sxm on debian 12) have {GOOD}\n"
+        in out
+    )
+    assert (
+        "  gpu-11  firmware.gpu_vbios has no value (no answer within 8 s), 15 of 18 (h100-sxm on debian 12) "
+        f"have {GOOD}\n" in out
+    )
+    assert (
+        "  firmware.bios_version ambiguous, no value has a majority of h100-sxm on debian 12: 10 have 1.5 "
+        "(gpu-[01-10]), 9 have 1.4b (gpu-[11-19])\n" not in out
+    ), "10 of 19 is a majority"
+    assert "gpu-[11-19]  firmware.bios_version is 1.4b, 10 of 19 (h100-sxm on debian 12) have 1.5\n" in out
+    del twenty.silent["gpu-20"]
+    _, out = gpuprov()
+    assert (
+        "  firmware.bios_version ambiguous, no value has a majority of h100-sxm on debian 12: 10 have 1.5 "
+        "(gpu-[01-10]), 10 have 1.4b (gpu-[11-20])\n" in out
+    )
+    assert (
+        f"  gpu-[07,09]  passed {depending('driver.loaded_version')} on 2026-11-03, expired: "
+        "driver.loaded_version 570.124.06 → 580.126.09\n"
+        "      run: gpuprov validate --nodes gpu-07,gpu-09 --checks "
+        f"{depending('driver.loaded_version').replace(' ', '')}\n" in out
+    )
+    # The one whose VBIOS cannot be read now has no current pass either.
+    assert "17 of 20 nodes have a current validation" in out
+
+
+def test_only_the_checks_that_depend_on_it_expire(twenty: Twenty, gpuprov: Any) -> None:
+    passed(twenty, *NAMES)
+    passed(twenty, "gpu-07", at="2026-11-03T10:00:00Z", package__libnccl2__version="2.27.7-1+cuda12.9")
+    code, out = gpuprov()
+    assert code == ExitCode.OK
+    assert (
+        f"gpu-07  passed {depending('nccl.version')} on 2026-11-03, expired: "
+        "nccl.version 2.27.7-1+cuda12.9 → 2.29.7-1+cuda12.9\n      run: gpuprov validate --nodes gpu-07 "
+        f"--checks {depending('nccl.version').replace(' ', '')}\n" in out
+    )
+
+
+@pytest.mark.parametrize(
+    ("verdict", "code"),
+    [
+        ("pass", ExitCode.OK),
+        ("warn", ExitCode.OK),
+        ("fail", ExitCode.UNHEALTHY),
+        ("error", ExitCode.INCOMPLETE),
+        ("skip", ExitCode.INCOMPLETE),
+    ],
+)
+def test_require_validated_asks_for_a_current_pass(
+    twenty: Twenty, gpuprov: Any, verdict: str, code: int
+) -> None:
+    passed(twenty, *NAMES)
+    passed(twenty, "gpu-07", at="2026-11-03T10:00:00Z", verdict=verdict)
+    assert gpuprov()[0] == ExitCode.OK, "without it, it is only said"
+    assert gpuprov("--require-validated")[0] == code
+
+
+def test_a_check_that_does_not_apply_is_not_missed(twenty: Twenty, gpuprov: Any) -> None:
+    """A node without RDMA cards skips their checks at every run, and is validated all the same."""
+    passed(twenty, *NAMES, only={"network_ports": "skip", "rdma_loopback": "skip"})
+    assert gpuprov("--require-validated")[0] == ExitCode.OK
+    _, out = gpuprov()
+    assert "20 of 20 nodes have a current validation" in out
+
+
+def test_a_node_that_was_never_validated_is_said(twenty: Twenty, gpuprov: Any) -> None:
+    passed(twenty, *NAMES[:18])
+    code, out = gpuprov()
+    assert code == ExitCode.OK
+    assert "gpu-[19-20]  never validated\n      run: gpuprov validate --nodes gpu-19,gpu-20\n" in out
+    assert gpuprov("--require-validated")[0] == ExitCode.INCOMPLETE
+
+
+def test_drift_is_worse_than_a_failed_check(twenty: Twenty, gpuprov: Any) -> None:
+    passed(twenty, *NAMES, verdict="fail")
+    twenty.changed["gpu-01"] = {"firmware.gpu_vbios": [OLD] * 2}
+    assert gpuprov("--require-validated")[0] == ExitCode.DRIFT
+    assert gpuprov("--require-validated", "--no-majority")[0] == ExitCode.UNHEALTHY
+
+
+def test_the_comparison_can_be_turned_off_and_a_node_left_out(twenty: Twenty, gpuprov: Any) -> None:
+    twenty.changed["gpu-03"] = {"firmware.gpu_vbios": [OLD] * 2}
+    code, out = gpuprov("--no-majority")
+    assert code == ExitCode.OK
+    assert "kind" not in out
+    assert gpuprov("--set", "gpuprov_ignore_majority=[firmware.gpu_vbios]")[0] == ExitCode.OK
+    assert gpuprov()[0] == ExitCode.DRIFT
+
+
+# --- formats
+
+
+def test_json_is_the_documented_document(twenty: Twenty, gpuprov: Any) -> None:
+    schema = json.loads((paths.DATA / "schemas/drift.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    validator.validate(json.loads(gpuprov("--json")[1]))
+    everything_at_once(twenty)
+    twenty.silent["gpu-20"] = "no route to host"
+    code, out = gpuprov("--format", "json", "--require-validated")
+    document = json.loads(out)
+    validator.validate(document)
+    assert document["exit_code"] == code == ExitCode.DRIFT
+    odd = {(each["node"], each["fact"]) for each in document["majority"]["outliers"]}
+    assert ("gpu-03", "firmware.gpu_vbios") in odd
+    assert [each["rule"] for each in document["diagnoses"]] == ["nouveau-loaded"]
+    assert {each["node"] for each in document["validation"]["not_validated"]} == {
+        "gpu-07",
+        "gpu-09",
+        "gpu-11",
+    }
+    assert document["unreachable"] == {"gpu-20": "no route to host"}
+    assert json.loads(gpuprov("--json", "--no-majority")[1])["majority"] is None
+
+
+def test_sarif_is_2_1_0_with_a_result_for_each_node_and_rule(twenty: Twenty, gpuprov: Any) -> None:
+    everything_at_once(twenty)
+    twenty.silent["gpu-20"] = "no route to host"
+    code, out = gpuprov("--format", "sarif")
+    log = json.loads(out)
+    assert (log["version"], len(log["runs"])) == ("2.1.0", 1)
+    assert log["$schema"].endswith("sarif-schema-2.1.0.json")
+    run = log["runs"][0]
+    rules = run["tool"]["driver"]["rules"]
+    assert len({rule["id"] for rule in rules}) == len(rules)
+    for result in run["results"]:
+        assert rules[result["ruleIndex"]]["id"] == result["ruleId"]
+        assert result["level"] in ("error", "warning", "note")
+        assert result["message"]["text"]
+        for location in result["locations"]:
+            assert location["physicalLocation"]["artifactLocation"]["uri"] == "inventory.yml"
+            assert location["physicalLocation"]["region"]["startLine"] >= 1
+            assert {each["name"] for each in location["logicalLocations"]} <= set(NAMES)
+    named = {(r["ruleId"], r["locations"][0]["logicalLocations"][0]["name"]) for r in run["results"]}
+    assert ("nvidia_driver/module.nouveau.loaded", "gpu-05") in named
+    assert ("majority/firmware.gpu_vbios", "gpu-08") in named
+    assert ("validation/expired", "gpu-07") in named
+    prints = [result["partialFingerprints"]["gpuprovDrift/v1"] for result in run["results"]]
+    assert len(set(prints)) == len(prints)
+    (invocation,) = run["invocations"]
+    assert (invocation["exitCode"], invocation["executionSuccessful"]) == (code, False)
+    (silent,) = invocation["toolExecutionNotifications"]
+    assert silent["message"]["text"] == "gpu-20: not observed: no route to host"
+
+
+def test_an_alert_stays_the_same_when_only_the_value_moves(twenty: Twenty, gpuprov: Any) -> None:
+    def alerts() -> set[str]:
+        run = json.loads(gpuprov("--format", "sarif", "--no-majority")[1])["runs"][0]
+        errors = [result for result in run["results"] if result["level"] == "error"]
+        return {result["partialFingerprints"]["gpuprovDrift/v1"] for result in errors}
+
+    twenty.changed["gpu-03"] = {"sysctl.kernel.numa_balancing.value": "1", "driver.flavour": "proprietary"}
+    first = alerts()
+    twenty.changed["gpu-03"]["driver.flavour"] = "unheard of"
+    assert alerts() == first != set()
+
+
+def test_github_annotations_cannot_be_forged_by_a_node(
+    twenty: Twenty, gpuprov: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GITHUB_WORKSPACE", str(tmp_path))
+    evil = "1.0,title=x::y\n::set-output name=a::b\r\n::error::100% %0A"
+    twenty.changed["gpu-03"] = {"driver.flavour": evil}
+    twenty.changed["gpu-04"] = {"driver.flavour": evil}
+    code, out = gpuprov("--format", "github", "--no-majority")
+    assert code == ExitCode.DRIFT
+    lines = out.splitlines()
+    assert all(
+        re.match(r"^::(error|warning|notice) file=inventory\.yml,title=[^,:]*::", line) for line in lines
+    )
+    errors = [line for line in lines if line.startswith("::error")]
+    assert len(errors) == 1, "two nodes with the same are one annotation"
+    assert "title=gpu-[03-04]%3A nvidia_driver/driver.flavour::gpu-[03-04]: driver.flavour is " in errors[0]
+    assert "::error::100%25 %250" in errors[0]
+    assert "%0A" in errors[0]
+
+
+def test_markdown_shows_the_words_of_nodes_as_words(twenty: Twenty, gpuprov: Any) -> None:
+    everything_at_once(twenty)
+    twenty.changed["gpu-13"] = {"driver.flavour": "<img src=x>|[a](http://b)`c`&amp;"}
+    code, out = gpuprov("--format", "markdown")
+    assert code == ExitCode.DRIFT
+    assert out.startswith("## gpuprov drift\n\n**drift** (exit code 4)\n")
+    rows = [line for line in out.splitlines() if line.startswith("| ")]
+    assert all(len(re.findall(r"(?<!\\)\|", row)) == 4 for row in rows), "three cells each"
+    (row,) = [row for row in rows if "driver.flavour" in row and "img" in row and "unknown" not in row][:1]
+    assert "<img" not in out
+    assert r"&lt;img src=x&gt;\|\[a\]\(http\://b\)\`c\`&amp;amp;" in row
+    assert r"| gpu-\[03,08,15\] | firmware.gpu\_vbios is" in out
+    assert "gpuprov validate --nodes gpu-07,gpu-09" in out
+
+
+def test_junit_blames_nodes_and_gives_the_tie_a_case_of_its_own(twenty: Twenty, gpuprov: Any) -> None:
+    everything_at_once(twenty)
+    twenty.silent["gpu-19"] = twenty.silent["gpu-20"] = "no route to host"
+    twenty.changed["gpu-10"].pop("firmware.bios_version")
+    _, out = gpuprov("--format", "junit")
+    suite = ElementTree.fromstring(out)  # noqa: S314 - our own output
+    cases = {case.get("name"): [child.tag for child in case] for case in suite}
+    assert suite.get("tests") == str(len(cases)) == "21"
+    assert cases["gpu-03"] == ["failure"]
+    assert cases["gpu-20"] == ["error"]
+    assert cases["gpu-07"] == ["system-out"]
+    assert cases["gpu-12"] == []
+    assert cases["(fleet)"] == ["failure"]
+    counts = [sum(kind in tags for tags in cases.values()) for kind in ("failure", "error")]
+    assert [suite.get("failures"), suite.get("errors")] == [str(count) for count in counts]
+    _, out = gpuprov("--format", "junit", "--require-validated")
+    suite = ElementTree.fromstring(out)  # noqa: S314 - our own output
+    assert [child.tag for child in suite.findall("testcase[@name='gpu-07']")[0]] == ["failure"]
+
+
+@pytest.mark.parametrize("name", formats.NAMES)
+def test_no_format_lets_a_node_write_control_characters_or_tell_a_secret(
+    twenty: Twenty, gpuprov: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    vault(monkeypatch, "hidden-word")
+    odd = "\x1b[2J\x07hidden-word"
+    twenty.changed["gpu-03"] = {
+        "driver.flavour": odd,
+        "firmware.gpu_vbios": [odd, odd],
+        "driver.userspace_version": odd,
+        "firmware.bios_version": odd,
+    }
+    twenty.silent["gpu-04"] = odd
+    passed(twenty, "gpu-05", "gpu-03", firmware__gpu_gsp=[odd, odd])
+    _, out = gpuprov("--format", name)
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", out)
+    assert "hidden-word" not in out
+    assert "gpu-03" in out
+
+
+# --- where it goes
+
+
+def test_several_formats_in_one_look(twenty: Twenty, gpuprov: Any, tmp_path: Path) -> None:
+    twenty.changed["gpu-03"] = {"driver.flavour": "proprietary"}
+    words = ["--format", "sarif", "--output", "drift.sarif", "--format", "markdown", "--output", "drift.md"]
+    code, out = gpuprov(*words, "--junit", "drift.xml")
+    assert code == ExitCode.DRIFT
+    assert json.loads((tmp_path / "drift.sarif").read_text())["version"] == "2.1.0"
+    assert (tmp_path / "drift.md").read_text().startswith("## gpuprov drift")
+    assert (tmp_path / "drift.xml").read_text().startswith("<?xml")
+    assert "19 of 20 nodes as declared" in out, "when all have a file, the text is printed"
+    _, out = gpuprov("--format", "sarif", "--output", "other.sarif", "--format", "github")
+    assert out.startswith("::error ")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--output", "x"], "belongs to no --format"),
+        (["--format", "json", "--format", "sarif"], "two formats would go to standard output"),
+        (["--format", "sarif", "--output", "no/such/folder/x"], "is in a folder that does not exist"),
+        (["--junit", "."], "is a folder"),
+    ],
+)
+def test_a_mistake_is_said_before_a_node_is_asked(
+    twenty: Twenty, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["drift", *words]) == ExitCode.USAGE
+    shown = capsys.readouterr()
+    assert says in shown.err
+    assert shown.out == ""
+    assert twenty.asked == set()
+
+
+def test_the_formats_offered_are_those_there_are() -> None:
+    files = {path.stem for path in Path(formats.__file__).parent.glob("*.py")} - {"__init__"}
+    assert set(formats.NAMES) == files
+
+
+def test_the_run_folder_keeps_who_was_odd(twenty: Twenty, gpuprov: Any) -> None:
+    everything_at_once(twenty)
+    gpuprov()
+    kept = list(store.latest("drift").read("majority"))
+    assert {each["node"] for each in kept if "node" in each} == {"gpu-03", "gpu-08", "gpu-11", "gpu-15"}
+    assert [each["fact"] for each in kept if "sides" in each] == ["firmware.bios_version"]

@@ -1,0 +1,157 @@
+"""The crew: every node gets a result, whatever its work does."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from provision.remote.node_error import NodeError
+from provision.remote.ssh import pool as module
+from provision.remote.ssh.pool import Crew
+
+
+def gathered(crew: Crew[str]) -> dict[str, str | NodeError]:
+    found: dict[str, str | NodeError] = {}
+    while crew.unfinished:
+        for done in crew.gather(wait=0.2):
+            assert done.name not in found
+            found[done.name] = done.result
+    return found
+
+
+def test_every_node_gets_its_result_a_few_at_a_time() -> None:
+    at_work, most = 0, 0
+    lock = threading.Lock()
+
+    def work(name: str) -> str:
+        nonlocal at_work, most
+        with lock:
+            at_work += 1
+            most = max(most, at_work)
+        with lock:
+            at_work -= 1
+        return name.upper()
+
+    names = [f"n{number}" for number in range(50)]
+    assert gathered(Crew(names, work, seconds=10, threads=4)) == {name: name.upper() for name in names}
+    assert most <= 4
+
+
+def test_trouble_of_one_is_not_trouble_of_another() -> None:
+    def work(name: str) -> str:
+        if name == "known":
+            raise NodeError("auth", "no", "do")
+        if name == "bug":
+            raise KeyError("oops")
+        return "fine"
+
+    found = gathered(Crew(["known", "bug", "good"], work, seconds=10, threads=1))
+    assert found["good"] == "fine"
+    assert isinstance(found["known"], NodeError)
+    assert found["known"].kind == "auth"
+    assert isinstance(found["bug"], NodeError)
+    assert "KeyError" in found["bug"].what
+
+
+def test_a_thread_that_never_returns_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread, and the first node takes it away: the others are done all the same."""
+    monkeypatch.setattr(module, "LATE", 0.1)
+    stuck = threading.Event()
+
+    def work(name: str) -> str:
+        if name == "stuck":
+            stuck.wait(60)
+        return "fine"
+
+    crew = Crew(["stuck", "a", "b"], work, seconds=0.1, threads=1)
+    found = gathered(crew)
+    stuck.set()
+    assert isinstance(found["stuck"], NodeError)
+    assert found["stuck"].kind == "hung"
+    assert (found["a"], found["b"]) == ("fine", "fine")
+
+
+def test_nothing_more_is_started_once_it_is_stopped() -> None:
+    started: list[str] = []
+    go = threading.Event()
+
+    def work(name: str) -> str:
+        started.append(name)
+        go.wait(60)
+        return name
+
+    crew = Crew(["a", "b", "c"], work, seconds=60, threads=1)
+    crew.stop()
+    go.set()
+    first = [done.name for done in crew.gather(wait=10)]
+    assert set(first) <= {"a"}
+    assert set(started) <= {"a"}
+
+
+class AtWork:
+    """Counts how many are at work at once, and how many were at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.now -= 1
+
+
+def test_more_are_asked_at_once_when_all_that_takes_time_is_the_way() -> None:
+    """In turns that no clock ends: as many as are at work are let go together, as over a long way."""
+    at_work = AtWork()
+
+    def work(name: str) -> str:
+        with at_work:
+            time.sleep(0.2)
+        return name
+
+    names = [f"n{number}" for number in range(1200)]
+    assert len(gathered(Crew(names, work, seconds=60, threads=300))) == 1200
+    assert 64 < at_work.most <= 300
+
+
+def test_nodes_that_are_slow_beside_the_others_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many nodes hang as are asked at once; they end only when all others are done."""
+    monkeypatch.setattr(module, "AT_LEAST", 0.1)
+    monkeypatch.setattr(module, "AT_FIRST", 0.02)
+    others = threading.Semaphore(0)
+
+    def work(name: str) -> str:
+        if name.startswith("slow"):
+            assert others.acquire(timeout=50)
+        return name
+
+    names = [*(f"slow{number}" for number in range(64)), *(f"n{number}" for number in range(300))]
+    crew = Crew(names, work, seconds=60, threads=200)
+    done: list[str] = []
+    while crew.unfinished:
+        done += [each.name for each in crew.gather(wait=0.2)]
+        if len(done) == 300 and crew.unfinished == 64:
+            assert sorted(crew.awaited) == sorted(names[:64])
+            others.release(64)
+    assert not any(name.startswith("slow") for name in done[:300])
+
+
+def test_nobody_is_awaited_while_others_wait_for_their_turn() -> None:
+    go = threading.Event()
+
+    def work(name: str) -> str:
+        go.wait(60)
+        return name
+
+    crew = Crew(["a", "b"], work, seconds=60, threads=1)
+    assert crew.awaited == []
+    go.set()
+    assert gathered(crew) == {"a": "a", "b": "b"}
+    assert crew.awaited == []

@@ -1,0 +1,104 @@
+# ruff: noqa: E501 - what tools say stands as they say it
+"""What tools say on bad days, word for word, and what becomes of it for a person."""
+
+from __future__ import annotations
+
+import pytest
+
+from provision.remote.ansible.fault_causes import cause_of
+from provision.remote.ansible.messages import MESSAGE_LIMIT, message_of
+
+SAID = {
+    # apt 3.0, its server stopped
+    "E: Failed to fetch http://10.78.0.1:8080/cuda/libnccl2_2.27.7.deb  Could not connect to 10.78.0.1:8080 "
+    "(10.78.0.1). - connect (111: Connection refused)\nE: Unable to fetch some archives, maybe run apt-get update": (
+        "the package repository 10.78.0.1:8080 did not serve the request (Could not connect to 10.78.0.1:8080 "
+        "(10.78.0.1). - connect (111: Connection refused)): is it up, and may this node reach it?"
+    ),
+    "E: Failed to fetch http://mirror/debian/x.deb  503  Unable to download in offline mode [IP: 10.0.0.1 80]": (
+        "the package repository mirror did not serve the request (503  Unable to download in offline mode "
+        "[IP: 10.0.0.1 80]): is it up, and may this node reach it?"
+    ),
+    "W: Failed to fetch http://a/InRelease  Temporary failure resolving 'a'\nW: Some index files failed": (
+        "the package repository a did not serve the request (Temporary failure resolving 'a'): "
+        "is it up, and may this node reach it?"
+    ),
+    "Errors during downloading metadata for repository 'cuda':\n  - Curl error (7): Couldn't connect to server "
+    "for http://10.0.0.1:8080/repodata/repomd.xml [Failed to connect]": (
+        "the package repository 10.0.0.1:8080 did not serve the request (Curl error (7): Couldn't connect to "
+        "server): is it up, and may this node reach it?"
+    ),
+    "E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 4711 (unattended-upgr)\n"
+    "E: Unable to acquire the dpkg frontend lock (/var/lib/dpkg/lock-frontend), is another process using it?": (
+        "another package manager is at work there (process 4711, unattended-upgr): wait for it, or stop it; "
+        "nothing was changed"
+    ),
+    "dpkg: error: dpkg frontend lock was locked by another process with pid 151\nNote: removing the lock file": (
+        "another package manager is at work there (process 151): wait for it, or stop it; nothing was changed"
+    ),
+    "yum lockfile is held by another process": (
+        "another package manager is at work there (not named): wait for it, or stop it; nothing was changed"
+    ),
+    "E: You don't have enough free space in /var/cache/apt/archives/.": (
+        "no room on the node for the packages, in /var/cache/apt/archives/: free some (df -h), then run again"
+    ),
+    "E: Write error - write (28: No space left on device)": (
+        "the node's disk is full (no space left on device): free space (df -h, df -i), then run again"
+    ),
+    "  - At least 512MB more space needed on the / filesystem.": (
+        "no room on the node: 512MB more needed on /: free some (df -h), then run again"
+    ),
+    "E: Release file for http://10.0.0.1/cuda/InRelease is expired (invalid since 400d 3h 2min 1s). Updates for "
+    "this repository will not be applied.": (
+        "the package list of http://10.0.0.1/cuda/InRelease is expired (since 400d 3h 2min 1s): the node's clock "
+        "is wrong (timedatectl), or the mirror was not refreshed"
+    ),
+    "E: Release file for http://a/InRelease is not valid yet (invalid for another 399d 20h 1min 2s).": (
+        "the package list of http://a/InRelease is not valid yet (for another 399d 20h 1min 2s): the node's clock "
+        "is wrong (timedatectl), or the mirror was not refreshed"
+    ),
+    "SSL certificate problem: certificate is not yet valid": (
+        "a server's certificate is not yet valid: is the node's clock right (timedatectl)?"
+    ),
+    "E: Failed to fetch http://a/x.deb  Hash Sum mismatch\n   Hashes of expected file:": (
+        "a sent something else than its signed list promises (Hash Sum mismatch): a mirror in the middle of an "
+        "update, or a changed package; it was not installed"
+    ),
+    "W: GPG error: http://a InRelease: The following signatures couldn't be verified because the public key is "
+    "not available: NO_PUBKEY A4B469963BF863CC": (
+        "the package list is not signed by the key that is trusted for it: nothing of it was taken "
+        "(its key is A4B469963BF863CC)"
+    ),
+    "Shared connection to 10.0.0.1 closed.": (
+        "the connection broke in the middle: the node went down or booted, or the network was cut"
+    ),
+    "Timeout, server 10.0.0.1 not responding.": (
+        "the connection broke in the middle: the node went down or booted, or the network was cut"
+    ),
+}
+
+
+@pytest.mark.parametrize(("said", "cause"), SAID.items())
+def test_a_cause_is_told_in_plain_words(said: str, cause: str) -> None:
+    assert cause_of(said) == cause
+
+
+@pytest.mark.parametrize(
+    "said", ["", "E: Version '2' for 'libnccl2' was not found", "it failed", "a" * 100_000]
+)
+def test_what_is_not_known_is_left_as_it_is(said: str) -> None:
+    assert cause_of(said) == ""
+
+
+def test_what_was_said_stays_behind_the_cause() -> None:
+    said = "dpkg: error: dpkg frontend lock was locked by another process with pid 151"
+    message = message_of({"msg": "non-zero return code", "rc": 2, "stderr": said})
+    assert message.startswith("another package manager is at work there (process 151)")
+    assert message.endswith(said)
+    assert "\n" not in message
+    assert len(message_of({"msg": f"{'x' * 5000} No space left on device"})) <= MESSAGE_LIMIT
+
+
+def test_a_secret_in_what_was_said_is_masked() -> None:
+    said = "E: Failed to fetch http://user:hunter22@mirror/x.deb  401  Unauthorized"
+    assert "hunter22" not in message_of({"msg": said}, ["hunter22"])

@@ -1,0 +1,309 @@
+"""The lock of a fleet: the real program, run here, with a folder for each machine in place of its /run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from provision.remote import fleet_lock
+from provision.remote.fleet_lock import FleetLock, LockedError
+from provision.remote.node_error import NodeError, unreachable
+
+
+@dataclass
+class Machines:
+    """What nodes would answer. `same`: node → the machine it really is; `dead`: nodes that do not answer."""
+
+    home: Path
+    same: dict[str, str] = field(default_factory=dict)
+    dead: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+
+    def folder(self, node: str) -> Path:
+        return self.home / self.same.get(node, node)
+
+    def run(self, programs: Mapping[str, str]) -> dict[str, bytes | NodeError]:
+        answers: dict[str, bytes | NodeError] = {}
+        for node, program in programs.items():
+            self.asked.append(node)
+            if node in self.dead:
+                answers[node] = unreachable("no route to host")
+                continue
+            placed = program.replace("main(dict(op=", f"main(dict(folder={str(self.folder(node))!r}, op=")
+            assert placed != program
+            done = subprocess.run(
+                [sys.executable, "-I", "-S", "-"],
+                input=placed.encode("ascii"),
+                capture_output=True,
+                check=True,
+            )
+            answers[node] = done.stdout
+        return answers
+
+    def lock(self, node: str) -> dict[str, object] | None:
+        path = self.folder(node) / "lock"
+        found: dict[str, object] = json.loads(path.read_text()) if path.exists() else {}
+        return found or None
+
+    def age(self, node: str, seconds: float) -> None:
+        """Let time pass for a lock."""
+        held = self.lock(node)
+        assert held
+        (self.folder(node) / "lock").write_text(
+            json.dumps({**held, "confirmed": float(str(held["confirmed"])) - seconds})
+        )
+
+    def reboot(self, node: str) -> None:
+        (self.folder(node) / "lock").unlink()
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Machines:
+    return Machines(tmp_path)
+
+
+def controller(machines: Machines, run: str, **options: object) -> FleetLock:
+    return FleetLock(run, machines.run, since="10:00", **options)  # type: ignore[arg-type]
+
+
+def test_the_second_is_refused_with_holder_and_nodes_and_keeps_nothing(machines: Machines) -> None:
+    first, second = controller(machines, "run-1"), controller(machines, "run-2")
+    first.take(["gpu-02", "gpu-03"])
+    with pytest.raises(LockedError) as refused:
+        second.take(["gpu-01", "gpu-02", "gpu-03"])
+    assert "gpu-[02-03] by " in refused.value.what
+    assert f"(process {os.getpid()}), since 10:00" in refused.value.what
+    assert "run-1" in refused.value.fix
+    assert "--break-lock" in refused.value.fix
+    assert machines.lock("gpu-01") is None
+    assert second.nodes == ()
+    first.release()
+    second.take(["gpu-01", "gpu-02", "gpu-03"])
+    assert second.nodes == ("gpu-01", "gpu-02", "gpu-03")
+
+
+def test_parts_of_a_fleet_that_do_not_overlap_work_side_by_side(machines: Machines) -> None:
+    first, second = controller(machines, "run-1"), controller(machines, "run-2")
+    first.take(["gpu-01"])
+    second.take(["gpu-02"])
+    assert (first.nodes, second.nodes) == (("gpu-01",), ("gpu-02",))
+
+
+def test_a_released_lock_is_gone_and_nobody_releases_anothers(machines: Machines) -> None:
+    first, second = controller(machines, "run-1"), controller(machines, "run-2", force=True)
+    first.take(["gpu-01"])
+    second.take(["gpu-01"])
+    assert first.release() == ()
+    assert machines.lock("gpu-01")["run"] == "run-2"  # type: ignore[index]
+    second.release()
+    assert machines.lock("gpu-01") is None
+
+
+def test_a_killed_run_is_gone_on_with_by_its_own_resumption_only(machines: Machines) -> None:
+    controller(machines, "run-1").take(["gpu-01"])  # and its controller is killed
+    with pytest.raises(LockedError):
+        controller(machines, "run-2").take(["gpu-01"])
+    controller(machines, "run-3", before=["run-0", "run-1"]).take(["gpu-01"])
+    assert machines.lock("gpu-01")["run"] == "run-3"  # type: ignore[index]
+
+
+def test_what_was_not_confirmed_for_long_is_nobodys(machines: Machines) -> None:
+    controller(machines, "run-1").take(["gpu-01"])
+    machines.age("gpu-01", fleet_lock.LEASE - 60)
+    second = controller(machines, "run-2")
+    with pytest.raises(LockedError, match="at work") as refused:
+        second.take(["gpu-01"])
+    assert "in 1 min" in refused.value.fix
+    machines.age("gpu-01", 61)
+    second.take(["gpu-01"])
+    assert second.nodes == ("gpu-01",)
+
+
+def test_a_lock_from_another_boot_is_nobodys(machines: Machines) -> None:
+    controller(machines, "run-1").take(["gpu-01"])
+    machines.age("gpu-01", -1e9)  # confirmed later than now, by a clock that begins at boot
+    controller(machines, "run-2").take(["gpu-01"])
+
+
+def test_renewal_confirms_takes_again_after_a_reboot_and_notices_a_thief(machines: Machines) -> None:
+    lock = controller(machines, "run-1")
+    lock.take(["gpu-01", "gpu-02", "gpu-03"])
+    machines.age("gpu-01", 1000)
+    machines.reboot("gpu-02")
+    lock.renew()
+    assert time.monotonic() - float(str(machines.lock("gpu-01")["confirmed"])) < 60  # type: ignore[index]
+    assert machines.lock("gpu-02")["run"] == "run-1"  # type: ignore[index]
+    assert lock.lost == ""
+    controller(machines, "run-2", force=True).take(["gpu-03"])
+    lock.renew()
+    assert "the lock of gpu-03 was taken by " in lock.lost
+    assert lock.nodes == ("gpu-01", "gpu-02")
+    lock.release()
+    assert machines.lock("gpu-03")["run"] == "run-2"  # type: ignore[index]
+
+
+def test_a_node_that_is_silent_for_a_while_keeps_its_lock(machines: Machines) -> None:
+    lock = controller(machines, "run-1")
+    lock.take(["gpu-01"])
+    machines.dead.add("gpu-01")
+    lock.renew()
+    assert (lock.lost, lock.nodes) == ("", ("gpu-01",))
+    assert lock.release() == ("gpu-01",)
+
+
+def test_locks_are_confirmed_in_the_background_until_they_are_released(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_lock, "RENEW", 0.05)
+    lock = controller(machines, "run-1")
+    lock.take(["gpu-01"])
+    machines.age("gpu-01", 1000)
+    lock.keep()
+    for _ in range(200):
+        if len(machines.asked) > 1:
+            break
+        time.sleep(0.05)
+    lock.release()
+    assert len(machines.asked) > 2
+    assert machines.lock("gpu-01") is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "fleet-lock"]
+
+
+def test_a_confirmation_that_fails_is_made_up_for_by_the_next(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet_lock, "RENEW", 0.05)
+    calls = 0
+
+    def flaky(programs: Mapping[str, str]) -> dict[str, bytes | NodeError]:
+        nonlocal calls
+        calls += 1
+        if calls == 2:
+            raise OSError("no more file descriptors")
+        return machines.run(programs)
+
+    lock = FleetLock("run-1", flaky)
+    lock.take(["gpu-01"])
+    lock.keep()
+    for _ in range(200):
+        if calls > 3:
+            break
+        time.sleep(0.05)
+    lock.release()
+    assert calls > 3
+    assert machines.lock("gpu-01") is None
+
+
+def test_a_node_that_cannot_be_asked_is_named_and_the_others_are_locked(machines: Machines) -> None:
+    machines.dead.add("gpu-02")
+    (machines.home / "gpu-03").mkdir()
+    (machines.home / "gpu-03").chmod(0o777)
+    lock = controller(machines, "run-1")
+    said = lock.take(["gpu-01", "gpu-02", "gpu-03"])
+    assert lock.nodes == ("gpu-01",)
+    assert said["gpu-02"].unreachable
+    assert "no route to host" in said["gpu-02"].error
+    assert "not a folder of root alone" in said["gpu-03"].error
+
+
+def test_one_machine_under_two_names_is_found(machines: Machines) -> None:
+    machines.same = {"gpu-09": "gpu-01"}
+    with pytest.raises(LockedError, match="gpu-09 and gpu-01 are one machine under two names"):
+        controller(machines, "run-1").take(["gpu-01", "gpu-09"])
+    assert machines.lock("gpu-01") is None
+
+
+def test_what_an_earlier_run_still_has_running_is_named(machines: Machines) -> None:
+    environment = {**os.environ, "GPUPROV_RUN": "run-0"}
+    with subprocess.Popen(["sleep", "60"], env=environment) as left:
+        try:
+            busy = controller(machines, "run-1").take(["gpu-01"])["gpu-01"].busy
+        finally:
+            left.kill()
+    assert f"{left.pid} sleep" in busy
+    assert not [
+        entry for entry in controller(machines, "run-1").take(["gpu-01"])["gpu-01"].busy if "sleep" in entry
+    ]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"state": "taken"}',
+        b'{"problem": "", "state": "yours", "holder": null, "busy": [], "age": 0, "time": 0}',
+        b'{"problem": "", "state": "held", "holder": "me", "busy": [], "age": 0, "time": 0}',
+        b'{"problem": "", "state": "held", "holder": {}, "busy": [], "age": 0, "time": 0}',
+        b'{"problem": "", "state": "taken", "holder": null, "busy": 7, "age": 0, "time": 0}',
+        b'{"problem": "", "state": "taken", "holder": null, "busy": [], "age": 0, "time": 1%s}'
+        % (b"0" * 400),
+        b"[" * 100_000,
+    ],
+)
+def test_a_node_that_answers_nonsense_is_not_locked(body: bytes) -> None:
+    answer = b"@gpuprov-facts 1 %d\n%s\n@gpuprov-end\n" % (len(body), body)
+    lock = FleetLock("run-1", lambda programs: dict.fromkeys(programs, answer))
+    assert "cannot be locked" in lock.take(["gpu-01"])["gpu-01"].error
+    assert lock.nodes == ()
+
+
+def test_a_damaged_lock_is_no_lock(machines: Machines) -> None:
+    for number, text in enumerate(['{"run": 1}', "torn", "", '{"run": "a", "confirmed": "x"}']):
+        folder = machines.folder(f"n{number}")
+        folder.mkdir(mode=0o700)
+        (folder / "lock").write_text(text)
+    lock = controller(machines, "run-1")
+    lock.take([f"n{number}" for number in range(4)])
+    assert len(lock.nodes) == 4
+
+
+def test_a_lock_is_never_read_or_written_through_a_link(machines: Machines, tmp_path: Path) -> None:
+    target = tmp_path / "precious"
+    target.write_text("mine")
+    machines.folder("gpu-01").mkdir(mode=0o700)
+    (machines.folder("gpu-01") / "lock.new").symlink_to(target)
+    assert "cannot be locked" in controller(machines, "run-1").take(["gpu-01"])["gpu-01"].error
+    assert target.read_text() == "mine"
+
+
+def test_two_that_ask_at_once_never_both_get_it(machines: Machines) -> None:
+    for round_ in range(6):
+        node = f"gpu-{round_}"
+        got: list[str] = []
+
+        def take(run: str, node: str = node, got: list[str] = got) -> None:
+            lock = controller(machines, run)
+            try:
+                lock.take([node])
+                got.append(run)
+            except LockedError:
+                pass
+
+        threads = [threading.Thread(target=take, args=(f"run-{number}",)) for number in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(got) == 1
+
+
+def test_a_clock_that_is_far_off_is_worth_a_word() -> None:
+    said = [
+        fleet_lock.Answer("a", skew=400 * 86400.0),
+        fleet_lock.Answer("b", skew=-90000),
+        fleet_lock.Answer("c", skew=60),
+    ]
+    assert fleet_lock.skewed(said) == {
+        "a": "its clock is 400 days ahead of this controller's",
+        "b": "its clock is 1 days behind this controller's",
+    }

@@ -1,0 +1,55 @@
+"""A question whose connection is cut under it."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from provision.remote.node_error import Clock, NodeError
+from provision.remote.ssh.connection import Route
+from provision.remote.ssh.execute import Question
+from provision.remote.ssh.proxy_jump import Hop
+
+SECONDS = 0.3
+
+
+class Cut:
+    """A channel of a node that says nothing, closed when its time is up (what Ssh.expire does)."""
+
+    def __init__(self, after: float) -> None:
+        self.status_event = threading.Event()
+        self.status_event.set()
+        self.exit_status = -1
+        self._after = after
+
+    def settimeout(self, timeout: float) -> None: ...
+
+    def set_combine_stderr(self, combine: bool) -> bool:
+        return combine
+
+    def exec_command(self, command: str) -> None: ...
+
+    def send(self, s: bytes) -> int:
+        return len(s)
+
+    def shutdown_write(self) -> None: ...
+
+    def recv(self, nbytes: int) -> bytes:  # noqa: ARG002
+        time.sleep(self._after)
+        return b""
+
+    def recv_stderr(self, nbytes: int) -> bytes:  # noqa: ARG002
+        return b""
+
+    def recv_stderr_ready(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize(("after", "kind"), [(SECONDS + 0.1, "hung"), (0.0, "garbage")])
+def test_a_node_cut_off_because_its_time_was_up_did_not_answer_badly(after: float, kind: str) -> None:
+    question = Question(Cut(after), Route(Hop("192.0.2.1", 22, "ops")), b"print()", Clock(SECONDS))
+    with pytest.raises(NodeError) as error:
+        question.answer()
+    assert error.value.kind == kind

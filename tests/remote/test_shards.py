@@ -1,0 +1,361 @@
+"""A playbook divided over several ansible-playbook processes answers as one of them would."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import paths
+from provision.errors import GpuprovError, UsageError
+from provision.remote.ansible import partitions, runner
+from provision.remote.ansible.events import Event, Outcome
+from provision.remote.ansible.partitions import Backend, run_sharded
+from provision.remote.interrupts import Interrupts
+from provision.remote.workers import LINK, Share
+from tests.support.processes import alive, line_of
+
+ROOT = paths.PACKAGE.parent
+PLAY = Path("play.yml")
+HOSTS: dict[str, dict[str, Any]] = {f"n{number}": {} for number in range(10)}
+
+
+def ok(hosts: Mapping[str, Any]) -> dict[str, Outcome]:
+    return {name: Outcome(name, "ok") for name in hosts}
+
+
+class Scripted:
+    """A place that notes how it was called, says three things of each host and ends well."""
+
+    def __init__(self) -> None:
+        self.called: dict[str, Any] = {}
+
+    def __call__(
+        self, _playbook: Path, hosts: Mapping[str, Any], *, on_event: Callable[[Event], None], **options: Any
+    ) -> dict[str, Outcome]:
+        self.called = {"hosts": list(hosts), **options}
+        for kind in ("started", "ok", "changed"):
+            for name in hosts:
+                on_event(Event(kind, name, "", "Task"))
+        return ok(hosts)
+
+
+def raising(error: BaseException) -> partitions.Run:
+    def run(*_: Any, **__: Any) -> dict[str, Outcome]:
+        raise error
+
+    return run
+
+
+def until_stopped(
+    _playbook: Path, _hosts: Mapping[str, Any], *, interrupts: Interrupts, **_: Any
+) -> dict[str, Outcome]:
+    """A place that works until it is told to stop, as runner.run_playbook is."""
+    for _turn in range(600):
+        if interrupts.count:
+            raise KeyboardInterrupt
+        time.sleep(0.05)
+    raise AssertionError("nobody told this place to stop")
+
+
+def places(*runs: partitions.Run) -> list[Backend]:
+    return [Backend(run=run) for run in runs]
+
+
+def test_every_host_is_played_at_one_place_and_its_events_come_in_order_in_this_thread() -> None:
+    one, two, three = Scripted(), Scripted(), Scripted()
+    heard: list[tuple[str, str]] = []
+    threads: set[int] = set()
+
+    def hear(event: Event) -> None:
+        heard.append((event.node, event.kind))
+        threads.add(threading.get_ident())
+
+    outcomes = run_sharded(PLAY, HOSTS, on_event=hear, forks=8, places=places(one, two, three), tags=["x"])
+    assert list(outcomes) == list(HOSTS)
+    assert sorted(one.called["hosts"] + two.called["hosts"] + three.called["hosts"]) == sorted(HOSTS)
+    for name in HOSTS:
+        assert [kind for node, kind in heard if node == name] == ["started", "ok", "changed"]
+    assert threads == {threading.get_ident()}
+    assert one.called["forks"] + two.called["forks"] + three.called["forks"] == 8
+    assert three.called["tags"] == ["x"]
+
+
+def test_what_stands_together_is_dealt_apart_and_a_heavier_place_takes_more() -> None:
+    dealt = partitions.partition(HOSTS, [1, 2])
+    assert [list(some) for some in dealt] == [
+        ["n0", "n3", "n6", "n9"],
+        ["n1", "n2", "n4", "n5", "n7", "n8"],
+    ]
+
+
+def test_a_place_with_more_rounds_to_go_gets_longer() -> None:
+    one, two, three = Scripted(), Scripted(), Scripted()
+    run_sharded(PLAY, HOSTS, forks=5, timeout=100, on_event=print, places=places(one, two, three))
+    for place in (one, two, three):
+        rounds = -(-len(place.called["hosts"]) // place.called["forks"])
+        assert place.called["timeout"] == 100 * max(1, rounds / 2)
+    assert max(place.called["timeout"] for place in (one, two, three)) > 100
+
+
+def test_there_are_never_more_places_than_forks() -> None:
+    one, two, three = Scripted(), Scripted(), Scripted()
+    run_sharded(PLAY, HOSTS, forks=2, on_event=print, places=places(one, two, three))
+    assert three.called == {}
+    assert one.called["forks"] == two.called["forks"] == 1
+
+
+def behind(**chosen: str) -> dict[str, dict[str, Any]]:
+    """Hosts by the name of their worker ("": none), in this order."""
+    return {name: {LINK: {"name": worker}} if worker else {} for name, worker in chosen.items()}
+
+
+def test_two_that_wait_for_one_another_have_a_turn_together_wherever_they_are_played() -> None:
+    # worker-a has the first four of its hosts to do before a5, whose partner b1 is the first of worker-b.
+    hosts = behind(a1="a", a2="a", a3="a", a4="a", a5="a", b1="b", b2="b", x1="", b3="b", x2="")
+    batches = partitions.in_batches(hosts, 2, 2)
+    assert [list(batch) for batch in batches] == [
+        ["a1", "a2"], ["a3", "a4"], ["a5", "b1", "b2", "x1"], ["b3", "x2"],
+    ]  # fmt: skip
+    assert [list(batch) for batch in partitions.in_batches(hosts, 50, 2)] == [list(hosts)]
+    assert [list(batch) for batch in partitions.in_batches(behind(a1="a", a2="a", b1="b"), 1, 1)] == [
+        ["a1"],
+        ["a2", "b1"],
+    ]
+
+
+def test_batches_of_hosts_that_wait_are_played_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    played: list[tuple[str, list[str], int]] = []
+
+    def by_worker(worker: str, _playbook: Path, hosts: Mapping[str, Any], **options: Any) -> Any:
+        played.append((worker, list(hosts), options["forks"]))
+        return ok(hosts)
+
+    def divided(hosts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Share]]:
+        away: dict[str, Share] = {}
+        for name, variables in hosts.items():
+            worker = variables[LINK]["name"]
+            away.setdefault(worker, Share(worker, {})).hosts[name] = {}
+        return {}, away
+
+    monkeypatch.setattr(partitions.worker_runs, "run_playbook", by_worker)
+    monkeypatch.setattr(partitions, "shares", divided)
+    hosts = behind(a1="a", a2="a", a3="a", b1="b", b2="b", b3="b")
+    outcomes = run_sharded(PLAY, hosts, forks=2, waiting=2)
+    assert outcomes == ok(hosts)
+    assert played[0] == ("a", ["a1", "a2"], 2)
+    assert sorted(played[1:]) == [("a", ["a3"], 2), ("b", ["b1"], 2), ("b", ["b2", "b3"], 2)]
+    assert played[-1] == ("b", ["b2", "b3"], 2)
+
+
+def test_what_fails_at_one_place_is_told_for_its_hosts_and_costs_the_others_nothing() -> None:
+    broken = Backend("worker-a", run=raising(GpuprovError("it has no Ansible", "install it")))
+    outcomes = run_sharded(PLAY, HOSTS, on_event=print, places=[broken, Backend(run=Scripted())])
+    failed = [name for name, outcome in outcomes.items() if outcome.status == "failed"]
+    assert failed == ["n0", "n2", "n4", "n6", "n8"]
+    assert outcomes["n0"].message == "worker-a: it has no Ansible"
+    assert outcomes["n1"] == Outcome("n1", "ok")
+
+
+def test_what_fails_everywhere_is_raised() -> None:
+    broken = raising(GpuprovError("no such role", "mend it"))
+    with pytest.raises(GpuprovError, match="no such role"):
+        run_sharded(PLAY, HOSTS, places=places(broken, broken))
+
+
+def test_a_mistake_at_one_place_stops_the_others_and_is_raised() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_sharded(PLAY, HOSTS, places=places(raising(ZeroDivisionError()), until_stopped))
+
+
+def test_a_mistake_of_who_listens_stops_every_place_and_is_raised() -> None:
+    def hear(_event: Event) -> None:
+        raise ZeroDivisionError("ours")
+
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        run_sharded(PLAY, HOSTS, on_event=hear, places=places(Scripted(), until_stopped))
+
+
+def test_a_place_that_was_interrupted_does_not_hurry_the_others() -> None:
+    counts: list[int] = []
+
+    def slow(*_: Any, interrupts: Interrupts, **__: Any) -> dict[str, Outcome]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(1.5)  # the other has stopped by now, and was heard
+        counts.append(interrupts.count)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        run_sharded(PLAY, HOSTS, places=places(slow, until_stopped))
+    assert counts == [1]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_few_hosts_are_one_run_here_and_many_are_one_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(partitions.VARIABLE, raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    counts = [len(partitions.local_backends(number)) for number in (0, 1, 99, 100, 399, 10_000)]
+    assert counts == [1, 1, 1, 2, 7, 8]
+
+
+def test_how_many_processes_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(partitions.VARIABLE, "3")
+    assert [len(partitions.local_backends(number)) for number in (1, 2, 500)] == [1, 2, 3]
+    for nonsense in ("0", "-1", "many", ""):
+        monkeypatch.setenv(partitions.VARIABLE, nonsense)
+        with pytest.raises(UsageError, match=partitions.VARIABLE):
+            partitions.local_backends(500)
+
+
+def test_hosts_of_what_is_divided_do_not_wait_for_one_another() -> None:
+    """What these words do depends on the hosts of the same ansible-playbook."""
+    words = re.compile(
+        r"\b(run_once|delegate_to|throttle|hostvars|ansible_play_hosts\w*)\b|\bserial:|\bgroups\["
+    )
+    files = [*paths.ROLES.rglob("*.yml"), *paths.ROLES.rglob("*.j2")]
+    files += [paths.PLAYBOOKS / f"{name}.yml" for name in ("up", "reboot", "validate")]
+    assert len(files) > 50
+    assert [str(path) for path in files if words.search(path.read_text(encoding="utf-8"))] == []
+
+
+# --- with Ansible ---
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Private folders go here, so that a test sees what is left."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        monkeypatch.setattr("provision.remote.ansible.handover._memory_folder", lambda: Path(name))
+        yield Path(name)
+
+
+def local(**variables: Any) -> dict[str, Any]:
+    return {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, **variables}
+
+
+def playbook(folder: Path, tasks: str) -> Path:
+    path = folder / "play.yml"
+    path.write_text(f"- hosts: all\n  gather_facts: false\n  tasks:\n{tasks}")
+    return path
+
+
+def test_two_processes_tell_what_one_does(tmp_path: Path, memory: Path) -> None:
+    play = playbook(
+        tmp_path,
+        """
+    - name: Break
+      ansible.builtin.fail: {msg: "no {{ inventory_hostname }}"}
+      when: inventory_hostname in ["n1", "n2"]
+    - name: Change
+      ansible.builtin.command: "true"
+      changed_when: inventory_hostname == "n3"
+""",
+    )
+    hosts = {name: local() for name in ("n1", "n2", "n3", "n4")}
+    alone: list[Event] = []
+    one = runner.run_playbook(play, hosts, on_event=alone.append)
+    heard: list[Event] = []
+    two = run_sharded(play, hosts, on_event=heard.append, places=[Backend(), Backend()])
+    assert two == one
+    assert {outcome.status for outcome in two.values()} == {"ok", "failed"}
+    for name in hosts:
+        assert [event for event in heard if event.node == name] == [e for e in alone if e.node == name]
+    assert list(memory.iterdir()) == []
+
+
+def test_a_host_that_takes_too_long_costs_the_other_process_nothing(tmp_path: Path) -> None:
+    play = playbook(
+        tmp_path,
+        """
+    - name: Hang
+      ansible.builtin.command: sleep 300
+      when: inventory_hostname == "slow"
+""",
+    )
+
+    def hurried(*arguments: Any, **options: Any) -> dict[str, Outcome]:
+        return runner.run_playbook(*arguments, **{**options, "timeout": 8})
+
+    hosts = {"slow": local(), "n": local()}
+    outcomes = run_sharded(play, hosts, on_event=print, places=[Backend(run=hurried), Backend()])
+    assert outcomes["n"] == Outcome("n", "ok", 0)
+    assert outcomes["slow"].message == "did not finish in 8 s"
+
+
+ONE_IMPORTS_WHILE_THE_OTHER_PLAYS = """
+import importlib.metadata, sys, threading, time
+from pathlib import Path
+import provision.remote.ansible.handover as handover
+from provision.remote.ansible import runner
+from provision.remote.ansible.partitions import Backend, run_sharded
+handover._memory_folder = lambda: Path(sys.argv[2])
+found, nearly_done = importlib.metadata.entry_points, threading.Event()
+def slowly(**wanted):
+    if wanted.get("group") == "ansible_runner.plugins":
+        nearly_done.set()
+        time.sleep(2)
+    return found(**wanted)
+importlib.metadata.entry_points = slowly
+def later(*arguments, **options):
+    assert nearly_done.wait(60)
+    return runner.run_playbook(*arguments, **options)
+host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+outcomes = run_sharded(Path(sys.argv[1]), {"a": host, "b": host}, places=[Backend(), Backend(run=later)])
+print(*(outcome.status for outcome in outcomes.values()))
+"""
+
+
+def test_no_process_is_started_with_half_of_ansible_runner(tmp_path: Path, memory: Path) -> None:
+    """Its last step, the look for plugins, takes long on a slow disk; its modules are all there by then."""
+    play = playbook(tmp_path, "    - ansible.builtin.command: 'true'\n")
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_IMPORTS_WHILE_THE_OTHER_PLAYS, str(play), str(memory)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("ok ok\n", "")
+
+
+INTERRUPTIBLE = """
+import sys
+from pathlib import Path
+import provision.remote.ansible.handover as handover
+from provision.remote.ansible.partitions import Backend, run_sharded
+handover._memory_folder = lambda: Path(sys.argv[2])
+host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+try:
+    run_sharded(Path(sys.argv[1]), {"a": host, "b": host}, on_event=print, places=[Backend(), Backend()])
+except KeyboardInterrupt:
+    sys.exit(130)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_stops_every_process(tmp_path: Path, memory: Path, number: signal.Signals) -> None:
+    files = [tmp_path / f"pid-{name}" for name in "ab"]
+    nap = f"echo $$ > {tmp_path}/pid-{{{{ inventory_hostname }}}}; exec sleep 300"
+    play = playbook(tmp_path, f"    - ansible.builtin.shell: {nap}\n")
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, str(play), str(memory)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        pids = [int(line_of(file, process)) for file in files]
+        process.send_signal(number)
+        assert process.wait(timeout=60) == 130
+    assert not any(alive(pid) for pid in pids)
+    assert list(memory.iterdir()) == []

@@ -1,0 +1,155 @@
+"""The executor of `up`, with Ansible and observation scripted: shards, boots, what is written down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import paths, yamlfile
+from provision.desired.templating import resolve
+from provision.drift import assess
+from provision.drift.assess import Assessment
+from provision.fleet import Fleet, Node
+from provision.remote.ansible import partitions, runner
+from provision.remote.ansible.runner import Outcome
+from provision.remote.observe import Observation
+from provision.runs.store import RunFolder
+from provision.up import executor as up_executor
+from provision.up import hooks
+from provision.up.executor import AnsibleExecutor, Journal
+from provision.up.plan import NodePlan, Plan
+from provision.up.types import UpOptions
+from tests.support.up import SECRET
+
+
+@dataclass
+class Ansible:
+    """Records each run of Ansible: playbook, hosts, and the other arguments. All goes well."""
+
+    runs: list[tuple[str, Mapping[str, Any], dict[str, Any]]] = field(default_factory=list)
+    on_play: Callable[[], object] = lambda: None
+
+    def play(self, playbook: Path, hosts: Mapping[str, Any], **options: Any) -> dict[str, Outcome]:
+        self.on_play()
+        self.runs.append((playbook.name, hosts, options))
+        return {name: Outcome(name, "ok", 1) for name in hosts}
+
+
+@pytest.fixture
+def ansible(monkeypatch: pytest.MonkeyPatch) -> Ansible:
+    made = Ansible()
+    monkeypatch.setattr(runner, "run_playbook", made.play)
+    return made
+
+
+def executor_of(
+    tmp_path: Path,
+    count: int,
+    boots: Mapping[str, str] | None = None,
+    rebooted: Callable[[Sequence[str]], None] = lambda _nodes: None,
+    **options: Any,
+) -> AnsibleExecutor:
+    names = [f"gpu-{number:04d}" for number in range(count)]
+    fleet = Fleet(tmp_path / "fleet.yml", {name: Node(name, (), {}) for name in names}, {})
+    declared: dict[str, dict[str, Any]] = {name: {} for name in names}
+    seen = {name: Observation(name, {"boot.id": boot}) for name, boot in (boots or {}).items()}
+    views = resolve.views_of(fleet, declared)
+    known = Assessment(fleet, {}, declared, views, frozenset(), seen, {name: {} for name in names})
+    plan = Plan({name: NodePlan(name, ("nccl",), (), False, 1.0) for name in names}, (), {})
+    folder = RunFolder.create("up", {}, tmp_path)
+    none = hooks.Runner({}, "run-1", fleet.source, lambda *_: None, lambda _: None)
+    return AnsibleExecutor(
+        UpOptions(**options),
+        known,
+        plan,
+        Journal(folder, (SECRET,)),
+        none,
+        health=lambda _nodes: {},
+        rebooted=rebooted,
+        on_event=lambda _event: None,
+    )
+
+
+def test_more_nodes_than_one_ansible_should_have_are_done_in_shards(
+    tmp_path: Path, ansible: Ansible, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(partitions.VARIABLE, "1")
+    executor = executor_of(tmp_path, 1201, forks=100)
+    outcomes = executor.apply(dict.fromkeys(executor.plan.nodes, ("nccl",)))
+    assert len(outcomes) == 1201
+    assert [len(hosts) for _, hosts, _ in ansible.runs] == [401, 401, 399]
+    assert max(len(hosts) for _, hosts, _ in ansible.runs) <= up_executor.SHARD
+    assert [round(given["timeout"] / 60) for _, _, given in ansible.runs] == [5 * 64, 5 * 64, 4 * 64]
+    assert {variables["gpuprov_run"] for variables in ansible.runs[0][1].values()} == {"run-1"}
+
+
+def test_several_ansibles_at_once_share_the_nodes_and_the_forks(
+    tmp_path: Path, ansible: Ansible, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = threading.Barrier(3)
+    ansible.on_play = lambda: together.wait(timeout=30)
+    monkeypatch.setenv(partitions.VARIABLE, "3")
+    executor = executor_of(tmp_path, 1800, forks=60)
+    assert len(executor.apply(dict.fromkeys(executor.plan.nodes, ("nccl",)))) == 1800
+    assert [(len(hosts), given["forks"]) for _, hosts, given in ansible.runs] == [(300, 20)] * 6
+
+
+def test_ansible_hears_only_of_roles_that_a_node_needs(tmp_path: Path, ansible: Ansible) -> None:
+    executor_of(tmp_path, 2).apply({"gpu-0000": ("nccl",), "gpu-0001": ("rdma", "nccl")})
+    ((_, hosts, given),) = ansible.runs
+    assert set(given["tags"]) == {"nccl", "rdma"}
+    roles = {name: variables["gpuprov_roles"] for name, variables in hosts.items()}
+    assert roles == {"gpu-0000": ["nccl"], "gpu-0001": ["rdma", "nccl"]}
+
+
+def test_every_role_of_the_playbook_has_its_name_as_tag_and_asks_for_it() -> None:
+    (play,) = yamlfile.load(paths.PLAYBOOKS / "up.yml")
+    for entry in play["roles"]:
+        assert entry["tags"] == entry["role"]
+        assert entry["when"] == f"gpuprov_roles is undefined or '{entry['role']}' in gpuprov_roles"
+    tasks = {task["name"]: task["tags"] for task in play["pre_tasks"]}
+    assert tasks.pop("Pin locked packages before any role chooses a version") == "package_lock"
+    assert set(tasks.values()) == {"always"}
+
+
+def looking(ids: Mapping[str, Sequence[str]]) -> Callable[..., Assessment]:
+    """Each look finds the next boot id of a node's list."""
+    left = {node: list(found) for node, found in ids.items()}
+
+    def look(known: Assessment, chosen: Sequence[str], **_: Any) -> Assessment:
+        seen = {node: Observation(node, {"boot.id": left[node].pop(0)}) for node in chosen}
+        return replace(known, observations=seen, drifts={node: [] for node in chosen})
+
+    return look
+
+
+def test_every_boot_is_written_down_the_ones_we_made_and_the_others(
+    tmp_path: Path, ansible: Ansible, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(assess, "look", looking({"gpu-0000": ["a2", "a3"], "gpu-0001": ["b1", "b1"]}))
+    again: list[Sequence[str]] = []
+    executor = executor_of(tmp_path, 2, {"gpu-0000": "a1", "gpu-0001": "b1"}, again.append)
+    found = executor.look(["gpu-0000", "gpu-0001"])
+    assert (found["gpu-0000"].booted, found["gpu-0001"].booted) == (True, False)  # it booted by itself
+    assert set(executor.reboot(["gpu-0000"])) == {"gpu-0000"}
+    executor.look(["gpu-0000", "gpu-0001"])
+    assert again == [["gpu-0000"]]
+    assert [playbook for playbook, _, _ in ansible.runs] == ["reboot.yml"]
+    folder = executor.journal.folder
+    boots = [(record["node"], record["before"], record["after"]) for record in folder.read("boots")]
+    assert boots == [("gpu-0000", "a1", "a2"), ("gpu-0000", "a2", "a3")]
+    assert [(record["node"], record["boot"]) for record in folder.read("reboots")] == [("gpu-0000", "a2")]
+
+
+def test_what_a_hook_printed_is_kept_in_a_file_without_secrets(tmp_path: Path) -> None:
+    executor = executor_of(tmp_path, 1)
+    executor.journal.called(hooks.Called("drain", ("../gpu",), "", 0, 1.0, f"token {SECRET}\n"))
+    (record,) = executor.journal.folder.read("hooks")
+    kept = executor.journal.folder.path / record["output"]
+    assert kept.parent == executor.journal.folder.path / "hooks"
+    assert kept.read_text() == "token ********\n"

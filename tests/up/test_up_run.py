@@ -1,0 +1,507 @@
+"""`gpuprov up` through its command line, with a fleet that answers from a script instead of a network."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import cli, paths
+from provision.desired import inventory
+from provision.desired.compatibility import Refusal
+from provision.desired.expectations import roles_in_order
+from provision.drift import assess
+from provision.errors import ExitCode, GpuprovError
+from provision.remote.ansible import runner
+from provision.runs.store import RunFolder, latest
+from provision.up.resume import run_id
+from provision.up.run import UpRun
+from provision.up.types import UpOptions
+from tests.support.up import DEBIAN, NODES, SECRET, World, drift
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> World:
+    made = World(tmp_path / "fleet.yml", capsys)
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(assess, "assess", made.assess)
+    monkeypatch.setattr(assess, "look", made.look)
+    monkeypatch.setattr(runner, "run_playbook", made.play)
+    monkeypatch.setattr("provision.up.run.run_programs", made.programs)
+    monkeypatch.setattr("provision.up.resume.RETRY", 0.0)
+    return made
+
+
+def newest() -> RunFolder:
+    return latest("up")
+
+
+def ends() -> dict[str, str]:
+    return {record["node"]: record["status"] for record in newest().read("outcomes")}
+
+
+def test_a_converged_fleet_is_looked_at_once_and_no_playbook_runs(world: World) -> None:
+    assert world.up() == ExitCode.OK
+    assert world.played == []
+    assert world.observed == ["gpu-01", "gpu-02", "gpu-03"]
+    out = world.out
+    assert "3 nodes already as declared" in out
+    assert "next: gpuprov validate" in out
+    assert not (newest().path / "events.jsonl").exists()
+    assert newest().meta()["exit_code"] == 0
+
+
+def test_only_nodes_that_differ_are_changed_with_only_the_roles_they_need(world: World) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01")], "gpu-03": [drift("gpu-03", "rdma"), drift("gpu-03")]}
+    assert world.up() == ExitCode.OK
+    ((playbook, hosts, check_mode),) = world.played
+    assert (playbook, check_mode) == ("up.yml", False)
+    assert {name: variables["gpuprov_roles"] for name, variables in hosts.items()} == {
+        "gpu-01": ["nccl"],
+        "gpu-03": [role for role in roles_in_order() if role in ("nccl", "rdma")],
+    }
+    assert hosts["gpu-01"]["gpuprov_node"] == DEBIAN
+    assert hosts["gpu-01"]["gpuprov_run"].startswith(newest().path.name)
+    assert ends() == {"gpu-01": "done", "gpu-02": "as declared", "gpu-03": "done"}
+
+
+def test_the_run_folder_tells_all_and_no_secret(world: World) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01", found=f"token={SECRET}")], "gpu-02": [drift("gpu-02")]}
+    world.stubborn = {"gpu-01"}
+    world.fail("gpu-02", message=f"said {SECRET}")
+    assert world.up("--set", "nccl_version='2'") == ExitCode.UNHEALTHY
+    run = newest()
+    (wave,) = json.loads((run.path / "plan.json").read_text())["waves"]
+    assert wave == {"kind": "batch", "nodes": ["gpu-01", "gpu-02"], "groups": []}
+    assert [record["when"] for record in run.read("facts")] == ["before"] * 3 + ["look 1"]
+    assert {record["node"] for record in run.read("drifts")} == {"gpu-01", "gpu-02"}
+    assert {(record["node"], record["kind"]) for record in run.read("events")} == {
+        ("gpu-01", "changed"),
+        ("gpu-02", "changed"),
+    }
+    meta = run.meta()
+    assert meta["exit_code"] == 3
+    assert meta["counts"] == {"failed": 1, "not as declared": 1, "as declared": 1}
+    assert meta["arguments"]["set"] == {"nccl_version": "2"}
+    assert SECRET not in world.out
+    for path in run.path.rglob("*"):
+        assert not path.is_file() or SECRET not in path.read_text(), path
+
+
+def test_what_remains_is_said_with_fact_expected_found_and_the_next_command(world: World) -> None:
+    world.lack("gpu-01", "gpu-02")
+    world.stubborn = {"gpu-01", "gpu-02"}
+    assert world.up() == ExitCode.UNHEALTHY
+    out = world.out
+    assert "NOT AS DECLARED: gpu-[01-02]" in out
+    assert "package.nccl.version: expected 2.0, found 1.0 (because)" in out
+    assert f"gpuprov up --resume {newest().path}" in out
+    assert f"run:  {newest().path}" in out
+
+
+def test_causes_come_worst_first_and_equal_ones_together(world: World) -> None:
+    world.lack("gpu-01", "gpu-03")
+    message = "E: Version '2' for 'libnccl2' was not found"
+    world.fail("gpu-01", "gpu-03", message=message)
+    world.errors = {"gpu-02": ("no route to host", True)}
+    assert world.up() == ExitCode.UNHEALTHY
+    out = world.out
+    assert out.index("FAILED: gpu-[01,03] · nccl · Install") < out.index("UNREACHABLE: gpu-02")
+    assert out.count(message) == 1
+
+
+def test_a_silent_node_alone_makes_it_incomplete(world: World) -> None:
+    world.errors = {"gpu-02": ("no route to host", True)}
+    world.lack("gpu-01")
+    assert world.up() == ExitCode.INCOMPLETE
+    assert ends() == {"gpu-01": "done", "gpu-02": "unreachable", "gpu-03": "as declared"}
+    assert "no route to host" in world.out
+    assert "gpu-02" not in world.played[0][1]
+
+
+def test_sudo_refused_on_one_node_does_not_stop_the_others(world: World) -> None:
+    world.errors = {"gpu-02": ("sudo wants a password: set ansible_become_password", False)}
+    world.lack("gpu-01")
+    assert world.up() == ExitCode.INCOMPLETE
+    assert ends()["gpu-02"] == "unreadable"
+    assert ends()["gpu-01"] == "done"
+
+
+def test_a_refused_node_is_named_with_the_rule_and_never_touched(world: World) -> None:
+    world.refused = {
+        "gpu-02": Refusal("rule", "gpu-02: 580 does not know this GPU", "take 595", "release notes")
+    }
+    world.lack("gpu-01")
+    assert world.up() == ExitCode.UNHEALTHY
+    assert set(world.played[0][1]) == {"gpu-01"}
+    out = world.out
+    assert "REFUSED: gpu-02" in out
+    assert "580 does not know this GPU" in out
+    assert "take 595" in out
+
+
+def test_a_reboot_happens_inside_the_wave_unless_forbidden(world: World) -> None:
+    waiting = drift("gpu-01", "nvidia_driver", reboot=True)
+    world.missing = {"gpu-01": [waiting]}
+    assert world.up("--no-reboot") == ExitCode.UNHEALTHY
+    assert [name for name, _, _ in world.played] == ["up.yml"]
+    assert "REBOOT NEEDED: gpu-01" in world.out
+    assert world.up() == ExitCode.OK
+    assert [name for name, _, _ in world.played[1:]] == ["up.yml", "reboot.yml"]
+
+
+def test_waves_stop_after_a_failure_and_resume_goes_on(world: World) -> None:
+    world.lack(*NODES)
+    world.fail("gpu-02")
+    assert world.up("--wave-size", "1") == ExitCode.UNHEALTHY
+    assert ends() == {"gpu-01": "done", "gpu-02": "failed", "gpu-03": "not attempted"}
+    assert "NOT ATTEMPTED: gpu-03" in world.out
+
+    world.failing = {}
+    world.played.clear()
+    assert world.resume() == ExitCode.OK
+    assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-02"], ["gpu-03"]]  # one by one, as before
+    assert ends() == {"gpu-01": "as declared", "gpu-02": "done", "gpu-03": "done"}
+
+
+def test_a_resumed_full_run_spares_nodes_that_are_done_and_still_hold(world: World) -> None:
+    world.fail("gpu-03")
+    assert world.up("--full") == ExitCode.UNHEALTHY
+    assert set(world.played[0][1]) == set(NODES)
+    world.failing, world.missing = {}, {"gpu-01": [drift("gpu-01")]}
+    world.played.clear()
+    assert world.up("--resume", str(newest().path)) == ExitCode.OK
+    assert set(world.played[0][1]) == {"gpu-01", "gpu-03"}  # gpu-01 was done, and has drifted since
+
+
+def test_resume_wants_a_secret_again_and_refuses_other_runs(world: World) -> None:
+    assert world.up("--set", f"site_token={SECRET}") == ExitCode.OK
+    assert world.up("--resume") == ExitCode.USAGE
+    assert "site_token" in world.err
+    assert world.up("--resume", "--set", "site_token=again") == ExitCode.OK
+    RunFolder.create("validate", {})
+    assert world.up(f"--resume={latest('validate').path.name}") == ExitCode.USAGE
+    assert world.up("--resume=nonsense") == ExitCode.ERROR
+
+
+def test_an_interrupt_leaves_a_readable_folder_and_says_how_to_go_on(world: World) -> None:
+    world.lack("gpu-01", "gpu-02")
+
+    def interrupt() -> None:
+        if len(world.played) == 2:
+            raise KeyboardInterrupt
+
+    world.on_play = interrupt
+    assert world.up("--wave-size", "1") == ExitCode.INTERRUPTED
+    run = newest()
+    assert run.meta()["exit_code"] == 130
+    assert run.meta()["interrupted"] is True
+    assert ends() == {"gpu-01": "done", "gpu-02": "interrupted", "gpu-03": "as declared"}
+    assert f"next: gpuprov up --resume {run.path}" in world.out
+
+
+def test_check_says_what_would_change_and_changes_nothing(world: World) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01", reboot=True)]}
+    assert world.up("--check") == ExitCode.OK
+    assert [(name, check) for name, _, check in world.played] == [("up.yml", True)]
+    assert world.observed == list(NODES)  # nothing to verify
+    out = world.out
+    assert "would change: nccl · Install: gpu-01" in out
+    assert "next: gpuprov up" in out
+
+
+@pytest.mark.parametrize(("check_mode", "kept"), [(False, {}), (True, {("nccl", "Install"): ["gpu-01"]})])
+def test_what_tasks_changed_is_kept_only_where_it_is_said(
+    world: World, check_mode: bool, kept: object
+) -> None:
+    world.lack("gpu-01")
+    run = UpRun(
+        inventory.load(world.inventory), {}, UpOptions(check_mode=check_mode), RunFolder.create("up", {})
+    )
+    assert run.run() == ExitCode.OK
+    assert run.changes == kept
+
+
+def test_an_up_that_asks_no_checks_imports_none() -> None:
+    program = "import sys, provision.up.run; print([n for n in sys.modules if '.checks' in n])"
+    answer = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert answer.stdout.strip() == "[]"
+
+
+def test_json_is_one_document_on_stdout(world: World) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01")], "gpu-02": [drift("gpu-02", found=SECRET)]}
+    world.stubborn = {"gpu-02"}
+    assert world.up("--json") == ExitCode.UNHEALTHY
+    document = json.loads(world.out)
+    assert document["exit_code"] == 3
+    assert document["counts"] == {"not as declared": 1, "done": 1, "as declared": 1}
+    assert document["nodes"]["gpu-02"]["drifts"][0]["fact"] == "package.nccl.version"
+    assert document["run"] == str(newest().path)
+    assert SECRET not in world.out
+
+
+def test_a_person_at_a_terminal_is_asked_and_may_say_no(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from provision.commands import up as command
+
+    world.missing = {"gpu-01": [drift("gpu-01", "nvidia_driver", reboot=True)]}
+    answers = iter(["\n", "y\n"])
+    monkeypatch.setattr(command, "_at_a_terminal", lambda: True)
+    monkeypatch.setattr("sys.stdin.readline", lambda: next(answers), raising=False)
+    assert world.up() == ExitCode.ERROR
+    assert world.played == []
+    assert "1 of 3 nodes" in world.err
+    assert world.up() == ExitCode.OK
+    assert world.played
+    world.lack("gpu-01")
+    assert world.up("--yes") == ExitCode.OK
+
+
+def test_a_named_error_in_the_middle_is_noted_in_the_run(world: World) -> None:
+    world.lack("gpu-01")
+
+    def fail() -> None:
+        raise GpuprovError("Ansible could not run up.yml", "mend it")
+
+    world.on_play = fail
+    assert world.up() == ExitCode.ERROR
+    assert newest().meta()["error"] == "Ansible could not run up.yml"
+    assert newest().meta()["exit_code"] == 1
+
+
+def test_a_bug_keeps_its_traceback_in_the_run(world: World) -> None:
+    world.lack("gpu-01")
+
+    def fail() -> None:
+        raise ZeroDivisionError("oops")
+
+    world.on_play = fail
+    assert world.up() == ExitCode.BUG
+    assert "ZeroDivisionError" in (newest().path / "traceback.txt").read_text()
+    assert str(newest().path) in world.err
+
+
+def test_one_node_of_a_kind_goes_first_and_a_resumed_run_needs_no_second_canary(world: World) -> None:
+    world.lack(*NODES)
+    world.fail("gpu-02")
+    assert world.up(canary=True) == ExitCode.UNHEALTHY
+    assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-01"], ["gpu-02", "gpu-03"]]
+    assert "2 waves, 1 node first as canary" in world.err
+    world.missing["gpu-03"] = [drift("gpu-03")]
+    world.failing = {}
+    world.played.clear()
+    assert world.resume() == ExitCode.OK
+    assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-02", "gpu-03"]]
+
+
+def test_a_failed_canary_leaves_the_rest_untouched_and_says_how_to_go_on(world: World) -> None:
+    world.lack(*NODES)
+    world.fail("gpu-01")
+    assert world.up(canary=True) == ExitCode.UNHEALTHY
+    assert [list(hosts) for _, hosts, _ in world.played] == [["gpu-01"]]
+    out = world.out
+    assert "NOT ATTEMPTED: gpu-[02-03]\n  the canary gpu-01 failed: no other wave was started" in out
+    assert f"repair the nodes above, then: gpuprov up --resume {newest().path}" in out
+    notes = [(record["wave"], record["what"]) for record in newest().read("waves")]
+    assert notes == [(1, "begins"), (1, "ends")]
+
+
+def test_locks_are_taken_of_what_is_changed_and_always_given_back(world: World) -> None:
+    world.lack("gpu-01")
+    assert world.up() == ExitCode.OK
+    assert world.locked == [("take", "gpu-01"), ("release", "gpu-01")]
+
+    def fail() -> None:
+        assert set(world.holders) == {"gpu-02"}
+        raise ZeroDivisionError
+
+    world.missing, world.on_play = {"gpu-02": [drift("gpu-02")]}, fail
+    assert world.up() == ExitCode.BUG
+    assert world.holders == {}
+
+
+def test_a_check_locks_nothing_and_calls_no_hook(world: World) -> None:
+    world.lack("gpu-01")
+    assert world.up("--check") == ExitCode.OK
+    assert world.locked == []
+
+
+OTHERS = {"run": "20261121-up@ctl-2", "node": "gpu-02", "who": "bob@ctl-2 (process 7)", "since": "10:00"}
+
+
+def test_a_second_up_is_refused_with_holder_and_nodes_before_anything_is_touched(world: World) -> None:
+    world.lack(*NODES)
+    world.holders = {"gpu-02": OTHERS}
+    assert world.up() == ExitCode.ERROR
+    assert "gpu-02 by bob@ctl-2 (process 7), since 10:00" in world.err
+    assert world.played == []
+    assert world.holders == {"gpu-02": OTHERS}
+    assert world.up("--nodes", "all", "--break-lock") == ExitCode.OK
+    assert world.holders == {}
+
+
+def test_a_resumed_run_takes_over_what_the_killed_one_had_locked(world: World) -> None:
+    world.lack(*NODES)
+    world.fail("gpu-01")
+    assert world.up() == ExitCode.UNHEALTHY
+    world.holders = {"gpu-01": {**OTHERS, "run": run_id(newest())}}
+    world.failing = {}
+    assert world.resume() == ExitCode.OK
+    assert world.holders == {}
+
+
+def test_a_run_that_is_still_going_on_is_not_resumed(world: World) -> None:
+    world.lack("gpu-01")
+    codes: list[int] = []
+    world.on_play = lambda: codes.append(cli.main(["up", "--resume"]))
+    assert world.up() == ExitCode.OK
+    assert codes == [ExitCode.ERROR]
+    assert "is still going on (process " in world.err
+
+
+def test_a_clock_that_is_far_off_is_said_and_stands_beside_a_failure(world: World) -> None:
+    world.clock = 400 * 86400
+    world.lack("gpu-01", "gpu-02")
+    world.fail("gpu-01", message="Release file expired")
+    assert world.up() == ExitCode.UNHEALTHY
+    assert "gpu-02: its clock is 400 days ahead of this controller's" in world.err
+    assert "Release file expired (its clock is 400 days ahead of this controller's)" in world.out
+
+
+HOOK = """#!{python}
+import json, os, pathlib, sys
+given = json.load(sys.stdin)
+words = [os.environ["GPUPROV_HOOK"], *sys.argv[1:], *given["nodes"][0].get("roles", [])]
+with open({log!r}, "a") as log:
+    print(*words, file=log)
+print("secret", {secret!r})
+sys.exit(3 if pathlib.Path({log!r} + "." + os.environ["GPUPROV_HOOK"] + "." + sys.argv[1]).exists() else 0)
+"""
+
+
+@pytest.fixture
+def hook(world: World, tmp_path: Path) -> Path:
+    """A hook for both ways: it logs what it is called with, and fails where a file of that name is."""
+    log, program = tmp_path / "log", tmp_path / "hook"
+    program.write_text(HOOK.format(python=sys.executable, log=str(log), secret=SECRET))
+    program.chmod(0o755)
+    world.declare(gpuprov_drain_hook="hook", gpuprov_undrain_hook="./hook")
+    return log
+
+
+def test_hooks_are_called_around_what_is_changed_and_leave_no_secret(world: World, hook: Path) -> None:
+    world.lack("gpu-01", "gpu-02")
+    world.stubborn = {"gpu-02"}
+    assert world.up("--wave", "1", "--max-failures", "1") == ExitCode.UNHEALTHY
+    assert hook.read_text().splitlines() == ["drain gpu-01 nccl", "undrain gpu-01 nccl", "drain gpu-02 nccl"]
+    kept = list((newest().path / "hooks").iterdir())
+    assert len(kept) == 3
+    assert all("********" in file.read_text() and SECRET not in file.read_text() for file in kept)
+
+
+def test_what_failed_stays_drained_is_said_so_and_goes_back_when_it_is_mended(
+    world: World, hook: Path
+) -> None:
+    world.lack("gpu-01")
+    world.stubborn = {"gpu-01"}
+    assert world.up() == ExitCode.UNHEALTHY
+    assert "still drained, out of service until they match their declared state: gpu-01" in world.out
+    world.missing, world.stubborn = {}, set()  # mended by hand
+    assert world.resume("--json") == ExitCode.OK
+    assert json.loads(world.out)["drained"] == []
+    assert hook.read_text().splitlines()[-1] == "undrain gpu-01"
+    assert world.resume() == ExitCode.OK
+    assert "3 nodes already as declared" in world.out
+    assert len(hook.read_text().splitlines()) == 2
+
+
+def test_a_drain_that_fails_leaves_the_node_untouched(world: World, hook: Path) -> None:
+    world.lack("gpu-01", "gpu-02")
+    Path(f"{hook}.drain.gpu-01").touch()
+    assert world.up() == ExitCode.UNHEALTHY
+    assert list(world.played[0][1]) == ["gpu-02"]
+    assert ends()["gpu-01"] == "not attempted"
+    out = world.out
+    assert "NOT ATTEMPTED: gpu-01\n  its drain hook ended with status 3: secret ********" in out
+
+
+def test_an_undrain_that_fails_is_tried_again_by_the_resumed_run(world: World, hook: Path) -> None:
+    world.lack("gpu-01")
+    Path(f"{hook}.undrain.gpu-01").touch()
+    assert world.up() == ExitCode.UNHEALTHY
+    assert ends()["gpu-01"] == "still drained"
+    assert world.resume() == ExitCode.UNHEALTHY
+    Path(f"{hook}.undrain.gpu-01").unlink()
+    assert world.resume() == ExitCode.OK
+    assert hook.read_text().splitlines()[1:] == ["undrain gpu-01 nccl", "undrain gpu-01", "undrain gpu-01"]
+
+
+def test_a_hook_that_is_not_there_is_refused_before_anything_is_looked_at(world: World, hook: Path) -> None:
+    (hook.parent / "hook").unlink()
+    assert world.up() == ExitCode.ERROR
+    assert f"gpuprov_drain_hook (gpu-01): there is no {hook.parent / 'hook'}" in world.err
+    assert world.observed == []
+
+
+def test_one_machine_under_two_names_is_refused_with_both_names_and_places(world: World) -> None:
+    world.inventory.write_text("all:\n  hosts:\n    gpu-01:\n    gpu-03: {ansible_host: GPU-01}\n")
+    assert world.up() == ExitCode.ERROR
+    source = world.inventory
+    assert f"gpu-01 ({source}:3) and gpu-03 ({source}:4) are both at gpu-01" in world.err
+    assert world.observed == []
+
+
+def test_the_gate_can_be_the_quick_checks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def quick(_fleet: Any, _overrides: Any, nodes: Any, *_rest: Any) -> dict[str, str]:
+        asked.append(tuple(nodes))
+        return {node: "gpu3: slow" for node in nodes if node == "gpu-01"}
+
+    monkeypatch.setattr("provision.up.health_gate.quick", quick)
+    world.lack(*NODES)
+    assert world.up("--gate", "quick", canary=True) == ExitCode.UNHEALTHY
+    assert asked == [("gpu-01",)]
+    assert ends() == {"gpu-01": "unhealthy", "gpu-02": "not attempted", "gpu-03": "not attempted"}
+
+
+def test_termination_is_an_interrupt(world: World) -> None:
+    world.lack("gpu-01", "gpu-02")
+    world.on_play = lambda: signal.raise_signal(signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM)
+    assert world.up() == ExitCode.INTERRUPTED
+    assert world.holders == {}
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_nohup_means_what_it_says(world: World) -> None:
+    world.lack("gpu-01")
+    world.on_play = lambda: signal.raise_signal(signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert world.up() == ExitCode.OK
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_the_playbooks_up_runs_are_there() -> None:
+    assert (paths.PLAYBOOKS / "up.yml").is_file()
+    assert (paths.PLAYBOOKS / "reboot.yml").is_file()
+
+
+@pytest.mark.parametrize(
+    "bad", [["--wave-size", "0"], ["--max-failures", "-1"], ["--forks", "many"], ["--wave", "0%"]]
+)
+def test_bad_numbers_are_a_usage_error(world: World, bad: list[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        world.up(*bad)
+    assert caught.value.code == ExitCode.USAGE
