@@ -15,7 +15,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass
-class NodeFacts:
+class Seen:
     """`memory`: peak MB of the largest process, and `cpu`: seconds of all, both by kind (OURS, ANSIBLE,
     WORKER). CPU is that of the processes themselves, up to the last look at each: of workers, which live
     for less, it says nothing. `working`: how many nodes ran a program, at each look."""
@@ -44,10 +44,10 @@ class Process:
 
 
 @contextlib.contextmanager
-def watched(fleet: int) -> Iterator[NodeFacts]:
+def watched(fleet: int) -> Iterator[Seen]:
     """Look at all processes below this one; `fleet`: the process below which light nodes with own roots
     are. What was seen is complete when it is left."""
-    seen, left = NodeFacts(), threading.Event()
+    seen, left = Seen(), threading.Event()
     spent: dict[int, tuple[str, float]] = {}
 
     def look_on() -> None:
@@ -104,7 +104,7 @@ def _at_work(every: Mapping[int, Process], nodes: set[int], fleet: int) -> set[i
 
 
 def _note(
-    pid: int, every: Mapping[int, Process], seen: NodeFacts, spent: dict[int, tuple[str, float]]
+    pid: int, every: Mapping[int, Process], seen: Seen, spent: dict[int, tuple[str, float]]
 ) -> None:
     kind = _kind(pid)
     if kind == ANSIBLE and _kind(every[pid].parent) == ANSIBLE:
