@@ -63,7 +63,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """The checks that are asked for."""
 
     def only(*names: str) -> None:
-        monkeypatch.setattr(run.checks_asked, "of_nodes", lambda _: names)
+        monkeypatch.setattr(run.selection, "of_nodes", lambda _: names)
 
     return only
 
