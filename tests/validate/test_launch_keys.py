@@ -92,7 +92,7 @@ def test_nothing_private_is_written_by_the_controller(
 def test_what_is_no_key_is_refused_with_one_line(public_key: str) -> None:
     with pytest.raises(ParseError) as refused:
         Authority(PRINCIPAL, 60).sign(public_key, COMMAND)
-    assert "its new key is n" in refused.value.what
+    assert "its new key is invalid" in refused.value.what
     assert refused.value.what.isprintable()
     assert len(refused.value.what) < 200
 
