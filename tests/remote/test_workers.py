@@ -127,7 +127,12 @@ def test_whoever_plays_on_nodes_minds_their_workers() -> None:
     }
     # observe.py divides by itself; ask_ansible.py and selftest/build.py play on this machine alone.
     assert callers == {
-        *("ask_ansible.py", "observe.py", "runner.py", "selftest/build.py", "shards.py", "worker_runs.py")
+        "desired/templating/ask_ansible.py",
+        "remote/ansible/partitions.py",
+        "remote/ansible/runner.py",
+        "remote/observe.py",
+        "remote/workers/worker_runs.py",
+        "validate/selftest/build.py",
     }
 
 
