@@ -49,6 +49,8 @@ def cost_of(
     FailedError when there is none after `timeout` seconds."""
     with tempfile.TemporaryDirectory(prefix="gpuprov-cost-") as place:
         answer, said, wept = (Path(place, name) for name in ("answer", "output", "trouble"))
+        if nodes:  # a session of the command before may have outlived it
+            _settled(nodes)
         before = nodes.cpu() if nodes else 0.0
         with said.open("wb") as output, wept.open("wb") as trouble:
             subprocess.run(

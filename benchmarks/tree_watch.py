@@ -1,4 +1,4 @@
-"""StoredFacts at a command's processes and at light nodes while it runs: who takes memory, who is at work."""
+"""Looks at a command's processes and at light nodes while it runs: who takes memory, who is at work."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_actions_are_words_of_the_vocabulary() -> None:
 
 
 def test_an_unknown_action_is_refused_where_it_is_made() -> None:
-    with pytest.raises(ValueError, match="'pray' is none of the actions"):
+    with pytest.raises(ValueError, match="'pray' is not an action"):
         Finding("gpu_burn", Verdict.FAIL, "gpu3", "slow", action="pray")
 
 

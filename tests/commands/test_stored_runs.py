@@ -56,7 +56,8 @@ def found(report: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("home")
-def test_it_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     text = printed(capsys, BAD, "--format", "none")
     for line in (
         "1 of 2 nodes unhealthy, 1 healthy",

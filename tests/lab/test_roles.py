@@ -237,7 +237,7 @@ REFUSALS = {
     "a runtime that is not there": (
         "container_toolkit",
         {"container_toolkit_runtimes": ["docker"]},
-        ["asks for docker, which is not installed"],
+        ["requests docker, which is not installed"],
     ),
     "sources without a checksum": (
         "validation_tools",
