@@ -52,4 +52,4 @@ class _Copy:
         module.__dict__.update({name: value for name, value in vars(new).items() if name[:2] != "__"})
 
 
-sys.meta_path.append(_OldNames)
+sys.meta_path.insert(0, _OldNames)  # before an empty folder that an older checkout left
