@@ -103,9 +103,7 @@ def _at_work(every: Mapping[int, Process], nodes: set[int], fleet: int) -> set[i
     return found
 
 
-def _note(
-    pid: int, every: Mapping[int, Process], seen: Seen, spent: dict[int, tuple[str, float]]
-) -> None:
+def _note(pid: int, every: Mapping[int, Process], seen: Seen, spent: dict[int, tuple[str, float]]) -> None:
     kind = _kind(pid)
     if kind == ANSIBLE and _kind(every[pid].parent) == ANSIBLE:
         kind = WORKER

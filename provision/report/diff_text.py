@@ -50,7 +50,7 @@ def _finding(one: FindingChange) -> str:
         limit = f", limit {one.limit_now}"
     what = " ".join(one_line(word, 60) for word in (one.check, one.metric, one.device) if word)
     measured = quantity(one.value, one.unit)
-    said = f"{one.was or 'not told'} → {one.now or 'not told'}"
+    said = f"{one.was or 'no finding'} → {one.now or 'no finding'}"
     return f"{what}: {said} ({measured or 'no value'}{one_line(limit, 120)})"
 
 

@@ -64,7 +64,7 @@ def _header(fleet: FleetHealth) -> Iterator[str]:
     )
     yield (
         f"\n{escape(seen.words)}: "
-        f"{escape(', '.join(fleet.asked)) or 'none asked for'}; started {escape(when)}, "
+        f"{escape(', '.join(fleet.asked)) or 'none requested'}; started {escape(when)}, "
         f"inventory {_code(fleet.inventory)}, run {_code(fleet.run_id)}, "
         f"gpuprov {escape(fleet.gpuprov_version)}.\n"
     )

@@ -115,7 +115,7 @@ def test_it_is_judged_again(home: Path, tmp_path: Path, capsys: pytest.CaptureFi
     words = ("--rejudge", "--thresholds", str(file), "--format", "none", "--changes")
     told = printed(capsys, GOOD, *words).splitlines()
     assert told[0] == "gpu-[01-02]: pass → fail"
-    assert told[1].endswith("not told → fail (55.53 GB/s, limit ≥ 48 GB/s → ≥ 60 GB/s)")
+    assert told[1].endswith("no finding → fail (55.53 GB/s, limit ≥ 48 GB/s → ≥ 60 GB/s)")
     assert (home / GOOD / "rejudged/changes.json").exists(), "--format none has no other file"
 
 

@@ -164,6 +164,13 @@ def test_a_file_of_names_mixes_with_patterns_as_with_ansibles_limit(
     assert chosen == ["fe80::1", "gpu-01", "gpu-03", "gpu-04", "login"]
 
 
+def test_a_file_of_names_that_names_a_file_is_refused(fleet: Fleet, tmp_path: Path) -> None:
+    file = tmp_path / "nodes"
+    file.write_text(f"@{file}\n")  # itself, which would be read for ever
+    with pytest.raises(InventoryError, match=f"@{file} in {file} is another file"):
+        inventory.select(fleet, f"@{file}")
+
+
 def test_comments_in_a_file_of_names_are_left_out(fleet: Fleet, tmp_path: Path) -> None:
     file = tmp_path / "nodes"
     file.write_text("# those of Monday\ngpu-01  # its fan\n  gpu-03\n")

@@ -112,7 +112,7 @@ def test_what_was_not_measured_has_its_own_section_tile_and_reason(samples: Modu
         "nccl_all_reduce", [Finding("nccl_all_reduce", Verdict.SKIP, "node", "alone")], [], 0.0
     )
     alone = Reader(page(samples.fleet(samples.node("gpu-01", (skip,)), asked=("nccl_all_reduce",)))).text
-    assert "0 of 0 ? nothing that was asked for applies, so nothing is known; 1 skipped" in alone
+    assert "0 of 0 ? nothing that was requested applies, so nothing is known; 1 skipped" in alone
     assert "An empty report is not a healthy fleet." in Reader(page(samples.nothing())).text
     assert "This run was interrupted." in Reader(page(samples.interrupted())).text
 

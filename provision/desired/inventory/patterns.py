@@ -73,6 +73,10 @@ def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], w
         return {term: None}
     if term[0] == "@":
         lines = _lines(Path(term[1:]).expanduser(), whole)
+        if nested := next((line for line in lines if line[0] == "@"), ""):
+            raise InventoryError(
+                f"--nodes {whole}: {nested} in {term[1:]} is another file", "list its names there"
+            )
         return {name: None for line in lines for name in _one(line, hosts, groups, f"{term}: {line}")}
     if term == "all":
         return dict.fromkeys(hosts)
