@@ -63,6 +63,7 @@ Before=sysinit.target shutdown.target
 [Service]
 Type=oneshot
 RemainAfterExit=yes
+ExecStart=/bin/mkdir -p -m 1777 /var/cache/silicon
 ExecStart=/bin/mount --bind /var/lib/silicon/proc_driver /proc/driver
 ExecStart=/bin/sh -c 'cd /var/lib/silicon; [ ! -s proc_cpuinfo ] || mount --bind proc_cpuinfo /proc/cpuinfo'
 ExecStart=/bin/sh -c '[ ! -e /proc/modules ] || mount --bind /var/lib/silicon/proc_modules /proc/modules'

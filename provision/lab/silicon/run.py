@@ -12,10 +12,13 @@ import time
 from pathlib import Path
 
 # -I leaves the script's own folder out of the path, and with it the site packages of the node.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+HERE = str(Path(__file__).resolve().parent)
+sys.path.insert(0, HERE)
+if not os.access(HERE, os.W_OK):  # on a node, where each tool would else compile all that it imports
+    sys.pycache_prefix = "/var/cache/silicon"
 
-import devices
-from state import Node, StateError, folder_from_environment
+import devices  # noqa: E402
+from state import Node, StateError, folder_from_environment  # noqa: E402
 
 GARBAGE = (
     "\x00\x7fELF\x02\x01\ufffd\x1b[31m%s%n<<<\nSegmentation fault (core dumped)\n"
