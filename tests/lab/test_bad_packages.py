@@ -73,6 +73,7 @@ def test_another_key_than_declared_is_refused_by_name(operator: Operator, node: 
     consistent(node)
 
 
+@pytest.mark.long
 def test_a_tampered_package_is_not_installed_and_named(operator: Operator, node: Any, served: Path) -> None:
     package = served / CUDA / "nvidia-kernel-support_580.126.09-1_amd64.deb"
     right = package.read_bytes()
@@ -93,6 +94,7 @@ def test_a_tampered_package_is_not_installed_and_named(operator: Operator, node:
     consistent(node)
 
 
+@pytest.mark.long
 def test_the_next_run_works_when_the_causes_are_gone(operator: Operator, node: Any) -> None:
     done = operator.call("up", gpuprov_roles=ROLES)
     assert done.returncode == ExitCode.OK, said(done)

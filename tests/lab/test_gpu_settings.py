@@ -29,7 +29,7 @@ SETTINGS: dict[str, Any] = {
     "gpu_settings_compute_mode": "exclusive_process",
     "gpu_settings_mig": MIG,
 }
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")

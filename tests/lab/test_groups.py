@@ -27,7 +27,7 @@ from tests.lab.lab_nodes import Lab, running_lab
 RACKS = {"n1": "a", "n2": "a", "n3": "a", "n4": "b", "n5": "b", "n6": "b"}
 CABLE = "reseat or check cable"
 Report = dict[str, Any]
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 
 @pytest.fixture(scope="module")

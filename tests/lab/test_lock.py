@@ -21,7 +21,7 @@ from tests.lab.lab_nodes import Lab, LabNode, running_lab
 # No driver: an update of the CUDA toolkit shows the same, and needs no reboot.
 ROLES = ("nvidia_repository", "cuda_toolkit", "nccl", "package_lock")
 OLD = {"cuda-toolkit-12-9": "12.9.0-1", "cuda-nvcc-12-9": "12.9.41-1", "libcublas-12-9": "12.9.0.13-1"}
-pytestmark = pytest.mark.timeout(2400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ COMMON: dict[str, Any] = {
 }
 DOCA: dict[str, Any] = {**COMMON, "rdma_source": "doca", "gpudirect_rdma_method": "peermem"}
 BRIDGE = "0000:00:01.0"
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -188,6 +188,7 @@ def test_a_second_run_changes_nothing(playbook: Playbook) -> None:
     assert all(each["ok"] > 60 for each in counts.values()), "the roles did run"
 
 
+@pytest.mark.long
 def test_check_mode_names_what_a_repair_would_change_and_touches_nothing(
     playbook: Playbook, declared: Any
 ) -> None:
@@ -253,6 +254,7 @@ REFUSALS = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", sorted(REFUSALS))
 def test_what_cannot_work_is_refused_in_a_sentence_before_anything_changes(
     playbook: Playbook, case: str
@@ -266,6 +268,7 @@ def test_what_cannot_work_is_refused_in_a_sentence_before_anything_changes(
     assert counts["gpu-02"]["changed"] == 0, output
 
 
+@pytest.mark.long
 def test_a_driver_from_another_source_is_refused(playbook: Playbook, declared: Any) -> None:
     node = declared.node("gpu-02")
     node.run("sudo install -m 755 /dev/null /usr/bin/nvidia-uninstall")
@@ -277,6 +280,7 @@ def test_a_driver_from_another_source_is_refused(playbook: Playbook, declared: A
     assert "A driver from another source is on this machine" in output
 
 
+@pytest.mark.long
 def test_an_upgrade_asks_for_a_reboot_and_a_way_back_is_clean(playbook: Playbook, declared: Any) -> None:
     """Down one release and up again, on the node with fabric manager; nothing is left behind."""
     node = declared.node("gpu-01")
@@ -312,6 +316,7 @@ def test_an_upgrade_asks_for_a_reboot_and_a_way_back_is_clean(playbook: Playbook
     assert counts["gpu-01"]["changed"] == 0, output
 
 
+@pytest.mark.long
 def test_new_module_options_ask_for_a_reboot_and_a_comment_does_not(
     playbook: Playbook, declared: Any
 ) -> None:
@@ -331,6 +336,7 @@ def test_new_module_options_ask_for_a_reboot_and_a_comment_does_not(
     node.run("sudo rm /run/reboot-required /run/reboot-required.pkgs")
 
 
+@pytest.mark.long
 def test_tools_are_built_from_verified_sources_once(playbook: Playbook, declared: Any) -> None:
     """Real tarballs, checksums, make and installation, to a site's own paths; only the sources are small."""
     node = declared.node("gpu-02")

@@ -136,6 +136,7 @@ def test_the_whole_of_it(node: LabNode) -> None:
     assert node.as_root(f"{BURNING} || echo none").stdout == "none\n"
 
 
+@pytest.mark.long
 def test_an_interrupted_one_leaves_nothing_running_and_keeps_what_it_has(node: LabNode) -> None:
     before = settings(node)
     cut = shlex.quote(f"{PROGRAM} --output /root/cut")
@@ -160,6 +161,7 @@ def wait(node: LabNode, until: str, seconds: float = 60) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.long
 def test_gpus_in_use_are_left_alone(node: LabNode) -> None:
     node.as_root("cd /usr/share/gpu-burn && setsid -f gpu_burn -i 3 4000 > /dev/null 2>&1")
     try:
@@ -173,6 +175,7 @@ def test_gpus_in_use_are_left_alone(node: LabNode) -> None:
     assert "gpu_burn" not in json.loads(brought(node, "/root/used")["selftest.json"])["checks"]
 
 
+@pytest.mark.long
 def test_missing_tools_are_built_from_verified_sources(node: LabNode) -> None:
     """The role runs on this machine itself; the sources are small ones whose programs do nothing."""
     install(node, "ansible-core", "python3-ansible-runner")

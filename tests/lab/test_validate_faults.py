@@ -102,10 +102,17 @@ FAULTS = [
     ("tool_truncated", {"tool": "gpu_burn"}, [BURN], {(BURN, "node", "error")}),
     ("tool_hang", {"tool": "nvidia-smi"}, [INVENTORY], {(INVENTORY, "node", "error")}),
 ]
+# One for each way a fault shows: in a table, as a number, as no number. The others are of the long set, and
+# each class is tried without a node in tests/benchmarks/test_detection.py.
+ALWAYS = {"nvlink_down", "gpu_slow", "tool_truncated"}
 
 
 @pytest.mark.parametrize(
-    ("fault", "parameters", "checks", "expected"), FAULTS, ids=[fault[0] for fault in FAULTS]
+    ("fault", "parameters", "checks", "expected"),
+    [
+        pytest.param(*fault, id=fault[0], marks=() if fault[0] in ALWAYS else pytest.mark.long)
+        for fault in FAULTS
+    ],
 )
 def test_a_fault_is_named_and_nothing_else(
     fault: str,
