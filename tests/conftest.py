@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 settings.register_profile(
     "gpuprov",
-    max_examples=times(40, 400),
+    max_examples=times(20, 400),
     derandomize=not DRAWN,
     database=None,
     deadline=None,

@@ -22,7 +22,7 @@ from provision.desired.inventory import plain as plain_inventory
 from tests.support.random_inventories import AnsibleInventory, inventories, write
 from tests.support.seed import times
 
-EXAMPLES = times(60, 600)
+EXAMPLES = times(30, 600)
 
 
 @pytest.fixture(scope="module")
