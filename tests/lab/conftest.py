@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from provision.lab.spec import DEFAULT_NODES
+from tests.lab.gpuprov_up import Operator
 from tests.lab.lab_nodes import Lab, running_lab
 
 if TYPE_CHECKING:
@@ -39,6 +40,12 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Three bare nodes for one file of tests: two H100 SXM on Debian 13, one L40S on Debian 12."""
     with running_lab("test", DEFAULT_NODES, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    """Who runs gpuprov against this file's lab."""
+    return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="session")

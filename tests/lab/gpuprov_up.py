@@ -1,4 +1,4 @@
-"""Runs `gpuprov up` as an operator does, for tests of single roles on lab nodes."""
+"""Runs gpuprov as an operator does, for tests on lab nodes, and reads what it prints."""
 
 from __future__ import annotations
 
@@ -49,6 +49,19 @@ class Operator:
         """fact → what `drift --json` found."""
         done = self.call("drift", "--json", **variables)
         return {drift["fact"]: drift for drift in json.loads(done.stdout)["drifts"]}
+
+
+def flagged(done: subprocess.CompletedProcess[str], *spared: str) -> set[tuple[str, str, str]]:
+    """(check, device, verdict) of every finding that `validate --json` of one node printed and that is no
+    pass and none of `spared`."""
+    assert done.stdout.strip(), done.stderr
+    (node,) = json.loads(done.stdout)["nodes"]
+    return {
+        (check["check"], finding["device"], finding["verdict"])
+        for check in node["checks"]
+        for finding in check["findings"]
+        if finding["verdict"] not in ("pass", *spared)
+    }
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:

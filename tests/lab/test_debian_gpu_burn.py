@@ -53,11 +53,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
-
-
 def with_usr(lab: Lab, folder: Path) -> dict[str, Any]:
     return declared(lab, folder, "1.0") | {"validation_tools_cuda_home": "/usr"}
 

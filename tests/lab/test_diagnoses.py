@@ -7,20 +7,17 @@ database, the loaded module. Only the observer stands between them and the line.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from provision.lab.spec import NodeSpec
+from tests.lab.gpuprov_up import Operator
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
-ROOT = Path(__file__).resolve().parents[2]
 NODE = "sick-01"
 DRIVER, OTHER = "580.126.09", "570.124.06"
 # What gcc 14 says of the open module 550.163.01 on Debian 13's kernel.
@@ -136,43 +133,31 @@ TROUBLES = {
 }
 
 
-@pytest.fixture(scope="module")
-def drift(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    runs = tmp_path_factory.mktemp("runs")
-
-    def look(verb: str = "drift", *words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), *words],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            cwd=runs,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs)},
-        )
-        assert done.stdout, done.stderr
-        return done.stdout
-
-    def both() -> tuple[str, list[dict[str, Any]]]:
-        text = look("drift", "--format", "json", "--output", "drift.json")
-        return text, json.loads((runs / "drift.json").read_text())["diagnoses"]
-
-    return SimpleNamespace(both=both, look=look)
+def diagnosed(operator: Operator, folder: Path) -> tuple[str, list[dict[str, Any]]]:
+    """What `drift` prints, and the diagnoses in its document."""
+    file = folder / "drift.json"
+    done = operator.call("drift", "--format", "json", "--output", str(file))
+    assert file.exists(), done.stderr
+    return done.stdout, json.loads(file.read_text())["diagnoses"]
 
 
-def test_a_node_without_these_troubles_has_no_diagnosis(node: LabNode, drift: Any) -> None:
-    text, found = drift.both()
+def test_a_node_without_these_troubles_has_no_diagnosis(
+    node: LabNode, operator: Operator, tmp_path: Path
+) -> None:
+    text, found = diagnosed(operator, tmp_path)
     assert found == [], node.name
     assert "cause and next step" not in text
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
-def test_each_trouble_is_one_line_with_cause_and_next_step(node: LabNode, drift: Any, trouble: str) -> None:
+def test_each_trouble_is_one_line_with_cause_and_next_step(
+    node: LabNode, operator: Operator, tmp_path: Path, trouble: str
+) -> None:
     plant, rule, cause, following, undo = TROUBLES[trouble]
     root(node, plant)
     try:
-        text, found = drift.both()
-        planned = drift.look("plan") if rule == "nouveau-loaded" else text
+        text, found = diagnosed(operator, tmp_path)
+        planned = operator.call("plan").stdout if rule == "nouveau-loaded" else text
     finally:
         root(node, undo)
     assert [(each["rule"], each["nodes"]) for each in found] == [(rule, [NODE])]

@@ -35,11 +35,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def operator(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
 def node(lab: Any) -> Any:
     """A node with a kernel of Debian's in /boot, and without its headers."""
     node = lab.node("gpu-01")

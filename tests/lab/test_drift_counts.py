@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,9 +16,9 @@ from provision.checks.registry import CHECKS
 from provision.errors import ExitCode
 from provision.lab.elf import kernel_module
 from provision.lab.spec import NodeSpec
+from tests.lab.gpuprov_up import Operator
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("odd-01", "odd-02", "odd-03")
 ODD = "95.02.10.00.99"
 # No role takes part: what is declared is the business of other tests.
@@ -59,66 +56,50 @@ def load_driver(node: LabNode) -> None:
     assert "580.126.09" in node.run("cat /proc/driver/nvidia/version").stdout
 
 
-@pytest.fixture(scope="module")
-def gpuprov(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    runs = tmp_path_factory.mktemp("runs")
-
-    def call(verb: str, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), *words],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-            cwd=runs,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs)},
-        )
-
-    return call
-
-
-def drift(gpuprov: Any, *words: str) -> tuple[int, str, dict[str, Any]]:
+def drift(operator: Operator, *words: str) -> tuple[int, str, dict[str, Any]]:
     """Exit code, text, and document of one look."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "drift.json"
-        done = gpuprov("drift", *NOTHING, "--format", "json", "--output", str(file), *words)
+        done = operator.call("drift", *NOTHING, "--format", "json", "--output", str(file), *words)
         assert file.exists(), done.stderr
         return done.returncode, done.stdout, json.loads(file.read_text())
 
 
-def test_nodes_of_a_kind_are_alike_and_never_validated(gpuprov: Any) -> None:
-    code, text, found = drift(gpuprov)
+def test_nodes_of_a_kind_are_alike_and_never_validated(operator: Operator) -> None:
+    code, text, found = drift(operator)
     assert code == ExitCode.OK, text
     assert found["majority"]["compared"] == 3
     assert "odd-[01-03]  never validated" in text
-    assert drift(gpuprov, "--require-validated")[0] == ExitCode.INCOMPLETE
+    assert drift(operator, "--require-validated")[0] == ExitCode.INCOMPLETE
 
 
-def test_the_odd_vbios_is_named_with_the_majority_and_its_place(lab: Lab, gpuprov: Any) -> None:
+def test_the_odd_vbios_is_named_with_the_majority_and_its_place(lab: Lab, operator: Operator) -> None:
     lab.node("odd-02").fault("vbios", gpu=5, version=ODD)
     try:
-        code, text, found = drift(gpuprov)
-        assert drift(gpuprov, "--no-majority")[0] == ExitCode.OK
+        code, text, found = drift(operator)
+        assert drift(operator, "--no-majority")[0] == ExitCode.OK
     finally:
         lab.node("odd-02").heal()
     assert code == ExitCode.DRIFT
     (odd,) = found["majority"]["outliers"]
     assert (odd["node"], odd["fact"], odd["agree"], odd["answered"]) == ("odd-02", "firmware.gpu_vbios", 2, 3)
     assert f"odd-02  firmware.gpu_vbios is {ODD} on GPU 5, 2 of 3 (l40s on debian 13) have " in text
-    assert drift(gpuprov)[0] == ExitCode.OK
+    assert drift(operator)[0] == ExitCode.OK
 
 
-def test_a_node_without_an_answer_is_drift_and_three_values_are_ambiguous(lab: Lab, gpuprov: Any) -> None:
+def test_a_node_without_an_answer_is_drift_and_three_values_are_ambiguous(
+    lab: Lab, operator: Operator
+) -> None:
     card = "/proc/driver/nvidia/gpus/*/information"
     for node, version in zip(lab.nodes, ("01", "02", "03"), strict=True):
         node.run(f"sudo sed -i 's/^Video BIOS: .*/Video BIOS: \\t 95.02.66.00.{version}/' {card}")
-    _, text, found = drift(gpuprov)
+    _, text, found = drift(operator)
     (tie,) = found["majority"]["ties"]
     assert tie["fact"] == "firmware.gpu_vbios"
     assert [side["nodes"] for side in tie["sides"]] == [["odd-01"], ["odd-02"], ["odd-03"]]
     assert "firmware.gpu_vbios ambiguous, no value has a majority of l40s on debian 13: 1 have " in text
     lab.node("odd-03").run(f"sudo sed -i 's/^Video BIOS: .*/Video BIOS: \\t ??.??.??.??.??/' {card}")
-    code, text, found = drift(gpuprov)
+    code, text, found = drift(operator)
     assert code == ExitCode.DRIFT
     (unknown,) = [each for each in found["majority"]["outliers"] if each["unknown"]]
     assert unknown["node"] == "odd-03"
@@ -126,24 +107,24 @@ def test_a_node_without_an_answer_is_drift_and_three_values_are_ambiguous(lab: L
     for node in lab.nodes:
         node.fault("vbios", gpu=0)  # the surfaces are written again
         node.heal()
-    assert drift(gpuprov)[0] == ExitCode.OK
+    assert drift(operator)[0] == ExitCode.OK
 
 
-def test_a_pass_expires_when_what_it_depended_on_changes(lab: Lab, gpuprov: Any) -> None:
-    done = gpuprov("validate", "--checks", "gpu_inventory", "--json")
+def test_a_pass_expires_when_what_it_depended_on_changes(lab: Lab, operator: Operator) -> None:
+    done = operator.call("validate", "--checks", "gpu_inventory", "--json")
     verdicts = {
         node["node"]: [check["verdict"] for check in node["checks"]]
         for node in json.loads(done.stdout)["nodes"]
     }
     assert verdicts == {name: ["pass"] for name in NAMES}, done.stdout[-2000:]
-    _, text, found = drift(gpuprov)
+    _, text, found = drift(operator)
     assert {each["check"] for each in found["validation"]["not_validated"]} == {*CHECKS} - {"gpu_inventory"}
     assert "expired" not in text
 
     lab.node("odd-01").fault("gpu_swapped", gpu=3)
     lab.node("odd-02").fault("pcie_width", gpu=6, width=8)
     try:
-        _, text, found = drift(gpuprov)
+        _, text, found = drift(operator)
     finally:
         lab.node("odd-01").heal()
         lab.node("odd-02").heal()

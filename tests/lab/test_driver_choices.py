@@ -30,11 +30,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def operator(lab: Any, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
 def node(lab: Any) -> Any:
     return lab.node("gpu-01")
 

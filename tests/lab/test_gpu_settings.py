@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
+from tests.lab.gpuprov_up import Operator
 from tests.lab.images import Images
 from tests.lab.lab_nodes import running_lab
 
 if TYPE_CHECKING:
     from tests.lab.lab_nodes import Lab, LabNode
 
-ROOT = Path(__file__).resolve().parents[2]
-BARE = "[nvidia_repository,nvidia_driver,nvlink,gpu_settings]"  # what a bare node needs
+BARE = ("nvidia_repository", "nvidia_driver", "nvlink", "gpu_settings")  # what a bare node needs
 MIG = {"enabled": True, "profiles": {"0": ["1g.10gb", "3g.40gb"]}}
 SETTINGS: dict[str, Any] = {
     "gpu_settings_power_limit": 350,
@@ -42,19 +38,16 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 
 def gpuprov(
-    lab: Lab, verb: str, *words: str, roles: str = "[gpu_settings]", **settings: Any
+    operator: Operator, verb: str, *words: str, roles: Sequence[str] = ("gpu_settings",), **settings: Any
 ) -> tuple[int, str]:
-    chosen = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
-    sets = [word for one in [f"gpuprov_roles={roles}", *chosen] for word in ("--set", one)]
-    done = subprocess.run(
-        [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), *sets, *words],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(lab.inventory.parent / "runs")},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=800,
-    )
+    done = operator.call(verb, *words, timeout=800, gpuprov_roles=roles, **settings)
     return done.returncode, done.stdout + done.stderr
+
+
+def events(operator: Operator) -> list[dict[str, Any]]:
+    """Of the newest `up`."""
+    newest = max(operator.runs.glob("*-up"))
+    return [json.loads(line) for line in (newest / "events.jsonl").read_text().splitlines()]
 
 
 def field(node: LabNode, name: str) -> list[str]:
@@ -75,60 +68,58 @@ def as_declared(node: LabNode) -> None:
     assert partitions(node) == "0 3g.40gb 1g.10gb 1 2 3 4 5 6 7"
 
 
-def test_nodes_get_their_settings_and_a_second_run_does_nothing(lab: Lab) -> None:
-    code, said = gpuprov(lab, "up", roles=BARE, **SETTINGS)
+def test_nodes_get_their_settings_and_a_second_run_does_nothing(lab: Lab, operator: Operator) -> None:
+    code, said = gpuprov(operator, "up", roles=BARE, **SETTINGS)
     assert code == ExitCode.OK, said
     for node in lab.nodes:
         as_declared(node)
-    code, said = gpuprov(lab, "up", roles=BARE, **SETTINGS)
+    code, said = gpuprov(operator, "up", roles=BARE, **SETTINGS)
     assert code == ExitCode.OK, said
     assert "2 nodes already as declared" in said
 
 
-def test_the_role_itself_is_changeless_and_clean_in_check_mode(lab: Lab) -> None:
+def test_the_role_itself_is_changeless_and_clean_in_check_mode(operator: Operator) -> None:
     for words in ([], ["--check"]):
-        code, said = gpuprov(lab, "up", "--full", *words, **SETTINGS)
+        code, said = gpuprov(operator, "up", "--full", *words, **SETTINGS)
         assert code == ExitCode.OK, said
-        newest = max((lab.inventory.parent / "runs").glob("*-up"))
-        events = [json.loads(line) for line in (newest / "events.jsonl").read_text().splitlines()]
-        assert any(event["role"] == "gpu_settings" for event in events)
-        assert not [event for event in events if event.get("changed")], said
+        assert any(event["role"] == "gpu_settings" for event in events(operator))
+        assert not [event for event in events(operator) if event.get("changed")], said
 
 
-def test_a_reboot_forgets_and_the_boot_sets_it_again(lab: Lab) -> None:
+def test_a_reboot_forgets_and_the_boot_sets_it_again(lab: Lab, operator: Operator) -> None:
     node = lab.node("gpu-01")
     node.reboot()
     node.run("sudo timeout 120 systemctl is-system-running --wait", check=False, timeout=150)
     as_declared(node)
-    code, said = gpuprov(lab, "drift", **SETTINGS)
+    code, said = gpuprov(operator, "drift", **SETTINGS)
     assert code == ExitCode.OK, said
 
 
-def test_a_limit_changed_by_hand_is_drift_on_that_gpu_and_the_role_alone_mends_it(lab: Lab) -> None:
+def test_a_limit_changed_by_hand_is_drift_on_that_gpu_and_the_role_alone_mends_it(
+    lab: Lab, operator: Operator
+) -> None:
     node = lab.node("gpu-02")
     node.run("sudo nvidia-smi -i 3 -pl 300")
-    code, said = gpuprov(lab, "drift", **SETTINGS)
+    code, said = gpuprov(operator, "drift", **SETTINGS)
     assert code == ExitCode.DRIFT, said
     assert "nvidia_smi.power.limit" in said
     assert "300.00" in said
     assert "gpu-02" in said
     assert said.count(" is [") == 1, "nothing else differs"
     assert "1 of 2 nodes as declared" in said
-    code, said = gpuprov(lab, "up", **SETTINGS)
+    code, said = gpuprov(operator, "up", **SETTINGS)
     assert code == ExitCode.OK, said
     as_declared(node)
-    newest = max((lab.inventory.parent / "runs").glob("*-up"))
-    events = [json.loads(line) for line in (newest / "events.jsonl").read_text().splitlines()]
-    assert {event["role"] for event in events if event["role"]} == {"gpu_settings"}
-    assert {event["node"] for event in events} == {"gpu-02"}
+    assert {event["role"] for event in events(operator) if event["role"]} == {"gpu_settings"}
+    assert {event["node"] for event in events(operator)} == {"gpu-02"}
 
 
-def test_partitions_taken_down_by_hand_come_back(lab: Lab) -> None:
+def test_partitions_taken_down_by_hand_come_back(lab: Lab, operator: Operator) -> None:
     node = lab.node("gpu-01")
     node.run("sudo nvidia-smi mig -i 0 -dci && sudo nvidia-smi mig -i 0 -dgi")
-    code, said = gpuprov(lab, "drift", **SETTINGS)
+    code, said = gpuprov(operator, "drift", **SETTINGS)
     assert (code, "mig.devices" in said) == (ExitCode.DRIFT, True), said
-    code, said = gpuprov(lab, "up", **SETTINGS)
+    code, said = gpuprov(operator, "up", **SETTINGS)
     assert code == ExitCode.OK, said
     as_declared(node)
 
@@ -156,73 +147,75 @@ def test_a_restart_of_the_persistence_daemon_does_not_lose_them(lab: Lab) -> Non
     ],
 )
 def test_what_a_board_cannot_do_is_refused_and_nothing_changes(
-    lab: Lab, settings: dict[str, Any], words: str
+    lab: Lab, operator: Operator, settings: dict[str, Any], words: str
 ) -> None:
     node = lab.node("gpu-01")
-    code, said = gpuprov(lab, "up", "--nodes", "gpu-01", **{**SETTINGS, **settings})
+    code, said = gpuprov(operator, "up", "--nodes", "gpu-01", **{**SETTINGS, **settings})
     assert code == ExitCode.UNHEALTHY, said
     assert words in " ".join(said.split()), said
     assert "Traceback" not in said
     as_declared(node)
 
 
-def test_partitions_do_not_change_under_a_running_process(lab: Lab) -> None:
+def test_partitions_do_not_change_under_a_running_process(lab: Lab, operator: Operator) -> None:
     node = lab.node("gpu-01")
     mark = '{"tool": "train", "pid": %d, "since": 1, "slots": [0]}'
     node.run("nohup sleep 600 >/dev/null 2>&1 & echo $! > /tmp/pid")
     pid = int(node.run("cat /tmp/pid").stdout)
     node.run(f"echo '{mark % pid}' > /var/lib/silicon/run/load.{pid}")
     other = {"enabled": True, "profiles": {"0": ["7g.80gb"]}}
-    code, said = gpuprov(lab, "up", "--nodes", "gpu-01", **{**SETTINGS, "gpu_settings_mig": other})
+    code, said = gpuprov(operator, "up", "--nodes", "gpu-01", **{**SETTINGS, "gpu_settings_mig": other})
     node.run(f"kill {pid}; rm /var/lib/silicon/run/load.{pid}")
     assert code == ExitCode.UNHEALTHY, said
     assert f"GPU 0: process {pid} (train) uses it" in " ".join(said.split()), said
     as_declared(node)
 
 
-def test_another_fabric_manager_is_seen_replaced_and_started_anew_with_the_gpus(lab: Lab) -> None:
+def test_another_fabric_manager_is_seen_replaced_and_started_anew_with_the_gpus(
+    lab: Lab, operator: Operator
+) -> None:
     """The GPUs are reset on the way, so their settings have to come back as well."""
     node = lab.node("gpu-01")
     before = node.run("systemctl show --property=ActiveEnterTimestampMonotonic nvidia-fabricmanager").stdout
     other = "nvidia-fabricmanager-580=580.95.05-1"
     node.run(f"sudo apt-get install -y --allow-downgrades --allow-change-held-packages {other}")
-    code, said = gpuprov(lab, "drift", roles=BARE, **SETTINGS)
+    code, said = gpuprov(operator, "drift", roles=BARE, **SETTINGS)
     assert code == ExitCode.DRIFT, said
     for words in ("fabric.manager_version", "fabric.manager_matches_driver", "580.95.05"):
         assert words in said, said
-    code, said = gpuprov(lab, "up", roles=BARE, **SETTINGS)
+    code, said = gpuprov(operator, "up", roles=BARE, **SETTINGS)
     assert code == ExitCode.OK, said
     after = node.run("systemctl show --property=ActiveEnterTimestampMonotonic nvidia-fabricmanager").stdout
     assert after != before
     assert field(node, "fabric.state,fabric.status") == ["state  Completed, status Success"] * 8
     as_declared(node)
-    code, said = gpuprov(lab, "drift", roles=BARE, **SETTINGS)
+    code, said = gpuprov(operator, "drift", roles=BARE, **SETTINGS)
     assert code == ExitCode.OK, said
 
 
-def test_a_fabric_manager_that_is_not_the_drivers_cannot_be_declared(lab: Lab) -> None:
-    code, said = gpuprov(lab, "up", roles=BARE, nvlink_version="580.95.05", **SETTINGS)
+def test_a_fabric_manager_that_is_not_the_drivers_cannot_be_declared(operator: Operator) -> None:
+    code, said = gpuprov(operator, "up", roles=BARE, nvlink_version="580.95.05", **SETTINGS)
     assert code == ExitCode.ERROR, said
     assert "nvlink_version is 580.95.05, but must equal nvidia_driver_version" in said
 
 
-def test_the_ecc_mode_changes_with_the_reboot_that_up_makes(lab: Lab) -> None:
+def test_the_ecc_mode_changes_with_the_reboot_that_up_makes(lab: Lab, operator: Operator) -> None:
     node = lab.node("gpu-02")
     before = node.boot_id()
-    code, said = gpuprov(lab, "up", "--nodes", "gpu-02", gpu_settings_ecc="disabled", **SETTINGS)
+    code, said = gpuprov(operator, "up", "--nodes", "gpu-02", gpu_settings_ecc="disabled", **SETTINGS)
     assert code == ExitCode.OK, said
     assert node.boot_id() != before
     assert field(node, "ecc.mode.current") == ["Disabled"] * 8
     as_declared(node)
 
 
-def test_nothing_declared_leaves_nothing_behind(lab: Lab) -> None:
+def test_nothing_declared_leaves_nothing_behind(lab: Lab, operator: Operator) -> None:
     node = lab.node("gpu-02")
-    code, said = gpuprov(lab, "up", "--nodes", "gpu-02")
+    code, said = gpuprov(operator, "up", "--nodes", "gpu-02")
     assert code == ExitCode.OK, said
     left = node.run(
         "ls /etc/systemd/system/gpuprov-gpu-settings.service /usr/local/sbin/gpuprov-*", check=False
     )
     assert left.stdout == ""
-    code, said = gpuprov(lab, "drift", "--nodes", "gpu-02")
+    code, said = gpuprov(operator, "drift", "--nodes", "gpu-02")
     assert code == ExitCode.OK, said

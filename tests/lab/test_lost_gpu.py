@@ -57,11 +57,6 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
         yield running
 
 
-@pytest.fixture(scope="module")
-def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
-
-
 @pytest.fixture
 def whole(lab: Lab) -> Iterator[None]:
     """All GPUs answer again afterwards."""

@@ -8,9 +8,7 @@ result.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,10 @@ import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import DEFAULT_NODES
+from tests.lab.gpuprov_up import Operator, said
 from tests.lab.images import Images
 from tests.lab.lab_nodes import Lab, running_lab
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(1800)
 
 
@@ -34,34 +32,8 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
         yield running
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def gpuprov(lab: Any, runs: Path) -> Any:
-    """Runs one gpuprov command against the lab's inventory and returns the finished process."""
-
-    def call(verb: str, *arguments: str, timeout: int = 1200) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs)},
-        )
-
-    return call
-
-
-def said(done: subprocess.CompletedProcess[str]) -> str:
-    return f"exit {done.returncode}\n--- stdout\n{done.stdout}\n--- stderr\n{done.stderr}"
-
-
-def newest(runs: Path, verb: str) -> Path:
-    return max(runs.glob(f"*-{verb}*"), key=lambda folder: folder.name)
+def newest(operator: Operator, verb: str) -> Path:
+    return max(operator.runs.glob(f"*-{verb}*"), key=lambda folder: folder.name)
 
 
 def named(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], str]:
@@ -100,27 +72,27 @@ def test_up_brings_bare_nodes_to_what_was_declared(images: Images) -> None:
     assert again.returncode == ExitCode.OK, said(again)
 
 
-def test_up_on_a_converged_fleet_runs_no_playbook(gpuprov: Any, runs: Path) -> None:
-    done = gpuprov("up")
+def test_up_on_a_converged_fleet_runs_no_playbook(operator: Operator) -> None:
+    done = operator.call("up")
     assert done.returncode == ExitCode.OK, said(done)
     assert "already as declared" in done.stdout + done.stderr
-    events = newest(runs, "up") / "events.jsonl"
+    events = newest(operator, "up") / "events.jsonl"
     assert not events.exists() or events.read_text() == ""
 
 
-def test_a_healthy_fleet_passes_every_check(gpuprov: Any) -> None:
-    done = gpuprov("validate", "--json")
+def test_a_healthy_fleet_passes_every_check(operator: Operator) -> None:
+    done = operator.call("validate", "--json")
     assert done.returncode == ExitCode.OK, said(done)
     assert named(done) == {}
     assert set(verdicts(done).values()) == {"pass"}
 
 
-def test_both_faults_of_one_node_are_named_and_nothing_else(gpuprov: Any, lab: Any) -> None:
+def test_both_faults_of_one_node_are_named_and_nothing_else(operator: Operator, lab: Any) -> None:
     node = lab.node("gpu-03")
     node.fault("burn_errors", gpu=5)
     node.fault("slow_pair", a=2, b=6, factor=0.6)
     try:
-        done = gpuprov("validate", "--json")
+        done = operator.call("validate", "--json")
     finally:
         node.heal()
     assert done.returncode == ExitCode.UNHEALTHY, said(done)
@@ -139,38 +111,38 @@ BREAKAGES = {
 }
 
 
-def test_five_things_broken_by_hand_are_named_and_repaired(gpuprov: Any, lab: Any, runs: Path) -> None:
+def test_five_things_broken_by_hand_are_named_and_repaired(operator: Operator, lab: Any) -> None:
     for (name, command), _ in BREAKAGES.items():
         lab.node(name).run(f"sudo sh -c {json.dumps(command)}")
-    found = gpuprov("drift", "--json")
+    found = operator.call("drift", "--json")
     assert found.returncode == ExitCode.DRIFT, said(found)
     seen = drifted(found)
     for (name, command), (role, fact) in BREAKAGES.items():
         assert any(n == name and r == role and fact in f for n, r, f in seen), (command, seen)
     assert {node for node, _, _ in seen} == {"gpu-01", "gpu-03"}
 
-    repaired = gpuprov("up")
+    repaired = operator.call("up")
     assert repaired.returncode == ExitCode.OK, said(repaired)
-    events = [json.loads(line) for line in (newest(runs, "up") / "events.jsonl").read_text().splitlines()]
+    events = [json.loads(line) for line in (newest(operator, "up") / "events.jsonl").read_text().splitlines()]
     assert {event["node"] for event in events if event["node"]} == {"gpu-01", "gpu-03"}
     ran = {(event["node"], event["role"]) for event in events if event["role"]}
     assert ("gpu-01", "rdma") not in ran, "up repairs what drifted, and nothing else"
-    assert gpuprov("drift").returncode == ExitCode.OK
+    assert operator.call("drift").returncode == ExitCode.OK
 
 
 @pytest.mark.parametrize("verb", ["up", "validate", "drift"])
 def test_a_node_that_is_off_is_named_and_the_others_are_finished(
-    gpuprov: Any, lab: Any, runs: Path, verb: str
+    operator: Operator, lab: Any, verb: str
 ) -> None:
     lab.node("gpu-02").power_off()
     try:
-        done = gpuprov(verb, *(["--checks", "gpu_inventory"] if verb == "validate" else []))
+        done = operator.call(verb, *(["--checks", "gpu_inventory"] if verb == "validate" else []))
     finally:
         lab.node("gpu-02").power_on()
     assert done.returncode == ExitCode.INCOMPLETE, said(done)
     assert "gpu-02" in done.stdout + done.stderr
     if verb == "validate":
-        report = json.loads((newest(runs, verb) / "report.json").read_text())
+        report = json.loads((newest(operator, verb) / "report.json").read_text())
         assert {n["node"]: n["verdict"] for n in report["nodes"]} == {
             "gpu-01": "pass",
             "gpu-02": "error",
@@ -187,12 +159,12 @@ def test_a_node_that_is_off_is_named_and_the_others_are_finished(
     ],
 )
 def test_garbage_and_hangs_are_error_and_a_faulty_gpu_is_fail(
-    gpuprov: Any, lab: Any, fault: str, parameters: dict[str, Any], check: str, verdict: str
+    operator: Operator, lab: Any, fault: str, parameters: dict[str, Any], check: str, verdict: str
 ) -> None:
     node = lab.node("gpu-01")
     node.fault(fault, **parameters)
     try:
-        done = gpuprov("validate", "--nodes", "gpu-01", "--checks", check, "--timeout", "10", "--json")
+        done = operator.call("validate", "--nodes", "gpu-01", "--checks", check, "--timeout", "10", "--json")
     finally:
         node.heal()
     assert done.returncode == (ExitCode.UNHEALTHY if verdict == "fail" else ExitCode.INCOMPLETE), said(done)

@@ -79,11 +79,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield running
 
 
-@pytest.fixture(scope="module")
-def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
-    return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
-
-
 def test_the_tools_are_built_and_run(lab: Lab, operator: Operator, tmp_path: Path) -> None:
     done = operator.call("up", "--yes", "--no-canary", **declared(lab, tmp_path, "1.0"))
     assert done.returncode == ExitCode.OK, said(done)

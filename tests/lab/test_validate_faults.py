@@ -7,22 +7,17 @@ adjustment and wait for a recording of real hardware.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
+from tests.lab.gpuprov_up import Operator, flagged
 from tests.lab.images import Images
 from tests.lab.lab_nodes import Lab, running_lab
 
-ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(1800)
 NODE = "gpu-01"  # H100 SXM
 
@@ -37,40 +32,14 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
         yield running
 
 
-@pytest.fixture(scope="module")
-def gpuprov(
-    lab: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[..., subprocess.CompletedProcess[str]]:
-    runs = tmp_path_factory.mktemp("runs")
-
-    def call(verb: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "provision.cli", verb, str(lab.inventory), "--nodes", NODE, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=1500,
-            check=False,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs)},
-        )
-
-    return call
-
-
 @pytest.fixture
-def validate(gpuprov: Any) -> Validate:
-    """Exit code, and (check, device, verdict) of everything that is not a pass."""
+def validate(operator: Operator) -> Validate:
+    """Exit code, and what is flagged."""
 
     def run(*checks: str, seconds: int = 30) -> tuple[int, set[tuple[str, str, str]]]:
-        done = gpuprov("validate", "--json", "--timeout", str(seconds), "--checks", ",".join(checks))
-        assert done.stdout.strip(), done.stderr
-        (node,) = json.loads(done.stdout)["nodes"]
-        found = {
-            (check["check"], finding["device"], finding["verdict"])
-            for check in node["checks"]
-            for finding in check["findings"]
-            if finding["verdict"] != "pass"
-        }
-        return done.returncode, found
+        words = ("--json", "--timeout", str(seconds), "--checks", ",".join(checks))
+        done = operator.call("validate", *words, timeout=1500)
+        return done.returncode, flagged(done)
 
     return run
 
