@@ -39,7 +39,17 @@ class Operator:
         chosen = [
             word for name, value in variables.items() for word in ("--set", f"{name}={json.dumps(value)}")
         ]
-        return [sys.executable, "-m", "provision.cli", verb, str(self.inventory), *arguments, *chosen]
+        where = [] if "--resume" in arguments else [str(self.inventory)]
+        return [sys.executable, "-m", "provision.cli", verb, *where, *arguments, *chosen]
+
+    def newest(self, verb: str = "up") -> Path:
+        """The folder of the last run of this verb."""
+        return max(self.runs.glob(f"*-{verb}"))
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """What the last `up` kept line by line: events, outcomes, boots, …"""
+        file = self.newest() / f"{name}.jsonl"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     @property
     def _environment(self) -> dict[str, str]:

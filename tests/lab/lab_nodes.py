@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     pass
 
 SPEED = 100.0  # simulated seconds per real second
+HOLD_DPKG = (
+    "import fcntl, time; lock = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(lock, fcntl.LOCK_EX);"
+    "print('held', flush=True); time.sleep(300)"
+)
 # Another lab has another network: its server's address is in apt's sources, and in the names of apt's lists.
 MOVE = """
 grep -rlF {old} /etc/apt | xargs -r sed -i 's/{old}/{new}/g'
@@ -60,6 +64,17 @@ class LabNode:
     ) -> subprocess.CompletedProcess[str]:
         """Run a shell command on the node as root."""
         return self.run(f"sudo sh -c {shlex.quote(command)}", timeout=timeout, said=said)
+
+    def hold_dpkg(self) -> None:
+        """Have another program hold dpkg's lock, until `release_dpkg`."""
+        self.run(f"echo {shlex.quote(HOLD_DPKG)} > /tmp/hold.py; rm -f /tmp/held")
+        self.run(
+            "sudo setsid python3 /tmp/hold.py </dev/null > /tmp/held 2>&1 &"
+            " until grep -qx held /tmp/held; do sleep 0.1; done"
+        )
+
+    def release_dpkg(self) -> None:
+        self.run("sudo pkill -f /tmp/hold.py", check=False)
 
     def fault(self, fault: str, **parameters: object) -> None:
         silicon_state.set_fault(self.place, fault, [f"{key}={value}" for key, value in parameters.items()])

@@ -7,17 +7,14 @@ set on one lab node alone; instead the mirror's list is 400 days over, which is 
 from __future__ import annotations
 
 import datetime
-import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,7 +22,7 @@ from provision.errors import ExitCode
 from provision.lab import fleet, network, process, signing
 from provision.lab.repository import Repository
 from provision.lab.spec import NodeSpec
-from tests.lab.gpuprov_up import ROOT
+from tests.lab.gpuprov_up import Operator
 from tests.lab.lab_nodes import running_lab
 
 if TYPE_CHECKING:
@@ -33,10 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 PACKAGES = ["--set", "gpuprov_roles=[nvidia_repository, nccl]", "--no-canary"]
-HOLD_DPKG = (
-    "import fcntl, time; lock = open('/var/lib/dpkg/lock-frontend', 'w'); fcntl.lockf(lock, fcntl.LOCK_EX);"
-    "print('held', flush=True); time.sleep(300)"
-)
+Up = Callable[..., "subprocess.Popen[str]"]
 CUDA = "cuda/repos/debian13/x86_64"
 LISTS = "sudo rm -rf /var/lib/apt/lists/*; sudo rm -f /etc/apt/sources.list.d/*cuda*"
 
@@ -49,37 +43,17 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
-
-
-@pytest.fixture(scope="module")
-def up(lab: Lab, runs: Path) -> Callable[..., subprocess.Popen[str]]:
+def up(operator: Operator) -> Up:
     def start(*arguments: str) -> subprocess.Popen[str]:
-        where = [] if "--resume" in arguments else [str(lab.inventory), *PACKAGES]
-        return subprocess.Popen(
-            [sys.executable, "-m", "provision.cli", "up", *where, *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(runs), "COLUMNS": "4000"},
-        )
+        return operator.began("up", *([] if "--resume" in arguments else PACKAGES), *arguments)
 
     return start
-
-
-Up = Callable[..., "subprocess.Popen[str]"]
 
 
 def finish(process: subprocess.Popen[str], code: ExitCode) -> str:
     said, _ = process.communicate(timeout=500)
     assert process.returncode == code, said
     return said
-
-
-def records(runs: Path, name: str) -> list[dict[str, Any]]:
-    path = max(runs.glob("*-up")) / f"{name}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def consistent(node: LabNode) -> None:
@@ -90,18 +64,6 @@ def consistent(node: LabNode) -> None:
 def without_nccl(node: LabNode) -> None:
     unhold = "sudo apt-mark unhold libnccl2 libnccl-dev"
     node.run(f"{unhold}; sudo apt-get purge -y -q libnccl2; sudo apt-get clean")
-
-
-def hold_dpkg(node: LabNode) -> None:
-    node.run(f"echo {shlex.quote(HOLD_DPKG)} > /tmp/hold.py; rm -f /tmp/held")
-    node.run(
-        "sudo setsid python3 /tmp/hold.py </dev/null > /tmp/held 2>&1 &"
-        " until grep -qx held /tmp/held; do sleep 0.1; done"
-    )
-
-
-def release_dpkg(node: LabNode) -> None:
-    node.run("sudo pkill -f /tmp/hold.py", check=False)
 
 
 def wait_until_apt_waits(node: LabNode, process: subprocess.Popen[str]) -> None:
@@ -119,7 +81,7 @@ def test_both_nodes_are_brought_up(up: Up, lab: Lab) -> None:
         consistent(node)
 
 
-def test_the_mirror_goes_down_between_two_waves(up: Up, lab: Lab, runs: Path) -> None:
+def test_the_mirror_goes_down_between_two_waves(up: Up, lab: Lab, operator: Operator) -> None:
     for node in lab.nodes:
         without_nccl(node)
     place = lab.record.place
@@ -137,7 +99,7 @@ def test_the_mirror_goes_down_between_two_waves(up: Up, lab: Lab, runs: Path) ->
     assert (
         "still drained, out of service until they match their declared state: gpu-[01-02]" in said
     )  # no undrain hook
-    assert {r["node"]: r["status"] for r in records(runs, "outcomes")} == {
+    assert {r["node"]: r["status"] for r in operator.records("outcomes")} == {
         "gpu-01": "done",
         "gpu-02": "failed",
     }
@@ -148,11 +110,11 @@ def test_the_mirror_goes_down_between_two_waves(up: Up, lab: Lab, runs: Path) ->
 def test_another_package_manager_keeps_the_lock(up: Up, lab: Lab) -> None:
     node = lab.node("gpu-01")
     without_nccl(node)
-    hold_dpkg(node)
+    node.hold_dpkg()
     try:
         said = finish(up("--set", "gpuprov_package_lock_timeout=5"), ExitCode.UNHEALTHY)
     finally:
-        release_dpkg(node)
+        node.release_dpkg()
     assert "another package manager is at work there (" in said
     assert "wait for it, or stop it; nothing was changed" in said
     consistent(node)
@@ -218,7 +180,7 @@ def test_and_are_not_any_more(up: Up, lab: Lab) -> None:
     consistent(lab.node("gpu-01"))
 
 
-def test_an_installation_that_was_cut_is_finished_first(up: Up, lab: Lab, runs: Path) -> None:
+def test_an_installation_that_was_cut_is_finished_first(up: Up, lab: Lab, operator: Operator) -> None:
     node = lab.node("gpu-01")
     without_nccl(node)
     node.run(
@@ -226,7 +188,7 @@ def test_an_installation_that_was_cut_is_finished_first(up: Up, lab: Lab, runs: 
     )
     assert node.run("sudo dpkg --audit").stdout != ""
     finish(up(), ExitCode.OK)
-    assert "Finish an interrupted package installation" in {e["task"] for e in records(runs, "events")}
+    assert "Finish an interrupted package installation" in {e["task"] for e in operator.records("events")}
     consistent(node)
 
 
@@ -239,25 +201,25 @@ def test_what_an_earlier_run_left_running_is_waited_for(up: Up, lab: Lab) -> Non
     assert " sleep); waiting for it" in said
 
 
-def test_a_node_that_boots_by_itself_in_the_middle_is_finished(up: Up, lab: Lab, runs: Path) -> None:
+def test_a_node_that_boots_by_itself_in_the_middle_is_finished(up: Up, lab: Lab, operator: Operator) -> None:
     node = lab.node("gpu-01")
     without_nccl(node)
     before = node.boot_id()
-    hold_dpkg(node)
+    node.hold_dpkg()
     running = up()
     wait_until_apt_waits(node, running)
     node.run("sudo systemctl reboot", check=False)
     said = finish(running, ExitCode.OK)
     assert "gpu-01: it booted by itself in the middle of nccl" in said, said
-    assert [(b["node"], b["before"]) for b in records(runs, "boots")] == [("gpu-01", before)]
-    assert records(runs, "reboots") == []
+    assert [(b["node"], b["before"]) for b in operator.records("boots")] == [("gpu-01", before)]
+    assert operator.records("reboots") == []
     consistent(node)
 
 
 def test_ssh_is_cut_for_half_a_minute(up: Up, lab: Lab) -> None:
     node = lab.node("gpu-02")
     without_nccl(node)
-    hold_dpkg(node)
+    node.hold_dpkg()
     running = up()
     index = lab.record.node("gpu-02").index
     try:
@@ -267,7 +229,7 @@ def test_ssh_is_cut_for_half_a_minute(up: Up, lab: Lab) -> None:
     finally:
         network.plug(lab.record.octet, index, True)
     time.sleep(2)
-    release_dpkg(node)
+    node.release_dpkg()
     finish(running, ExitCode.OK)
     consistent(node)
 
@@ -278,7 +240,7 @@ def test_two_controllers_exclude_each_other_and_one_that_is_terminated_gives_its
     node = lab.node("gpu-01")
     without_nccl(node)
     without_nccl(lab.node("gpu-02"))
-    hold_dpkg(node)
+    node.hold_dpkg()
     try:
         first = up("--nodes", "gpu-01")
         wait_until_apt_waits(node, first)
@@ -288,6 +250,6 @@ def test_two_controllers_exclude_each_other_and_one_that_is_terminated_gives_its
         first.send_signal(signal.SIGTERM)
         finish(first, ExitCode.INTERRUPTED)
     finally:
-        release_dpkg(node)
+        node.release_dpkg()
     assert node.run("sudo ls /run/gpuprov").stdout.split() == ["guard"]
     finish(up(), ExitCode.OK)

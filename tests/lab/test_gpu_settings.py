@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +43,6 @@ def gpuprov(
     return done.returncode, done.stdout + done.stderr
 
 
-def events(operator: Operator) -> list[dict[str, Any]]:
-    """Of the newest `up`."""
-    newest = max(operator.runs.glob("*-up"))
-    return [json.loads(line) for line in (newest / "events.jsonl").read_text().splitlines()]
-
-
 def field(node: LabNode, name: str) -> list[str]:
     query = f"nvidia-smi --query-gpu={name} --format=csv,noheader,nounits"
     return node.run(query).stdout.splitlines()
@@ -82,8 +75,8 @@ def test_the_role_itself_is_changeless_and_clean_in_check_mode(operator: Operato
     for words in ([], ["--check"]):
         code, said = gpuprov(operator, "up", "--full", *words, **SETTINGS)
         assert code == ExitCode.OK, said
-        assert any(event["role"] == "gpu_settings" for event in events(operator))
-        assert not [event for event in events(operator) if event.get("changed")], said
+        assert any(event["role"] == "gpu_settings" for event in operator.records("events"))
+        assert not [event for event in operator.records("events") if event.get("changed")], said
 
 
 def test_a_reboot_forgets_and_the_boot_sets_it_again(lab: Lab, operator: Operator) -> None:
@@ -110,8 +103,8 @@ def test_a_limit_changed_by_hand_is_drift_on_that_gpu_and_the_role_alone_mends_i
     code, said = gpuprov(operator, "up", **SETTINGS)
     assert code == ExitCode.OK, said
     as_declared(node)
-    assert {event["role"] for event in events(operator) if event["role"]} == {"gpu_settings"}
-    assert {event["node"] for event in events(operator)} == {"gpu-02"}
+    assert {event["role"] for event in operator.records("events") if event["role"]} == {"gpu_settings"}
+    assert {event["node"] for event in operator.records("events")} == {"gpu-02"}
 
 
 def test_partitions_taken_down_by_hand_come_back(lab: Lab, operator: Operator) -> None:

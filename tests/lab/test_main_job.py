@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,10 +29,6 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     with running_lab("main", DEFAULT_NODES, inventory, images=images.declared()) as running:
         yield running
-
-
-def newest(operator: Operator, verb: str) -> Path:
-    return max(operator.runs.glob(f"*-{verb}*"), key=lambda folder: folder.name)
 
 
 def named(done: subprocess.CompletedProcess[str]) -> dict[tuple[str, str], str]:
@@ -76,8 +71,7 @@ def test_up_on_a_converged_fleet_runs_no_playbook(operator: Operator) -> None:
     done = operator.call("up")
     assert done.returncode == ExitCode.OK, said(done)
     assert "already as declared" in done.stdout + done.stderr
-    events = newest(operator, "up") / "events.jsonl"
-    assert not events.exists() or events.read_text() == ""
+    assert operator.records("events") == []
 
 
 def test_a_healthy_fleet_passes_every_check(operator: Operator) -> None:
@@ -123,7 +117,7 @@ def test_five_things_broken_by_hand_are_named_and_repaired(operator: Operator, l
 
     repaired = operator.call("up")
     assert repaired.returncode == ExitCode.OK, said(repaired)
-    events = [json.loads(line) for line in (newest(operator, "up") / "events.jsonl").read_text().splitlines()]
+    events = operator.records("events")
     assert {event["node"] for event in events if event["node"]} == {"gpu-01", "gpu-03"}
     ran = {(event["node"], event["role"]) for event in events if event["role"]}
     assert ("gpu-01", "rdma") not in ran, "up repairs what drifted, and nothing else"
@@ -142,7 +136,7 @@ def test_a_node_that_is_off_is_named_and_the_others_are_finished(
     assert done.returncode == ExitCode.INCOMPLETE, said(done)
     assert "gpu-02" in done.stdout + done.stderr
     if verb == "validate":
-        report = json.loads((newest(operator, verb) / "report.json").read_text())
+        report = json.loads((operator.newest(verb) / "report.json").read_text())
         assert {n["node"]: n["verdict"] for n in report["nodes"]} == {
             "gpu-01": "pass",
             "gpu-02": "error",
