@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.goals import GOALS
 from benchmarks.measured import Part
-from benchmarks.results import Plot, Result, Table, spread
+from benchmarks.results import Result, Table, spread
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NOT_MEASURED = "not measured by this command yet"
@@ -24,8 +24,6 @@ def lines(parts: Collection[Part]) -> list[str]:
         for each in part.findings:
             if isinstance(each, Table):
                 found += ["", *_table(each)]
-            elif isinstance(each, Plot):
-                found += ["", f"![{each.what}]({each.name})"]
     return found
 
 
@@ -90,13 +88,9 @@ def around(document: Path) -> tuple[str, str]:
 
 
 def write(document: Path, parts: Collection[Part]) -> None:
-    """Put the figures between the markers, and drawings that were made just now beside the document."""
+    """Put the figures between the markers."""
     head, tail = around(document)
     document.write_text("\n".join([f"{head}{BEGIN}", *lines(parts), f"{END}{tail}"]), encoding="utf-8")
-    for part in parts:
-        for each in part.findings:
-            if isinstance(each, Plot) and each.svg:
-                (document.parent / each.name).write_text(each.svg, encoding="utf-8")
 
 
 def command_line(arguments: Sequence[str] | None) -> str:
