@@ -144,8 +144,7 @@ def _run(node, options: Options, output) -> int:
         output.error("Specified list of testcase prefixes did not match any testcases")
         return 1
     # By default the program binds itself to the CPUs beside each GPU.
-    remote = node.fault("numa_remote") if options.unbound else None
-    output.host_share = remote["factor"] if remote else 1.0
+    output.host_share = node.factor("numa_remote") if options.unbound else 1.0
     with Load(node, "nvbandwidth", gpus):
         for name in chosen:
             _case(node, gpus, name, output)
