@@ -76,21 +76,26 @@ def _table(table: Table) -> Iterator[str]:
         yield from ("", note)
 
 
-def around(document: Path) -> tuple[str, str]:
+def around(document: Path, begin: str = BEGIN, end: str = END) -> tuple[str, str]:
     """The text before and after the figures. Raises SystemExit when there is no place for them."""
     try:
         text = document.read_text(encoding="utf-8")
     except OSError as error:
         raise SystemExit(f"{document} cannot be read: {error.strerror}") from None
-    if BEGIN not in text or END not in text:
-        raise SystemExit(f"{document} has no lines {BEGIN} and {END} to write between")
-    return text.split(BEGIN)[0], text.split(END)[1]
+    if begin not in text or end not in text:
+        raise SystemExit(f"{document} has no lines {begin} and {end} to write between")
+    return text.split(begin)[0], text.split(end)[1]
+
+
+def put(document: Path, written: Sequence[str], begin: str = BEGIN, end: str = END) -> None:
+    """Put these lines between the markers."""
+    head, tail = around(document, begin, end)
+    document.write_text("\n".join([f"{head}{begin}", *written, f"{end}{tail}"]), encoding="utf-8")
 
 
 def write(document: Path, parts: Collection[Part]) -> None:
-    """Put the figures between the markers."""
-    head, tail = around(document)
-    document.write_text("\n".join([f"{head}{BEGIN}", *lines(parts), f"{END}{tail}"]), encoding="utf-8")
+    """Put the figures of all parts between the markers."""
+    put(document, lines(parts))
 
 
 def command_line(arguments: Sequence[str] | None) -> str:

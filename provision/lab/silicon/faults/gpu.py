@@ -1,4 +1,4 @@
-"""The faults of GPUs and of the tools that speak of them; see faults.py."""
+"""The faults of GPUs and of the tools that speak of them; see catalogue.py."""
 
 from faults.parameters import REQUIRED, YES_NO, choice, factor, gpu, number, onset, telling, text, tool
 

@@ -1,4 +1,4 @@
-"""The faults of the machine around the GPUs; see faults.py."""
+"""The faults of the machine around the GPUs; see catalogue.py."""
 
 from faults.parameters import REQUIRED, choice, number, telling
 

@@ -1,4 +1,4 @@
-"""The faults of network cards and their ports; see faults.py. `nic`: mlx5_<nic> on a healthy node."""
+"""The faults of network cards and their ports; see catalogue.py. `nic`: mlx5_<nic> on a healthy node."""
 
 from faults.parameters import REQUIRED, choice, factor, number, telling, text
 

@@ -6,8 +6,9 @@ import bandwidth
 import nics
 import noise
 
-from perftest import output as perftest_output
 from perftest import program as perftest_program
+from perftest.output import head as head
+from perftest.output import table as table
 
 NAME = "ib_write_bw"
 DEFAULTS = {"size": "65536", "iters": "5000"}
@@ -30,14 +31,6 @@ def row(options: dict, rate: float) -> list:
 def seconds(row: list) -> float:
     size, sent, _, rate = row
     return 0.4 + size * 8.0 * sent / (rate * 1e9)
-
-
-def head(options: dict, card: dict, server: bool) -> None:
-    perftest_output.head(options, card, server)
-
-
-def table(options: dict, row: list) -> None:
-    perftest_output.table(options, row)
 
 
 def between(node, options: dict, card: dict) -> float:
