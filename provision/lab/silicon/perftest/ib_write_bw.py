@@ -6,13 +6,13 @@ import bandwidth
 import nics
 import noise
 
+from perftest import output as perftest_output
 from perftest import program as perftest_program
-from perftest.output import head as head
-from perftest.output import table as table
 
 NAME = "ib_write_bw"
 DEFAULTS = {"size": "65536", "iters": "5000"}
 KEY = "rate"  # Gb/s
+head, table = perftest_output.head, perftest_output.table
 
 
 def ib_write_bw(node, arguments: list) -> int:

@@ -6,9 +6,9 @@ from functools import partial
 import nics
 import noise
 
+from perftest import output as perftest_output
 from perftest import program as perftest_program
 from perftest.options import RefusedError
-from perftest.output import head as bandwidth_head
 
 NAME = "ib_write_lat"
 DEFAULTS = {"size": "2", "iters": "1000"}
@@ -16,7 +16,7 @@ KEY = "latency"  # us, the median
 # Medians that were published: over InfiniBand 1.87 at 400 Gb/s, without a switch 0.9.
 _BETWEEN = {"ib": 1.87, "roce": 2.6}
 _ALONE = 0.9
-head = partial(bandwidth_head, latency=True)
+head, table = partial(perftest_output.head, latency=True), perftest_output.latency_table
 
 
 def ib_write_lat(node, arguments: list) -> int:
