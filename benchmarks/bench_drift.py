@@ -6,8 +6,6 @@ CPU of sshd and all it runs, against `python3 -I -S -c pass` over ssh. Wall: aga
 ssh, and once more on nodes that are far away: near ones share our cores, and there it takes longer to look at
 more. Before the rounds, differences of every kind are planted, and each contender must report exactly
 those: one that does not look is no peer.
-
-    python -m benchmarks.bench_drift [--nodes 100] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -20,8 +18,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from benchmarks import expected as expectations
 from benchmarks.costs import Cost, FailedError, cost_of
 from benchmarks.expected import Expected
@@ -29,7 +25,7 @@ from benchmarks.nodes import Nodes, fleet, light
 from benchmarks.peers import ansible_module, ansible_playbook, gpuprov, pyinfra, testinfra
 from benchmarks.peers.contender import Contender, Work
 from benchmarks.peers.plain_ssh import BARE_PYTHON, FLOOR, PYTHON
-from benchmarks.results import Finding, Options, Result, Table, alone, number, ratios, spread
+from benchmarks.results import Finding, Options, Result, Table, number, ratios, spread
 
 OURS = gpuprov.CONTENDERS[0]
 PEERS = (
@@ -220,7 +216,3 @@ def _table(asked: int, ready: Mapping[str, Ready], notes: Mapping[str, str]) -> 
         tuple(rows),
         tuple(f"{name}: {note}." for name, note in notes.items() if note),
     )
-
-
-if __name__ == "__main__":
-    sys.exit(alone(measure, __doc__ or ""))

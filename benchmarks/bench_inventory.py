@@ -1,34 +1,23 @@
 """What reading an inventory costs: a ratio to PyYAML's CSafeLoader on the same file. Goal: 1.3x.
 
-10,000 hosts in racks, as YAML, INI and JSON. INI is compared with splitting its lines into words, JSON with
-json.loads. Then what follows in `plan` and `drift` up to the first connection, in a fresh process with its
-peak memory. CPU seconds; the rounds are interleaved, and each ratio is of one round.
-
-    python benchmarks/bench_inventory.py [--hosts 10000] [--rounds 5] [--ansible]
+10,000 hosts in racks. Then what follows in `plan` and `drift` up to the first connection, in a fresh process
+with its peak memory. CPU seconds; the rounds are interleaved, and each ratio is of one round.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import yaml
 
+from benchmarks.costs import ROOT
 from benchmarks.results import Finding, Options, Result, Rounds, Table, number
 from provision.desired import inventory
-from provision.desired.inventory import ansible_inventory
-from provision.desired.inventory import plain as plain_inventory
 
 RACK = 64  # nodes
 RESOLVE = """
@@ -89,34 +78,10 @@ def templated(document: dict[str, Any]) -> dict[str, Any]:
     return {"all": {"vars": {**document["all"]["vars"], **everywhere}, "children": racks}}
 
 
-def ini(document: dict[str, Any]) -> str:
-    lines = ["[all:vars]", *(f"{name}={value}" for name, value in document["all"]["vars"].items())]
-    for rack, described in document["all"]["children"].items():
-        lines.append(f"[{rack}]")
-        for host, variables in described["hosts"].items():
-            words = (
-                f"{name}={json.dumps(value, separators=(',', ':'))}" for name, value in variables.items()
-            )
-            lines.append(" ".join([host, *words]).replace('"', ""))
-        lines += [f"[{rack}:vars]", *(f"{name}={value}" for name, value in described["vars"].items())]
-    return "\n".join(lines) + "\n"
-
-
 def cost(work: Callable[[], Any]) -> float:
     begin = time.process_time()
     work()
     return time.process_time() - begin
-
-
-def compare(title: str, floor: Callable[[], Any], ours: Callable[[], Any], rounds: int) -> None:
-    pairs = [(cost(floor), cost(ours)) for _ in range(rounds)]
-    ratios = sorted(mine / theirs for theirs, mine in pairs)
-    floors, mine = (statistics.median(column) for column in zip(*pairs, strict=True))
-    print(
-        f"{title:42} floor {floors:6.2f} s, ours {mine:6.2f} s: {statistics.median(ratios):5.2f}x"
-        f" ({ratios[0]:.2f} to {ratios[-1]:.2f})",
-        flush=True,
-    )
 
 
 def measure(options: Options) -> Iterator[Finding]:
@@ -153,7 +118,7 @@ def resolved(file: Path) -> tuple[dict[str, str], str]:
     """In a process of its own, what each step costs, and a line about all of them."""
     done = subprocess.run(
         [sys.executable, "-c", RESOLVE, str(file)],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+        cwd=ROOT,
         check=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -161,52 +126,3 @@ def resolved(file: Path) -> tuple[dict[str, str], str]:
     )
     *steps, end = (line.strip() for line in done.stdout.splitlines())
     return {step.rpartition("  ")[0].strip(): step.rpartition("  ")[2].strip() for step in steps}, end
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--hosts", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ansible", action="store_true", help="time ansible-inventory too: a minute or more")
-    options = parser.parse_args()
-    document = fleet(options.hosts)
-    texts = {
-        "fleet.yml": yaml.dump(document, Dumper=yaml.CSafeDumper, sort_keys=False),
-        "fleet.ini": ini(document),
-        "fleet.json": json.dumps(document),
-    }
-    floors: dict[str, tuple[str, Callable[[str], Any]]] = {
-        "fleet.yml": ("CSafeLoader", lambda text: yaml.load(text, Loader=yaml.CSafeLoader)),
-        "fleet.ini": ("lines into words", lambda text: [line.split() for line in text.splitlines()]),
-        "fleet.json": ("json.loads", json.loads),
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        for name, text in texts.items():
-            file = Path(folder, name)
-            file.write_text(text, encoding="utf-8")
-            floor, work = floors[name]
-            for title, ours in (("read", plain_inventory.read), ("loaded", inventory.load)):
-                compare(
-                    f"{name} ({len(text) / 1e6:.1f} MB) {title} / {floor}",
-                    lambda work=work, file=file: work(file.read_text(encoding="utf-8")),  # type: ignore[misc]
-                    lambda ours=ours, file=file: ours(file),  # type: ignore[misc]
-                    options.rounds,
-                )
-            if options.ansible:
-                begin = os.times()
-                ansible_inventory.read(file)
-                end = os.times()
-                print(f"  ansible-inventory: {end.children_user - begin.children_user:.1f} s of CPU")
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
-        for name in texts:
-            print(f"{name}, in a process of its own:", flush=True)
-            subprocess.run(
-                [sys.executable, "-c", RESOLVE, str(Path(folder, name))],
-                env=environment,
-                check=True,
-                timeout=600,
-            )
-
-
-if __name__ == "__main__":
-    main()

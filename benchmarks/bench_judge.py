@@ -8,8 +8,6 @@ do, without the raw output they come from. Nodes of two products are simulated, 
 repeated (raw_fleet.py); one in a hundred is bad, some are silent.
 
 10,000 nodes are judged once, for their memory: a quarter of an hour of one core, and 6 GB of disk.
-
-    python -m benchmarks.bench_judge [--rounds 3] [--quick]
 """
 
 from __future__ import annotations
@@ -19,31 +17,20 @@ import os
 import resource
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from benchmarks import raw_fleet, report_fleet
-from benchmarks.costs import FailedError
+from benchmarks.costs import FailedError, environment, gpuprov
 from benchmarks.detection.trial import OWN_LIMITS
-from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number
+from benchmarks.results import Finding, Options, Result, Rounds, Table, number
 
 SIZES = (100, 1_000, 10_000)
 SKUS = ("h100-sxm", "b200")
-ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT = 7200
 MOST = 3  # rounds: a thousand nodes take minutes
-
-_REJUDGE = """
-import sys
-from provision.cli import main
-sys.exit(main(["report", sys.argv[1], "--rejudge", "--thresholds", sys.argv[2], "--format", "json",
-               "--output", sys.argv[3]]))
-"""
 
 
 def measure(options: Options) -> Iterator[Finding]:
@@ -75,23 +62,25 @@ def measure(options: Options) -> Iterator[Finding]:
 def judged(run: Path, rounds: int) -> tuple[Rounds, Rounds]:
     """CPU seconds, and MB, of judging this run and of the floor, in turns."""
     taken, most, out = Rounds(), Rounds(), run.parent / "out"
+    words = ("--rejudge", "--thresholds", str(OWN_LIMITS), "--format", "json", "--output", str(out))
+    commands = {
+        "rejudge": gpuprov("report", str(run), *words),
+        "json.loads": report_fleet.floor(out / "report.json"),
+    }
     for _ in range(rounds):
-        cpu, memory = cost(_REJUDGE, str(run), str(OWN_LIMITS), str(out))
-        taken.add("rejudge", cpu)
-        most.add("rejudge", memory)
-        cpu, memory = cost(report_fleet.FLOOR, str(out / "report.json"))
-        taken.add("json.loads", cpu)
-        most.add("json.loads", memory)
+        for name, command in commands.items():
+            cpu, memory = cost(command, run.parent)
+            taken.add(name, cpu)
+            most.add(name, memory)
     return taken, most
 
 
-def cost(program: str, *arguments: str) -> tuple[float, float]:
+def cost(command: list[str], folder: Path) -> tuple[float, float]:
     """(CPU seconds, MB) of one command with its processes. Raises FailedError when it fails."""
-    command = [sys.executable, "-c", program, *arguments]
+    around = {**os.environ, **environment(folder)}
     before, most, deadline = _spent(), 0.0, time.monotonic() + TIMEOUT
     with tempfile.TemporaryFile("w+") as said:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=environment) as process:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env=around) as process:
             while process.poll() is None:
                 if time.monotonic() > deadline:
                     process.kill()
@@ -99,7 +88,7 @@ def cost(program: str, *arguments: str) -> tuple[float, float]:
                 time.sleep(0.25)
         said.seek(0)
         if process.returncode not in (0, 3, 5):
-            raise FailedError(f"{' '.join(arguments)}: {said.read()[-2000:]}")
+            raise FailedError(f"{' '.join(command)}: {said.read()[-2000:]}")
     return _spent() - before, most
 
 
@@ -117,7 +106,3 @@ def _memory(process: int) -> float:
         started = Path(f"/proc/{process}/task/{process}/children").read_text().split()
         return own / 1024 + sum(map(_memory, map(int, started)))
     return 0.0
-
-
-if __name__ == "__main__":
-    sys.exit(alone(measure, __doc__ or ""))

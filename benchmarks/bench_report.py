@@ -8,47 +8,24 @@ silent.
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks import report_fleet
-from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number
+from benchmarks.costs import FailedError, cost_of, environment, gpuprov
+from benchmarks.results import Finding, Options, Result, Rounds, Table, number
 
-ROOT = Path(__file__).resolve().parent.parent
 SIZES = (100, 1_000, 10_000)
 FORMATS = {"summary": "none", "json": "json", "junit": "junit", "nodes": "nodes", "html": "html"}
 TIMEOUT = 1800
 
-# Both run as a program would be; the last line says CPU seconds and the most memory in MB.
-_END = """
-import atexit, os, sys
-def end():
-    most = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
-    spent = os.times()
-    sys.stderr.write(f"\\ncost {spent.user + spent.system} {int(most.split()[1]) / 1024}\\n")
-atexit.register(end)
-"""
-_REPORT = """
-from provision.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
 
-
-def cost(program: str, *arguments: str) -> tuple[float, float]:
+def cost(command: list[str], folder: Path) -> tuple[float, float]:
     """(CPU seconds, MB) of one process."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", _END + program, *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment, timeout=TIMEOUT
-    )
-    found = re.search(r"^cost (\S+) (\S+)$", done.stderr, re.MULTILINE)
-    if found is None or done.returncode not in (0, 3, 5):
-        raise RuntimeError(f"{' '.join(arguments)}: {done.stderr[-2000:]}")
-    return float(found[1]), float(found[2])
+    done = cost_of(command, environment=environment(folder), timeout=TIMEOUT)
+    if done.code not in (0, 3, 5):
+        raise FailedError(f"{' '.join(command)}: {done.trouble[-2000:]}")
+    return done.controller, done.memory
 
 
 def measure(options: Options) -> Iterator[Finding]:
@@ -63,12 +40,12 @@ def measure(options: Options) -> Iterator[Finding]:
 
 def _reports(run: Path, size: int, rounds: int) -> Iterable[Finding]:
     taken, most, out = Rounds(), Rounds(), run.parent / "out"
+    commands = {"json.loads": report_fleet.floor(run / "report.json")}
+    for name, form in FORMATS.items():
+        commands[name] = gpuprov("report", str(run), "--format", form, "--output", str(out))
     for _ in range(rounds):
-        cpu, memory = cost(report_fleet.FLOOR, str(run / "report.json"))
-        taken.add("json.loads", cpu)
-        most.add("json.loads", memory)
-        for name, form in FORMATS.items():
-            cpu, memory = cost(_REPORT, "report", str(run), "--format", form, "--output", str(out))
+        for name, command in commands.items():
+            cpu, memory = cost(command, run.parent)
             taken.add(name, cpu)
             most.add(name, memory)
     large = size == max(SIZES)  # what the goals are about
@@ -88,12 +65,8 @@ def _reports(run: Path, size: int, rounds: int) -> Iterable[Finding]:
             number(taken.median(name) / taken.median("json.loads")),
             number(most.median(name)),
         )
-        for name in taken.costs
+        for name in commands
     )
     told = (run / "report.json").stat().st_size / 1e6
     head = ("one process each", "CPU s", "x json.loads", "MB at most")
     yield Table(f"{size:,} nodes, {number(told)} MB of results, median of {rounds}", head, rows)
-
-
-if __name__ == "__main__":
-    sys.exit(alone(measure, __doc__ or ""))

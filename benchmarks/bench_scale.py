@@ -5,18 +5,13 @@ comparing, the fleet's majority, run folder and text. Each size is a fresh proce
 serials, one of a hundred drifts and one of a hundred is unreachable. The floor is `json.loads` of the same
 answers. What connections cost is measured by bench_drift.py.
 Goals: 200 MB at 10,000 nodes; CPU per node the same at every size.
-
-    python benchmarks/bench_scale.py [--sizes 10,100,1000,10000] [--profile]
 """
 
 from __future__ import annotations
 
-import argparse
-import cProfile
 import io
 import json
 import os
-import pstats
 import subprocess
 import sys
 import tempfile
@@ -27,16 +22,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.results import Finding, Options, Result, Table, number  # noqa: E402
-from provision import cli  # noqa: E402
-from provision.desired import expectations, stack  # noqa: E402
-from provision.fleet import Node  # noqa: E402
-from provision.remote import observe, protocol  # noqa: E402
-from provision.remote.node_error import unreachable  # noqa: E402
-from provision.remote.observe import Observation  # noqa: E402
+from benchmarks.costs import ROOT
+from benchmarks.results import Finding, Options, Result, Table, number
+from provision import cli
+from provision.desired import expectations, stack
+from provision.fleet import Node
+from provision.remote import observe, protocol
+from provision.remote.node_error import unreachable
+from provision.remote.observe import Observation
 
 KERNEL = "6.8.0-51-generic"
 NAME = "@@@@@@@@"  # eight characters that each node replaces with its own
@@ -98,7 +91,6 @@ class Replay:
     """Stands in for observe.observe: what comes over the network there comes from memory here."""
 
     def __init__(self) -> None:
-        self.size = 0
         self.floor = 0.0
         self._recorded: dict[frozenset[str], bytes] = {}
 
@@ -122,7 +114,6 @@ class Replay:
             output = self._recorded[asked].replace(NAME.encode(), b"%08d" % place)
             if place % 100 == 50:
                 output = output.replace(b'"2.21.1"', b'"2.20.9"').replace(b'0", "', b'1", "', 1)
-            self.size += len(output)
             began = time.process_time()
             json.loads(protocol.unframed(output))
             self.floor += time.process_time() - began
@@ -136,7 +127,7 @@ def peak() -> float:
     return int(kilobytes) / 1024
 
 
-def one_size(nodes: int, profile: bool) -> dict[str, Any]:
+def one_size(nodes: int) -> dict[str, Any]:
     """Run the command on so many nodes in this process, and say what it cost."""
     from provision.remote.ssh.client import Ssh
 
@@ -150,29 +141,11 @@ def one_size(nodes: int, profile: bool) -> dict[str, Any]:
         }
         inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
         os.environ.update(GPUPROV_RUNS=f"{name}/runs", XDG_STATE_HOME=f"{name}/state")
-        profiler = cProfile.Profile()
-        before, began = time.process_time(), time.perf_counter()
-        with mock.patch.object(observe, "observe", replay.observe), redirect_stdout(io.StringIO()) as said:
-            if profile:
-                profiler.enable()
-            code = cli.main(["drift", str(inventory)])
-            profiler.disable()
-        cpu, wall = time.process_time() - before, time.perf_counter() - began
-        stored = sum(path.stat().st_size for path in Path(name, "runs").rglob("*") if path.is_file())
-    if profile:
-        pstats.Stats(profiler, stream=sys.stderr).sort_stats("cumulative").print_stats(45)
-        pstats.Stats(profiler, stream=sys.stderr).sort_stats("tottime").print_stats(30)
-    return {
-        "nodes": nodes,
-        "code": int(code),
-        "cpu": cpu - replay.floor,
-        "floor": replay.floor,
-        "wall": wall,
-        "memory": peak(),
-        "answers": replay.size,
-        "stored": stored,
-        "lines": said.getvalue().count("\n"),
-    }
+        before = time.process_time()
+        with mock.patch.object(observe, "observe", replay.observe), redirect_stdout(io.StringIO()):
+            cli.main(["drift", str(inventory)])
+        cpu = time.process_time() - before
+    return {"nodes": nodes, "cpu": cpu, "floor": replay.floor, "memory": peak()}
 
 
 def measure(options: Options) -> Iterator[Finding]:
@@ -187,55 +160,20 @@ def measure(options: Options) -> Iterator[Finding]:
         tuple(
             (
                 f"{row['nodes']:,}",
-                number((row["cpu"] + row["floor"]) / row["nodes"] * 1000),
+                number(row["cpu"] / row["nodes"] * 1000),
                 number(row["floor"] / row["nodes"] * 1000),
                 number(row["memory"]),
             )
             for row in rows
         ),
-        ("No connections: what they cost is in the other growth table.",),
+        ("No connections: what they cost is measured by `drift`.",),
     )
 
 
-def in_a_process(size: int, profile: bool = False) -> dict[str, Any]:
+def in_a_process(size: int) -> dict[str, Any]:
     """What `one_size` says in a fresh process."""
-    words = [sys.executable, __file__, "--one", str(size), *(["--profile"] if profile else [])]
-    errors = None if profile else subprocess.DEVNULL
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=errors, check=True, timeout=1800)
+    program = f"import json; from {__name__} import one_size; print(json.dumps(one_size({size})))"
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=ROOT, stdout=subprocess.PIPE, check=True, timeout=1800)
     found: dict[str, Any] = json.loads(done.stdout)
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sizes", default="10,100,1000,10000")
-    parser.add_argument("--profile", action="store_true", help="where the time goes, on standard error")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(one_size(options.one, options.profile)))
-        return
-    print(" nodes  ms CPU a node  json.loads  peak MB  KB a node  text lines")
-    rows = []
-    for size in options.sizes.split(","):
-        rows.append(row := in_a_process(int(size), options.profile))
-        count = row["nodes"]
-        more = (row["memory"] - rows[0]["memory"]) * 1024 / (count - rows[0]["nodes"] or 1)
-        print(
-            f"{count:6} {row['cpu'] / count * 1000:14.2f} {row['floor'] / count * 1000:11.2f} "
-            f"{row['memory']:8.0f} {more:10.1f} {row['lines']:11}",
-            flush=True,
-        )
-    print("CPU is our process's, ansible-inventory's not; KB a node: above the smallest fleet's memory")
-    if len(rows) > 2:
-        last, before = rows[-1], rows[-2]
-        slope = (last["cpu"] - before["cpu"]) / (last["nodes"] - before["nodes"]) * 1000
-        earlier = (before["cpu"] - rows[0]["cpu"]) / (before["nodes"] - rows[0]["nodes"]) * 1000
-        print(f"each further node: {earlier:.2f} ms up to {before['nodes']}, {slope:.2f} ms above")
-        print(f"memory at {last['nodes']}: {last['memory']:.0f} MB (goal 200)")
-
-
-if __name__ == "__main__":
-    main()

@@ -3,8 +3,6 @@
 Hosts are names on this machine (connection `local`), so the nodes' own CPU is in both sides. Memory is that
 of our own process, with ten times the tasks. Several processes are held to their goal only where one leaves
 cores idle: what is full does not get faster.
-
-    python -m benchmarks.bench_up [--nodes 20] [--rounds 5]
 """
 
 from __future__ import annotations
@@ -17,19 +15,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number  # noqa: E402
-from provision.remote.ansible import handover  # noqa: E402
-from provision.remote.ansible.partitions import Backend, run_sharded  # noqa: E402
-from provision.remote.ansible.runner import run_playbook  # noqa: E402
-from provision.runs.store import RunFolder  # noqa: E402
+from benchmarks.costs import ROOT
+from benchmarks.results import Finding, Options, Result, Rounds, Table, number
+from provision.remote.ansible import handover
+from provision.remote.ansible.partitions import Backend, run_sharded
+from provision.remote.ansible.runner import run_playbook
+from provision.runs.store import RunFolder
 
 MOST = 20  # hosts: each of their tasks costs two cores a tenth of a second
 TASKS = 10
 MANY = 600  # hosts that several processes are for
-WAITS = 20.0  # seconds a node works in which the controller has nothing to do
 IDLE = 0.2  # of the cores: below that there is nothing for another process
 
 Hosts = dict[str, dict[str, str]]
@@ -97,8 +92,7 @@ def memory(play: Path, hosts: Hosts) -> int:
         "print(Path('/proc/self/status').read_text().partition('VmHWM:')[2].split()[0])"
     )
     command = [sys.executable, "-c", script, str(play), json.dumps(hosts)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=1800)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT, timeout=1800)
     return int(done.stdout)
 
 
@@ -110,7 +104,6 @@ def measure(options: Options) -> Iterator[Finding]:
     for size, goal in ((100, "up.ansible"), (20_000, "up.large")):
         yield from _against_bare(options, goal, hosts, tasks, size)
     yield _memory(options, hosts, tasks)
-    yield from _waiting(options, hosts)
     yield from _processes(options)
 
 
@@ -129,37 +122,6 @@ def _against_bare(options: Options, goal: str, hosts: Hosts, tasks: int, size: i
     note = f"bare: {number(cpu.median('bare'))} s of CPU"
     yield Result(goal, f"{what}, CPU", "bare ansible-playbook", cpu.ratios("ours", "bare"), note)
     yield Result("", f"{what}, wall time", "bare ansible-playbook", wall.ratios("ours", "bare"))
-
-
-def _waiting(options: Options, hosts: Hosts) -> Iterator[Finding]:
-    """CPU while nodes work and nobody else has to; and whether a second process makes waiting shorter.
-
-    The strategy is that of `up`, in which Ansible's main process goes through all hosts again and again."""
-    seconds = 2.0 if options.quick else WAITS
-    play = options.folder / "wait.yml"
-    task = {
-        "name": "Work",
-        "ansible.builtin.command": {"argv": ["sleep", str(seconds)]},
-        "changed_when": False,
-    }
-    head = {"hosts": "all", "gather_facts": False, "strategy": "ansible.builtin.free"}
-    play.write_text(json.dumps([{**head, "tasks": [task]}]))
-    wall, cpu = Rounds(), Rounds()
-    for _ in range(options.rounds):
-        for name, work in (
-            ("bare", lambda: bare(play, hosts)),
-            ("ours", lambda: ours(play, hosts, options.folder)),
-            ("two", lambda: at_once(play, hosts, 2)),
-        ):
-            took, used = cost_of(work)
-            wall.add(name, took)
-            cpu.add(name, used)
-    what = f"{len(hosts)} hosts that work for {seconds:.0f} s"
-    note = f"bare: {number(cpu.median('bare'))} s of CPU, ours: {number(cpu.median('ours'))} s"
-    yield Result("", f"{what}, CPU", "bare ansible-playbook", cpu.ratios("ours", "bare"), note)
-    yield Result("", f"{what}, wall time", "bare ansible-playbook", wall.ratios("ours", "bare"))
-    note = "forks are divided between them: what waits is not waited for in less time"
-    yield Result("", f"{what}, two processes, wall time", "one process", wall.ratios("two", "ours"), note)
 
 
 def _memory(options: Options, hosts: Hosts, tasks: int) -> Result:
@@ -208,7 +170,3 @@ def _processes(options: Options) -> Iterator[Finding]:
         for count in (1, many)
     ]
     yield Table(f"Processes on {cores} cores", ("processes", "task-hosts a second", "idle"), tuple(rows))
-
-
-if __name__ == "__main__":
-    sys.exit(alone(measure, __doc__))

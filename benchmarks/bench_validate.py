@@ -3,25 +3,18 @@
 Against 1.5 F + 5 ms for each node, with F as in bench_drift. The nodes are declared to have GPUs and have
 none: what a check begins with is run there, says so at once, and is judged, so the tests take next to no time
 and what is left is the orchestration. The command's start is counted.
-
-    python -m benchmarks.bench_validate [--nodes 100] [--rounds 5]
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from benchmarks.costs import Cost, FailedError, cost_of
+from benchmarks.costs import Cost, FailedError, cost_of, environment, gpuprov
 from benchmarks.nodes import Nodes, fleet
-from benchmarks.peers.gpuprov import ROOT
 from benchmarks.peers.plain_ssh import FLOOR
-from benchmarks.results import Finding, Options, Result, Rounds, alone, number
+from benchmarks.results import Finding, Options, Result, Rounds, number
 
 MOST = 50
 MORE = 0.005  # seconds for each node that the goal allows beside F
@@ -45,15 +38,9 @@ def measure(options: Options) -> Iterator[Finding]:
 
 def validated(nodes: Nodes, inventory: Path, folder: Path) -> Cost:
     """One run. Raises FailedError unless every node was reached and its checks were made."""
-    environment = {
-        "XDG_STATE_HOME": str(folder / "state"),
-        "GPUPROV_RUNS": str(folder / "runs"),
-        "PYTHONPATH": str(ROOT),
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
-    }
-    words = ["validate", "--nodes", "all", "--stage", "quick", "--json", "--format", "nodes"]
-    command = [sys.executable, "-m", "provision.cli", *words, "--inventory", str(inventory)]
-    cost = cost_of(command, nodes=nodes, environment=environment, folder=folder)
+    words = ("--nodes", "all", "--stage", "quick", "--json", "--format", "nodes")
+    command = gpuprov("validate", *words, "--inventory", str(inventory))
+    cost = cost_of(command, nodes=nodes, environment=environment(folder), folder=folder)
     try:
         reported = {each["node"]: each for each in json.loads(cost.output)["nodes"]}
     except (ValueError, KeyError):
@@ -64,7 +51,3 @@ def validated(nodes: Nodes, inventory: Path, folder: Path) -> Cost:
         if found["unreachable"] or not verdicts - {"skip"}:
             raise FailedError(f"gpuprov validate did not look at {name}: {cost.last_words}")
     return cost
-
-
-if __name__ == "__main__":
-    sys.exit(alone(measure, __doc__ or ""))

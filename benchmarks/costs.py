@@ -14,7 +14,24 @@ from pathlib import Path
 
 from benchmarks.nodes import FailedError, Nodes
 
+ROOT = Path(__file__).resolve().parent.parent
 TREE_COST = Path(__file__).with_name("tree_cost.py")
+
+
+def gpuprov(*words: str) -> list[str]:
+    """The command line of this checkout's gpuprov."""
+    return [sys.executable, "-m", "provision.cli", *words]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """What this checkout's gpuprov needs beside one's own environment: its runs and its state lie below
+    `folder`, and it finds the programs beside this Python."""
+    return {
+        "PYTHONPATH": str(ROOT),
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+        "GPUPROV_RUNS": str(folder / "runs"),
+        "XDG_STATE_HOME": str(folder / "state"),
+    }
 
 
 @dataclass(frozen=True)

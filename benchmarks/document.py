@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.goals import GOALS
 from benchmarks.measured import Part
-from benchmarks.results import Plot, Result, Table, spread
+from benchmarks.results import Result, Table, spread
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NOT_MEASURED = "not measured by this command yet"
@@ -24,8 +24,6 @@ def lines(parts: Collection[Part]) -> list[str]:
         for each in part.findings:
             if isinstance(each, Table):
                 found += ["", *_table(each)]
-            elif isinstance(each, Plot):
-                found += ["", f"![{each.what}]({each.name})"]
     return found
 
 
@@ -78,25 +76,26 @@ def _table(table: Table) -> Iterator[str]:
         yield from ("", note)
 
 
-def around(document: Path) -> tuple[str, str]:
+def around(document: Path, begin: str = BEGIN, end: str = END) -> tuple[str, str]:
     """The text before and after the figures. Raises SystemExit when there is no place for them."""
     try:
         text = document.read_text(encoding="utf-8")
     except OSError as error:
         raise SystemExit(f"{document} cannot be read: {error.strerror}") from None
-    if BEGIN not in text or END not in text:
-        raise SystemExit(f"{document} has no lines {BEGIN} and {END} to write between")
-    return text.split(BEGIN)[0], text.split(END)[1]
+    if begin not in text or end not in text:
+        raise SystemExit(f"{document} has no lines {begin} and {end} to write between")
+    return text.split(begin)[0], text.split(end)[1]
+
+
+def put(document: Path, written: Sequence[str], begin: str = BEGIN, end: str = END) -> None:
+    """Put these lines between the markers."""
+    head, tail = around(document, begin, end)
+    document.write_text("\n".join([f"{head}{begin}", *written, f"{end}{tail}"]), encoding="utf-8")
 
 
 def write(document: Path, parts: Collection[Part]) -> None:
-    """Put the figures between the markers, and drawings that were made just now beside the document."""
-    head, tail = around(document)
-    document.write_text("\n".join([f"{head}{BEGIN}", *lines(parts), f"{END}{tail}"]), encoding="utf-8")
-    for part in parts:
-        for each in part.findings:
-            if isinstance(each, Plot) and each.svg:
-                (document.parent / each.name).write_text(each.svg, encoding="utf-8")
+    """Put the figures of all parts between the markers."""
+    put(document, lines(parts))
 
 
 def command_line(arguments: Sequence[str] | None) -> str:

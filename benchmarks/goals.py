@@ -53,5 +53,4 @@ GOALS = {
     "inventory": Goal("inventory of 10,000 hosts, CPU", 1.3, against="PyYAML's `CSafeLoader`"),
     "help.cpu": Goal("`gpuprov --help`, CPU", 4, against="`python -c pass`"),
     "help.wall": Goal("`gpuprov --help`, wall time", 3, against="`python -c pass`"),
-    "pairs.rounds": Goal("rounds of pairs until every bad node and uplink is named", 4, ""),
 }

@@ -17,9 +17,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks.results import Finding, Plot, Result, Table
+from benchmarks.results import Finding, Result, Table
 
-_KINDS: dict[str, type[Result | Table | Plot]] = {"result": Result, "table": Table, "plot": Plot}
+_KINDS: dict[str, type[Finding]] = {"result": Result, "table": Table}
 _VERSIONS = ("ansible-core", "ansible-runner", "paramiko")
 _ROOT = Path(__file__).resolve().parent.parent
 
@@ -99,7 +99,7 @@ def read(path: Path, known: Collection[str]) -> dict[str, Part]:
 
 
 def write(path: Path, parts: Collection[Part]) -> None:
-    """The whole file at once. Drawings lie beside it and are not repeated in it."""
+    """The whole file at once."""
     kept = {each.name: _plain(each) for each in parts}
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -111,17 +111,12 @@ def _plain(each: Part) -> dict[str, Any]:
     del said["name"]
     kinds = {kind: name for name, kind in _KINDS.items()}
     said["findings"] = [{"kind": kinds[type(one)], **asdict(one)} for one in each.findings]
-    for one in said["findings"]:
-        one.pop("svg", None)
     return said
 
 
 def _part(name: str, said: dict[str, Any]) -> Part:
-    findings = []
-    for one in said.pop("findings"):
-        kind = _KINDS[one.pop("kind")]
-        findings.append(kind(**({"svg": ""} if kind is Plot else {}), **_frozen(one)))
-    return Part(name=name, findings=tuple(findings), **said)
+    findings = tuple(_KINDS[one.pop("kind")](**_frozen(one)) for one in said.pop("findings"))
+    return Part(name=name, findings=findings, **said)
 
 
 def _frozen(value: Any) -> Any:

@@ -14,11 +14,8 @@ from benchmarks.detection import machine, trial
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from benchmarks.report_fleet import BAD, CHECKED, FAULTS, SILENT, UNMEASURED
-from provision.checks.selection import facts_for
-from provision.desired import stack
-from provision.runs.node_facts import NodeFacts, node_facts_of
+from provision.runs.node_facts import NodeFacts
 from provision.runs.store import file_name
-from provision.validate import campaign
 
 GOOD = 6  # of each SKU, so that the values of a fleet scatter
 _UUID = re.compile(r"GPU-[0-9a-f]{8}")
@@ -41,20 +38,15 @@ def measured(sku: str, number: int, key: str = "") -> Template:
     name = f"template-{number}"
     with Machine(sku, name, rng.randrange(2**31), **case.machine) as node:
         trial._break(node, case)
-        facts, problems = node.observe(facts_for(CHECKED))
         declared = {**trial.DECLARED, **(trial.FOUR_GPUS if sku in trial.FOUR else {}), **case.variables}
-        look = node_facts_of(name, facts, problems, stack.describe_node(facts), declared)
+        look = trial.looked(node, CHECKED, declared)
         raws = {} if look.error else dict(_raws(node, look))
     return Template(name, json.dumps(asdict(look), default=str), raws)
 
 
 def _raws(node: Machine, look: NodeFacts) -> Iterable[tuple[str, str]]:
-    boot_id = str(look.facts.get("boot.id") or "")
     for check in CHECKED:
-        answer = json.loads(
-            json.dumps(node.measure(campaign.commands_for(check, look.check_node, trial.OPTIONS)))
-        )
-        raw = campaign.raw_from_answer(look.node, check, answer, boot_id)
+        raw = trial.raw_of(node, look, check)
         yield check, json.dumps({"format": 1, **asdict(raw)}, indent=1) + "\n"
 
 

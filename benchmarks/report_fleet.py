@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,8 +28,7 @@ SKU = "h100-sxm"
 FAULTS = ("14", "15", "17", "18", "20c")
 BAD, SILENT, UNMEASURED = 100, 400, 500  # one node in so many
 CHECKED = tuple(trial.selection.select("burnin"))
-# A program that parses a report, a node at a time: the least that whoever reads its results must do.
-FLOOR = """
+_FLOOR = """
 import json, sys
 with open(sys.argv[1], "rb", buffering=1 << 20) as file:
     for line in file:
@@ -39,6 +39,11 @@ _NAME = re.compile(r"node-\d+")
 _UUID = re.compile(r"GPU-[0-9a-f]{8}")
 _SERIAL = re.compile(r'("serial(?:_number)?": "|"metric": "serial", "value": ")\d+')
 _STARTED = "2026-05-04T10:{:02d}:00+00:00"
+
+
+def floor(report: Path) -> list[str]:
+    """A program that parses a report, a node at a time: the least that whoever reads its results must do."""
+    return [sys.executable, "-c", _FLOOR, str(report)]
 
 
 def templates() -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 """What a part of the benchmarks gives back, whatever it measures.
 
-A part is a module `benchmarks/bench_*.py` with `measure(options)`, which yields results, tables and plots as
-it has them. `python -m benchmarks` finds the parts by that; `alone` makes each a command of its own.
+A part is a module `benchmarks/bench_*.py` with `measure(options)`, which yields results and tables as it has
+them. `python -m benchmarks` finds the parts by that.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import argparse
 import signal
 import statistics
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,16 +58,7 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Plot:
-    """A drawing that belongs beside the document: file name, SVG, and what it shows."""
-
-    name: str
-    svg: str
-    what: str
-
-
-Finding = Result | Table | Plot
+Finding = Result | Table
 Measure = Callable[[Options], Iterable[Finding]]
 
 
@@ -124,7 +114,7 @@ def lines(finding: Finding) -> Iterator[str]:
         yield f"{finding.what}: {spread(finding.values, unit)}{against}{end}"
         if finding.note:
             yield f"    {finding.note}"
-    elif isinstance(finding, Table):
+    else:
         yield finding.title
         table = (finding.head, *finding.rows)
         widths = [max(len(row[i]) for row in table) for i in range(len(finding.head))]
@@ -132,8 +122,6 @@ def lines(finding: Finding) -> Iterator[str]:
             first, *rest = (cell.rjust(width) for cell, width in zip(row, widths, strict=True))
             yield "  " + "  ".join([row[0].ljust(len(first)), *rest])
         yield from (f"  {note}" for note in finding.notes)
-    else:
-        yield f"{finding.name}: {finding.what}"
 
 
 def misses(result: Result) -> bool:
@@ -169,18 +157,3 @@ def as_installed() -> None:
 def clean_up_on_sigterm() -> None:
     """End as after an error: nodes and folders are removed on the way out."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-
-
-def alone(measure: Measure, about: str) -> int:
-    """Run one part as a command: 0 when every goal it measured is met, else 1."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser)
-    chosen = parser.parse_args()
-    missed = 0
-    clean_up_on_sigterm()
-    as_installed()
-    with tempfile.TemporaryDirectory(prefix="gpuprov-benchmarks-") as folder:
-        for finding in measure(options_of(chosen, Path(folder))):
-            print(*lines(finding), sep="\n", flush=True)
-            missed += isinstance(finding, Result) and misses(finding)
-    return 1 if missed else 0

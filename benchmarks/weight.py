@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,7 +22,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.costs import ROOT, FailedError, cost_of, environment
+
 GOALS = {"drift": 55, "validate": 70, "made again": 1}
 _CODE = str(ROOT / "provision") + os.sep
 _FUNCTION = 1  # the flag of code that is a function: not of a module, not of a class
@@ -113,13 +113,10 @@ def simulated(words: list[str]) -> dict[str, Any]:
 
 def _apart(what: str, folder: Path, *words: str) -> dict[str, Any]:
     """What a process of its own counts."""
-    environment = {**os.environ, "GPUPROV_RUNS": str(folder / f"runs-{what}-{words[0]}")}
-    environment |= {"XDG_STATE_HOME": str(folder / "state"), "PYTHONPATH": str(ROOT)}
-    environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     arguments = [sys.executable, "-m", "benchmarks.weight", what, str(folder / "found.json"), *words]
-    done = subprocess.run(arguments, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(words)}: {done.stderr[-2000:]}")
+    done = cost_of(arguments, environment=environment(folder / f"{what}-{words[0]}"))
+    if done.code:
+        raise FailedError(f"{' '.join(words)}: {done.trouble[-2000:]}")
     found: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return found
 

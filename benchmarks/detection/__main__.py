@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import secrets
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import document
 from benchmarks.detection import catalogue, machine, perturb_report, perturb_trial, repeats, report, trial
 from benchmarks.detection.trial import HEALTHY, Trial
 
@@ -36,11 +35,8 @@ def trials(keys: Sequence[str], seeds: range, healthy: int, *, graded: int) -> l
 
 
 def outcomes(asked: Sequence[Trial], jobs: int) -> Iterator[dict[str, Any]]:
-    """Run the trials in processes of their own: the simulator lives in none of ours."""
-    with tempfile.TemporaryDirectory(prefix="gpuprov-detection-", dir=machine.memory()) as folder:
-        spawn = multiprocessing.get_context("spawn")
-        with spawn.Pool(jobs, initializer=trial.begin, initargs=(Path(folder),)) as pool:
-            yield from pool.imap_unordered(trial.run, asked, chunksize=4)
+    """Run the trials, each in some process of its own, and give what comes out as they end."""
+    return machine.pooled(trial.run, asked, jobs, chunksize=4)
 
 
 def resumed(asked: Sequence[Trial], kept: Path, jobs: int) -> Iterator[dict[str, Any]]:
@@ -91,26 +87,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in (*result.misses, *result.trouble[:5]):
         print(line)
     if options.write:
-        report.write(options.write, result.lines)
+        document.put(options.write, result.lines)
     return 70 if result.trouble else 1 if result.misses else 0
 
 
-def perturbed(count: int, jobs: int, document: Path | None) -> int:
+def perturbed(count: int, jobs: int, written: Path | None) -> int:
     """The second edition: so many perturbed outputs, by a generator that does not know the checks."""
     found = perturb_trial.outcomes(perturb_trial.chosen(count), jobs)
     text = perturb_report.lines(found, perturb_report.head(count, len(found)))
     print("\n".join(text))
-    if document:
-        perturb_report.write(document, text)
+    if written:
+        document.put(written, text, perturb_report.BEGIN, perturb_report.END)
     return 1 if perturb_report.misses(found) else 0
 
 
-def repeated(nodes: int, jobs: int, document: Path | None) -> int:
+def repeated(nodes: int, jobs: int, written: Path | None) -> int:
     """How many runs a slow GPU needs to be found, alone and in a fleet."""
     text = repeats.lines(repeats.outcomes(nodes, jobs), nodes)
     print("\n".join(text))
-    if document:
-        perturb_report.write(document, text, repeats.BEGIN, repeats.END)
+    if written:
+        document.put(written, text, repeats.BEGIN, repeats.END)
     return 0
 
 

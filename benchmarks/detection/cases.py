@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -81,6 +81,42 @@ class Draw:
     def rest(self) -> str:
         """What a slowdown leaves of the healthy rate."""
         return f"{1 - self.severity:.4f}"
+
+
+NODE, GPU, NIC, PAIR = ("node",), ("gpu{gpu}",), ("mlx5_{nic}",), ("gpu{a}-gpu{b}",)
+FAIL_OR_WARN = ("fail", "warn")
+# What helps where a reset may, and where somebody has to look first.
+RESET = ("reset GPU", "reboot", "power-cycle", "reseat or check cable", "replace part")
+LOOK = ("investigate", "replace part", "reseat or check cable")
+
+
+def planted(
+    fault: str,
+    devices: tuple[str, ...] = (),
+    actions: tuple[str, ...] = (),
+    verdicts: tuple[str, ...] = ("fail",),
+    *,
+    also: tuple[str, ...] = (),
+    variables: Mapping[str, Any] | None = None,
+    everywhere: bool = False,
+    **drawn: Sequence[object],
+) -> Callable[[Draw], Case]:
+    """What draws cases of one fault; without `devices` it is a healthy look-alike. In `fault` and `devices`
+    stand places for a `{gpu}`, a `{nic}` or a pair `{a}` `{b}`, which are drawn first, the `{severity}` or
+    the `{rest}` of it, and one of the values of each name in `drawn`, in their order."""
+
+    def draw(one: Draw) -> Case:
+        words: dict[str, object] = {"severity": round(one.severity), "rest": one.rest}
+        if "{gpu}" in fault or "{nic}" in fault:
+            words["gpu"] = words["nic"] = one.gpu()  # there is a card between nodes for each GPU
+        if "{a}" in fault:
+            words["a"], words["b"] = one.pair()
+        words.update((name, one.rng.choice(values)) for name, values in drawn.items())
+        named = tuple(device.format(**words) for device in devices)
+        expected = Expected(named, actions, verdicts, also) if devices else None
+        return Case((fault.format(**words),), expected, variables=variables or {}, everywhere=everywhere)
+
+    return draw
 
 
 @dataclass(frozen=True)

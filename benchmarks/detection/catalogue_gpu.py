@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from benchmarks.detection.cases import GPUS, Case, Draw, Entry, Expected
+from benchmarks.detection.cases import (
+    FAIL_OR_WARN,
+    GPU,
+    GPUS,
+    LOOK,
+    NODE,
+    RESET,
+    Case,
+    Draw,
+    Entry,
+    Expected,
+    planted,
+)
 
-HANDS = ("reseat or check cable", "replace part", "investigate", "power-cycle")
-RESET = ("reset GPU", "reboot", "power-cycle", "reseat or check cable", "replace part")
-LOOK = ("investigate", "replace part", "reseat or check cable")
+NOT_SEEN = ("refused", "none", "some")
 OTHER_DRIVERS = ("580.95.05", "570.172.08", "590.44.01")
 IMAGE = {"gpuprov_container_image": "nvcr.io/nvidia/cuda:12.9.1-base-ubuntu24.04"}
 
@@ -17,40 +27,10 @@ def _double_bit(draw: Draw) -> Case:
     return Case((draw.rng.choice(faults),), Expected((f"gpu{gpu}",), RESET))
 
 
-def _sram(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    return Case((f"sram_threshold gpu={gpu}",), Expected((f"gpu{gpu}",), ("replace part",)))
-
-
-def _old_ecc(draw: Draw) -> Case:
-    return Case((f"ecc_aggregate_old gpu={draw.gpu()} count={round(draw.severity)}",))
-
-
 def _remap(draw: Draw) -> Case:
     gpu, kind = draw.gpu(), draw.rng.choice(("pending", "failure"))
     actions = ("reset GPU", "reboot") if kind == "pending" else ("replace part",)
     return Case((f"row_remap_{kind} gpu={gpu}",), Expected((f"gpu{gpu}",), actions))
-
-
-def _clean_remap(draw: Draw) -> Case:
-    return Case((f"remapped_clean gpu={draw.gpu()} rows={draw.rng.randint(1, 8)}",))
-
-
-def _many_remaps(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    fault = f"remapped_many gpu={gpu} rows={round(draw.severity)}"
-    expected = Expected((f"gpu{gpu}",), ("watch", "replace part", "investigate"), verdicts=("fail", "warn"))
-    return Case((fault,), expected)
-
-
-def _slow_memory(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    return Case((f"memory_slow gpu={gpu} factor={draw.rest}",), Expected((f"gpu{gpu}",), LOOK))
-
-
-def _slow(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    return Case((f"gpu_slow gpu={gpu} factor={draw.rest}",), Expected((f"gpu{gpu}",), LOOK))
 
 
 def _slow_node(draw: Draw) -> Case:
@@ -58,41 +38,11 @@ def _slow_node(draw: Draw) -> Case:
     return Case(faults, Expected(("node",), LOOK, verdicts=("fail", "warn")))
 
 
-def _throttle(draw: Draw) -> Case:
-    gpu, reason = draw.gpu(), draw.rng.choice(("hw_thermal", "sw_thermal"))
-    fault = f"throttle gpu={gpu} reason={reason} factor={draw.rest}"
-    return Case((fault,), Expected((f"gpu{gpu}",), (*LOOK, "power-cycle")))
-
-
-def _brake(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    fault = f"throttle gpu={gpu} reason=hw_power_brake factor={draw.rest}"
-    return Case((fault,), Expected((f"gpu{gpu}",), (*LOOK, "power-cycle", "fix configuration")))
-
-
-def _brief_cap(draw: Draw) -> Case:
-    return Case((f"power_cap_brief gpu={draw.gpu()} seconds={draw.rng.randint(1, 3)}",))
-
-
 def _cap(draw: Draw) -> Case:
     gpu = draw.gpu()
     fault = f"power_limit gpu={gpu} percent={round(100 * (1 - draw.severity))}"
     expected = Expected((f"gpu{gpu}",), ("fix configuration", "investigate"), verdicts=("fail", "warn"))
     return Case((fault,), expected)
-
-
-def _site_cap(draw: Draw) -> Case:
-    return Case((f"power_cap_site percent={draw.rng.randint(60, 95)}",), everywhere=True)
-
-
-def _airflow(draw: Draw) -> Case:
-    return Case((f"airflow_gradient degrees={draw.rng.randint(1, 8)}",))
-
-
-def _hot(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    expected = Expected((f"gpu{gpu}",), (*LOOK, "watch"), verdicts=("warn", "fail"))
-    return Case((f"hot_gpu gpu={gpu} degrees={round(draw.severity)}",), expected)
 
 
 def _wrong(draw: Draw) -> Case:
@@ -112,20 +62,6 @@ def _firmware(draw: Draw) -> Case:
     return Case((f"xid gpu={gpu} code={code}",), expected)
 
 
-def _user_xid(draw: Draw) -> Case:
-    return Case((f"xid gpu={draw.gpu()} code={draw.rng.choice((13, 31, 43, 45))}",))
-
-
-def _slow_first(draw: Draw) -> Case:
-    return Case((f"slow_first_call seconds={draw.rng.randint(1, 20)}",))
-
-
-def _hang(draw: Draw) -> Case:
-    tool = draw.rng.choice(("nvidia-smi", "gpu_burn", "nvbandwidth", "all_reduce_perf"))
-    fault = f"tool_hang tool={tool} stubborn={draw.rng.choice(('no', 'yes'))}"
-    return Case((fault,), Expected(("node",), ("investigate", "reboot"), verdicts=("error",)))
-
-
 def _library(draw: Draw) -> Case:
     other = draw.rng.choice(OTHER_DRIVERS)
     expected = Expected(("node",), ("reboot", "fix configuration"), verdicts=("error", "fail"))
@@ -136,12 +72,6 @@ def _no_module(draw: Draw) -> Case:
     expected = Expected(("node",), ("fix configuration", "reboot"), verdicts=("error", "fail"))
     # Nouveau is kept away by whatever the driver's packages leave, and they may leave it without a module.
     return Case((), expected, machine={"module": draw.rng.choice(("none", "blacklist")), "fabric": False})
-
-
-def _empty_library(draw: Draw) -> Case:
-    fault = f"library_empty name={draw.rng.choice(('libnvidia-ml', 'libcuda'))}"
-    expected = Expected(("node",), ("fix configuration",), verdicts=("fail", "error"))
-    return Case((fault,), expected)
 
 
 def _other_driver(draw: Draw) -> Case:
@@ -155,15 +85,48 @@ def _canary(draw: Draw) -> Case:
     return Case(machine={"driver": version}, variables={"nvidia_driver_version": version})
 
 
-def _no_container(draw: Draw) -> Case:
-    expected = Expected(("node",), ("fix configuration", "investigate"))
-    fault = f"container_broken how={draw.rng.choice(('refused', 'none', 'some'))}"
-    return Case((fault,), expected, variables=IMAGE)
-
-
-def _container_not_asked(draw: Draw) -> Case:
-    return Case((f"container_broken how={draw.rng.choice(('refused', 'none', 'some'))}",))
-
+_sram = planted("sram_threshold gpu={gpu}", GPU, ("replace part",))
+_old_ecc = planted("ecc_aggregate_old gpu={gpu} count={severity}")
+_clean_remap = planted("remapped_clean gpu={gpu} rows={rows}", rows=range(1, 9))
+_many_remaps = planted(
+    "remapped_many gpu={gpu} rows={severity}", GPU, ("watch", "replace part", "investigate"), FAIL_OR_WARN
+)
+_slow_memory = planted("memory_slow gpu={gpu} factor={rest}", GPU, LOOK)
+_slow = planted("gpu_slow gpu={gpu} factor={rest}", GPU, LOOK)
+_throttle = planted(
+    "throttle gpu={gpu} reason={reason} factor={rest}",
+    GPU,
+    (*LOOK, "power-cycle"),
+    reason=("hw_thermal", "sw_thermal"),
+)
+_brake = planted(
+    "throttle gpu={gpu} reason=hw_power_brake factor={rest}", GPU, (*LOOK, "power-cycle", "fix configuration")
+)
+_brief_cap = planted("power_cap_brief gpu={gpu} seconds={seconds}", seconds=range(1, 4))
+_site_cap = planted("power_cap_site percent={percent}", everywhere=True, percent=range(60, 96))
+_airflow = planted("airflow_gradient degrees={degrees}", degrees=range(1, 9))
+_hot = planted("hot_gpu gpu={gpu} degrees={severity}", GPU, (*LOOK, "watch"), ("warn", "fail"))
+_user_xid = planted("xid gpu={gpu} code={code}", code=(13, 31, 43, 45))
+_slow_first = planted("slow_first_call seconds={seconds}", seconds=range(1, 21))
+_hang = planted(
+    "tool_hang tool={tool} stubborn={stubborn}",
+    NODE,
+    ("investigate", "reboot"),
+    ("error",),
+    tool=("nvidia-smi", "gpu_burn", "nvbandwidth", "all_reduce_perf"),
+    stubborn=("no", "yes"),
+)
+_empty_library = planted(
+    "library_empty name={name}",
+    NODE,
+    ("fix configuration",),
+    ("fail", "error"),
+    name=("libnvidia-ml", "libcuda"),
+)
+_no_container = planted(
+    "container_broken how={how}", NODE, ("fix configuration", "investigate"), variables=IMAGE, how=NOT_SEEN
+)
+_container_not_asked = planted("container_broken how={how}", how=NOT_SEEN)
 
 ENTRIES = (
     Entry(14, "uncorrectable ECC", _double_bit),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.detection.cases import GPUS, Case, Draw, Entry, Expected
+from benchmarks.detection.cases import FAIL_OR_WARN, GPU, GPUS, NODE, Case, Draw, Entry, Expected, planted
 
 TOOLS = ("nvidia-smi", "gpu_burn", "nvbandwidth", "all_reduce_perf")
 # How a release that nobody has seen might print: (tool, what it prints, what it would print instead).
@@ -23,62 +23,26 @@ NEWER = (
 )
 
 
-FLAGGED = ("fail", "warn")
 CONFIGURE = ("fix configuration",)
 SCRATCH = {"validation_tools_scratch_dir": "/scratch"}
-
-
-def _memlock(draw: Draw) -> Case:
-    fault = f"memlock_small kib={draw.rng.choice((64, 8192, 65536))}"
-    return Case((fault,), Expected(("node",), CONFIGURE, verdicts=FLAGGED))
-
-
-def _access_control(draw: Draw) -> Case:
-    fault = draw.rng.choice(("acs_on", "iommu_translated"))
-    return Case((fault,), Expected(("node",), CONFIGURE, verdicts=FLAGGED))
-
-
-def _guest(_: Draw) -> Case:
-    return Case(("virtual_machine",))
-
-
-def _governor(draw: Draw) -> Case:
-    name = draw.rng.choice(("powersave", "ondemand", "schedutil", "conservative"))
-    return Case((f"governor name={name}",), Expected(("node",), CONFIGURE, verdicts=FLAGGED))
 
 
 def _memory(draw: Draw) -> Case:
     module, kind = draw.rng.randrange(16), draw.rng.choice(("uncorrected", "corrected"))
     count = draw.rng.randint(1, 9) if kind == "uncorrected" else draw.rng.randint(100_000, 10**6)
     expected = Expected(
-        (f"mc{module // 2}/dimm{module % 2}*",), ("replace part", "investigate", "watch"), verdicts=FLAGGED
+        (f"mc{module // 2}/dimm{module % 2}*",),
+        ("replace part", "investigate", "watch"),
+        verdicts=FAIL_OR_WARN,
     )
     return Case((f"memory_errors module={module} kind={kind} count={count}",), expected)
-
-
-def _few_corrected(draw: Draw) -> Case:
-    return Case((f"memory_corrected_few module={draw.rng.randrange(16)} count={draw.rng.randint(1, 9)}",))
 
 
 def _drive(draw: Draw) -> Case:
     drive, how = draw.rng.randrange(4), draw.rng.choice(("missing", "dead", "worn", "warning"))
     actions = ("replace part", "reseat or check cable", "investigate", "watch")
     names = (f"nvme{drive}", "node") if how == "missing" else (f"nvme{drive}",)
-    return Case((f"nvme_{how} drive={drive}",), Expected(names, actions, verdicts=FLAGGED))
-
-
-def _clock(_: Draw) -> Case:
-    expected = Expected(("node",), CONFIGURE, verdicts=FLAGGED)
-    return Case(("clock_unsynchronised",), expected)
-
-
-def _fresh(draw: Draw) -> Case:
-    return Case((f"fresh_boot seconds={draw.rng.randint(20, 280)}",))
-
-
-def _slow_disk(draw: Draw) -> Case:
-    expected = Expected(("node", "nvme0n1"), ("replace part", "investigate"), verdicts=("fail", "warn"))
-    return Case((f"disk_slow factor={draw.rest}",), expected, variables=SCRATCH)
+    return Case((f"nvme_{how} drive={drive}",), Expected(names, actions, verdicts=FAIL_OR_WARN))
 
 
 def _old_disk(draw: Draw) -> Case:
@@ -91,26 +55,6 @@ def _no_scratch(_: Draw) -> Case:
     )
 
 
-def _leaked(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    fault = (
-        f"gpu_process gpu={gpu} pid={draw.rng.randint(2_000, 4_000_000)} mib={draw.rng.randint(200, 40_000)}"
-    )
-    actions = ("restart job", "fix configuration", "investigate", "reset GPU", "reboot")
-    return Case((fault,), Expected((f"gpu{gpu}",), actions, verdicts=("fail", "warn")))
-
-
-def _agent(draw: Draw) -> Case:
-    name = draw.rng.choice(("nv-hostengine", "dcgm-exporter", "nvidia-smi"))
-    return Case((f"monitoring_agent name={name}",))
-
-
-def _vbios(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    actions = ("fix configuration", "investigate")
-    return Case((f"vbios gpu={gpu}",), Expected((f"gpu{gpu}",), actions, verdicts=("fail", "warn")))
-
-
 def _node_vbios(_: Draw) -> Case:
     expected = Expected(("node",), ("fix configuration", "investigate"), verdicts=("warn", "fail"))
     return Case(tuple(f"vbios gpu={gpu}" for gpu in range(GPUS)), expected)
@@ -119,12 +63,6 @@ def _node_vbios(_: Draw) -> Case:
 def _approved_vbios(_: Draw) -> Case:
     approved = {"gpuprov_ignore_majority": ["firmware.gpu_vbios"]}
     return Case(tuple(f"vbios gpu={gpu}" for gpu in range(GPUS)), variables=approved)
-
-
-def _mode(draw: Draw) -> Case:
-    gpu, mode = draw.gpu(), draw.rng.choice(("ecc_off", "exclusive", "persistence_off"))
-    expected = Expected((f"gpu{gpu}",), ("fix configuration",), verdicts=("fail", "warn"))
-    return Case((f"gpu_mode gpu={gpu} mode={mode}",), expected)
 
 
 def _partitioned(_: Draw) -> Case:
@@ -158,6 +96,46 @@ def _interrupted(draw: Draw) -> Case:
 def _rebooted_before(draw: Draw) -> Case:
     return Case(("reboot",) * draw.rng.randint(1, 3))
 
+
+_memlock = planted("memlock_small kib={kib}", NODE, CONFIGURE, FAIL_OR_WARN, kib=(64, 8192, 65536))
+_access_control = planted("{which}", NODE, CONFIGURE, FAIL_OR_WARN, which=("acs_on", "iommu_translated"))
+_guest = planted("virtual_machine")
+_governor = planted(
+    "governor name={name}",
+    NODE,
+    CONFIGURE,
+    FAIL_OR_WARN,
+    name=("powersave", "ondemand", "schedutil", "conservative"),
+)
+_few_corrected = planted(
+    "memory_corrected_few module={module} count={count}", module=range(16), count=range(1, 10)
+)
+_clock = planted("clock_unsynchronised", NODE, CONFIGURE, FAIL_OR_WARN)
+_fresh = planted("fresh_boot seconds={seconds}", seconds=range(20, 281))
+_slow_disk = planted(
+    "disk_slow factor={rest}",
+    ("node", "nvme0n1"),
+    ("replace part", "investigate"),
+    FAIL_OR_WARN,
+    variables=SCRATCH,
+)
+_leaked = planted(
+    "gpu_process gpu={gpu} pid={pid} mib={mib}",
+    GPU,
+    ("restart job", "fix configuration", "investigate", "reset GPU", "reboot"),
+    FAIL_OR_WARN,
+    pid=range(2_000, 4_000_001),
+    mib=range(200, 40_001),
+)
+_agent = planted("monitoring_agent name={name}", name=("nv-hostengine", "dcgm-exporter", "nvidia-smi"))
+_vbios = planted("vbios gpu={gpu}", GPU, ("fix configuration", "investigate"), FAIL_OR_WARN)
+_mode = planted(
+    "gpu_mode gpu={gpu} mode={mode}",
+    GPU,
+    CONFIGURE,
+    FAIL_OR_WARN,
+    mode=("ecc_off", "exclusive", "persistence_off"),
+)
 
 ENTRIES = (
     Entry(41, "memlock or /dev/shm too small", _memlock),

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-from benchmarks.detection.cases import FABRIC, GPUS, IMEX, LINKS, Case, Draw, Entry, Expected
+from benchmarks.detection.cases import (
+    FABRIC,
+    FAIL_OR_WARN,
+    GPU,
+    GPUS,
+    IMEX,
+    LINKS,
+    LOOK,
+    NODE,
+    PAIR,
+    RESET,
+    Case,
+    Draw,
+    Entry,
+    Expected,
+    planted,
+)
 from benchmarks.detection.tree import DRIVER
 
 HANDS = ("reseat or check cable", "replace part", "investigate", "power-cycle")
-RESET = ("reset GPU", "reboot", "power-cycle", "reseat or check cable", "replace part")
-LOOK = ("investigate", "replace part", "reseat or check cable")
-
-
-def _gpu_missing(draw: Draw) -> Case:
-    # It has no index any more; who is left says only how many there are.
-    gpu = draw.gpu()
-    return Case((f"gpu_missing gpu={gpu}",), Expected(("node", f"slot {gpu}"), HANDS, also=("node",)))
-
-
-def _off_the_bus(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    devices = (f"gpu{gpu}", f"slot {gpu}")
-    return Case((f"gpu_off_bus gpu={gpu}",), Expected(devices, RESET, also=("node",)))
 
 
 def _old_xid(draw: Draw) -> Case:
     # The line is written once, and the log begins again with the boot.
     return Case((f"xid gpu={draw.gpu()} code=79 once=yes", "reboot"))
-
-
-def _width(draw: Draw) -> Case:
-    gpu, width = draw.gpu(), draw.rng.choice((1, 2, 4, 8))
-    return Case((f"pcie_width gpu={gpu} width={width}",), Expected((f"gpu{gpu}",), HANDS, also=("node",)))
 
 
 def _generation(draw: Draw) -> Case:
@@ -38,35 +35,9 @@ def _generation(draw: Draw) -> Case:
     return Case((fault,), Expected((f"gpu{gpu}",), HANDS, also=("node",)))
 
 
-def _replays(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    fault = f"pcie_replays gpu={gpu} count={round(draw.severity)}"
-    return Case((fault,), Expected((f"gpu{gpu}",), (*HANDS, "watch")))
-
-
-def _storm(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    fault = f"aer_storm gpu={gpu} count={draw.rng.randint(60, 5_000)}"
-    return Case((fault,), Expected((f"gpu{gpu}",), (*HANDS, "watch"), verdicts=("fail", "warn")))
-
-
-def _old_aer(draw: Draw) -> Case:
-    return Case((f"aer_old gpu={draw.gpu()} count={draw.rng.randint(1, 8)}",))
-
-
 def _wired(draw: Draw) -> Case:
     lanes = draw.rng.choice((4, 8))
     return Case((f"pcie_wired width={lanes}",), variables={"gpuprov_pcie_width": lanes})
-
-
-def _old_replays(draw: Draw) -> Case:
-    return Case((f"pcie_replays_old gpu={draw.gpu()} count={round(draw.severity)}",))
-
-
-def _host_copies(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    fault = f"h2d_slow gpu={gpu} factor={draw.rest}"
-    return Case((fault,), Expected((f"gpu{gpu}",), HANDS, also=("node",)))
 
 
 def _link_down(draw: Draw) -> Case:
@@ -89,41 +60,12 @@ def _old_link_errors(draw: Draw) -> Case:
     return Case((f"nvlink_errors_old gpu={gpu} link={link} count={draw.rng.randint(1, 20)}",))
 
 
-def _link_storm(draw: Draw) -> Case:
-    return Case(
-        (f"nvlink_storm code={draw.rng.choice((74, 145, 149))}",), Expected(("node",), (*RESET, *LOOK))
-    )
-
-
-def _collective(draw: Draw) -> Case:
-    return Case((f"collective_slow factor={draw.rest}",), Expected(("node",), LOOK))
-
-
-def _pair(draw: Draw) -> Case:
-    a, b = draw.pair()
-    return Case(
-        (f"slow_pair a={a} b={b} factor={draw.rest}",), Expected((f"gpu{a}-gpu{b}",), RESET, also=("node",))
-    )
-
-
-def _no_access(draw: Draw) -> Case:
-    a, b = draw.pair()
-    return Case((f"pair_disabled a={a} b={b}",), Expected((f"gpu{a}-gpu{b}",), RESET, also=("node",)))
-
-
 def _fabric(draw: Draw) -> Case:
     devices = ("node", *(f"gpu{gpu}" for gpu in range(GPUS)))
     expected = Expected(devices, ("fix configuration", "investigate", "reboot"))
     if draw.rng.random() < 0.5:
         return Case(("fabric_down",), expected)
     return Case((), expected, machine={"fabric": False})
-
-
-def _unhealthy_fabric(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    what = draw.rng.choice(("bandwidth", "route", "timeout", "configuration"))
-    expected = Expected((f"gpu{gpu}",), (*RESET, "fix configuration", "investigate"))
-    return Case((f"fabric_unhealthy gpu={gpu} what={what}",), expected)
 
 
 def _other_manager(draw: Draw) -> Case:
@@ -157,6 +99,27 @@ def _idle_tray(draw: Draw) -> Case:
     what a tray can be held to."""
     return Case(machine={"manager": f"{DRIVER}-{draw.rng.choice(('1', '2'))}"})
 
+
+_gpu_missing = planted("gpu_missing gpu={gpu}", ("node", "slot {gpu}"), HANDS, also=NODE)
+_off_the_bus = planted("gpu_off_bus gpu={gpu}", ("gpu{gpu}", "slot {gpu}"), RESET, also=NODE)
+_width = planted("pcie_width gpu={gpu} width={width}", GPU, HANDS, also=NODE, width=(1, 2, 4, 8))
+_replays = planted("pcie_replays gpu={gpu} count={severity}", GPU, (*HANDS, "watch"))
+_storm = planted(
+    "aer_storm gpu={gpu} count={count}", GPU, (*HANDS, "watch"), FAIL_OR_WARN, count=range(60, 5_001)
+)
+_old_aer = planted("aer_old gpu={gpu} count={count}", count=range(1, 9))
+_old_replays = planted("pcie_replays_old gpu={gpu} count={severity}")
+_host_copies = planted("h2d_slow gpu={gpu} factor={rest}", GPU, HANDS, also=NODE)
+_link_storm = planted("nvlink_storm code={code}", NODE, (*RESET, *LOOK), code=(74, 145, 149))
+_collective = planted("collective_slow factor={rest}", NODE, LOOK)
+_pair = planted("slow_pair a={a} b={b} factor={rest}", PAIR, RESET, also=NODE)
+_no_access = planted("pair_disabled a={a} b={b}", PAIR, RESET, also=NODE)
+_unhealthy_fabric = planted(
+    "fabric_unhealthy gpu={gpu} what={what}",
+    GPU,
+    (*RESET, "fix configuration", "investigate"),
+    what=("bandwidth", "route", "timeout", "configuration"),
+)
 
 ENTRIES = (
     Entry(1, "GPU missing", _gpu_missing),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.detection.cases import GPUS, Case, Draw, Entry, Expected
+from benchmarks.detection.cases import FAIL_OR_WARN, GPUS, NIC, NODE, Case, Draw, Entry, Expected, planted
 
 HANDS = ("reseat or check cable", "replace part", "investigate")
 CONFIGURE = ("fix configuration", "investigate")
@@ -14,62 +14,10 @@ def _nic(draw: Draw) -> int:
     return draw.rng.randrange(GPUS)
 
 
-def _missing(draw: Draw) -> Case:
-    nic, how = _nic(draw), draw.rng.choice(("missing", "driver"))
-    # It has no name any more; the kernel numbers those that are left.
-    expected = Expected(("node", f"nic slot {nic}"), (*HANDS, "power-cycle"), also=("node",))
-    return Case((f"nic_{how} nic={nic}",), expected)
-
-
-def _narrow(draw: Draw) -> Case:
-    nic = _nic(draw)
-    fault = f"nic_pcie_width nic={nic} width={draw.rng.choice((1, 2, 4, 8))}"
-    return Case((fault,), Expected((f"mlx5_{nic}",), HANDS))
-
-
 def _down(draw: Draw) -> Case:
     nic, how = _nic(draw), draw.rng.choice(("polling", "training", "recovery", "no_sm"))
     actions = CONFIGURE if how == "no_sm" else HANDS
     return Case((f"port_down nic={nic} how={how}",), Expected((f"mlx5_{nic}",), actions, also=("node",)))
-
-
-def _disabled(draw: Draw) -> Case:
-    return Case((f"port_disabled nic={_nic(draw)}",), variables={"gpuprov_expected_nics": GPUS})
-
-
-def _slow_port(draw: Draw) -> Case:
-    nic, link = _nic(draw), draw.rng.choice(("1X", "2X", "EDR", "FDR"))
-    return Case((f"port_slow nic={nic} link={link}",), Expected((f"mlx5_{nic}",), HANDS))
-
-
-def _split(_: Draw) -> Case:
-    return Case(("cables_split",))
-
-
-def _flaps(draw: Draw) -> Case:
-    nic = _nic(draw)
-    fault = f"port_flaps nic={nic} count={round(draw.severity)}"
-    return Case((fault,), Expected((f"mlx5_{nic}",), (*HANDS, "watch"), verdicts=("fail", "warn")))
-
-
-def _one_flap(draw: Draw) -> Case:
-    return Case((f"port_flap_boot nic={_nic(draw)}",))
-
-
-def _errors(draw: Draw) -> Case:
-    nic = _nic(draw)
-    fault = f"port_errors nic={nic} counter={draw.rng.choice(COUNTERS)} count={round(draw.severity)}"
-    return Case((fault,), Expected((f"mlx5_{nic}",), (*HANDS, "watch"), verdicts=("fail", "warn")))
-
-
-def _old_errors(draw: Draw) -> Case:
-    fault = f"port_errors_old nic={_nic(draw)} counter={draw.rng.choice(COUNTERS)}"
-    return Case((f"{fault} count={draw.rng.randint(1, 200)}",))
-
-
-def _loopback(draw: Draw) -> Case:
-    nic = _nic(draw)
-    return Case((f"nic_slow nic={nic} factor={draw.rest}",), Expected((f"mlx5_{nic}",), HANDS))
 
 
 def _one_pair(draw: Draw) -> Case:
@@ -82,10 +30,6 @@ def _direct(draw: Draw) -> Case:
     nic = _nic(draw)
     fault = f"gpudirect_slow nic={nic} factor={draw.rng.uniform(0.2, 0.7):.3f}"
     return Case((fault,), Expected((f"mlx5_{nic}",), (*HANDS, "fix configuration")))
-
-
-def _without_cuda(_: Draw) -> Case:
-    return Case(("perftest_without_cuda",))
 
 
 def _address(draw: Draw) -> Case:
@@ -103,16 +47,38 @@ def _roce(draw: Draw) -> Case:
     return Case(("storage_port_down",), machine={"network": draw.rng.choice(("ib", "roce"))})
 
 
-def _redundancy(draw: Draw) -> Case:
-    expected = Expected(("node",), HANDS)
-    return Case((f"alltoall_slow factor={draw.rest}",), expected)
-
-
-def _overlap(draw: Draw) -> Case:
-    gpu = draw.gpu()
-    expected = Expected((f"gpu{gpu}", "node"), ("investigate", "replace part"), verdicts=("fail", "warn"))
-    return Case((f"overlap_slow gpu={gpu} factor={draw.rest}",), expected)
-
+_missing = planted(
+    "nic_{how} nic={nic}",
+    ("node", "nic slot {nic}"),
+    (*HANDS, "power-cycle"),
+    also=NODE,
+    how=("missing", "driver"),
+)
+_narrow = planted("nic_pcie_width nic={nic} width={width}", NIC, HANDS, width=(1, 2, 4, 8))
+_disabled = planted("port_disabled nic={nic}", variables={"gpuprov_expected_nics": GPUS})
+_slow_port = planted("port_slow nic={nic} link={link}", NIC, HANDS, link=("1X", "2X", "EDR", "FDR"))
+_split = planted("cables_split")
+_flaps = planted("port_flaps nic={nic} count={severity}", NIC, (*HANDS, "watch"), FAIL_OR_WARN)
+_one_flap = planted("port_flap_boot nic={nic}")
+_errors = planted(
+    "port_errors nic={nic} counter={counter} count={severity}",
+    NIC,
+    (*HANDS, "watch"),
+    FAIL_OR_WARN,
+    counter=COUNTERS,
+)
+_old_errors = planted(
+    "port_errors_old nic={nic} counter={counter} count={count}", counter=COUNTERS, count=range(1, 201)
+)
+_loopback = planted("nic_slow nic={nic} factor={rest}", NIC, HANDS)
+_without_cuda = planted("perftest_without_cuda")
+_redundancy = planted("alltoall_slow factor={rest}", NODE, HANDS)
+_overlap = planted(
+    "overlap_slow gpu={gpu} factor={rest}",
+    ("gpu{gpu}", "node"),
+    ("investigate", "replace part"),
+    FAIL_OR_WARN,
+)
 
 ENTRIES = (
     Entry(30, "NIC missing", _missing),

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,21 @@ def memory() -> Path | None:
     """Where files are memory, when the machine has such a place."""
     place = Path("/dev/shm")  # noqa: S108
     return place if os.access(place, os.W_OK) else None
+
+
+def pooled(run: Callable[[Any], Any], asked: Sequence[Any], jobs: int, chunksize: int = 1) -> Iterator[Any]:
+    """Run trials in processes of their own, as they end: the simulator lives in none of ours."""
+    with tempfile.TemporaryDirectory(prefix="gpuprov-detection-", dir=memory()) as folder:
+        spawn = multiprocessing.get_context("spawn")
+        with spawn.Pool(jobs, initializer=_begin, initargs=(Path(folder),)) as pool:
+            yield from pool.imap_unordered(run, asked, chunksize)
+
+
+def _begin(folder: Path) -> None:
+    """For a process of the benchmark's own: its nodes lie in `folder`, and an interrupt is its parent's."""
+    global PLACE
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    PLACE = folder
 
 
 @functools.cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.detection import perturb
@@ -140,13 +139,3 @@ def _hidden(outcomes: Iterable[Outcome]) -> list[str]:
     )
     names = sorted(by_surface, key=order.index)
     return [head, "", *(f"- {WORDS[name]}: {', '.join(by_surface[name])}" for name in names)]
-
-
-def write(path: Path, text: Sequence[str], begin: str = BEGIN, end: str = END) -> None:
-    """Put the section between its markers."""
-    document = path.read_text("utf-8")
-    before, mark, rest = document.partition(begin)
-    _, last, after = rest.partition(end)
-    if not mark or not last:
-        raise SystemExit(f"{path} has no {begin} … {end}")
-    path.write_text(f"{before}{begin}\n" + "\n".join(text) + f"\n{end}{after}", "utf-8")

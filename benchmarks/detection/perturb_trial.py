@@ -7,10 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
-import multiprocessing
 import re
-import signal
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,18 +187,9 @@ def chosen(count: int) -> list[tuple[str, int]]:
     ]
 
 
-def begin(folder: Path) -> None:
-    """For a process of the benchmark's own: its nodes lie in `folder`, and an interrupt is its parent's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    machine.PLACE = folder
-
-
 def outcomes(asked: Sequence[tuple[str, int]], jobs: int) -> list[dict[str, Any]]:
-    """Judge these outputs in processes of their own: the simulator lives in none of ours."""
-    with tempfile.TemporaryDirectory(prefix="gpuprov-detection-", dir=machine.memory()) as folder:
-        spawn = multiprocessing.get_context("spawn")
-        with spawn.Pool(jobs, initializer=begin, initargs=(Path(folder),)) as pool:
-            return list(pool.imap_unordered(run, asked, chunksize=16))
+    """Judge these outputs in processes of their own."""
+    return list(machine.pooled(run, asked, jobs, chunksize=16))
 
 
 def run(asked: tuple[str, int]) -> dict[str, Any]:

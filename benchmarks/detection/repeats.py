@@ -8,24 +8,17 @@ it.
 
 from __future__ import annotations
 
-import json
-import multiprocessing
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from benchmarks.detection import machine, trial
 from benchmarks.detection.cases import FLAGGED, GPUS, generator
 from benchmarks.detection.machine import Machine
 from benchmarks.detection.scores import Share
-from provision.checks import selection
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import NodeHealth
-from provision.desired import stack
-from provision.runs.node_facts import node_facts_of
 from provision.validate import campaign
 
 SKU = "h100-sxm"
@@ -51,16 +44,10 @@ class Node:
 
 def runs(one: Machine) -> Iterator[NodeHealth]:
     """The node's health, run after run; each has measurement noise of its own."""
-    facts, problems = one.observe(selection.facts_for(CHECKS))
-    node = node_facts_of(one.name, facts, problems, stack.describe_node(facts), trial.DECLARED)
-    limits, boot_id = node.limits(trial.OWN_LIMITS), str(facts.get("boot.id") or "")
+    node = trial.looked(one, CHECKS, trial.DECLARED)
+    limits = node.limits(trial.OWN_LIMITS)
     for _ in range(max(RUNS)):
-        results = {}
-        for name in CHECKS:
-            commands = campaign.commands_for(name, node.check_node, trial.OPTIONS)
-            answer = json.loads(json.dumps(one.measure(commands)))
-            raw = campaign.raw_from_answer(one.name, name, answer, boot_id)
-            results[name] = campaign.judge_check(node, raw, limits)
+        results = {name: campaign.judge_check(node, trial.raw_of(one, node, name), limits) for name in CHECKS}
         yield campaign.judge_node(node, results, CHECKS)
 
 
@@ -109,10 +96,7 @@ def outcomes(nodes: int, jobs: int) -> list[dict[str, Any]]:
     """So many nodes of each severity, in processes of their own."""
     drawn = [(kind, severity) for kind, severities in SEVERITIES.items() for severity in severities]
     asked = [Node(*one, number) for number in range(nodes) for one in drawn]
-    with tempfile.TemporaryDirectory(prefix="gpuprov-detection-", dir=machine.memory()) as folder:
-        spawn = multiprocessing.get_context("spawn")
-        with spawn.Pool(jobs, initializer=trial.begin, initargs=(Path(folder),)) as pool:
-            return list(pool.imap_unordered(run, asked))
+    return list(machine.pooled(run, asked, jobs))
 
 
 def found_in(said: Sequence[Sequence[bool]], count: int, what: int) -> list[bool]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from benchmarks.detection import catalogue, scores
@@ -189,13 +188,3 @@ def _misses(outcomes: Outcomes) -> list[str]:
         said.append(f"{what}: {where} ({one['sku']}: {faults}) verdict {one['verdict']}")
         said += [f"    {finding}" for finding in one["findings"][:4]]
     return said
-
-
-def write(path: Path, lines: tuple[str, ...]) -> None:
-    """Put the tables between the markers of a document."""
-    text = path.read_text("utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{path} has no {BEGIN} … {END}")
-    path.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{after}", "utf-8")

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-import signal
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.detection import fleets, machine
+from benchmarks.detection import fleets
 from benchmarks.detection.cases import FLAGGED, FOUR, SKUS, Case, Expected, FleetCase, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
@@ -76,12 +75,6 @@ class Outcome:
     trouble: str = ""
 
 
-def begin(folder: Path) -> None:
-    """For a process of the benchmark's own: its nodes lie in `folder`, and an interrupt is its parent's."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    machine.PLACE = folder
-
-
 def run(trial: Trial) -> dict[str, Any]:
     """The trial's outcome as plain data; a mistake of the benchmark itself is its `trouble`."""
     outcome = Outcome(trial.key, trial.seed, trial.graded)
@@ -110,9 +103,10 @@ def _run(trial: Trial, outcome: Outcome) -> None:
         _break(node, case)
         alone, outcome.seconds, known = validate(node, case.variables, case.event)
         slots = _slots(json.loads((node.state / "state.json").read_text()))
-    company = (
-        peers(outcome.sku, trial.seed // SEEDS_PER_FLEET) if not case.everywhere else alike(outcome, case)
-    )
+    if case.everywhere:
+        company = tuple(_companions(outcome.sku, case, "alike", outcome.key, outcome.seed))
+    else:
+        company = peers(outcome.sku, trial.seed // SEEDS_PER_FLEET)
     compared, _ = fleet_judge.judge([alone, *(health for health, _ in company)])
     (health, *others), _ = fleet_versions.judge(
         compared, {NAME: known.check_node, **{one.node: said.check_node for one, said in company}}
@@ -136,16 +130,14 @@ def _break(node: Machine, case: Case) -> None:
             node.fault(*words.split())
 
 
-def alike(outcome: Outcome, case: Case) -> tuple[tuple[NodeHealth, NodeFacts], ...]:
-    """Other nodes in the same case, judged each by itself."""
-    found = []
+def _companions(sku: str, case: Case, *words: object) -> Iterator[tuple[NodeHealth, NodeFacts]]:
+    """Other nodes of this SKU in this case, judged each by itself; `words` decide their numbers."""
     for number in range(PEERS):
-        seed = generator("alike", outcome.key, outcome.seed, number).randrange(2**31)
-        with Machine(outcome.sku, f"node-{number + 2}", seed, **case.machine) as one:
+        seed = generator(*words, number).randrange(2**31)
+        with Machine(sku, f"node-{number + 2}", seed, **case.machine) as one:
             _break(one, case)
             health, _, known = validate(one, case.variables)
-            found.append((health, known))
-    return tuple(found)
+            yield health, known
 
 
 def _run_fleet(outcome: Outcome, fleet: FleetCase, expected: Expected | None, rng: Random) -> None:
@@ -167,15 +159,21 @@ def _run_fleet(outcome: Outcome, fleet: FleetCase, expected: Expected | None, rn
 
 @functools.lru_cache(maxsize=len(SKUS))
 def peers(sku: str, block: int) -> tuple[tuple[NodeHealth, NodeFacts], ...]:
-    """Healthy nodes of this SKU, judged each by itself; those of one block of seeds are the same."""
-    found = []
-    for number in range(PEERS):
-        with Machine(
-            sku, f"node-{number + 2}", generator("peer", sku, block, number).randrange(2**31)
-        ) as one:
-            health, _, known = validate(one, {})
-            found.append((health, known))
-    return tuple(found)
+    """Healthy nodes of this SKU; those of one block of seeds are the same."""
+    return tuple(_companions(sku, Case(), "peer", sku, block))
+
+
+def looked(one: Machine, asked: Sequence[str], declared: Mapping[str, Any]) -> NodeFacts:
+    """What is observed of a node for these checks, beside what is declared of it."""
+    facts, problems = one.observe(selection.facts_for(asked))
+    return node_facts_of(one.name, facts, problems, stack.describe_node(facts), declared)
+
+
+def raw_of(one: Machine, node: NodeFacts, check: str) -> raw_output.Raw:
+    """What a check's commands print on it, as it comes back from a node."""
+    commands = campaign.commands_for(check, node.check_node, OPTIONS)
+    answer = json.loads(json.dumps(one.measure(commands)))
+    return campaign.raw_from_answer(one.name, check, answer, str(node.facts.get("boot.id") or ""))
 
 
 def validate(
@@ -186,19 +184,14 @@ def validate(
     `event`: `reboots CHECK` or `vanishes CHECK`, what happens to the node while that check runs.
     """
     asked = selection.select("burnin")
-    facts, problems = one.observe(selection.facts_for(asked))
-    declared = {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables}
-    node = node_facts_of(one.name, facts, problems, stack.describe_node(facts), declared)
+    node = looked(one, asked, {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables})
     results, seconds = {}, dict.fromkeys(STAGES, 0.0)
     if not node.error:
         limits = node.limits(OWN_LIMITS)
-        boot_id = str(facts.get("boot.id") or "")
         for name in asked:
-            commands = campaign.commands_for(name, node.check_node, OPTIONS)
             if name == event.partition(" ")[2]:
                 one.happen(event.partition(" ")[0])
-            answer = json.loads(json.dumps(one.measure(commands)))
-            raw = campaign.raw_from_answer(one.name, name, answer, boot_id)
+            raw = raw_of(one, node, name)
             if one.gone:
                 raw = raw_output.Raw(one.name, name, error=GONE, unreachable=True)
             results[name] = campaign.judge_check(node, raw, limits)

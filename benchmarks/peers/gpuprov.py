@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.costs import Cost
+from benchmarks.costs import ROOT, Cost, environment
+from benchmarks.costs import gpuprov as command_line
 from benchmarks.expected import Expected
 from benchmarks.nodes import Nodes
 from benchmarks.peers.contender import CONNECTIONS, Contender, Work
 
-ROOT = Path(__file__).resolve().parents[2]
 ROLE = "benchmark"
 RELEASES = ("debian 12", "debian 13", "ubuntu 22.04", "ubuntu 24.04")
 
@@ -52,19 +50,12 @@ def _promise(one: Expected, role: Path) -> dict[str, object]:
     return {"fact": f"file.{one.name}.content", "template": template, "why": why}
 
 
-def drift(place: Path, inventory: Path, folder: Path, *more: str) -> tuple[list[str], dict[str, str]]:
-    """The command line, and the environment beside one's own."""
-    state = {"XDG_STATE_HOME": str(folder / "state"), "GPUPROV_RUNS": str(folder / "runs")}
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    command = [sys.executable, "-m", "provision.cli", "drift", "--inventory", str(inventory), "--json", *more]
-    return command, {**state, "PYTHONPATH": str(place), "PATH": path}
-
-
 def make(nodes: Nodes, expected: Sequence[Expected], folder: Path, look: bool) -> Work:  # noqa: ARG001
     place = installed(folder, expected)
     inventory = nodes.inventory(folder, gpuprov_roles=[ROLE])
-    command, environment = drift(place, inventory, folder, "--connections", str(CONNECTIONS))
-    return Work(command, folder, lambda cost: differences(cost, nodes), environment)
+    words = ("--inventory", str(inventory), "--json", "--connections", str(CONNECTIONS))
+    around = {**environment(folder), "PYTHONPATH": str(place)}
+    return Work(command_line("drift", *words), folder, lambda cost: differences(cost, nodes), around)
 
 
 def differences(cost: Cost, nodes: Nodes) -> Mapping[str, int]:

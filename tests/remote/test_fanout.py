@@ -21,8 +21,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks import bench_processes, nodes
-from benchmarks.results import Options, Result, Table
 from provision import paths
 from provision.errors import UsageError
 from provision.fleet import Node
@@ -365,14 +363,6 @@ def test_who_takes_slowly_makes_them_wait(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 # --- how many ---
-
-
-def test_what_processes_cost_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_processes, "fleet", nodes.loopback)
-    monkeypatch.setattr(bench_processes.os, "geteuid", lambda: 1000)
-    found = list(bench_processes.measure(Options(tmp_path, nodes=3, rounds=1, quick=True)))
-    assert [type(each) for each in found] == [Result, Result, Table]
-    assert [row[0] for row in found[-1].rows] == ["near, 1", "near, 2"]  # type: ignore[union-attr]
 
 
 def test_how_many_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,16 +7,14 @@ import noise
 def host(node, gpu, direction: str, spread: float = 0.004) -> float:
     """GB/s between host memory and a GPU; `direction` is h2d or d2h."""
     rate = node.sku[direction] * noise.jitter(node, direction, gpu["slot"], spread)
-    slow = node.fault("h2d_slow", gpu=gpu["slot"])
-    return rate * pcie_factor(node, gpu) * (slow["factor"] if slow else 1.0)
+    return rate * pcie_factor(node, gpu) * node.factor("h2d_slow", gpu=gpu["slot"])
 
 
 def pcie_factor(node, gpu) -> float:
     """What remains of a GPU's PCIe link: lanes, and half for each generation it is behind."""
-    width, slow = node.fault("pcie_width", gpu=gpu["slot"]), node.fault("pcie_gen", gpu=gpu["slot"])
-    wired = node.fault("pcie_wired")
-    lanes = min(width["width"] if width else 16, wired["width"] if wired else 16)
-    behind = max(0, node.sku["pcie"] - slow["gen"]) if slow else 0
+    best = node.sku["pcie"]
+    lanes = min(node.given("pcie_width", "width", 16, gpu=gpu["slot"]), node.given("pcie_wired", "width", 16))
+    behind = max(0, best - node.given("pcie_gen", "gen", best, gpu=gpu["slot"]))
     return lanes / 16.0 * 0.5**behind
 
 
@@ -34,16 +32,14 @@ def peer(node, one, other, kind: str):
         far = one["numa"] != other["numa"] or healthy
         rate = node.sku.get("d2d_far", rate) if far else rate
         rate *= min(pcie_factor(node, one), pcie_factor(node, other))
-    slow = node.fault("slow_pair", a=a, b=b)
     label = f"{one['slot']}-{other['slot']}"
-    return rate * (slow["factor"] if slow else 1.0) * noise.jitter(node, kind, label, 0.004)
+    return rate * node.factor("slow_pair", a=a, b=b) * noise.jitter(node, kind, label, 0.004)
 
 
 def local(node, gpu) -> float:
     """GB/s of a copy within one GPU's memory."""
-    slow = node.fault("memory_slow", gpu=gpu["slot"])
     # Eight H100s differ by 0.05 % (The Smol Training Playbook).
-    rate = node.sku["local"] * (slow["factor"] if slow else 1.0)
+    rate = node.sku["local"] * node.factor("memory_slow", gpu=gpu["slot"])
     return rate * noise.jitter(node, "local", gpu["slot"], 0.0005)
 
 
@@ -54,8 +50,8 @@ def collective(node, gpus: list, name: str, nvls: bool) -> float:
         rate = sku["busbw"].get(len(gpus), sku["ring"]["all_reduce"])
     else:
         rate = sku["ring"][name]
-    for slow in (node.fault("collective_slow"), node.fault("alltoall_slow") if name == "alltoall" else None):
-        rate *= slow["factor"] if slow else 1.0
+    rate *= node.factor("collective_slow")
+    rate *= node.factor("alltoall_slow") if name == "alltoall" else 1.0
     if sku["links"]:
         rate *= min(node.active_links(slot) for slot in slots) / float(sku["links"])
     if not sku["links"] or (sku.get("pairs") and len(gpus) > 2):
@@ -79,12 +75,10 @@ def through_cards(node, gpus: list):
         return None
     rates = []
     for card in up:
-        slow = [node.fault("nic_slow", nic=card["number"]), node.fault("gpudirect_slow", nic=card["number"])]
-        lanes = node.fault("nic_pcie_width", nic=card["number"])
-        rate = nics.rate_of(node, card) / 8.0 * (lanes["width"] / 16.0 if lanes else 1.0)
-        for fault in slow:
-            rate *= fault["factor"] if fault else 1.0
-        rates.append(rate)
+        lanes = node.given("nic_pcie_width", "width", 16, nic=card["number"])
+        rate = nics.rate_of(node, card) / 8.0 * (lanes / 16.0)
+        rate *= node.factor("nic_slow", nic=card["number"])
+        rates.append(rate * node.factor("gpudirect_slow", nic=card["number"]))
     share = 0.94 if node.sku["pcie"] > 4 else 0.80
     slot = node.sku["h2d"] * min(pcie_factor(node, gpu) for gpu in gpus)
     return min(slot, *rates) * share * min(1.0, len(up) / float(len(gpus)))

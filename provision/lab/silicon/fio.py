@@ -78,8 +78,8 @@ def _run(node, job: dict) -> dict:
 
 def _rate(node, way: str) -> float:
     rate = WRITE if way == "write" else READ
-    for fault in (node.fault("disk_slow"), node.fault("scratch_old")):
-        rate *= fault["factor"] if fault else 1.0
+    rate *= node.factor("disk_slow")
+    rate *= node.factor("scratch_old")
     return rate * noise.jitter(node, "disk", way, 0.01)
 
 

@@ -164,8 +164,7 @@ def _burn(node, options: Options, waiting: str) -> int:
 
 
 def _total(node, gpu) -> int:
-    small = node.fault("memory_small", gpu=gpu["slot"])
-    return (small["mib"] if small else node.sku["memory"]) - 480
+    return node.given("memory_small", "mib", node.sku["memory"], gpu=gpu["slot"]) - 480
 
 
 class _Client:
@@ -188,8 +187,7 @@ class _Client:
 
     def look(self) -> None:
         """What is wrong with the GPU now: a fault may come during the burn."""
-        wrong = self.node.fault("burn_errors", gpu=self.slot)
-        self.wrong = wrong["errors"] if wrong else 0
+        self.wrong = self.node.given("burn_errors", "errors", 0, gpu=self.slot)
         gone = self.node.lost(self.gpu) or bool(self.node.silent(self.gpu))
         self.dies = gone or self.node.fault("burn_dies", gpu=self.slot) is not None
         self.rate = self.healthy_rate * health_factor(self.node, self.slot)

@@ -57,7 +57,6 @@ def write(node) -> None:
 
 
 def _write_cpus(node, folder: Path) -> None:
-    chosen = node.fault("governor")
     _put(folder / "online", "0-{}".format(node.sku["cpus"] - 1))
     for policy in (0, 1):
         place = folder / f"cpufreq/policy{policy}"
@@ -65,7 +64,7 @@ def _write_cpus(node, folder: Path) -> None:
         if guest:
             shutil.rmtree(str(place), ignore_errors=True)
             continue
-        _put(place / "scaling_governor", chosen["name"] if chosen else "performance")
+        _put(place / "scaling_governor", node.given("governor", "name", "performance"))
         _put(place / "scaling_driver", "intel_pstate")
 
 
@@ -143,15 +142,14 @@ def _write_libraries(node) -> None:
 def smart(node, number: int) -> dict:
     """The SMART / Health Information log of a drive, by nvme-cli's names."""
     words = (node.seed, node.name, "smart", number)
-    worn, warns = node.fault("nvme_worn", drive=number), node.fault("nvme_warning", drive=number)
+    warning = node.given("nvme_warning", "of", "", drive=number)
     life = 2 + int(noise.fraction("life", *words) * 20)
-    spare = warns and warns["of"] == "spare"
     return {
-        "critical_warning": BITS[warns["of"]] if warns else 0,
+        "critical_warning": BITS.get(warning, 0),
         "temperature": 308 + int(noise.fraction("temperature", *words) * 8),
-        "avail_spare": 4 if spare else 100,
+        "avail_spare": 4 if warning == "spare" else 100,
         "spare_thresh": 10,
-        "percent_used": worn["percent"] if worn else life,
+        "percent_used": node.given("nvme_worn", "percent", life, drive=number),
         "endurance_grp_critical_warning_summary": 0,
         "data_units_read": int(noise.fraction("read", *words) * 10**9),
         "data_units_written": life * 10**7,

@@ -60,14 +60,12 @@ def health_factor(node, slot: int) -> float:
     import telemetry
     from settings import Settings
 
-    slow, held = node.fault("gpu_slow", gpu=slot), node.fault("throttle", gpu=slot)
     values = {"settings": Settings(node).of(node.gpus[slot])}
     telemetry._changed(node, slot, values)
     settings = values["settings"]
     capped = telemetry.capped(node, settings) * _locked(node, settings)
-    return (
-        (slow["factor"] if slow else 1.0) * (held["factor"] if held else 1.0) * capped / _sharers(node, slot)
-    )
+    slow, held = node.factor("gpu_slow", gpu=slot), node.factor("throttle", gpu=slot)
+    return slow * held * capped / _sharers(node, slot)
 
 
 def _locked(node, settings: dict) -> float:

@@ -88,7 +88,6 @@ def working(node) -> list:
 def pci(node):
     """Address -> files of the cards on the PCI bus."""
     for card in on_bus(node):
-        narrow = node.fault("nic_pcie_width", nic=card["number"])
         yield (
             card["address"],
             {
@@ -101,7 +100,7 @@ def pci(node):
                 "numa_node": str(card["numa"]),
                 "enable": "1",
                 "max_link_width": "16",
-                "current_link_width": str(narrow["width"] if narrow else 16),
+                "current_link_width": str(node.given("nic_pcie_width", "width", 16, nic=card["number"])),
                 "max_link_speed": "32.0 GT/s PCIe",
                 "current_link_speed": "32.0 GT/s PCIe",
             },
@@ -271,14 +270,12 @@ def _write_netdev(node, card) -> None:
     place.mkdir(parents=True, exist_ok=True)
     off = node.fault("port_disabled", nic=card["number"])
     off = off or (card["board"] == "storage" and node.fault("storage_port_down"))
-    flaps = node.fault("port_flaps", nic=card["number"])
     (place / "flags").write_text("0x1002\n" if off else "0x1003\n")
-    downs = flaps["count"] if flaps else 1
+    downs = node.given("port_flaps", "count", 1, nic=card["number"])
     (place / "carrier_down_count").write_text(f"{downs}\n")
     (place / "mtu").write_text(f"{9000 if mtu_of(node, card) == 4096 else 1500}\n")
 
 
 def mtu_of(node, card) -> int:
     """The RDMA MTU in force, in bytes."""
-    small = node.fault("port_mtu", nic=card["number"])
-    return small["mtu"] if small else 4096
+    return node.given("port_mtu", "mtu", 4096, nic=card["number"])

@@ -60,15 +60,12 @@ class Node:
 
     def _fitted(self, gpu: dict) -> dict:
         """The GPU that is in this slot now, with the firmware somebody flashed."""
-        gpu = dict(gpu, vbios=self.sku["vbios"])
         if self.fault("gpu_swapped", gpu=gpu["slot"]):
             words = (self.seed, self.name, gpu["slot"])
-            gpu["uuid"] = "GPU-{}".format(uuid.UUID(hex=noise.hexadecimal(32, "swapped", *words)))
-            gpu["serial"] = self.sku["serial"] + noise.digits(10, "swapped", *words)
-        flashed = self.fault("vbios", gpu=gpu["slot"])
-        if flashed:
-            gpu["vbios"] = flashed["version"]
-        return gpu
+            identity = uuid.UUID(hex=noise.hexadecimal(32, "swapped", *words))
+            serial = self.sku["serial"] + noise.digits(10, "swapped", *words)
+            gpu = dict(gpu, uuid=f"GPU-{identity}", serial=serial)
+        return dict(gpu, vbios=self.given("vbios", "version", self.sku["vbios"], gpu=gpu["slot"]))
 
     def save(self) -> None:
         """Write state.json atomically."""
@@ -97,6 +94,15 @@ class Node:
                 return fault
         return None
 
+    def given(self, name: str, key: str, otherwise, **match):
+        """A parameter of the fault that `fault` finds, or what holds without one."""
+        fault = self.fault(name, **match)
+        return fault[key] if fault else otherwise
+
+    def factor(self, name: str, **match) -> float:
+        """What the fault that `fault` finds leaves of a healthy rate."""
+        return self.given(name, "factor", 1.0, **match)
+
     # -- devices
 
     def on_bus(self) -> list:
@@ -113,8 +119,7 @@ class Node:
 
     def silent(self, gpu) -> str:
         """The error that the driver has for every question to this GPU; empty when it answers."""
-        fault = self.fault("gpu_silent", gpu=gpu["slot"])
-        return fault["error"] if fault else ""
+        return self.given("gpu_silent", "error", "", gpu=gpu["slot"])
 
     def usable(self) -> list:
         """The GPUs CUDA offers."""

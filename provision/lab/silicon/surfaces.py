@@ -87,8 +87,8 @@ def _config(files: dict) -> bytes:
 
 def _gpus(node):
     for gpu in node.on_bus():
-        width, wired = node.fault("pcie_width", gpu=gpu["slot"]), node.fault("pcie_wired")
-        lanes = wired["width"] if wired else 16
+        lanes = node.given("pcie_wired", "width", 16)
+        width = min(node.given("pcie_width", "width", lanes, gpu=gpu["slot"]), lanes)
         yield (
             gpu["address"],
             {
@@ -101,7 +101,7 @@ def _gpus(node):
                 "numa_node": str(gpu["numa"]),
                 "local_cpulist": gpu["cpus"],
                 "max_link_width": str(lanes),
-                "current_link_width": str(min(width["width"], lanes) if width else lanes),
+                "current_link_width": str(width),
                 "max_link_speed": SPEEDS[node.sku["pcie"]],
                 "current_link_speed": SPEEDS[1],
                 "enable": "1",

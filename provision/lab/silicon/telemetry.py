@@ -10,7 +10,6 @@ CUDA = [
     (525, "12.0"), (530, "12.1"), (535, "12.2"), (545, "12.3"), (550, "12.4"), (555, "12.5"), (560, "12.6"),
     (565, "12.7"), (570, "12.8"), (575, "12.9"), (580, "13.0"), (590, "13.1"), (595, "13.2"), (610, "13.3"),
 ]  # fmt: skip
-REASONS = ("hw_thermal", "hw_power_brake", "sw_thermal")
 HEATING_SECONDS = 25.0
 
 
@@ -48,16 +47,14 @@ def read(node, gpu, index: int, moment: Moment) -> dict:
     values.update(_link(node, slot, load))
     values.update(_errors(node, slot))
     values.update(_left_on_it(node, slot))
-    small = node.fault("memory_small", gpu=slot)
-    values["memory"] = small["mib"] if small else sku["memory"]
+    values["memory"] = node.given("memory_small", "mib", sku["memory"], gpu=slot)
     values["used"] = (
         int(values["memory"] * 0.9) if load else int(1 + 2 * noise.fraction(node.seed, slot, "used"))
     )
     values["state"] = "P0"
     values["idle"] = load is None
     values["fabric"] = _fabric(node, slot, moment.fabric_ready)
-    unhealthy = node.fault("fabric_unhealthy", gpu=slot)
-    values["fabric_unhealthy"] = unhealthy["what"] if unhealthy else ""
+    values["fabric_unhealthy"] = node.given("fabric_unhealthy", "what", "", gpu=slot)
     return values
 
 
@@ -88,11 +85,8 @@ def _changed(node, slot: int, values: dict) -> None:
 
 def _heat(node, gpu, load, throttle, settings) -> dict:
     sku, slot = node.sku, gpu["slot"]
-    hot = node.fault("hot_gpu", gpu=slot)
-    extra = hot["degrees"] if hot else 0
-    airflow = node.fault("airflow_gradient")
-    if airflow:
-        extra += airflow["degrees"] * slot / float(max(1, len(node.gpus) - 1))
+    extra = node.given("hot_gpu", "degrees", 0, gpu=slot)
+    extra += node.given("airflow_gradient", "degrees", 0) * slot / float(max(1, len(node.gpus) - 1))
     wobble = noise.jitter(node, "temperature", slot, 0.02)
     cold = sku["temp_idle"] + extra * 0.4
     if load is None:
@@ -107,8 +101,7 @@ def _heat(node, gpu, load, throttle, settings) -> dict:
     clock = min(clock, settings["applications"][1])
     power = min(sku["power"], settings["power"]) * 0.975 * noise.jitter(node, "power", slot, 0.006)
     clock = int(clock * capped(node, settings) // 15) * 15
-    brief = node.fault("power_cap_brief", gpu=slot)
-    if brief and simulated < brief["seconds"] and not throttle:
+    if simulated < node.given("power_cap_brief", "seconds", 0, gpu=slot) and not throttle:
         throttle = {"factor": 0.9, "reason": "hw_power_brake"}
     if throttle:
         clock, power = clock * throttle["factor"], power * (0.4 + 0.5 * throttle["factor"])
@@ -137,17 +130,17 @@ def _sensors(sku, temperature: float, power: float, clock: int, throttled) -> di
 
 
 def _link(node, slot: int, load) -> dict:
-    width, slow = node.fault("pcie_width", gpu=slot), node.fault("pcie_gen", gpu=slot)
-    wired = node.fault("pcie_wired")
-    best, lanes = node.sku["pcie"], wired["width"] if wired else 16
-    storm, old = node.fault("pcie_replays", gpu=slot), node.fault("pcie_replays_old", gpu=slot)
-    replays = old["count"] if old else 0
+    best, lanes = node.sku["pcie"], node.given("pcie_wired", "width", 16)
+    storm, replays = (
+        node.fault("pcie_replays", gpu=slot),
+        node.given("pcie_replays_old", "count", 0, gpu=slot),
+    )
     if storm:
         minutes = (time.time() - storm.get("struck", storm.get("since", time.time()))) * node.speed / 60.0
         replays += int(storm["count"] * (1 + max(0.0, minutes)))
-    under_load = min(slow["gen"], best) if slow else best
+    under_load = min(node.given("pcie_gen", "gen", best, gpu=slot), best)
     return {
-        "width": min(width["width"], lanes) if width else lanes,
+        "width": min(node.given("pcie_width", "width", lanes, gpu=slot), lanes),
         "width_max": lanes,
         # An idle link saves power: it says generation 1 until something uses it.
         "generation": under_load if load else 1,
@@ -156,19 +149,18 @@ def _link(node, slot: int, load) -> dict:
 
 
 def _errors(node, slot: int) -> dict:
-    uncorrectable, old = node.fault("ecc_uncorrectable", gpu=slot), node.fault("ecc_aggregate_old", gpu=slot)
     pending, failed = node.fault("row_remap_pending", gpu=slot), node.fault("row_remap_failure", gpu=slot)
-    clean, many = node.fault("remapped_clean", gpu=slot), node.fault("remapped_many", gpu=slot)
-    sram = node.fault("sram_threshold", gpu=slot)
-    count = uncorrectable["count"] if uncorrectable else 0
+    clean = node.given("remapped_clean", "rows", 0, gpu=slot)
+    sram = node.given("sram_threshold", "count", 0, gpu=slot)
+    count = node.given("ecc_uncorrectable", "count", 0, gpu=slot)
     return {
         "uncorrectable": count,
         "uncorrectable_ever": count,
-        "corrected_ever": old["count"] if old else 0,
-        "sram_ever": sram["count"] if sram else 0,
-        "sram_threshold": sram is not None,
-        "remapped_correctable": many["rows"] if many else 0,
-        "remapped_uncorrectable": (clean["rows"] if clean else 0) + (1 if pending or failed else 0),
+        "corrected_ever": node.given("ecc_aggregate_old", "count", 0, gpu=slot),
+        "sram_ever": sram,
+        "sram_threshold": sram > 0,
+        "remapped_correctable": node.given("remapped_many", "rows", 0, gpu=slot),
+        "remapped_uncorrectable": clean + (1 if pending or failed else 0),
         "remap_pending": pending is not None,
         "remap_failure": failed is not None,
     }

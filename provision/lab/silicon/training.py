@@ -113,8 +113,7 @@ class Training:
         """Of each GPU, the time to its gradients without messages, and its pace beside them."""
         found = []
         for gpu, free in zip(self.gpus, self._compute(phase)):  # noqa: B905 (strict came with 3.10)
-            slow = self.node.fault("overlap_slow", gpu=gpu["slot"])
-            pace = (1.0 - TAKEN) * (slow["factor"] if slow else 1.0)
+            pace = (1.0 - TAKEN) * self.node.factor("overlap_slow", gpu=gpu["slot"])
             found.append((free, pace * noise.jitter(self.node, "training pace", gpu["slot"], 0.008)))
         return found
 

@@ -14,22 +14,21 @@ from faults import load as faults_load
 from faults import network as faults_network
 from faults.parameters import REQUIRED
 
-# id -> (meaning, parameters, the parameters that tell two faults of one id apart)
-FAULTS = {}
-for _family in (faults_gpu, faults_host, faults_network, faults_load):
-    FAULTS.update(_family.FAULTS)
+# id -> (meaning, parameters)
+FAULTS = {**faults_gpu.FAULTS, **faults_host.FAULTS, **faults_network.FAULTS, **faults_load.FAULTS}
 
 
 def describe() -> list:
     """Every fault for `fault --list --json`."""
     return [
         {"id": name, "meaning": meaning, "parameters": [_public(one) for one in parameters]}
-        for name, (meaning, parameters, _) in FAULTS.items()
+        for name, (meaning, parameters) in FAULTS.items()
     ]
 
 
 def _public(parameter: dict) -> dict:
     shown = dict(parameter, required=parameter["default"] is REQUIRED)
+    shown.pop("telling", None)
     if shown["required"]:
         del shown["default"]
     return shown
@@ -112,7 +111,8 @@ def _allowed(parameter: dict, node) -> str:
 
 def same(one: dict, other: dict) -> bool:
     """Whether the two are one fault with other numbers (the same GPU, the same pair)."""
-    keys = FAULTS[one["id"]][2] if one["id"] in FAULTS else []
+    _, parameters = FAULTS.get(one["id"], ("", []))
+    keys = [known["name"] for known in parameters if known.get("telling") or known["default"] is REQUIRED]
     return one["id"] == other["id"] and all(one.get(key) == other.get(key) for key in keys)
 
 

@@ -1,29 +1,26 @@
-"""The faults of GPUs and of the tools that speak of them; see faults.py."""
+"""The faults of GPUs and of the tools that speak of them; see catalogue.py."""
 
-from faults.parameters import REQUIRED, YES_NO, choice, factor, gpu, number, onset, text, tool
+from faults.parameters import REQUIRED, YES_NO, choice, factor, gpu, number, onset, telling, text, tool
 
-# id -> (meaning, parameters, the parameters that tell two faults of one id apart)
+# id -> (meaning, parameters)
 FAULTS = {
     "burn_errors": (
         "wrong results in gpu_burn: FAULTY, exit 0",
         [gpu(), number("errors", 3, 1, 10**9, "per report"), onset()],
-        ["gpu"],
     ),
-    "burn_dies": ("a GPU's gpu_burn process dies", [gpu(), onset()], ["gpu"]),
-    "gpu_slow": ("a GPU computes slowly", [gpu(), factor(0.7), onset()], ["gpu"]),
-    "acs_on": ("the firmware leaves PCI access control on in the bridges above the GPUs", [], []),
-    "gpu_missing": ("a GPU is not on the PCI bus", [gpu()], ["gpu"]),
-    "gpu_swapped": ("another GPU of the same kind is in the slot", [gpu()], ["gpu"]),
+    "burn_dies": ("a GPU's gpu_burn process dies", [gpu(), onset()]),
+    "gpu_slow": ("a GPU computes slowly", [gpu(), factor(0.7), onset()]),
+    "acs_on": ("the firmware leaves PCI access control on in the bridges above the GPUs", []),
+    "gpu_missing": ("a GPU is not on the PCI bus", [gpu()]),
+    "gpu_swapped": ("another GPU of the same kind is in the slot", [gpu()]),
     "vbios": (
         "a GPU has another VBIOS than its kind left the factory with",
         [gpu(), text("version", "96.00.10.00.99", "as nvidia-smi prints it")],
-        ["gpu"],
     ),
-    "gpu_off_bus": ("a GPU fell off the bus after boot: Xid 79", [gpu(), onset()], ["gpu"]),
+    "gpu_off_bus": ("a GPU fell off the bus after boot: Xid 79", [gpu(), onset()]),
     "gpu_off_bus_at_boot": (
         "a GPU is on the PCI bus and does not answer the driver that is loaded: no Xid, and no such GPU",
         [gpu()],
-        ["gpu"],
     ),
     "gpu_silent": (
         "a GPU stops answering the driver: it is still listed, with an error in place of its readings",
@@ -37,18 +34,9 @@ FAULTS = {
             ),
             onset(),
         ],
-        ["gpu"],
     ),
-    "memory_small": (
-        "a GPU reports less memory",
-        [gpu(), number("mib", 40960, 1024, 10**6, "total in MiB")],
-        ["gpu"],
-    ),
-    "hot_gpu": (
-        "a GPU runs hotter",
-        [gpu(), number("degrees", 15, 1, 60, "above its peers, in C"), onset()],
-        ["gpu"],
-    ),
+    "memory_small": ("a GPU reports less memory", [gpu(), number("mib", 40960, 1024, 10**6, "total in MiB")]),
+    "hot_gpu": ("a GPU runs hotter", [gpu(), number("degrees", 15, 1, 60, "above its peers, in C"), onset()]),
     "throttle": (
         "a GPU's clocks are held down under load",
         [
@@ -57,23 +45,13 @@ FAULTS = {
             factor(0.6),
             onset(),
         ],
-        ["gpu"],
     ),
     "slow_pair": (
         "copies between two GPUs are slow, both ways",
         [gpu("one of the pair", "a"), gpu("the other", "b"), factor(0.4)],
-        ["a", "b"],
     ),
-    "pair_disabled": (
-        "two GPUs cannot reach each other's memory",
-        [gpu("one", "a"), gpu("other", "b")],
-        ["a", "b"],
-    ),
-    "nvlink_down": (
-        "an NVLink is inactive",
-        [gpu(), number("link", REQUIRED, 0, 17, "which link")],
-        ["gpu", "link"],
-    ),
+    "pair_disabled": ("two GPUs cannot reach each other's memory", [gpu("one", "a"), gpu("other", "b")]),
+    "nvlink_down": ("an NVLink is inactive", [gpu(), number("link", REQUIRED, 0, 17, "which link")]),
     "nvlink_errors": (
         "an NVLink counts errors",
         [
@@ -81,24 +59,17 @@ FAULTS = {
             number("link", REQUIRED, 0, 17, "which link"),
             number("count", 1234, 1, 10**9, "of each kind"),
         ],
-        ["gpu", "link"],
     ),
-    "collective_slow": ("collectives are slow and no GPU or pair is", [factor(0.7)], []),
-    "wrong_result": (
-        "collectives return wrong elements",
-        [number("count", 16, 1, 10**9, "#wrong per size")],
-        [],
-    ),
-    "h2d_slow": ("copies between host and a GPU are slow", [gpu(), factor(0.4)], ["gpu"]),
+    "collective_slow": ("collectives are slow and no GPU or pair is", [factor(0.7)]),
+    "wrong_result": ("collectives return wrong elements", [number("count", 16, 1, 10**9, "#wrong per size")]),
+    "h2d_slow": ("copies between host and a GPU are slow", [gpu(), factor(0.4)]),
     "pcie_width": (
         "a GPU's PCIe link trained narrow",
         [gpu(), choice("width", 8, [1, 2, 4, 8], "lanes"), onset()],
-        ["gpu"],
     ),
     "pcie_gen": (
         "a GPU's PCIe link is slow under load, too",
         [gpu(), number("gen", 3, 1, 5, "generation"), onset()],
-        ["gpu"],
     ),
     "pcie_replays": (
         "a GPU's PCIe link repeats itself, and goes on to",
@@ -107,15 +78,13 @@ FAULTS = {
             number("count", 52341, 1, 10**9, "replays: so many at once, and so many more each minute"),
             onset(),
         ],
-        ["gpu"],
     ),
     "ecc_uncorrectable": (
         "uncorrectable memory errors since boot: Xid 48",
         [gpu(), number("count", 1, 1, 10**6, "errors"), onset()],
-        ["gpu"],
     ),
-    "row_remap_pending": ("a row waits for a reset to be remapped: Xid 63", [gpu()], ["gpu"]),
-    "row_remap_failure": ("a row could not be remapped: Xid 64", [gpu()], ["gpu"]),
+    "row_remap_pending": ("a row waits for a reset to be remapped: Xid 63", [gpu()]),
+    "row_remap_failure": ("a row could not be remapped: Xid 64", [gpu()]),
     "xid": (
         "a line in the kernel log",
         [
@@ -126,134 +95,106 @@ FAULTS = {
             choice("once", "no", YES_NO, "yes: not again after the next boot"),
             onset(),
         ],
-        ["gpu", "code"],
     ),
-    "fabric_down": ("the fabric stays In Progress although fabric manager runs", [], []),
+    "fabric_down": ("the fabric stays In Progress although fabric manager runs", []),
     "tool_hang": (
         "a program never returns",
         [*tool(), choice("stubborn", "no", YES_NO, "yes: ignores TERM")],
-        ["tool"],
     ),
-    "tool_garbage": ("a program prints garbage and exits 0", tool(), ["tool"]),
+    "tool_garbage": ("a program prints garbage and exits 0", tool()),
     "tool_truncated": (
         "a program's output ends early",
         [*tool(), number("percent", 60, 0, 99, "what is left")],
-        ["tool"],
     ),
-    "tool_missing": ("a program cannot be started: exit 127", tool(), ["tool"]),
+    "tool_missing": ("a program cannot be started: exit 127", tool()),
     "ecc_aggregate_old": (
         "look-alike: corrected errors of the past, none since boot",
         [gpu(), number("count", 41, 1, 10**6, "errors")],
-        ["gpu"],
     ),
     "remapped_clean": (
         "look-alike: rows remapped long ago, none pending",
         [gpu(), number("rows", 2, 1, 10, "rows")],
-        ["gpu"],
     ),
     "pcie_replays_old": (
         "look-alike: a few replays over a lifetime",
         [gpu(), number("count", 7, 1, 99, "replays")],
-        ["gpu"],
     ),
     "aer_storm": (
         "the kernel logs corrected PCIe errors of a GPU, again and again",
         [gpu(), number("count", 120, 1, 10**4, "a minute, for the last minute"), onset()],
-        ["gpu"],
     ),
     "remapped_many": (
         "rows remapped for correctable errors, none pending: memory that wears out",
         [gpu(), number("rows", 24, 1, 512, "rows")],
-        ["gpu"],
     ),
     "sram_threshold": (
         "uncorrectable SRAM errors over NVIDIA's limit",
         [gpu(), number("count", 12, 1, 10**6, "errors over its life")],
-        ["gpu"],
     ),
     "power_limit": (
         "a GPU's power limit was lowered",
         [gpu(), number("percent", 60, 20, 99, "of what is usual for its kind")],
-        ["gpu"],
     ),
     "gpu_process": (
         "a process was left on a GPU",
         [
             gpu(),
-            number("pid", 31337, 2, 4194304, "its id"),
+            telling(number("pid", 31337, 2, 4194304, "its id")),
             text("name", "/usr/bin/python3", "its program"),
             number("mib", 4096, 1, 10**6, "of the GPU's memory, in MiB"),
         ],
-        ["gpu", "pid"],
     ),
     "gpu_mode": (
         "a GPU's mode was changed",
         [gpu(), choice("mode", REQUIRED, ["ecc_off", "exclusive", "persistence_off"], "to what")],
-        ["gpu", "mode"],
     ),
     "fabric_unhealthy": (
         "a GPU joined the NVLink fabric with less than its bandwidth",
         [gpu(), choice("what", "bandwidth", ["bandwidth", "route", "timeout", "configuration"], "in what")],
-        ["gpu"],
     ),
     "fabric_failed": (
         "a GPU could not join the NVLink fabric",
         [gpu(), text("status", "Unknown Error", "as nvidia-smi prints it")],
-        ["gpu"],
     ),
     "xid_incident": (
         "an Xid with all that it brings along, and the driver's verdict",
         [gpu(), number("code", REQUIRED, 1, 999, "the Xid it begins with"), onset()],
-        ["gpu", "code"],
     ),
     "nvlink_storm": (
         "NVLink errors of every GPU at once, and of a switch: the fabric's",
         [choice("code", 74, [74, 145, 149], "which Xid"), onset()],
-        [],
     ),
-    "tool_slow": (
-        "a program takes long to answer",
-        [*tool(), number("seconds", 40, 1, 3600, "longer")],
-        ["tool"],
-    ),
+    "tool_slow": ("a program takes long to answer", [*tool(), number("seconds", 40, 1, 3600, "longer")]),
     "slow_first_call": (
         "look-alike: without persistence mode the driver is loaded for each call of nvidia-smi",
         [number("seconds", 8, 1, 20, "longer")],
-        [],
     ),
     "power_cap_site": (
         "look-alike: the site caps the power of every GPU",
         [number("percent", 80, 20, 99, "of what is usual for its kind")],
-        [],
     ),
     "monitoring_agent": (
         "look-alike: a monitoring agent holds a context on every GPU",
         [choice("name", "nv-hostengine", ["nv-hostengine", "dcgm-exporter", "nvidia-smi"], "which")],
-        [],
     ),
     "airflow_gradient": (
         "look-alike: GPUs at the warm end of the airflow are hotter",
         [number("degrees", 6, 1, 8, "from the first to the last, in C")],
-        [],
     ),
     "pcie_wired": (
         "look-alike: the machine is built with narrow slots",
         [choice("width", 8, [4, 8], "lanes")],
-        [],
     ),
     "nvlink_errors_old": (
         "look-alike: a few errors while the links trained after the reboot",
         [gpu(), number("link", REQUIRED, 0, 17, "which link"), number("count", 5, 1, 20, "of CRC")],
-        ["gpu", "link"],
     ),
     "aer_old": (
         "look-alike: a few corrected PCIe errors since boot",
         [gpu(), number("count", 4, 1, 8, "ten minutes apart")],
-        ["gpu"],
     ),
     "power_cap_brief": (
         "look-alike: hardware slowdown at the start of a load, for a moment",
         [gpu(), number("seconds", 2, 1, 3, "how long")],
-        ["gpu"],
     ),
 }

@@ -1,6 +1,6 @@
-"""The faults of the machine around the GPUs; see faults.py."""
+"""The faults of the machine around the GPUs; see catalogue.py."""
 
-from faults.parameters import REQUIRED, choice, number
+from faults.parameters import REQUIRED, choice, number, telling
 
 DRIVES, MODULES = 4, 16
 
@@ -13,14 +13,10 @@ def module():
     return number("module", REQUIRED, 0, MODULES - 1, "which memory module, over all controllers")
 
 
-# id -> (meaning, parameters, the parameters that tell two faults of one id apart)
+# id -> (meaning, parameters)
 FAULTS = {
-    "memlock_small": (
-        "sessions may lock little memory",
-        [number("kib", 8192, 64, 10**8, "in KiB")],
-        [],
-    ),
-    "iommu_translated": ("the IOMMU translates the addresses of GPUs and cards", [], []),
+    "memlock_small": ("sessions may lock little memory", [number("kib", 8192, 64, 10**8, "in KiB")]),
+    "iommu_translated": ("the IOMMU translates the addresses of GPUs and cards", []),
     "governor": (
         "the processors' frequency follows their load",
         [
@@ -28,57 +24,42 @@ FAULTS = {
                 "name", "powersave", ["powersave", "ondemand", "schedutil", "conservative"], "which governor"
             )
         ],
-        [],
     ),
     "memory_errors": (
         "a memory module has errors",
         [
             module(),
-            choice("kind", "uncorrected", ["uncorrected", "corrected"], "of which kind"),
+            telling(choice("kind", "uncorrected", ["uncorrected", "corrected"], "of which kind")),
             number("count", 1, 1, 10**9, "since boot"),
         ],
-        ["module", "kind"],
     ),
-    "nvme_missing": ("an NVMe drive is not there", [drive()], ["drive"]),
-    "nvme_dead": ("the kernel gave an NVMe drive up", [drive()], ["drive"]),
-    "nvme_worn": (
-        "an NVMe drive has used up its life",
-        [drive(), number("percent", 112, 100, 255, "of it")],
-        ["drive"],
-    ),
+    "nvme_missing": ("an NVMe drive is not there", [drive()]),
+    "nvme_dead": ("the kernel gave an NVMe drive up", [drive()]),
+    "nvme_worn": ("an NVMe drive has used up its life", [drive(), number("percent", 112, 100, 255, "of it")]),
     "nvme_warning": (
         "an NVMe drive warns of itself",
         [
             drive(),
             choice("of", "reliability", ["spare", "temperature", "reliability", "read_only"], "of what"),
         ],
-        ["drive"],
     ),
-    "clock_unsynchronised": ("nobody keeps the clock", [], []),
-    "gpudirect_absent": (
-        "the driver is of the kind without DMA-BUF, and nvidia_peermem is not loaded",
-        [],
-        [],
-    ),
+    "clock_unsynchronised": ("nobody keeps the clock", []),
+    "gpudirect_absent": ("the driver is of the kind without DMA-BUF, and nvidia_peermem is not loaded", []),
     "library_empty": (
         "a library of the driver is an empty file, as a broken download or a full disk leaves it",
-        [choice("name", "libnvidia-ml", ["libnvidia-ml", "libcuda"], "which")],
-        ["name"],
+        [telling(choice("name", "libnvidia-ml", ["libnvidia-ml", "libcuda"], "which"))],
     ),
     "container_broken": (
         "containers do not get the GPUs",
         [choice("how", "refused", ["refused", "none", "some"], "what is seen")],
-        [],
     ),
-    "virtual_machine": ("look-alike: a guest, which needs access control and a translating IOMMU", [], []),
+    "virtual_machine": ("look-alike: a guest, which needs access control and a translating IOMMU", []),
     "fresh_boot": (
         "look-alike: booted a moment ago, the clock is not kept yet",
         [number("seconds", 200, 20, 900, "since boot")],
-        [],
     ),
     "memory_corrected_few": (
         "look-alike: a memory module had a corrected error now and then",
         [module(), number("count", 4, 1, 9, "since boot")],
-        ["module"],
     ),
 }

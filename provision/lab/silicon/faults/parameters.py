@@ -51,6 +51,11 @@ def text(name, default, meaning):
     return {"name": name, "type": "text", "default": default, "meaning": meaning}
 
 
+def telling(parameter):
+    """One that tells two faults of one id apart although it need not be given; those that must be, do."""
+    return dict(parameter, telling=True)
+
+
 def tool():
     return [
         choice("tool", REQUIRED, TOOLS, "which program"),

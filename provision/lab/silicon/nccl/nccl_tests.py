@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import sys
+from functools import partial
 
 import cuda
 import noise
@@ -117,26 +118,6 @@ def _size(text: str, name: str) -> int:
     return int(float(found.group(1)) * SIZES.get(found.group(2).lower(), 1))
 
 
-def all_reduce_perf(node, arguments: list) -> int:
-    """all_reduce_perf."""
-    return _perf(node, arguments, "all_reduce")
-
-
-def all_gather_perf(node, arguments: list) -> int:
-    """all_gather_perf."""
-    return _perf(node, arguments, "all_gather")
-
-
-def reduce_scatter_perf(node, arguments: list) -> int:
-    """reduce_scatter_perf."""
-    return _perf(node, arguments, "reduce_scatter")
-
-
-def alltoall_perf(node, arguments: list) -> int:
-    """alltoall_perf."""
-    return _perf(node, arguments, "alltoall")
-
-
 def _perf(node, arguments: list, name: str) -> int:
     program = name + "_perf"
     if cuda.cannot_start(node, program, "libnccl.so.2"):
@@ -162,6 +143,12 @@ def _perf(node, arguments: list, name: str) -> int:
     if status:
         print(f" .. {platform.node()} pid {os.getpid()}: Test failure common.cu:1452")
     return status
+
+
+all_reduce_perf = partial(_perf, name="all_reduce")
+all_gather_perf = partial(_perf, name="all_gather")
+reduce_scatter_perf = partial(_perf, name="reduce_scatter")
+alltoall_perf = partial(_perf, name="alltoall")
 
 
 def _run(node, name: str, options: Options, report, world) -> int:

@@ -22,13 +22,13 @@ SOCKETS = 2.5  # GB/s over TCP, through the interface that nodes are administere
 
 def introduction(node, gpus: list, first: int) -> dict:
     """Who a process is, and what it works with; `first` is the CUDA number of its first GPU."""
-    small = [node.fault("memory_small", gpu=gpu["slot"]) for gpu in gpus]
+    memory = [node.given("memory_small", "mib", node.sku["memory"], gpu=gpu["slot"]) for gpu in gpus]
     return {
         "name": node.name,
         "host": platform.node().split(".")[0],
         "pid": os.getpid(),
         "product": node.sku["name"],
-        "memory": min(one["mib"] if one else node.sku["memory"] for one in small),
+        "memory": min(memory),
         "gpus": [
             {"device": first + place, "slot": gpu["slot"], "address": gpu["address"].rpartition(".")[0]}
             for place, gpu in enumerate(gpus)
@@ -86,17 +86,16 @@ def offer(node, gpus: list, collective: str, nodes: int) -> dict:
     switch = has_switch(node) and nodes == 1 and inside is None
     if inside is None:
         inside = bandwidth.collective(node, gpus, collective, switch or not node.sku["fabric"])
-    every, wrong = node.fault("peers_slow"), node.fault("wrong_result")
     peers = {fault["peer"]: fault for fault in node.faults if fault["id"] == "link_slow"}
     return {
         "inside": inside,
         "switch": switch,
         "cards": between_nodes(node, gpus) if nodes > 1 else None,
-        "every": every["factor"] if every else 1.0,
+        "every": node.factor("peers_slow"),
         "slow": {peer: fault["factor"] for peer, fault in peers.items()},
         "every_hangs": bool(node.fault("peers_hang")),
         "hangs": [fault["peer"] for fault in node.faults if fault["id"] == "link_hang"],
-        "wrong": wrong["count"] if wrong else 0,
+        "wrong": node.given("wrong_result", "count", 0),
     }
 
 

@@ -132,11 +132,12 @@ def _errors(node, gpus) -> int:
         for link in range(node.sku["links"]):
             if link in _down(node, gpu):
                 continue
-            fault = node.fault("nvlink_errors", gpu=gpu["slot"], link=link)
-            old = node.fault("nvlink_errors_old", gpu=gpu["slot"], link=link)
-            count = fault["count"] if fault else 0
+            count, trained = (
+                node.given(name, "count", 0, gpu=gpu["slot"], link=link)
+                for name in ("nvlink_errors", "nvlink_errors_old")
+            )
             names = _new_names if node.sku["fabric"] in ("nvlink5", "imex") else _old_names
-            for name, value in names(node, gpu, link, count, old["count"] if old else 0):
+            for name, value in names(node, gpu, link, count, trained):
                 print(f"\t Link {link}: {name}: {value}")
             print()
     return 0

@@ -116,72 +116,79 @@ def _read(words: list):
     return asked if len(actions) == 1 else None
 
 
-def _profiles(node, settings: Settings, gpus) -> int:
-    line = "+" + "-" * 79 + "+"
+def _table(title: str, heads: tuple, rows: list) -> None:
+    """A box of rows, each of one line or several; as wide as its heads."""
+    line = "+" + "-" * (len(heads[0]) - 2) + "+"
     print(line)
-    print(f"| {'GPU instance profiles:':<77} |")
-    print("| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |")
-    print("|                                Free/Total   GiB              CE    JPEG  OFA  |")
-    print("|" + "=" * 79 + "|")
+    print(f"| {title:<{len(line) - 4}} |")
+    print("\n".join(heads))
+    print("|" + "=" * (len(line) - 2) + "|")
+    for row in rows:
+        print(row)
+        print(line)
+
+
+def _profiles(node, settings: Settings, gpus) -> int:
+    rows = []
     for index, gpu in gpus:
         now = settings.of(gpu)
         for one in profiles(node.sku_name):
             there = free(one, now["instances"]) if now["mig"] else 0
             named = f"MIG {one['name']}"
-            print(
+            rows.append(
                 f"| {index:>3}  {named:<18} {one['id']:>3}   {there:>3}/{one['most']:<3}   {one['gib']:>7.2f}"
-                f"       No    {one['processors']:>3}   {one['decoders']:>3}     0   |"
+                f"       No    {one['processors']:>3}   {one['decoders']:>3}     0   |\n"
+                f"| {'':59} {one['engines']:>3}   {one['decoders']:>3}   {one['ofa']:>3}   |"
             )
-            jpeg = one["decoders"]
-            print(f"| {'':59} {one['engines']:>3}   {jpeg:>3}   {one['ofa']:>3}   |")
-            print(line)
+    heads = (
+        "| GPU   Name               ID    Instances   Memory     P2P    SM    DEC   ENC  |",
+        "|                                Free/Total   GiB              CE    JPEG  OFA  |",
+    )
+    _table("GPU instance profiles:", heads, rows)
     return 0
 
 
 def _instances(settings: Settings, gpus) -> int:
-    rows = [(index, each) for index, gpu in gpus for each in _sorted(settings.of(gpu)["instances"], "number")]
+    rows = []
+    for index, gpu in gpus:
+        for each in sorted(settings.of(gpu)["instances"], key=lambda each: (-each["number"], each["id"])):
+            named = f"MIG {each['profile']}"
+            rows.append(
+                f"| {index:>3}  {named:<18} {each['number']:>3}      {each['id']:>3}        "
+                f"{each['start']:>3}:{each['size']:<3}   |"
+            )
     if not rows:
-        print("No GPU instances found: Not Found")
-        return NOTHING_FOUND
-    line = "+" + "-" * 55 + "+"
-    print(line)
-    print(f"| {'GPU instances:':<53} |")
-    print("| GPU   Name             Profile  Instance   Placement  |")
-    print("|                          ID       ID       Start:Size |")
-    print("|" + "=" * 55 + "|")
-    for index, each in rows:
-        named = f"MIG {each['profile']}"
-        print(
-            f"| {index:>3}  {named:<18} {each['number']:>3}      {each['id']:>3}        "
-            f"{each['start']:>3}:{each['size']:<3}   |"
-        )
-        print(line)
+        return _none_found("GPU")
+    heads = (
+        "| GPU   Name             Profile  Instance   Placement  |",
+        "|                          ID       ID       Start:Size |",
+    )
+    _table("GPU instances:", heads, rows)
     return 0
 
 
-def _sorted(instances: list, key: str) -> list:
-    return sorted(instances, key=lambda each: (-each[key], each["id"]))
+def _none_found(kind: str) -> int:
+    print(f"No {kind} instances found: Not Found")
+    return NOTHING_FOUND
 
 
 def _compute_instances(settings: Settings, gpus) -> int:
-    rows = [(index, each) for index, gpu in gpus for each in usable(settings.of(gpu))]
+    rows = []
+    for index, gpu in gpus:
+        for each in usable(settings.of(gpu)):
+            named = f"MIG {each['profile']}"
+            rows.append(
+                f"| {index:>3}    {each['id']:>3}       {named:<18} {0:>3}       {0:>3}        "
+                f"{0:>3}:{each['compute']:<3}   |"
+            )
     if not rows:
-        print("No compute instances found: Not Found")
-        return NOTHING_FOUND
-    line = "+" + "-" * 68 + "+"
-    print(line)
-    print(f"| {'Compute instances:':<66} |")
-    print("| GPU     GPU       Name             Profile   Instance   Placement  |")
-    print("|       Instance                       ID        ID       Start:Size |")
-    print("|         ID                                                         |")
-    print("|" + "=" * 68 + "|")
-    for index, each in rows:
-        named = f"MIG {each['profile']}"
-        print(
-            f"| {index:>3}    {each['id']:>3}       {named:<18} {0:>3}       {0:>3}        "
-            f"{0:>3}:{each['compute']:<3}   |"
-        )
-        print(line)
+        return _none_found("compute")
+    heads = (
+        "| GPU     GPU       Name             Profile   Instance   Placement  |",
+        "|       Instance                       ID        ID       Start:Size |",
+        "|         ID                                                         |",
+    )
+    _table("Compute instances:", heads, rows)
     return 0
 
 
@@ -217,65 +224,54 @@ def _complete(index: int, each: dict) -> None:
     )
 
 
-def _create_compute(node, settings: Settings, gpus, asked: dict) -> int:
-    del node
-    found = False
+def _chosen(settings: Settings, gpus, numbers):
+    """(index, gpu, instance) of those GPU instances whose ids `-gi` names; of all without it."""
     for index, gpu in gpus:
-        there = settings.of(gpu)["instances"]
-        for each in _named(there, asked.get("-gi")):
-            if not each["usable"]:
-                found = True
-                _complete(index, each)
-        settings.change(gpu, instances=there)
-    if not found:
-        print("No GPU instances found: Not Found")
-    return 0 if found else NOTHING_FOUND
+        for each in settings.of(gpu)["instances"]:
+            if numbers is None or str(each["id"]) in numbers.split(","):
+                yield index, gpu, each
 
 
-def _named(instances: list, numbers) -> list:
-    if numbers is None:
-        return list(instances)
-    return [each for each in instances if str(each["id"]) in numbers.split(",")]
+def _create_compute(_node, settings: Settings, gpus, asked: dict) -> int:
+    found = [one for one in _chosen(settings, gpus, asked.get("-gi")) if not one[2]["usable"]]
+    for index, gpu, each in found:
+        _complete(index, each)
+        _keep(settings, gpu, each)
+    return 0 if found else _none_found("GPU")
+
+
+def _keep(settings: Settings, gpu, changed: dict) -> None:
+    there = settings.of(gpu)["instances"]
+    settings.change(gpu, instances=[changed if one["id"] == changed["id"] else one for one in there])
+
+
+def _in_use(kind: str, where: str) -> int:
+    print(f"Unable to destroy {where}: In use by another client")
+    print(f"Failed to destroy {kind} instances: In use by another client")
+    return IN_USE
 
 
 def _destroy_compute(node, settings: Settings, gpus, asked: dict) -> int:
-    found = False
-    for index, gpu in gpus:
-        there = settings.of(gpu)["instances"]
-        for each in _named(there, asked.get("-gi")):
-            if not each["usable"]:
-                continue
-            where = f"compute instance ID  0 from GPU {index:>2} GPU instance ID {each['id']:>2}"
-            if gpu["slot"] in node.loads():
-                print(f"Unable to destroy {where}: In use by another client")
-                print("Failed to destroy compute instances: In use by another client")
-                return IN_USE
-            each["usable"], found = False, True
-            print(f"Successfully destroyed {where}")
-        settings.change(gpu, instances=there)
-    if not found:
-        print("No compute instances found: Not Found")
-    return 0 if found else NOTHING_FOUND
+    found = [one for one in _chosen(settings, gpus, asked.get("-gi")) if one[2]["usable"]]
+    for index, gpu, each in found:
+        where = f"compute instance ID  0 from GPU {index:>2} GPU instance ID {each['id']:>2}"
+        if gpu["slot"] in node.loads():
+            return _in_use("compute", where)
+        _keep(settings, gpu, dict(each, usable=False))
+        print(f"Successfully destroyed {where}")
+    return 0 if found else _none_found("compute")
 
 
-def _destroy(node, settings: Settings, gpus, asked: dict) -> int:
-    del node
-    found = False
-    for index, gpu in gpus:
+def _destroy(_node, settings: Settings, gpus, asked: dict) -> int:
+    found = list(_chosen(settings, gpus, asked.get("-gi")))
+    for index, gpu, each in found:
+        where = f"GPU instance ID {each['id']:>2} from GPU {index:>2}"
+        if each["usable"]:
+            return _in_use("GPU", where)
         there = settings.of(gpu)["instances"]
-        for each in _named(there, asked.get("-gi")):
-            where = f"GPU instance ID {each['id']:>2} from GPU {index:>2}"
-            if each["usable"]:
-                print(f"Unable to destroy {where}: In use by another client")
-                print("Failed to destroy GPU instances: In use by another client")
-                return IN_USE
-            there = [other for other in there if other["id"] != each["id"]]
-            settings.change(gpu, instances=there)
-            found = True
-            print(f"Successfully destroyed {where}")
-    if not found:
-        print("No GPU instances found: Not Found")
-    return 0 if found else NOTHING_FOUND
+        settings.change(gpu, instances=[other for other in there if other["id"] != each["id"]])
+        print(f"Successfully destroyed {where}")
+    return 0 if found else _none_found("GPU")
 
 
 _CHANGES = {"-cgi": _create, "-cci": _create_compute, "-dci": _destroy_compute, "-dgi": _destroy}

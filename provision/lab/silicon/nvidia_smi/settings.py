@@ -11,20 +11,22 @@ from nvidia_smi import tree_fabric as fabric
 from nvidia_smi.mig_profiles import profiles
 
 BAD_ARGUMENT, NOT_SUPPORTED, NOT_PERMITTED, IN_USE = 2, 3, 4, 19
+# What cannot be done to a GPU when it is refused.
 WORDS = {
-    "persistence": "set persistence mode",
-    "reset": "reset GPU",
-    "-pl": "set power limit",
-    "-lgc": "set GPU clocks",
-    "-rgc": "reset GPU clocks",
-    "-ac": "set applications clocks",
-    "-rac": "reset applications clocks",
-    "-c": "set compute mode",
-    "-e": "set ECC configuration",
-    "-mig": "set MIG mode",
+    "persistence": "set persistence mode for",
+    "reset": "reset",
+    "-pl": "set power limit for",
+    "-lgc": "set GPU clocks for",
+    "-rgc": "reset GPU clocks for",
+    "-ac": "set applications clocks for",
+    "-rac": "reset applications clocks for",
+    "-c": "set compute mode for",
+    "-e": "set ECC configuration for",
+    "-mig": "set MIG mode for",
 }
 ACTIONS = tuple(WORDS)
 ON_OFF = {"0": False, "1": True, "DISABLED": False, "ENABLED": True}
+INVALID = "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n"
 STOPPED = "Terminating early due to previous errors."
 WARNED = "Treating as warning and moving on."
 VOLATILE = ("-pl", "-lgc", "-ac", "-c", "-mig")
@@ -34,31 +36,27 @@ class _StopError(Exception):
     """Nothing more is done; the status is the program's."""
 
 
+def _stop(status: int, said: str) -> _StopError:
+    print(said)
+    return _StopError(status)
+
+
 def run(node, driver: str, action: str, value: str, gpus) -> int:
     """Do one of ACTIONS to these (index, gpu); returns the exit status."""
     if not node.privileged():
-        if action == "reset":
-            print(f"Unable to reset GPU {bus(gpus[0][1])}: Insufficient Permissions")
-        else:
-            print(f"Unable to {WORDS[action]} for GPU {bus(gpus[0][1])}: Insufficient Permissions")
-        print(STOPPED)
+        print(f"Unable to {WORDS[action]} GPU {bus(gpus[0][1])}: Insufficient Permissions\n{STOPPED}")
         return NOT_PERMITTED
-    settings = Settings(node)
-    said = []
+    change, said = _Change(node, driver), []
     try:
-        if action == "persistence":
-            _persistence(node, settings, value == "1", gpus)
         for _, gpu in gpus:
-            if action in _DO:
-                said += _DO[action](node, driver, settings, gpu, value) or []
+            said += _DO[action](change, gpu, value) or []
     except _StopError as stop:
-        settings.save()
-        mig_files.write(node)
         return stop.args[0]
-    settings.save()
-    mig_files.write(node)
+    finally:
+        change.settings.save()
+        mig_files.write(node)
     if action in VOLATILE:
-        _warn(settings, gpus)
+        _warn(change.settings, gpus)
     if action != "reset" or gpus:
         print("All done.")
     for line in dict.fromkeys(said):
@@ -82,179 +80,155 @@ def _warn(settings: Settings, gpus) -> None:
         )
 
 
-def _persistence(node, settings: Settings, now: bool, gpus) -> None:
-    """Of each GPU by itself: a running daemon does it (nvidia-persistenced(1)), else the driver."""
-    word = "Enabled" if now else "Disabled"
-    for _, gpu in gpus:
-        if settings.of(gpu)["persistence"] == now:
-            print(f"Persistence mode is already {word} for GPU {bus(gpu)}.")
-            continue
-        print(f"{word} persistence mode for GPU {bus(gpu)}.")
-        if not now:  # nothing keeps what was set any more
-            settings.change(gpu, **dict.fromkeys(KEPT_BY_DRIVER))
-        settings.change(gpu, persistence=now)
-    marker = node.folder / "run/persistence_mode"
-    if now and not node.running("persistenced"):
-        marker.touch()
-
-
-def _reset(node, driver: str, settings: Settings, gpu, value: str) -> None:
-    del driver, value
-    fabric = node.sku["fabric"] and node.running("fabricmanager.ready")
-    if node.loads() or fabric or node.running("persistenced"):
-        print(
-            f"GPU {bus(gpu)} is currently in use by another process.\n\n1 device is currently being "
-            "used by one or more other processes (e.g., Fabric Manager, CUDA application, graphics "
-            "application such as an X server, or a monitoring application such as another instance "
-            "of nvidia-smi). Please first kill all processes using this device and all compute "
-            "applications running in the system."
-        )
-        raise _StopError(1)
-    settings.reset(gpu)
-    print(f"GPU {bus(gpu)} was successfully reset.")
-
-
-def _power(node, driver: str, settings: Settings, gpu, value: str) -> None:
-    del driver
-    try:
-        watts = float(value)
-    except ValueError:
-        print("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n")
-        raise _StopError(BAD_ARGUMENT) from None
-    low, high = node.sku["power_min"], node.sku["power"]
-    if not low <= watts <= high:
-        print(
-            f"Provided power limit {watts:.2f} W is not a valid power limit which should be between "
-            f"{low:.2f} W and {high:.2f} W for GPU {bus(gpu)}\n{STOPPED}"
-        )
-        raise _StopError(BAD_ARGUMENT)
-    before = settings.of(gpu)["power"]
-    settings.change(gpu, power=watts)
-    print(f"Power limit for GPU {bus(gpu)} was set to {watts:.2f} W from {before:.2f} W.")
-
-
 def _numbers(value: str, least: int, most: int) -> list:
     parts = value.split(",")
     if not least <= len(parts) <= most or not all(part.strip().isdigit() for part in parts):
-        print("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n")
-        raise _StopError(BAD_ARGUMENT)
+        raise _stop(BAD_ARGUMENT, INVALID)
     return [int(part) for part in parts]
-
-
-def _lock(node, driver: str, settings: Settings, gpu, value: str) -> None:
-    del driver
-    numbers = _numbers(value, 1, 2)
-    low, high = numbers[0], numbers[-1]
-    # The driver takes the nearest clock it has; the tool repeats what it was told.
-    known = fabric.graphics_clocks(node.sku)
-    settings.change(gpu, locked=[min(known, key=lambda clock: abs(clock - one)) for one in (low, high)])
-    print(f'GPU clocks set to "(gpuClkMin {low}, gpuClkMax {high})" for GPU {bus(gpu)}')
-
-
-def _unlock(node, driver: str, settings: Settings, gpu, value: str) -> None:
-    del node, driver, value
-    settings.change(gpu, locked=None)
-
-
-def _applications(node, driver: str, settings: Settings, gpu, value: str) -> None:
-    memory, core = _numbers(value, 2, 2)
-    if int(driver.split(".")[0]) >= 590:
-        print(f"Setting applications clocks is not supported for GPU {bus(gpu)}.\n{WARNED}")
-    elif memory != node.sku["memory_clock"] or core not in fabric.graphics_clocks(node.sku):
-        print(
-            f'Specified clock combination "(MEM {memory}, SM {core})" is not supported for GPU {bus(gpu)}. '
-            "Run 'nvidia-smi -q -d SUPPORTED_CLOCKS' to see list of supported clock combinations\n" + WARNED
-        )
-    else:
-        settings.change(gpu, applications=[memory, core])
-        print(f'Applications clocks set to "(MEM {memory}, SM {core})" for GPU {bus(gpu)}')
-
-
-def _no_applications(node, driver: str, settings: Settings, gpu, value: str) -> None:
-    del node, driver, value
-    settings.change(gpu, applications=None)
-
-
-def _compute(node, driver: str, settings: Settings, gpu, value: str) -> None:
-    del node, driver
-    names = {str(number): name for number, name in enumerate(COMPUTE_MODES)}
-    mode = names.get(value, value.upper())
-    if mode not in COMPUTE_MODES or mode == "EXCLUSIVE_THREAD":
-        print("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n")
-        raise _StopError(BAD_ARGUMENT)
-    if settings.of(gpu)["compute"] == mode:
-        print(f"Compute mode is already set to {mode} for GPU {bus(gpu)}.")
-    else:
-        settings.change(gpu, compute=mode)
-        print(f"Set compute mode to {mode} for GPU {bus(gpu)}.")
 
 
 def _switch(value: str) -> bool:
     if value.upper() not in ON_OFF:
-        print("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n")
-        raise _StopError(BAD_ARGUMENT)
+        raise _stop(BAD_ARGUMENT, INVALID)
     return ON_OFF[value.upper()]
 
 
-def _ecc(node, driver: str, settings: Settings, gpu, value: str) -> list:
-    del node, driver
-    on = _switch(value)
-    word = "Enabled" if on else "Disabled"
-    if settings.of(gpu)["ecc_pending"] == on:
-        print(f"ECC support is already {word} for GPU {bus(gpu)}.")
-        return []
-    settings.change(gpu, ecc=settings.of(gpu)["ecc"], ecc_pending=on)
-    print(f"{word} ECC support for GPU {bus(gpu)}.")
-    return ["Reboot required."]
+class _Change:
+    """What each option does to one GPU; a list it returns is said once, when all is done."""
 
+    def __init__(self, node, driver: str) -> None:
+        self.node, self.driver, self.settings = node, driver, Settings(node)
 
-def _mig(node, driver: str, settings: Settings, gpu, value: str) -> None:
-    del driver
-    on = _switch(value)
-    if not profiles(node.sku_name):
+    def persistence(self, gpu, value: str) -> None:
+        """Of each GPU by itself: a running daemon does it (nvidia-persistenced(1)), else the driver."""
+        now = value == "1"
+        word = "Enabled" if now else "Disabled"
+        if self.settings.of(gpu)["persistence"] == now:
+            print(f"Persistence mode is already {word} for GPU {bus(gpu)}.")
+        else:
+            print(f"{word} persistence mode for GPU {bus(gpu)}.")
+            if not now:  # nothing keeps what was set any more
+                self.settings.change(gpu, **dict.fromkeys(KEPT_BY_DRIVER))
+            self.settings.change(gpu, persistence=now)
+        if now and not self.node.running("persistenced"):
+            (self.node.folder / "run/persistence_mode").touch()
+
+    def reset(self, gpu, _value: str) -> None:
+        managed = self.node.sku["fabric"] and self.node.running("fabricmanager.ready")
+        if self.node.loads() or managed or self.node.running("persistenced"):
+            raise _stop(
+                1,
+                f"GPU {bus(gpu)} is currently in use by another process.\n\n1 device is currently being "
+                "used by one or more other processes (e.g., Fabric Manager, CUDA application, graphics "
+                "application such as an X server, or a monitoring application such as another instance "
+                "of nvidia-smi). Please first kill all processes using this device and all compute "
+                "applications running in the system.",
+            )
+        self.settings.reset(gpu)
+        print(f"GPU {bus(gpu)} was successfully reset.")
+
+    def power(self, gpu, value: str) -> None:
+        try:
+            watts = float(value)
+        except ValueError:
+            raise _stop(BAD_ARGUMENT, INVALID) from None
+        low, high = self.node.sku["power_min"], self.node.sku["power"]
+        if not low <= watts <= high:
+            raise _stop(
+                BAD_ARGUMENT,
+                f"Provided power limit {watts:.2f} W is not a valid power limit which should be between "
+                f"{low:.2f} W and {high:.2f} W for GPU {bus(gpu)}\n{STOPPED}",
+            )
+        before = self.settings.of(gpu)["power"]
+        self.settings.change(gpu, power=watts)
+        print(f"Power limit for GPU {bus(gpu)} was set to {watts:.2f} W from {before:.2f} W.")
+
+    def lock(self, gpu, value: str) -> None:
+        numbers = _numbers(value, 1, 2)
+        low, high = numbers[0], numbers[-1]
+        # The driver takes the nearest clock it has; the tool repeats what it was told.
+        known = fabric.graphics_clocks(self.node.sku)
+        nearest = [min(known, key=lambda clock: abs(clock - one)) for one in (low, high)]
+        self.settings.change(gpu, locked=nearest)
+        print(f'GPU clocks set to "(gpuClkMin {low}, gpuClkMax {high})" for GPU {bus(gpu)}')
+
+    def unlock(self, gpu, _value: str) -> None:
+        self.settings.change(gpu, locked=None)
+
+    def applications(self, gpu, value: str) -> None:
+        memory, core = _numbers(value, 2, 2)
+        if int(self.driver.split(".")[0]) >= 590:
+            print(f"Setting applications clocks is not supported for GPU {bus(gpu)}.\n{WARNED}")
+        elif memory != self.node.sku["memory_clock"] or core not in fabric.graphics_clocks(self.node.sku):
+            print(
+                f'Specified clock combination "(MEM {memory}, SM {core})" is not supported for GPU '
+                f"{bus(gpu)}. Run 'nvidia-smi -q -d SUPPORTED_CLOCKS' to see list of supported clock "
+                "combinations\n" + WARNED
+            )
+        else:
+            self.settings.change(gpu, applications=[memory, core])
+            print(f'Applications clocks set to "(MEM {memory}, SM {core})" for GPU {bus(gpu)}')
+
+    def no_applications(self, gpu, _value: str) -> None:
+        self.settings.change(gpu, applications=None)
+
+    def compute(self, gpu, value: str) -> None:
+        names = {str(number): name for number, name in enumerate(COMPUTE_MODES)}
+        mode = names.get(value, value.upper())
+        if mode not in COMPUTE_MODES or mode == "EXCLUSIVE_THREAD":
+            raise _stop(BAD_ARGUMENT, INVALID)
+        if self.settings.of(gpu)["compute"] == mode:
+            print(f"Compute mode is already set to {mode} for GPU {bus(gpu)}.")
+        else:
+            self.settings.change(gpu, compute=mode)
+            print(f"Set compute mode to {mode} for GPU {bus(gpu)}.")
+
+    def ecc(self, gpu, value: str) -> list:
+        on, now = _switch(value), self.settings.of(gpu)
+        word = "Enabled" if on else "Disabled"
+        if now["ecc_pending"] == on:
+            print(f"ECC support is already {word} for GPU {bus(gpu)}.")
+            return []
+        self.settings.change(gpu, ecc=now["ecc"], ecc_pending=on)
+        print(f"{word} ECC support for GPU {bus(gpu)}.")
+        return ["Reboot required."]
+
+    def mig(self, gpu, value: str) -> None:
+        on, now = _switch(value), self.settings.of(gpu)
+        refused = f"Unable to {'enable' if on else 'disable'} MIG Mode for GPU {bus(gpu)}:"
+        if not profiles(self.node.sku_name):
+            raise _stop(NOT_SUPPORTED, f"{refused} Not Supported\n{STOPPED}")
+        if not on and now["instances"]:
+            raise _stop(IN_USE, f"{refused} In use by another client\n{STOPPED}")
+        if now["mig"] != on and gpu["slot"] in self.node.loads():
+            self._wait_with_mig(gpu, on, refused)
+            return
+        self.settings.change(gpu, mig=on, mig_pending=on)
+        print(f"{'Enabled' if on else 'Disabled'} MIG Mode for GPU {bus(gpu)}")
+
+    def _wait_with_mig(self, gpu, on: bool, refused: str) -> None:
+        """Ampere resets the GPU to switch, and waits when it cannot; since Hopper: at once or not at all."""
+        if self.node.sku["architecture"] != KEEPS_MIG:
+            raise _stop(IN_USE, f"{refused} In use by another client\n{STOPPED}")
+        self.settings.change(gpu, mig=not on, mig_pending=on)
         print(
-            f"Unable to {'enable' if on else 'disable'} MIG Mode for GPU {bus(gpu)}: Not Supported\n{STOPPED}"
+            f"Warning: MIG mode is in pending {'enable' if on else 'disable'} state for GPU {bus(gpu)}:"
+            f"In use by another client\n{bus(gpu)} is currently being used by one or more other processes "
+            "(e.g. CUDA application or a monitoring application such as another instance of nvidia-smi). "
+            "Please first kill all processes using the device and retry the command or reboot the system to "
+            "make MIG mode effective."
         )
-        raise _StopError(NOT_SUPPORTED)
-    now = settings.of(gpu)
-    word = "Enabled" if on else "Disabled"
-    if not on and now["instances"]:
-        print(f"Unable to disable MIG Mode for GPU {bus(gpu)}: In use by another client\n{STOPPED}")
-        raise _StopError(IN_USE)
-    if now["mig"] == on:
-        settings.change(gpu, mig_pending=on)
-        print(f"{word} MIG Mode for GPU {bus(gpu)}")
-    elif gpu["slot"] in node.loads():
-        _cannot_switch(node, settings, gpu, on)
-    else:
-        settings.change(gpu, mig=on, mig_pending=on)
-        print(f"{word} MIG Mode for GPU {bus(gpu)}")
-
-
-def _cannot_switch(node, settings: Settings, gpu, on: bool) -> None:
-    """Ampere resets the GPU to switch, and waits when it cannot; since Hopper it is at once or not at all."""
-    word = "enable" if on else "disable"
-    if node.sku["architecture"] != KEEPS_MIG:
-        print(f"Unable to {word} MIG Mode for GPU {bus(gpu)}: In use by another client")
-        print(STOPPED)
-        raise _StopError(IN_USE)
-    settings.change(gpu, mig=not on, mig_pending=on)
-    print(
-        f"Warning: MIG mode is in pending {word} state for GPU {bus(gpu)}:In use by another client\n"
-        f"{bus(gpu)} is currently being used by one or more other processes (e.g. CUDA application or a "
-        "monitoring application such as another instance of nvidia-smi). Please first kill all processes "
-        "using the device and retry the command or reboot the system to make MIG mode effective."
-    )
 
 
 _DO = {
-    "reset": _reset,
-    "-pl": _power,
-    "-lgc": _lock,
-    "-rgc": _unlock,
-    "-ac": _applications,
-    "-rac": _no_applications,
-    "-c": _compute,
-    "-e": _ecc,
-    "-mig": _mig,
+    "persistence": _Change.persistence,
+    "reset": _Change.reset,
+    "-pl": _Change.power,
+    "-lgc": _Change.lock,
+    "-rgc": _Change.unlock,
+    "-ac": _Change.applications,
+    "-rac": _Change.no_applications,
+    "-c": _Change.compute,
+    "-e": _Change.ecc,
+    "-mig": _Change.mig,
 }

@@ -15,7 +15,6 @@ from nvidia_smi import mig as nvidia_smi_mig
 from nvidia_smi import silent
 from nvidia_smi import tree_errors as errors
 from nvidia_smi import tree_fabric as fabric
-from nvidia_smi import tree_pci as pci
 from nvidia_smi import tree_state as state
 from nvidia_smi.mig_profiles import profiles
 
@@ -142,7 +141,7 @@ def _entries(node, driver: str, one: dict) -> list:
     parts = (
         _identity(node, one, form)
         + _boards(node, one, form, driver)
-        + pci.pci(node, one, form)
+        + state.pci(node, one, form)
         + state.performance(node, one, form)
     )
     return (

@@ -1,9 +1,65 @@
-"""The half of `nvidia-smi -q` that changes: clocks, memory, load, heat (see nvidia_smi_tree)."""
-
-from nvidia_smi import tree_power as nvidia_smi_tree_power
+"""The half of `nvidia-smi -q` that changes: PCI Express, clocks, memory, load, heat, power (see tree.py)."""
 
 NA = "N/A"
 OLD = "Requested functionality has been deprecated"
+
+
+def pci(node, one: dict, form: int) -> list:
+    """Where the GPU is on the bus, and its link."""
+    sku, gpu = node.sku, one["gpu"]
+    device, subsystem = sku["device"].upper() + "10DE", sku["subsystem"].upper() + "10DE"
+    classes = [
+        ("pci_base_class", "Base Classcode", ("3", "0x3")),
+        ("pci_sub_class", "Sub Classcode", ("2", "0x2")),
+    ]
+    chip = [("bridge_chip_type", "Type", NA), ("bridge_chip_fw", "Firmware", NA)]
+    moved = "1215 KB/s" if one["load"] else "0 KB/s"
+    entries = [
+        ("pci_bus", "Bus", (gpu["bus"], "0x" + gpu["bus"])),
+        ("pci_device", "Device", ("00", "0x00")),
+        ("pci_domain", "Domain", ("0000", "0x0000")),
+        *(classes if form >= 550 else []),
+        ("pci_device_id", "Device Id", (device, "0x" + device)),
+        ("pci_bus_id", "Bus Id", "0000" + one["gpu"]["address"].upper()),
+        ("pci_sub_system_id", "Sub System Id", (subsystem, "0x" + subsystem)),
+        ("pci_gpu_link_info", "GPU Link Info", _link(sku, one, form)),
+        ("pci_bridge_chip", "Bridge Chip", chip),
+        ("replay_counter", "Replays Since Reset", str(one["replays"])),
+        ("replay_rollover_counter", "Replay Number Rollovers", "0"),
+        ("tx_util", "Tx Throughput", moved),
+        ("rx_util", "Rx Throughput", moved),
+    ]
+    return [("pci", "PCI", entries + _atomics(sku, form))]
+
+
+def _atomics(sku, form: int) -> list:
+    every = "FETCHADD_32 FETCHADD_64 SWAP_32 SWAP_64 CAS_32 CAS_64 "  # a blank after each
+    inbound = every if form >= 580 and sku["fabric"] in ("nvlink5", "imex") else NA
+    outbound = every if form >= 580 and sku["fabric"] == "nvlink5" else NA
+    atomic = [
+        ("atomic_caps_inbound", "Atomic Caps Inbound", inbound),
+        ("atomic_caps_outbound", "Atomic Caps Outbound", outbound),
+    ]
+    return [] if form < 525 else atomic if form < 570 else atomic[::-1]
+
+
+def _link(sku, one: dict, form: int) -> list:
+    best, now = str(sku["pcie"]), str(one["generation"])
+    generations = [
+        ("max_link_gen", "Max", best),
+        ("current_link_gen", "Current", now),
+    ]
+    device = [
+        ("device_current_link_gen", "Device Current", now),
+        ("max_device_link_gen", "Device Max", best),
+        ("max_host_link_gen", "Host Max", best),
+    ]
+    widths = [
+        ("max_link_width", "Max", f"{one['width_max']}x"),
+        ("current_link_width", "Current", f"{one['width']}x"),
+    ]
+    generations += device if form >= 525 else []
+    return [("pcie_gen", "PCIe Generation", generations), ("link_widths", "Link Width", widths)]
 
 
 def performance(node, one: dict, form: int) -> list:
@@ -112,7 +168,7 @@ def sensors(node, one: dict, form: int) -> list:
     entries = [_temperature(node, one, form)]
     target = [("gpu_target_temp_min", None, NA), ("gpu_target_temp_max", None, NA)]
     entries.append(("supported_gpu_target_temp", None, target))
-    return entries + nvidia_smi_tree_power.power(node, one, form) + _clocks(node, one, form)
+    return entries + _power(node, one, form) + _clocks(node, one, form)
 
 
 def _temperature(node, one: dict, form: int):
@@ -180,3 +236,77 @@ def _clocks(node, one: dict, form: int) -> list:
         volts = volts if form < 570 else NA if form < 575 else OLD
         entries.append(("voltage", "Voltage", [("graphics_volt", "Graphics", volts)]))
     return entries
+
+
+def _power(node, one: dict, form: int) -> list:
+    """Every reading and limit of power."""
+    power, most = f"{one['power']:.2f} W", f"{node.sku['power']}.00 W"
+    limit = f"{one['settings']['power']:.2f} W"
+    least = f"{node.sku['power_min']}.00 W"
+    if form < 535:
+        return [("power_readings", "Power Readings", _old_power(one["state"], power, limit, most, least))]
+    state = OLD if form >= 590 else one["state"]
+    readings = _power_block(form, state, power, limit, most, least)
+    if form >= 570 and node.sku["architecture"] == "Ampere":
+        readings = [(x, t, NA if x == "average_power_draw" else value) for x, t, value in readings]
+    entries = [("gpu_power_readings", "GPU Power Readings", readings)]
+    if form >= 550:
+        rows = [
+            ("average_power_draw", "Average Power Draw", _memory_power(node, one, form)),
+            ("instant_power_draw", "Instantaneous Power Draw", NA),
+        ]
+        entries.append(("gpu_memory_power_readings", "GPU Memory Power Readings ", rows))
+    module = (NA, NA, NA, NA)
+    if form >= 580 and node.sku["fabric"] == "imex":  # a GPU and its share of the Grace CPU
+        module = (f"{one['power'] * 1.2:.2f} W", most, most, least)
+    entries.append(("module_power_readings", "Module Power Readings", _power_block(form, state, *module)))
+    return entries + _power_extras(node, form)
+
+
+def _memory_power(node, one: dict, form: int) -> str:
+    """Of HBM; seen with 580 on H100, B200 and GB200."""
+    known = form >= 580 and node.sku["architecture"] in ("Hopper", "Blackwell")
+    return f"{one['power'] * 0.3:.2f} W" if known else NA
+
+
+def _power_extras(node, form: int) -> list:
+    entries = []
+    if form >= 570:
+        profiles = [
+            ("power_profile_requested_profiles", "Requested Profiles", NA),
+            ("power_profile_enforced_profiles", "Enforced Profiles", NA),
+        ]
+        # A healthy B200 and GB200 print this whoever asks.
+        smoothing = "Insufficient Permissions" if node.sku["architecture"] == "Blackwell" else NA
+        entries += [
+            ("power_smoothing", "Power Smoothing", smoothing),
+            ("power_profiles", "Workload Power Profiles", profiles),
+        ]
+    if form >= 590:
+        entries.append(("edpp_multiplier", "EDPp Multiplier", NA))
+    return entries
+
+
+def _old_power(state: str, drawn: str, limit: str, most: str, least: str) -> list:
+    """Power before 535."""
+    return [
+        ("power_state", None, state),
+        ("power_management", "Power Management", "Supported"),
+        ("power_draw", "Power Draw", drawn),
+        ("power_limit", "Power Limit", limit),
+        ("default_power_limit", "Default Power Limit", most),
+        ("enforced_power_limit", "Enforced Power Limit", limit),
+        ("min_power_limit", "Min Power Limit", least),
+        ("max_power_limit", "Max Power Limit", most),
+    ]
+
+
+def _power_block(form: int, state: str, drawn: str, limit: str, most: str, least: str) -> list:
+    rows = [("power_state", None, state)]
+    if form == 535:
+        rows.append(("power_draw", "Power Draw", drawn))
+    else:
+        rows.append(("average_power_draw", "Average Power Draw", drawn))
+        rows.append(("instant_power_draw", "Instantaneous Power Draw", drawn))
+    limits = (("Current", limit), ("Requested", limit), ("Default", most), ("Min", least), ("Max", most))
+    return rows + [(f"{name.lower()}_power_limit", f"{name} Power Limit", watts) for name, watts in limits]

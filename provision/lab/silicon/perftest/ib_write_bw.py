@@ -12,6 +12,7 @@ from perftest import program as perftest_program
 NAME = "ib_write_bw"
 DEFAULTS = {"size": "65536", "iters": "5000"}
 KEY = "rate"  # Gb/s
+head, table = perftest_output.head, perftest_output.table
 
 
 def ib_write_bw(node, arguments: list) -> int:
@@ -32,14 +33,6 @@ def seconds(row: list) -> float:
     return 0.4 + size * 8.0 * sent / (rate * 1e9)
 
 
-def head(options: dict, card: dict, server: bool) -> None:
-    perftest_output.head(options, card, server)
-
-
-def table(options: dict, row: list) -> None:
-    perftest_output.table(options, row)
-
-
 def between(node, options: dict, card: dict) -> float:
     """Gb/s that this end can do."""
     return alone(node, options, card, None)
@@ -48,18 +41,15 @@ def between(node, options: dict, card: dict) -> float:
 def alone(node, options: dict, card: dict, gpu) -> float:
     """Gb/s that a card reaches towards itself."""
     number = card["number"]
-    lanes = node.fault("nic_pcie_width", nic=number)
+    lanes = node.given("nic_pcie_width", "width", 16, nic=number)
     generation = 5 if card["speed"] == "NDR" else 4
-    slot = 31.5 * 2.0 ** (generation - 4) * 8 * 0.92 * (lanes["width"] / 16.0 if lanes else 1.0)
+    slot = 31.5 * 2.0 ** (generation - 4) * 8 * 0.92 * (lanes / 16.0)
     rate = min(nics.rate_of(node, card) * 0.984, slot)
-    slow = node.fault("nic_slow", nic=number)
-    rate *= slow["factor"] if slow else 1.0
-    single = node.fault("one_queue_pair_slow")
-    rate *= single["factor"] if single and options["qps"] == 1 else 1.0
+    rate *= node.factor("nic_slow", nic=number)
+    rate *= node.factor("one_queue_pair_slow") if options["qps"] == 1 else 1.0
     if gpu is not None:
         rate = min(rate, node.sku["h2d"] * 8 * 0.95 * bandwidth.pcie_factor(node, gpu))
-        far = node.fault("gpudirect_slow", nic=number)
-        rate *= far["factor"] if far else 1.0
+        rate *= node.factor("gpudirect_slow", nic=number)
         rate *= 0.45 if node.fault("acs_on") else 1.0
     # 99.96 % repeatability (SuperBench, HCA loopback)
     return rate * noise.jitter(node, "loopback", "{}{}".format(number, "" if gpu is None else "gpu"), 0.0004)

@@ -1,6 +1,7 @@
 """ib_write_lat of perftest, in the form of its source (linux-rdma/perftest)."""
 
 import sys
+from functools import partial
 
 import nics
 import noise
@@ -15,6 +16,7 @@ KEY = "latency"  # us, the median
 # Medians that were published: over InfiniBand 1.87 at 400 Gb/s, without a switch 0.9.
 _BETWEEN = {"ib": 1.87, "roce": 2.6}
 _ALONE = 0.9
+head, table = partial(perftest_output.head, latency=True), perftest_output.latency_table
 
 
 def ib_write_lat(node, arguments: list) -> int:
@@ -46,14 +48,6 @@ def row(options: dict, median: float) -> list:
 
 def seconds(row: list) -> float:
     return 0.4 + 2e-6 * row[1] * row[4]
-
-
-def head(options: dict, card: dict, server: bool) -> None:
-    perftest_output.head(options, card, server, latency=True)
-
-
-def table(_options: dict, row: list) -> None:
-    perftest_output.latency_table(row)
 
 
 def between(node, options: dict, card: dict) -> float:

@@ -49,7 +49,7 @@ def table(options: dict, row: list) -> None:
     print(RULE)
 
 
-def latency_table(row: list) -> None:
+def latency_table(_options: dict, row: list) -> None:
     size, sent, least, most, median, mean, deviation, most_of_100, most_of_1000 = row
     print(
         " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]"

@@ -1,6 +1,6 @@
 """A program of perftest, server and client, whatever it measures.
 
-On one node the two find each other through a file in the node's state, on two over TCP (perftest_socket.py).
+On one node the two find each other through a file in the node's state, on two over TCP (socket.py).
 What a program measures it offers as a module: NAME, DEFAULTS (of its options), KEY (`rate` or `latency`),
 refusal(options), between(node, options, card) for what one end gives, alone(node, options, card, gpu) for a
 card towards itself, row(options, value), seconds(row), head(options, card, server) and table(options, row).
@@ -13,10 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+import cuda
 from load import Load, wait
 from state import write_atomically
 
-from perftest import memory as perftest_memory
 from perftest import options as perftest_options
 from perftest import socket as perftest_socket
 
@@ -79,7 +79,7 @@ def _server(node, program, options: dict, card: dict, listener) -> int:
         with contextlib.suppress(OSError):
             meeting.unlink()
     if met["row"] is None:
-        return perftest_memory.no_memory() if "cuda" in options else 1
+        return _no_memory() if "cuda" in options else 1
     program.head(options, card, server=True)
     program.table(options, met["row"])
     return 0
@@ -104,10 +104,10 @@ def _client(node, program, options: dict, card: dict) -> int:
         return _nobody(options)
     gpu = None
     if "cuda" in options:
-        gpu = perftest_memory.gpu(node, options)
-        if gpu is None or not perftest_memory.registers(node, options):
+        gpu = _gpu(node, options)
+        if gpu is None or not _registers(node, options):
             _answer(meeting, met, None)
-            return perftest_memory.no_memory()
+            return _no_memory()
     row = program.row(options, program.alone(node, options, card, gpu))
     with Load(node, program.NAME, [gpu] if gpu else []):
         wait(node, program.seconds(row))
@@ -138,3 +138,37 @@ def _nobody(options: dict) -> int:
 
 def _answer(meeting: Path, met: dict, row) -> None:
     write_atomically(meeting, json.dumps(dict(met, row=row)))
+
+
+def _gpu(node, options: dict):
+    """The GPU whose memory is used, after what perftest says of it; None when CUDA has no such GPU."""
+    print("initializing CUDA")
+    gpus = [] if cuda.error(node) else cuda.devices(node)
+    number = int(options["cuda"]) if options["cuda"].isdigit() else -1
+    if not 0 <= number < len(gpus):
+        print(f"cuInit(0) returned {cuda.error(node) or 100}")
+        return None
+    print("Listing all CUDA devices in system:")
+    for index, one in enumerate(gpus):
+        print("CUDA device {}: PCIe address is {}:00".format(index, one["bus"]))
+    print(f"\nPicking device No. {number}")
+    print(f"[pid = {os.getpid()}, dev = {number}] device name = [{node.sku['name']}]")
+    print("creating CUDA Ctx\nmaking it the current CUDA Ctx\nCUDA device integrated: 0")
+    return gpus[number]
+
+
+def _registers(node, options: dict) -> bool:
+    """Whether the kernel lets a card reach GPU memory: through DMA-BUF, or nvidia-peermem."""
+    if node.fault("gpudirect_off"):
+        return False
+    if options.get("dmabuf"):
+        return node.driver()[1] == "open"
+    return node.loaded("nvidia_peermem")
+
+
+def _no_memory() -> int:
+    """What perftest says when it gets none; its exit status."""
+    for line in ("Couldn't allocate MR with error=14", "failed to create mr", "Failed to create MR"):
+        print(line, file=sys.stderr)
+    print(" Couldn't create IB resources", file=sys.stderr)
+    return 1

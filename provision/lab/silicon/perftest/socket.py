@@ -109,9 +109,7 @@ def _agreed(node, mine: dict, theirs: dict) -> dict:
     faults at their own end."""
     key = _measured(mine)
     word, worse = _MEASURED[key]
-    value = mine[key]
-    for fault in (node.fault(f"link_{word}", peer=theirs["name"]), node.fault(f"peers_{word}")):
-        value *= fault["factor"] if fault else 1.0
+    value = mine[key] * node.factor(f"link_{word}", peer=theirs["name"]) * node.factor(f"peers_{word}")
     return {key: worse(value, theirs[key])}
 
 
