@@ -47,8 +47,6 @@ SetEnv PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/light
 
 
 MS_BIND, MS_REC = 4096, 16384
-CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWPID = 0x00020000, 0x04000000, 0x20000000
-ROOT_MB = 64  # of memory at most for each root, taken when something is written
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -56,28 +54,19 @@ def call(*words: str, stdin: str | None = None) -> None:
     subprocess.run(words, check=True, timeout=60, input=stdin, text=True)
 
 
-def succeeded(code: int, what: str) -> None:
-    if code:
-        raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
-
-
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """mount(2): a program for each mount of each node would be most of what starting them takes."""
+    """mount(2)."""
     words = [word.encode() for word in (source, target, kind)]
-    succeeded(LIBC.mount(*words, ctypes.c_ulong(flags), data.encode()), f"mount {target}")
+    if LIBC.mount(*words, ctypes.c_ulong(flags), data.encode()):
+        raise OSError(ctypes.get_errno(), f"mount {target}: {os.strerror(ctypes.get_errno())}")
 
 
-def make_memory(folder: str, roots: int) -> None:
-    """What takes all that is written on the nodes."""
-    size = max(512, ROOT_MB * roots)
-    mount("tmpfs", f"{folder}/root", "tmpfs", data=f"size={size}m,nr_inodes=0,mode=755")
-
-
-def make_root(folder: str, name: str) -> str:
+def make_root(folder: str) -> str:
     """This machine's own root under a layer in memory, which goes with us: what is written there is gone."""
-    base = f"{folder}/root/{name}"
+    base = f"{folder}/root"
+    mount("tmpfs", base, "tmpfs", data="size=512m,nr_inodes=0,mode=755")
     for part in ("up", "work", "all"):
-        Path(base, part).mkdir(mode=0o755, parents=True)
+        Path(base, part).mkdir(mode=0o755)
     root = f"{base}/all"
     layers = f"lowerdir=/,upperdir={base}/up,workdir={base}/work"
     mount("overlay", root, "overlay", data=layers)
@@ -110,55 +99,24 @@ def write_config(plan: dict[str, Any]) -> None:
     Path(plan["folder"], "sshd_config").write_text(config)
 
 
-def sshd(plan: dict[str, Any], address: str, host_key: str) -> list[str]:
-    folder = plan["folder"]
-    words = [plan["sshd"], "-D", "-e", "-f", f"{folder}/sshd_config"]
-    return [*words, "-o", f"ListenAddress={address}", "-h", f"{folder}/{host_key}"]
-
-
 def start_sshd(plan: dict[str, Any]) -> None:
     """One for all nodes, which share a root."""
-    words = ["chroot", make_root(plan["folder"], "shared"), *sshd(plan, "0.0.0.0", "host_key")]  # noqa: S104
-    with Path(plan["folder"], "sshd.log").open("wb") as log:
-        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    folder = plan["folder"]
+    listen = ["-D", "-e", "-f", f"{folder}/sshd_config", "-h", f"{folder}/host_key"]
+    with Path(folder, "sshd.log").open("wb") as log:
+        subprocess.Popen(
+            ["chroot", make_root(folder), plan["sshd"], *listen],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
 
 
-def start_node(plan: dict[str, Any], name: str, address: str) -> None:
-    """A node with a root, a name, processes and a host key of its own. Its sshd is its process 1."""
-    middle = os.fork()
-    if middle:
-        os.waitpid(middle, 0)
-        return
-    try:
-        succeeded(LIBC.unshare(CLONE_NEWNS | CLONE_NEWUTS | CLONE_NEWPID), "unshare")
-        if os.fork():
-            os._exit(0)  # its child is ours now
-        log = os.open(f"{plan['folder']}/sshd.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for number in (1, 2):
-            os.dup2(log, number)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        socket.sethostname(name)
-        root = make_root(plan["folder"], name)
-        mount("tmpfs", f"{root}/dev/shm", "tmpfs")  # noqa: S108
-        Path(root, "etc/hostname").write_text(f"{name}\n")
-        Path(root, "etc/machine-id").write_text(f"{os.urandom(16).hex()}\n")
-        os.chroot(root)
-        os.chdir("/")
-        words = sshd(plan, address, f"host_keys/{name}")
-        os.execv(words[0], words)  # noqa: S606 (it becomes process 1)
-    except OSError as error:
-        os.write(2, f"{name}: {error}\n".encode())
-    finally:
-        os._exit(1)
-
-
-def wait_for_sshd(plan: dict[str, Any], address: str) -> None:
+def wait_for_sshd(plan: dict[str, Any]) -> None:
     for _ in range(600):
         with socket.socket() as probe:
-            if probe.connect_ex((address, 22)) == 0:
+            if probe.connect_ex(("127.0.0.1", 22)) == 0:
                 return
         signal.sigtimedwait([], 0.05)
-    raise SystemExit(Path(plan["folder"], "sshd.log").read_text() or f"no sshd listens at {address}")
+    raise SystemExit(Path(plan["folder"], "sshd.log").read_text() or "no sshd listens")
 
 
 async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -238,14 +196,8 @@ def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
     make_network(plan)
     write_config(plan)
-    make_memory(plan["folder"], len(plan["own"]) or 1)
-    if plan["own"]:
-        for name, address in plan["own"].items():
-            start_node(plan, name, address)
-    else:
-        start_sshd(plan)
-    for address in plan["own"].values() or ["127.0.0.1"]:
-        wait_for_sshd(plan, address)
+    start_sshd(plan)
+    wait_for_sshd(plan)
     asyncio.run(keep(plan))
 
 

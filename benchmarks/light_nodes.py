@@ -11,15 +11,8 @@ Bad nodes are spread among them: `dead` (packets vanish), `refused`, `hang` (acc
 `flood` (50 MB) and `stuck` (never answers). `delay` holds back what good nodes say and hear, by so many
 seconds in each direction.
 
-With `--own-root` the nodes share less, and can be changed one by one: each has a layer in memory, an sshd, a
-host key, a host name, a machine id and processes of its own. Measured with 100 and with 200 of them: each
-takes 1.8 MB (1.5 MB is its sshd, the rest the kernel's; without own roots 1,000 nodes take 14 MB together)
-and 11 ms of CPU to start, so that 100 are there a second or two later on an idle machine. What is written
-comes on top, at most 64 MB for each node on average.
-
     python benchmarks/light_nodes.py --count 1000 --bad dead=20 --bad hang=10 --folder /tmp/light
     python benchmarks/light_nodes.py --count 200 -- gpuprov drift {inventory}
-    python benchmarks/light_nodes.py --count 100 --own-root -- gpuprov up {inventory}
 
 Nothing is left running, not even after kill -9 (which leaves the folder of keys): everything lives in
 namespaces whose first process (light_keeper.py) ends with us.
@@ -46,7 +39,6 @@ KEEPER = Path(__file__).with_name("light_keeper.py")
 OCTETS = range(60, 76)  # 10.N.0.0/16, none of them a lab's (provision/lab/network.py)
 MOST = 60_000
 PORTS = {"ssh": 22, "refused": 23, "hang": 2201, "banner": 2202, "delay": 2203}
-SILENT = ("dead", "refused", "hang", "banner")  # kinds of bad nodes at which no SSH server answers
 KINDS = ("dead", "refused", "hang", "banner", "garbage", "flood", "stuck")
 # No role can be as declared on a machine without systemd and silicon: what is left to look at is what nobody
 # declares (firmware, kernel, boot), in which nodes are compared with each other.
@@ -92,10 +84,8 @@ def light_nodes(
     delay: float = 0.0,
     variables: Mapping[str, Any] | None = None,
     folder: Path | None = None,
-    own_root: bool = False,
 ) -> Iterator[LightFleet]:
     """`count` nodes, `bad` of them of each kind. `variables` are added to those of the inventory.
-    `own_root`: what one node writes, no other sees.
 
     `folder` (default: a temporary one) takes the inventory, known_hosts and keys.
     """
@@ -111,8 +101,8 @@ def light_nodes(
             name: f"10.{octet}.{1 + number // 250}.{1 + number % 250}" for number, name in enumerate(names)
         }
         fleet = LightFleet(folder, names, addresses, {names[at]: kind for at, kind in kinds.items()})
-        _write_files(fleet, delay, {**VARIABLES, **(variables or {})}, own_root)
-        plan = _write_plan(fleet, octet, delay, own_root)
+        _write_files(fleet, delay, {**VARIABLES, **(variables or {})})
+        plan = _write_plan(fleet, octet, delay)
         with _keeper(plan, folder) as keeper:
             _plug(interface, octet, keeper.pid)
             said = keeper.stdout.readline() if keeper.stdout else ""
@@ -121,19 +111,18 @@ def light_nodes(
             yield LightFleet(folder, names, addresses, fleet.bad, keeper.pid)
 
 
-def _write_files(fleet: LightFleet, delay: float, variables: Mapping[str, Any], own_root: bool) -> None:
+def _write_files(fleet: LightFleet, delay: float, variables: Mapping[str, Any]) -> None:
     """Keys, known_hosts and the inventory, into the fleet's folder."""
     for name in ("host_key", "key"):
         fleet.folder.joinpath(name).unlink(missing_ok=True)
         make = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(fleet.folder / name)]
         subprocess.run(make, check=True, stdin=subprocess.DEVNULL, timeout=30)
     shared_key = " ".join((fleet.folder / "host_key.pub").read_text().split()[:2])
-    host_keys = dict(_host_keys(fleet)) if own_root else {}
     hosts, lines = {}, []
     for name, address in fleet.addresses.items():
         port = _port(fleet.bad.get(name, ""), delay)
         place = address if port == PORTS["ssh"] else f"[{address}]:{port}"
-        lines.append(f"{place} {host_keys.get(name, shared_key)}\n")
+        lines.append(f"{place} {shared_key}\n")
         hosts[name] = {"ansible_host": address} | ({"ansible_port": port} if port != PORTS["ssh"] else {})
     fleet.known_hosts.write_text("".join(lines))
     common = f"-F none -o UserKnownHostsFile={fleet.known_hosts} -o GlobalKnownHostsFile=/dev/null"
@@ -147,41 +136,21 @@ def _write_files(fleet: LightFleet, delay: float, variables: Mapping[str, Any], 
     fleet.inventory.write_text(json.dumps({"all": {"hosts": hosts, "vars": shared}}, indent=1))
 
 
-def _host_keys(fleet: LightFleet) -> Iterator[tuple[str, str]]:
-    """Each node's name and public key. ssh-keygen would be started for each of them."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    folder = fleet.folder / "host_keys"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
-    form = serialization.PrivateFormat.OpenSSH
-    for name in fleet.names:
-        key = Ed25519PrivateKey.generate()
-        secret = key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-        with (folder / name).open("xb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(secret)
-        public = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        yield name, key.public_key().public_bytes(*public).decode()
-
-
 def _port(kind: str, delay: float) -> int:
     return PORTS.get(kind, PORTS["delay"] if delay and not kind else PORTS["ssh"])
 
 
-def _write_plan(fleet: LightFleet, octet: int, delay: float, own_root: bool) -> Path:
-    """What the keeper is to do. `own`: the nodes with a root of their own, by name."""
+def _write_plan(fleet: LightFleet, octet: int, delay: float) -> Path:
+    """What the keeper is to do."""
     bad: dict[str, list[str]] = {}
     for name, kind in fleet.bad.items():
         bad.setdefault(kind, []).append(fleet.addresses[name])
     sshd = shutil.which("sshd", path=f"/usr/sbin:/usr/local/sbin:{os.environ.get('PATH', '')}")
     if sshd is None:
         raise SystemExit("there is no sshd: apt install openssh-server")
-    own = {name: at for name, at in fleet.addresses.items() if fleet.bad.get(name) not in SILENT}
     plan = {"folder": str(fleet.folder), "range": f"10.{octet}.0.0/16", "sshd": sshd, "ports": PORTS}
     path = fleet.folder / "plan.json"
-    path.write_text(json.dumps({**plan, "bad": bad, "delay": delay, "own": own if own_root else {}}))
+    path.write_text(json.dumps({**plan, "bad": bad, "delay": delay}))
     return path
 
 
@@ -296,7 +265,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--bad", type=_kind_and_number, action="append", default=[], metavar="KIND=NUMBER")
     parser.add_argument("--delay", type=float, default=0.0, metavar="S", help="in each direction")
     parser.add_argument("--folder", type=Path, help="for the inventory, known_hosts and keys")
-    parser.add_argument("--own-root", action="store_true", help="what one node writes, no other sees")
     parser.add_argument(
         "command", nargs="*", help="what to run ({inventory} is put in); else wait for Ctrl-C"
     )
@@ -308,7 +276,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         dict(options.bad),
         delay=options.delay,
         folder=options.folder,
-        own_root=options.own_root,
     ) as fleet:
         print(f"{options.count} nodes after {time.monotonic() - began:.1f} s: {fleet.inventory}", flush=True)
         words = [word.replace("{inventory}", str(fleet.inventory)) for word in options.command]

@@ -1,4 +1,4 @@
-"""Light nodes: the way to those that are far away is late, and nothing else; who is at work is counted."""
+"""Light nodes: the way to those that are far away is late, and nothing else."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import time
 
 from benchmarks.light_keeper import delayed
-from benchmarks.tree_watch import Process, Seen, below
 
 LINES = [b"%d\n" % number for number in range(50)]
 DELAY = 0.2
@@ -39,17 +38,3 @@ def test_what_is_under_way_arrives_late_whole_and_in_its_order() -> None:
     said, seconds = asyncio.run(_heard())
     assert said == b"".join(LINES)
     assert seconds >= 2 * DELAY  # the connection's own round trip
-
-
-def test_descendants_are_found_however_far_below() -> None:
-    tree = {2: 1, 3: 2, 4: 3, 5: 1, 6: 5}
-    every = {pid: Process(parent, "sh", 0.0) for pid, parent in tree.items()}
-    assert below(every, 2) == {3, 4}
-    assert below(every, 1) == {2, 3, 4, 5, 6}
-    assert below(every, 9) == set()
-
-
-def test_time_without_a_node_at_work_counts() -> None:
-    seen = Seen(working=[0, 2, 4, 0])
-    assert (seen.share, seen.at_once) == (0.5, 3.0)
-    assert (Seen().share, Seen().at_once) == (0.0, 0.0)

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from benchmarks.light_nodes import KINDS, LightFleet, light_nodes
-from benchmarks.tree_watch import OURS, watched
 from tests.support.processes import command_of
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "light_nodes.py"
@@ -86,68 +83,8 @@ def test_a_good_login_may_lead_to_a_bad_answer(fleet: LightFleet, kind: str, siz
     assert len(ssh(fleet, name, "true").stdout) == size
 
 
-@pytest.fixture(scope="module")
-def rooted() -> Iterator[LightFleet]:
-    with light_nodes(12, {"garbage": 1, "dead": 1, "refused": 1}, own_root=True) as running:
-        yield running
-
-
-def said(fleet: LightFleet, name: str, *command: str) -> str:
-    done = ssh(fleet, name, *command)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.decode()
-
-
-def test_a_node_with_its_own_root_writes_for_itself_alone(rooted: LightFleet) -> None:
-    first, second = rooted.good[:2]
-    places = "/etc/written /run/written /tmp/written /dev/shm/written"
-    said(rooted, first, f"echo {first} | tee {places}; rm /etc/profile")
-    assert said(rooted, first, f"cat {places}") == f"{first}\n" * 4
-    assert said(rooted, second, f"ls {places} 2>&1 | grep -c 'No such file'") == "4\n"
-    assert said(rooted, second, "wc -c < /etc/profile").strip() == str(Path("/etc/profile").stat().st_size)
-    assert not any(Path(place).exists() for place in places.split())
-
-
-def test_a_node_with_its_own_root_has_its_own_name_processes_and_host_key(rooted: LightFleet) -> None:
-    seen = {name: said(rooted, name, "hostname; cat /etc/hostname /etc/machine-id") for name in rooted.good}
-    assert all(text.split()[:2] == [name, name] for name, text in seen.items())
-    assert len({text.split()[2] for text in seen.values()}) == len(rooted.good)
-    keys = [line.split()[2] for line in rooted.known_hosts.read_text().splitlines()]
-    assert len(set(keys)) == len(rooted.names) == 12
-    assert "sshd" in said(rooted, rooted.good[0], "cat /proc/1/cmdline")
-    assert len(said(rooted, rooted.good[0], "echo /proc/[0-9]*").split()) < 8
-
-
-def test_a_node_with_its_own_root_buries_orphans(rooted: LightFleet) -> None:
-    said(rooted, rooted.good[0], "(sleep 0.1 &) > /dev/null 2>&1; sleep 0.5")
-    assert said(rooted, rooted.good[0], "grep -l '^State:.Z' /proc/[0-9]*/status | wc -l") == "0\n"
-
-
-def test_who_watches_counts_the_nodes_at_work(rooted: LightFleet) -> None:
-    words = ["sh", "-c", "sleep 2; sleep 2"]
-    with watched(rooted.pid) as seen, ThreadPoolExecutor() as pool:
-        list(pool.map(lambda name: said(rooted, name, shlex.join(words)), rooted.good[:3]))
-    assert max(seen.working) == 3
-
-
-def test_who_watches_tells_our_own_process_and_its_memory(rooted: LightFleet) -> None:
-    words = [sys.executable, "-m", "provision.cli", "drift", str(rooted.inventory), "--nodes", rooted.good[0]]
-    with watched(rooted.pid) as seen:
-        subprocess.run(words, capture_output=True, timeout=100, check=False)
-    assert 10 < seen.memory[OURS] < 500
-    assert seen.cpu[OURS] > 0.05
-
-
-def test_nodes_with_own_roots_may_be_bad_too(rooted: LightFleet) -> None:
-    (name,) = (name for name, found in rooted.bad.items() if found == "garbage")
-    assert len(ssh(rooted, name, "true").stdout) == 2000
-    with socket.socket() as probe, pytest.raises(ConnectionRefusedError):
-        probe.connect(of_kind(rooted, "refused"))
-
-
-@pytest.mark.parametrize("own", [[], ["--own-root"]])
-def test_nothing_is_left_after_a_kill(tmp_path: Path, own: list[str]) -> None:
-    words = [sys.executable, str(SCRIPT), "--count", "5", "--folder", str(tmp_path), *own]
+def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
+    words = [sys.executable, str(SCRIPT), "--count", "5", "--folder", str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert "5 nodes" in process.stdout.readline()
