@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,19 +18,13 @@ DOCUMENT = (Path(cli.__file__).parent.parent / "docs/ci.md").read_text(encoding=
 EXAMPLES = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", DOCUMENT, re.DOTALL)]
 
 
-def github() -> dict[str, Any]:
-    (found,) = [example for example in EXAMPLES if "jobs" in example]
-    return found
-
-
-def gitlab() -> dict[str, Any]:
-    (found,) = [example for example in EXAMPLES if "stages" in example]
-    return found
+(GITHUB,) = (example for example in EXAMPLES if "jobs" in example)
+(GITLAB,) = (example for example in EXAMPLES if "stages" in example)
 
 
 def scripts() -> dict[str, str]:
-    job = gitlab()["drift"]
-    steps = github()["jobs"]["drift"]["steps"]
+    job = GITLAB["drift"]
+    steps = GITHUB["jobs"]["drift"]["steps"]
     return {
         "github": "\n".join(step.get("run", "") for step in steps),
         "gitlab": "\n".join([*job["before_script"], *job["script"]]),
@@ -55,17 +48,16 @@ def test_the_command_of_each_example_is_accepted(name: str) -> None:
     assert options.verb == "drift"
     files = dict(drift.outputs(options))
     assert len(files) >= 3
-    job = github()["jobs"]["drift"] if name == "github" else gitlab()["drift"]
+    job = GITHUB["jobs"]["drift"] if name == "github" else GITLAB["drift"]
     for form, file in files.items():
         assert file == "-" or file in str(job), f"{form} is written to {file} and not kept"
 
 
 def test_the_github_example_is_a_workflow() -> None:
-    workflow = github()
-    triggers = workflow[True]  # as YAML 1.1 reads the key `on`
+    triggers = GITHUB[True]  # as YAML 1.1 reads the key `on`
     assert re.fullmatch(r"[\d*/,-]+( [\d*/,-]+){4}", triggers["schedule"][0]["cron"])
-    assert workflow["permissions"] == {"contents": "read", "security-events": "write"}
-    job = workflow["jobs"]["drift"]
+    assert GITHUB["permissions"] == {"contents": "read", "security-events": "write"}
+    job = GITHUB["jobs"]["drift"]
     assert job["timeout-minutes"] <= 60
     for step in job["steps"]:
         assert ("uses" in step) != ("run" in step)
@@ -76,9 +68,8 @@ def test_the_github_example_is_a_workflow() -> None:
 
 
 def test_the_gitlab_example_is_a_pipeline() -> None:
-    pipeline = gitlab()
-    job = pipeline["drift"]
-    assert job["stage"] in pipeline["stages"]
+    job = GITLAB["drift"]
+    assert job["stage"] in GITLAB["stages"]
     assert job["artifacts"]["when"] == "always"
     assert job["allow_failure"] == {"exit_codes": int(ExitCode.INCOMPLETE)}
     assert job["artifacts"]["reports"]["junit"] in job["script"][0]

@@ -203,13 +203,7 @@ def test_an_entry_says_where_its_texts_were_seen(entry: dict[str, Any]) -> None:
     for table in entry.get("tables", ()):
         file, name = table.split(": ")
         tree = ast.parse((PACKAGE / file).read_text("utf-8"))
-        names = {
-            target.id
-            for node in tree.body
-            if isinstance(node, ast.Assign | ast.AnnAssign)
-            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            if isinstance(target, ast.Name)
-        }
+        names = {known for known, _ in _assigned(tree)}
         assert name in names, table
     for capture in re.findall(r"[\w.*-]+\.(?:txt|xml|csv|log|tsv)\b", entry["seen"]):
         if CAPTURES:

@@ -21,6 +21,7 @@ from provision.errors import ParseError
 from provision.node.observe.nvidia_smi import parse_query
 from tests.support.scenarios import machine
 
+PEERS = "device_to_device_memcpy_read_ce"
 COPIES = ("host_to_device_memcpy_ce", "device_to_host_memcpy_ce")
 
 
@@ -55,12 +56,15 @@ def nccl(text: str) -> dict[tuple[str, str], Any]:
 
 
 def copies(text: str) -> dict[tuple[str, str], Any]:
-    matrices = nvbandwidth.parse(text, COPIES)
-    return {("node", name): matrix.rows for name, matrix in matrices.items()}
+    matrices = nvbandwidth.parse(text, (*COPIES, PEERS))
+    rows: dict[tuple[str, str], Any] = {("node", name): matrix.rows for name, matrix in matrices.items()}
+    return {**rows, ("node", "waived"): matrices[PEERS].waived}
 
 
 def loopback(text: str) -> dict[tuple[str, str], Any]:
-    return {("node", "result"): perftest.parse(text)}
+    result = perftest.parse(text)
+    sizes, largest = len(result.average), result.average[8388608]
+    return {("node", result.device): (result.queue_pairs, sizes, round(largest, 2))}
 
 
 def events(text: str) -> dict[tuple[str, str], Any]:
@@ -98,24 +102,33 @@ READ: dict[str, tuple[Callable[[str], dict[tuple[str, str], Any]], dict[tuple[st
     ),
     "nvidia-smi-query-gpu-fabric.h100.550.csv": (fabric, {("node", "states"): ["Completed"] * 8}),
     "nvidia-smi-q-x.a100.550.xml": (xml, {("node", "driver_gpus"): 8, ("gpu7", "pcie_width"): 16}),
-    "nvidia-smi-q-x.a10g.old-driver.xml": (xml, {("gpu0", "name"): "NVIDIA A10G"}),
+    "nvidia-smi-q-x.a10g.old-driver.xml": (
+        xml,
+        {("gpu0", "name"): "NVIDIA A10G", ("gpu0", "power_limit"): 300, ("gpu0", "power_default"): 300},
+    ),
     "nvidia-smi-q-x.rtx-4000-ada.v13.xml": (xml, {("node", "driver_gpus"): 1}),
     "nvidia-smi-q-x.t4.old-driver.xml": (xml, {("node", "driver_gpus"): 1, ("gpu0", "name"): "Tesla T4"}),
     "nvidia-smi-nvlink-status.a100.txt": (
         nvlink,
         {("gpu0", "nvlink_links"): 12, ("gpu7", "nvlink_links"): 12, ("gpu7", "nvlink_speed"): 25.0},
     ),
-    "gpu-burn.8gpu.log": (burn, {("node", "gpus"): 8, ("gpu7", "state"): "OK", ("gpu0", "errors"): 0}),
-    "nccl-tests.all_reduce.log": (nccl, {("node", "ranks"): 8, ("node", "size"): 8589934592}),
+    "gpu-burn.8gpu.log": (burn, {("node", "gpus"): 8, ("gpu7", "state"): "OK", ("gpu0", "rate"): 16990.5}),
+    "nccl-tests.all_reduce.log": (
+        nccl,  # the older `error` column says N/A: unchecked
+        {("node", "ranks"): 8, ("node", "size"): 2**33, ("node", "busbw"): 235.03, ("node", "wrong"): None},
+    ),
     "nccl-tests.alltoall.log": (
         nccl,
-        {("node", "ranks"): 8, ("node", "size"): 8589934592, ("node", "wrong"): None},
+        {("node", "ranks"): 8, ("node", "size"): 2**33, ("node", "busbw"): 224.31, ("node", "wrong"): None},
     ),
-    "ib_write_bw.loopback.all-sizes.log": (loopback, {}),
+    "ib_write_bw.loopback.all-sizes.log": (
+        loopback,  # server and client in one stream: two headers, the last row twice
+        {("node", "ib0"): (1, 23, 194.96)},
+    ),
     "nvbandwidth.text.log": (
         copies,
         {("node", COPIES[0]): ((369.36, 269.33, 412.11), (323.36, 299.33, 312.11)),
-         ("node", COPIES[1]): ((295.15, 312.11),)},
+         ("node", COPIES[1]): ((295.15, 312.11),), ("node", "waived"): True},
     ),
     "kernel-log.xid-119.log": (events, {("0000:9b:00", "xid.119"): 5}),
 }  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -15,8 +14,8 @@ from provision.checks.registry import CHECKS
 from provision.runs import raw_output
 from provision.runs.node_facts import NodeFacts
 from provision.validate import campaign
+from tests.support.checks import sample
 
-Sample = Callable[[str], str]
 GPUS = {f"0000:{0x1A + index:02x}:00": f"gpu{index}" for index in range(8)}
 SERIAL = "serial 1652322403643, PCI 0000:1d:00"
 # Program's words for a GPU that is lost while it runs; stdout, stderr, exit status.
@@ -50,13 +49,7 @@ LOST: list[tuple[str, str, str, str, int]] = [
     ("p2p_bandwidth", "nvbandwidth", BANDWIDTH, "", 1),
     ("p2p_bandwidth", "nvbandwidth", "", ASSERTED, 1),
     ("memory_bandwidth", "nvbandwidth", "Running device_local_copy.\n", ASSERTED, 1),
-    (
-        "nccl_all_reduce",
-        "all_reduce_perf",
-        FAILURE,
-        TOO_FEW,
-        4,
-    ),
+    ("nccl_all_reduce", "all_reduce_perf", FAILURE, TOO_FEW, 4),
     ("gpu_burn", "gpu_burn", "12.5%  proc'd: 2 (1 Gflop/s)\n", "No clients are alive!  Aborting\n", 0),
 ]
 
@@ -79,37 +72,23 @@ def failed(result: CheckResult) -> list[Finding]:
 
 
 @pytest.mark.parametrize(("check", "name", "stdout", "stderr", "rc"), LOST, ids=IDS)
-def test_the_gpu_that_a_test_lost_is_named(
-    sample: Sample, check: str, name: str, stdout: str, stderr: str, rc: int
+def test_the_gpu_that_a_test_lost_is_named_and_without_one_no_gpu_is_accused(
+    check: str, name: str, stdout: str, stderr: str, rc: int
 ) -> None:
     outputs = [Output(name, (name,), rc, stdout, stderr, 3.0)]
     if check == "memory_bandwidth":
         outputs.insert(0, Output("mig", ("nvidia-smi",), 0, sample("memory_bandwidth/mig-off.txt"), "", 0.1))
+    unmeasured = (Verdict.ERROR, "node", "investigate")
     result = judged(check, *outputs, answers(sample("gpu_answers/gpu3-lost.csv")))
     assert result.verdict is Verdict.FAIL
     (lost,) = failed(result)
     assert (lost.device, lost.action) == ("gpu3", "power-cycle")
     assert "GPU is lost" in lost.message
     assert SERIAL in lost.message
-    (unmeasured,) = [finding for finding in result.findings if finding is not lost]
-    assert (unmeasured.verdict, unmeasured.device, unmeasured.action) == (
-        Verdict.ERROR,
-        "node",
-        "investigate",
-    )
-
-
-@pytest.mark.parametrize(("check", "name", "stdout", "stderr", "rc"), LOST, ids=IDS)
-def test_without_a_silent_gpu_the_cause_is_looked_for_and_no_gpu_accused(
-    sample: Sample, check: str, name: str, stdout: str, stderr: str, rc: int
-) -> None:
-    outputs = [Output(name, (name,), rc, stdout, stderr, 3.0)]
-    if check == "memory_bandwidth":
-        outputs.insert(0, Output("mig", ("nvidia-smi",), 0, sample("memory_bandwidth/mig-off.txt"), "", 0.1))
+    assert [(f.verdict, f.device, f.action) for f in result.findings if f is not lost] == [unmeasured]
     for after in ((), (answers(sample("gpu_answers/healthy.csv")),)):
-        result = judged(check, *outputs, *after)
-        (only,) = result.findings
-        assert (only.verdict, only.device, only.action) == (Verdict.ERROR, "node", "investigate")
+        (only,) = judged(check, *outputs, *after).findings
+        assert (only.verdict, only.device, only.action) == unmeasured
 
 
 @pytest.mark.parametrize("check", list(CHECKS))
@@ -118,7 +97,7 @@ def test_each_check_that_loads_gpus_looks_afterwards(check: str) -> None:
     assert gpu_answers.loads(CHECKS[check].NEEDS) is (check not in quick)
 
 
-def test_a_test_that_passed_is_no_proof_of_a_gpu_that_answers_no_more(sample: Sample) -> None:
+def test_a_test_that_passed_is_no_proof_of_a_gpu_that_answers_no_more() -> None:
     collective = Output(
         "all_reduce_perf", ("all_reduce_perf",), 0, sample("nccl_all_reduce/healthy.txt"), "", 9.0
     )
@@ -145,7 +124,7 @@ def test_one_line_in_place_of_the_answer_names_its_gpu() -> None:
         ("[GPU is lost], 00000000:1D:00.0, [GPU is lost], [GPU is lost]", ["gpu3"], "power-cycle"),
     ],
 )
-def test_an_error_in_a_cell_is_the_gpus(sample: Sample, cells: str, devices: list[str], action: str) -> None:
+def test_an_error_in_a_cell_is_the_gpus(cells: str, devices: list[str], action: str) -> None:
     listed = sample("gpu_answers/healthy.csv").splitlines(keepends=True)
     listed[3] = f"{cells}\n"
     found = gpu_answers.judge("gpu_burn", answers("".join(listed)), GPUS, [])
@@ -154,7 +133,7 @@ def test_an_error_in_a_cell_is_the_gpus(sample: Sample, cells: str, devices: lis
 
 
 @pytest.mark.parametrize("gone", [(3,), (0, 7)])
-def test_a_gpu_that_the_driver_no_longer_lists_is_lost(sample: Sample, gone: tuple[int, ...]) -> None:
+def test_a_gpu_that_the_driver_no_longer_lists_is_lost(gone: tuple[int, ...]) -> None:
     """An Xid 79 takes it out of nvidia-smi's list while the rest answers, and the indices move up."""
     listed = sample("gpu_answers/healthy.csv").splitlines(keepends=True)
     text = "".join(line for at, line in enumerate(listed) if at not in gone)
@@ -167,7 +146,7 @@ def test_a_gpu_that_the_driver_no_longer_lists_is_lost(sample: Sample, gone: tup
 
 
 @pytest.mark.parametrize("cell", ["[N/A]", "[Insufficient Permissions]", ""])
-def test_a_reading_that_one_gpu_alone_does_not_give_is_an_error_of_it(sample: Sample, cell: str) -> None:
+def test_a_reading_that_one_gpu_alone_does_not_give_is_an_error_of_it(cell: str) -> None:
     text = sample("gpu_answers/healthy.csv").replace("1652322403643, 33", f"1652322403643, {cell}")
     (found,) = gpu_answers.judge("p2p_bandwidth", answers(text), GPUS, [])
     assert (found.verdict, found.device) == (Verdict.ERROR, "gpu3")
@@ -185,14 +164,14 @@ def test_a_reading_that_one_gpu_alone_does_not_give_is_an_error_of_it(sample: Sa
         ("{cut}", 0),
     ],
 )
-def test_an_answer_that_names_no_gpu_is_no_proof_of_health(sample: Sample, text: str, rc: int) -> None:
+def test_an_answer_that_names_no_gpu_is_no_proof_of_health(text: str, rc: int) -> None:
     healthy = sample("gpu_answers/healthy.csv")
     text = text.format(healthy=healthy, cut=healthy[:-30])
     (found,) = gpu_answers.judge("p2p_bandwidth", answers(text, rc=rc), GPUS, [])
     assert (found.verdict, found.device, found.action) == (Verdict.ERROR, "node", "investigate")
 
 
-def test_what_telemetry_names_gets_its_serial_number_and_is_told_once(sample: Sample) -> None:
+def test_what_telemetry_names_gets_its_serial_number_and_is_told_once() -> None:
     known = [Finding("gpu_burn", Verdict.FAIL, "gpu3", "was lost under load", "lost", action="power-cycle")]
     found = gpu_answers.judge("gpu_burn", answers(sample("gpu_answers/gpu3-lost.csv")), GPUS, known)
     assert [one.message for one in found] == [f"was lost under load ({SERIAL})"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from provision.checks.check import CheckNode, Output
 from provision.checks.host import host_health
 from provision.checks.judge import ACTIONS, Finding, Verdict
+from tests.support.checks import make_node, make_output
 
 DAY = 86400
 SMART = {
@@ -40,35 +40,29 @@ FACTS: dict[str, Any] = {
 LISTED = "".join(f"GPU {i}: NVIDIA H100 80GB HBM3 (UUID: GPU-0000000{i}-1111)\n" for i in range(8))
 DIMM = "mc0/dimm0 (A1)"
 CONFIGURE = "fix configuration"
-Judge = Callable[..., list[Finding]]
+IMAGE = "nvcr.io/nvidia/cuda:13.0.1-base-ubuntu24.04"
 
 
-@pytest.fixture
-def judge(make_node: Callable[..., CheckNode], make_output: Callable[..., Output]) -> Judge:
+def judge(
+    facts: Mapping[str, Any] | None = None,
+    unread: tuple[str, ...] = (),
+    answers: Mapping[str, Mapping[str, Any]] | None = None,
+    **variables: Any,
+) -> list[Finding]:
     """Change facts of a healthy node (None: could not be read), answer its programs, and judge."""
 
-    def run(
-        facts: Mapping[str, Any] | None = None,
-        unread: tuple[str, ...] = (),
-        answers: Mapping[str, Mapping[str, Any]] | None = None,
-        **variables: Any,
-    ) -> list[Finding]:
-        known = {name: value for name, value in {**FACTS, **(facts or {})}.items() if name not in unread}
-        node = replace(
-            make_node(**variables), facts=known, problems=dict.fromkeys(unread, "permission denied")
-        )
-        outputs = {}
-        for command in host_health.commands(node, {}):
-            healthy = LISTED if command.name == "container" else json.dumps(SMART)
-            answer = {"stdout": healthy, **(answers or {}).get(command.name, {})}
-            outputs[command.name] = make_output(command.name, argv=command.argv, **answer)
-        findings = host_health.judge(node, host_health.parse(node, outputs), {})
-        for one in findings:
-            assert one.action in ACTIONS
-            assert one.verdict in (Verdict.PASS, Verdict.SKIP) or one.action != "none", one
-        return findings
-
-    return run
+    known = {name: value for name, value in {**FACTS, **(facts or {})}.items() if name not in unread}
+    node = replace(make_node(**variables), facts=known, problems=dict.fromkeys(unread, "permission denied"))
+    outputs = {}
+    for command in host_health.commands(node, {}):
+        healthy = LISTED if command.name == "container" else json.dumps(SMART)
+        answer = {"stdout": healthy, **(answers or {}).get(command.name, {})}
+        outputs[command.name] = make_output(command.name, argv=command.argv, **answer)
+    findings = host_health.judge(node, host_health.parse(node, outputs), {})
+    for one in findings:
+        assert one.action in ACTIONS
+        assert one.verdict in (Verdict.PASS, Verdict.SKIP) or one.action != "none", one
+    return findings
 
 
 def flagged(findings: list[Finding]) -> list[tuple[str, str, str, str]]:
@@ -81,7 +75,7 @@ def modules(**counts: int) -> dict[str, Any]:
     return {"edac.controllers": [], "edac.modules": [row]}
 
 
-def test_a_healthy_machine_passes(judge: Judge) -> None:
+def test_a_healthy_machine_passes() -> None:
     findings = judge()
     assert [f.verdict for f in findings] == [Verdict.PASS]
 
@@ -109,7 +103,7 @@ def test_a_healthy_machine_passes(judge: Judge) -> None:
         "no runtime",
     ],
 )
-def test_what_only_looks_broken(judge: Judge, facts: Mapping[str, Any]) -> None:
+def test_what_only_looks_broken(facts: Mapping[str, Any]) -> None:
     assert flagged(judge(facts)) == []
 
 
@@ -139,18 +133,18 @@ def test_what_only_looks_broken(judge: Judge, facts: Mapping[str, Any]) -> None:
         ),
     ],
 )
-def test_each_fault(judge: Judge, facts: Mapping[str, Any], expected: tuple[str, ...]) -> None:
+def test_each_fault(facts: Mapping[str, Any], expected: tuple[str, ...]) -> None:
     assert flagged(judge(facts)) == [expected]
 
 
-def test_errors_that_no_module_admits_are_the_controllers(judge: Judge) -> None:
+def test_errors_that_no_module_admits_are_the_controllers() -> None:
     row = {"controller": "mc1", "driver": "i10nm", "corrected": 0, "uncorrected": 2}
     assert flagged(judge({"edac.controllers": [row], "edac.modules": []})) == [
         ("fail", "mc1", "memory_uncorrected", "replace part")
     ]
 
 
-def test_what_is_declared_is_what_holds(judge: Judge) -> None:
+def test_what_is_declared_is_what_holds() -> None:
     assert flagged(judge({"cpu.governors": ["powersave"]}, host_settings_cpu_governor="powersave")) == []
     assert flagged(judge({"limits.session.memlock": "67108864"}, rdma_memlock="67108864")) == []
     missing = flagged(judge(gpuprov_expected_nvmes=4))
@@ -171,12 +165,12 @@ def test_what_is_declared_is_what_holds(judge: Judge) -> None:
         ({"critical_warning": {"value": 1}}, ("fail", "nvme1", "nvme_critical_warning", "replace part")),
     ],
 )
-def test_a_worn_drive(judge: Judge, change: Mapping[str, Any], expected: tuple[str, ...]) -> None:
+def test_a_worn_drive(change: Mapping[str, Any], expected: tuple[str, ...]) -> None:
     answers = {"smart_nvme1": {"stdout": json.dumps({**SMART, **change})}}
     assert flagged(judge(answers=answers)) == [expected]
 
 
-def test_without_nvme_cli_the_wear_is_said_to_be_unknown(judge: Judge) -> None:
+def test_without_nvme_cli_the_wear_is_said_to_be_unknown() -> None:
     gone = {
         f"smart_nvme{i}": {"stdout": "", "rc": None, "not_started": "nvme is not installed"} for i in range(2)
     }
@@ -197,25 +191,44 @@ def test_without_nvme_cli_the_wear_is_said_to_be_unknown(judge: Judge) -> None:
         {"stdout": "", "rc": None, "timed_out": True},
     ],
 )
-def test_half_an_answer_of_a_drive_is_an_error(judge: Judge, answer: Mapping[str, Any]) -> None:
+def test_half_an_answer_of_a_drive_is_an_error(answer: Mapping[str, Any]) -> None:
     assert flagged(judge(answers={"smart_nvme0": answer})) == [("error", "nvme0", "", "investigate")]
 
 
-def test_a_container_is_started_only_when_it_is_asked_for(judge: Judge) -> None:
-    image = "nvcr.io/nvidia/cuda:13.0.1-base-ubuntu24.04"
-    assert flagged(judge(gpuprov_container_image=image)) == []
+def test_a_container_is_started_only_when_it_is_asked_for() -> None:
+    none = {"container_runtime.all.installed": []}
     seven = {"container": {"stdout": LISTED.partition("GPU 7")[0]}}
-    refused = {"container": {"stdout": "", "stderr": "docker: Error response from daemon: boom", "rc": 125}}
-    for answers in (seven, refused):
-        found = judge(answers=answers, gpuprov_container_image=image)
-        assert flagged(found) == [("fail", "node", "container_gpus", CONFIGURE)]
-        assert flagged(judge(answers=answers)) == []
-    none = judge({"container_runtime.all.installed": []}, gpuprov_container_image=image)
-    assert flagged(none) == [("fail", "node", "container_gpus", CONFIGURE)]
+    assert flagged(judge(answers=seven)) == []
+    found = flagged(judge(none, gpuprov_container_image=IMAGE))
+    assert found == [("fail", "node", "container_gpus", CONFIGURE)]
+
+
+MISSED = ("fail", "node", "container_gpus", CONFIGURE)
+HEAD, _, LAST = LISTED.rpartition("GPU 7")
+SLICE = "  MIG 3g.40gb     Device  0: (UUID: MIG-5f2a1c1e-0a9f-5d3e-8a55-7a3c5b0a7b11)\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ({}, []),
+        ({"stdout": LISTED.replace("GPU 1", SLICE + "GPU 1")}, []),  # MIG: the GPUs are there as they are
+        ({"stdout": HEAD}, [MISSED]),
+        ({"stdout": HEAD + HEAD.splitlines()[-1] + "\n"}, [MISSED]),  # listed twice, it is one
+        ({"stdout": "", "stderr": "docker: Error response from daemon: boom", "rc": 125}, [MISSED]),
+        # A list that is not whole is no verdict.
+        ({"stderr": "nvidia-container-cli: device error", "rc": 1}, [("error", "node", "", "run again")]),
+        ({"stdout": LISTED[:-30]}, [("error", "node", "", "investigate")]),
+        ({"truncated": True}, [("error", "node", "", "investigate")]),
+    ],
+    ids=["healthy", "MIG", "seven", "doubled", "refused", "listed, then failed", "cut in a line", "cut"],
+)
+def test_a_container_sees_all_gpus(answer: Mapping[str, Any], expected: list[tuple[str, ...]]) -> None:
+    assert flagged(judge(answers={"container": answer}, gpuprov_container_image=IMAGE)) == expected
 
 
 @pytest.mark.parametrize("name", [n for n in FACTS if not n.startswith(("kernel", "boot"))])
-def test_what_could_not_be_read_is_an_error_or_does_not_matter(judge: Judge, name: str) -> None:
+def test_what_could_not_be_read_is_an_error_or_does_not_matter(name: str) -> None:
     harmless = {"clock.largest_error_us", "clock.uptime_s", "container_runtime.all.installed"}
     found = flagged(judge(unread=(name,)))
     if name not in harmless:
@@ -223,51 +236,7 @@ def test_what_could_not_be_read_is_an_error_or_does_not_matter(judge: Judge, nam
         assert {verdict for verdict, *_ in found} == {"error"}
 
 
-def test_facts_of_another_shape_are_errors(judge: Judge) -> None:
-    for name in (
-        "driver.broken_libraries",
-        "pci.acs_harmful",
-        "edac.modules",
-        "nvme.drives",
-        "cpu.governors",
-    ):
-        assert {verdict for verdict, *_ in flagged(judge({name: 7}))} == {"error"}, name
-
-
-IMAGE = "nvcr.io/nvidia/cuda:13.0.1-base-ubuntu24.04"
-
-
-@pytest.mark.parametrize(
-    "answer",
-    [
-        {"stdout": LISTED, "stderr": "nvidia-container-cli: device error", "rc": 1},
-        {"stdout": LISTED[:-30]},
-        {"stdout": LISTED, "truncated": True},
-    ],
-    ids=["listed, then failed", "cut inside a line", "cut at the limit"],
-)
-def test_a_list_of_gpus_that_is_not_whole_is_no_verdict(judge: Judge, answer: Mapping[str, Any]) -> None:
-    (found,) = flagged(judge(answers={"container": answer}, gpuprov_container_image=IMAGE))
-    assert found[:2] == ("error", "node")
-
-
-def test_a_gpu_that_is_listed_twice_is_one(judge: Judge) -> None:
-    seven = LISTED.partition("GPU 7")[0]
-    doubled = {"container": {"stdout": seven + seven.splitlines()[-1] + "\n"}}
-    found = flagged(judge(answers=doubled, gpuprov_container_image=IMAGE))
-    assert found == [("fail", "node", "container_gpus", CONFIGURE)]
-
-
-def test_a_container_sees_gpus_with_mig_as_they_are(judge: Judge) -> None:
-    lines = LISTED.splitlines(keepends=True)
-    lines.insert(1, "  MIG 3g.40gb     Device  0: (UUID: MIG-5f2a1c1e-0a9f-5d3e-8a55-7a3c5b0a7b11)\n")
-    answers = {"container": {"stdout": "".join(lines)}}
-    assert flagged(judge(answers=answers, gpuprov_container_image=IMAGE)) == []
-
-
-def test_a_container_that_was_asked_for_and_never_started_is_an_error(
-    make_node: Callable[..., CheckNode],
-) -> None:
+def test_a_container_that_was_asked_for_and_never_started_is_an_error() -> None:
     node = replace(make_node(gpuprov_container_image=IMAGE), facts={**FACTS, "nvme.drives": []})
     findings = host_health.judge(node, host_health.parse(node, {}), {})
     assert flagged(findings) == [("error", "node", "", "run again")]
@@ -285,26 +254,18 @@ def test_a_container_that_was_asked_for_and_never_started_is_an_error(
         modules(corrected=10**400),
         {"clock.uptime_s": 10**400},
         {"nvme.drives": [{"drive": "nvme0", "state": "live"}, {"state": "dead"}]},
+        *({f"{name}": 7} for name in ("driver.broken_libraries", "pci.acs_harmful", "edac.modules")),
+        *({f"{name}": 7} for name in ("nvme.drives", "cpu.governors")),
     ],
-    ids=[
-        "clock",
-        "iommu",
-        "hypervisor",
-        "ports",
-        "text for a truth value",
-        "negative",
-        "huge",
-        "uptime",
-        "lost key",
-    ],
+    ids=lambda facts: " ".join(facts),
 )
-def test_a_word_that_nobody_knows_is_no_health(judge: Judge, facts: Mapping[str, Any]) -> None:
+def test_a_word_that_nobody_knows_is_no_health(facts: Mapping[str, Any]) -> None:
     found = flagged(judge(facts))
     assert found
     assert {verdict for verdict, *_ in found} == {"error"}
 
 
-def test_the_reason_of_a_failed_nvme_smart_log_is_named(judge: Judge) -> None:
+def test_the_reason_of_a_failed_nvme_smart_log_is_named() -> None:
     """nvme-cli 2.13 (Debian 13), recorded: the reason is JSON, and standard error is the usage text."""
     answer = {
         "stdout": '{\n  "error":"/dev/nvme0: No such file or directory"\n}\n',
@@ -315,7 +276,7 @@ def test_the_reason_of_a_failed_nvme_smart_log_is_named(judge: Judge) -> None:
     assert "nvme smart-log failed: /dev/nvme0: No such file or directory" in found.message
 
 
-def test_docker_without_its_daemon_is_named_and_not_its_hint(judge: Judge) -> None:
+def test_docker_without_its_daemon_is_named_and_not_its_hint() -> None:
     """Docker 26.1 (Debian 13), recorded."""
     reason = "docker: Cannot connect to the Docker daemon at unix:///var/run/docker.sock."
     answer = {"stderr": f"{reason} Is the docker daemon running?.\nSee 'docker run --help'.\n", "rc": 125}

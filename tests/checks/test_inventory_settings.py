@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from provision.checks.check import CheckNode, Output
 from provision.checks.gpu import inventory_settings, nvidia_smi_processes, nvlink_errors
 from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
+from tests.support.checks import make_node, make_output
 
-MakeNode = Callable[..., CheckNode]
-MakeOutput = Callable[..., Output]
 Told = set[tuple[str, str, str, str]]
 
 
@@ -21,33 +18,29 @@ def told(findings: list[Finding]) -> Told:
     return {(f.verdict.value, f.device, f.metric, f.action) for f in findings}
 
 
-@pytest.fixture
-def settings(make_node: MakeNode) -> Callable[..., Told]:
+def settings(
+    gpus: int = 8, declared: dict[str, Any] | None = None, seconds: float = 2.0, **changed: Any
+) -> Told:
     """The findings of a node of eight like GPUs; `metric={gpu: value}` changes one of them."""
 
-    def judge(
-        gpus: int = 8, declared: dict[str, Any] | None = None, seconds: float = 2.0, **changed: Any
-    ) -> Told:
-        usual = {
-            "name": "NVIDIA H100 80GB HBM3", "persistence": "Enabled", "compute_mode": "Default",
-            "ecc_mode": "Enabled", "mig_mode": "Disabled", "power_limit": 700, "power_default": 700,
-            "temperature": 31, "processes": "", "vbios": "96.00.74.00.01",
-        }  # fmt: skip
-        values: dict[str, dict[str, Any]] = {
-            metric: {f"gpu{i}": changed.get(metric, {}).get(i, value) for i in range(gpus)}
-            for metric, value in usual.items()
-        }
-        values["smi_seconds"] = {"node": seconds}
-        node = make_node(gpus, **(declared or {}))
-        return told(inventory_settings.judge_settings("gpu_inventory", node, values))
-
-    return judge
+    usual = {
+        "name": "NVIDIA H100 80GB HBM3", "persistence": "Enabled", "compute_mode": "Default",
+        "ecc_mode": "Enabled", "mig_mode": "Disabled", "power_limit": 700, "power_default": 700,
+        "temperature": 31, "processes": "", "vbios": "96.00.74.00.01",
+    }  # fmt: skip
+    values: dict[str, dict[str, Any]] = {
+        metric: {f"gpu{i}": changed.get(metric, {}).get(i, value) for i in range(gpus)}
+        for metric, value in usual.items()
+    }
+    values["smi_seconds"] = {"node": seconds}
+    node = make_node(gpus, **(declared or {}))
+    return told(inventory_settings.judge_settings("gpu_inventory", node, values))
 
 
 ALL = range(8)
 
 
-def test_what_is_like_its_peers_is_well(settings: Callable[..., Told]) -> None:
+def test_what_is_like_its_peers_is_well() -> None:
     assert settings() == set()
 
 
@@ -55,11 +48,11 @@ def test_what_is_like_its_peers_is_well(settings: Callable[..., Told]) -> None:
     ("metric", "value"),
     [("persistence", "Disabled"), ("compute_mode", "Exclusive_Process"), ("mig_mode", "Enabled")],
 )
-def test_a_mode_unlike_its_peers(metric: str, value: str, settings: Callable[..., Told]) -> None:
+def test_a_mode_unlike_its_peers(metric: str, value: str) -> None:
     assert settings(**{metric: {3: value}}) == {("warn", "gpu3", metric, "fix configuration")}
 
 
-def test_firmware_unlike_that_of_its_peers(settings: Callable[..., Told]) -> None:
+def test_firmware_unlike_that_of_its_peers() -> None:
     approved = dict.fromkeys(ALL, "96.00.74.00.01")
     assert settings(vbios=approved) == set()
     assert settings(vbios={**approved, 5: "96.00.61.00.07"}) == {
@@ -72,9 +65,7 @@ def test_firmware_unlike_that_of_its_peers(settings: Callable[..., Told]) -> Non
     assert settings(vbios={**approved, 0: "x", 1: "x", 2: "x"}, name=other) == set(), "another model's own"
 
 
-def test_a_mode_of_the_whole_site_is_no_fault_unless_declared_otherwise(
-    settings: Callable[..., Told],
-) -> None:
+def test_a_mode_of_the_whole_site_is_no_fault_unless_declared_otherwise() -> None:
     exclusive = dict.fromkeys(ALL, "Exclusive_Process")
     assert settings(compute_mode=exclusive) == set()
     assert (
@@ -90,14 +81,14 @@ def test_a_mode_of_the_whole_site_is_no_fault_unless_declared_otherwise(
     }
 
 
-def test_mig_that_was_declared_is_said_and_no_fault(settings: Callable[..., Told]) -> None:
+def test_mig_that_was_declared_is_said_and_no_fault() -> None:
     on = dict.fromkeys(ALL, "Enabled")
     assert settings(mig_mode=on) == {("skip", "node", "mig_mode", "none")}
     declared = {"gpu_settings_mig": {"enabled": True}}
     assert settings(mig_mode={0: "Enabled"}, declared=declared) == {("skip", "node", "mig_mode", "none")}
 
 
-def test_power_limits(settings: Callable[..., Told]) -> None:
+def test_power_limits() -> None:
     assert settings(power_limit={2: 420}) == {("fail", "gpu2", "power_limit", "fix configuration")}
     capped = dict.fromkeys(ALL, 560)
     assert settings(power_limit=capped) == set(), "the site's cap"
@@ -107,7 +98,7 @@ def test_power_limits(settings: Callable[..., Told]) -> None:
     }
 
 
-def test_heat_at_rest(settings: Callable[..., Told]) -> None:
+def test_heat_at_rest() -> None:
     assert settings(temperature={5: 48}) == {("warn", "gpu5", "temperature", "investigate")}
     assert settings(temperature={i: 30 + i for i in ALL}) == set(), "the airflow"
     assert settings(temperature={2: 60, 5: 60}, processes={5: "python3"}) == {
@@ -119,7 +110,7 @@ def test_heat_at_rest(settings: Callable[..., Told]) -> None:
     }, "it does not rest"
 
 
-def test_a_slow_answer(settings: Callable[..., Told]) -> None:
+def test_a_slow_answer() -> None:
     assert settings(seconds=40.0) == {("warn", "node", "smi_seconds", "investigate")}
     assert settings(seconds=20.0, persistence=dict.fromkeys(ALL, "Disabled")) == set(), (
         "the driver is loaded anew"
@@ -157,7 +148,7 @@ def old(gpu: int, *, replay: int = 0, recovery: int = 0, crc: int = 0) -> str:
     return HEAD.format(gpu, gpu) + "\n".join(lines) + "\n\n"
 
 
-def links(make_output: MakeOutput, text: str) -> tuple[Told, list[Finding]]:
+def links(text: str) -> tuple[Told, list[Finding]]:
     values: dict[str, dict[str, Any]] = {}
     for m in nvlink_errors.parse(make_output("nvlink_errors", text)):
         values.setdefault(m.metric, {})[m.device] = m.value
@@ -166,45 +157,45 @@ def links(make_output: MakeOutput, text: str) -> tuple[Told, list[Finding]]:
 
 
 @pytest.mark.parametrize("one", [{"replay": 1234}, {"crc": 100}, {"recovery": 1}])
-def test_a_link_that_counts_errors_is_named(one: dict[str, int], make_output: MakeOutput) -> None:
-    found, findings = links(make_output, old(0) + old(1, **one))
+def test_a_link_that_counts_errors_is_named(one: dict[str, int]) -> None:
+    found, findings = links(old(0) + old(1, **one))
     assert found == {("fail", "gpu1", "nvlink_errors", "reset GPU")}
     if "recovery" not in one:
         assert "link 2" in findings[0].message
 
 
-def test_a_few_from_training_are_no_fault(make_output: MakeOutput) -> None:
-    assert links(make_output, old(0, crc=20, replay=3))[0] == set()
-    assert links(make_output, "")[0] == set(), "no NVLink"
+def test_a_few_from_training_are_no_fault() -> None:
+    assert links(old(0, crc=20, replay=3))[0] == set()
+    assert links("")[0] == set(), "no NVLink"
 
 
-def test_the_counters_of_the_fifth_generation(make_output: MakeOutput) -> None:
+def test_the_counters_of_the_fifth_generation() -> None:
     healthy = HEAD.format(0, 0) + (
         "\t Link 0: Tx packets: 36140749276\n\t Link 0: Rx Errors: 0\n\t Link 0: Effective BER: 15e-255\n"
         "\t Link 0: FEC Errors - 0: 36140749276\n\t Link 0: Link recovery failed events: 0\n"
     )
-    assert links(make_output, healthy)[0] == set(), "bucket 0 counts what needed no correction"
+    assert links(healthy)[0] == set(), "bucket 0 counts what needed no correction"
     failed = healthy.replace("failed events: 0", "failed events: 1")
-    assert links(make_output, failed)[0] == {("fail", "gpu0", "nvlink_errors", "reset GPU")}
-    assert links(make_output, healthy.replace("Rx Errors: 0", "Rx Errors: 900"))[0] == {
+    assert links(failed)[0] == {("fail", "gpu0", "nvlink_errors", "reset GPU")}
+    assert links(healthy.replace("Rx Errors: 0", "Rx Errors: 900"))[0] == {
         ("fail", "gpu0", "nvlink_errors", "reset GPU")
     }
 
 
-def test_joined_links(make_output: MakeOutput) -> None:
+def test_joined_links() -> None:
     text = HEAD.format(2, 2) + "\t Link 0: CRC Errors: 65535\n\t Links 1-5: CRC Errors: 0\n"
-    assert links(make_output, text)[0] == {("fail", "gpu2", "nvlink_errors", "reset GPU")}
+    assert links(text)[0] == {("fail", "gpu2", "nvlink_errors", "reset GPU")}
 
 
 @pytest.mark.parametrize(
     "text", ["garbage", "\t Link 0: CRC Errors: 0\n", HEAD.format(0, 0) + "\t Link 0: CRC Errors: 1e\n"]
 )
-def test_what_is_not_understood_is_refused(text: str, make_output: MakeOutput) -> None:
+def test_what_is_not_understood_is_refused(text: str) -> None:
     with pytest.raises(ParseError):
         nvlink_errors.parse(make_output("nvlink_errors", text))
 
 
-def test_a_verdict_is_never_worse_than_a_warning_for_who_uses_a_gpu(settings: Callable[..., Told]) -> None:
+def test_a_verdict_is_never_worse_than_a_warning_for_who_uses_a_gpu() -> None:
     assert {verdict for verdict, *_ in settings(processes={0: "python3 (pid 1, 5 MiB)"})} == {
         Verdict.WARN.value
     }

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import yaml
 
-from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Output
+from provision.checks.check import KERNEL_LOG_DELTA, Output
 from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict
 from provision.paths import DATA
 from provision.runs import raw_output
 from provision.runs.node_facts import NodeFacts
 from provision.validate import campaign
+from tests.support.checks import make_node, make_output
 
 GPUS = {f"0000:{0x10 + i:02x}:00": f"gpu{i}" for i in range(8)}
-MakeOutput = Callable[..., Output]
-MakeNode = Callable[..., CheckNode]
 
 
 def xid(second: float, gpu: int, code: int, text: str = "pid=1, name=python") -> str:
@@ -70,7 +67,10 @@ def test_the_drivers_own_verdict_comes_first() -> None:
     assert told(judged(xid(10, 0, 31), verdict(11, 0, NONE, RESET))) == {
         ("fail", "gpu0", "xid.31", "reset GPU")
     }
-    assert told(judged(verdict(11, 0, NONE, RESET))) == {("fail", "gpu0", "xid.154", "reset GPU")}
+    for demand in (RESET, "0x4 (Drain and Reset)"):
+        assert told(judged(verdict(11, 0, NONE, demand))) == {("fail", "gpu0", "xid.154", "reset GPU")}
+    assert judged(verdict(11, 0, RESET, NONE)) == []
+    assert {one.verdict for one in judged(xid(10, 0, 999))} == {Verdict.WARN}, "one that nobody knows"
 
 
 def test_a_demand_taken_back_after_a_reset_is_watched() -> None:
@@ -164,37 +164,37 @@ def test_the_catalogue_leads_nowhere_in_a_circle() -> None:
 # --- in a campaign ---
 
 
-def measured_node(make_node: MakeNode) -> NodeFacts:
+def measured_node() -> NodeFacts:
     node = make_node(gpuprov_pci_addresses=[f"{address}.0" for address in GPUS])
     return NodeFacts("gpu-01", {}, node.gpuprov_node, node.variables)
 
 
-def raw(make_output: MakeOutput, *outputs: Output, **delta: object) -> raw_output.Raw:
+def raw(*outputs: Output, **delta: object) -> raw_output.Raw:
     log = make_output(KERNEL_LOG_DELTA, **delta)
     return raw_output.Raw("gpu-01", "p2p_bandwidth", (*outputs, log))
 
 
-def test_an_xid_during_a_test_is_a_finding_of_that_test(make_node: MakeNode, make_output: MakeOutput) -> None:
-    node = measured_node(make_node)
-    result = campaign.judge_check(node, raw(make_output, stdout=xid(9, 6, 119)), {})
+def test_an_xid_during_a_test_is_a_finding_of_that_test() -> None:
+    node = measured_node()
+    result = campaign.judge_check(node, raw(stdout=xid(9, 6, 119)), {})
     (finding,) = [f for f in result.findings if f.metric == "xid.119"]
     assert (finding.check, finding.device, finding.action) == ("p2p_bandwidth", "gpu6", "reset GPU")
     assert "during this test" in finding.message
     assert result.verdict is Verdict.FAIL
 
 
-def test_a_quiet_kernel_changes_nothing(make_node: MakeNode, make_output: MakeOutput) -> None:
-    node = measured_node(make_node)
+def test_a_quiet_kernel_changes_nothing() -> None:
+    node = measured_node()
     without = campaign.judge_check(node, raw_output.Raw("gpu-01", "p2p_bandwidth", ()), {})
-    assert campaign.judge_check(node, raw(make_output), {}).findings == without.findings
+    assert campaign.judge_check(node, raw(), {}).findings == without.findings
 
 
-def test_a_kernel_log_that_cannot_be_read_is_an_error(make_node: MakeNode, make_output: MakeOutput) -> None:
-    node = measured_node(make_node)
-    refused = raw(make_output, not_started="the kernel log could not be read: not permitted", rc=None)
+def test_a_kernel_log_that_cannot_be_read_is_an_error() -> None:
+    node = measured_node()
+    refused = raw(not_started="the kernel log could not be read: not permitted", rc=None)
     findings = campaign.judge_check(node, refused, {}).findings
     assert [f.verdict for f in findings if "kernel log" in f.message] == [Verdict.ERROR]
-    flooded = raw(make_output, stdout="[ 1.0] noise", truncated=True)
+    flooded = raw(stdout="[ 1.0] noise", truncated=True)
     findings = campaign.judge_check(node, flooded, {}).findings
     assert [f.verdict for f in findings if "buffer" in f.message] == [Verdict.ERROR]
 
@@ -299,7 +299,7 @@ def test_errors_of_a_port_without_gpus_are_left_to_others() -> None:
     )
 
 
-def test_a_fatal_line_that_one_of_the_logs_lacks_counts(make_output: MakeOutput) -> None:
+def test_a_fatal_line_that_one_of_the_logs_lacks_counts() -> None:
     """The journal drops lines when many come at once; dmesg has them."""
     mild, fatal = (
         xid(10, 3, 149, "NETIR_BER_EVENT  Nonfatal XC0"),

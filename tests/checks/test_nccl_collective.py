@@ -2,102 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
-from provision.checks.check import CheckNode, Output
-from provision.checks.judge import Finding, Verdict
-from provision.checks.nccl import nccl_all_reduce, nccl_collective
+from provision.checks.judge import Verdict
+from provision.checks.nccl import nccl_all_reduce, nccl_collective, nccl_tests
 from provision.checks.registry import CHECKS
-from provision.errors import ParseError
+from tests.support.checks import judged, make_node, make_output, sample
 
-Judged = Callable[..., list[Finding]]
-Sample = Callable[[str], str]
-MakeOutput = Callable[..., Output]
-MakeNode = Callable[..., CheckNode]
-
-IDS = ("nccl_all_gather", "nccl_reduce_scatter", "nccl_alltoall")
-HEALTHY = {"nccl_all_gather": 359.02, "nccl_reduce_scatter": 360.94, "nccl_alltoall": 341.73}
+HEALTHY = sample("nccl_all_reduce/healthy.txt")
 
 
-def program(check: str) -> str:
-    return check.removeprefix("nccl_") + "_perf"
-
-
-def bad(findings: list[Finding]) -> list[tuple[Verdict, str, str]]:
-    return [(f.verdict, f.device, f.metric) for f in findings if f.verdict is not Verdict.PASS]
-
-
-@pytest.mark.parametrize("check", IDS)
-def test_a_healthy_node_passes_at_the_largest_size(
-    check: str, sample: Sample, make_output: MakeOutput, judged: Judged
-) -> None:
-    (finding,) = judged(check, make_output(program(check), sample(f"{check}/healthy.txt")))
-    assert (finding.verdict, finding.value) == (Verdict.PASS, HEALTHY[check])
-    assert "8 GPUs at 16 GiB" in finding.message
-
-
-@pytest.mark.parametrize("check", IDS)
-@pytest.mark.parametrize(("name", "metric"), [("slow", "busbw"), ("wrong", "wrong")])
-def test_a_slow_group_and_a_wrong_one_fail_the_node(
-    check: str, name: str, metric: str, sample: Sample, make_output: MakeOutput, judged: Judged
-) -> None:
-    findings = judged(check, make_output(program(check), sample(f"{check}/{name}.txt")))
-    assert bad(findings) == [(Verdict.FAIL, "node", metric)]
-    assert all(f.action == "investigate" for f in findings if f.verdict is Verdict.FAIL)
-
-
-@pytest.mark.parametrize("check", IDS)
-def test_each_collective_starts_its_own_program(check: str, make_node: MakeNode) -> None:
-    name = program(check)
+@pytest.mark.parametrize("check", ["nccl_all_gather", "nccl_reduce_scatter", "nccl_alltoall"])
+def test_each_collective_starts_its_own_program(check: str) -> None:
+    name = check.removeprefix("nccl_") + "_perf"
     (command,) = CHECKS[check].commands(make_node(8), {})
     assert (command.name, command.argv[0]) == (name, f"/usr/bin/{name}")
     node = make_node(8, **{f"validation_tools_{name}_path": "/opt/x"})
     assert CHECKS[check].commands(node, {})[0].argv[0] == "/opt/x"
 
 
-@pytest.mark.parametrize("check", IDS)
-def test_the_table_of_another_collective_is_refused(
-    check: str, sample: Sample, make_output: MakeOutput, make_node: MakeNode
-) -> None:
-    other = sample("nccl_all_reduce/healthy.txt")
-    with pytest.raises(ParseError, match="reports that it is all_reduce_perf"):
-        CHECKS[check].parse(make_node(), {program(check): make_output(program(check), other)})
-    unnamed = other.replace("# Collective test starting: all_reduce_perf\n", "")
-    with pytest.raises(ParseError, match="does not follow from algorithm bandwidth"):
-        CHECKS[check].parse(make_node(), {program(check): make_output(program(check), unnamed)})
-
-
-def test_a_renamed_program_is_still_the_program(
-    sample: Sample, make_output: MakeOutput, judged: Judged
-) -> None:
+def test_a_renamed_program_is_still_the_program() -> None:
     text = sample("nccl_all_gather/healthy.txt").replace("all_gather_perf", "all_gather_perf_mpi")
     (finding,) = judged("nccl_all_gather", make_output("all_gather_perf", text))
     assert finding.verdict is Verdict.PASS
 
 
-def test_old_versions_leave_redop_and_root_blank(
-    sample: Sample, make_output: MakeOutput, judged: Judged
-) -> None:
+def test_old_versions_leave_redop_and_root_blank() -> None:
     text = sample("nccl_alltoall/healthy.txt")
     for blank in ("    none      -1", "    none"):
         old = text.replace(blank, " " * len(blank))
         assert old != text
         (finding,) = judged("nccl_alltoall", make_output("alltoall_perf", old))
-        assert finding.value == HEALTHY["nccl_alltoall"]
+        assert finding.value == 341.73
 
 
-@pytest.mark.parametrize("lost", ["  359.41", "  41825.2", "       0"])
-def test_a_row_that_lost_a_number_is_refused(lost: str, sample: Sample, make_node: MakeNode) -> None:
-    text = sample("nccl_all_gather/healthy.txt")
-    cut = text.replace(lost, "", 1)
-    assert cut != text, f"the sample has no {lost!r}: name a number that it has"
-    with pytest.raises(ParseError):
-        CHECKS["nccl_all_gather"].parse(
-            make_node(), {"all_gather_perf": Output("all_gather_perf", ("x",), 0, cut, "", 1.0)}
-        )
+@pytest.mark.parametrize(
+    ("sku", "largest", "smallest"), [("h100-sxm", "16G", "8G"), ("l40s", "8G", "4G"), (None, "1G", "512M")]
+)
+def test_three_buffers_of_the_largest_size_fit_the_gpu(sku: str | None, largest: str, smallest: str) -> None:
+    (command,) = nccl_all_reduce.commands(make_node(4, sku), {})
+    argv = command.argv
+    assert argv[argv.index("-e") + 1] == largest
+    assert argv[argv.index("-b") + 1] == smallest
+    assert argv[argv.index("-g") + 1] == "4"
+    assert argv[-2:] == ("-c", "1")
+
+
+@pytest.mark.parametrize("memory", [1000, 16_000, 24_000, 40_960, 46_068, 81_559, 183_359])
+def test_the_largest_size_never_fills_a_gpu(memory: float) -> None:
+    size = nccl_collective.largest_size(memory)
+    assert size == 1 or 3 * size * 1024 <= 0.75 * memory
+
+
+def test_columns_are_found_by_name() -> None:
+    """`-I 1` and new versions add columns: the same numbers must come out."""
+    wider = []
+    for line in HEALTHY.splitlines():
+        if line.startswith("#       size"):
+            line += "  max_time"
+        elif line.strip()[:1].isdigit():
+            line += "   1.23"
+        wider.append(line)
+    assert nccl_tests.parse("\n".join(wider) + "\n").rows == nccl_tests.parse(HEALTHY).rows
+
+
+def test_unchecked_sums_are_not_right_sums() -> None:
+    unchecked = "\n".join(
+        " ".join("N/A" if cell == "0" else cell for cell in line.split())
+        if line.strip()[:1].isdigit()
+        else line
+        for line in HEALTHY.splitlines()
+    )
+    findings = judged("nccl_all_reduce", make_output("all_reduce_perf", unchecked + "\n"))
+    assert [f.verdict for f in findings] == [Verdict.ERROR, Verdict.PASS]
+
+
+def test_the_environment_never_leaves_this_module() -> None:
+    text = sample("nccl_all_reduce/healthy.json")
+    assert "hunter2" in text
+    for written in (text, "# noise first\n" + text, text[:600]):
+        assert "hunter2" not in nccl_tests.without_environment(written)
+    assert nccl_tests.without_environment(HEALTHY) == HEALTHY
 
 
 # -- algorithm
@@ -123,57 +108,42 @@ def test_nccl_says_which_algorithm_it_took(text: str, algorithm: str) -> None:
     assert nccl_collective.chosen_algorithm(text) == algorithm
 
 
-def test_nccl_is_asked_without_disturbing_the_table(make_node: MakeNode) -> None:
+def test_nccl_is_asked_without_disturbing_the_table() -> None:
     (command,) = nccl_all_reduce.commands(make_node(), {})
     assert command.env["NCCL_DEBUG_FILE"] == "/dev/stderr"
     assert "TUNING" in command.env["NCCL_DEBUG_SUBSYS"]
 
 
-def test_a_healthy_ring_is_not_a_broken_fabric_and_yet_is_told(
-    sample: Sample, make_output: MakeOutput, judged: Judged
-) -> None:
-    """367 GB/s is what NCCL_NVLS_ENABLE=0 leaves of an H200's 480: no link is bad."""
-    text = rescaled(sample("nccl_all_reduce/healthy.txt"), 367 / 478)
-    (finding,) = judged("nccl_all_reduce", make_output("all_reduce_perf", text, stderr=RING))
-    assert (finding.verdict, finding.action) == (Verdict.WARN, "fix configuration")
-    assert "NVLink SHARP was not used" in finding.message
-    # With the switch adding up, the same number is a fault.
-    (finding,) = judged("nccl_all_reduce", make_output("all_reduce_perf", text, stderr=NVLS))
-    assert finding.verdict is Verdict.FAIL
-
-
-def test_a_slow_ring_fails_by_the_rings_own_limit(
-    sample: Sample, make_output: MakeOutput, judged: Judged
-) -> None:
-    text = rescaled(sample("nccl_all_reduce/healthy.txt"), 300 / 478)
-    (finding,) = judged("nccl_all_reduce", make_output("all_reduce_perf", text, stderr=RING))
-    assert (finding.verdict, finding.limit) == (Verdict.FAIL, "≥ 330 GB/s")
-
-
-def test_where_no_ring_has_a_limit_of_its_own_the_plain_one_holds(
-    sample: Sample, make_output: MakeOutput, judged: Judged, make_node: MakeNode
-) -> None:
-    """An A100 has no NVLink SHARP: its ring is all there is."""
-    node = make_node(8, "a100-sxm-80", arch="ampere")
-    text = rescaled(sample("nccl_all_reduce/healthy.txt"), 235 / 478)
-    (finding,) = judged("nccl_all_reduce", make_output("all_reduce_perf", text, stderr=RING), node=node)
-    assert (finding.verdict, finding.limit) == (Verdict.PASS, "≥ 228 GB/s")
-
-
-def rescaled(text: str, factor: float) -> str:
-    """The table with every rate changed by a factor."""
+def rescaled(rate: float) -> str:
+    """The table of 478 GB/s with this rate, and every other one changed alike."""
     lines = []
-    for line in text.splitlines():
+    for line in HEALTHY.splitlines():
         cells = line.split()
         if line.strip()[:1].isdigit():
             for at in (6, 7, 10, 11):
-                cells[at] = f"{float(cells[at]) * factor:.2f}"
+                cells[at] = f"{float(cells[at]) * rate / 478:.2f}"
             line = " ".join(cells)
         lines.append(line)
     return "\n".join(lines) + "\n"
 
 
-def test_the_real_all_to_all(captures: Path, make_node: MakeNode, make_output: MakeOutput) -> None:
-    text = (captures / "nccl-tests.alltoall.log").read_text()
-    found = CHECKS["nccl_alltoall"].parse(make_node(), {"alltoall_perf": make_output("alltoall_perf", text)})
-    assert {m.metric: m.value for m in found} == {"busbw": 224.31, "size": 8589934592, "ranks": 8}
+@pytest.mark.parametrize(
+    ("rate", "algorithm", "sku", "verdict", "limit"),
+    [
+        # 367 GB/s is what NCCL_NVLS_ENABLE=0 leaves of an H200's 480: no link is bad.
+        (367, RING, "h100-sxm", Verdict.WARN, "≥ 330 GB/s"),
+        (367, NVLS, "h100-sxm", Verdict.FAIL, "≥ 460 GB/s"),
+        (300, RING, "h100-sxm", Verdict.FAIL, "≥ 330 GB/s"),
+        # An A100 has no NVLink SHARP: its ring is all there is.
+        (235, RING, "a100-sxm-80", Verdict.PASS, "≥ 228 GB/s"),
+    ],
+)
+def test_a_ring_is_judged_by_its_own_limit_where_there_is_one(
+    rate: float, algorithm: str, sku: str, verdict: Verdict, limit: str
+) -> None:
+    output = make_output("all_reduce_perf", rescaled(rate), stderr=algorithm)
+    (finding,) = judged("nccl_all_reduce", output, node=make_node(8, sku))
+    assert (finding.verdict, finding.limit) == (verdict, limit)
+    if verdict is Verdict.WARN:
+        assert finding.action == "fix configuration"
+        assert "NVLink SHARP was not used" in finding.message

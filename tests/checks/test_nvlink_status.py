@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from provision.checks.check import CheckNode, Output
+from provision.checks.check import Output
 from provision.checks.gpu import nvlink_errors, nvlink_status
 from provision.checks.gpu.inventory_links import judge_links
+from provision.checks.gpu.nvml_error import LOST, NOT_PERMITTED, REQUIRES_RESET, UNKNOWN, error_text, worst
 from provision.checks.judge import Finding, Verdict
 from provision.checks.thresholds import for_sku
 from provision.errors import ParseError
+from tests.support.checks import flagged
 
-MakeNode = Callable[..., CheckNode]
 UP = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
 # 535 to 610, an RTX A4000 and an L40S on 595, an H100 on 590: public reports.
 INACTIVE = "NVML: Unable to retrieve NVLink information as all links are inActive\n"
@@ -36,8 +36,8 @@ def judged(output: Output, sku: str = "h100-sxm") -> list[Finding]:
     return judge_links("gpu_inventory", values, for_sku(sku))
 
 
-def unhealthy(findings: list[Finding]) -> list[tuple[Verdict, str, str]]:
-    return [(f.verdict, f.device, f.metric) for f in findings if f.verdict is not Verdict.PASS]
+def unhealthy(findings: list[Finding]) -> list[tuple[Any, ...]]:
+    return flagged(findings, "verdict", "device", "metric")
 
 
 @pytest.mark.parametrize("sentence", [INACTIVE, INACTIVE.replace("inActive", "inactive"), UNSUPPORTED])
@@ -141,3 +141,27 @@ def test_a_line_about_a_device_handle_is_not_of_the_gpu_above_it() -> None:
     text = status(counters).stdout + line
     found = nvlink_errors.parse(Output("nvlink_errors", ("nvidia-smi",), 0, text, "", 0.1))
     assert {m.metric for m in found} == {"nvlink_errors", "nvlink_recoveries", "nvlink_worst"}
+
+
+@pytest.mark.parametrize(
+    ("cell", "error"),
+    [
+        ("GPU is lost", LOST),  # -q -x, 550.163.01
+        ("[GPU is lost]", LOST),  # --query-gpu, 550.163.01
+        (" [Unknown Error]\n", UNKNOWN),
+        ("[GPU requires reset]", REQUIRES_RESET),
+        ("Insufficient Permissions", NOT_PERMITTED),
+        ("ERR!", "ERR!"),
+    ],
+)
+def test_an_error_in_place_of_a_reading_is_recognised(cell: str, error: str) -> None:
+    assert error_text(cell) == error
+
+
+@pytest.mark.parametrize("cell", ["N/A", "[N/A]", "[Not Supported]", "", "None", "0", "Success", "31 C"])
+def test_a_reading_or_its_absence_is_no_error(cell: str) -> None:
+    assert error_text(cell) is None
+
+
+def test_a_lost_gpu_outranks_the_other_errors_of_its_cells() -> None:
+    assert worst({UNKNOWN, LOST, NOT_PERMITTED}) == LOST

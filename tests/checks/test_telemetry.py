@@ -14,9 +14,7 @@ from provision.checks.check import CheckNode, Measurement, Output
 from provision.checks.gpu import error_counters, gpu_burn, telemetry, telemetry_rules
 from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
-
-MakeNode = Callable[..., CheckNode]
-Sample = Callable[[str], str]
+from tests.support.checks import flagged, make_node, sample
 
 HEADER = ", ".join(
     name + {"utilization.gpu": " [%]", "power.draw": " [W]", "clocks.current.sm": " [MHz]"}.get(name, "")
@@ -62,27 +60,18 @@ def output(text: str, **more: Any) -> Output:
     return Output(telemetry.NAME, ARGV, -15, text, "", 61.0, beside="gpu_burn", **more)
 
 
-@pytest.fixture
-def burned(make_node: MakeNode, sample: Sample) -> Callable[..., list[Finding]]:
+def burned(*beside: Output, **more: Any) -> list[Finding]:
     """The findings of a healthy gpu_burn beside which these were the samples."""
 
-    def judge(*beside: Output, **more: Any) -> list[Finding]:
-        node = make_node(gpuprov_pci_addresses=BUSES, **more)
-        argv = ("/usr/bin/gpu_burn", "-tc", "60")
-        burn = Output("gpu_burn", argv, 0, sample("gpu_burn/healthy.txt"), "", 61.0)
-        found = gpu_burn.parse(node, {one.name: one for one in (burn, *beside)})
-        return gpu_burn.judge(node, found, {})
-
-    return judge
+    node = make_node(gpuprov_pci_addresses=BUSES, **more)
+    argv = ("/usr/bin/gpu_burn", "-tc", "60")
+    burn = Output("gpu_burn", argv, 0, sample("gpu_burn/healthy.txt"), "", 61.0)
+    found = gpu_burn.parse(node, {one.name: one for one in (burn, *beside)})
+    return gpu_burn.judge(node, found, {})
 
 
-def told(findings: Sequence[Finding]) -> set[tuple[str, str, str, str]]:
-    return {
-        (f.verdict.value, f.device, f.metric, f.action) for f in findings if f.verdict is not Verdict.PASS
-    }
-
-
-Burned = Callable[..., list[Finding]]
+def told(findings: Sequence[Finding]) -> set[tuple[Any, ...]]:
+    return set(flagged(findings))
 
 
 def values(found: Sequence[Measurement], device: str) -> dict[str, Any]:
@@ -112,7 +101,7 @@ def test_measurements() -> None:
     }
 
 
-def test_healthy_gpus_pass_with_their_rate(burned: Burned) -> None:
+def test_healthy_gpus_pass_with_their_rate() -> None:
     findings = burned(output(sampled()))
     assert [f.verdict for f in findings] == [Verdict.PASS]
     assert findings[0].metric == "rate"
@@ -127,9 +116,7 @@ def test_healthy_gpus_pass_with_their_rate(burned: Burned) -> None:
         (0x20, "warn", "software thermal slowdown"),
     ],
 )
-def test_lasting_throttling_names_its_reason_and_share(
-    bits: int, verdict: str, words: str, burned: Burned
-) -> None:
+def test_lasting_throttling_names_its_reason_and_share(bits: int, verdict: str, words: str) -> None:
     findings = burned(
         output(
             sampled(
@@ -155,18 +142,18 @@ def test_lasting_throttling_names_its_reason_and_share(
     ],
     ids=["power cap", "brief", "no reasons", "idle at the end", "wired x8", "airflow", "no sensors", "MIG"],
 )
-def test_healthy_look_alikes(healthy: Change, burned: Burned) -> None:
+def test_healthy_look_alikes(healthy: Change) -> None:
     assert told(burned(output(sampled(healthy)))) == set()
 
 
-def test_throttling_that_comes_and_goes(burned: Burned) -> None:
+def test_throttling_that_comes_and_goes() -> None:
     on_and_off = sampled(
         lambda s, g: {"clocks_event_reasons__active": "0x48"} if g == 2 and s % 6 == 0 else {}
     )
     assert told(burned(output(on_and_off))) == {("fail", "gpu2", "throttled", "investigate")}
 
 
-def test_pcie_under_load(burned: Burned) -> None:
+def test_pcie_under_load() -> None:
     slow = sampled(lambda _s, g: {"pcie__link__gen__current": 3} if g == 6 else {})
     assert told(burned(output(slow))) == {("fail", "gpu6", "load_pcie_gen", "reseat or check cable")}
     narrow = sampled(lambda _s, g: {"pcie__link__width__current": 4} if g == 6 else {})
@@ -175,12 +162,12 @@ def test_pcie_under_load(burned: Burned) -> None:
     assert told(burned(output(everywhere))) == {("warn", "node", "load_pcie_gen", "fix configuration")}
 
 
-def test_a_gpu_hotter_than_its_peers(burned: Burned) -> None:
+def test_a_gpu_hotter_than_its_peers() -> None:
     hot = sampled(lambda _s, g: {"temperature__gpu": 84} if g == 4 else {})
     assert told(burned(output(hot))) == {("warn", "gpu4", "load_temperature", "investigate")}
 
 
-def test_a_gpu_that_goes_silent_is_named(burned: Burned) -> None:
+def test_a_gpu_that_goes_silent_is_named() -> None:
     gone = sampled(lambda s, g: None if g == 5 and s > 30 else {})
     assert told(burned(output(gone))) == {("fail", "gpu5", "silent", "power-cycle")}
 
@@ -191,7 +178,7 @@ LOST = (
 )
 
 
-def test_a_gpu_lost_in_the_middle_is_named(burned: Burned, make_node: MakeNode) -> None:
+def test_a_gpu_lost_in_the_middle_is_named() -> None:
     assert told(burned(output(sampled(seconds=30) + LOST))) == {("fail", "gpu3", "lost", "power-cycle")}
     # The burn itself comes to nothing then: its error names the GPU as well.
     node = make_node(gpuprov_pci_addresses=BUSES)
@@ -213,7 +200,7 @@ def silent(error: str, *names: str) -> dict[str, str]:
 )
 @pytest.mark.parametrize("since", [0, 30])
 def test_a_gpu_whose_samples_become_errors_is_named_and_the_others_stand(
-    error: str, action: str, since: int, burned: Burned
+    error: str, action: str, since: int
 ) -> None:
     text = sampled(lambda s, g: silent(error) if g == 3 and s >= since else {})
     found = told(burned(output(text)))
@@ -221,7 +208,7 @@ def test_a_gpu_whose_samples_become_errors_is_named_and_the_others_stand(
     assert values(telemetry.parse(output(text), {}), "gpu7")["load_clock"] == 1830
 
 
-def test_a_gpu_that_loses_even_its_index_is_named_by_its_address(burned: Burned) -> None:
+def test_a_gpu_that_loses_even_its_index_is_named_by_its_address() -> None:
     head, *lines = sampled().splitlines()
     lines = [f"{line}, {'00000000:' + BUSES[int(line.split(', ')[1])][5:].upper()}" for line in lines]
     gone = ", [GPU is lost], [GPU is lost], "
@@ -231,14 +218,14 @@ def test_a_gpu_that_loses_even_its_index_is_named_by_its_address(burned: Burned)
     assert told(burned(output(text))) == {("fail", "gpu3", "lost", "power-cycle")}
 
 
-def test_one_reading_that_is_an_error_once_is_a_warning(burned: Burned) -> None:
+def test_one_reading_that_is_an_error_once_is_a_warning() -> None:
     text = sampled(lambda s, g: silent("Unknown Error", "power.draw") if (g, s) == (2, 20) else {})
     assert told(burned(output(text))) == {("warn", "gpu2", "unread", "investigate")}
 
 
 @pytest.mark.parametrize("words", ["GPU is lost", "Unknown Error"])
 @pytest.mark.parametrize("where", ["GPU3: 0000:61:00.0", "GPU0000:61:00.0", "gpu 0000:61:00.0"])
-def test_a_line_about_a_device_handle_names_its_gpu(words: str, where: str, burned: Burned) -> None:
+def test_a_line_about_a_device_handle_names_its_gpu(words: str, where: str) -> None:
     line = f"Unable to determine the device handle for {where}: {words}.  Reboot the system to recover\n"
     assert told(burned(output(sampled(seconds=30) + line))) == {("fail", "gpu3", "lost", "power-cycle")}
 
@@ -273,7 +260,7 @@ def test_throttle_reasons_are_asked_by_the_name_the_driver_knows(driver: str | N
     ],
 )
 def test_what_cannot_be_read_is_an_error_and_the_burn_still_counts(
-    text: str, more: dict[str, Any], said: str, burned: Burned
+    text: str, more: dict[str, Any], said: str
 ) -> None:
     findings = burned(output(text, **more))
     assert [f.verdict for f in findings] == [Verdict.ERROR]
@@ -306,7 +293,7 @@ def test_cut_anywhere_it_is_read_or_refused(end: int) -> None:
     assert values(found, "gpu0").get("load_clock", 1830) == 1830
 
 
-def test_a_sampler_that_ended_early_is_no_clean_load(burned: Burned) -> None:
+def test_a_sampler_that_ended_early_is_no_clean_load() -> None:
     assert told(burned(output(sampled(seconds=40)))) == set()
     (finding,) = [one for one in burned(output(sampled(seconds=10))) if one.verdict is not Verdict.PASS]
     assert (finding.verdict, finding.device) == (Verdict.ERROR, "node")
@@ -316,7 +303,7 @@ def test_a_sampler_that_ended_early_is_no_clean_load(burned: Burned) -> None:
 @pytest.mark.parametrize(
     "name", ["clocks_event_reasons.active", "pcie.link.gen.current", "pcie.link.width.current"]
 )
-def test_a_reading_that_only_one_gpu_does_not_give_is_an_error_of_it(name: str, burned: Burned) -> None:
+def test_a_reading_that_only_one_gpu_does_not_give_is_an_error_of_it(name: str) -> None:
     field = name.replace(".", "__")
     one = sampled(lambda _, gpu: {field: "[N/A]"} if gpu == 3 else {})
     assert told(burned(output(one))) == {("error", "gpu3", "", "investigate")}
@@ -336,14 +323,14 @@ def counted(first: Sequence[int], last: Sequence[int], *, column: str = "pci") -
     return Output(error_counters.NAME, argv, -15, "\n".join(rows) + "\n", "", 61.0, beside="gpu_burn")
 
 
-def test_replays_that_go_on_are_a_fault_and_old_ones_are_none(burned: Burned) -> None:
+def test_replays_that_go_on_are_a_fault_and_old_ones_are_none() -> None:
     old = [0, 7, 52341, 0, 0, 0, 0, 0]
     assert told(burned(counted(old, old))) == set()
     grown = [0, 7, 52341, 900, 0, 0, 0, 5]
     assert told(burned(counted(old, grown))) == {("fail", "gpu3", "load_replays", "reseat or check cable")}
 
 
-def test_memory_errors_under_load(burned: Burned) -> None:
+def test_memory_errors_under_load() -> None:
     zero, one = [0] * 8, [0, 0, 0, 0, 1, 0, 0, 0]
     assert told(burned(counted(zero, one, column="dbecc"))) == {
         ("fail", "gpu4", "load_ecc_uncorrectable", "reset GPU")
@@ -351,13 +338,13 @@ def test_memory_errors_under_load(burned: Burned) -> None:
     assert told(burned(counted(one, one, column="dbecc"))) == set()
 
 
-def test_replays_that_dmon_does_not_read_of_one_gpu_are_an_error_of_it(burned: Burned) -> None:
+def test_replays_that_dmon_does_not_read_of_one_gpu_are_an_error_of_it() -> None:
     """`nvidia-smi dmon` prints `-` for what it cannot read."""
     silent = [0, 0, "-", 0, 0, 0, 0, 0]
     assert told(burned(counted(silent, silent))) == {("error", "gpu2", "", "investigate")}  # type: ignore[arg-type]
 
 
-def test_memory_errors_that_dmon_does_not_read_of_one_gpu_are_an_error_of_it(burned: Burned) -> None:
+def test_memory_errors_that_dmon_does_not_read_of_one_gpu_are_an_error_of_it() -> None:
     silent = [0, 0, 0, 0, 0, "-", 0, 0]
     found = told(burned(counted(silent, silent, column="dbecc")))  # type: ignore[arg-type]
     assert found == {("error", "gpu5", "", "investigate")}
@@ -365,7 +352,7 @@ def test_memory_errors_that_dmon_does_not_read_of_one_gpu_are_an_error_of_it(bur
     assert told(burned(counted(off, off, column="dbecc"))) == set()  # type: ignore[arg-type]
 
 
-def test_a_gpu_or_a_time_in_which_dmon_did_not_look_is_an_error(burned: Burned) -> None:
+def test_a_gpu_or_a_time_in_which_dmon_did_not_look_is_an_error() -> None:
     whole = counted([0] * 8, [0, 0, 0, 0, 0, 0, 0, 900])
     lines = whole.stdout.splitlines(keepends=True)
     slow = ("fail", "gpu7", "load_replays", "reseat or check cable")
@@ -383,7 +370,7 @@ def test_a_gpu_or_a_time_in_which_dmon_did_not_look_is_an_error(burned: Burned) 
     assert without([*lines, lost]) == {("error", "node", "", "investigate"), slow}
 
 
-def test_counters_nobody_can_read(burned: Burned) -> None:
+def test_counters_nobody_can_read() -> None:
     silent = Output(
         error_counters.NAME, ("nvidia-smi",), 2, "Invalid combination of input arguments.\n", "", 1.0
     )
@@ -403,7 +390,7 @@ def test_counters_nobody_can_read(burned: Burned) -> None:
     ],
 )
 def test_an_nvml_error_in_place_of_counts_leaves_those_of_the_others(
-    error: str, finding: tuple[str, ...], burned: Burned
+    error: str, finding: tuple[str, ...]
 ) -> None:
     zero, grown = [0] * 8, [0, 0, 0, 7777, 0, 0, 900, 0]
     text = counted(zero, grown).stdout
@@ -413,7 +400,7 @@ def test_an_nvml_error_in_place_of_counts_leaves_those_of_the_others(
 
 
 @pytest.mark.parametrize("error", ["GPU is lost", "Unknown Error", "GPU requires reset"])
-def test_a_line_about_a_device_handle_leaves_the_counts_before_it(error: str, burned: Burned) -> None:
+def test_a_line_about_a_device_handle_leaves_the_counts_before_it(error: str) -> None:
     text = counted([0] * 8, [0, 0, 0, 0, 0, 0, 900, 0]).stdout
     text += f"Unable to determine the device handle for GPU3: 0000:61:00.0: {error}\n"
     dmon = Output(error_counters.NAME, ("nvidia-smi", "dmon"), 15, text, "", 61.0, beside="gpu_burn")
@@ -421,7 +408,7 @@ def test_a_line_about_a_device_handle_leaves_the_counts_before_it(error: str, bu
     assert told(burned(dmon)) == {("fail", "gpu6", "load_replays", "reseat or check cable"), ended}
 
 
-def test_a_gpu_whose_readings_are_for_root_alone_was_not_sampled(burned: Burned) -> None:
+def test_a_gpu_whose_readings_are_for_root_alone_was_not_sampled() -> None:
     asked = ("utilization__gpu", "temperature__gpu", "power__draw", "clocks__current__sm")
     forbidden = dict.fromkeys(asked, "[Insufficient Permissions]")
     text = sampled(lambda _second, gpu: forbidden if gpu == 3 else {})
@@ -436,9 +423,7 @@ def named(text: str, *more: tuple[str, str]) -> str:
 
 
 @pytest.mark.parametrize("error", ["[GPU is lost]", "[Unknown Error]"])
-def test_a_gpu_that_loses_index_and_address_leaves_the_samples_of_the_others(
-    error: str, burned: Burned
-) -> None:
+def test_a_gpu_that_loses_index_and_address_leaves_the_samples_of_the_others(error: str) -> None:
     def change(second: int, gpu: int) -> dict[str, Any]:
         if gpu == 6:
             return {"pcie__link__gen__current": 1}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from provision.checks.check import Output
 from provision.checks.gpu import telemetry, telemetry_series
+from provision.checks.gpu.telemetry_rows import moment
 from provision.errors import ParseError
 
 
@@ -61,3 +66,34 @@ def test_thinned_keeps_the_peak_of_heat_and_the_dip_of_the_clock() -> None:
 def test_few_samples_stay_as_they_are() -> None:
     one = telemetry_series.series(output(row("10:00:00.000", 0)))["gpu0"]
     assert one.thinned(100) is one
+
+
+@given(
+    st.datetimes(
+        datetime.datetime(1970, 1, 2), datetime.datetime(9998, 1, 1), timezones=st.just(datetime.UTC)
+    )
+)
+def test_a_time_is_what_it_says(when: datetime.datetime) -> None:
+    text = when.strftime("%Y/%m/%d %H:%M:%S.%f")
+    for spelled in (text, text[:-3], text[:-5]):
+        wanted = datetime.datetime.strptime(spelled, "%Y/%m/%d %H:%M:%S.%f").replace(tzinfo=datetime.UTC)
+        assert moment({"timestamp": spelled}) == wanted.timestamp()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2025/13/01 00:00:00.000",
+        "2025/02/30 00:00:00.000",
+        "2025/11/21 24:00:00.000",
+        "2025/11/21 06:00:00",
+        "2025-11-21 06:00:00.250",
+        "2025/11/21 06:00:00.250 UTC",
+        "0000/01/01 00:00:00.000",
+        "N/A",
+        "",
+    ],
+)
+def test_another_time_is_an_error(text: str) -> None:
+    with pytest.raises(ParseError, match="timestamp"):
+        moment({"timestamp": text})

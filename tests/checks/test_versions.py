@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from provision.checks.check import CheckNode
 from provision.checks.host import versions
 from provision.checks.judge import Finding, Verdict
+from tests.support.checks import make_node
 
 DRIVER = "580.126.09"
 FACTS: dict[str, Any] = {
@@ -24,31 +24,24 @@ FACTS: dict[str, Any] = {
 }
 IMEX = {"fabric.imex_version": f"{DRIVER}-1", "fabric.imex_matches_driver": True}
 ACTIVE = {**IMEX, "service.nvidia-imex.active": "active"}
-Judge = Callable[..., list[Finding]]
 
 
-@pytest.fixture
-def judge(make_node: Callable[..., CheckNode]) -> Judge:
+def judge(
+    facts: Mapping[str, Any] | None = None, unread: tuple[str, ...] = (), fabric: str = "nvswitch"
+) -> list[Finding]:
     """Change facts of a healthy node, or leave some unread, and judge."""
 
-    def run(
-        facts: Mapping[str, Any] | None = None, unread: tuple[str, ...] = (), fabric: str = "nvswitch"
-    ) -> list[Finding]:
-        known = {name: value for name, value in {**FACTS, **(facts or {})}.items() if name not in unread}
-        node = replace(
-            make_node(fabric=fabric), facts=known, problems=dict.fromkeys(unread, "permission denied")
-        )
-        assert not versions.commands(node, {}), "nothing runs for it"
-        return versions.judge(node, versions.parse(node, {}), {})
-
-    return run
+    known = {name: value for name, value in {**FACTS, **(facts or {})}.items() if name not in unread}
+    node = replace(make_node(fabric=fabric), facts=known, problems=dict.fromkeys(unread, "permission denied"))
+    assert not versions.commands(node, {}), "nothing runs for it"
+    return versions.judge(node, versions.parse(node, {}), {})
 
 
 def told(findings: list[Finding]) -> list[tuple[str, str, str]]:
     return [(f.verdict.value, f.metric, f.action) for f in findings if f.verdict is not Verdict.PASS]
 
 
-def test_one_version_everywhere_passes(judge: Judge) -> None:
+def test_one_version_everywhere_passes() -> None:
     assert [f.verdict for f in judge()] == [Verdict.PASS]
 
 
@@ -63,7 +56,7 @@ def test_one_version_everywhere_passes(judge: Judge) -> None:
     ],
     ids=["a guest has none", "no switches", "no driver to differ from", "imex", "imex not needed"],
 )
-def test_what_only_looks_apart(judge: Judge, facts: Mapping[str, Any], fabric: str) -> None:
+def test_what_only_looks_apart(facts: Mapping[str, Any], fabric: str) -> None:
     assert told(judge(facts, fabric=fabric)) == []
 
 
@@ -108,22 +101,20 @@ def test_what_only_looks_apart(judge: Judge, facts: Mapping[str, Any], fabric: s
         ({}, "imex", ("warn", "imex_version", "fix configuration")),
     ],
 )
-def test_each_difference(
-    judge: Judge, facts: Mapping[str, Any], fabric: str, expected: tuple[str, str, str]
-) -> None:
+def test_each_difference(facts: Mapping[str, Any], fabric: str, expected: tuple[str, str, str]) -> None:
     assert told(judge(facts, fabric=fabric)) == [expected]
 
 
 @pytest.mark.parametrize(
     "name", ["driver.mismatch", "fabric.manager_version", "fabric.manager_matches_driver"]
 )
-def test_what_could_not_be_read_is_an_error(judge: Judge, name: str) -> None:
+def test_what_could_not_be_read_is_an_error(name: str) -> None:
     (finding,) = judge(unread=(name,))
     assert finding.verdict is Verdict.ERROR
     assert "permission denied" in finding.message
 
 
-def test_firmware_that_could_not_be_read_is_said_and_no_fault(judge: Judge) -> None:
+def test_firmware_that_could_not_be_read_is_said_and_no_fault() -> None:
     skipped, passed = judge(unread=("firmware.rdma", "firmware.bios_version"))
     assert (skipped.verdict, passed.verdict) == (Verdict.SKIP, Verdict.PASS)
     assert "firmware.rdma" in skipped.message

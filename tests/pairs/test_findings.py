@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,6 +62,11 @@ def slow(names: Sequence[str], rail: str = "") -> Measure:
         return answer(pair, number, on, 150.0 if hit else GOOD)
 
     return measure
+
+
+def with_n5(ends: Measure) -> Measure:
+    """A fabric where what has n5 ends so."""
+    return lambda pair, number, rail: (ends if "n5" in pair else answer)(pair, number, rail)
 
 
 FLEET = racked(12, 4)  # n0 … n11 in racks r0, r1, r2
@@ -150,12 +156,10 @@ def test_a_slow_uplink_warns_the_nodes_behind_it() -> None:
 
 
 def test_a_node_that_hangs_fails() -> None:
-    def measure(pair: Pair, number: int, rail: str) -> Result:
-        if "n5" in pair:
-            return Result(pair, number, Outcome.HANG, None, rail, "Gb/s", LEAST, said="no end after 13 s")
-        return answer(pair, number, rail)
+    def hang(pair: Pair, number: int, rail: str) -> Result:
+        return Result(pair, number, Outcome.HANG, None, rail, "Gb/s", LEAST, said="no end after 13 s")
 
-    checks, _, _ = told(FLEET, measure)
+    checks, _, _ = told(FLEET, with_n5(hang))
     (finding,) = bad(checks["n5"])
     assert (finding.verdict, finding.action) == (Verdict.FAIL, "investigate")
     assert "it hangs between nodes" in finding.message
@@ -164,12 +168,8 @@ def test_a_node_that_hangs_fails() -> None:
 @pytest.mark.parametrize("rails", [RAILS, ("mlx5_0",)])
 def test_a_program_that_is_missing_on_a_node_is_an_error_of_that_node(rails: Sequence[str]) -> None:
     """Not knowing is not failing: its cards may be fine."""
-
-    def measure(pair: Pair, number: int, rail: str) -> Result:
-        said = "/usr/bin/ib_write_bw is not installed"
-        return error(pair, number, rail, "n5", said) if "n5" in pair else answer(pair, number, rail)
-
-    checks, fabric, _ = told(FLEET, measure, rails)
+    missing = partial(error, end="n5", said="/usr/bin/ib_write_bw is not installed")
+    checks, fabric, _ = told(FLEET, with_n5(missing), rails)
     assert fabric == ()
     (finding,) = bad(checks["n5"])
     assert finding.verdict is Verdict.ERROR
@@ -179,20 +179,17 @@ def test_a_program_that_is_missing_on_a_node_is_an_error_of_that_node(rails: Seq
 
 
 def test_a_node_with_which_every_transfer_breaks_fails() -> None:
-    def measure(pair: Pair, number: int, rail: str) -> Result:
-        return error(pair, number, rail) if "n5" in pair else answer(pair, number, rail)
-
-    checks, _, _ = told(FLEET, measure)
+    checks, _, _ = told(FLEET, with_n5(error))
     (finding,) = bad(checks["n5"])
     assert finding.verdict is Verdict.FAIL
     assert "it fails between nodes" in finding.message
 
 
 def test_what_is_bad_once_and_not_again_blames_nobody() -> None:
-    def measure(pair: Pair, number: int, rail: str) -> Result:
-        return answer(pair, number, rail, 150.0 if number == 1 and "n5" in pair else GOOD)
+    def once(pair: Pair, number: int, rail: str) -> Result:
+        return answer(pair, number, rail, 150.0 if number == 1 else GOOD)
 
-    checks, fabric, lines = told(FLEET, measure)
+    checks, fabric, lines = told(FLEET, with_n5(once))
     assert fabric == ()
     assert verdicts(checks, *FLEET.nodes) == {Verdict.PASS}
     assert any("bad once, then good" in line for line in lines)
@@ -277,12 +274,8 @@ def test_results_of_strangers_are_left_out_and_said() -> None:
 
 
 def test_what_nodes_say_stays_on_its_line_and_every_action_is_known() -> None:
-    said = "\x1b[31mred\nnext\u202e" * 99
-
-    def measure(pair: Pair, number: int, rail: str) -> Result:
-        return error(pair, number, rail, said=said) if "n5" in pair else answer(pair, number, rail)
-
-    checks, fabric, lines = told(FLEET, measure, ["x\n\x1b[2J"])
+    hostile = partial(error, said="\x1b[31mred\nnext\u202e" * 99)
+    checks, fabric, lines = told(FLEET, with_n5(hostile), ["x\n\x1b[2J"])
     findings = [finding for check in checks.values() for finding in check.findings] + list(fabric)
     assert {finding.action for finding in findings} <= set(ACTIONS)
     for text in (*lines, *(f.message for f in findings), *(line for f in findings for line in f.evidence)):

@@ -141,21 +141,55 @@ def test_a_bad_leaf_is_told_from_its_uplink_and_from_bad_nodes_elsewhere() -> No
     assert named(diagnosis) == {"leaf of rack r2", "n3", "n60"}
     assert set(diagnosis.unjudged) == set(fleet.members["r2"])
     assert "only together with leaf of rack r2" in diagnosis.unjudged["n16"]
-    uplink = Fabric(fleet, {("uplink", "r2"): 0.5})
-    assert named(uplink.run()) == {"uplink of rack r2"}
 
 
-def test_a_bad_node_behind_a_bad_uplink_is_found_within_its_rack() -> None:
-    fabric = Fabric(racked(64, 8), {("uplink", "r1"): 0.3, ("node", "n9"): 0.6, ("node", "n12"): 0.6})
-    assert named(fabric.run()) == {"uplink of rack r1", "n9", "n12"}
+LARGE = racked(64, 8)
+# Several pairs that leave the rack are slow, others are not.
+LEAVING = [sorted(pair) for pair in across(LARGE) if "r2" in {LARGE.racks[node] for node in pair}]
+FOUR, EIGHT = tuple("0123"), tuple("01234567")
 
 
-def test_some_uplinks_of_a_rack() -> None:
-    """Several pairs that leave it are slow, others are not."""
-    fleet = racked(64, 8)
-    crossing = [sorted(pair) for pair in across(fleet) if "r2" in {fleet.racks[node] for node in pair}]
-    fabric = Fabric(fleet, {("link", *pair): 0.5 for pair in crossing[:4]})
-    assert named(fabric.run()) == {"some uplinks of rack r2"}
+@pytest.mark.parametrize(
+    ("fabric", "names"),
+    [
+        (Fabric(LARGE, {("uplink", "r2"): 0.5}), {"uplink of rack r2"}),
+        (
+            Fabric(LARGE, {("uplink", "r1"): 0.3, ("node", "n9"): 0.6, ("node", "n12"): 0.6}),
+            {"uplink of rack r1", "n9", "n12"},
+        ),
+        (Fabric(LARGE, {("link", *pair): 0.5 for pair in LEAVING[:4]}), {"some uplinks of rack r2"}),
+        (Fabric(LARGE, {("path", "r0", "r1"): 0.5}), {"path between racks r0 and r1"}),
+        (
+            Fabric(
+                LARGE,
+                {("port", "n5", "2"): 0.5, ("port", "n30", "0"): None, ("node", "n50"): 0.5},
+                rails=FOUR,
+            ),
+            {"n5/rail 2", "n30/rail 0", "n50"},
+        ),
+        (
+            Fabric(LARGE, {("port", f"n{i}", "1"): 0.5 for i in range(8, 16)}, rails=FOUR),
+            {"leaf of rack r1/rail 1"},
+        ),
+        *(
+            (
+                Fabric(
+                    racked(32, 8), {("port", "n5", rail): 0.5 for rail in EIGHT[:7]}, rails=EIGHT, seed=seed
+                ),
+                {f"n5/rail {rail}" for rail in EIGHT[:7]},
+            )
+            for seed in range(5)
+        ),
+        (Fabric(racked(16, 4), {("node", "n5"): 0.5}, rails=("mlx5_0",)), {"n5"}),
+        # The odd node is measured too.
+        *(
+            (Fabric(racked(7, 100), {("node", bad): 0.5}, expected=0.9 * RATE), {bad})
+            for bad in ("n0", "n3", "n6")
+        ),
+    ],
+)
+def test_what_is_bad_is_named_as_what_it_is(fabric: Fabric, names: set[str]) -> None:
+    assert named(fabric.run()) == names
 
 
 def test_a_slow_link_is_pinned_on_neither_end() -> None:
@@ -297,12 +331,6 @@ def test_a_good_pair_with_a_node_of_unknown_rack_does_not_clear_an_uplink() -> N
     devices = named(diagnosis) | {device for one in diagnosis.suspects for device in one.devices}
     assert "uplink of rack r1" in devices
     assert not {f"n{i}" for i in range(10, 16)} & named(diagnosis)
-
-
-@pytest.mark.parametrize("bad", ["n0", "n3", "n6"])
-def test_the_odd_node_is_measured_too(bad: str) -> None:
-    fabric = Fabric(racked(7, 100), {("node", bad): 0.5}, expected=0.9 * RATE)
-    assert named(fabric.run()) == {bad}
 
 
 def test_a_fleet_of_one_is_not_measured_and_does_not_pass() -> None:

@@ -1,14 +1,16 @@
-"""The crew: every node gets a result, whatever its work does."""
+"""The crew: every node gets a result, whatever its work does; more are asked at once while that helps."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
 from provision.remote.node_error import NodeError
 from provision.remote.ssh import pool as module
+from provision.remote.ssh.concurrency import Level, Sample
 from provision.remote.ssh.pool import Crew
 
 
@@ -21,22 +23,33 @@ def gathered(crew: Crew[str]) -> dict[str, str | NodeError]:
     return found
 
 
+class AtWork:
+    """Counts how many are at work at once, and how many were at most."""
+
+    def __init__(self) -> None:
+        self.now = self.most = 0
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self.now -= 1
+
+
 def test_every_node_gets_its_result_a_few_at_a_time() -> None:
-    at_work, most = 0, 0
-    lock = threading.Lock()
+    at_work = AtWork()
 
     def work(name: str) -> str:
-        nonlocal at_work, most
-        with lock:
-            at_work += 1
-            most = max(most, at_work)
-        with lock:
-            at_work -= 1
-        return name.upper()
+        with at_work:
+            return name.upper()
 
     names = [f"n{number}" for number in range(50)]
     assert gathered(Crew(names, work, seconds=10, threads=4)) == {name: name.upper() for name in names}
-    assert most <= 4
+    assert at_work.most <= 4
 
 
 def test_trouble_of_one_is_not_trouble_of_another() -> None:
@@ -90,23 +103,6 @@ def test_nothing_more_is_started_once_it_is_stopped() -> None:
     assert set(started) <= {"a"}
 
 
-class AtWork:
-    """Counts how many are at work at once, and how many were at most."""
-
-    def __init__(self) -> None:
-        self.now = self.most = 0
-        self._lock = threading.Lock()
-
-    def __enter__(self) -> None:
-        with self._lock:
-            self.now += 1
-            self.most = max(self.most, self.now)
-
-    def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self.now -= 1
-
-
 def test_more_are_asked_at_once_when_all_that_takes_time_is_the_way() -> None:
     """In turns that no clock ends: as many as are at work are let go together, as over a long way."""
     at_work = AtWork()
@@ -155,3 +151,32 @@ def test_nobody_is_awaited_while_others_wait_for_their_turn() -> None:
     go.set()
     assert gathered(crew) == {"a": "a", "b": "b"}
     assert crew.awaited == []
+
+
+def climb(level: Level, rate: Callable[[int], float], cpu_of_one: float = 0.0) -> list[int]:
+    """The levels it goes through when `rate` says how many nodes a second there are at each."""
+    levels = [level.now]
+    for _ in range(10):
+        seconds = level.now / rate(level.now)
+        level.seen(Sample(seconds, level.now, level.now * cpu_of_one))
+        if level.now != levels[-1]:
+            levels.append(level.now)
+    return levels
+
+
+def test_it_grows_to_the_limit_while_only_time_on_the_way_is_waited_for() -> None:
+    assert climb(Level(500), lambda level: level / 1.5) == [64, 128, 256, 500]
+
+
+def test_it_goes_back_where_more_are_not_faster() -> None:
+    assert climb(Level(500), lambda level: min(level / 1.5, 70)) == [64, 128, 256, 128]
+
+
+def test_it_stops_where_our_own_processor_is_the_limit() -> None:
+    """5 ms each: 200 a second fill a core."""
+    assert climb(Level(500), lambda level: min(level / 0.5, 200), cpu_of_one=0.005) == [64, 128]
+
+
+@pytest.mark.parametrize("limit", [1, 7, 64])
+def test_the_limit_is_never_passed(limit: int) -> None:
+    assert climb(Level(limit), lambda level: level) == [limit]

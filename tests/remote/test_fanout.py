@@ -56,11 +56,6 @@ def ours() -> list[int]:
     return [pid for pid in below(os.getpid()) if "forkserver" in command_of(pid)][1:]
 
 
-@pytest.fixture(autouse=True)
-def _as_the_login_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
-
-
 @pytest.fixture
 def silent() -> Iterator[int]:
     """The port of a server that accepts connections and says nothing."""
@@ -69,13 +64,8 @@ def silent() -> Iterator[int]:
 
 
 def fleet(sshd: Any, tmp_path: Path) -> list[Node]:
-    return [
-        *(sshd.node(f"good-{number}", ansible_become=False) for number in range(5)),
-        sshd.node("refused", ansible_port=1),
-        sshd.node("stranger", known_hosts=tmp_path / "none"),
-        sshd.node("locked-out", key=tmp_path / "no-key"),
-        sshd.node("no-python", ansible_python_interpreter="/no/python3", ansible_become=False),
-    ]
+    good = (sshd.node(f"good-{number}", ansible_become=False) for number in range(5))
+    return [*good, *sshd.troubled(tmp_path).values()]
 
 
 def test_three_processes_find_what_one_does(
@@ -229,7 +219,6 @@ def test_where_no_process_can_be_started_one_asks(sshd: Any, monkeypatch: pytest
     assert [line for line in said if "handled in one process" in line and "temporarily" in line]
 
 
-ROOT = str(paths.PACKAGE.parent)
 PROGRAM = """\
 import sys
 from provision.desired.inventory import load
@@ -243,17 +232,25 @@ except KeyboardInterrupt:
 """
 
 
+def in_three_processes(node: Node, folder: Path) -> subprocess.Popen[bytes]:
+    """A controller of six nodes like this one, in a session of its own."""
+    inventory = folder / "inventory.json"
+    hosts = {f"n{number}": node.variables for number in range(6)}
+    inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(inventory), SLOW],
+        env={**os.environ, VARIABLE: "3", "PYTHONPATH": str(paths.PACKAGE.parent)},
+        start_new_session=True,
+        stderr=subprocess.PIPE,
+    )
+
+
 @pytest.mark.parametrize("seconds", [0.0, 0.1, 0.3])
 def test_ctrl_c_while_processes_start_is_heard_once(
     sshd: Any, tmp_path: Path, silent: int, seconds: float
 ) -> None:
     """As a terminal does it, it goes to all of them: none but ours may say anything of it."""
-    inventory = tmp_path / "inventory.json"
-    variables = sshd.node(ansible_port=silent).variables
-    inventory.write_text(json.dumps({"all": {"hosts": {f"n{number}": variables for number in range(6)}}}))
-    environment = {**os.environ, VARIABLE: "3", "PYTHONPATH": ROOT}
-    words = [sys.executable, "-c", PROGRAM, str(inventory), SLOW]
-    with subprocess.Popen(words, env=environment, start_new_session=True, stderr=subprocess.PIPE) as gpuprov:
+    with in_three_processes(sshd.node(ansible_port=silent), tmp_path) as gpuprov:
         try:
             until(lambda: [pid for pid in below(gpuprov.pid) if "forkserver" in command_of(pid)])
             time.sleep(seconds)
@@ -271,14 +268,8 @@ def test_nothing_is_left_when_we_are_gone(
     sshd: Any, tmp_path: Path, silent: int, number: signal.Signals
 ) -> None:
     secret = "correct-horse-battery"
-    variables = sshd.node(ansible_password=secret, ansible_port=silent).variables
-    inventory = tmp_path / "inventory.json"
-    hosts = {f"n{number}": variables for number in range(6)}
-    inventory.write_text(json.dumps({"all": {"hosts": hosts}}))
-    environment = {**os.environ, VARIABLE: "3", "PYTHONPATH": ROOT}
-    words = [sys.executable, "-c", PROGRAM, str(inventory), SLOW]
     # As a terminal does it, Ctrl-C goes to all of them.
-    with subprocess.Popen(words, env=environment, start_new_session=True) as gpuprov:
+    with in_three_processes(sshd.node(ansible_password=secret, ansible_port=silent), tmp_path) as gpuprov:
         try:
             until(lambda: len(below(gpuprov.pid)) == 5)  # 3, the fork server, the resource tracker
             started = below(gpuprov.pid)
@@ -297,11 +288,12 @@ def test_nothing_is_left_when_we_are_gone(
     until(lambda: not any(map(alive, started)))
 
 
+@pytest.mark.parametrize("number", ["1", "2"])
 def test_who_is_still_waited_for_is_said_once_for_all_processes(
-    sshd: Any, silent: int, monkeypatch: pytest.MonkeyPatch
+    sshd: Any, silent: int, number: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fanout, "QUIET", 0.2)
-    monkeypatch.setenv(VARIABLE, "2")
+    monkeypatch.setenv(VARIABLE, number)
     said: list[str] = []
     nodes = [sshd.node("gpu-01"), *(sshd.node(f"gpu-0{n}", ansible_port=silent) for n in (2, 3))]
     seen = observe(nodes, {}, timeout=5, say=said.append)

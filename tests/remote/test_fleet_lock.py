@@ -17,6 +17,7 @@ import pytest
 from provision.remote import fleet_lock
 from provision.remote.fleet_lock import FleetLock, LockedError
 from provision.remote.node_error import NodeError, unreachable
+from tests.support.processes import until
 
 
 @dataclass
@@ -168,10 +169,7 @@ def test_locks_are_confirmed_in_the_background_until_they_are_released(
     lock.take(["gpu-01"])
     machines.age("gpu-01", 1000)
     lock.keep()
-    for _ in range(200):
-        if len(machines.asked) > 1:
-            break
-        time.sleep(0.05)
+    until(lambda: len(machines.asked) > 1)
     lock.release()
     assert len(machines.asked) > 2
     assert machines.lock("gpu-01") is None
@@ -194,12 +192,8 @@ def test_a_confirmation_that_fails_is_made_up_for_by_the_next(
     lock = FleetLock("run-1", flaky)
     lock.take(["gpu-01"])
     lock.keep()
-    for _ in range(200):
-        if calls > 3:
-            break
-        time.sleep(0.05)
+    until(lambda: calls > 3)
     lock.release()
-    assert calls > 3
     assert machines.lock("gpu-01") is None
 
 

@@ -12,14 +12,8 @@ import pytest
 from provision.fleet import Node
 from provision.remote import observe as module
 from provision.remote.observe import Observation, observe
-from provision.remote.ssh import fanout
 
 ASKED = frozenset({"file./etc/hostname.content", "file./no/such.exists"})
-
-
-@pytest.fixture(autouse=True)
-def _as_the_login_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ANSIBLE_CONFIG", raising=False)
 
 
 def test_facts_come_back(sshd: Any) -> None:
@@ -37,12 +31,7 @@ def test_facts_come_back(sshd: Any) -> None:
 
 def test_one_bad_node_does_not_stop_the_others(sshd: Any, tmp_path: Path) -> None:
     good = [sshd.node(f"good-{number}", ansible_become=False) for number in range(3)]
-    bad = {
-        "refused": sshd.node("refused", ansible_port=1),
-        "stranger": sshd.node("stranger", known_hosts=tmp_path / "none"),
-        "locked-out": sshd.node("locked-out", key=tmp_path / "no-key"),
-        "no-python": sshd.node("no-python", ansible_python_interpreter="/no/python3", ansible_become=False),
-    }
+    bad = sshd.troubled(tmp_path)
     told: list[Observation] = []
     found = observe([*good, *bad.values()], {}, on_done=told.append, connections=3)
     assert sorted(seen.node for seen in told) == sorted(found)
@@ -150,16 +139,3 @@ def test_ansible_finds_no_template_in_what_a_node_is_asked() -> None:
     call = answers.program("gpu-01").rpartition("main(dict(")[2]
     assert "{" not in call
     assert set(eval("dict(" + call.rstrip().removesuffix(")"))["facts"]) == names  # noqa: S307
-
-
-def test_who_is_still_waited_for_is_said_once(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fanout, "QUIET", 0.2)
-    said: list[str] = []
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        nodes = [sshd.node("gpu-01"), *(sshd.node(f"gpu-0{n}", ansible_port=port) for n in (2, 3))]
-        seen = observe(nodes, {}, timeout=4, say=said.append)
-    assert seen["gpu-01"].error is None
-    assert "said nothing" in str(seen["gpu-02"].error) or "no answer within" in str(seen["gpu-02"].error)
-    assert "waiting for 2 nodes: gpu-[02-03]" in said
-    assert len(said) == len(set(said))

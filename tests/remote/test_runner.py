@@ -9,49 +9,30 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import paths
 from provision.errors import GpuprovError
 from provision.remote.ansible import handover
 from provision.remote.ansible.events import role_of
 from provision.remote.ansible.messages import message_of
 from provision.remote.ansible.runner import Event, Outcome, run_playbook
+from tests.support.plays import ALONE, local, playbook, playing
 from tests.support.processes import alive, line_of, until
 
-ROOT = paths.PACKAGE.parent
 SECRET = "corr3ct-h0rse-battery"
 
 
-@pytest.fixture(autouse=True)
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Private folders go here, so that a test sees what is left. A short path: sockets are made in them."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        folder = Path(name)
-        monkeypatch.setattr("provision.remote.ansible.handover._memory_folder", lambda: folder)
-        yield folder
-
-
-def local(**variables: Any) -> dict[str, Any]:
-    return {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, **variables}
+pytestmark = pytest.mark.usefixtures("memory")
 
 
 def closed_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-def playbook(folder: Path, tasks: str, head: str = "gather_facts: false") -> Path:
-    path = folder / "play.yml"
-    path.write_text(f"- hosts: all\n  {head}\n  tasks:\n" + textwrap.indent(textwrap.dedent(tasks), "    "))
-    return path
 
 
 def test_a_task_of_the_playbook_has_no_role_whatever_others_do_meanwhile(tmp_path: Path) -> None:
@@ -279,31 +260,13 @@ def test_hosts_that_take_too_long_are_failed_and_their_processes_ended(tmp_path:
     assert not alive(int(pid_file.read_text()))
 
 
-INTERRUPTIBLE = """
-import sys
-from pathlib import Path
-import provision.remote.ansible.handover as handover
-from provision.remote.ansible.runner import run_playbook
-handover._memory_folder = lambda: Path(sys.argv[2])
-host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-try:
-    run_playbook(Path(sys.argv[1]), {"a": host}, on_event=print)
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_stops_ansible_and_removes_what_it_was_given(
     tmp_path: Path, memory: Path, number: signal.Signals
 ) -> None:
     pid_file = tmp_path / "pid"
     tasks = playbook(tmp_path, f"- ansible.builtin.shell: echo $$ > {pid_file}; exec sleep 300")
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, str(tasks), str(memory)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-    ) as process:
+    with playing(ALONE, tasks, memory) as process:
         pid = int(line_of(pid_file, process))
         assert alive(pid)
         process.send_signal(number)
@@ -316,11 +279,7 @@ def test_a_killed_controller_takes_its_ansible_with_it(tmp_path: Path, memory: P
     began, went_on = tmp_path / "began", tmp_path / "went_on"
     nap = f"trap '' HUP; echo > {began}; sleep 2"
     tasks = playbook(tmp_path, f"- ansible.builtin.shell: {nap}\n- ansible.builtin.command: touch {went_on}")
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, str(tasks), str(memory)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-    ) as process:
+    with playing(ALONE, tasks, memory) as process:
         line_of(began, process)
         process.kill()
 

@@ -7,10 +7,9 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from provision.remote.ansible.events import Event, Outcome
 from provision.remote.ansible.partitions import Backend, run_sharded
 from provision.remote.interrupts import Interrupts
 from provision.remote.workers import LINK, Share
+from tests.support.plays import SHARDED, local, playbook, playing
 from tests.support.processes import alive, line_of
 
 ROOT = paths.PACKAGE.parent
@@ -232,24 +232,6 @@ def test_hosts_of_what_is_divided_do_not_wait_for_one_another() -> None:
 # --- with Ansible ---
 
 
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Private folders go here, so that a test sees what is left."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        monkeypatch.setattr("provision.remote.ansible.handover._memory_folder", lambda: Path(name))
-        yield Path(name)
-
-
-def local(**variables: Any) -> dict[str, Any]:
-    return {"ansible_connection": "local", "ansible_python_interpreter": sys.executable, **variables}
-
-
-def playbook(folder: Path, tasks: str) -> Path:
-    path = folder / "play.yml"
-    path.write_text(f"- hosts: all\n  gather_facts: false\n  tasks:\n{tasks}")
-    return path
-
-
 def test_two_processes_tell_what_one_does(tmp_path: Path, memory: Path) -> None:
     play = playbook(
         tmp_path,
@@ -318,7 +300,7 @@ print(*(outcome.status for outcome in outcomes.values()))
 
 def test_no_process_is_started_with_half_of_ansible_runner(tmp_path: Path, memory: Path) -> None:
     """Its last step, the look for plugins, takes long on a slow disk; its modules are all there by then."""
-    play = playbook(tmp_path, "    - ansible.builtin.command: 'true'\n")
+    play = playbook(tmp_path, "- ansible.builtin.command: 'true'\n")
     done = subprocess.run(
         [sys.executable, "-c", ONE_IMPORTS_WHILE_THE_OTHER_PLAYS, str(play), str(memory)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -330,30 +312,12 @@ def test_no_process_is_started_with_half_of_ansible_runner(tmp_path: Path, memor
     assert (done.stdout, done.stderr) == ("ok ok\n", "")
 
 
-INTERRUPTIBLE = """
-import sys
-from pathlib import Path
-import provision.remote.ansible.handover as handover
-from provision.remote.ansible.partitions import Backend, run_sharded
-handover._memory_folder = lambda: Path(sys.argv[2])
-host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-try:
-    run_sharded(Path(sys.argv[1]), {"a": host, "b": host}, on_event=print, places=[Backend(), Backend()])
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_stops_every_process(tmp_path: Path, memory: Path, number: signal.Signals) -> None:
     files = [tmp_path / f"pid-{name}" for name in "ab"]
     nap = f"echo $$ > {tmp_path}/pid-{{{{ inventory_hostname }}}}; exec sleep 300"
-    play = playbook(tmp_path, f"    - ansible.builtin.shell: {nap}\n")
-    with subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTIBLE, str(play), str(memory)],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.DEVNULL,
-    ) as process:
+    play = playbook(tmp_path, f"- ansible.builtin.shell: {nap}\n")
+    with playing(SHARDED, play, memory) as process:
         pids = [int(line_of(file, process)) for file in files]
         process.send_signal(number)
         assert process.wait(timeout=60) == 130

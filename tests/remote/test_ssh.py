@@ -234,15 +234,32 @@ def test_through_a_proxy_command(ssh: Ssh, sshd: Any) -> None:
     assert ANSWER.encode() in ssh.ask(way, PROGRAM, 20)
 
 
-def test_a_refused_connection(ssh: Ssh, sshd: Any) -> None:
-    error = trouble(ssh, route(sshd.node(ansible_port=1)))
-    assert (error.kind, error.what) == ("unreachable", "127.0.0.1:1 refused the connection")
-
-
-def test_a_name_that_does_not_resolve(ssh: Ssh, sshd: Any) -> None:
-    error = trouble(ssh, route(sshd.node(ansible_host="no-such-node.invalid")))
-    assert error.kind == "unreachable"
-    assert "no-such-node.invalid does not resolve" in error.what
+@pytest.mark.parametrize(
+    ("variables", "kind", "what", "fix"),
+    [
+        ({"ansible_port": 1}, "unreachable", "127.0.0.1:1 refused the connection", "sshd"),
+        (
+            {"ansible_host": "no-such-node.invalid"},
+            "unreachable",
+            "no-such-node.invalid does not resolve",
+            "",
+        ),
+        (
+            {"ansible_python_interpreter": "/opt/none/python3"},
+            "python",
+            "/opt/none/python3 is not installed on the node",
+            "ansible_python_interpreter",
+        ),
+    ],
+    ids=["refused", "a name that does not resolve", "no Python"],
+)
+def test_what_the_inventory_has_wrong(
+    ssh: Ssh, sshd: Any, variables: dict[str, Any], kind: str, what: str, fix: str
+) -> None:
+    error = trouble(ssh, route(sshd.node(**variables)))
+    assert error.kind == kind
+    assert what in error.what
+    assert fix in error.fix
 
 
 # Servers that misbehave
@@ -440,27 +457,25 @@ def test_a_node_that_never_answers_a_request_is_cut_off(
     assert [error.kind for error in errors] == ["hung"]
 
 
-def test_a_flood_is_stopped(ssh: Ssh, sshd: Any) -> None:
-    flood = b"import sys\nwhile True: sys.stdout.write('all work and no play ' * 1000)\n"
-    error = trouble(ssh, route(sshd.node()), flood)
-    assert (error.kind, error.what) == ("too large", "it printed more than 4 MiB")
+FLOOD = "import sys\nwhile True: sys.{}.write('all work and no play ' * 1000)\n"
 
 
-def test_a_flood_of_errors_is_stopped_too(ssh: Ssh, sshd: Any) -> None:
-    flood = b"import sys\nwhile True: sys.stderr.write('all work and no play ' * 1000)\n"
-    assert trouble(ssh, route(sshd.node()), flood).kind == "too large"
-
-
-def test_a_program_that_hangs(ssh: Ssh, sshd: Any) -> None:
-    error = trouble(ssh, route(sshd.node()), b"import time\ntime.sleep(20)\n", seconds=1.5)
-    assert (error.kind, error.what) == ("hung", "no answer within 1.5 s")
-
-
-def test_a_cut_answer(ssh: Ssh, sshd: Any) -> None:
-    cut = b"print('@gpuprov-facts 1 5000')\nprint('{' * 100)\n"
-    error = trouble(ssh, route(sshd.node()), cut)
-    assert error.kind == "cut"
-    assert "was cut after" in error.what
+@pytest.mark.parametrize(
+    ("program", "seconds", "kind", "what"),
+    [
+        (FLOOD.format("stdout"), 20, "too large", "it printed more than 4 MiB"),
+        (FLOOD.format("stderr"), 20, "too large", ""),
+        ("import time\ntime.sleep(20)\n", 1.5, "hung", "no answer within 1.5 s"),
+        ("print('@gpuprov-facts 1 5000')\nprint('{' * 100)\n", 20, "cut", "was cut after"),
+    ],
+    ids=["flood", "flood of errors", "hang", "cut"],
+)
+def test_a_program_without_a_whole_answer(
+    ssh: Ssh, sshd: Any, program: str, seconds: float, kind: str, what: str
+) -> None:
+    error = trouble(ssh, route(sshd.node()), program.encode(), seconds)
+    assert error.kind == kind
+    assert what in error.what
 
 
 @pytest.mark.parametrize(
@@ -481,12 +496,6 @@ def test_a_login_that_runs_something_else(ssh: Ssh, sshd: Any, command: str, kin
     error = trouble(ssh, route(sshd.node(key=sshd.key(name, command))))
     assert error.kind == kind
     assert what in error.what
-
-
-def test_no_python_on_the_node(ssh: Ssh, sshd: Any) -> None:
-    error = trouble(ssh, route(sshd.node(ansible_python_interpreter="/opt/none/python3")))
-    assert (error.kind, error.what) == ("python", "/opt/none/python3 is not installed on the node")
-    assert "ansible_python_interpreter" in error.fix
 
 
 # sudo: a stand-in that treats standard input, prompt and exit status as sudo 1.9 does
@@ -547,23 +556,19 @@ def sudo(sshd: Any, tmp_path: Path) -> Iterator[Sudo]:
     stand_in.path.unlink(missing_ok=True)
 
 
-def test_sudo_without_a_password(ssh: Ssh, sudo: Sudo) -> None:
-    sudo.wants("")
-    assert ANSWER.encode() in ssh.ask(sudo.route(None), AS_ROOT, 20)
-
-
-def test_sudo_with_a_password(ssh: Ssh, sudo: Sudo) -> None:
-    sudo.wants("correct horse")
-    assert ANSWER.encode() in ssh.ask(sudo.route("correct horse"), AS_ROOT, 20)
-    assert sudo.heard == ["correct horse"]
-
-
-def test_a_password_sudo_does_not_ask_for_is_not_sent(ssh: Ssh, sudo: Sudo) -> None:
-    sudo.wants("")
-    shows_input = b"import sys\n" + AS_ROOT
-    answer = ssh.ask(sudo.route("correct horse"), shows_input, 20)
+@pytest.mark.parametrize(
+    ("wanted", "given", "heard"),
+    [("", None, []), ("correct horse", "correct horse", ["correct horse"]), ("", "correct horse", [])],
+    ids=["none", "asked for", "not asked for and not sent"],
+)
+def test_sudo_gets_the_password_that_it_asks_for(
+    ssh: Ssh, sudo: Sudo, wanted: str, given: str | None, heard: list[str]
+) -> None:
+    sudo.wants(wanted)
+    answer = ssh.ask(sudo.route(given), AS_ROOT, 20)
     assert ANSWER.encode() in answer
     assert b"horse" not in answer
+    assert sudo.heard == heard
 
 
 def test_sudo_wants_a_password_we_do_not_have(ssh: Ssh, sudo: Sudo) -> None:

@@ -24,7 +24,6 @@ HOSTS: dict[str, dict[str, Any]] = {"gpu-01": {}, "gpu-02": {}}
 WORKER = Worker(
     "rack-1", "/opt/gpuprov/bin/python", route_of(Node("rack-1", (), {"ansible_host": "::1"}), ConfigFiles())
 )
-EOF_LINE = b'{"eof": true}\n'
 
 
 class Script:

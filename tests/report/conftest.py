@@ -1,14 +1,13 @@
-"""The sample fleets, for every test of this folder."""
+"""Where runs are stored, for the tests of stored runs."""
 
 from __future__ import annotations
 
-from types import ModuleType
+from pathlib import Path
 
 import pytest
 
-from tests.support import samples as sample_fleets
 
-
-@pytest.fixture(scope="session")
-def samples() -> ModuleType:
-    return sample_fleets
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"

@@ -1,12 +1,18 @@
-"""What is in an image of a report, for tests: its words, and how many boxes have which look."""
+"""What is in an image of a report, for tests: its words, the look of its boxes, and its bytes anywhere."""
 
 from __future__ import annotations
 
 import base64
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
 from xml.etree import ElementTree
 
+import provision
 from provision.report.canvas import Image
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -36,3 +42,19 @@ def boxes(image: Image) -> Counter[str]:
         if fill and closed and lines in (3 * closed, 4 * closed):
             found["hatched" if fill[1] == "url(" else fill[1]] += closed
     return found
+
+
+def written(program: str, *places: tuple[Mapping[str, str], Path | None]) -> bytes:
+    """What a program writes with each of these additions to the environment, each in its folder: it must
+    be the same, and nothing on standard error."""
+    found = set()
+    for more, folder in places:
+        environment = {**os.environ, "PYTHONPATH": str(Path(provision.__file__).parent.parent), **more}
+        words = [sys.executable, "-c", program]
+        done = subprocess.run(
+            words, capture_output=True, check=True, timeout=300, env=environment, cwd=folder
+        )
+        assert done.stderr == b""
+        found.add(done.stdout)
+    (only,) = found
+    return only

@@ -11,7 +11,6 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from provision.checks.health import FleetHealth
 from provision.report import fleet_rows
 from provision.report.context import NOTHING, Context
 from provision.report.html import render
+from tests.support import samples
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = (
@@ -75,7 +75,7 @@ def after(text: str, steps: str, folder: Path) -> dict[str, Any]:
     return seen
 
 
-def test_filter_and_sort(samples: ModuleType, tmp_path: Path) -> None:
+def test_filter_and_sort(tmp_path: Path) -> None:
     steps = """
     await type("SERIAL");
     seen.rows = names("#fleet tbody tr:not([hidden]) th");
@@ -101,9 +101,7 @@ def test_filter_and_sort(samples: ModuleType, tmp_path: Path) -> None:
     }
 
 
-def test_two_hundred_nodes_with_charts_are_small_and_every_one_is_found(
-    samples: ModuleType, tmp_path: Path
-) -> None:
+def test_two_hundred_nodes_with_charts_are_small_and_every_one_is_found(tmp_path: Path) -> None:
     fleet = samples.large(200, 20)
     text = page(fleet, samples.context(fleet))
     assert len(text.encode()) < 5_000_000
@@ -139,7 +137,7 @@ def test_two_hundred_nodes_with_charts_are_small_and_every_one_is_found(
     }
 
 
-def test_heat_maps_are_images_with_words(samples: ModuleType, tmp_path: Path) -> None:
+def test_heat_maps_are_images_with_words(tmp_path: Path) -> None:
     """200 nodes with a bad leaf, a hanging node and a slow pair of GPUs."""
     faults = {("leaf", "rack-04"): 0.4, ("node", "gpu-100"): None}
     fleet, context = samples.clustered(200, 8, faults)
@@ -208,7 +206,7 @@ def fetching(address: str) -> str:
 
 
 def test_the_shipped_policy_lets_the_shipped_script_run_and_nothing_else(
-    samples: ModuleType, tmp_path: Path, asked: tuple[str, list[str]]
+    tmp_path: Path, asked: tuple[str, list[str]]
 ) -> None:
     address, paths = asked
     file = tmp_path / "report.html"
@@ -230,7 +228,7 @@ def test_this_test_would_see_a_fetch(tmp_path: Path, asked: tuple[str, list[str]
 
 
 def test_a_page_of_hostile_text_fetches_and_runs_nothing_even_without_its_policy(
-    samples: ModuleType, tmp_path: Path, asked: tuple[str, list[str]]
+    tmp_path: Path, asked: tuple[str, list[str]]
 ) -> None:
     """Escaping alone must hold: the policy is the second wall."""
     address, paths = asked
@@ -245,7 +243,7 @@ def test_a_page_of_hostile_text_fetches_and_runs_nothing_even_without_its_policy
     assert paths == []
 
 
-def test_the_heads_of_many_checks_break_after_underscores_only(samples: ModuleType, tmp_path: Path) -> None:
+def test_the_heads_of_many_checks_break_after_underscores_only(tmp_path: Path) -> None:
     asked = tuple(name for name in selection.table() if name != "pair_bandwidth")
     assert len(asked) >= 16
     fleet = samples.fleet(*(samples.node(f"gpu-{i:02d}", samples.checks(i), i) for i in (1, 2)), asked=asked)
@@ -264,7 +262,7 @@ def test_the_heads_of_many_checks_break_after_underscores_only(samples: ModuleTy
 
 
 @pytest.fixture(scope="module")
-def ten_thousand(samples: ModuleType) -> str:
+def ten_thousand() -> str:
     """The page of 10,000 nodes of eight GPUs: 2,500 with a bad one or a wrong setting, some silent."""
     fleet = samples.large(10_000, 40)
     nodes = [samples.silent(node.node) if i % 1000 == 500 else node for i, node in enumerate(fleet.nodes)]
@@ -356,7 +354,7 @@ def test_the_shipped_policy_lets_a_large_fleets_script_run(ten_thousand: str, tm
 
 
 def test_a_large_fleet_of_hostile_text_runs_nothing_even_without_its_policy(
-    samples: ModuleType, tmp_path: Path, asked: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, asked: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What nodes say is data in a script's element there, and drawn by the page's script."""
     monkeypatch.setattr(fleet_rows, "MANY", 0)

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -28,6 +27,7 @@ from provision.runs.fingerprint import Fingerprint
 from provision.runs.node_facts import NodeFacts
 from provision.runs.node_history import note_look, note_result
 from provision.runs.store import RunFolder
+from tests.support import samples
 
 NODES = ("gpu-01", "gpu-02", "gpu-03", "rack7-spare.pod2.example")
 XML = (
@@ -36,14 +36,7 @@ XML = (
 )
 
 
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
-
-
 def keep(
-    samples: ModuleType,
     runs: Path,
     said: str = "",
     facts: dict[str, Any] | None = None,
@@ -103,10 +96,8 @@ def readme(made: bundle.Bundle) -> str:
     return made.files["README.txt"].decode()
 
 
-def test_the_summary_names_the_machine_its_gpus_the_culprits_and_what_to_do(
-    samples: ModuleType, runs: Path
-) -> None:
-    made = pack(keep(samples, runs))
+def test_the_summary_names_the_machine_its_gpus_the_culprits_and_what_to_do(runs: Path) -> None:
+    made = pack(keep(runs))
     text = readme(made)
     gpu = samples.gpus(3)[5]
     for word in (
@@ -131,9 +122,9 @@ def test_the_summary_names_the_machine_its_gpus_the_culprits_and_what_to_do(
 
 
 def test_the_archive_has_one_folder_its_own_checksums_and_belongs_to_its_owner(
-    samples: ModuleType, runs: Path, tmp_path: Path
+    runs: Path, tmp_path: Path
 ) -> None:
-    folder = keep(samples, runs)
+    folder = keep(runs)
     path = bundle.write(pack(folder), tmp_path / "out")
     assert path.name == f"gpuprov-gpu-03-{folder.path.name}.tar.gz"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -164,15 +155,13 @@ def test_the_archive_has_one_folder_its_own_checksums_and_belongs_to_its_owner(
     assert bundle.write(pack(folder), tmp_path / "out").read_bytes() == before
 
 
-def test_the_timeline_has_this_run_earlier_ones_and_what_changed_between(
-    samples: ModuleType, runs: Path
-) -> None:
-    first = keep(samples, runs)
+def test_the_timeline_has_this_run_earlier_ones_and_what_changed_between(runs: Path) -> None:
+    first = keep(runs)
     made = RunFolder.create("up", {}, runs=runs)
     made.append("reboots", {"time": "2026-05-05T01:00:00.000Z", "node": "gpu-03", "boot": "x"})
     made.append("reboots", {"time": "2026-05-05T01:00:00.000Z", "node": "gpu-02", "boot": "x"})
     time.sleep(0.002)  # a run is earlier when its name is, and names have milliseconds
-    second = keep(samples, runs)
+    second = keep(runs)
     note_look(second, "gpu-03", Fingerprint({"driver.loaded_version": "595.71.05"}))
     second.append(
         "earlier_runs", {"node": "gpu-03", "run": "20260101T000000.000Z-validate", "bad": ["GPU-x"]}
@@ -189,17 +178,17 @@ def test_the_timeline_has_this_run_earlier_ones_and_what_changed_between(
     assert second.path.name not in pack(first).files["timeline.txt"].decode()
 
 
-def test_damaged_history_costs_history_and_no_bundle(samples: ModuleType, runs: Path) -> None:
-    first = keep(samples, runs)
+def test_damaged_history_costs_history_and_no_bundle(runs: Path) -> None:
+    first = keep(runs)
     for name in ("findings.jsonl", "fingerprints.jsonl", "run.json"):
         (first.path / name).write_text('{"node": "gpu-03", "verdict": 3}\n"gpu-03"\n{"gpu-03"\n\x00')
-    assert "FAIL gpu5" in readme(pack(keep(samples, runs)))
+    assert "FAIL gpu5" in readme(pack(keep(runs)))
 
 
 # --- nothing about others ---
 
 
-def test_no_other_machine_is_named_in_any_way(samples: ModuleType, runs: Path) -> None:
+def test_no_other_machine_is_named_in_any_way(runs: Path) -> None:
     said = (
         "connected to gpu-02, GPU-01.pod1.example:22 via gpu-01-ib0 and rack7-spare; "
         "log of boss.example [gpu-02]\n"
@@ -214,9 +203,9 @@ def test_no_other_machine_is_named_in_any_way(samples: ModuleType, runs: Path) -
         nodes = (*fleet.nodes[:2], told, *fleet.nodes[3:])
         return replace(fleet, nodes=nodes, not_compared=("ambiguous: gpu-[01-02] have 1",))
 
-    old = keep(samples, runs, names=("retired-17", "gpu-02", "gpu-03"))
+    old = keep(runs, names=("retired-17", "gpu-02", "gpu-03"))
     node_history.record(old, {}, report_of(old))
-    folder = keep(samples, runs, said + " retired-17", change=tell)
+    folder = keep(runs, said + " retired-17", change=tell)
     made = pack(folder, others=["unmeasured-99"])
     text = everything(made)
     lowered = text.lower()
@@ -273,11 +262,9 @@ PLANTED = {
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-def test_a_secret_in_raw_output_leaves_no_trace_and_is_counted(
-    samples: ModuleType, runs: Path, kind: str
-) -> None:
+def test_a_secret_in_raw_output_leaves_no_trace_and_is_counted(runs: Path, kind: str) -> None:
     text, secret = PLANTED[kind]
-    made = pack(keep(samples, runs, f"before\n{text}\nafter: 378.2 GB/s"))
+    made = pack(keep(runs, f"before\n{text}\nafter: 378.2 GB/s"))
     assert secret not in everything(made)
     assert sum(made.removed.values()) >= len(samples.CHECKS)
     assert "before" in made.files["raw/gpu_burn.txt"].decode()
@@ -290,9 +277,7 @@ def test_a_secret_in_raw_output_leaves_no_trace_and_is_counted(
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-def test_a_secret_in_facts_findings_measurements_and_history_leaves_no_trace(
-    samples: ModuleType, runs: Path, kind: str
-) -> None:
+def test_a_secret_in_facts_findings_measurements_and_history_leaves_no_trace(runs: Path, kind: str) -> None:
     text, secret = PLANTED[kind]
 
     def tell(fleet: FleetHealth) -> FleetHealth:
@@ -306,17 +291,17 @@ def test_a_secret_in_facts_findings_measurements_and_history_leaves_no_trace(
         told = replace(node, checks=(first, *node.checks[1:]), facts={**node.facts, "os": text})
         return replace(fleet, nodes=(*fleet.nodes[:2], told, *fleet.nodes[3:]))
 
-    keep(samples, runs, change=tell)
+    keep(runs, change=tell)
     facts = {"file./etc/x.content": text, "firmware.system": text}
-    assert secret not in everything(pack(keep(samples, runs, facts=facts, change=tell)))
+    assert secret not in everything(pack(keep(runs, facts=facts, change=tell)))
 
 
-def test_a_value_known_as_secret_is_removed_wherever_it_stands(samples: ModuleType, runs: Path) -> None:
+def test_a_value_known_as_secret_is_removed_wherever_it_stands(runs: Path) -> None:
     """Found by its name in one place (a fact, a variable, the inventory), it is known in the others."""
     said = "a Wolpertinger1 b https://x/Wolpertinger1 c hunter2 d pa/ss+9 e pa%2Fss%2B9 f fromtheinventory"
     made = pack(
         keep(
-            samples, runs, said,
+            runs, said,
             facts={"kernel.command_line": "quiet bmc_token=Wolpertinger1", "argv": ["--password", "pa/ss+9"]},
             variables={"validation_tools_repository_url": "https://bot:hunter2@mirror.example/"},
         ),
@@ -329,37 +314,33 @@ def test_a_value_known_as_secret_is_removed_wherever_it_stands(samples: ModuleTy
     assert made.removed["known secret"] > 5
 
 
-def test_a_node_name_with_a_secret_in_it_is_masked_in_names_too(samples: ModuleType, runs: Path) -> None:
+def test_a_node_name_with_a_secret_in_it_is_masked_in_names_too(runs: Path) -> None:
     name = "https://bot:Sesame77@gpu-03"
-    folder = keep(samples, runs, "key_password=Sesame77\nok", names=("gpu-01", "gpu-02", name))
+    folder = keep(runs, "key_password=Sesame77\nok", names=("gpu-01", "gpu-02", name))
     made = pack(folder, name)
     assert "Sesame77" not in everything(made)
     assert "Sesame77" not in made.name
-    again = pack(
-        keep(samples, runs, "DB_PASSWORD=Sesame88", names=("a1", "b2", "gpu-Sesame88")), "gpu-Sesame88"
-    )
+    again = pack(keep(runs, "DB_PASSWORD=Sesame88", names=("a1", "b2", "gpu-Sesame88")), "gpu-Sesame88")
     assert "Sesame88" not in everything(again)
 
 
-def test_what_is_no_secret_stays(samples: ModuleType, runs: Path) -> None:
+def test_what_is_no_secret_stays(runs: Path) -> None:
     said = (
         "tokens per second 1234\n[14:02:11] Dispatch Password Requests to Console\nbasic information\n"
         "GPU-00000003-0000-4000-8000-000000000005 0000:18:00.0 371.02 https://docs.nvidia.com/x secret"
     )
-    made = pack(keep(samples, runs, said))
+    made = pack(keep(runs, said))
     assert said in made.files["raw/gpu_burn.txt"].decode()
     assert not set(made.removed) - {"name of another machine"}
-    gone = pack(keep(samples, runs, said, names=("a", "b", "gpu-03")))
+    gone = pack(keep(runs, said, names=("a", "b", "gpu-03")))
     assert gone.removed == {} or set(gone.removed) == {"name of another machine"}
 
 
 # --- nvidia-bug-report ---
 
 
-def test_a_bug_report_beside_the_raw_output_is_taken_along_without_secrets(
-    samples: ModuleType, runs: Path
-) -> None:
-    folder = keep(samples, runs)
+def test_a_bug_report_beside_the_raw_output_is_taken_along_without_secrets(runs: Path) -> None:
+    folder = keep(runs)
     assert "sudo nvidia-bug-report.sh" in readme(pack(folder))
     place = folder.path / "raw" / "gpu-03"
     text = b"NVRM: Xid 79 on gpu-03 not gpu-02\nHF_TOKEN=hf_abcdefghijklmnopqrstuvwx\n\xff\xfe binary"
@@ -379,11 +360,11 @@ def test_a_bug_report_beside_the_raw_output_is_taken_along_without_secrets(
 # --- odd nodes ---
 
 
-def test_a_node_that_never_answered_has_a_bundle_too(samples: ModuleType, runs: Path) -> None:
+def test_a_node_that_never_answered_has_a_bundle_too(runs: Path) -> None:
     def lose(fleet: FleetHealth) -> FleetHealth:
         return replace(fleet, nodes=(*fleet.nodes[:2], samples.silent("gpu-03"), *fleet.nodes[3:]))
 
-    folder = keep(samples, runs, change=lose)
+    folder = keep(runs, change=lose)
     (folder.path / "raw" / "gpu-03" / "gpu_burn.json").write_text("{cut")
     text = readme(pack(folder))
     assert "verdict   error" in text
@@ -391,7 +372,7 @@ def test_a_node_that_never_answered_has_a_bundle_too(samples: ModuleType, runs: 
     assert "gpu_burn.json could not be read" in text
 
 
-def test_hostile_nodes_make_clean_members(samples: ModuleType, runs: Path, tmp_path: Path) -> None:
+def test_hostile_nodes_make_clean_members(runs: Path, tmp_path: Path) -> None:
     fleet = samples.hostile()
     folder = RunFolder.create("validate", {}, runs=runs)
     for node in fleet.nodes[:6]:
@@ -403,8 +384,8 @@ def test_hostile_nodes_make_clean_members(samples: ModuleType, runs: Path, tmp_p
                 assert name.startswith("gpuprov-")
 
 
-def test_an_unknown_node_is_told_with_the_nearest(samples: ModuleType, runs: Path) -> None:
-    fleet = report_of(keep(samples, runs))
+def test_an_unknown_node_is_told_with_the_nearest(runs: Path) -> None:
+    fleet = report_of(keep(runs))
     with pytest.raises(RunFolderError, match="has no node gpu-3") as caught:
         bundle.find_node(fleet, "gpu-3")
     assert "did you mean gpu-03" in caught.value.fix
@@ -414,9 +395,9 @@ def test_an_unknown_node_is_told_with_the_nearest(samples: ModuleType, runs: Pat
 
 
 def test_the_command_says_where_the_archive_is_and_what_was_removed(
-    samples: ModuleType, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = keep(samples, runs, "password: Sesame77")
+    folder = keep(runs, "password: Sesame77")
     kept = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
     out = tmp_path / "out"
     assert cli.main(["report", "--bundle", "gpu-03", "--output", str(out)]) == ExitCode.OK
@@ -446,10 +427,9 @@ def test_the_command_says_where_the_archive_is_and_what_was_removed(
     ],
 )
 def test_a_mistake_is_one_clear_line(
-    samples: ModuleType, runs: Path, more: list[str], code: ExitCode, words: str,
-    capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    keep(samples, runs)
+    runs: Path, more: list[str], code: ExitCode, words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keep(runs)
     assert cli.main(["report", *more]) == code
     complaint = capsys.readouterr().err
     assert words in complaint
@@ -457,7 +437,7 @@ def test_a_mistake_is_one_clear_line(
 
 
 def test_the_inventory_s_secrets_are_known_where_it_is_still_there(
-    samples: ModuleType, runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inventory = tmp_path / "inventory.yml"
     hosts = {
@@ -466,7 +446,7 @@ def test_the_inventory_s_secrets_are_known_where_it_is_still_there(
     }
     inventory.write_text(json.dumps({"all": {"hosts": hosts}}))  # JSON is YAML
     folder = keep(
-        samples, runs, "it is plainword, says never-measured; 10.9.8.3 sends to 10.9.8.7:18515",
+        runs, "it is plainword, says never-measured; 10.9.8.3 sends to 10.9.8.7:18515",
         change=lambda fleet: replace(fleet, inventory=str(inventory)),
     )  # fmt: skip
     assert cli.main(["report", "--bundle", "gpu-03", "--json"]) == ExitCode.OK

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -20,11 +19,12 @@ from provision.report import diff_text
 from provision.report import json as json_report
 from provision.report.diff import Diff, diff, direction
 from provision.runs.store import RunFolder
+from tests.support import samples
 
 BEFORE, AFTER = "20260504T100000.000Z-validate", "20260511T100000.000Z-validate"
 
 
-def burnt(samples: ModuleType, name: str, number: int, rates: list[float]) -> NodeHealth:
+def burnt(name: str, number: int, rates: list[float]) -> NodeHealth:
     rows = tuple(Measurement("rate", rate, "Gflop/s", f"gpu{i}") for i, rate in enumerate(rates))
     rows += tuple(Measurement("temperature", 60.0 + number, "C", f"gpu{i}") for i in range(len(rates)))
     result = CheckResult("gpu_burn", Verdict.PASS, (), rows, 60.0)
@@ -32,7 +32,7 @@ def burnt(samples: ModuleType, name: str, number: int, rates: list[float]) -> No
 
 
 def fleets(
-    samples: ModuleType, scale: Callable[[int, int], float], nodes: int = 4, noise: float = 0.003
+    scale: Callable[[int, int], float], nodes: int = 4, noise: float = 0.003
 ) -> tuple[FleetHealth, FleetHealth]:
     """A fleet's burn before and after; `scale`: (node, GPU) → by what the rate changed, besides noise."""
     chance = random.Random(7)  # noqa: S311 - the same noise every time
@@ -40,8 +40,8 @@ def fleets(
     for number in range(1, nodes + 1):
         rates = [chance.gauss(51900, 300) for _ in range(8)]
         later = [rate * scale(number, gpu) * chance.gauss(1, noise) for gpu, rate in enumerate(rates)]
-        first.append(burnt(samples, f"gpu-{number:02d}", number, rates))
-        second.append(burnt(samples, f"gpu-{number:02d}", number, later))
+        first.append(burnt(f"gpu-{number:02d}", number, rates))
+        second.append(burnt(f"gpu-{number:02d}", number, later))
     before = replace(samples.fleet(*first, asked=("gpu_burn",)), run_id=BEFORE)
     return before, replace(samples.fleet(*second, asked=("gpu_burn",)), run_id=AFTER)
 
@@ -54,14 +54,14 @@ def told(found: Diff) -> str:
     return "\n".join(diff_text.comparison(found))
 
 
-def test_noise_is_told_to_nobody(samples: ModuleType) -> None:
+def test_noise_is_told_to_nobody() -> None:
     for noise in (0.001, 0.006, 0.02):
-        found = diff(*fleets(samples, same, noise=noise))
+        found = diff(*fleets(same, noise=noise))
         assert (found.moved, found.shifts, found.worse, found.less_known) == ((), (), False, False)
 
 
-def test_one_gpu_that_slowed_is_named_with_its_numbers(samples: ModuleType) -> None:
-    found = diff(*fleets(samples, lambda node, gpu: 0.94 if (node, gpu) == (3, 5) else 1.0))
+def test_one_gpu_that_slowed_is_named_with_its_numbers() -> None:
+    found = diff(*fleets(lambda node, gpu: 0.94 if (node, gpu) == (3, 5) else 1.0))
     (one,) = found.moved
     assert (one.node, one.check, one.metric, one.device, one.worse) == (
         "gpu-03", "gpu_burn", "rate", "gpu5", True,
@@ -73,41 +73,41 @@ def test_one_gpu_that_slowed_is_named_with_its_numbers(samples: ModuleType) -> N
     assert "SuperBench" in text
 
 
-def test_what_scatters_much_needs_more_to_be_told(samples: ModuleType) -> None:
-    slower = diff(*fleets(samples, lambda n, g: 0.94 if (n, g) == (3, 5) else 1.0, noise=0.03))
+def test_what_scatters_much_needs_more_to_be_told() -> None:
+    slower = diff(*fleets(lambda n, g: 0.94 if (n, g) == (3, 5) else 1.0, noise=0.03))
     assert slower.moved == ()
 
 
-def test_a_small_change_is_not_told_however_quiet_the_fleet_is(samples: ModuleType) -> None:
+def test_a_small_change_is_not_told_however_quiet_the_fleet_is() -> None:
     def scale(by: float) -> Callable[[int, int], float]:
         return lambda node, gpu: by if (node, gpu) == (1, 0) else 1.0
 
-    assert diff(*fleets(samples, scale(0.979), noise=0)).moved == ()
-    assert len(diff(*fleets(samples, scale(0.975), noise=0)).moved) == 1
+    assert diff(*fleets(scale(0.979), noise=0)).moved == ()
+    assert len(diff(*fleets(scale(0.975), noise=0)).moved) == 1
 
 
-def test_a_fleet_that_moved_as_a_whole_is_told_once_and_names_who_moved_more(samples: ModuleType) -> None:
-    found = diff(*fleets(samples, lambda n, g: 0.87 if (n, g) == (2, 1) else 0.95))
+def test_a_fleet_that_moved_as_a_whole_is_told_once_and_names_who_moved_more() -> None:
+    found = diff(*fleets(lambda n, g: 0.87 if (n, g) == (2, 1) else 0.95))
     (shift,) = found.shifts
     assert (shift.sku, shift.nodes, shift.values, shift.worse) == ("h100-sxm", 4, 32, True)
     assert [(one.node, one.device) for one in found.moved] == [("gpu-02", "gpu1")]
-    gained = diff(*fleets(samples, lambda n, g: 1.0 if (n, g) == (2, 1) else 1.06))
+    gained = diff(*fleets(lambda n, g: 1.0 if (n, g) == (2, 1) else 1.06))
     assert gained.moved == ()  # it has not moved: the others did
     assert not gained.worse
     assert "better than before" in told(gained)
 
 
-def test_what_got_better_is_quiet(samples: ModuleType) -> None:
-    found = diff(*fleets(samples, lambda n, g: 1.08 if n == 1 and g < 2 else 1.0))
+def test_what_got_better_is_quiet() -> None:
+    found = diff(*fleets(lambda n, g: 1.08 if n == 1 and g < 2 else 1.0))
     assert len(found.moved) == 2
     assert not found.worse
     assert "worse" not in told(found)
     assert "better than before:\n  2 measurements on gpu-01" in told(found)
 
 
-def test_few_devices_need_a_larger_change(samples: ModuleType) -> None:
+def test_few_devices_need_a_larger_change() -> None:
     def pair(by: float) -> Diff:
-        before, after = fleets(samples, lambda _, g: by if g == 0 else 1.0, nodes=1, noise=0)
+        before, after = fleets(lambda _, g: by if g == 0 else 1.0, nodes=1, noise=0)
         few = [
             replace(
                 fleet, nodes=(replace(node, checks=(replace(check, measurements=check.measurements[:4]),)),)
@@ -122,9 +122,9 @@ def test_few_devices_need_a_larger_change(samples: ModuleType) -> None:
     assert len(pair(0.94).moved) == 1
 
 
-def test_temperatures_and_counters_from_zero_have_no_direction(samples: ModuleType) -> None:
-    before, after = fleets(samples, same)
-    hot = burnt(samples, "gpu-01", 30, [51900.0] * 8)
+def test_temperatures_and_counters_from_zero_have_no_direction() -> None:
+    before, after = fleets(same)
+    hot = burnt("gpu-01", 30, [51900.0] * 8)
     after = replace(after, nodes=(replace(hot, checks=hot.checks), *after.nodes[1:]))
     assert {one.metric for one in diff(before, after).moved} <= {"rate"}
     assert direction("gpu_burn", "temperature", "C") == ""
@@ -134,7 +134,7 @@ def test_temperatures_and_counters_from_zero_have_no_direction(samples: ModuleTy
     assert direction("pair_latency", "latency", "us") == "at_most"
 
 
-def test_verdicts_nodes_and_checks_that_changed(samples: ModuleType) -> None:
+def test_verdicts_nodes_and_checks_that_changed() -> None:
     good = [samples.node(f"gpu-{i:02d}", samples.checks(i), i) for i in (1, 2, 3)]
     bad = samples.node("gpu-03", samples.checks(3, burn=5), 3)
     fresh = samples.node("gpu-04", samples.checks(4), 4)
@@ -153,7 +153,7 @@ def test_verdicts_nodes_and_checks_that_changed(samples: ModuleType) -> None:
     assert diff(before, replace(before, nodes=(*good[:2], samples.silent("gpu-03")))).less_known
 
 
-def test_a_node_that_fails_by_more_than_before_is_worse(samples: ModuleType) -> None:
+def test_a_node_that_fails_by_more_than_before_is_worse() -> None:
     slow, both = (samples.node("gpu-03", samples.checks(3, slow=(2, 6), burn=b), 3) for b in (None, 5))
     found = diff(samples.fleet(slow), samples.fleet(both))
     assert found.changed == []
@@ -163,7 +163,7 @@ def test_a_node_that_fails_by_more_than_before_is_worse(samples: ModuleType) -> 
     assert diff(samples.fleet(both), samples.fleet(slow)).failing_anew == ()
 
 
-def test_another_gpu_is_told_by_its_serial_and_where_it_was(samples: ModuleType) -> None:
+def test_another_gpu_is_told_by_its_serial_and_where_it_was() -> None:
     one, two = (samples.node(f"gpu-{i:02d}", samples.checks(i), i) for i in (1, 2))
     spare = replace(one.gpus[3], serial="1652899999999", uuid="GPU-new")
     swapped = replace(one.gpus[5], serial=two.gpus[7].serial, uuid=two.gpus[7].uuid)
@@ -179,7 +179,7 @@ def test_another_gpu_is_told_by_its_serial_and_where_it_was(samples: ModuleType)
     assert "gpu-01 gpu5 (00000000:68:00.0)" in told(found)
 
 
-def test_a_lost_gpu_renumbers_the_others_and_replaces_none(samples: ModuleType) -> None:
+def test_a_lost_gpu_renumbers_the_others_and_replaces_none() -> None:
     node = samples.node("gpu-01", samples.checks(1), 1)
     left = [gpu for gpu in node.gpus if gpu.index != 2]
     later = replace(node, gpus=tuple(replace(gpu, index=i) for i, gpu in enumerate(left)))
@@ -188,7 +188,7 @@ def test_a_lost_gpu_renumbers_the_others_and_replaces_none(samples: ModuleType) 
 
 
 @pytest.mark.parametrize("nothing", ["", "N/A", "[N/A]", "0", "[Not Supported]"])
-def test_boards_without_serials_are_known_by_uuid(samples: ModuleType, nothing: str) -> None:
+def test_boards_without_serials_are_known_by_uuid(nothing: str) -> None:
     node = samples.node("gpu-01", samples.checks(1), 1)
     plain = replace(node, gpus=tuple(replace(gpu, serial=nothing) for gpu in node.gpus))
     assert diff(samples.fleet(node), samples.fleet(plain)).parts == ()
@@ -197,8 +197,8 @@ def test_boards_without_serials_are_known_by_uuid(samples: ModuleType, nothing: 
     assert part.now == "GPU-other"
 
 
-def test_a_metric_with_another_name_is_told_not_compared(samples: ModuleType) -> None:
-    before, after = fleets(samples, same)
+def test_a_metric_with_another_name_is_told_not_compared() -> None:
+    before, after = fleets(same)
     renamed = json.loads("".join(json_report.render(after)).replace('"rate"', '"rate_fp16"'))
     found = diff(before, from_json(renamed))
     assert found.unpaired == ("gpu_burn.rate", "gpu_burn.rate_fp16")
@@ -206,7 +206,7 @@ def test_a_metric_with_another_name_is_told_not_compared(samples: ModuleType) ->
     assert "gpu_burn.rate_fp16" in told(found)
 
 
-def test_hostile_fleets_are_told_in_clean_lines(samples: ModuleType) -> None:
+def test_hostile_fleets_are_told_in_clean_lines() -> None:
     fleet = samples.hostile()
     turned = replace(
         fleet, nodes=tuple(replace(n, verdict=Verdict.PASS, gpus=n.gpus[::-1]) for n in fleet.nodes)
@@ -222,12 +222,6 @@ def test_hostile_fleets_are_told_in_clean_lines(samples: ModuleType) -> None:
 # --- the command ---
 
 
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
-
-
 def keep(fleet: FleetHealth, runs: Path) -> str:
     folder = RunFolder.create("validate", {}, runs=runs)
     report.write_all(replace(fleet, run_id=folder.path.name), folder, ["json"])
@@ -235,9 +229,9 @@ def keep(fleet: FleetHealth, runs: Path) -> str:
 
 
 def test_the_command_prints_text_and_json_and_its_exit_code_says_which_way(
-    samples: ModuleType, runs: Path, capsys: pytest.CaptureFixture[str]
+    runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, after = fleets(samples, lambda node, gpu: 0.9 if (node, gpu) == (3, 5) else 1.0)
+    before, after = fleets(lambda node, gpu: 0.9 if (node, gpu) == (3, 5) else 1.0)
     one, two = keep(before, runs), keep(after, runs)
     assert cli.main(["report", "--compare", one, two]) == ExitCode.UNHEALTHY
     assert "gpu-03 gpu_burn rate gpu5" in capsys.readouterr().out
@@ -261,7 +255,7 @@ def test_the_command_prints_text_and_json_and_its_exit_code_says_which_way(
     ],
 )
 def test_what_cannot_be_compared_is_one_clear_line(
-    samples: ModuleType, runs: Path, more: list[str], code: ExitCode, capsys: pytest.CaptureFixture[str]
+    runs: Path, more: list[str], code: ExitCode, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one, two = keep(samples.healthy(), runs), keep(samples.demo(), runs)
     assert cli.main(["report", *(word.format(one=one, two=two) for word in more)]) == code

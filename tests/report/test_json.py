@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from jsonschema import Draft202012Validator
 from provision.checks import health, judge
 from provision.paths import DATA
 from provision.report.json import render
+from tests.support import samples
 
 SCHEMA: dict[str, Any] = json.loads((DATA / "schemas" / "report.schema.json").read_text(encoding="utf-8"))
 VALIDATOR = Draft202012Validator(SCHEMA)
@@ -69,7 +69,7 @@ def test_the_schema_and_the_classes_have_the_same_fields_words_and_version() -> 
 
 
 @pytest.mark.parametrize("name", FLEETS)
-def test_every_report_fits_the_schema(samples: ModuleType, name: str) -> None:
+def test_every_report_fits_the_schema(name: str) -> None:
     problems = [
         problem.message[:200] for problem in VALIDATOR.iter_errors(document(getattr(samples, name)()))
     ]
@@ -77,13 +77,13 @@ def test_every_report_fits_the_schema(samples: ModuleType, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in FLEETS if name != "hostile"])
-def test_a_report_reads_back_as_the_same_health(samples: ModuleType, name: str) -> None:
+def test_a_report_reads_back_as_the_same_health(name: str) -> None:
     fleet = getattr(samples, name)()
     assert health.from_json(document(fleet)) == fleet
 
 
 @pytest.mark.parametrize("name", [name for name in FLEETS if name != "hostile"])
-def test_the_streamed_document_is_that_of_to_json(samples: ModuleType, name: str) -> None:
+def test_the_streamed_document_is_that_of_to_json(name: str) -> None:
     fleet = getattr(samples, name)()
     assert document(fleet) == health.to_json(fleet)
 
@@ -97,14 +97,12 @@ def test_the_streamed_document_is_that_of_to_json(samples: ModuleType, name: str
         ({"interrupted": "no"}, "boolean"),
     ],
 )
-def test_the_schema_refuses_what_is_not_a_report(
-    samples: ModuleType, change: dict[str, Any], complaint: str
-) -> None:
+def test_the_schema_refuses_what_is_not_a_report(change: dict[str, Any], complaint: str) -> None:
     broken = {**document(samples.demo()), **change}
     assert any(complaint in problem.message for problem in VALIDATOR.iter_errors(broken))
 
 
-def test_a_value_that_is_not_a_number_is_still_json(samples: ModuleType) -> None:
+def test_a_value_that_is_not_a_number_is_still_json() -> None:
     nodes = document(samples.hostile())["nodes"]
     values = [row["value"] for row in nodes[0]["checks"][0]["measurements"]]
     assert "nan" in values

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
-from types import ModuleType
 
 import pytest
 
 from provision.checks.health import FleetHealth
 from provision.report.junit import render
+from tests.support import samples
 
 
 def parsed(fleet: FleetHealth) -> ET.Element:
@@ -27,7 +27,7 @@ def cases(root: ET.Element, node: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "name", ["healthy", "demo", "unmeasured", "interrupted", "nothing", "hostile", "between"]
 )
-def test_the_counts_are_those_of_the_cases(samples: ModuleType, name: str) -> None:
+def test_the_counts_are_those_of_the_cases(name: str) -> None:
     root = parsed(getattr(samples, name)())
     for element in (root, *root.iter("testsuite")):
         assert element.get("tests") == str(len(list(element.iter("testcase"))))
@@ -35,7 +35,7 @@ def test_the_counts_are_those_of_the_cases(samples: ModuleType, name: str) -> No
             assert element.get(attribute) == str(len(list(element.iter(tag))))
 
 
-def test_a_failure_names_the_device_the_value_the_limit_and_the_evidence(samples: ModuleType) -> None:
+def test_a_failure_names_the_device_the_value_the_limit_and_the_evidence() -> None:
     root = parsed(samples.demo())
     assert set(cases(root, "gpu-01").values()) == {"passed"}
     assert cases(root, "gpu-03") == {
@@ -51,7 +51,7 @@ def test_a_failure_names_the_device_the_value_the_limit_and_the_evidence(samples
     assert samples.BAD_GPU_SERIAL in "".join(str(p.get("value")) for p in root.iter("property"))
 
 
-def test_what_was_not_measured_never_passes(samples: ModuleType) -> None:
+def test_what_was_not_measured_never_passes() -> None:
     root = parsed(samples.unmeasured())
     assert cases(root, "gpu-07") == dict.fromkeys(("node", *samples.CHECKS), "error")
     assert cases(root, "gpu-01")["gpu_burn"] == "error"
@@ -59,13 +59,13 @@ def test_what_was_not_measured_never_passes(samples: ModuleType) -> None:
     assert cases(root, "gpu-04")["nccl_all_reduce"] == "skipped"
 
 
-def test_a_warning_passes_but_is_told(samples: ModuleType) -> None:
+def test_a_warning_passes_but_is_told() -> None:
     root = parsed(samples.unmeasured())
     assert cases(root, "gpu-05")["nccl_all_reduce"] == "passed"
     assert "no limit is known" in "".join(str(out.text) for out in root.iter("system-out"))
 
 
-def test_what_lies_between_nodes_fails_in_a_suite_of_its_own(samples: ModuleType) -> None:
+def test_what_lies_between_nodes_fails_in_a_suite_of_its_own() -> None:
     """The nodes have warnings alone, which pass: without it CI would be green."""
     root = parsed(samples.between())
     (failure,) = root.iter("failure")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from types import ModuleType
 
 import pytest
 
 from provision.checks.health import FleetHealth
 from provision.report.markdown import escape, render
+from tests.support import samples
 
 
 def text(fleet: FleetHealth) -> str:
@@ -19,7 +19,7 @@ def cells(line: str) -> list[str]:
     return re.split(r"(?<!\\)\|", line)[1:-1]
 
 
-def test_the_ticket_names_the_culprits_with_serial_value_limit_action_and_source(samples: ModuleType) -> None:
+def test_the_ticket_names_the_culprits_with_serial_value_limit_action_and_source() -> None:
     ticket = text(samples.demo())
     assert ticket.startswith("# GPU fleet health: 1 of 3 nodes unhealthy, 2 healthy\n")
     row = next(line for line in ticket.splitlines() if "gpu2-gpu6" in line)
@@ -34,7 +34,7 @@ def test_the_ticket_names_the_culprits_with_serial_value_limit_action_and_source
     assert "2 nodes: gpu-\\[01-02\\]" in ticket
 
 
-def test_what_was_not_measured_is_there(samples: ModuleType) -> None:
+def test_what_was_not_measured_is_there() -> None:
     ticket = text(samples.unmeasured())
     assert "## ? Not measured" in ticket
     assert "unreachable: ssh: connect to 10.0.3.44" in ticket
@@ -43,7 +43,7 @@ def test_what_was_not_measured_is_there(samples: ModuleType) -> None:
     assert "no node" in text(samples.nothing())
 
 
-def test_hostile_text_stays_text(samples: ModuleType) -> None:
+def test_hostile_text_stays_text() -> None:
     ticket = text(samples.hostile())
     outside = [line for line in ticket.splitlines() if not line.startswith("    ")]
     assert not any(re.search(r"<\s*(script|img|!--)", line) for line in outside)
@@ -71,14 +71,14 @@ def test_escape(said: str, shown: str) -> None:
     assert escape(said) == shown
 
 
-def test_a_ticket_fits_into_a_ticket(samples: ModuleType) -> None:
+def test_a_ticket_fits_into_a_ticket() -> None:
     assert len(text(samples.hostile())) < 65_536
     ticket = text(samples.large(2000, 200))
     assert len(ticket) < 65_536
     assert "150 nodes: gpu\\_inventory" in ticket or "150 nodes: gpu_inventory" in ticket
 
 
-def test_what_lies_between_nodes_is_there(samples: ModuleType) -> None:
+def test_what_lies_between_nodes_is_there() -> None:
     ticket = text(samples.between())
     assert ticket.startswith(
         "# GPU fleet health: 2 of 3 nodes with warnings, 1 healthy; 1 failure between nodes"

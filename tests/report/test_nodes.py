@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from itertools import product
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -16,6 +15,7 @@ from provision import report
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
 from provision.report import nodes
+from tests.support import samples
 
 
 def lists(fleet: FleetHealth, folder: Path) -> dict[str, list[str]]:
@@ -29,7 +29,7 @@ def named(verdicts: dict[str, Verdict]) -> FleetHealth:
     return FleetHealth("r", "0", "", "", "", (), found)
 
 
-def test_whatever_is_not_proven_healthy_is_excluded(samples: ModuleType, tmp_path: Path) -> None:
+def test_whatever_is_not_proven_healthy_is_excluded(tmp_path: Path) -> None:
     found = lists(named({v.value: v for v in Verdict}), tmp_path)
     assert found == {"pass": ["pass", "warn"], "fail": ["fail"], "exclude": ["error", "fail", "skip"]}
     for fleet in (samples.demo(), samples.unmeasured(), samples.interrupted(), samples.nothing()):
@@ -40,7 +40,7 @@ def test_whatever_is_not_proven_healthy_is_excluded(samples: ModuleType, tmp_pat
     assert lists(samples.interrupted(), tmp_path) == {"pass": ["gpu-01"], "fail": [], "exclude": ["gpu-02"]}
 
 
-def test_a_pass_without_all_its_checks_proves_nothing(samples: ModuleType, tmp_path: Path) -> None:
+def test_a_pass_without_all_its_checks_proves_nothing(tmp_path: Path) -> None:
     good = samples.checks(1)
     short = dataclasses.replace(samples.node("gpu-01", good[:3]), verdict=Verdict.PASS)
     lost = dataclasses.replace(samples.node("gpu-02", good), error="stopped answering")
@@ -85,7 +85,7 @@ def test_a_name_that_is_none_is_in_no_list_and_told(tmp_path: Path) -> None:
     assert nodes.left_out(named({"gpu-1": Verdict.FAIL})) == ""
 
 
-def test_every_byte_of_hostile_fleets_is_harmless(samples: ModuleType, tmp_path: Path) -> None:
+def test_every_byte_of_hostile_fleets_is_harmless(tmp_path: Path) -> None:
     for fleet in (samples.hostile(), named(dict.fromkeys(HOSTILE, Verdict.ERROR))):
         report.write_all(fleet, tmp_path, ["nodes"])
         for path in tmp_path.glob("nodes.*"):
@@ -127,7 +127,7 @@ def expand(text: str) -> list[str]:
     return found
 
 
-def test_a_folded_list_expands_to_the_same_names(samples: ModuleType, tmp_path: Path) -> None:
+def test_a_folded_list_expands_to_the_same_names(tmp_path: Path) -> None:
     odd = [
         f"{a}{n}{b}"
         for a, n, b in product(("n", "gpu-", "r1-"), ("1", "01", "2", "10", "099", "100"), ("", "x"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,12 +15,13 @@ from provision.checks.pairs.results import Outcome, Result
 from provision.report.context import Pairs
 from provision.report.pair_maps import PairMaps, between
 from tests.report.drawn import boxes, drawing, source, words
+from tests.support import samples
 
 GOOD, WORST, BROKEN = "#c6dcf0", "#8c1408", "#171a1f"
 LEGEND = 1
 
 
-def of(samples: ModuleType, *results: Result, nodes: int = 4, **more: Any) -> PairMaps:
+def of(*results: Result, nodes: int = 4, **more: Any) -> PairMaps:
     """The maps of such results alone, of nodes n0 … without racks."""
     fleet = Topology(tuple(f"n{i}" for i in range(nodes)))
     return between(samples.nothing(), Pairs("pair_bandwidth", "Gb/s", fleet, results, **more))
@@ -32,7 +32,7 @@ def went(one: int, other: int, value: float | None = 394.0, number: int = 1, **m
     return Result((f"n{one}", f"n{other}"), number, value=value, **more)
 
 
-def test_all_nodes_of_a_small_fleet_by_rack_with_whom_the_findings_name(samples: ModuleType) -> None:
+def test_all_nodes_of_a_small_fleet_by_rack_with_whom_the_findings_name() -> None:
     fleet, context = samples.clustered()
     found = between(fleet, context.pairs[0])
     (shown,) = found.shown
@@ -59,21 +59,21 @@ def test_all_nodes_of_a_small_fleet_by_rack_with_whom_the_findings_name(samples:
     assert "not measured" in text
 
 
-def test_a_cell_has_the_worst_rail(samples: ModuleType) -> None:
-    maps = of(samples, went(0, 1), went(0, 1, 170.0, rail="mlx5_1"), went(0, 1, 390.0, rail="mlx5_2"))
+def test_a_cell_has_the_worst_rail() -> None:
+    maps = of(went(0, 1), went(0, 1, 170.0, rail="mlx5_1"), went(0, 1, 390.0, rail="mlx5_2"))
     shown = words(maps.shown[0].image)
     assert (shown.count("170"), shown.count("394"), shown.count("390")) == (2, 0, 0)
     assert maps.shown[0].image.alt.endswith("✗ n0 and n1: 170 Gb/s")
 
 
-def test_a_hang_an_error_and_what_did_not_run_each_have_their_mark(samples: ModuleType) -> None:
+def test_a_hang_an_error_and_what_did_not_run_each_have_their_mark() -> None:
     ended = [
         went(0, 1, None, outcome=Outcome.HANG, said="no end after 40 s"),
         went(2, 3, None, outcome=Outcome.ERROR),
         went(0, 2, None, 2, outcome=Outcome.NOT_RUN, rail=""),
         went(1, 3, number=2),
     ]
-    maps = of(samples, *ended)
+    maps = of(*ended)
     image = maps.shown[0].image
     shown = words(image)
     for mark, said in (("H", "hangs"), ("E", "ends with an error"), ("?", "was to be measured, and was not")):
@@ -85,28 +85,28 @@ def test_a_hang_an_error_and_what_did_not_run_each_have_their_mark(samples: Modu
     assert "H n0 and n1: hang; E n2 and n3: error" in image.alt
 
 
-def test_a_rail_that_did_not_run_is_not_covered_up_by_one_that_did(samples: ModuleType) -> None:
-    maps = of(samples, went(0, 1), went(0, 1, None, outcome=Outcome.NOT_RUN, rail="mlx5_1"))
+def test_a_rail_that_did_not_run_is_not_covered_up_by_one_that_did() -> None:
+    maps = of(went(0, 1), went(0, 1, None, outcome=Outcome.NOT_RUN, rail="mlx5_1"))
     assert words(maps.shown[0].image).count("?") == 2 + LEGEND
     assert maps.measured == 1
 
 
-def test_bad_once_and_good_when_repeated_is_neither_bad_nor_hidden(samples: ModuleType) -> None:
-    maps = of(samples, went(0, 1, 100.0), went(0, 1, 394.0, 2))
+def test_bad_once_and_good_when_repeated_is_neither_bad_nor_hidden() -> None:
+    maps = of(went(0, 1, 100.0), went(0, 1, 394.0, 2))
     shown = words(maps.shown[0].image)
     assert shown.count("~") == 2 + LEGEND
     assert "✗" not in shown
     assert "bad once, good when repeated" in shown
 
 
-def test_what_is_no_evidence_is_not_drawn_as_if_it_were(samples: ModuleType) -> None:
+def test_what_is_no_evidence_is_not_drawn_as_if_it_were() -> None:
     strange = [went(0, 1, float("nan")), went(2, 3, -5.0), went(1, 1), went(0, 9), went(0, 2, 1.0, size=7)]
-    maps = of(samples, *strange)
+    maps = of(*strange)
     assert maps.measured == 0
     assert words(maps.shown[0].image).count("?") == 2 * 3 + LEGEND
 
 
-def test_of_a_latency_less_is_better(samples: ModuleType) -> None:
+def test_of_a_latency_less_is_better() -> None:
     fleet = Topology(tuple(f"n{i}" for i in range(4)))
     results = [
         went(0, 1, 2.0, expected=2.5),
@@ -122,25 +122,25 @@ def test_of_a_latency_less_is_better(samples: ModuleType) -> None:
     assert {"pair_latency, us", "1.87"} <= set(words(image))
 
 
-def test_without_an_expectation_pairs_are_compared_with_what_is_usual(samples: ModuleType) -> None:
+def test_without_an_expectation_pairs_are_compared_with_what_is_usual() -> None:
     values = {(0, 1): 394.0, (2, 3): 393.0, (4, 5): 395.0, (6, 7): 150.0}
     results = [went(*pair, value, expected=None) for pair, value in values.items()]
-    image = of(samples, *results, nodes=8).shown[0].image
+    image = of(*results, nodes=8).shown[0].image
     assert boxes(image)[WORST] == 2 + LEGEND
     assert boxes(image)[GOOD] == 6 + LEGEND
     assert "as a share of what is usual" in " ".join(words(image))
 
 
-def test_who_took_no_part_has_a_row_and_a_line(samples: ModuleType) -> None:
+def test_who_took_no_part_has_a_row_and_a_line() -> None:
     why = {"n4": "ib_write_bw is not installed", "n5": "ib_write_bw is not installed"}
-    maps = of(samples, went(0, 1), left_out=why)
+    maps = of(went(0, 1), left_out=why)
     image = maps.shown[0].image
     assert maps.left_out == ("n[4-5]: ib_write_bw is not installed",)
     assert boxes(image)["hatched"] == 6 * 6 - 4 * 4 + LEGEND
     assert {"? n4", "? n5", "took no part"} <= set(words(image))
 
 
-def test_nodes_without_a_rack_come_last_and_are_said_to_have_none(samples: ModuleType) -> None:
+def test_nodes_without_a_rack_come_last_and_are_said_to_have_none() -> None:
     fleet = Topology(("a", "b", "c"), {"a": "east", "c": "east"})
     pairs = Pairs("pair_bandwidth", "Gb/s", fleet, (Result(("a", "b"), 1, value=394.0, expected=360.0),))
     shown = words(between(samples.nothing(), pairs).shown[0].image)
@@ -149,13 +149,13 @@ def test_nodes_without_a_rack_come_last_and_are_said_to_have_none(samples: Modul
 
 
 @pytest.mark.parametrize("nodes", [0, 1])
-def test_of_less_than_two_nodes_there_is_no_map(samples: ModuleType, nodes: int) -> None:
-    maps = of(samples, nodes=nodes)
+def test_of_less_than_two_nodes_there_is_no_map(nodes: int) -> None:
+    maps = of(nodes=nodes)
     assert (maps.shown, maps.measured, maps.possible, maps.rounds) == ((), 0, 0, 0)
 
 
-def test_a_run_that_ended_before_its_first_round_shows_that_nothing_was_measured(samples: ModuleType) -> None:
-    maps = of(samples)
+def test_a_run_that_ended_before_its_first_round_shows_that_nothing_was_measured() -> None:
+    maps = of()
     assert (maps.measured, maps.possible) == (0, 6)
     assert maps.shown[0].image.alt == "pair_bandwidth between 4 nodes: 0 pairs measured"
 
@@ -165,7 +165,7 @@ FAULTS: Mapping[tuple[str, ...], float | None] = {
 }  # fmt: skip
 
 
-def test_of_a_large_fleet_the_racks_and_whoever_stands_out(samples: ModuleType) -> None:
+def test_of_a_large_fleet_the_racks_and_whoever_stands_out() -> None:
     fleet, context = samples.clustered(200, 8, FAULTS)
     maps = between(fleet, context.pairs[0])
     racks, named = maps.shown
@@ -182,7 +182,7 @@ def test_of_a_large_fleet_the_racks_and_whoever_stands_out(samples: ModuleType) 
     assert sum(len(one.image.source) for one in maps.shown) < 250_000
 
 
-def test_a_large_fleet_of_which_nobody_stands_out_says_so(samples: ModuleType) -> None:
+def test_a_large_fleet_of_which_nobody_stands_out_says_so() -> None:
     fleet, context = samples.clustered(80, 8, {})
     maps = between(fleet, context.pairs[0])
     (racks,) = maps.shown
@@ -194,14 +194,14 @@ def test_a_large_fleet_of_which_nobody_stands_out_says_so(samples: ModuleType) -
     assert maps.notes[0] == "Not drawn rack by rack: 0 racks known."
 
 
-def test_more_than_fit_are_counted(samples: ModuleType) -> None:
+def test_more_than_fit_are_counted() -> None:
     fleet = Topology(tuple(f"n{i}" for i in range(300)))
     results = tuple(went(i, i + 1, None, outcome=Outcome.ERROR) for i in range(0, 300, 2))
     (shown,) = between(samples.nothing(), Pairs("pair_bandwidth", "Gb/s", fleet, results)).shown
     assert "The nodes that stand out (48 of 300), a row each, by those they were measured with" in shown.words
 
 
-def test_hostile_names_are_text(samples: ModuleType) -> None:
+def test_hostile_names_are_text() -> None:
     names = ("<script>alert(1)</script>", "$x^{$", "--><b>", "\x1b[2Jred\u202e")
     fleet = Topology(names, dict.fromkeys(names[:2], "]]>&<svg>") | dict.fromkeys(names[2:], "$r_$"))
     result = Result(names[:2], 1, value=10.0, rail="<i>", unit="<u>", expected=360.0)
@@ -217,7 +217,7 @@ def test_hostile_names_are_text(samples: ModuleType) -> None:
     }
 
 
-def test_every_verdict_of_the_check_is_a_nodes_own(samples: ModuleType) -> None:
+def test_every_verdict_of_the_check_is_a_nodes_own() -> None:
     """A node that fails another check does not stand out between the nodes."""
     fleet, context = samples.clustered()
     assert next(node for node in fleet.nodes if node.node == "gpu-03").verdict is Verdict.FAIL

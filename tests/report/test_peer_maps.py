@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from types import ModuleType
 
 import pytest
 
@@ -13,6 +12,7 @@ from provision.checks.judge import Finding, Verdict
 from provision.report import peer_maps
 from provision.report.peer_maps import SkuMaps, peers
 from tests.report.drawn import boxes, source, words
+from tests.support import samples
 
 GOOD, WORST = "#c6dcf0", "#8c1408"
 LEGEND = 1
@@ -36,7 +36,7 @@ def changed(
     return dataclasses.replace(node, checks=tuple(checks), verdict=verdict)
 
 
-def test_the_bad_node_is_drawn_beside_a_typical_healthy_one(samples: ModuleType) -> None:
+def test_the_bad_node_is_drawn_beside_a_typical_healthy_one() -> None:
     typical, bad = only(samples.demo()).shown
     assert (typical.typical, bad.typical) == (True, False)
     assert typical.node.node in {"gpu-01", "gpu-02"}
@@ -50,13 +50,13 @@ def test_the_bad_node_is_drawn_beside_a_typical_healthy_one(samples: ModuleType)
     assert "✗ gpu2 to gpu6 61.3; ✗ gpu6 to gpu2 61.3" in bad.image.alt
 
 
-def test_nothing_is_drawn_where_nothing_is_wrong(samples: ModuleType) -> None:
+def test_nothing_is_drawn_where_nothing_is_wrong() -> None:
     assert peers(samples.healthy()).skus == ()
     assert peers(samples.nothing()).skus == ()
     assert peers(samples.between()) == peer_maps.PeerMaps((), ()), "the check was not asked for"
 
 
-def test_what_was_not_measured_is_named_where_a_map_would_be(samples: ModuleType) -> None:
+def test_what_was_not_measured_is_named_where_a_map_would_be() -> None:
     found = peers(samples.unmeasured())
     assert found.unmeasured == ("gpu-02", "gpu-07", "gpu-08")
     assert found.skus == ()
@@ -64,7 +64,7 @@ def test_what_was_not_measured_is_named_where_a_map_would_be(samples: ModuleType
     assert peers(samples.fleet(lost)).unmeasured == ("gpu-09",)
 
 
-def test_a_skip_is_no_missing_map(samples: ModuleType) -> None:
+def test_a_skip_is_no_missing_map() -> None:
     one_gpu = Finding(
         "p2p_bandwidth", Verdict.SKIP, "node", "one GPU: there is no pair to measure", "p2p_read"
     )
@@ -72,7 +72,7 @@ def test_a_skip_is_no_missing_map(samples: ModuleType) -> None:
     assert peers(samples.fleet(node)) == peer_maps.PeerMaps((), ())
 
 
-def test_a_pair_without_a_number_looks_unlike_a_slow_one(samples: ModuleType) -> None:
+def test_a_pair_without_a_number_looks_unlike_a_slow_one() -> None:
     node = samples.node("gpu-03", samples.checks(3, slow=(2, 6)), 3)
     rows = [row for check in node.checks if check.check == "p2p_bandwidth" for row in check.measurements]
     rows = [row for row in rows if row.device != "gpu1->gpu7"]  # two metrics
@@ -88,7 +88,7 @@ def test_a_pair_without_a_number_looks_unlike_a_slow_one(samples: ModuleType) ->
     assert "? gpu1 to gpu7 not measured" in image.alt
 
 
-def test_a_gpu_that_is_gone_from_the_numbers_keeps_its_row(samples: ModuleType) -> None:
+def test_a_gpu_that_is_gone_from_the_numbers_keeps_its_row() -> None:
     node = samples.node("gpu-03", samples.checks(3, slow=(2, 6)), 3)
     rows = [
         row
@@ -101,7 +101,7 @@ def test_a_gpu_that_is_gone_from_the_numbers_keeps_its_row(samples: ModuleType) 
     assert words(image).count("gpu7") == 4
 
 
-def marks(samples: ModuleType, finding: Finding, slow: tuple[str, ...]) -> list[str]:
+def marks(finding: Finding, slow: tuple[str, ...]) -> list[str]:
     """The cells marked for a finding, of a node on which pairs of these GPUs run at 150 GB/s."""
     node = samples.node("gpu-03", samples.checks(3), 3)
     rows = [row for check in node.checks for row in check.measurements if row.metric == "p2p_write"]
@@ -117,26 +117,24 @@ def slow_gpu(metric: str, limit: str = "≥ 335 GB/s", device: str = "gpu4") -> 
     return Finding("p2p_bandwidth", Verdict.FAIL, device, "its pairs are slow", metric, 150.0, "GB/s", limit)
 
 
-def test_a_finding_of_a_gpu_marks_its_slow_pairs_and_no_other(samples: ModuleType) -> None:
-    found = marks(samples, slow_gpu("p2p_write"), ("gpu4", "gpu6"))
+def test_a_finding_of_a_gpu_marks_its_slow_pairs_and_no_other() -> None:
+    found = marks(slow_gpu("p2p_write"), ("gpu4", "gpu6"))
     assert len(found) == 8
     assert all("gpu4" in cell for cell in found)
     assert found[-1].endswith("and 6 more marked")
 
 
 @pytest.mark.parametrize("limit", ["≥ 335 GB/s", "", "peer access"])
-def test_a_finding_of_a_pair_marks_the_slow_direction(samples: ModuleType, limit: str) -> None:
-    found = marks(samples, slow_gpu("p2p_write", limit, "gpu2-gpu6"), ("gpu2->gpu6", "gpu1->gpu3"))
+def test_a_finding_of_a_pair_marks_the_slow_direction(limit: str) -> None:
+    found = marks(slow_gpu("p2p_write", limit, "gpu2-gpu6"), ("gpu2->gpu6", "gpu1->gpu3"))
     assert found == ["gpu2 to gpu6 150"]
 
 
-def test_a_finding_of_the_copies_to_the_host_marks_no_pair(samples: ModuleType) -> None:
-    assert marks(samples, slow_gpu("h2d"), ("gpu4",)) == []
+def test_a_finding_of_the_copies_to_the_host_marks_no_pair() -> None:
+    assert marks(slow_gpu("h2d"), ("gpu4",)) == []
 
 
-def test_pairs_that_differ_by_design_are_compared_with_the_same_pair_of_healthy_nodes(
-    samples: ModuleType,
-) -> None:
+def test_pairs_that_differ_by_design_are_compared_with_the_same_pair_of_healthy_nodes() -> None:
     """Of cards with bridges only some pairs are fast; a healthy node must not look half broken."""
 
     def bridged(name: str, lost: bool) -> NodeHealth:
@@ -155,7 +153,7 @@ def test_pairs_that_differ_by_design_are_compared_with_the_same_pair_of_healthy_
     assert (bad[GOOD], bad[WORST]) == (54 + LEGEND, 2 + LEGEND)
 
 
-def test_of_many_bad_nodes_the_worst_are_drawn_and_the_others_named(samples: ModuleType) -> None:
+def test_of_many_bad_nodes_the_worst_are_drawn_and_the_others_named() -> None:
     warned = dataclasses.replace(samples.SLOW, verdict=Verdict.WARN)
     nodes = [samples.node(f"gpu-{i:02d}", samples.checks(i, slow=(2, 6)), i) for i in range(1, 10)]
     nodes = [changed(n, Verdict.WARN, warned) if int(n.node[-2:]) < 6 else n for n in nodes]
@@ -166,14 +164,14 @@ def test_of_many_bad_nodes_the_worst_are_drawn_and_the_others_named(samples: Mod
     assert "no node of this SKU is healthy" in " ".join(words(maps.shown[0].image))
 
 
-def test_the_maps_stay_within_their_room(samples: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_maps_stay_within_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
     one = len(only(samples.demo()).shown[1].image.source)
     monkeypatch.setattr(peer_maps, "_BYTES", one + 100)
     maps = only(samples.demo())
     assert (maps.shown, maps.left_out) == ((), ("gpu-03",))
 
 
-def test_hostile_devices_and_numbers_are_not_drawn(samples: ModuleType) -> None:
+def test_hostile_devices_and_numbers_are_not_drawn() -> None:
     devices = ["gpu0->gpu1<script>", "<b>0->gpu1", "gpu99999->gpu0", "gpu0->gpu0", "gpu0->gpu1\n", "->", ""]
     values = ["<script>", float("nan"), float("inf"), -1.0, 1e300, True]
     rows = [Measurement("p2p_write", 300.0, "GB/s", device) for device in devices]
@@ -189,7 +187,7 @@ def test_hostile_devices_and_numbers_are_not_drawn(samples: ModuleType) -> None:
     assert "<b>$x^{$, GB/s" in words(image)
 
 
-def test_more_gpus_than_a_map_has_room_for_are_no_map(samples: ModuleType) -> None:
+def test_more_gpus_than_a_map_has_room_for_are_no_map() -> None:
     rows = [Measurement("p2p_write", 300.0, "GB/s", f"gpu0->gpu{i}") for i in range(1, 100)]
     node = changed(samples.node("gpu-01", samples.checks(1), 1), Verdict.FAIL, samples.SLOW, rows=rows)
     assert peers(samples.fleet(node)).unmeasured == ("gpu-01",)

@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 import base64
-import os
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
-from xml.etree import ElementTree
 
 import matplotlib
 import pytest
 
-import provision
 from provision.checks.gpu.telemetry_series import Series
 from provision.checks.judge import Verdict
 from provision.report import canvas, plots
-from provision.report.canvas import Image
 from provision.report.strips import Mark, Sku, Strip, glance
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def drawing(image: Image) -> ElementTree.Element:
-    kind, data = image.source.split(",", 1)
-    assert kind == "data:image/svg+xml;base64"
-    return ElementTree.fromstring(base64.b64decode(data))  # noqa: S314 - our own
-
-
-def words(image: Image) -> list[str]:
-    return ["".join(text.itertext()).strip() for text in drawing(image).iter(f"{SVG}text")]
+from tests.report.drawn import drawing, source, words, written
+from tests.support import samples
 
 
 def burn(gpus: int = 8, hot: int = 5) -> dict[str, Series]:
@@ -65,8 +48,7 @@ def test_where_nobody_has_a_finding_the_odd_one_is_named_quietly() -> None:
 
 def test_verdicts_differ_by_more_than_colour() -> None:
     def dashes(verdict: Verdict) -> str:
-        source = plots.telemetry(burn(), {"gpu5": verdict})[0].source
-        svg = base64.b64decode(source.split(",", 1)[1]).decode()
+        svg = source(plots.telemetry(burn(), {"gpu5": verdict})[0])
         colour = canvas.TONE[verdict]
         (line,) = [part for part in svg.split("<path") if f"stroke: {colour}" in part]
         return line.split('style="')[1].split('"')[0].replace(colour, "")
@@ -86,7 +68,7 @@ def test_many_gpus_cost_no_more_than_a_few() -> None:
     assert "gpu2999" in words(images[0])
 
 
-def test_the_same_numbers_give_the_same_bytes_in_any_process(samples: ModuleType, tmp_path: Path) -> None:
+def test_the_same_numbers_give_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     program = (
         "import sys; from provision.report import plots\n"
         "from provision.checks.gpu.telemetry_series import Series\n"
@@ -94,19 +76,10 @@ def test_the_same_numbers_give_the_same_bytes_in_any_process(samples: ModuleType
         "sys.stdout.write(plots.telemetry({'gpu0': one}, {})[0].source)"
     )
     (tmp_path / "matplotlibrc").write_text("font.size: 30\nbackend: nonsense\n")
-    runs = set()
-    for extra in ({}, {"MPLBACKEND": "nonsense"}):
-        environment = {**os.environ, "PYTHONPATH": str(Path(provision.__file__).parent.parent), **extra}
-        answer = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True, check=True, timeout=100, env=environment, cwd=tmp_path if extra else None,
-        )  # fmt: skip
-        assert answer.stderr == b""
-        runs.add(answer.stdout)
-    assert len(runs) == 1
+    image = written(program, ({}, None), ({"MPLBACKEND": "nonsense"}, tmp_path))
     skus = glance(samples.demo()).skus
     assert plots.fleet(skus) == plots.fleet(skus)
-    svg = base64.b64decode(runs.pop().split(b",", 1)[1]).decode()
+    svg = base64.b64decode(image.split(b",", 1)[1]).decode()
     assert "<dc:date>" not in svg
 
 
@@ -149,7 +122,7 @@ def test_values_that_are_all_alike_are_drawn(value: float) -> None:
     assert plots.fleet([Sku("x", 2, (strip,), 0)]) is not None
 
 
-def test_hostile_names_are_text_in_a_well_formed_image(samples: ModuleType) -> None:
+def test_hostile_names_are_text_in_a_well_formed_image() -> None:
     skus = glance(samples.hostile()).skus
     names = ("$x^{$", "<script>alert(1)</script>", "]]>&amp;", "עברית ✗ 漢字")
     hostile = [
@@ -165,7 +138,7 @@ def test_hostile_names_are_text_in_a_well_formed_image(samples: ModuleType) -> N
         image = plots.fleet(each)
         if image is not None:
             drawing(image)
-            assert b"<script" not in base64.b64decode(image.source.split(",", 1)[1])
+            assert "<script" not in source(image)
     shown = plots.fleet(hostile)
     assert shown is not None
     assert "$x^{$: 1 node" in words(shown)

@@ -19,15 +19,9 @@ from provision.runs import node_history, raw_output
 from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.validate import campaign
+from tests.support.stored import GPU
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gpu_burn"
-GPU = {
-    "count": 8,
-    "sku": "h100-sxm",
-    "fabric": "nvswitch",
-    "architecture": "hopper",
-    "pci_ids": ["10de:2330"],
-}
 
 
 def samples(hot: int | None = None) -> str:
@@ -63,12 +57,6 @@ def stored(
     node_history.record(folder, {}, health)
     report.write_all(health, folder, ["json"])
     return folder, health
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
 
 
 def test_the_samples_a_run_kept_are_read(runs: Path) -> None:

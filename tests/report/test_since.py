@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from types import ModuleType
 
 import pytest
 
@@ -13,18 +12,17 @@ from provision.checks.judge import Finding, Verdict
 from provision.report import diff_text, html, markdown, terminal
 from provision.report.context import Context
 from provision.runs.node_history import Earlier
+from tests.support import samples
 
 DAY = "2026-05-03T10:00:00+00:00"
 PASS, WARN, FAIL, ERROR = Verdict.PASS, Verdict.WARN, Verdict.FAIL, Verdict.ERROR
 
 
-def fleets(
-    samples: ModuleType, **verdicts: tuple[Verdict | None, Verdict | None]
-) -> tuple[Earlier, FleetHealth]:
+def fleets(**verdicts: tuple[Verdict | None, Verdict | None]) -> tuple[Earlier, FleetHealth]:
     """`name=(was, now)`; None: not in that run."""
 
     def of(at: int) -> FleetHealth:
-        nodes = [node(samples, name, each[at]) for name, each in verdicts.items()]
+        nodes = [node(name, each[at]) for name, each in verdicts.items()]
         return samples.fleet(*(one for one in nodes if one is not None), asked=("gpu_burn",))  # type: ignore[no-any-return]
 
     before = dataclasses.replace(of(0), run_id="20260503T100000Z-validate", started=DAY)
@@ -33,7 +31,7 @@ def fleets(
     return Earlier(before, names, since), of(1)
 
 
-def node(samples: ModuleType, name: str, verdict: Verdict | None) -> NodeHealth | None:
+def node(name: str, verdict: Verdict | None) -> NodeHealth | None:
     if verdict is None:
         return None
     action = "none" if verdict is PASS else "investigate"
@@ -42,9 +40,9 @@ def node(samples: ModuleType, name: str, verdict: Verdict | None) -> NodeHealth 
 
 
 @pytest.fixture
-def both(samples: ModuleType) -> tuple[Earlier, FleetHealth]:
+def both() -> tuple[Earlier, FleetHealth]:
     return fleets(
-        samples, a1=(PASS, FAIL), a2=(WARN, ERROR), b1=(FAIL, PASS), b2=(ERROR, WARN), c1=(FAIL, FAIL),
+        a1=(PASS, FAIL), a2=(WARN, ERROR), b1=(FAIL, PASS), b2=(ERROR, WARN), c1=(FAIL, FAIL),
         c2=(ERROR, FAIL), d1=(PASS, WARN), d2=(PASS, PASS), e1=(None, PASS), f1=(FAIL, None),
     )  # fmt: skip
 
@@ -92,9 +90,9 @@ def test_markdown_tells_it_too(both: tuple[Earlier, FleetHealth]) -> None:
     assert "- c1: fail since 2026-05-01 08:00:00 UTC\n" in text
 
 
-def test_a_node_that_fell_silent_says_so(samples: ModuleType) -> None:
+def test_a_node_that_fell_silent_says_so() -> None:
     silent = dataclasses.replace(samples.node("a1", ()), verdict=ERROR, error="timed out", unreachable=True)
-    well = node(samples, "a1", PASS)
+    well = node("a1", PASS)
     before = Earlier(samples.fleet(well), frozenset({"a1"}), {})
     now = samples.fleet(silent, asked=("gpu_burn",))
     page = "".join(html.render(now, Context(before)))
@@ -103,14 +101,14 @@ def test_a_node_that_fell_silent_says_so(samples: ModuleType) -> None:
     assert "- a1: pass → **error**: unreachable: timed out" in told
 
 
-def test_nothing_new_is_said_in_words(samples: ModuleType) -> None:
-    before, now = fleets(samples, a=(PASS, PASS))
+def test_nothing_new_is_said_in_words() -> None:
+    before, now = fleets(a=(PASS, PASS))
     assert "UTC: no verdict changed\n" in terminal.summary(now, context=Context(before))
     assert "No node has another verdict" in "".join(html.render(now, Context(before)))
     assert "No node has another verdict" in "".join(markdown.render(now, Context(before)))
 
 
-def test_without_an_earlier_run_there_is_no_such_section(samples: ModuleType) -> None:
+def test_without_an_earlier_run_there_is_no_such_section() -> None:
     now = samples.demo()
     assert diff_text.since(None, now) is None
     assert "ince the" not in terminal.summary(now)
@@ -118,9 +116,9 @@ def test_without_an_earlier_run_there_is_no_such_section(samples: ModuleType) ->
     assert "ince the" not in "".join(markdown.render(now))
 
 
-def test_a_hostile_name_is_shown_and_nothing_more(samples: ModuleType) -> None:
+def test_a_hostile_name_is_shown_and_nothing_more() -> None:
     for text in samples.HOSTILE:
-        before, now = fleets(samples, **{text: (PASS, FAIL)})
+        before, now = fleets(**{text: (PASS, FAIL)})
         page = "".join(html.render(now, Context(before)))
         assert "<script>document" not in page
         assert "<img src=x" not in page

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from types import ModuleType
 
 from provision.checks.check import Measurement
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict
 from provision.report.strips import Sku, Strip, glance
+from tests.support import samples
 
 
 def only(fleet: FleetHealth) -> Sku:
@@ -23,7 +23,7 @@ def strip(sku: Sku, what: str) -> Strip:
     return found
 
 
-def test_the_strips_hold_every_value_and_the_limit_it_was_judged_by(samples: ModuleType) -> None:
+def test_the_strips_hold_every_value_and_the_limit_it_was_judged_by() -> None:
     sku = only(samples.healthy())
     assert (sku.name, sku.nodes) == ("h100-sxm", 3)
     burn = strip(sku, "burn rate")
@@ -31,13 +31,13 @@ def test_the_strips_hold_every_value_and_the_limit_it_was_judged_by(samples: Mod
     assert (burn.limit, burn.limit_words, burn.silent) == (45000, "limit ≥ 45000 Gflop/s", 0)
 
 
-def test_a_limit_no_finding_tells_is_the_shipped_one_and_named_so(samples: ModuleType) -> None:
+def test_a_limit_no_finding_tells_is_the_shipped_one_and_named_so() -> None:
     read = strip(only(samples.healthy()), "peer read bandwidth")
     assert read.limit == 335
     assert read.limit_words == "shipped limit ≥ 335 GB/s"
 
 
-def test_who_failed_stands_out_by_name_also_by_another_metric_of_the_check(samples: ModuleType) -> None:
+def test_who_failed_stands_out_by_name_also_by_another_metric_of_the_check() -> None:
     sku = only(samples.demo())
     write = strip(sku, "peer write bandwidth")
     assert {(mark.label, mark.value, mark.verdict) for mark in write.marks} == {
@@ -49,32 +49,32 @@ def test_who_failed_stands_out_by_name_also_by_another_metric_of_the_check(sampl
     assert (mark.label, mark.verdict) == ("gpu-03 gpu5 (errors)", Verdict.FAIL)
 
 
-def test_nodes_without_a_value_are_counted(samples: ModuleType) -> None:
+def test_nodes_without_a_value_are_counted() -> None:
     sku = only(samples.unmeasured())
     assert sku.nodes == 5
     assert glance(samples.unmeasured()).nodes_unknown == 2  # that were not reached
     assert strip(sku, "burn rate").silent == 1
 
 
-def test_a_limit_of_the_peers_is_not_drawn_as_one_of_the_sku(samples: ModuleType) -> None:
+def test_a_limit_of_the_peers_is_not_drawn_as_one_of_the_sku() -> None:
     slow = Finding(
         "gpu_burn", Verdict.WARN, "gpu1", "slow", "rate", 40.0, "Gflop/s", "≥ 46 Gflop/s",
         "median of the other GPUs of the node", "investigate",
     )  # fmt: skip
-    found = strip(only(samples.fleet(with_rates(samples, "n1", slow))), "burn rate")
+    found = strip(only(samples.fleet(with_rates("n1", slow))), "burn rate")
     assert found.limit is None or found.limit != 46
     assert [mark.label for mark in found.marks] == ["n1 gpu1"]
 
 
-def test_what_is_no_number_is_left_out_and_an_unknown_sku_has_no_shipped_limit(samples: ModuleType) -> None:
-    node = with_rates(samples, "n1", rates=(float("nan"), float("inf"), -1.0, "a lot", True, 5.0))
+def test_what_is_no_number_is_left_out_and_an_unknown_sku_has_no_shipped_limit() -> None:
+    node = with_rates("n1", rates=(float("nan"), float("inf"), -1.0, "a lot", True, 5.0))
     node = dataclasses.replace(node, facts={"sku": "h100-sxm\x1b[31m"})
     found = strip(only(samples.fleet(node)), "burn rate")
     assert found.values == (5.0,)
     assert (found.limit, found.limit_words) == (None, "")
 
 
-def test_who_stands_out_is_drawn_before_what_is_merely_measured(samples: ModuleType) -> None:
+def test_who_stands_out_is_drawn_before_what_is_merely_measured() -> None:
     names = ("p2p_bandwidth.h2d", "p2p_bandwidth.d2h", "p2p_bandwidth.p2p_read", "p2p_bandwidth.p2p_write",
              "nccl_all_reduce.busbw", "nccl_all_gather.busbw", "nccl_alltoall.busbw")  # fmt: skip
     results = [measured(*name.split(".")) for name in names]
@@ -88,9 +88,9 @@ def test_who_stands_out_is_drawn_before_what_is_merely_measured(samples: ModuleT
     assert strip(sku, "rate of copies within a GPU's memory").marks
 
 
-def test_many_skus_are_counted_and_the_largest_is_first(samples: ModuleType) -> None:
+def test_many_skus_are_counted_and_the_largest_is_first() -> None:
     def of(sku: str, number: int) -> NodeHealth:
-        node = with_rates(samples, f"{sku}-{number}")
+        node = with_rates(f"{sku}-{number}")
         return dataclasses.replace(node, facts={"sku": sku})
 
     nodes = [of(f"sku{kind}", number) for kind in range(6) for number in range(1 + (kind == 5))]
@@ -105,10 +105,7 @@ def measured(check: str, metric: str, *findings: Finding) -> CheckResult:
 
 
 def with_rates(
-    samples: ModuleType,
-    name: str,
-    *findings: Finding,
-    rates: tuple[float | int | str | bool, ...] = (50.0, 40.0, 51.0),
+    name: str, *findings: Finding, rates: tuple[float | int | str | bool, ...] = (50.0, 40.0, 51.0)
 ) -> NodeHealth:
     rows = [Measurement("rate", rate, "Gflop/s", f"gpu{i}") for i, rate in enumerate(rates)]
     return samples.node(name, (samples.result("gpu_burn", list(findings), rows, 1.0),))  # type: ignore[no-any-return]

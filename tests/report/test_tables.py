@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from types import ModuleType
-
 from provision.checks.check import Measurement
 from provision.checks.judge import Verdict
 from provision.report.tables import tables
+from tests.support import samples
 
 
-def test_a_matrix_shades_and_marks_the_slow_pair_in_both_directions(samples: ModuleType) -> None:
+def test_a_matrix_shades_and_marks_the_slow_pair_in_both_directions() -> None:
     check = samples.demo().nodes[2].checks[2]
     read, write, rest = tables(check)
     assert (read.title, write.title, write.unit, write.matrix) == ("p2p_read", "p2p_write", "GB/s", True)
@@ -27,7 +26,7 @@ def test_a_matrix_shades_and_marks_the_slow_pair_in_both_directions(samples: Mod
     assert [name for name, _ in rest.rows] == ["h2d GB/s", "d2h GB/s"]
 
 
-def test_for_latency_slower_is_worse(samples: ModuleType) -> None:
+def test_for_latency_slower_is_worse() -> None:
     rows = [Measurement("latency", value, "us", f"gpu{a}->gpu{b}") for (a, b), value in LATENCIES.items()]
     (table,) = tables(samples.result("p2p_bandwidth", [samples.SLOW], rows, 1.0))
     assert {cell.text: cell.shade for _, cells in table.rows for cell in cells if cell} == {"1": 4, "3": 0}
@@ -36,7 +35,7 @@ def test_for_latency_slower_is_worse(samples: ModuleType) -> None:
 LATENCIES = {(0, 1): 1.0, (1, 0): 1.0, (0, 2): 1.0, (2, 0): 1.0, (1, 2): 3.0, (2, 1): 1.0}
 
 
-def test_a_missing_measurement_is_an_empty_cell_not_a_zero(samples: ModuleType) -> None:
+def test_a_missing_measurement_is_an_empty_cell_not_a_zero() -> None:
     rows = [
         Measurement("rate", 5.0, "Gflop/s", "gpu0"),
         Measurement("rate", 5.0, "Gflop/s", "gpu10"),

@@ -7,7 +7,6 @@ import html as html_module
 import re
 import shlex
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -20,6 +19,7 @@ from provision.report.diff import diff
 from provision.report.diff_text import verdict_lines
 from provision.report.terminal import summary
 from provision.validate.validation import exit_code
+from tests.support import samples
 
 ANSI = re.compile(r"\x1b\[[\d;]*m")
 
@@ -29,7 +29,7 @@ def flat(text: str) -> str:
     return re.sub(r"\s+", " ", text)
 
 
-def test_the_demos_two_faults_are_named_with_serial_number_limit_and_action(samples: ModuleType) -> None:
+def test_the_demos_two_faults_are_named_with_serial_number_limit_and_action() -> None:
     told = summary(samples.demo())
     assert told.splitlines()[0] == "1 of 3 nodes unhealthy, 2 healthy"
     assert (
@@ -46,7 +46,7 @@ def test_the_demos_two_faults_are_named_with_serial_number_limit_and_action(samp
     assert "\x1b" not in told
 
 
-def test_a_healthy_fleet_is_told_in_a_few_lines(samples: ModuleType) -> None:
+def test_a_healthy_fleet_is_told_in_a_few_lines() -> None:
     told = summary(samples.healthy())
     assert told.startswith("all 3 nodes healthy\n")
     assert "next: gpuprov drift\n" in told
@@ -54,7 +54,7 @@ def test_a_healthy_fleet_is_told_in_a_few_lines(samples: ModuleType) -> None:
     assert not any(word in told for word in ("FAIL", "ERROR", "WARN", "SKIP"))
 
 
-def test_forty_nodes_with_one_cause_are_one_line_and_one_range(samples: ModuleType) -> None:
+def test_forty_nodes_with_one_cause_are_one_line_and_one_range() -> None:
     fabric = Finding(
         "gpu_inventory", Verdict.FAIL, "node", "fabric manager is not running", action="fix configuration"
     )
@@ -69,7 +69,7 @@ def test_forty_nodes_with_one_cause_are_one_line_and_one_range(samples: ModuleTy
     assert len(told.splitlines()) < 14
 
 
-def test_many_culprits_with_their_own_numbers_are_folded_with_examples(samples: ModuleType) -> None:
+def test_many_culprits_with_their_own_numbers_are_folded_with_examples() -> None:
     nodes = [
         samples.node(
             f"gpu-{i:02d}",
@@ -92,7 +92,7 @@ def test_many_culprits_with_their_own_numbers_are_folded_with_examples(samples: 
     assert "gpu5 computed 1 wrong results" in told
 
 
-def test_what_was_not_measured_is_as_loud_as_a_failure(samples: ModuleType) -> None:
+def test_what_was_not_measured_is_as_loud_as_a_failure() -> None:
     told = summary(samples.unmeasured())
     assert told.startswith("5 of 7 nodes not proven (could not be measured), 1 with warnings, 1 healthy\n")
     assert "16 of 27 checks measured, 1 skipped (declared not applicable) · 2 nodes unreachable" in told
@@ -104,7 +104,7 @@ def test_what_was_not_measured_is_as_loud_as_a_failure(samples: ModuleType) -> N
     assert "then: gpuprov drift --nodes gpu-07,gpu-08" in told
 
 
-def test_worst_comes_first(samples: ModuleType) -> None:
+def test_worst_comes_first() -> None:
     fleet = samples.fleet(*samples.unmeasured().nodes, *samples.demo().nodes[2:])
     told = summary(fleet)
     places = [told.index(f"\n{heading}") for heading in ("Failed", "Not measured", "Warnings", "Skipped")]
@@ -113,19 +113,19 @@ def test_worst_comes_first(samples: ModuleType) -> None:
     assert badness == sorted(badness, reverse=True)
 
 
-def test_an_interrupted_run_says_so_and_how_to_go_on(samples: ModuleType) -> None:
+def test_an_interrupted_run_says_so_and_how_to_go_on() -> None:
     told = summary(samples.interrupted())
     assert told.splitlines()[0].endswith("the run was interrupted")
     assert "next: gpuprov validate --resume 20260504T100000Z-validate\n" in told
 
 
-def test_an_empty_report_is_not_healthy(samples: ModuleType) -> None:
+def test_an_empty_report_is_not_healthy() -> None:
     told = summary(samples.nothing())
     assert told.startswith("nothing was measured")
     assert "healthy" not in told
 
 
-def test_colour_changes_nothing_but_colour(samples: ModuleType) -> None:
+def test_colour_changes_nothing_but_colour() -> None:
     for name in ("demo", "unmeasured", "interrupted"):
         fleet = getattr(samples, name)()
         coloured = summary(fleet, color=True)
@@ -134,21 +134,21 @@ def test_colour_changes_nothing_but_colour(samples: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
-def test_lines_keep_to_the_width(samples: ModuleType, width: int) -> None:
+def test_lines_keep_to_the_width(width: int) -> None:
     for name in ("demo", "unmeasured", "large"):
         # The headline stays one line, so that it can be grepped; a command stays one line, to be copied.
         for line in summary(getattr(samples, name)(), width=width).splitlines()[1:]:
             assert len(line) <= width or line.startswith(("next: ", "then: ")), line
 
 
-def test_a_nodes_text_cannot_reach_the_terminal(samples: ModuleType) -> None:
+def test_a_nodes_text_cannot_reach_the_terminal() -> None:
     told = summary(samples.hostile())
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", told)
     assert len(told) < 20_000
     assert "next: gpuprov validate --nodes all" in told
 
 
-def test_a_command_to_type_is_quoted(samples: ModuleType) -> None:
+def test_a_command_to_type_is_quoted() -> None:
     bad = dataclasses.replace(samples.demo().nodes[2], node="gpu 3;reboot")
     assert "next: gpuprov validate --nodes 'gpu 3;reboot'\n" in summary(samples.fleet(bad))
 
@@ -164,7 +164,7 @@ def test_a_command_to_type_is_quoted(samples: ModuleType) -> None:
     ],
 )
 def test_no_number_is_said_twice_and_none_is_left_out(
-    samples: ModuleType, value: float | str, limit: str, message: str, said: str
+    value: float | str, limit: str, message: str, said: str
 ) -> None:
     finding = Finding("gpu_burn", Verdict.FAIL, "gpu0", message, "metric", value, limit=limit)
     node = dataclasses.replace(
@@ -173,7 +173,7 @@ def test_no_number_is_said_twice_and_none_is_left_out(
     assert f"      {said}\n" in summary(samples.fleet(node, asked=("gpu_burn",)))
 
 
-def test_changes_names_nodes_whose_verdict_moved(samples: ModuleType) -> None:
+def test_changes_names_nodes_whose_verdict_moved() -> None:
     before, after = samples.healthy(), samples.demo()
     assert verdict_lines(diff(before, after).verdicts) == ["gpu-03: pass → fail"]
     assert verdict_lines(diff(after, after).verdicts) == []
@@ -182,7 +182,7 @@ def test_changes_names_nodes_whose_verdict_moved(samples: ModuleType) -> None:
     ]
 
 
-def test_what_lies_between_nodes_is_told_and_proved_by_measuring_pairs_again(samples: ModuleType) -> None:
+def test_what_lies_between_nodes_is_told_and_proved_by_measuring_pairs_again() -> None:
     fleet = samples.between()
     told = summary(fleet)
     assert told.splitlines()[0] == "2 of 3 nodes with warnings, 1 healthy; 1 failure between nodes"
@@ -199,13 +199,13 @@ def test_what_lies_between_nodes_is_told_and_proved_by_measuring_pairs_again(sam
     assert "--nodes" not in summary(alone)
 
 
-def test_a_node_called_fabric_is_a_node(samples: ModuleType) -> None:
+def test_a_node_called_fabric_is_a_node() -> None:
     burnt = samples.node("fabric", samples.checks(3, burn=5))
     told = summary(dataclasses.replace(samples.fleet(burnt), fabric=(samples.LINK,)))
     assert "next: gpuprov validate --nodes fabric\n" in told
 
 
-def test_commands_for_many_nodes_name_a_file_that_the_run_wrote(samples: ModuleType, tmp_path: Path) -> None:
+def test_commands_for_many_nodes_name_a_file_that_the_run_wrote(tmp_path: Path) -> None:
     """40 bad nodes of 1,000: the other 960 are at work, and stay so."""
     fabric = Finding("gpu_inventory", Verdict.FAIL, "node", "stopped", action="fix configuration")
     bad = [f"gpu-{i:04d}" for i in range(1, 1001, 25)]

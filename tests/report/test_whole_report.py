@@ -18,15 +18,9 @@ from provision.runs import raw_output
 from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.validate import campaign
+from tests.support.stored import GPU
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "p2p_bandwidth"
-GPU = {
-    "count": 8,
-    "sku": "h100-sxm",
-    "fabric": "nvswitch",
-    "architecture": "hopper",
-    "pci_ids": ["10de:2330"],
-}
 STRICT = {
     "sku": "h100-sxm",
     "thresholds": {
@@ -49,12 +43,6 @@ def make_run(runs: Path, printed: dict[str, str]) -> RunFolder:
         raw_output.keep_raw(folder, raw_output.Raw(node, "p2p_bandwidth", (output,), 9.0))
     report.write_all(campaign.rejudge(folder), folder, ["json"])
     return folder
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
-    return tmp_path / "runs"
 
 
 @pytest.fixture

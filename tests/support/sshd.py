@@ -118,6 +118,17 @@ class Sshd:
             },
         )
 
+    def troubled(self, folder: Path) -> dict[str, Node]:
+        """Nodes that cannot be asked, each for another reason; `folder`: where there is no key."""
+        return {
+            "refused": self.node("refused", ansible_port=1),
+            "stranger": self.node("stranger", known_hosts=folder / "none"),
+            "locked-out": self.node("locked-out", key=folder / "no-key"),
+            "no-python": self.node(
+                "no-python", ansible_python_interpreter="/no/python3", ansible_become=False
+            ),
+        }
+
     def stop(self) -> None:
         self.process.terminate()
         self.process.wait(timeout=10)
