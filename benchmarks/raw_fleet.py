@@ -14,7 +14,7 @@ from benchmarks.detection import machine, trial
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from benchmarks.report_fleet import BAD, CHECKED, FAULTS, SILENT, UNMEASURED
-from provision.checks.selection import facts_for
+from provision.checks.registry import facts_for
 from provision.desired import stack
 from provision.runs.node_facts import NodeFacts, node_facts_of
 from provision.runs.store import file_name

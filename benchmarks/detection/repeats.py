@@ -21,7 +21,7 @@ from benchmarks.detection import machine, trial
 from benchmarks.detection.cases import FLAGGED, GPUS, generator
 from benchmarks.detection.machine import Machine
 from benchmarks.detection.scores import Share
-from provision.checks import selection
+from provision.checks import registry
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import NodeHealth
 from provision.desired import stack
@@ -51,7 +51,7 @@ class Node:
 
 def runs(one: Machine) -> Iterator[NodeHealth]:
     """The node's health, run after run; each has measurement noise of its own."""
-    facts, problems = one.observe(selection.facts_for(CHECKS))
+    facts, problems = one.observe(registry.facts_for(CHECKS))
     node = node_facts_of(one.name, facts, problems, stack.describe_node(facts), trial.DECLARED)
     limits, boot_id = node.limits(trial.OWN_LIMITS), str(facts.get("boot.id") or "")
     for _ in range(max(RUNS)):

@@ -16,14 +16,15 @@ from benchmarks.detection import fleets, machine
 from benchmarks.detection.cases import FLAGGED, FOUR, SKUS, Case, Expected, FleetCase, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision.checks import selection
-from provision.checks.fleet import fleet_judge, fleet_versions
+from provision.checks import registry
+from provision.checks.fleet import fleet_judge
 from provision.checks.health import NodeHealth
+from provision.checks.host import versions
 from provision.checks.judge import Verdict, worst
 from provision.checks.registry import CHECKS
 from provision.checks.table import STAGES
 from provision.desired import stack
-from provision.runs import raw_output
+from provision.runs import store
 from provision.runs.node_facts import NodeFacts, node_facts_of
 from provision.validate import campaign
 
@@ -114,7 +115,7 @@ def _run(trial: Trial, outcome: Outcome) -> None:
         peers(outcome.sku, trial.seed // SEEDS_PER_FLEET) if not case.everywhere else alike(outcome, case)
     )
     compared, _ = fleet_judge.judge([alone, *(health for health, _ in company)])
-    (health, *others), _ = fleet_versions.judge(
+    (health, *others), _ = versions.judge_fleet(
         compared, {NAME: known.check_node, **{one.node: said.check_node for one, said in company}}
     )
     _score(outcome, health, case.expected, slots)
@@ -185,8 +186,8 @@ def validate(
 
     `event`: `reboots CHECK` or `vanishes CHECK`, what happens to the node while that check runs.
     """
-    asked = selection.select("burnin")
-    facts, problems = one.observe(selection.facts_for(asked))
+    asked = registry.select("burnin")
+    facts, problems = one.observe(registry.facts_for(asked))
     declared = {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables}
     node = node_facts_of(one.name, facts, problems, stack.describe_node(facts), declared)
     results, seconds = {}, dict.fromkeys(STAGES, 0.0)
@@ -200,7 +201,7 @@ def validate(
             answer = json.loads(json.dumps(one.measure(commands)))
             raw = campaign.raw_from_answer(one.name, name, answer, boot_id)
             if one.gone:
-                raw = raw_output.Raw(one.name, name, error=GONE, unreachable=True)
+                raw = store.Raw(one.name, name, error=GONE, unreachable=True)
             results[name] = campaign.judge_check(node, raw, limits)
             seconds[CHECKS.entries[name].stage] += raw.seconds
             if one.gone:

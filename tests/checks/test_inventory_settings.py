@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from provision.checks.check import CheckNode, Output
-from provision.checks.gpu import inventory_settings, nvidia_smi_processes, nvlink_errors
+from provision.checks.gpu import inventory_links, nvidia_smi, nvlink_errors
 from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
 
@@ -39,7 +39,7 @@ def settings(make_node: MakeNode) -> Callable[..., Told]:
         }
         values["smi_seconds"] = {"node": seconds}
         node = make_node(gpus, **(declared or {}))
-        return told(inventory_settings.judge_settings("gpu_inventory", node, values))
+        return told(inventory_links.judge_settings("gpu_inventory", node, values))
 
     return judge
 
@@ -139,7 +139,7 @@ def test_a_slow_answer(settings: Callable[..., Told]) -> None:
     ],
 )
 def test_who_only_watches(name: str, agent: bool) -> None:
-    assert nvidia_smi_processes.is_agent(name) is agent
+    assert nvidia_smi.is_agent(name) is agent
 
 
 # --- counters of links ---

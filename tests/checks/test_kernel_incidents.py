@@ -11,7 +11,7 @@ from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Output
 from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict
 from provision.paths import DATA
-from provision.runs import raw_output
+from provision.runs import store
 from provision.runs.node_facts import NodeFacts
 from provision.validate import campaign
 
@@ -169,9 +169,9 @@ def measured_node(make_node: MakeNode) -> NodeFacts:
     return NodeFacts("gpu-01", {}, node.gpuprov_node, node.variables)
 
 
-def raw(make_output: MakeOutput, *outputs: Output, **delta: object) -> raw_output.Raw:
+def raw(make_output: MakeOutput, *outputs: Output, **delta: object) -> store.Raw:
     log = make_output(KERNEL_LOG_DELTA, **delta)
-    return raw_output.Raw("gpu-01", "p2p_bandwidth", (*outputs, log))
+    return store.Raw("gpu-01", "p2p_bandwidth", (*outputs, log))
 
 
 def test_an_xid_during_a_test_is_a_finding_of_that_test(make_node: MakeNode, make_output: MakeOutput) -> None:
@@ -185,7 +185,7 @@ def test_an_xid_during_a_test_is_a_finding_of_that_test(make_node: MakeNode, mak
 
 def test_a_quiet_kernel_changes_nothing(make_node: MakeNode, make_output: MakeOutput) -> None:
     node = measured_node(make_node)
-    without = campaign.judge_check(node, raw_output.Raw("gpu-01", "p2p_bandwidth", ()), {})
+    without = campaign.judge_check(node, store.Raw("gpu-01", "p2p_bandwidth", ()), {})
     assert campaign.judge_check(node, raw(make_output), {}).findings == without.findings
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from provision.checks.check import CheckNode, Output
 from provision.checks.judge import Finding, Verdict
-from provision.checks.nccl import nccl_all_reduce, nccl_collective, nccl_tests
+from provision.checks.nccl import nccl_all_reduce, nccl_collective
 from provision.errors import ParseError
 
 Judged = Callable[..., list[Finding]]
@@ -108,12 +108,12 @@ def test_columns_are_found_by_name(sample: Sample) -> None:
         elif line.strip()[:1].isdigit():
             line += "   1.23"
         wider.append(line)
-    assert nccl_tests.parse("\n".join(wider) + "\n").rows == nccl_tests.parse(plain).rows
+    assert nccl_collective.parse("\n".join(wider) + "\n").rows == nccl_collective.parse(plain).rows
 
 
 def test_a_row_that_does_not_fit_its_header_is_refused(sample: Sample) -> None:
     with pytest.raises(ParseError, match="row not understood"):
-        nccl_tests.parse(sample("nccl_all_reduce/healthy.txt").replace("  269.05", "", 1))
+        nccl_collective.parse(sample("nccl_all_reduce/healthy.txt").replace("  269.05", "", 1))
 
 
 def test_unchecked_sums_are_not_right_sums(sample: Sample, make_output: MakeOutput, judged: Judged) -> None:
@@ -132,9 +132,9 @@ def test_the_environment_never_leaves_this_module(sample: Sample) -> None:
     text = sample("nccl_all_reduce/healthy.json")
     assert "hunter2" in text
     for written in (text, "# noise first\n" + text, text[:600]):
-        assert "hunter2" not in nccl_tests.without_environment(written)
+        assert "hunter2" not in nccl_collective.without_environment(written)
     plain = sample("nccl_all_reduce/healthy.txt")
-    assert nccl_tests.without_environment(plain) == plain
+    assert nccl_collective.without_environment(plain) == plain
 
 
 FOLDER = Path(__file__).parent.parent / "fixtures/nccl_all_reduce"

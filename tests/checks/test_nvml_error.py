@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provision.checks.gpu.nvml_error import LOST, NOT_PERMITTED, REQUIRES_RESET, UNKNOWN, error_text, worst
+from provision.checks.gpu.gpu_answers import LOST, NOT_PERMITTED, REQUIRES_RESET, UNKNOWN, error_text, worst
 
 
 @pytest.mark.parametrize(

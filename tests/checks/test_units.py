@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from provision.checks.check import Output
-from provision.checks.gpu import burn_output, nvbandwidth
-from provision.checks.nccl import nccl_tests
+from provision.checks.gpu import gpu_burn, nvbandwidth
+from provision.checks.nccl import nccl_collective
 from provision.checks.network import perftest
 from provision.errors import ParseError
 
@@ -18,14 +18,14 @@ COPIES = ("host_to_device_memcpy_ce",)
 @pytest.mark.parametrize("unit", ["(Gb/s)", "(MB/s)", "(TB/s)"])
 def test_a_collective_in_another_unit(unit: str, sample: Callable[[str], str]) -> None:
     text = sample("nccl_all_reduce/healthy.txt")
-    assert nccl_tests.parse(text).rows
+    assert nccl_collective.parse(text).rows
     for other in (
         text.replace("(GB/s)", unit),
         text.replace("(GB/s)", unit, 1),
         text.replace("(us)", "(ms)"),
     ):
         with pytest.raises(ParseError, match="units are not"):
-            nccl_tests.parse(other)
+            nccl_collective.parse(other)
 
 
 @pytest.mark.parametrize("kind", ["json", "txt"])
@@ -41,7 +41,7 @@ def test_a_burn_in_another_unit_is_one_output_not_understood(
 ) -> None:
     text = sample("gpu_burn/healthy.txt")
     with pytest.raises(ParseError, match="Tflop/s"):
-        burn_output.measure(make_output("gpu_burn", text.replace("Gflop/s", "Tflop/s")))
+        gpu_burn.measure(make_output("gpu_burn", text.replace("Gflop/s", "Tflop/s")))
 
 
 def test_a_loopback_in_another_unit() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from provision.checks.pairs.blame import Kind, Part, blame, parts
 from provision.checks.pairs.judge import Grade, Judged
-from provision.checks.pairs.pairing import Topology
-from provision.checks.pairs.results import Result
+from provision.checks.pairs.pairing import Result, Topology
 
 FLEET = Topology(("a", "b", "c", "d", "e", "x"), {"a": "r1", "b": "r1", "c": "r2", "d": "r2", "e": "own"})
 

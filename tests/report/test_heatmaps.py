@@ -14,8 +14,7 @@ import pytest
 
 import provision
 from provision.checks.judge import Verdict
-from provision.report.canvas import Image
-from provision.report.heat_scale import Cell, Mark, Scale
+from provision.report.canvas import Cell, Image, Mark, Scale
 from provision.report.heatmaps import LARGEST, HeatMap, draw, shortened
 from tests.report.drawn import SVG, boxes, drawing, source, words
 

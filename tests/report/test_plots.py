@@ -14,11 +14,11 @@ import matplotlib
 import pytest
 
 import provision
-from provision.checks.gpu.telemetry_series import Series
+from provision.checks.gpu.telemetry_rows import Series
 from provision.checks.judge import Verdict
 from provision.report import canvas, plots
 from provision.report.canvas import Image
-from provision.report.strips import Mark, Sku, Strip, glance
+from provision.report.tables import Mark, Sku, Strip, glance
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -89,7 +89,7 @@ def test_many_gpus_cost_no_more_than_a_few() -> None:
 def test_the_same_numbers_give_the_same_bytes_in_any_process(samples: ModuleType, tmp_path: Path) -> None:
     program = (
         "import sys; from provision.report import plots\n"
-        "from provision.checks.gpu.telemetry_series import Series\n"
+        "from provision.checks.gpu.telemetry_rows import Series\n"
         "one = Series([0.0, 2.0, 4.0], [50.0, 60.0, 61.0], [600.0, 690.0, 690.0], [1830.0, 1800.0, 1830.0])\n"
         "sys.stdout.write(plots.telemetry({'gpu0': one}, {})[0].source)"
     )

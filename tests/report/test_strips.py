@@ -8,7 +8,7 @@ from types import ModuleType
 from provision.checks.check import Measurement
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict
-from provision.report.strips import Sku, Strip, glance
+from provision.report.tables import Sku, Strip, glance
 
 
 def only(fleet: FleetHealth) -> Sku:
