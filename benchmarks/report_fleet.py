@@ -27,7 +27,7 @@ SKU = "h100-sxm"
 # Classes of benchmarks/detection/catalogue.py that a node's own checks see; a node in BAD has one of them.
 FAULTS = ("14", "15", "17", "18", "20c")
 BAD, SILENT, UNMEASURED = 100, 400, 500  # one node in so many
-CHECKED = tuple(trial.selection.select("burnin"))
+CHECKED = tuple(trial.registry.select("burnin"))
 _FLOOR = """
 import json, sys
 with open(sys.argv[1], "rb", buffering=1 << 20) as file:

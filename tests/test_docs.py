@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from provision import cli
-from provision.checks import selection
+from provision.checks import registry
 from provision.desired.role import all_roles
 from provision.errors import ExitCode
 from provision.lab.releases import RELEASES
@@ -59,7 +59,7 @@ def test_every_shown_command_parses(command: str) -> None:
 
 
 def test_the_readme_names_every_check_and_no_other() -> None:
-    assert table_column("check") == set(selection.table())
+    assert table_column("check") == set(registry.table())
 
 
 def test_the_readme_names_every_role_and_no_other() -> None:

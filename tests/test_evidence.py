@@ -24,7 +24,7 @@ FOLDERS = (
     *("node/observe", "node/burnin", "node/modules"),
 )
 FILES = (
-    *(f"checks/{name}.py" for name in ("check", "json_text", "limits", "model", "own", "registry", "table")),
+    *(f"checks/{name}.py" for name in ("check", "judge", "own", "registry", "table")),
     *("drift/diagnosis.py", "remote/ansible/fault_causes.py", "remote/ansible/messages.py"),
 )
 READERS = [

@@ -10,7 +10,7 @@ from random import Random
 
 from benchmarks.detection.cases import FLAGGED, Expected, FleetCase
 from provision.checks.judge import Finding, Verdict
-from provision.checks.pairs import findings, write_bw
+from provision.checks.pairs import groups, write_bw
 from provision.checks.pairs.pairing import across
 from tests.support.fabric import RATE, Fabric, racked
 
@@ -37,7 +37,7 @@ def run(case: FleetCase, rng: Random) -> list[tuple[str, Finding]]:
         disturbed=case.disturbed,
     )
     fabric.run()
-    checks, between, _ = findings.judged(fleet, fabric.results, write_bw.METRIC)
+    checks, between, _ = groups.judged_pairs(fleet, fabric.results, write_bw.METRIC)
     found = [("fabric", finding) for finding in between]
     found += [(node, finding) for node, check in checks.items() for finding in check.findings]
     return [(place, finding) for place, finding in found if finding.verdict.value in FLAGGED]

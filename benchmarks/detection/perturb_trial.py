@@ -20,7 +20,7 @@ from benchmarks.detection.perturb import Perturbed
 from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer
 from benchmarks.detection.simulator import simulator
 from benchmarks.detection.trial import DECLARED, NAME, OPTIONS, OWN_LIMITS
-from provision.checks import selection
+from provision.checks import registry
 from provision.checks.judge import Finding
 from provision.desired import stack
 from provision.runs.node_facts import NodeFacts, node_facts_of
@@ -83,8 +83,8 @@ class Node:
         silicon = simulator()
         silicon.world.now = BEGAN
         self.machine = Machine(sku, NAME, seed, driver=driver)
-        asked = selection.select("burnin")
-        facts, problems = self.machine.observe(selection.facts_for(asked))
+        asked = registry.select("burnin")
+        facts, problems = self.machine.observe(registry.facts_for(asked))
         self.variables = {**DECLARED, **VARIABLES}
         self.facts, self.problems = facts, problems
         self.seen = self._seen(facts, problems)

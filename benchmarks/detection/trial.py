@@ -15,14 +15,15 @@ from benchmarks.detection import fleets
 from benchmarks.detection.cases import FLAGGED, FOUR, SKUS, Case, Expected, FleetCase, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision.checks import selection
-from provision.checks.fleet import fleet_judge, fleet_versions
+from provision.checks import registry
+from provision.checks.fleet import fleet_judge
 from provision.checks.health import NodeHealth
+from provision.checks.host import versions
 from provision.checks.judge import Verdict, worst
 from provision.checks.registry import CHECKS
 from provision.checks.table import STAGES
 from provision.desired import stack
-from provision.runs import raw_output
+from provision.runs import store
 from provision.runs.node_facts import NodeFacts, node_facts_of
 from provision.validate import campaign
 
@@ -108,7 +109,7 @@ def _run(trial: Trial, outcome: Outcome) -> None:
     else:
         company = peers(outcome.sku, trial.seed // SEEDS_PER_FLEET)
     compared, _ = fleet_judge.judge([alone, *(health for health, _ in company)])
-    (health, *others), _ = fleet_versions.judge(
+    (health, *others), _ = versions.judge_fleet(
         compared, {NAME: known.check_node, **{one.node: said.check_node for one, said in company}}
     )
     _score(outcome, health, case.expected, slots)
@@ -165,11 +166,11 @@ def peers(sku: str, block: int) -> tuple[tuple[NodeHealth, NodeFacts], ...]:
 
 def looked(one: Machine, asked: Sequence[str], declared: Mapping[str, Any]) -> NodeFacts:
     """What is observed of a node for these checks, beside what is declared of it."""
-    facts, problems = one.observe(selection.facts_for(asked))
+    facts, problems = one.observe(registry.facts_for(asked))
     return node_facts_of(one.name, facts, problems, stack.describe_node(facts), declared)
 
 
-def raw_of(one: Machine, node: NodeFacts, check: str) -> raw_output.Raw:
+def raw_of(one: Machine, node: NodeFacts, check: str) -> store.Raw:
     """What a check's commands print on it, as it comes back from a node."""
     commands = campaign.commands_for(check, node.check_node, OPTIONS)
     answer = json.loads(json.dumps(one.measure(commands)))
@@ -183,7 +184,7 @@ def validate(
 
     `event`: `reboots CHECK` or `vanishes CHECK`, what happens to the node while that check runs.
     """
-    asked = selection.select("burnin")
+    asked = registry.select("burnin")
     node = looked(one, asked, {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables})
     results, seconds = {}, dict.fromkeys(STAGES, 0.0)
     if not node.error:
@@ -193,7 +194,7 @@ def validate(
                 one.happen(event.partition(" ")[0])
             raw = raw_of(one, node, name)
             if one.gone:
-                raw = raw_output.Raw(one.name, name, error=GONE, unreachable=True)
+                raw = store.Raw(one.name, name, error=GONE, unreachable=True)
             results[name] = campaign.judge_check(node, raw, limits)
             seconds[CHECKS.entries[name].stage] += raw.seconds
             if one.gone:

@@ -11,16 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from provision.burnin import acceptance, campaign, plan_text, results
+from provision.burnin import acceptance, campaign, orders, results
 from provision.burnin import fleet as between
-from provision.burnin.campaign import Campaign
-from provision.burnin.look import Looked
+from provision.burnin.campaign import Campaign, Looked
+from provision.burnin.node_talk import Status, status
 from provision.burnin.plan import Plan
 from provision.burnin.profile import Profile
 from provision.burnin.record import overall
 from provision.burnin.results import Results
 from provision.burnin.spool import Spool
-from provision.burnin.status import Status, status
 from provision.checks.judge import Verdict
 from provision.errors import ExitCode, RunFolderError, UsageError
 from provision.fleet import Fleet
@@ -61,7 +60,7 @@ def start(
     run, given = campaign.new(
         fleet, profile, looked, planned, unable, forks=options.forks, arguments=arguments
     )
-    _say(plan_text.lines(profile, planned, unable))
+    _say(orders.lines(profile, planned, unable))
     refused = run.begin(given, node_program.burnin_program())
     for name, why in refused.items():
         sys.stderr.write(f"{name}: the burn-in did not start: {why}\n")

@@ -1,4 +1,4 @@
-"""One burn-in of a fleet, as the controller runs it: start, status, stop, fetch.
+"""One burn-in of a fleet, as the controller runs it: look at the nodes, start, status, stop, fetch.
 
 All that is needed to judge it is on the nodes as well as here: a controller that has never heard of it asks
 them which burn-in they have, and goes on from there.
@@ -15,19 +15,24 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision.burnin import node_talk, orders, plan_text
-from provision.burnin.clock import Contact
-from provision.burnin.look import Looked
+from provision.burnin import node_talk, orders
 from provision.burnin.node_talk import Answer
 from provision.burnin.plan import MARGIN, Plan
 from provision.burnin.profile import Profile
 from provision.burnin.spool import Spool
+from provision.burnin.timeline import Contact
+from provision.checks import registry
 from provision.errors import GpuprovError, RunFolderError
 from provision.fleet import Fleet
 from provision.node_names import fold
-from provision.runs import node_history
+from provision.remote.observe import observe
+from provision.runs import fingerprint, node_history
+from provision.runs.fingerprint import Fingerprint
+from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder, latest, runs_home
 from provision.secrets_mask import secrets_of
+from provision.terminal import Progress
+from provision.validate import validation
 
 VERB = "burnin"
 NAME = re.compile(r"\d{8}T\d{6}\.\d{3}Z-burnin")
@@ -187,7 +192,7 @@ def new(
         profile=orders.described(profile),
         not_burned_in=dict(unable),
     )
-    folder.write_json("plan.json", plan_text.document(profile, planned, unable))
+    folder.write_json("plan.json", orders.document(profile, planned, unable))
     about = {"inventory": str(fleet.source.absolute()), "asked": [*profile.checks, VERB]}
     given: dict[str, dict[str, Any]] = {}
     for node in looked.seen.values():
@@ -252,3 +257,43 @@ def ask_nodes(
         adopted=True,
     )
     return Campaign(folder, variables, forks, fleet.vault_password_files), answers
+
+
+# --- observation of the nodes before their burn-in
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Every node of the fleet. `variables`: what each declares."""
+
+    variables: Mapping[str, Mapping[str, Any]]
+    seen: dict[str, NodeFacts] = field(default_factory=dict)
+    known: dict[str, Fingerprint] = field(default_factory=dict)
+
+    @property
+    def able(self) -> dict[str, NodeFacts]:
+        """The nodes that can burn."""
+        return {name: node for name, node in self.seen.items() if not node.error}
+
+
+def look(
+    fleet: Fleet, overrides: Mapping[str, Any], profile: Profile, *, timeout: float, connections: int
+) -> Looked:
+    """Look at every node once. Raises StackError for a variable that cannot be resolved."""
+    looked = Looked(validation.plain_variables(fleet, overrides))
+    with Progress("burnin", total=len(fleet.nodes)) as progress:
+        progress.step(f"looking at {len(fleet.nodes)} node{'s' * (len(fleet.nodes) != 1)}")
+        found = observe(
+            fleet.nodes.values(),
+            dict.fromkeys(fleet.nodes, fingerprint.FACTS | registry.facts_for(profile.checks)),
+            timeout=timeout,
+            connections=connections,
+            vault_password_files=fleet.vault_password_files,
+        )
+        for name in fleet.nodes:
+            node = validation.seen_of(found[name], looked.variables[name])
+            looked.seen[name] = node
+            if not node.error:
+                looked.known[name] = fingerprint.of(found[name].facts, found[name].problems)
+            progress.done(f"{name}: {node.error}" if node.error else "")
+    return looked

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from provision.burnin.campaign import Campaign
-from provision.burnin.status import Status
+from provision.burnin.node_talk import Status
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.registry import PAIRS
@@ -21,8 +21,8 @@ from provision.runs import fleet_pairs
 from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.terminal import Progress
+from provision.validate.node_commands import Settings
 from provision.validate.pairs import pair_campaign
-from provision.validate.settings import Settings
 
 UNATTENDED = "unattended"  # the metric of findings on what nobody measured, or nobody could
 

@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from provision.burnin import own_findings
-from provision.burnin.clock import Clock
 from provision.burnin.own_findings import ID, Reported
-from provision.burnin.signs import SIGNS
-from provision.burnin.timeline import Step, Timeline, planned_steps
-from provision.burnin.watch import Watch
+from provision.burnin.timeline import Clock, Step, Timeline, planned_steps
+from provision.burnin.watch import SIGNS, Watch
 from provision.checks.check import KERNEL_LOG_DELTA, Measurement
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.registry import CHECKS
 from provision.runs.node_facts import NodeFacts
-from provision.runs.raw_output import Raw
+from provision.runs.store import Raw
 from provision.text import many
 from provision.validate import campaign
 

@@ -1,4 +1,5 @@
-"""Calls to the burn-in program of many nodes, through playbooks/burnin.yml; its answers are untrusted."""
+"""Calls to the burn-in program of many nodes, through playbooks/burnin.yml; its answers, and each node's
+progress as they tell it, are untrusted."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from provision import paths
-from provision.errors import GpuprovError
-from provision.remote.ansible import partitions, runner
+from provision.burnin.timeline import SERIOUS
+from provision.remote.ansible import partitions
 from provision.text import one_line
+from provision.validate import node_commands
 
 PLAYBOOK = paths.PLAYBOOKS / "burnin.yml"
 LIMIT = 4 * 1024 * 1024  # bytes of files that one answer brings
@@ -70,10 +72,6 @@ def ask(
         if heard is not None:
             heard(answer)
 
-    def on_event(event: runner.Event) -> None:
-        if event.kind in ("ok", "changed") and isinstance(said := event.result.get("gpuprov"), Mapping):
-            keep(_understood(event.node, said))
-
     common = {
         "gpuprov_burnin_state": state,
         "gpuprov_burnin_campaign": campaign,
@@ -82,27 +80,19 @@ def ask(
         **_named(shared or {}),
     }
     hosts = {name: {**variables, **_named((each or {}).get(name, {}))} for name, variables in nodes.items()}
-    outcomes: Mapping[str, runner.Outcome] = {}
-    trouble = ""
-    try:
-        outcomes = partitions.run_sharded(
-            PLAYBOOK,
-            hosts,
-            on_event=on_event,
-            extra_vars=common,
-            forks=forks,
-            places=[partitions.Backend()],
-            timeout=math.ceil(len(hosts) / forks) * (_TASK + _SETUP) + _SETUP,
-            vault_password_files=vault_password_files,
-        )
-    except GpuprovError as error:
-        trouble = error.what
-    for name in nodes:
-        if name not in found:
-            outcome = outcomes.get(name)
-            why = trouble or (outcome.message if outcome else "") or "nothing was run on it"
-            unreachable = outcome is not None and outcome.status == "unreachable"
-            keep(Answer(name, error=one_line(why, 300), unreachable=unreachable, at=time.time()))
+    silent = node_commands.play(
+        PLAYBOOK,
+        hosts,
+        lambda node, said: keep(_understood(node, said)),
+        extra_vars=common,
+        forks=forks,
+        places=[partitions.Backend()],
+        timeout=math.ceil(len(hosts) / forks) * (_TASK + _SETUP) + _SETUP,
+        vault_password_files=vault_password_files,
+    )
+    for name, outcome in silent.items():
+        why = one_line(outcome.message or "nothing was run on it", 300)
+        keep(Answer(name, error=why, unreachable=outcome.status == "unreachable", at=time.time()))
     return found
 
 
@@ -125,3 +115,85 @@ def _number(value: Any) -> float | None:
 def offsets(known: Mapping[str, int]) -> str:
     """How far each file is known already, as the module takes it."""
     return packed(json.dumps(dict(known)))
+
+
+# --- the progress of each node, from its answer
+
+
+@dataclass(frozen=True)
+class Status:
+    """One node. `words`: for a person; `over`: nothing more will come; `done`: it came to an end of its own;
+    `bad`: something went wrong on it; `holding`: the fleet segment it waits in."""
+
+    node: str
+    words: str
+    alive: bool = False
+    over: bool = False
+    done: bool = False
+    bad: bool = False
+    holding: str = ""
+    error: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "node": self.node,
+            "status": self.words,
+            "burning": self.alive and not self.over,
+            "over": self.over,
+            "trouble": self.bad,
+            "error": self.error or None,
+        }
+
+
+def status(answer: Answer, campaign: str, refused: str = "") -> Status:
+    """What one answer says of a burn-in."""
+    if answer.error:
+        return Status(answer.node, f"status unknown: {answer.error}", error=answer.error)
+    if answer.campaign != campaign:
+        has = f"has the burn-in {answer.campaign}" if answer.campaign else "has no burn-in"
+        words = f"{has}; it was not started: {refused}" if refused else has
+        return Status(answer.node, words, over=True, bad=True, error=words)
+    said = answer.said
+    alive, finished = answer.true("alive"), answer.true("finished")
+    events = [event for event in said.get("events") or () if isinstance(event, Mapping)]
+    last: Mapping[str, Any] = events[-1] if events else {}
+    serious = [event for event in events if event.get("event") in SERIOUS]
+    state = _mapping(said.get("state"))
+    words = _where(state, said, alive=alive, finished=finished)
+    if serious:
+        words += f"; {one_line(str(serious[-1].get('event')), 30)}"
+    elif not alive and not finished:
+        words += f"; last: {one_line(str(last.get('event') or 'nothing'), 30)}"
+    return Status(
+        answer.node,
+        words,
+        alive=alive,
+        over=finished or not alive,
+        done=finished,
+        bad=bool(serious) or (not alive and not finished),
+        holding=one_line(str(said.get("holding") or ""), 64),
+    )
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _where(state: Mapping[str, Any], said: Mapping[str, Any], *, alive: bool, finished: bool) -> str:
+    """`day_one, round 3, gpu_burn`."""
+    if finished:
+        how = one_line(str(state.get("finished") or "done"), 20)
+        return "done" if how == "done" else f"ended ({how})"
+    names = _mapping(said.get("order")).get("segments")
+    number = state.get("segment")
+    place = "waiting"
+    if isinstance(names, list) and type(number) is int and 0 <= number < len(names):
+        place = f"{one_line(str(names[number]), 64)} ({number + 1} of {len(names)})"
+        doing, run = _mapping(state.get("doing")), _mapping(state.get("doing")).get("round")
+        if doing:
+            number = run + 1 if isinstance(run, int) else 1
+            place += f", {one_line(str(doing.get('check')), 64)}, run {number}"
+        if state.get("begun") is False:
+            place = f"waits for {place}"
+    return place if alive else f"not running, stopped in {place}"

@@ -7,10 +7,8 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from provision.burnin.clock import APART, Clock
-from provision.burnin.signs import SIGNS, drift, measured
-from provision.burnin.timeline import Incident, Timeline
-from provision.burnin.watch import Watch
+from provision.burnin.timeline import APART, Clock, Incident, Timeline
+from provision.burnin.watch import SIGNS, Watch, drift, measured
 from provision.checks.gpu import telemetry_rules
 from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, unmeasured

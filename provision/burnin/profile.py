@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from provision import paths, yamlfile
-from provision.checks import selection
+from provision.checks import registry
 from provision.checks.registry import CHECKS, PAIRS
 from provision.errors import UsageError
 from provision.nearest import did_you_mean
@@ -78,7 +78,7 @@ class Profile:
     def checks(self) -> tuple[str, ...]:
         """Every check that it runs, in the order they run in a validation."""
         named = {check for segment in self.segments for check in segment.checks}
-        return tuple(name for name in selection.table() if name in named)
+        return tuple(name for name in registry.table() if name in named)
 
 
 def available() -> tuple[str, ...]:
@@ -212,7 +212,7 @@ def _segment(file: Path, number: int, given: Any) -> Segment:
 
 
 def _check_checks(where: str, segment: Segment) -> None:
-    known = selection.table()
+    known = registry.table()
     for name in segment.checks:
         if name not in known:
             hint = did_you_mean(name, known, f"the checks are {', '.join(known)}")

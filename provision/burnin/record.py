@@ -18,9 +18,8 @@ from provision import __version__
 from provision.burnin.fleet import UNATTENDED
 from provision.burnin.own_findings import Reported, stamp
 from provision.burnin.results import NodeResult, Results
-from provision.burnin.signs import drift
 from provision.burnin.timeline import Timeline
-from provision.burnin.watch import Watch, extremes
+from provision.burnin.watch import Watch, drift, extremes
 from provision.checks.health import NodeHealth
 from provision.checks.judge import Verdict, worst
 from provision.node_names import natural

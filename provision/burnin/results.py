@@ -11,13 +11,11 @@ from typing import Any
 
 from provision.burnin import fleet
 from provision.burnin.campaign import Campaign
-from provision.burnin.clock import Clock
 from provision.burnin.judge import Burned, judge
 from provision.burnin.own_findings import ID
-from provision.burnin.signs import compare_peers
 from provision.burnin.spool import Spool
-from provision.burnin.timeline import Timeline, timeline
-from provision.burnin.watch import Watch, watch
+from provision.burnin.timeline import Clock, Timeline, timeline
+from provision.burnin.watch import Watch, compare_peers, watch
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict
 from provision.checks.registry import PAIRS

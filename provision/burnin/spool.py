@@ -141,9 +141,6 @@ class Spool:
         """What the node was asked to do; empty when it is not here or cannot be read."""
         return self._json("order.json")
 
-    def state(self) -> dict[str, Any]:
-        return self._json("state.json")
-
     def _json(self, name: str) -> dict[str, Any]:
         try:
             document = json.loads((self.path / name).read_text("utf-8"))

@@ -18,11 +18,11 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from provision import yamlfile
-from provision.checks import baseline_certainty, threshold_metrics, thresholds
-from provision.checks.baseline_certainty import Certainty, Rule
-from provision.checks.fleet import fleet_metrics
+from provision.checks import threshold_evidence, thresholds
+from provision.checks.fleet import fleet_judge
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Typical, Verdict, number, typical
+from provision.checks.threshold_evidence import Certainty, Rule
 from provision.checks.thresholds import Spread, Threshold
 from provision.errors import GpuprovError
 from provision.paths import DATA
@@ -99,13 +99,13 @@ def samples(run: FleetHealth) -> Iterator[Sample]:
     """What a run measured that a limit can be made of; not what it found broken."""
     for node in run.nodes:
         sku = str(node.facts.get("sku") or "")
-        if sku not in threshold_metrics.sku_names():
+        if sku not in thresholds.sku_names():
             continue
         for check in node.checks:
             broken = {finding.device for finding in check.findings if finding.verdict is Verdict.FAIL}
             for m in check.measurements:
                 name = _limit_name(sku, node, check, m.metric)
-                value, metric = number(m.value), threshold_metrics.find(name)
+                value, metric = number(m.value), thresholds.find(name)
                 if metric is None or metric.unit != m.unit or m.device in broken - {"node"}:
                     continue
                 if value is not None and math.isfinite(value) and value > 0:
@@ -148,7 +148,7 @@ def learn(found: Iterable[Sample], date: str, use: Rules | None = None) -> Basel
 
 def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules) -> tuple[Threshold, _Place]:
     """The limit of one metric, and the place that gives it. Raises GpuprovError with why there is none."""
-    metric = threshold_metrics.find(name)
+    metric = thresholds.find(name)
     if metric is None:
         raise GpuprovError("is not a metric we judge")
     devices: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -163,7 +163,7 @@ def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules)
     tight = min if metric.direction == "at_least" else max
     place = tight(found, key=lambda each: each.limit)
     usual = place.usual
-    if wrong := threshold_metrics.problem(metric, place.limit, thresholds.able(sku)):
+    if wrong := thresholds.problem(metric, place.limit, thresholds.able(sku)):
         raise GpuprovError(f"the derived limit is not plausible: {wrong}")
     source = (
         f"{_BY}: {_arithmetic(usual, metric.unit, use, places=len(places))}, "
@@ -179,7 +179,7 @@ def _learnt(sku: str, name: str, group: Sequence[Sample], date: str, use: Rules)
         )
         learnt = replace(
             learnt,
-            typical=thresholds.Typical(middle, place.nodes, _BY),
+            typical=thresholds.TypicalValue(middle, place.nodes, _BY),
             spread=Spread(percent, place.nodes, _BY),
         )
     return learnt, place
@@ -198,12 +198,12 @@ def _arithmetic(usual: Typical, unit: str, use: Rules, *, places: int) -> str:
 
 
 def _by_place(name: str, device: str) -> bool:
-    compared = fleet_metrics.shipped().metrics.get(name)
+    compared = fleet_judge.shipped().metrics.get(name)
     return "->" in device or (compared is not None and compared.compare == "position")
 
 
 def _place_limit(
-    values: Mapping[tuple[str, str], float], metric: threshold_metrics.Metric, use: Rules, places: int
+    values: Mapping[tuple[str, str], float], metric: thresholds.Metric, use: Rules, places: int
 ) -> _Place:
     """The limit that these devices give. Raises GpuprovError with why they give none."""
     nodes = len({node for node, _ in values})
@@ -228,7 +228,7 @@ def _place_limit(
 def _noisy_limit(
     values: Mapping[tuple[str, str], float],
     usual: Typical,
-    metric: threshold_metrics.Metric,
+    metric: thresholds.Metric,
     use: Rules,
     places: int,
 ) -> _Place:
@@ -241,8 +241,8 @@ def _noisy_limit(
         alike[node].append(value)
     if len(alike) < 2:
         raise GpuprovError("all values that are alike come from one node")
-    parts = baseline_certainty.healthy(alike.values())
-    certainty = baseline_certainty.of_limit(
+    parts = threshold_evidence.healthy(alike.values())
+    certainty = threshold_evidence.of_limit(
         rule,
         usual.middle,
         usual.deviation,

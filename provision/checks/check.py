@@ -6,12 +6,13 @@ only playbooks/validate.yml touches a node.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from provision.checks.model import Finding, Threshold
-from provision.checks.model import Measurement as Measurement  # own checks import it from here
+from provision.checks.judge import Finding, Threshold
+from provision.checks.judge import Measurement as Measurement  # own checks import it from here
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class Output:
     beside: str = ""
 
 
+# CUDA numbers GPUs by speed unless told otherwise; gpu3 is to be nvidia-smi's GPU 3 in every check.
+BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 KERNEL_LOG_DELTA = "kernel_log_delta"  # the output with the kernel's messages that came while a check ran
 
 
@@ -103,17 +106,14 @@ class Check(Protocol):
 
     def commands(self, node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:
         """What to run, in order."""
-        ...
 
     def parse(self, node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
         """Text → measurements. Raises ParseError on anything not recognised or incomplete."""
-        ...
 
     def judge(
         self, node: CheckNode, measurements: Sequence[Measurement], thresholds: Mapping[str, Threshold]
     ) -> list[Finding]:
         """Measurements + thresholds (by "<check>.<metric>") → findings, at least one. Pure."""
-        ...
 
 
 def completed(outputs: Mapping[str, Output], name: str) -> Output:
@@ -159,3 +159,27 @@ def last_words(output: Output) -> str:
     streams = [output.stderr, output.stdout] if output.rc else [output.stdout, output.stderr]
     said = next((text.strip() for text in streams if text.strip()), "")
     return said.split("\n")[-1].strip()[:200] if said else f"nothing printed, exit status {output.rc}"
+
+
+# --- JSON of a program: names that stand twice are refused, for then lines between two objects were lost.
+# Python's own decoder takes the last value of a name: `"status": "Fail"` would give way to the next GPU's
+# Pass.
+
+
+def decode(text: str, begin: int = 0) -> tuple[Any, int]:
+    """The document that begins at that character, and where it ends. Raises ValueError, or RecursionError."""
+    return json.JSONDecoder(object_pairs_hook=_once).raw_decode(text, begin)
+
+
+def decode_all(text: str) -> Any:
+    """The document that the whole text is, but for blanks around it. Raises ValueError, or RecursionError."""
+    return json.loads(text, object_pairs_hook=_once)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:60]!r} stands twice in one object")
+    return found

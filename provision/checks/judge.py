@@ -1,15 +1,143 @@
-"""Judging of measurements against limits and against peers: findings with a verdict (pure)."""
+"""What a check gives and is judged by (Measurement, Threshold, Finding, Verdict), and the judging of
+measurements against limits and against peers (pure).
+"""
 
 from __future__ import annotations
 
+import enum
 import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from provision.checks.model import ACTIONS as ACTIONS  # own checks import these from here
-from provision.checks.model import Finding as Finding
-from provision.checks.model import Measurement, Threshold
-from provision.checks.model import Verdict as Verdict
+from provision.text import many
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One value with unit and device. `device`: `node`, `gpu3`, or a directed pair `gpu0->gpu5`.
+
+    `metric` is the check's own word for it (`h2d`); with the check's id before it, it is the threshold's
+    name.
+    """
+
+    metric: str
+    value: float | int | str | bool
+    unit: str
+    device: str = "node"
+
+
+class Verdict(enum.StrEnum):
+    """Ordered from best to worst by `badness`. Neither `error` nor `skip` ever counts as healthy."""
+
+    PASS = "pass"  # noqa: S105
+    SKIP = "skip"
+    WARN = "warn"
+    ERROR = "error"
+    FAIL = "fail"
+
+    @property
+    def badness(self) -> int:
+        return list(Verdict).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A judged measurement, with the action to take.
+
+    `device`: node, gpu3, gpu0->gpu5, gpu0-gpu5 (both directions). `value`/`unit` what was measured (None when
+    nothing was), `limit` the human text of the limit ("≥ 238 GB/s"), `source` where that limit comes from.
+    `message` one sentence for a person; `action` one of ACTIONS; `evidence` lines of raw output that show it.
+    """
+
+    check: str
+    verdict: Verdict
+    device: str
+    message: str
+    metric: str = ""
+    value: float | int | str | bool | None = None
+    unit: str = ""
+    limit: str = ""
+    source: str = ""
+    action: str = "none"
+    evidence: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.action not in ACTIONS:
+            raise ValueError(f"{self.check}: {self.action!r} is not an action: {', '.join(ACTIONS)}")
+
+
+ACTIONS = (
+    "none",
+    "watch",
+    "restart job",
+    "reset GPU",
+    "reboot",
+    "power-cycle",
+    "reseat or check cable",
+    "replace part",
+    "fix configuration",
+    "investigate",
+    "run again",
+)
+
+
+@dataclass(frozen=True)
+class TypicalValue:
+    """What a healthy part reaches, in the limit's unit; `machines`: measured on how many, None: not said."""
+
+    value: float
+    machines: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far healthy parts differ: their standard deviation, in percent of the typical value.
+
+    `machines`: how many it was estimated from; None: of so many that its own error does not count.
+    """
+
+    percent: float
+    machines: int | None
+    source: str
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The limit for one metric of one SKU. `direction`: at_least, at_most or equal.
+
+    `kind`: measured (drawn from measurements on such machines), vendor (the maker's own figure) or derived
+    (reckoned from other figures; the arithmetic is in `source`). `date`: YYYY-MM of the source, empty when a
+    user did not say. `machines`: how many were measured for it; 0 for a vendor's figure or mere arithmetic,
+    None when the source does not say. `typical` and `spread`: for `provision.checks.threshold_evidence`.
+    """
+
+    metric: str  # "<check>.<metric>"
+    limit: float
+    unit: str
+    direction: str
+    source: str
+    kind: str
+    date: str = ""
+    machines: int | None = None
+    typical: TypicalValue | None = None
+    spread: Spread | None = None
+
+    @property
+    def cited(self) -> str:
+        """The source as a finding cites it, with the number of machines behind the limit and its date."""
+        rests = [self.date] if self.date else []
+        if self.machines is not None:
+            rests.insert(0, many(self.machines, "machine") if self.machines else "no machine measured")
+        elif self.date:
+            rests.insert(0, "number of machines unknown")
+        return f"{self.source}; {', '.join(rests)}" if rests else self.source
+
+
+# own checks import these from here
+
+
+PEERS = "median of the other GPUs of the node"  # the source of a limit that they set
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
@@ -52,29 +180,33 @@ def by_threshold(
     if value is None:
         return unmeasured(check, f"{what} is not a number: {shown}", device=measurement.device)
     if threshold is None:
-        return Finding(
-            check,
-            Verdict.WARN,
-            measurement.device,
-            f"{said}, but no limit is known for this GPU; give one with --thresholds FILE",
-            metric=measurement.metric,
-            value=measurement.value,
-            unit=measurement.unit,
-            action="fix configuration",
-        )
-    good = meets(value, threshold)
-    return Finding(
+        message = f"{said}, but no limit is known for this GPU; give one with --thresholds FILE"
+        return finding_on(check, Verdict.WARN, measurement, message, action="fix configuration")
+    limit, good = limit_text(threshold), meets(value, threshold)
+    return finding_on(
         check,
         Verdict.PASS if good else Verdict.FAIL,
-        measurement.device,
-        f"{said} (limit {limit_text(threshold)})",
-        metric=measurement.metric,
-        value=measurement.value,
-        unit=measurement.unit,
-        limit=limit_text(threshold),
-        source=threshold.cited,
-        action="none" if good else action,
+        measurement,
+        f"{said} (limit {limit})",
+        limit,
+        threshold.cited,
+        "none" if good else action,
     )
+
+
+def finding_on(
+    check: str,
+    verdict: Verdict,
+    measured: Measurement,
+    message: str,
+    limit: str = "",
+    source: str = "",
+    action: str = "none",
+    evidence: Iterable[str] = (),
+) -> Finding:
+    """A finding on one measured value: its device, metric, value and unit are the measurement's."""
+    of = (measured.metric, measured.value, measured.unit)
+    return Finding(check, verdict, measured.device, message, *of, limit, source, action, tuple(evidence))
 
 
 def unmeasured(
@@ -113,6 +245,28 @@ def below_peers(
         if shortfall > tolerance and middle - value > 3 * deviation:
             behind[device] = (middle, shortfall)
     return behind
+
+
+# Degrees above the median of the peers that the place in the airflow does not explain. Derived: a row of four
+# GPUs of 700 W warms the air for the row behind it by 2,800 W / (0.52 m³/s · 1.2 kg/m³ · 1,005 J/kg·K),
+# which is 4.5 K (1,105 CFM: DGX H100 user guide); sensors and heat sinks differ by a few degrees more.
+HOTTER = 12.0
+
+
+def hotter(check: str, metric: str, heat: Mapping[str, float], said: str, peers: int = 3) -> list[Finding]:
+    """A warning for each device much hotter than the median of its peers, as `below_peers` compares. `said`:
+    in words, with its `degrees` and their `middle`."""
+    findings = []
+    for device, degrees in heat.items():
+        others = [other for name, other in heat.items() if name != device]
+        if len(others) < peers:
+            continue
+        middle, deviation = spread(others)
+        if degrees - middle > max(HOTTER, 3 * deviation):
+            measured, limit = Measurement(metric, degrees, "C", device), f"≤ {middle + HOTTER:g} C"
+            message = said.format(degrees=degrees, middle=middle)
+            findings.append(finding_on(check, Verdict.WARN, measured, message, limit, PEERS, "investigate"))
+    return findings
 
 
 @dataclass(frozen=True)

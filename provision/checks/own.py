@@ -16,7 +16,7 @@ from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, NoReturn, cast, get_args
 
-from provision.checks import threshold_metrics
+from provision.checks import thresholds
 from provision.checks.check import Check, CheckNode, Command, Measurement, Output
 from provision.checks.judge import ACTIONS, Finding, Verdict
 from provision.checks.table import BUILT_IN, STAGES, Entry, Scope
@@ -48,7 +48,7 @@ def found() -> dict[str, Entry]:
             _refuse(entry.name, source, f"it cannot be imported: {type(error).__name__}: {error}")
         check = _verified(entry.name, source, module)
         for metric, limit in _metrics(entry.name, source, module).items():
-            threshold_metrics.declare(f"{entry.name}.{metric}", limit)
+            thresholds.declare(f"{entry.name}.{metric}", limit)
         taken[entry.name] = source
         checks[entry.name] = Entry(entry.name, module.SCOPE, module.STAGE, entry.value, check, source)
     return checks
@@ -92,11 +92,11 @@ def _words(value: Any) -> bool:
     return isinstance(value, tuple) and all(isinstance(word, str) and word for word in value)
 
 
-def _metrics(name: str, source: str, module: Any) -> dict[str, threshold_metrics.Metric]:
+def _metrics(name: str, source: str, module: Any) -> dict[str, thresholds.Metric]:
     """What the module's METRICS say may be limited: name → {unit, direction}."""
     declared = getattr(module, "METRICS", {})
     try:
-        found = {str(metric): threshold_metrics.Metric(**row) for metric, row in declared.items()}
+        found = {str(metric): thresholds.Metric(**row) for metric, row in declared.items()}
     except (AttributeError, TypeError):
         found = {}
     good = all(

@@ -1,13 +1,14 @@
-"""The checks by id: those of the table, and users' own."""
+"""The checks by id: those of the table, and users' own; and the choice of those of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, TypeVar, cast
 
 from provision.checks.check import Check
 from provision.checks.table import BUILT_IN, STAGES, Entry
+from provision.errors import UsageError
 
 T = TypeVar("T")
 
@@ -52,3 +53,39 @@ def _own() -> dict[str, Entry]:
 
 CHECKS: Checks[Check] = Checks([one for one in BUILT_IN if one.stage in STAGES], _own)
 PAIRS: Checks[Any] = Checks([one for one in BUILT_IN if one.stage not in STAGES])  # of several nodes
+
+# --- selection of the checks of a run, in the order they run
+
+
+def table() -> dict[str, Entry]:
+    """Every check's line of the table: of nodes in the order they run, then of several nodes."""
+    return CHECKS.entries | PAIRS.entries
+
+
+def select(stage: str, names: Sequence[str] = ()) -> tuple[str, ...]:
+    """The checks to run, in the order they run. `names` wins over `stage`; raises UsageError on an unknown
+    one.
+    """
+    every = table()
+    unknown = [name for name in names if name not in every]
+    if unknown:
+        raise UsageError(f"unknown check {unknown[0]!r}", f"the checks are {', '.join(every)}")
+    stages = STAGES[: STAGES.index(stage) + 1]
+    return tuple(name for name, one in every.items() if (name in names if names else one.stage in stages))
+
+
+def of_nodes(asked: Iterable[str]) -> tuple[str, ...]:
+    """Those of these checks that look at one node at a time."""
+    return tuple(name for name in asked if name not in PAIRS)
+
+
+def facts_for(asked: Iterable[str]) -> frozenset[str]:
+    """The facts that these checks read: the look before them asks for all at once."""
+    every = table()
+    return frozenset(fact for name in asked for fact in getattr(every[name].load(), "FACTS", ()))
+
+
+def of_pairs(asked: Iterable[str]) -> tuple[str, ...]:
+    """Those of these checks that look at nodes together, in the order they run."""
+    wanted = set(asked)
+    return tuple(name for name in PAIRS if name in wanted)

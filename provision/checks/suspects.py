@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from provision.checks.judge import Finding, Verdict
+from provision.checks.health import CheckResult
+from provision.checks.judge import Finding, Verdict, worst
 
 Cell = tuple[int, int]  # directed: from GPU, to GPU
 
@@ -111,6 +112,13 @@ def point_at_cause(findings: Sequence[Finding]) -> list[Finding]:
     consistent with. Without a culprit it stays a `fail` of the node. Wrong results are never explained away.
     """
     return [_pointed(finding, findings) for finding in findings]
+
+
+def reconciled(checks: Sequence[CheckResult]) -> list[CheckResult]:
+    """The checks of one node with one culprit for each cause."""
+    findings = iter(point_at_cause([finding for check in checks for finding in check.findings]))
+    told = [replace(check, findings=tuple(next(findings) for _ in check.findings)) for check in checks]
+    return [replace(check, verdict=worst(f.verdict for f in check.findings)) for check in told]
 
 
 def _pointed(finding: Finding, findings: Sequence[Finding]) -> Finding:

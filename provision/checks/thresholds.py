@@ -2,7 +2,7 @@
 
 A limit that no healthy machine could meet, that is too loose to find anything, or that is typed wrongly, is
 refused when it is read: a bad gate would condemn or acquit a whole fleet. What is sensible for which metric
-says `provision.checks.threshold_metrics`.
+say data/thresholds/metrics.yml and the SKU.
 """
 
 from __future__ import annotations
@@ -10,17 +10,16 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from provision.checks import threshold_metrics
-from provision.checks.model import Spread as Spread
-from provision.checks.model import Threshold as Threshold  # own checks import it from here
-from provision.checks.model import Typical as Typical
-from provision.checks.threshold_metrics import Capacities
+from provision import yamlfile
+from provision.checks.judge import Spread as Spread
+from provision.checks.judge import Threshold as Threshold  # own checks import it from here
+from provision.checks.judge import TypicalValue as TypicalValue
 from provision.errors import GpuprovError
 from provision.paths import DATA
 
@@ -108,9 +107,9 @@ def able(sku: str) -> Capacities:
     """What machines of this SKU (or of `any`) can do: our own file's word for their links, over the data
     sheet's."""
     if sku == _EVERY_SKU:
-        return threshold_metrics.of_any(threshold_metrics.sku_names())
+        return of_any(sku_names())
     links = _documents(_FOLDER / f"{sku}.yml")[0].get("links", {}) if sku in available() else {}
-    return threshold_metrics.stated(sku, links)
+    return stated(sku, links)
 
 
 def _documents(path: Path) -> list[dict[str, Any]]:
@@ -140,7 +139,7 @@ def _check_document(path: Path, document: Mapping[str, Any]) -> None:
         _refuse(path, f"key {sorted(map(str, unknown))[0]!r}", "is not a valid key (sku, links, thresholds)")
     if not isinstance(document.get("sku"), str):
         _refuse(path, "key 'sku'", "must name a GPU SKU such as h100-sxm, or any")
-    known = threshold_metrics.sku_names()
+    known = sku_names()
     if document["sku"] != _EVERY_SKU and document["sku"] not in known:
         near = difflib.get_close_matches(document["sku"], known, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -149,9 +148,9 @@ def _check_document(path: Path, document: Mapping[str, Any]) -> None:
         _refuse(path, "key 'thresholds'", "must map metric names to limits")
     links = document.get("links", {})
     if not isinstance(links, dict) or not all(
-        name in threshold_metrics.LINKS and _is_limit(value) for name, value in links.items()
+        name in LINKS and _is_limit(value) for name, value in links.items()
     ):
-        _refuse(path, "key 'links'", f"must map {', '.join(threshold_metrics.LINKS)} to GB/s one way")
+        _refuse(path, "key 'links'", f"must map {', '.join(LINKS)} to GB/s one way")
 
 
 def _is_limit(value: Any) -> bool:
@@ -162,14 +161,14 @@ def _is_limit(value: Any) -> bool:
 def _read(path: Path, document: Mapping[str, Any]) -> dict[str, Threshold]:
     known = able(document["sku"])
     if links := document.get("links"):
-        known = {**known, **threshold_metrics.stated(document["sku"], links)}
+        known = {**known, **stated(document["sku"], links)}
     return {name: _threshold(path, str(name), row, known) for name, row in document["thresholds"].items()}
 
 
 def _threshold(path: Path, name: str, row: Any, known: Capacities) -> Threshold:
-    metric = threshold_metrics.find(name)
+    metric = find(name)
     if metric is None:
-        near = threshold_metrics.nearest(name)
+        near = nearest(name)
         _refuse(path, name, f"is not a metric we judge{f'; did you mean {near}?' if near else ''}")
     if not isinstance(row, dict) or not _FIELDS <= set(row) <= _FIELDS | _OPTIONAL:
         wanted, other = ", ".join(sorted(_FIELDS)), ", ".join(sorted(_OPTIONAL))
@@ -188,7 +187,7 @@ def _threshold(path: Path, name: str, row: Any, known: Capacities) -> Threshold:
     date = row.get("date", "")
     if date and not (isinstance(date, str) and _DATE.fullmatch(date)):
         _refuse(path, f"{name}.date", f"must be the year and month of the source, as 2026-05, not {date!s}")
-    if wrong := threshold_metrics.problem(metric, float(limit), known):
+    if wrong := problem(metric, float(limit), known):
         _refuse(path, f"{name}.limit", wrong)
     machines = _machines(path, name, row)
     read = Threshold(
@@ -204,7 +203,7 @@ def _machines(path: Path, where: str, row: Mapping[str, Any], default: int | Non
     return value
 
 
-def _typical(path: Path, limit: Threshold, row: Mapping[str, Any]) -> Typical | None:
+def _typical(path: Path, limit: Threshold, row: Mapping[str, Any]) -> TypicalValue | None:
     if "typical" not in row:
         return None
     where = f"{limit.metric}.typical"
@@ -212,7 +211,7 @@ def _typical(path: Path, limit: Threshold, row: Mapping[str, Any]) -> Typical | 
     if (found["value"] - limit.limit) * (-1 if limit.direction == "at_most" else 1) < 0:
         _refuse(path, f"{where}.value", f"a part at {found['value']:g} fails the limit of {limit.limit:g}")
     machines = _machines(path, where, found, limit.machines)
-    return Typical(float(found["value"]), machines, _words(found["source"]))
+    return TypicalValue(float(found["value"]), machines, _words(found["source"]))
 
 
 def _spread(path: Path, name: str, row: Mapping[str, Any]) -> Spread | None:
@@ -241,3 +240,159 @@ def _measured(path: Path, where: str, given: Any, number: str) -> Mapping[str, A
 
 def _words(text: str) -> str:
     return " ".join(text.split())
+
+
+# --- the metrics that may have limits, and the plausible range of each: data/thresholds/metrics.yml and the
+# SKU. A gate above what the wire carries condemns every machine; one so low that a part at half its speed
+# still passes acquits every machine. Both are found when a file is read, by the arithmetic stated in
+# metrics.yml.
+
+
+# What a SKU can do at best: name → (of the best, of the least) of the SKUs a limit is for; one SKU has both
+# alike. pcie, peer: GB/s one way; far_pair: the slowest healthy pair; memory: MiB, memory_rate: GB/s;
+# nvlinks: links, nvlink: GB/s one way of one.
+Capacities = Mapping[str, tuple[float, float]]
+
+LINKS = ("pcie", "peer", "far_pair", "memory_rate")  # what a file may state of its machines in `links`
+
+_PCIE_X16 = {3: 15.75, 4: 31.5, 5: 63.0}  # GB/s one way by generation
+_HOST_BY_NVLINK = ("gb200", "gb300", "gh200")  # their way to the host is NVLink-C2C: PCIe limits nothing
+_COUNT = re.compile(r"_([2-9]|[1-9]\d+)gpu$")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """How a metric is limited. `ceiling` times `factor` is what no machine passes, the share `floor` of
+    `floor_of` what a part at half its speed still reaches; `least` and `most` are plain bounds."""
+
+    unit: str
+    direction: str
+    ceiling: str = ""
+    factor: float = 1.0
+    floor: float = 0.0
+    floor_of: str = ""
+    least: float | None = None
+    most: float | None = None
+
+
+@cache
+def table() -> Mapping[str, Metric]:
+    """Every metric by name; `_*gpu` at the end stands for any number of GPUs from 2 on."""
+    rows = yamlfile.load_mapping(DATA / "thresholds" / "metrics.yml")
+    return {name: Metric(**row) for name, row in rows.items()}
+
+
+_declared: dict[str, Metric] = {}  # of checks from outside
+
+
+def declare(name: str, metric: Metric) -> None:
+    """Let limits be given for a metric of a check that is not ours."""
+    _declared[name] = metric
+
+
+def find(name: str) -> Metric | None:
+    """The metric called so: `nccl_all_reduce.busbw_8gpu`."""
+    return table().get(name) or _declared.get(name) or table().get(_COUNT.sub("_*gpu", name))
+
+
+def nearest(name: str) -> str:
+    """The known name that is most like this one; empty when none is."""
+    count = _COUNT.search(name)
+    known = [each.replace("*", count[1] if count else "8") for each in table()]
+    return next(iter(difflib.get_close_matches(name, known, n=1)), "")
+
+
+def problem(metric: Metric, limit: float, able: Capacities) -> str:
+    """Why this cannot be the limit; empty when it can."""
+    said = f"{limit:g} {metric.unit}"
+    if metric.ceiling in able:
+        most = metric.factor * able[metric.ceiling][0]
+        if limit > most:
+            what = "the GPU has" if metric.ceiling.startswith("memory") else "the link can carry"
+            return f"{limit:g} is above what {what} ({most:g} {metric.unit})"
+    if metric.most is not None and limit > metric.most:
+        return f"{said} is above {metric.most:g}, which no machine passes"
+    least = metric.floor * able[metric.floor_of][1] if metric.floor_of in able else metric.least
+    if metric.direction == "at_least" and least is not None and limit < least:
+        return (
+            f"{said} is too loose to find anything: with half of it gone a good part still reaches "
+            f"{least:.4g} {metric.unit}"
+        )
+    return ""
+
+
+@cache
+def of_sku(sku: str) -> Capacities:
+    """What the SKU can do by its data sheet (data/skus); empty when it is not known."""
+    path = DATA / "skus" / f"{sku}.yml"
+    if not path.is_file():
+        return {}
+    data = yamlfile.load_mapping(path)
+    able = {"memory": float(data["memory_mib"])}
+    pcie, nvlink = data["pcie"], data["nvlink"]
+    slot = _PCIE_X16.get(pcie["gen"], 0.0) * pcie["width"] / 16
+    if slot and sku not in _HOST_BY_NVLINK:
+        able["pcie"] = slot
+    if nvlink:
+        able["nvlinks"] = float(nvlink["links"])
+        able["nvlink"] = nvlink["gbs_per_link"] / 2
+        able["peer"] = able["nvlinks"] * able["nvlink"]
+    elif slot:
+        able["peer"] = able["pcie"]
+    return _one(_with_far_pair(able, switched=data["fabric"] != "none"))
+
+
+def _with_far_pair(able: dict[str, float], *, switched: bool) -> dict[str, float]:
+    """Behind switches every pair is as fast as any. Elsewhere the way between two sockets is the slowest that
+    is healthy: nobody has published what it must reach, so half of the slot."""
+    if switched and "peer" in able:
+        able["far_pair"] = able["peer"]
+    elif "pcie" in able:
+        able["far_pair"] = able["pcie"] / 2
+    return able
+
+
+def stated(sku: str, links: Mapping[str, Any]) -> Capacities:
+    """What a file says of its machines' links, over what the SKU's data sheet says."""
+    own = {name: float(value) for name, value in links.items()}
+    usual = of_sku(sku)
+    if "far_pair" not in own and "far_pair" in usual:
+        if usual.get("peer") == usual["far_pair"]:
+            own["far_pair"] = own.get("peer", usual["far_pair"][0])
+        else:
+            own["far_pair"] = min(own.get("pcie", usual["pcie"][0]) / 2, usual["far_pair"][0])
+    return {**usual, **_one(own)}
+
+
+def of_any(skus: Iterable[str]) -> Capacities:
+    """For a limit of every SKU: it must be possible on one at least, and find something on one."""
+    every = [of_sku(sku) for sku in skus]
+    names = {name for able in every for name in able}
+    return {
+        name: (
+            max(able[name][0] for able in every if name in able),
+            min(able[name][1] for able in every if name in able),
+        )
+        for name in names
+    }
+
+
+def _one(able: Mapping[str, float]) -> Capacities:
+    return {name: (value, value) for name, value in able.items()}
+
+
+def sku_names() -> list[str]:
+    """Every SKU that may be named: also those for which there is no limit of our own yet."""
+    return sorted(path.stem for path in Path(DATA / "skus").glob("*.yml"))
+
+
+# --- limits that are no SKU's: of ports, memory modules, disks; data with a source each
+
+
+@cache
+def limits(name: str) -> Mapping[str, Any]:
+    """The content of provision/data/<name>.yml."""
+    import yaml
+
+    found: dict[str, Any] = yaml.safe_load((DATA / f"{name}.yml").read_text("utf-8"))
+    return found

@@ -11,7 +11,7 @@ from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from provision.burnin.actions import BurninOptions
-    from provision.burnin.look import Looked
+    from provision.burnin.campaign import Looked
     from provision.burnin.plan import Plan
     from provision.burnin.profile import Profile
 
@@ -134,7 +134,7 @@ def _start(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
     from provision.burnin import profile
-    from provision.burnin.power import cost
+    from provision.burnin.plan import cost
     from provision.checks import thresholds
     from provision.desired import stack
 
@@ -142,7 +142,7 @@ def _start(options: argparse.Namespace) -> ExitCode:
     thresholds.for_sku(None, Path(options.thresholds) if options.thresholds else None)
     fleet, overrides = fleet_options.load(options)
     stack.check_names(fleet, overrides)
-    from provision.burnin.look import look
+    from provision.burnin.campaign import look
 
     looked = look(fleet, overrides, chosen, timeout=options.timeout, connections=options.connections)
     planned, unable = _planned(chosen, looked)
@@ -182,8 +182,7 @@ def _options(options: argparse.Namespace) -> BurninOptions:
 
 def _planned(chosen: Profile, looked: Looked) -> tuple[Plan, dict[str, str]]:
     """The plan, and the nodes that cannot take part with the reason."""
-    from provision.burnin import orders, power
-    from provision.burnin.plan import plan
+    from provision.burnin import orders, plan
 
     unable = {name: node.error for name, node in looked.seen.items() if node.error}
     if not looked.able:
@@ -191,20 +190,20 @@ def _planned(chosen: Profile, looked: Looked) -> tuple[Plan, dict[str, str]]:
         raise UsageError(
             f"no node can be burned in; {name}: {why}", "widen --nodes, or repair the nodes first"
         )
-    caps = power.caps(looked.variables)
-    loads = [power.load_of(node, looked.variables[name]) for name, node in looked.able.items()]
+    caps = plan.caps(looked.variables)
+    loads = [plan.load_of(node, looked.variables[name]) for name, node in looked.able.items()]
     seconds = {name: orders.seconds(chosen, node) for name, node in looked.able.items()}
     ramp: dict[str, Any] = {"ramp_steps": chosen.ramp_steps, "ramp_seconds": chosen.ramp_seconds}
-    return plan(loads, caps, seconds, **ramp), unable
+    return plan.plan(loads, caps, seconds, **ramp), unable
 
 
 def _show(chosen: Profile, planned: Plan, unable: dict[str, str], options: argparse.Namespace) -> ExitCode:
     import json
 
-    from provision.burnin import plan_text
+    from provision.burnin import orders
 
     if options.json:
-        sys.stdout.write(json.dumps(plan_text.document(chosen, planned, unable), indent=1) + "\n")
+        sys.stdout.write(json.dumps(orders.document(chosen, planned, unable), indent=1) + "\n")
     else:
-        sys.stdout.writelines(f"{line}\n" for line in plan_text.lines(chosen, planned, unable))
+        sys.stdout.writelines(f"{line}\n" for line in orders.lines(chosen, planned, unable))
     return ExitCode.INCOMPLETE if unable else ExitCode.OK

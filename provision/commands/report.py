@@ -149,9 +149,9 @@ def run(options: argparse.Namespace) -> ExitCode:
 def _context(folder: RunFolder, health: FleetHealth, formats: Sequence[str]) -> Context:
     """What is told beyond the run's own health: only the page has plots, of many samples."""
     if "html" in formats:
-        from provision.report import run_context
+        from provision.report.context import of_run
 
-        return run_context.read(folder, health)
+        return of_run(folder, health)
     from provision.report.context import Context
     from provision.runs import node_history
 

@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
     from provision.validate.selftest import run as selftest
-    from provision.validate.selftest.summary import summary
+    from provision.validate.selftest.result import summary
 
     output = Path(options.output).expanduser() if options.output else selftest.default_output()
     settings = selftest.Settings(

@@ -108,15 +108,15 @@ def run(options: argparse.Namespace) -> ExitCode:
         return _list_checks()
     from pathlib import Path
 
-    from provision.checks import selection, thresholds
+    from provision.checks import registry, thresholds
     from provision.checks.registry import PAIRS
     from provision.desired import stack
     from provision.validate import validation
 
     goes_on = options.resume and not options.stage and not options.checks
     checks = validation.asked_before(options.resume) if goes_on else options.checks
-    asked = selection.select(options.stage or "standard", checks)
-    more = {"pairs": options.pairs and not selection.of_pairs(asked), "group": options.group}
+    asked = registry.select(options.stage or "standard", checks)
+    more = {"pairs": options.pairs and not registry.of_pairs(asked), "group": options.group}
     added = [name for name, one in PAIRS.entries.items() if more.get(one.stage)]
     asked = tuple(dict.fromkeys((*asked, *added)))
     override = Path(options.thresholds) if options.thresholds else None
@@ -149,9 +149,10 @@ def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace
 
     from provision import report
     from provision.report import json as json_report
-    from provision.report import nodes, run_context, terminal
+    from provision.report import nodes, terminal
+    from provision.report.context import of_run
 
-    context = run_context.read(folder, health)
+    context = of_run(folder, health)
     files = report.write_all(health, folder, options.format, context)
     if files:
         context = replace(context, folder=str(folder.path.absolute()))
@@ -168,9 +169,9 @@ def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace
 
 
 def _list_checks() -> ExitCode:
-    from provision.checks import selection
+    from provision.checks import registry
 
-    table = selection.table()
+    table = registry.table()
     width = max(len(name) for name in table)
     for name, one in table.items():
         origin = f" (from {one.source})" if one.source else ""

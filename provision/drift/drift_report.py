@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provision.checks import selection as checks_asked
+from provision.checks import registry as checks_asked
 from provision.checks.fleet import majority
-from provision.checks.fleet.majority import Comparison, Voter
-from provision.checks.fleet.outliers import outlier_text, tie_text
+from provision.checks.fleet.majority import Comparison, Voter, outlier_text, tie_text
 from provision.desired import compared
 from provision.desired.expectations import by_fact
 from provision.drift import drift_text

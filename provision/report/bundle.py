@@ -10,22 +10,26 @@ import contextlib
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import stat
 import tarfile
 import urllib.parse
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from provision import atomic_file
 from provision.checks.health import FleetHealth, NodeHealth
-from provision.errors import RunFolderError
+from provision.checks.judge import Verdict, worst
+from provision.errors import GpuprovError, RunFolderError
 from provision.nearest import did_you_mean
-from provision.report import bundle_peers, bundle_text, bundle_timeline
+from provision.report import bundle_text
 from provision.report.bundle_secrets import Remover
+from provision.report.bundle_text import Moment
+from provision.runs import fingerprint, node_history
 from provision.runs.store import RunFolder, file_name
 from provision.secrets_mask import secrets_of
 from provision.text import clean, one_line
@@ -72,13 +76,13 @@ def make(
     names of machines, besides those the runs know. Raises RunFolderError when the folder cannot be read."""
     seen = _seen(folder, node.node)
     raw, notes = _raw(folder, node.node)
-    moments = bundle_timeline.timeline(folder, node)
+    moments = timeline(folder, node)
     reports, more = _bug_reports(folder, node.node)
     remover = Remover(
         {*secrets, *secrets_of(seen)}, {*others, *_machines(folder, fleet)} - {node.node}, node.node
     )
     remover.learn([node.node, seen, raw, reports, [asdict(moment) for moment in moments], asdict(node)])
-    rows = bundle_peers.rows(fleet, node)
+    rows = bundle_text.rows(fleet, node)
     node, seen, raw = _cleaned(remover, node), remover.clean(seen), remover.clean(raw)
     rows = [replace(row, metric=remover.clean(row.metric), device=remover.clean(row.device)) for row in rows]
     moments = [replace(moment, what=remover.clean(moment.what)) for moment in moments]
@@ -211,32 +215,151 @@ def _machines(folder: RunFolder, fleet: FleetHealth) -> set[str]:
 def _cleaned(remover: Remover, node: NodeHealth) -> NodeHealth:
     """The node without secrets in what it, or the checks, said. Words of ours (verdicts, actions) stay."""
 
-    def text(value: Any) -> Any:
-        return remover.clean(value)
+    def cleaned(row: Any, *words: str) -> Any:
+        """The row, but for these words of ours."""
+        texts = {one.name: getattr(row, one.name) for one in fields(row) if one.name not in words}
+        return replace(
+            row,
+            **{
+                name: tuple(map(remover.clean, text)) if isinstance(text, tuple) else remover.clean(text)
+                for name, text in texts.items()
+            },
+        )
 
-    checks = []
-    for check in node.checks:
-        findings = tuple(
-            replace(
-                one, device=text(one.device), message=text(one.message), metric=text(one.metric),
-                value=text(one.value), unit=text(one.unit), limit=text(one.limit), source=text(one.source),
-                evidence=tuple(map(text, one.evidence)),
-            )
-            for one in check.findings
-        )  # fmt: skip
-        measured = tuple(
-            replace(m, metric=text(m.metric), value=text(m.value), unit=text(m.unit), device=text(m.device))
-            for m in check.measurements
-        )
-        checks.append(replace(check, findings=findings, measurements=measured))
-    gpus = tuple(
+    checks = [
         replace(
-            gpu, name=text(gpu.name), serial=text(gpu.serial), uuid=text(gpu.uuid),
-            pci_address=text(gpu.pci_address),
+            check,
+            findings=tuple(cleaned(one, "check", "verdict", "action") for one in check.findings),
+            measurements=tuple(map(cleaned, check.measurements)),
         )
-        for gpu in node.gpus
-    )  # fmt: skip
-    facts = text(dict(node.facts))
+        for check in node.checks
+    ]
     return replace(
-        node, node=text(node.node), checks=tuple(checks), gpus=gpus, facts=facts, error=text(node.error)
+        node,
+        node=remover.clean(node.node),
+        checks=tuple(checks),
+        gpus=tuple(map(cleaned, node.gpus)),
+        facts=remover.clean(dict(node.facts)),
+        error=remover.clean(node.error),
     )
+
+
+# --- the timeline of the node: this run, and the stored history of earlier validate and up runs. Only
+# folders beside the run's own are read, line by line, and of those only the lines that name the node. What
+# is damaged or foreign in them is passed over: it costs a line of history, never the bundle.
+
+
+RUNS = 20  # earlier runs of each verb that are told
+_FINDINGS = 6  # of one earlier run
+
+
+def timeline(folder: RunFolder, node: NodeHealth) -> list[Moment]:
+    """What is known of the node up to the end of this run, oldest first. Never raises for what is stored."""
+    found: list[Moment] = []
+    for path in _earlier(folder, "up"):
+        found += _up(path, node.node)
+    told, before = set(), None
+    for path in [*_earlier(folder, "validate"), folder.path]:
+        for row in _rows(path, "fingerprints", node.node):
+            with contextlib.suppress(KeyError, TypeError, ValueError, AttributeError):
+                now = fingerprint.from_record(row)
+                if before is not None:
+                    found += [
+                        Moment(_started(path), path.name, f"changed since the run before: {change}")
+                        for change in fingerprint.changes("", before, now)
+                        if not change.unknown
+                    ]
+                before = now
+        if path != folder.path and (moments := _validated(path, node.node)):
+            told.add(path.name)
+            found += moments
+    found += _remembered(folder, node, told)
+    found += _this_run(folder, node)
+    return sorted(found, key=lambda moment: moment.at)
+
+
+def _earlier(folder: RunFolder, verb: str) -> list[Path]:
+    """The newest runs of a verb that began before this one; a folder's name begins with its time."""
+    with contextlib.suppress(OSError):
+        stamp = folder.path.name.partition("Z-")[0]
+        paths = sorted(folder.path.absolute().parent.glob(f"*Z-{verb}"))
+        return [path for path in paths if path.name.partition("Z-")[0] < stamp][-RUNS:]
+    return []
+
+
+def _rows(path: Path, name: str, node: str) -> Iterator[dict[str, Any]]:
+    """The records of `<name>.jsonl` on this node."""
+    named = json.dumps(node)
+    file = path / f"{name}.jsonl"
+    with contextlib.suppress(OSError), file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if named in line:
+                with contextlib.suppress(ValueError, RecursionError):
+                    row = json.loads(line)
+                    if isinstance(row, dict) and row.get("node") == node:
+                        yield row
+
+
+def _started(path: Path) -> str:
+    with contextlib.suppress(GpuprovError):
+        return str(RunFolder(path).meta().get("started") or "")
+    return ""
+
+
+def _validated(path: Path, node: str) -> list[Moment]:
+    """What an earlier validate found."""
+    rows = list(_rows(path, "findings", node))
+    words = [str(row.get("verdict")) for row in rows]
+    known = [Verdict(word) for word in words if word in set(Verdict)]
+    if not known:
+        return []
+    at = _started(path)
+    found = [Moment(at, path.name, f"validate: {worst(known).value}")]
+    bad = [row for row in rows if row.get("verdict") in ("fail", "error", "warn")]
+    for row in sorted(bad, key=lambda row: row["verdict"] == "warn")[:_FINDINGS]:
+        words = [str(row.get(key) or "") for key in ("verdict", "check", "device", "message", "action")]
+        found.append(Moment(at, path.name, "  {} {} {}: {} (action: {})".format(*words)))
+    if len(bad) > _FINDINGS:
+        found.append(Moment(at, path.name, f"  … and {len(bad) - _FINDINGS} more findings"))
+    return found
+
+
+def _remembered(folder: RunFolder, node: NodeHealth, told: set[str]) -> Iterator[Moment]:
+    """Runs of which only the memory of repeat offenders is left."""
+    for past in node_history.recalled(folder).get(node.node, ()):
+        if past.run not in told:
+            bad = ", ".join(sorted(past.bad)) or "nothing bad"
+            yield Moment(_moment_of(past.run), past.run, f"validate: {bad} (its folder no longer exists)")
+
+
+def _moment_of(run: str) -> str:
+    """20260504T100000.000Z-validate → 2026-05-04T10:00:00.000Z; nothing when the name is another."""
+    stamp = run.partition("Z-")[0]
+    if len(stamp) < 15 or stamp[8] != "T":
+        return ""
+    day, time = stamp[:8], stamp[9:]
+    return f"{day[:4]}-{day[4:6]}-{day[6:]}T{time[:2]}:{time[2:4]}:{time[4:]}Z"
+
+
+def _up(path: Path, node: str) -> Iterator[Moment]:
+    """What an earlier `up` did to it."""
+    for row in itertools.islice(_rows(path, "reboots", node), 10):
+        yield Moment(str(row.get("time") or ""), path.name, "up: rebooted")
+    for row in itertools.islice(_rows(path, "outcomes", node), 10):
+        yield Moment(str(row.get("time") or ""), path.name, f"up: {row.get('status')}")
+
+
+def _this_run(folder: RunFolder, node: NodeHealth) -> Iterator[Moment]:
+    meta: dict[str, Any] = {}
+    with contextlib.suppress(GpuprovError):
+        meta = folder.meta()
+    name = folder.path.name
+    yield Moment(str(meta.get("started") or ""), name, "validate began (this run)")
+    verdicts = {check.check: check for check in node.checks}
+    for row in _rows(folder.path, "fingerprints", node.node):
+        check = verdicts.get(str(row.get("check") or ""))
+        if check is not None:
+            said = f"{check.check}: {check.verdict.value} after {check.seconds:.0f} s"
+            yield Moment(str(row.get("at") or ""), name, said)
+    ended = str(meta.get("measured_until") or meta.get("finished") or meta.get("started") or "")
+    yield Moment(ended, name, f"judged: {node.verdict.value}")

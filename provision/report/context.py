@@ -1,16 +1,26 @@
 """The data of a report beyond the health of one run: earlier runs, GPUs under load over time, and
-measurements between nodes."""
+measurements between nodes; read from its run folder and those before it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from provision.checks.gpu.telemetry_series import Series
-from provision.checks.pairs.judge import TOLERANCE
-from provision.checks.pairs.pairing import Topology
-from provision.checks.pairs.results import Result
+from provision.checks.gpu import telemetry, telemetry_rows
+from provision.checks.gpu.telemetry_rows import Series
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.pairs import groups
+from provision.checks.pairs.judge import TOLERANCE, Metric
+from provision.checks.pairs.pairing import Result, Topology
+from provision.checks.registry import PAIRS
+from provision.errors import GpuprovError
+from provision.report.causes import silence, worst_first
+from provision.runs import fleet_pairs, node_history, store
+from provision.runs.node_facts import NodeFacts, read_node_facts
 from provision.runs.node_history import Earlier
+from provision.runs.store import RunFolder
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,7 @@ class Load:
 @dataclass(frozen=True)
 class Pairs:
     """What one check measured between the nodes of `fleet`, in `unit`; `direction`: `at_least` (more is
-    better) or `at_most`, and `tolerance` as in pairs/metric.py. `left_out`: node → why it took no part."""
+    better) or `at_most`, and `tolerance` as in pairs/judge.py. `left_out`: node → why it took no part."""
 
     check: str
     unit: str
@@ -51,3 +61,63 @@ class Context:
 
 
 NOTHING = Context()
+
+# --- the context of a stored run
+
+
+# A report must not take longer for its plots than for everything else: these many nodes' samples are read,
+# and of a GPU as many samples kept as a plot has room for.
+_NODES = 16
+_SAMPLES = 160
+
+
+def of_run(folder: RunFolder, fleet: FleetHealth) -> Context:
+    """The context of a stored run. Whatever of it cannot be read is left out, never an error."""
+    sampled = [node for node in worst_first(fleet) if any(check.may_have("samples") for check in node.checks)]
+    loads = {node.node: tuple(_loads(folder, node)) for node in sampled[:_NODES]}
+    return Context(
+        earlier=node_history.earlier(folder, fleet),
+        loads={name: found for name, found in loads.items() if found},
+        not_read=tuple(node.node for node in sampled[_NODES:]),
+        pairs=tuple(_pairs(folder, fleet)),
+    )
+
+
+def _pairs(folder: RunFolder, health: FleetHealth) -> Iterator[Pairs]:
+    """What was measured between nodes; who has nothing to measure is no part of that, and is not missed."""
+    with contextlib.suppress(GpuprovError):
+        noted, known = fleet_pairs.noted(folder), read_node_facts(folder)
+        for check, of_pairs in PAIRS.items():
+            if check in noted:
+                found = _pairs_of(folder, of_pairs.METRIC, noted[check], health, known)
+                if found.results or not of_pairs.METRIC.group:  # a good group needs no pairs
+                    yield found
+
+
+def _pairs_of(
+    folder: RunFolder, metric: Metric, noted: Any, health: FleetHealth, known: Mapping[str, NodeFacts]
+) -> Pairs:
+    able, left_out = fleet_pairs.took_part(folder, noted)
+    results = tuple(groups.pairs_of(fleet_pairs.kept(folder, metric.check)))
+    fleet = fleet_pairs.topology([node for node in able if node in known], known)
+    silent = {node.node: silence(node) for node in health.nodes if node.error and node.node not in able}
+    silent |= {node: why for node, why in left_out.items() if why != metric.no_part}
+    return Pairs(metric.check, metric.unit, fleet, results, silent, metric.direction, metric.tolerance)
+
+
+def _sampled(node: NodeHealth) -> Iterator[str]:
+    """The checks that sampled this node's GPUs under load."""
+    for check in node.checks:
+        if any(row.metric == "samples" for row in check.measurements):
+            yield check.check
+
+
+def _loads(folder: RunFolder, node: NodeHealth) -> Iterator[Load]:
+    for check in _sampled(node):
+        with contextlib.suppress(GpuprovError):  # what cannot be read again is told by the check's findings
+            raw = store.read_raw(folder, node.node, check)
+            output = next((o for o in raw.outputs if o.name == telemetry.NAME), None) if raw else None
+            if raw is not None and output is not None:
+                series = telemetry_rows.series(output)
+                thin = {device: one.thinned(_SAMPLES) for device, one in series.items()}
+                yield Load(check, raw.path, thin)

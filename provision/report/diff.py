@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from provision import yamlfile
-from provision.checks import threshold_metrics
-from provision.checks.fleet import fleet_metrics
+from provision.checks import thresholds
+from provision.checks.fleet import fleet_judge
 from provision.checks.health import FleetHealth, GpuIdentity, NodeHealth
 from provision.checks.judge import Finding, Verdict, number, typical
 from provision.node_names import natural
@@ -271,8 +271,8 @@ def _parts(old: Iterable[NodeHealth], both: Iterable[tuple[NodeHealth, NodeHealt
 def direction(check: str, metric: str, unit: str) -> str:
     """`at_least` (low is bad), `at_most`, or nothing where neither is."""
     name = f"{check}.{metric}"
-    compared = fleet_metrics.shipped().metrics.get(name)
-    limited = threshold_metrics.find(name)
+    compared = fleet_judge.shipped().metrics.get(name)
+    limited = thresholds.find(name)
     stated = compared or limited
     found = stated.direction if stated else ""
     if found in ("at_least", "at_most"):

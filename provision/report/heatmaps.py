@@ -1,6 +1,6 @@
 """Heat maps of pairs as one SVG (pure): slow, broken and unknown ones.
 
-See `heat_scale` for colours and marks, `peer_maps` and `pair_maps` for what is drawn.
+See `canvas` for colours and marks, `peer_maps` and `pair_maps` for what is drawn.
 """
 
 from __future__ import annotations
@@ -12,8 +12,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from provision.checks.judge import Verdict
-from provision.report.canvas import DPI, INK, LINE, QUIET, SOFT, TONE, Axes, Image, boxes, canvas, svg
-from provision.report.heat_scale import LETTER, SELF, Cell, Mark, Scale, draw_legend, ink, legend, look
+from provision.report.canvas import (
+    DPI,
+    INK,
+    LETTER,
+    LINE,
+    QUIET,
+    SELF,
+    SOFT,
+    TONE,
+    Axes,
+    Cell,
+    Image,
+    Mark,
+    Scale,
+    boxes,
+    canvas,
+    draw_legend,
+    ink,
+    legend,
+    look,
+    svg,
+)
 from provision.text import one_line
 
 LARGEST = 72  # names along a map: more are no longer told apart by eye

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from markupsafe import Markup
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
 from provision.node_names import fold
-from provision.report import diff_text, fleet_rows, pair_maps, peer_maps, plots, strips
+from provision.report import diff_text, pair_maps, peer_maps, plots, tables
 from provision.report.canvas import Image
 from provision.report.causes import (
     HEADINGS,
@@ -35,7 +36,6 @@ from provision.report.causes import (
     worst_first,
 )
 from provision.report.context import NOTHING, Context
-from provision.report.tables import tables
 from provision.report.terminal import next_commands
 from provision.text import clean, columns, duration, many, moment, one_line, quantity
 
@@ -73,13 +73,14 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
     heat = [shown.image for maps in between for shown in maps.shown]
     heat += [shown.image for maps in inside.skus for shown in maps.shown]
     drawn = _telemetry(nodes, context, min(_PLOTS, _IMAGES - sum(len(image.source) for image in heat)))
-    large = len(nodes) > fleet_rows.MANY
+    large = len(nodes) > MANY
     troubled = [node for node in nodes if node.verdict in _TROUBLED] if large else []
-    details, whole = _details(environment, fleet, nodes, drawn)
+    details = _sections(environment, fleet, nodes, _DETAILS, drawn)
+    whole = len(details)
     if large:
-        details += _briefly(environment, fleet, troubled, whole)
+        details += _sections(environment, fleet, troubled[whole:], _BRIEF, {}, first=whole, brief=True)
     detailed = len(details)
-    glance = strips.glance(fleet)
+    glance = tables.glance(fleet)
     checks = list(dict.fromkeys((*fleet.asked, *(check.check for node in nodes for check in node.checks))))
     found = causes(fleet)
     page = environment.get_template("page.html.j2")
@@ -92,7 +93,7 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
         detailed=detailed,
         details=details,
         whole=whole,
-        rows=fleet_rows.data(nodes, checks, facts) if large else None,
+        rows=data(nodes, checks, facts) if large else None,
         troubled=troubled,
         listed=_LISTED,
         checks=checks,
@@ -136,7 +137,7 @@ def _environment() -> Environment:
         headings=HEADINGS, symbols=SYMBOLS, tiles=_TILES, culprits_shown=_CULPRITS, causes_shown=_CAUSES,
         verdicts=sorted(Verdict, key=lambda v: -v.badness), passing=Verdict.PASS, id_of=id,
         duration=duration, moment=moment, many=many, one_line=one_line, quantity=quantity, fold=_folded,
-        silence=silence, missing=missing, tables=tables, facts=facts, evidence=_evidence,
+        silence=silence, missing=missing, tables=tables.tables, facts=facts, evidence=_evidence,
         row_words=_row_words, badge_cell=_cell, check_cells=_check_cells, picture=_picture,
         breakable=_breakable, changed_shown=_CHANGED,
     )  # fmt: skip
@@ -173,7 +174,7 @@ def _telemetry(nodes: Sequence[NodeHealth], context: Context, room: int) -> dict
     """Node → check → its charts under load, worst node first, as far as there is room (bytes)."""
     spent, drawn = 0, {}
     for node in nodes:
-        bad = _standing_out(node)
+        bad = standing_out((f.device, f.verdict) for check in node.checks for f in check.wrong)
         charts = {load.check: plots.telemetry(load.series, bad) for load in context.loads.get(node.node, ())}
         spent += sum(len(image.source) for images in charts.values() for image in images)
         if spent > room:
@@ -183,13 +184,12 @@ def _telemetry(nodes: Sequence[NodeHealth], context: Context, room: int) -> dict
     return drawn
 
 
-def _standing_out(node: NodeHealth) -> dict[str, Verdict]:
-    """GPU → the worst verdict that names it, of those that are no pass."""
+def standing_out(wrong: Iterable[tuple[str, Verdict]]) -> dict[str, Verdict]:
+    """GPU → the worst verdict, of these (device, verdict), that names it and is neither pass nor skip."""
     bad: dict[str, Verdict] = {}
-    for finding in (finding for check in node.checks for finding in check.wrong):
-        if finding.verdict in (Verdict.WARN, Verdict.ERROR, Verdict.FAIL):
-            for name in _GPU.findall(finding.device):
-                bad[name] = max(bad.get(name, finding.verdict), finding.verdict, key=lambda v: v.badness)
+    for device, verdict in wrong:
+        for name in _GPU.findall(device) if verdict in _TROUBLED else ():
+            bad[name] = max(bad.get(name, verdict), verdict, key=lambda v: v.badness)
     return bad
 
 
@@ -200,36 +200,26 @@ def _picture(image: Image) -> Markup:
     return Markup(tag).format(source, _shown(image.alt), image.width, image.height)  # noqa: S704
 
 
-def _details(
+def _sections(
     environment: Environment,
     fleet: FleetHealth,
     nodes: Sequence[NodeHealth],
+    budget: int,
     drawn: Mapping[str, Mapping[str, Sequence[Image]]],
-) -> tuple[list[Markup], int]:
-    """The full section of each node, worst first, as far as the budget goes; and how many that are."""
+    *,
+    first: int = 0,
+    brief: bool = False,
+) -> list[Markup]:
+    """The section of each node, worst first, as far as the budget (bytes without charts) goes. `brief`: only
+    what is wrong with it; `first`: the number of the first of these nodes."""
     template = environment.get_template("node.html.j2")
     spent, sections = 0, []
-    for number, node in enumerate(nodes):
+    for number, node in enumerate(nodes, first):
         charts = drawn.get(node.node, {})
-        section = template.render(fleet=fleet, node=node, number=number, charts=charts, brief=False)
+        section = template.render(fleet=fleet, node=node, number=number, charts=charts, brief=brief)
         spent += len(section.encode(errors="replace"))
         spent -= sum(len(image.source) for images in charts.values() for image in images)
-        if spent > _DETAILS:
-            break
-        sections.append(Markup(section))  # noqa: S704 - rendered with autoescape
-    return sections, len(sections)
-
-
-def _briefly(
-    environment: Environment, fleet: FleetHealth, troubled: Sequence[NodeHealth], whole: int
-) -> list[Markup]:
-    """What is wrong with the nodes that follow the `whole` ones, worst first, as far as its budget goes."""
-    template = environment.get_template("node.html.j2")
-    spent, sections = 0, []
-    for number, node in enumerate(troubled[whole:], whole):
-        section = template.render(fleet=fleet, node=node, number=number, charts={}, brief=True)
-        spent += len(section.encode(errors="replace"))
-        if spent > _BRIEF:
+        if spent > budget:
             break
         sections.append(Markup(section))  # noqa: S704 - rendered with autoescape
     return sections
@@ -295,3 +285,62 @@ def _batched(stream: Iterator[str]) -> Iterator[str]:
             yield "".join(batch)
             batch.clear()
     yield "".join(batch)
+
+
+# --- the table of a large fleet as data, of which the page's own script draws the visible rows. Ten thousand
+# rows as markup are 15 MB, and a browser needs seconds for each keystroke over them. As data, what nodes have
+# in common, verdicts of all checks, facts, messages, is told once.
+
+
+MANY = 1000  # nodes; up to here every row is in the page as markup
+_WORST = sorted(Verdict, key=lambda verdict: -verdict.badness)
+_MESSAGES = 8  # of a node, to be found by
+
+
+class _Shared:
+    """Texts that are told once: `of` gives the place of one in `all`."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, int] = {}
+
+    def of(self, text: str) -> int:
+        return self._places.setdefault(text, len(self._places))
+
+    @property
+    def all(self) -> list[str]:
+        return list(self._places)
+
+
+def data(nodes: Sequence[NodeHealth], checks: Sequence[str], facts: Callable[[NodeHealth], str]) -> Markup:
+    """The rows for templates/fleet.js, in the order given. A row: name, verdict's place, place of its checks'
+    verdicts (a digit each, `.` where a check did not run), GPUs, place of its facts, serial numbers, places
+    of what is wrong. It ends no script and begins no markup, whatever a node is called."""
+    cells, told, wrong = _Shared(), _Shared(), _Shared()
+    place = {verdict: str(number) for number, verdict in enumerate(_WORST)}
+    rows: list[list[Any]] = []
+    for node in nodes:
+        have = {check.check: place[check.verdict] for check in node.checks}
+        found = [finding for check in node.checks for finding in check.wrong][:_MESSAGES]
+        rows.append(
+            [
+                one_line(node.node, 200),
+                int(place[node.verdict]),
+                cells.of("".join(have.get(name, ".") for name in checks)),
+                len(node.gpus),
+                told.of(clean(facts(node))),
+                " ".join(one_line(gpu.serial, 60) for gpu in node.gpus),
+                [wrong.of(f"{one_line(f.device, 40)} {one_line(f.message, 120)}") for f in found],
+            ]
+        )
+    document = {
+        "verdicts": [[verdict.value, SYMBOLS[verdict], verdict.badness] for verdict in _WORST],
+        "checks": [one_line(name, 60) for name in checks],
+        "cells": cells.all,
+        "facts": told.all,
+        "wrong": wrong.all,
+        "rows": rows,
+    }
+    text = json.dumps(document, separators=(",", ":"))  # pure ASCII
+    for letter in "<>&":
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return Markup(text)  # noqa: S704 - escaped for a script of data above

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from provision.checks.health import FORMAT, FleetHealth
-from provision.checks.lazy_rows import LazyRows
+from provision.checks.health import FORMAT, FleetHealth, plain_fields
 from provision.runs.stored_health import StoredNodes
 
 
@@ -28,18 +26,9 @@ def render(fleet: FleetHealth) -> Iterator[str]:
 
 def _encode(value: Any) -> str:
     try:
-        return json.dumps(value, default=_fields, allow_nan=False)
+        return json.dumps(value, default=plain_fields, allow_nan=False)
     except ValueError:  # NaN and Infinity are not JSON: a reader in another language would refuse the whole
-        return json.dumps(_finite(json.loads(json.dumps(value, default=_fields))), allow_nan=False)
-
-
-def _fields(value: Any) -> Any:
-    """What the encoder does not know: our classes as their fields, anything foreign in a fact as text."""
-    if dataclasses.is_dataclass(value):
-        return {name: getattr(value, name) for name in value.__dataclass_fields__}
-    if isinstance(value, LazyRows):
-        return value.all()
-    return dict(value) if isinstance(value, Mapping) else str(value)
+        return json.dumps(_finite(json.loads(json.dumps(value, default=plain_fields))), allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

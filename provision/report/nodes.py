@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
@@ -41,19 +41,12 @@ def excluded(fleet: FleetHealth) -> Iterator[str]:
     return _lines(node.node for node in fleet.nodes if not _may_work(fleet, node))
 
 
-def passed_folded(fleet: FleetHealth) -> Iterator[str]:
-    """The text of nodes.pass.folded."""
-    return _line(passed(fleet))
+def _one_line(listed: Callable[[FleetHealth], Iterator[str]]) -> Callable[[FleetHealth], Iterator[str]]:
+    """What the `.folded` beside a list has."""
+    return lambda fleet: _line(listed(fleet))
 
 
-def failed_folded(fleet: FleetHealth) -> Iterator[str]:
-    """The text of nodes.fail.folded."""
-    return _line(failed(fleet))
-
-
-def excluded_folded(fleet: FleetHealth) -> Iterator[str]:
-    """The text of nodes.exclude.folded."""
-    return _line(excluded(fleet))
+passed_folded, failed_folded, excluded_folded = map(_one_line, (passed, failed, excluded))
 
 
 def _may_work(fleet: FleetHealth, node: NodeHealth) -> bool:

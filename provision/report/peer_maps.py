@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict, number
 from provision.node_names import natural
-from provision.report.canvas import Image
+from provision.report.canvas import Cell, Image, Mark, Scale, digits
 from provision.report.causes import worst_first
-from provision.report.heat_scale import Cell, Mark, Scale, digits
 from provision.report.heatmaps import LARGEST, HeatMap, draw
-from provision.report.strips import sku_name
+from provision.report.tables import sku_name
 from provision.text import one_line, quantity
 
 CHECK = "p2p_bandwidth"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provision.checks.gpu.telemetry_series import Series, Value
+from provision.checks.gpu.telemetry_rows import Series, Value
 from provision.checks.judge import Verdict
 from provision.node_names import natural
 from provision.report.canvas import (
@@ -25,7 +25,7 @@ from provision.report.canvas import (
     canvas,
     svg,
 )
-from provision.report.strips import Sku, Strip
+from provision.report.tables import Sku, Strip
 from provision.text import many, one_line, quantity
 
 _MARKER = {Verdict.FAIL: "X", Verdict.ERROR: "s", Verdict.WARN: "^", Verdict.SKIP: "o"}

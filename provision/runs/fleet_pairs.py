@@ -13,9 +13,8 @@ from typing import Any
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.pairs import groups, pairing
-from provision.checks.pairs.metric import Metric
-from provision.checks.pairs.pairing import Topology
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.judge import Metric
+from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.checks.registry import PAIRS
 from provision.errors import RunFolderError
 from provision.node_names import fold

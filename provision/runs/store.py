@@ -5,21 +5,24 @@ A kill -9 costs at most the record being written. Nothing but JSON and text is e
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import fcntl
 import json
 import os
 import platform
 import time
 import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from provision import __version__, atomic_file, paths
 from provision import text as wording
+from provision.checks.check import Output
 from provision.errors import RunFolderError
-from provision.runs import json_lines
-from provision.runs.json_lines import Lines
 from provision.secrets_mask import HIDDEN, is_secret_name
 
 FORMAT = 1  # written into run.json; a newer one is refused politely
@@ -64,15 +67,10 @@ class RunFolder:
     def create(cls, verb: str, arguments: Mapping[str, Any], runs: Path | None = None) -> RunFolder:
         """A new folder below `runs` (default: GPUPROV_RUNS, else the state folder), mode 0700."""
         home = runs or runs_home()
-        try:
+        with _folders_of(home):
             _make_folder(home)
             folder = cls(_new_folder(home, verb))
             folder._begin(verb, arguments, wording.now())
-        except OSError as error:
-            raise RunFolderError(
-                f"cannot make a run folder in {home}: {error.strerror}",
-                "point GPUPROV_RUNS to a folder you may write",
-            ) from error
         return folder
 
     @classmethod
@@ -80,16 +78,11 @@ class RunFolder:
         """The folder here for a run that another machine began, under that run's name; made when there is
         none. The caller answers for the name."""
         home = runs or runs_home()
-        try:
+        with _folders_of(home):
             _make_folder(home / name)
             folder = cls(home / name)
             if not (folder.path / "run.json").exists():
                 folder._begin(verb, arguments, None)
-        except OSError as error:
-            raise RunFolderError(
-                f"cannot make a run folder in {home}: {error.strerror}",
-                "point GPUPROV_RUNS to a folder you may write",
-            ) from error
         return folder
 
     @classmethod
@@ -148,7 +141,7 @@ class RunFolder:
         path = self._inside(f"{name}.jsonl")
         try:
             with path.open("rb") as lines:
-                yield from json_lines.records(path, lines)
+                yield from records(path, lines)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -217,6 +210,17 @@ def latest(verb: str | None = None, runs: Path | None = None) -> RunFolder:
     )
 
 
+@contextlib.contextmanager
+def _folders_of(home: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"cannot make a run folder in {home}: {error.strerror}",
+            "point GPUPROV_RUNS to a folder you may write",
+        ) from error
+
+
 def _new_folder(home: Path, verb: str) -> Path:
     while True:
         stamp = datetime.datetime.now(datetime.UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3]
@@ -251,3 +255,127 @@ def without_secrets(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [without_secrets(inner) for inner in value]
     return value
+
+
+# --- files of JSON lines: appended a whole line at a time, read back line by line. A kill -9 costs at most
+# the line being written, and several processes may append to one file.
+
+
+class Lines:
+    """A file that records are appended to, for as long as it is open. It is made with the first record."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: int | None = None
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def append(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """A line for each, none of another process in between, handed to the kernel before it returns: a kill
+        costs at most the one being written."""
+        text = "".join(json.dumps(record, separators=(",", ":"), default=str) + "\n" for record in records)
+        if not text:
+            return
+        left = text.encode()
+        if self._file is None:
+            self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        try:
+            _drop_torn_tail(self._file)
+            while left:
+                left = left[os.write(self._file, left) :]
+        finally:
+            fcntl.flock(self._file, fcntl.LOCK_UN)
+
+
+def _drop_torn_tail(file: int) -> None:
+    """Cut off a last line that a kill left unfinished, so that the next one does not become part of it."""
+    end = os.fstat(file).st_size
+    if end == 0 or os.pread(file, 1, end - 1) == b"\n":
+        return
+    position, keep = end, 0
+    while position > 0:
+        start = max(0, position - 65536)
+        newline = os.pread(file, position - start, start).rfind(b"\n")
+        if newline >= 0:
+            keep = start + newline + 1
+            break
+        position = start
+    os.ftruncate(file, keep)
+
+
+def records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Each record of an open file with the byte it begins at; a last line cut by a kill is passed over.
+
+    Raises RunFolderError for a line in the middle that is not JSON.
+    """
+    torn: int | None = None
+    place = 0
+    for number, line in enumerate(lines, 1):
+        begin, place = place, place + len(line)
+        if torn is not None:
+            raise RunFolderError(f"{path}:{torn} is not JSON", "something else than gpuprov changed the file")
+        try:
+            record = json.loads(line.decode(errors="replace"))
+        except (ValueError, RecursionError):
+            torn = number  # the last line may be cut; one in the middle may not
+            continue
+        if isinstance(record, dict):
+            yield begin, record
+
+
+# --- the raw output of checks: stored before anything judges it, and read again
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What came back for one check on one node: raw/<node>/<check>.json. `error`: nothing did, and why."""
+
+    node: str
+    check: str
+    outputs: tuple[Output, ...] = ()
+    seconds: float = 0.0
+    boot_id: str = ""
+    boot_id_before: str = ""
+    error: str = ""
+    unreachable: bool = False
+
+    @property
+    def path(self) -> str:
+        return raw_path(self.node, self.check)
+
+
+def raw_path(node: str, check: str) -> str:
+    """Where the raw output of a check lies in the run folder."""
+    return f"raw/{file_name(node)}/{check}.json"
+
+
+def keep_raw(folder: RunFolder, raw: Raw) -> None:
+    """Store what came back, before anybody judges it."""
+    folder.write_json(raw.path, {"format": 1, **asdict(raw)})
+
+
+def read_raw(folder: RunFolder, node: str, check: str) -> Raw | None:
+    """What an earlier run stored; None when it did not come that far; of a damaged file, an `error` that
+    names it. Raises RunFolderError for a file of a newer gpuprov."""
+    path = folder.path / raw_path(node, check)
+    if not path.exists():
+        return None
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        if document.pop("format") > 1:
+            raise RunFolderError(f"{path} was written by a newer gpuprov", "upgrade gpuprov")
+        outputs = tuple(Output(**{**row, "argv": tuple(row["argv"])}) for row in document.pop("outputs"))
+        if not all(isinstance(text, str) for one in outputs for text in (one.name, one.stdout, one.stderr)):
+            raise TypeError("an output is not text")
+        return Raw(**{**document, "node": node, "check": check, "outputs": outputs})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return Raw(node, check, error=f"{path} is damaged: {error!r}; validate --resume measures it again")

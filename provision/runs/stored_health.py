@@ -21,9 +21,8 @@ from typing import IO, Any
 
 from provision.checks import health
 from provision.checks.check import GpuIdentity
-from provision.checks.health import CheckResult, FleetHealth, NodeHealth
+from provision.checks.health import CheckResult, FleetHealth, LazyRows, NodeHealth
 from provision.checks.judge import Verdict
-from provision.checks.lazy_rows import LazyRows
 from provision.errors import RunFolderError
 
 _METRIC = itemgetter("metric")

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from provision import report
-from provision.checks import selection
+from provision.checks import registry
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
 from provision.errors import ExitCode
 from provision.fleet import Fleet
-from provision.report import run_context
+from provision.report import context
 from provision.runs.store import RunFolder
 from provision.up.types import QUICK, UpOptions
 from provision.validate import validation
@@ -39,11 +39,11 @@ def quick(
         connections=options.connections,
         vault_password_files=fleet.vault_password_files,
     )
-    asked = selection.select(QUICK)
+    asked = registry.select(QUICK)
     folder = validation.open_folder(None, part, asked, settings)
     opened(folder)
     health, code = validate(folder, part, overrides, asked, settings)
-    report.write_all(health, folder, ["html", "json"], run_context.read(folder, health))
+    report.write_all(health, folder, ["html", "json"], context.of_run(folder, health))
     folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
     folder.finish(code)
     if health.interrupted:

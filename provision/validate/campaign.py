@@ -8,25 +8,27 @@ gives the same health again, or another under other thresholds, without touching
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from provision import __version__
-from provision.checks import selection, thresholds
+from provision.checks import health, offenders, registry, thresholds
 from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Command, Measurement, Output
+from provision.checks.fleet import fleet_judge
+from provision.checks.fleet.majority import Voter
 from provision.checks.gpu import gpu_answers, gpu_inventory
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth, roll_up
-from provision.checks.host import kernel_incidents, kernel_log
+from provision.checks.host import kernel_incidents, kernel_log, versions
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
-from provision.checks.nccl.nccl_tests import without_environment
+from provision.checks.nccl.nccl_collective import without_environment
 from provision.checks.registry import CHECKS
-from provision.checks.suspects import point_at_cause
+from provision.checks.suspects import reconciled
 from provision.errors import ParseError, RunFolderError
+from provision.runs import fleet_pairs, node_history
 from provision.runs.node_facts import NodeFacts, read_node_facts
-from provision.runs.raw_output import Raw, read_raw
-from provision.runs.store import RunFolder
-from provision.validate import fleet_stream, parallel_map
+from provision.runs.store import Raw, RunFolder, read_raw
+from provision.validate import parallel_map
 
 
 def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> list[Command]:
@@ -165,21 +167,14 @@ def judge_node(
         return NodeHealth(node.node, Verdict.FAIL, tuple(checks), (), _header(node, ()), node.error)
     if node.error:
         return NodeHealth(node.node, Verdict.ERROR, (), (), _header(node, ()), node.error, node.unreachable)
-    asked = selection.of_nodes(asked)
-    checks = _reconciled([results[name] for name in asked if name in results])
+    asked = registry.of_nodes(asked)
+    checks = reconciled([results[name] for name in asked if name in results])
     whole = not lost and len(checks) == len(asked)
     verdict = worst([roll_up(checks), *([] if whole else [Verdict.ERROR])])
     measurements = [m for check in checks if check.check == gpu_inventory.ID for m in check.measurements]
     gpus = tuple(gpu_inventory.identities(measurements))
     error = "stopped answering during the run" if lost else ""
     return NodeHealth(node.node, verdict, tuple(checks), gpus, _header(node, measurements), error, lost)
-
-
-def _reconciled(checks: Sequence[CheckResult]) -> list[CheckResult]:
-    """One culprit for each cause: see `provision.checks.suspects.point_at_cause`."""
-    findings = iter(point_at_cause([finding for check in checks for finding in check.findings]))
-    told = [replace(check, findings=tuple(next(findings) for _ in check.findings)) for check in checks]
-    return [replace(check, verdict=worst(f.verdict for f in check.findings)) for check in told]
 
 
 def _header(node: NodeFacts, measurements: Iterable[Measurement]) -> dict[str, Any]:
@@ -209,9 +204,9 @@ def fleet_health(
 ) -> FleetHealth:
     """The whole report: the nodes judged against each other as well, and what run.json says of the run. Of a
     large fleet each node is held compressed. Raises RunFolderError."""
-    many = len(seen) > fleet_stream.FEW
-    alone = (fleet_stream.alone(node, seen.get(node.node), many) for node in nodes)
-    return fleet_stream.judged(folder, _head_of_report(folder, interrupted), alone, seen)
+    many = len(seen) > FEW
+    each = (alone(node, seen.get(node.node), many) for node in nodes)
+    return judged(folder, _head_of_report(folder, interrupted), each, seen)
 
 
 def _head_of_report(folder: RunFolder, interrupted: bool) -> FleetHealth:
@@ -236,19 +231,19 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
     if meta.get("verb") != "validate" or not asked:
         raise RunFolderError(f"{folder.path} is not a validate run", "give the folder of a gpuprov validate")
     # Left out, its findings would be forgiven.
-    if unknown := [name for name in selection.of_nodes(asked) if name not in CHECKS]:
+    if unknown := [name for name in registry.of_nodes(asked) if name not in CHECKS]:
         raise RunFolderError(
             f"{folder.path} ran the check {unknown[0]!r}, which is not installed here",
             "install the distribution it came from, then judge again",
         )
     known = read_node_facts(folder)
-    many = len(known) > fleet_stream.FEW
+    many = len(known) > FEW
 
-    def alone(name: str) -> fleet_stream.Alone:
-        return fleet_stream.alone(_judged_again(folder, known[name], asked, override), known[name], many)
+    def judged_alone(name: str) -> Alone:
+        return alone(_judged_again(folder, known[name], asked, override), known[name], many)
 
-    nodes = parallel_map.in_order(alone, known, parallel_map.processes(len(known)))
-    return fleet_stream.judged(folder, _head_of_report(folder, bool(meta.get("interrupted"))), nodes, known)
+    nodes = parallel_map.in_order(judged_alone, known, parallel_map.processes(len(known)))
+    return judged(folder, _head_of_report(folder, bool(meta.get("interrupted"))), nodes, known)
 
 
 def _judged_again(
@@ -257,7 +252,63 @@ def _judged_again(
     """A node by itself, from the raw output that the run kept."""
     limits = node.limits(override)
     raws = [
-        raw for name in selection.of_nodes(asked) if (raw := read_raw(folder, node.node, name)) is not None
+        raw for name in registry.of_nodes(asked) if (raw := read_raw(folder, node.node, name)) is not None
     ]
     results = {raw.check: judge_check(node, raw, limits) for raw in raws}
     return judge_node(node, results, asked, lost=any(raw.unreachable for raw in raws))
+
+
+# --- judging of a fleet: each node by itself, then by the other nodes, by earlier runs and by its pairs
+
+
+FEW = 100  # nodes of which all rows are held as objects, about 0.2 MB each; of more they are compressed
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A node that was judged by itself, and what of it the fleet compares."""
+
+    node: NodeHealth
+    numbers: tuple[fleet_judge.Measured, ...]
+    voter: Voter | None
+
+
+def alone(node: NodeHealth, one: NodeFacts | None, many: bool) -> Alone:
+    """What has to be kept of a node that was judged by itself. `many`: it is one of more than FEW."""
+    numbers = tuple(fleet_judge.numbers(node))
+    return Alone(
+        health.compressed(node) if many else node,
+        numbers,
+        versions.voter_of(node, one.check_node if one else None),
+    )
+
+
+def judged(
+    folder: RunFolder, head: FleetHealth, nodes: Iterable[Alone], seen: Mapping[str, NodeFacts]
+) -> FleetHealth:
+    """The report of these nodes, in the order given, of which `head` says all but the nodes. `nodes` is gone
+    through once. Raises RunFolderError."""
+    peers, of_kinds = fleet_judge.Peers(), versions.Versions()
+    kept: list[NodeHealth] = []
+    for one in nodes:
+        kept.append(one.node)
+        peers.add(one.numbers)
+        of_kinds.add(one.node.node, one.voter)
+    by_peers = peers.found()
+    by_versions, ambiguous = of_kinds.found()
+    not_compared = (*peers.not_compared(), *ambiguous)
+    del peers, of_kinds  # what they were compared by is as much as all that is kept of them
+    past, between = node_history.recalled(folder), fleet_pairs.between(folder, seen)
+    for number, node in enumerate(kept):
+        told = node
+        if number in by_peers:
+            told = fleet_judge.extended(told, by_peers[number])
+        if node.node in by_versions:
+            told = versions.extended(told, by_versions[node.node])
+        if any(run.bad for run in past.get(node.node, ())):  # what is bad once is not raised
+            (told,) = offenders.escalate([told], past)
+        told = between.extended(told)
+        kept[number] = health.compressed(told) if len(kept) > FEW else told
+    return replace(
+        head, nodes=tuple(kept), not_compared=not_compared, fabric=between.fabric, between=between.told
+    )

@@ -1,12 +1,37 @@
-"""Programs for nodes, in the form that playbooks/validate.yml and the module gpuprov_run take."""
+"""How a run of `validate` runs its checks, and the programs for nodes, in the form that
+playbooks/validate.yml and the module gpuprov_run take."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from provision.checks.check import Command
+from provision.errors import GpuprovError
+from provision.remote.ansible import partitions, runner
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to run the checks. `every_pair`: measure all pairs of nodes. `override`: the user's thresholds.
+    `timeout`: seconds a node has to answer, and a program beyond its load; None leaves each check its own."""
+
+    burn_seconds: int = 60
+    timeout: float | None = None
+    forks: int = 50
+    connections: int = 64
+    every_pair: bool = False
+    override: Path | None = None
+    vault_password_files: tuple[Path, ...] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What checks may know of it."""
+        return {"burn_seconds": self.burn_seconds, "timeout": self.timeout}
+
 
 # The task's own limit, over all deadlines of its programs: a killed program has two graces of 5 s, and the
 # module is copied over first. A node that is silent longer is given up.
@@ -46,4 +71,33 @@ def plain(command: Command) -> dict[str, Any]:
         "port": command.port,
         "retry_on": command.retry_on,
         "retry_for": command.retry_for,
+    }
+
+
+def play(
+    playbook: Path,
+    hosts: Mapping[str, Mapping[str, Any]],
+    take: Callable[[str, Mapping[str, Any]], None],
+    **how: Any,
+) -> dict[str, runner.Outcome]:
+    """Play this playbook on these nodes (each with its variables) and `take` what each answers; how it ended
+    on those that gave no answer. `how`: see `partitions.run_sharded`. Never raises for what Ansible could not
+    do."""
+    answered: set[str] = set()
+
+    def on_event(event: runner.Event) -> None:
+        answer = event.result.get("gpuprov")
+        if event.kind in ("ok", "changed") and isinstance(answer, Mapping):
+            answered.add(event.node)
+            take(event.node, answer)
+
+    try:
+        ended = partitions.run_sharded(playbook, hosts, on_event=on_event, **how)
+    except GpuprovError as error:
+        ended = {name: runner.Outcome(name, "failed", message=error.what) for name in hosts}
+    nothing = "nothing was run on it"
+    return {
+        name: ended.get(name) or runner.Outcome(name, "failed", message=nothing)
+        for name in hosts
+        if name not in answered
     }

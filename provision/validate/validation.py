@@ -13,25 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from provision import paths, text
-from provision.checks import health, selection
+from provision.checks import health, registry
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
 from provision.desired import stack
-from provision.errors import ExitCode, GpuprovError, RunFolderError, StackError
+from provision.errors import ExitCode, RunFolderError, StackError
 from provision.fleet import Fleet
-from provision.remote.ansible import partitions, runner
 from provision.remote.observe import Observation, observe
-from provision.runs import fingerprint, node_history, raw_output
+from provision.runs import fingerprint, node_history, store
 from provision.runs.fingerprint import Fingerprint
 from provision.runs.node_facts import NodeFacts, for_checks, node_facts_of
-from provision.runs.raw_output import Raw
-from provision.runs.store import RunFolder, runs_home
+from provision.runs.store import Raw, RunFolder, runs_home
 from provision.terminal import Progress
 from provision.validate import campaign, node_commands
-from provision.validate.fleet_stream import FEW
+from provision.validate.campaign import FEW
+from provision.validate.node_commands import Settings as Settings
 from provision.validate.pairs import pair_campaign
-from provision.validate.settings import Settings as Settings
 
 
 def _to_go_on_with(resume: str) -> RunFolder:
@@ -71,19 +69,19 @@ class _Run:
     lost: set[str] = field(default_factory=set)
     known: dict[str, Fingerprint] = field(default_factory=dict)
 
-    def take(self, raw: Raw, *, store: bool = True) -> CheckResult:
+    def take(self, raw: Raw, *, keep: bool = True) -> CheckResult:
         """Keep and judge what came back for one check on one node."""
-        if store:
-            raw_output.keep_raw(self.folder, raw)
+        if keep:
+            store.keep_raw(self.folder, raw)
         node = self.seen[raw.node]
         result = campaign.judge_check(node, raw, node.limits(self.settings.override))
         kept = health.compressed_check(result) if len(self.seen) > FEW else result
         self.results.setdefault(raw.node, {})[raw.check] = kept
         if raw.unreachable:
             self.lost.add(raw.node)
-        if store and not raw.error and raw.node in self.known:
+        if keep and not raw.error and raw.node in self.known:
             node_history.note_result(self.folder, raw.node, raw.check, self.known[raw.node], text.now())
-        if store:
+        if keep:
             known = {"node": raw.node, "check": raw.check}
             self.folder.append_all("measurements", [{**known, **asdict(row)} for row in result.measurements])
         return result
@@ -107,15 +105,15 @@ def validate(
 ) -> tuple[FleetHealth, ExitCode]:
     """Measure what is not measured yet, and judge it all. An interrupt ends the measuring, not the report."""
     variables = plain_variables(fleet, overrides)
-    pair_campaign.check_inventory(selection.of_pairs(asked), variables)
+    pair_campaign.check_inventory(registry.of_pairs(asked), variables)
     run = _Run(folder, asked, settings, variables)
     interrupted = False
     with Progress("validate", total=len(fleet.nodes) * len(asked)) as progress:
         try:
             _look(run, fleet, progress)
-            for check in selection.of_nodes(asked):
+            for check in registry.of_nodes(asked):
                 _measure(run, check, progress)
-            for check in selection.of_pairs(asked):
+            for check in registry.of_pairs(asked):
                 pair_campaign.measure(check, folder, _able(run), variables, settings, progress)
         except KeyboardInterrupt:
             interrupted = True
@@ -173,7 +171,7 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
 
     found = observe(
         fleet.nodes.values(),
-        dict.fromkeys(fleet.nodes, fingerprint.FACTS | selection.facts_for(run.asked)),
+        dict.fromkeys(fleet.nodes, fingerprint.FACTS | registry.facts_for(run.asked)),
         timeout=run.settings.timeout or 60.0,
         connections=run.settings.connections,
         vault_password_files=run.settings.vault_password_files,
@@ -210,9 +208,9 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
         if name in run.lost:
             progress.done(f"{name}: {check}: not run, the node stopped answering")
             continue
-        known = raw_output.read_raw(run.folder, name, check)
+        known = store.read_raw(run.folder, name, check)
         if known is not None and not known.error:
-            progress.done(f"{name}: {check}: {run.take(known, store=False).verdict} (measured before)")
+            progress.done(f"{name}: {check}: {run.take(known, keep=False).verdict} (measured before)")
             continue
         commands = []
         if not node.without_gpus:
@@ -227,31 +225,22 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
     if not todo:
         return
     progress.step(f"{check} on {len(todo)} node{'s' * (len(todo) != 1)}")
-    answered: set[str] = set()
 
-    def on_event(event: runner.Event) -> None:
-        answer = event.result.get("gpuprov")
-        if event.kind in ("ok", "changed") and isinstance(answer, Mapping):
-            answered.add(event.node)
-            boot_id = str(run.seen[event.node].facts.get("boot.id") or "")
-            raw = campaign.raw_from_answer(event.node, check, answer, boot_id, asked[event.node])
-            progress.done(f"{event.node}: {check}: {run.take(raw).verdict}")
+    def take(node: str, answer: Mapping[str, Any]) -> None:
+        boot_id = str(run.seen[node].facts.get("boot.id") or "")
+        raw = campaign.raw_from_answer(node, check, answer, boot_id, asked[node])
+        progress.done(f"{node}: {check}: {run.take(raw).verdict}")
 
     limit = max(variables["gpuprov_task_timeout"] for variables in todo.values())
     rounds = math.ceil(len(todo) / run.settings.forks)
-    try:
-        outcomes = partitions.run_sharded(
-            paths.PLAYBOOKS / "validate.yml",
-            todo,
-            on_event=on_event,
-            forks=run.settings.forks,
-            timeout=rounds * (limit + 60) + 60,
-            vault_password_files=run.settings.vault_password_files,
-        )
-    except GpuprovError as error:
-        outcomes = {name: runner.Outcome(name, "failed", message=error.what) for name in todo}
-    for name in todo:
-        if name not in answered:
-            outcome = outcomes.get(name) or runner.Outcome(name, "failed", message="nothing was run on it")
-            raw = Raw(name, check, error=outcome.message, unreachable=outcome.status == "unreachable")
-            progress.done(f"{name}: {check}: {run.take(raw).verdict} ({outcome.message})")
+    silent = node_commands.play(
+        paths.PLAYBOOKS / "validate.yml",
+        todo,
+        take,
+        forks=run.settings.forks,
+        timeout=rounds * (limit + 60) + 60,
+        vault_password_files=run.settings.vault_password_files,
+    )
+    for name, outcome in silent.items():
+        raw = Raw(name, check, error=outcome.message, unreachable=outcome.status == "unreachable")
+        progress.done(f"{name}: {check}: {run.take(raw).verdict} ({outcome.message})")

@@ -9,8 +9,8 @@ import pytest
 
 from provision.burnin import acceptance, campaign, results
 from provision.burnin.campaign import Campaign
+from provision.burnin.node_talk import status
 from provision.burnin.spool import Spool
-from provision.burnin.status import status
 from provision.checks.judge import Verdict
 from provision.errors import GpuprovError, RunFolderError
 from provision.fleet import Fleet, Node

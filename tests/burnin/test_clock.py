@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.burnin.clock import Clock, Contact
 from provision.burnin.own_findings import _clocks
 from provision.burnin.spool import Event
+from provision.burnin.timeline import Clock, Contact
 from provision.checks.judge import Verdict
 
 OURS = 1_795_000_000.0  # when the node booted, by our clock

@@ -10,8 +10,7 @@ import pytest
 from provision.burnin import fleet
 from provision.burnin.campaign import Campaign
 from provision.burnin.fleet import Between
-from provision.burnin.node_talk import Answer
-from provision.burnin.status import Status
+from provision.burnin.node_talk import Answer, Status
 from provision.checks.health import NodeHealth
 from provision.checks.judge import Verdict
 from provision.checks.registry import PAIRS

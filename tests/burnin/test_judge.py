@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from provision.burnin import judge
-from provision.burnin.clock import Contact
 from provision.burnin.judge import Burned
 from provision.burnin.own_findings import Reported
+from provision.burnin.timeline import Contact
 from provision.checks.health import CheckResult
 from provision.checks.judge import Finding, Verdict
 from tests.support.burnin import Made

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provision.burnin import orders, power, profile
+from provision.burnin import orders, plan, profile
 from provision.burnin.plan import Part
 from provision.node.burnin.campaign import FOREIGN_PAUSE
 from provision.node.burnin.order import read_order
@@ -22,7 +22,7 @@ KNOWN = Fingerprint({"kernel.release": "6.12"})
 
 
 def order_of(name: str, node: NodeFacts = NODE, part: Part = PART) -> dict[str, Any]:
-    fitted = profile.fitted(profile.load(name), None, power.cost)
+    fitted = profile.fitted(profile.load(name), None, plan.cost)
     return orders.order("20261118T120000.000Z-burnin", fitted, node, part, KNOWN, {"inventory": "i.yml"})
 
 
@@ -56,7 +56,6 @@ def test_a_check_with_nothing_to_run_on_this_node_is_left_out() -> None:
     given = orders.order("c", fitted, NODE, PART, KNOWN, {})
     assert [one["name"] for one in given["segments"]] == ["look"]
     assert given["segments"][0]["start_after_s"] == 120.0
-    assert orders.not_applying(fitted, NODE) == {"disk_speed": "disk"}
 
 
 def test_no_variable_that_checks_may_not_know_travels_with_the_order() -> None:
@@ -67,12 +66,12 @@ def test_no_variable_that_checks_may_not_know_travels_with_the_order() -> None:
 
 def test_at_most_is_never_less_than_about() -> None:
     for name in profile.available():
-        nearly, most = orders.seconds(profile.fitted(profile.load(name), None, power.cost), NODE)
+        nearly, most = orders.seconds(profile.fitted(profile.load(name), None, plan.cost), NODE)
         assert nearly <= most
 
 
 def test_a_node_that_burns_alone_waits_for_nobody() -> None:
-    fitted = profile.fitted(profile.load("day"), None, power.cost)
+    fitted = profile.fitted(profile.load("day"), None, plan.cost)
     both, alone = (
         {one["name"] for one in orders.order("c", fitted, NODE, PART, KNOWN, {}, alone=alone)["segments"]}
         for alone in (False, True)

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from provision.burnin import orders, profile
 from provision.burnin import plan as planning
-from provision.burnin import plan_text, profile
-from provision.burnin.plan import MARGIN, drawn, peak, plan
-from provision.burnin.power import Caps, Load, caps, cost, load_of
+from provision.burnin.plan import MARGIN, Caps, Load, caps, cost, drawn, load_of, peak, plan
 from provision.errors import InventoryError
 from provision.runs.node_facts import NodeFacts
 
@@ -144,10 +143,10 @@ def test_the_plan_says_beforehand_what_nobody_will_measure_between_nodes() -> No
     chosen = profile.fitted(profile.load("day"), None, cost)
     loads = [Load("a", "", 10.0, 2.5), Load("b", "", 10.0, 2.5), Load("c", "", 10.0, 2.5)]
     seconds = dict.fromkeys(("a", "b", "c"), (100.0, 200.0))
-    said = list(plan_text.lines(chosen, plan(loads, Caps((None, 2)), seconds), {}))
+    said = list(orders.lines(chosen, plan(loads, Caps((None, 2)), seconds), {}))
     (waits,) = [line for line in said if line.lstrip().startswith("between_warm")]
     assert waits.endswith("pair_bandwidth, nccl_pair, nccl_group, with an attached controller")
     alone = "not measured: between_cold, between_warm of c, because no other node is in its batch"
     assert [line for line in said if line.startswith("not measured")] == [alone]
-    together = plan_text.lines(chosen, plan(loads, Caps(), seconds), {})
+    together = orders.lines(chosen, plan(loads, Caps(), seconds), {})
     assert [line for line in together if line.startswith("not measured")] == []

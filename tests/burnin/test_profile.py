@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.burnin import power, profile
+from provision.burnin import plan, profile
 from provision.checks.registry import CHECKS
 from provision.errors import UsageError
 
@@ -27,8 +27,8 @@ def written(tmp_path: Path, **changes: Any) -> str:
 
 @pytest.mark.parametrize(("name", "hours"), [("smoke", 1 / 3), ("day", 24), ("long", 72)])
 def test_a_shipped_profile_takes_what_it_says(name: str, hours: float) -> None:
-    fitted = profile.fitted(profile.load(name), None, power.cost)
-    total = math.fsum(profile.about(segment, power.cost) for segment in fitted.segments)
+    fitted = profile.fitted(profile.load(name), None, plan.cost)
+    total = math.fsum(profile.about(segment, plan.cost) for segment in fitted.segments)
     assert total == pytest.approx(hours * 60)
     heat = math.fsum(s.minutes or 0 for s in fitted.segments if s.kind == "soak")
     assert heat > 0.6 * total  # most of it is load, not looking
@@ -40,19 +40,19 @@ def test_the_profiles_are_listed_shortest_first() -> None:
 
 @given(st.floats(min_value=260, max_value=6000))
 def test_a_duration_is_what_the_segments_add_up_to(minutes: float) -> None:
-    fitted = profile.fitted(profile.load("day"), minutes, power.cost)
-    assert math.fsum(profile.about(s, power.cost) for s in fitted.segments) == pytest.approx(minutes)
+    fitted = profile.fitted(profile.load("day"), minutes, plan.cost)
+    assert math.fsum(profile.about(s, plan.cost) for s in fitted.segments) == pytest.approx(minutes)
     assert all(s.minutes >= s.least for s in fitted.segments if s.weight and s.minutes is not None)
 
 
 def test_a_duration_below_a_segments_least_is_refused_with_the_duration_that_would_do() -> None:
     day = profile.load("day")
     with pytest.raises(UsageError, match="first_heat of day, which needs 30") as error:
-        profile.fitted(day, 60, power.cost)
+        profile.fitted(day, 60, plan.cost)
     enough = float(error.value.fix.split("--duration ")[1].split("m")[0])
-    profile.fitted(day, enough, power.cost)
+    profile.fitted(day, enough, plan.cost)
     with pytest.raises(UsageError):
-        profile.fitted(day, enough - 2, power.cost)
+        profile.fitted(day, enough - 2, plan.cost)
 
 
 @pytest.mark.parametrize(
@@ -118,5 +118,5 @@ def test_a_soak_is_whole_loads_that_add_up_to_it(minutes: float, step: float) ->
 
 
 def test_every_check_that_makes_load_has_an_estimate() -> None:
-    table = power.estimates()["seconds"]["checks"]
+    table = plan.estimates()["seconds"]["checks"]
     assert {name for name, check in CHECKS.items() if check.NEEDS} == set(table)

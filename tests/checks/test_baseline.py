@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks import baseline, threshold_metrics
+from provision.checks import baseline, thresholds
 from provision.checks.baseline import Sample, learn, render, rules
-from provision.checks.baseline_certainty import Certainty, Healthy, Rule, healthy, of_limit
 from provision.checks.check import Measurement
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict
-from provision.checks.student_t import quantile
+from provision.checks.threshold_evidence import Certainty, Healthy, Rule, healthy, of_limit, quantile
 from provision.checks.thresholds import for_sku
 
 Values = Mapping[str, Mapping[str, float | str]]  # node → device → value
@@ -117,7 +116,7 @@ def test_a_fleet_that_is_broken_as_a_whole_is_refused_by_the_linter() -> None:
 
 
 @given(
-    st.sampled_from(sorted(threshold_metrics.table())),
+    st.sampled_from(sorted(thresholds.table())),
     st.floats(0.5, 1.0),
     st.integers(4, 8),
     st.integers(0, 1000),
@@ -125,8 +124,8 @@ def test_a_fleet_that_is_broken_as_a_whole_is_refused_by_the_linter() -> None:
 def test_whatever_is_learnt_can_be_read_back(name: str, share: float, nodes: int, seed: int) -> None:
     import tempfile
 
-    metric = threshold_metrics.table()[name]
-    middle = share * (threshold_metrics.of_sku("h100-sxm").get(metric.ceiling, (50_000.0,))[0])
+    metric = thresholds.table()[name]
+    middle = share * (thresholds.of_sku("h100-sxm").get(metric.ceiling, (50_000.0,))[0])
     middle = min(middle, metric.most or middle)
     found = learn(made(name.replace("*", "8"), rates(nodes, seed=seed, middle=middle)), "2026-11")
     if not found.limits:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.checks.check import Measurement
-from provision.checks.fleet import fleet_judge, fleet_metrics
+from provision.checks.fleet import fleet_judge
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.judge import Finding, Verdict, typical
 from provision.checks.registry import CHECKS
@@ -279,7 +279,7 @@ def test_ports_of_another_rate_are_compared_with_their_like() -> None:
 
 
 def test_the_shipped_table_names_checks_that_exist() -> None:
-    table = fleet_metrics.shipped()
+    table = fleet_judge.shipped()
     assert {metric.check for metric in table.metrics.values()} <= set(CHECKS)
     assert table.smallest >= 4
 
@@ -298,7 +298,7 @@ def test_a_bad_table_is_refused(change: dict[str, object], said: str) -> None:
     row = {"what": "rate", "direction": "at_least", "compare": "devices", "warn": 0.1, "fail": 0.2}
     row |= {"action": "investigate", "source": "a known paper", "why": "it costs throughput"} | change
     with pytest.raises(GpuprovError, match=said):
-        fleet_metrics.read({"smallest_group": {"nodes": 4}, "metrics": {"gpu_burn.rate": row}}, "t.yml")
+        fleet_judge.read({"smallest_group": {"nodes": 4}, "metrics": {"gpu_burn.rate": row}}, "t.yml")
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.checks.check import Output
-from provision.checks.gpu import error_counters, telemetry
+from provision.checks.gpu import telemetry
 from provision.checks.judge import Verdict
 from provision.checks.registry import CHECKS
 from tests.support.scenarios import UNREAD, Scenario, judged, scenarios
@@ -437,7 +437,7 @@ def test_no_entry_that_lost_a_key_turns_fail_into_pass(check: str) -> None:
 # One log of the kernel is enough, if it reaches back to the boot; and a sampler is optional here, for runs
 # of the time before it are judged again. An answer that lacks one is refused: see
 # tests/validate/test_validate.py.
-OPTIONAL = LOGS | {telemetry.NAME, error_counters.NAME, "nvlink_errors"}
+OPTIONAL = LOGS | {telemetry.NAME, telemetry.COUNTERS, "nvlink_errors"}
 
 
 @every_check

@@ -11,7 +11,7 @@ from provision.checks.gpu import gpu_answers
 from provision.checks.health import CheckResult
 from provision.checks.judge import Finding, Verdict
 from provision.checks.registry import CHECKS
-from provision.runs import raw_output
+from provision.runs import store
 from provision.runs.node_facts import NodeFacts
 from provision.validate import campaign
 from tests.support.checks import sample
@@ -60,7 +60,7 @@ def judged(check: str, *outputs: Output) -> CheckResult:
     """The check's result on an H100 node, as a run reaches it."""
     gpu = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
     node = NodeFacts("gpu-01", {}, {"gpu": gpu}, {"gpuprov_pci_addresses": list(GPUS)})
-    return campaign.judge_check(node, raw_output.Raw("gpu-01", check, outputs), {})
+    return campaign.judge_check(node, store.Raw("gpu-01", check, outputs), {})
 
 
 def answers(text: str, **more: object) -> Output:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from provision.checks.gpu import inventory_settings, nvidia_smi_processes, nvlink_errors
+from provision.checks.gpu import inventory_links, nvidia_smi, nvlink_errors
 from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
 from tests.support.checks import make_node, make_output
@@ -34,7 +34,7 @@ def settings(
     }
     values["smi_seconds"] = {"node": seconds}
     node = make_node(gpus, **(declared or {}))
-    return told(inventory_settings.judge_settings("gpu_inventory", node, values))
+    return told(inventory_links.judge_settings("gpu_inventory", node, values))
 
 
 ALL = range(8)
@@ -130,7 +130,7 @@ def test_a_slow_answer() -> None:
     ],
 )
 def test_who_only_watches(name: str, agent: bool) -> None:
-    assert nvidia_smi_processes.is_agent(name) is agent
+    assert nvidia_smi.is_agent(name) is agent
 
 
 # --- counters of links ---

@@ -9,7 +9,7 @@ from provision.checks.check import KERNEL_LOG_DELTA, Output
 from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict
 from provision.paths import DATA
-from provision.runs import raw_output
+from provision.runs import store
 from provision.runs.node_facts import NodeFacts
 from provision.validate import campaign
 from tests.support.checks import make_node, make_output
@@ -169,9 +169,9 @@ def measured_node() -> NodeFacts:
     return NodeFacts("gpu-01", {}, node.gpuprov_node, node.variables)
 
 
-def raw(*outputs: Output, **delta: object) -> raw_output.Raw:
+def raw(*outputs: Output, **delta: object) -> store.Raw:
     log = make_output(KERNEL_LOG_DELTA, **delta)
-    return raw_output.Raw("gpu-01", "p2p_bandwidth", (*outputs, log))
+    return store.Raw("gpu-01", "p2p_bandwidth", (*outputs, log))
 
 
 def test_an_xid_during_a_test_is_a_finding_of_that_test() -> None:
@@ -185,7 +185,7 @@ def test_an_xid_during_a_test_is_a_finding_of_that_test() -> None:
 
 def test_a_quiet_kernel_changes_nothing() -> None:
     node = measured_node()
-    without = campaign.judge_check(node, raw_output.Raw("gpu-01", "p2p_bandwidth", ()), {})
+    without = campaign.judge_check(node, store.Raw("gpu-01", "p2p_bandwidth", ()), {})
     assert campaign.judge_check(node, raw(), {}).findings == without.findings
 
 

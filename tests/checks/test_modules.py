@@ -29,8 +29,8 @@ def test_a_look_at_a_fleet_imports_no_check() -> None:
     """Their import is most of what a short command would cost."""
     program = (
         "import sys; from provision.drift import assess, drift_report, formats;"
-        "from provision.checks import selection;"
-        "selection.select('standard'); print(*sys.modules)"
+        "from provision.checks import registry;"
+        "registry.select('standard'); print(*sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     imported = [name for name in done.stdout.split() if name.startswith(KINDS)]

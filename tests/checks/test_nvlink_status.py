@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from provision.checks.check import Output
-from provision.checks.gpu import nvlink_errors, nvlink_status
+from provision.checks.gpu import nvlink_errors
+from provision.checks.gpu.gpu_answers import LOST, NOT_PERMITTED, REQUIRES_RESET, UNKNOWN, error_text, worst
 from provision.checks.gpu.inventory_links import judge_links
-from provision.checks.gpu.nvml_error import LOST, NOT_PERMITTED, REQUIRES_RESET, UNKNOWN, error_text, worst
 from provision.checks.judge import Finding, Verdict
 from provision.checks.thresholds import for_sku
 from provision.errors import ParseError
@@ -28,7 +28,7 @@ def status(*gpus: str, name: str = "NVIDIA H100 80GB HBM3") -> Output:
 
 
 def judged(output: Output, sku: str = "h100-sxm") -> list[Finding]:
-    measured = nvlink_status.parse(output)
+    measured = nvlink_errors.parse_links(output)
     count = output.stdout.count("GPU-")
     values: dict[str, dict[str, Any]] = {"name": {f"gpu{index}": "a GPU" for index in range(count)}}
     for one in measured:
@@ -72,7 +72,7 @@ def test_the_other_gpus_are_judged_beside_a_partitioned_one() -> None:
 
 def test_links_beside_a_sentence_that_denies_them_are_refused() -> None:
     with pytest.raises(ParseError, match="lists links of GPU 0 and reports that it has none"):
-        nvlink_status.parse(status(UP + INACTIVE))
+        nvlink_errors.parse_links(status(UP + INACTIVE))
 
 
 @pytest.mark.parametrize("sentence", [INACTIVE, UNSUPPORTED, PARTITIONED])
@@ -95,12 +95,14 @@ def test_a_counter_that_one_link_does_not_give_is_missed() -> None:
     [("[GPU is lost]", "fail"), ("Unknown Error", "fail"), ("Insufficient Permissions", "error")],
 )
 def test_an_nvml_error_in_place_of_a_link_or_a_counter_names_the_gpu(error: str, verdict: str) -> None:
-    """nvmlErrorString's texts (provision/checks/gpu/nvml_error.py); no capture has them in these two
+    """nvmlErrorString's texts (provision/checks/gpu/gpu_answers.py); no capture has them in these two
     outputs."""
     links = "".join(f"\t Link {link}: 26.562 GB/s\n" for link in range(18))
     lost = links.replace("Link 5: 26.562 GB/s", f"Link 5: {error}")
     measured = {
-        m.device: m.value for m in nvlink_status.parse(status(links, lost)) if m.metric == "nvlink_unread"
+        m.device: m.value
+        for m in nvlink_errors.parse_links(status(links, lost))
+        if m.metric == "nvlink_unread"
     }
     assert list(measured) == ["gpu1"]
     counters = "\t Link 0: Replay Errors: 0\n\t Link 0: CRC Errors: 0\n"
@@ -128,7 +130,7 @@ def test_the_links_of_a_gpu_that_does_not_answer_are_not_counted_and_its_peers_a
         UP, silent if "\t Link" in form else form.format(error), UP.replace("26.562 GB/s", "<inactive>", 1)
     )
     assert unhealthy(judged(output)) == [(Verdict.FAIL, "gpu2", "nvlink_links")]
-    assert [m.device for m in nvlink_status.parse(output) if m.metric == "nvlink_unread"] == ["gpu1"]
+    assert [m.device for m in nvlink_errors.parse_links(output) if m.metric == "nvlink_unread"] == ["gpu1"]
 
 
 def test_a_line_about_a_device_handle_is_not_of_the_gpu_above_it() -> None:
@@ -136,7 +138,7 @@ def test_a_line_about_a_device_handle_is_not_of_the_gpu_above_it() -> None:
     output = Output(
         "nvlink", ("nvidia-smi",), 0, status(UP, UP).stdout.replace("GPU 1:", f"{line}GPU 2:"), "", 0.1
     )
-    assert {m.device for m in nvlink_status.parse(output)} == {"gpu0", "gpu2"}
+    assert {m.device for m in nvlink_errors.parse_links(output)} == {"gpu0", "gpu2"}
     counters = "\t Link 0: Replay Errors: 0\n"
     text = status(counters).stdout + line
     found = nvlink_errors.parse(Output("nvlink_errors", ("nvidia-smi",), 0, text, "", 0.1))

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from provision import cli
-from provision.checks import own, selection, threshold_metrics, thresholds
+from provision.checks import own, registry, thresholds
 from provision.checks.check import Output
 from provision.checks.judge import Verdict
 from provision.checks.own import OwnCheckError
@@ -21,7 +21,7 @@ from provision.checks.registry import Checks
 from provision.checks.table import BUILT_IN, STAGES
 from provision.errors import ExitCode
 from provision.runs.node_facts import NodeFacts
-from provision.runs.raw_output import Raw
+from provision.runs.store import Raw
 from provision.validate import campaign
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_check"
@@ -53,7 +53,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Checks[Any]]]:
     """Makes the registry as a new process would see it with a folder of distributions."""
-    monkeypatch.setattr(threshold_metrics, "_declared", {})
+    monkeypatch.setattr(thresholds, "_declared", {})
     before = set(sys.modules)
 
     def make(folder: Path) -> Checks[Any]:
@@ -61,7 +61,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Checks[A
         importlib.invalidate_caches()
         checks: Checks[Any] = Checks([one for one in BUILT_IN if one.stage in STAGES], lambda: own.found())
         monkeypatch.setattr(campaign, "CHECKS", checks)
-        monkeypatch.setattr(selection, "CHECKS", checks)
+        monkeypatch.setattr(registry, "CHECKS", checks)
         return checks
 
     yield make
@@ -92,7 +92,7 @@ def test_the_example_is_installed_listed_and_judged(
 ) -> None:
     checks = fresh(installed)
     assert list(checks)[-1] == "max_sm_clock", "after the shipped ones"
-    assert selection.select("quick", ["max_sm_clock"]) == ("max_sm_clock",)
+    assert registry.select("quick", ["max_sm_clock"]) == ("max_sm_clock",)
     assert cli.main(["validate", "--list"]) == ExitCode.OK
     assert "(from gpuprov-max-sm-clock 1.0)" in capsys.readouterr().out
     seen = NodeFacts("gpu-01", {}, GPUS, {})

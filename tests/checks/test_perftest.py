@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.checks.check import CheckNode
-from provision.checks.network import perftest, perftest_latency
+from provision.checks.network import perftest
+from provision.checks.pairs import write_lat
 from provision.errors import ParseError
 from tests.support.checks import sample
 
@@ -68,25 +69,25 @@ def ends(**variables: Any) -> CheckNode:
 
 
 def test_a_run_of_latency() -> None:
-    assert perftest_latency.parse(LATENCY) == perftest_latency.Result("mlx5_0", 2, 1.87, 2.03)
+    assert write_lat.parse(LATENCY) == write_lat.Latency("mlx5_0", 2, 1.87, 2.03)
 
 
 def test_what_it_says_of_the_processors_clock_is_no_row() -> None:
     said = "Conflicting CPU frequency values detected: 3393.693 != 1500.0. CPU Frequency is not max.\n"
     told = LATENCY.replace("\n 2  ", f"\n{said}{said} 2  ")
     assert said in told
-    assert perftest_latency.parse(told) == perftest_latency.parse(LATENCY)
+    assert write_lat.parse(told) == write_lat.parse(LATENCY)
 
 
 def test_columns_of_latency_are_found_by_name() -> None:
     wider = LATENCY.replace("99.9% percentile[usec] ", "99.9% percentile[usec]     CPU_Util[%]")
     wider = wider.replace("\t2.75   ", "\t2.75   \t    3.40")
-    assert perftest_latency.parse(wider) == perftest_latency.parse(LATENCY)
+    assert write_lat.parse(wider) == write_lat.parse(LATENCY)
     with pytest.raises(ParseError, match="row not understood"):
-        perftest_latency.parse(LATENCY.replace("\t2.75   ", "\t2.75   \t    3.40"))
+        write_lat.parse(LATENCY.replace("\t2.75   ", "\t2.75   \t    3.40"))
     turned = LATENCY.replace("t_min[usec]", "t_new[usec]").replace("t_typical[usec]", "t_min[usec]")
     with pytest.raises(ParseError, match="header not understood"):
-        perftest_latency.parse(turned)
+        write_lat.parse(turned)
 
 
 def test_a_table_of_before_2016_ends_with_the_median() -> None:
@@ -94,9 +95,7 @@ def test_a_table_of_before_2016_ends_with_the_median() -> None:
         " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n"
         " 2       5000          0.87           4.70         0.89   \n"
     )
-    assert perftest_latency.parse(LATENCY_HEAD + table + RULE) == perftest_latency.Result(
-        "mlx5_0", 2, 0.89, None
-    )
+    assert write_lat.parse(LATENCY_HEAD + table + RULE) == write_lat.Latency("mlx5_0", 2, 0.89, None)
 
 
 def test_a_run_for_a_time_has_no_median() -> None:
@@ -105,34 +104,34 @@ def test_a_run_for_a_time_has_no_median() -> None:
         " 2             100000            1.88           531914.89\n"
     )
     with pytest.raises(ParseError, match="not understood"):
-        perftest_latency.parse(LATENCY_HEAD + table + RULE)
+        write_lat.parse(LATENCY_HEAD + table + RULE)
 
 
 def test_another_unit_of_latency_is_refused() -> None:
     with pytest.raises(ParseError, match="header not understood"):
-        perftest_latency.parse(LATENCY.replace("t_typical[usec]", "t_typical[nsec]"))
+        write_lat.parse(LATENCY.replace("t_typical[usec]", "t_typical[nsec]"))
 
 
 @pytest.mark.parametrize("bad", ["nan", "inf", "-1.87", "0.00", "1.8x", "1,87"])
 @pytest.mark.parametrize("cell", ["1.87", "2.03"])
 def test_a_latency_that_is_none_is_refused(cell: str, bad: str) -> None:
     with pytest.raises(ParseError):
-        perftest_latency.parse(LATENCY.replace(cell, bad))
+        write_lat.parse(LATENCY.replace(cell, bad))
 
 
 def test_two_rows_two_devices_and_none_are_refused() -> None:
     row = next(line for line in LATENCY.splitlines() if line.startswith(" 2 "))
     with pytest.raises(ParseError, match="2 rows where one was requested"):
-        perftest_latency.parse(LATENCY.replace(row, f"{row}\n{row}"))
+        write_lat.parse(LATENCY.replace(row, f"{row}\n{row}"))
     with pytest.raises(ParseError, match="no result"):
-        perftest_latency.parse(LATENCY + LATENCY.replace("mlx5_0", "mlx5_1"))
+        write_lat.parse(LATENCY + LATENCY.replace("mlx5_0", "mlx5_1"))
     with pytest.raises(ParseError, match="stops before its end"):
-        perftest_latency.parse(LATENCY.replace(f"{row}\n", ""))
+        write_lat.parse(LATENCY.replace(f"{row}\n", ""))
 
 
 def test_the_output_of_the_other_program_is_refused() -> None:
     with pytest.raises(ParseError):
-        perftest_latency.parse(TEXT)
+        write_lat.parse(TEXT)
     with pytest.raises(ParseError):
         perftest.parse(LATENCY)
 
@@ -146,20 +145,20 @@ def test_the_output_of_the_other_program_is_refused() -> None:
 )
 def test_garbage_anywhere_is_refused_or_gives_a_latency(at: int, gone: int, garbage: str) -> None:
     with contextlib.suppress(ParseError):
-        found = perftest_latency.parse(LATENCY[:at] + garbage + LATENCY[at + gone :])
+        found = write_lat.parse(LATENCY[:at] + garbage + LATENCY[at + gone :])
         assert 0 < found.median < float("inf")
 
 
 @given(st.text(max_size=400))
 def test_garbage_alone_is_refused(text: str) -> None:
     with pytest.raises(ParseError):
-        perftest_latency.parse(text)
+        write_lat.parse(text)
 
 
 def test_what_is_asked_for() -> None:
-    assert perftest_latency.argv(ends(), "mlx5_3", "1", 18701) == (
+    assert write_lat.argv(ends(), "mlx5_3", "1", 18701) == (
         *("/usr/bin/ib_write_lat", "-d", "mlx5_3", "-i", "1", "-p", "18701"),
         *("-s", "2", "-n", "5000", "-F"),
     )
     elsewhere = ends(validation_tools_ib_write_lat_path="/opt/perftest/bin/ib_write_lat")
-    assert perftest_latency.argv(elsewhere, "mlx5_3", "1", 1)[0] == "/opt/perftest/bin/ib_write_lat"
+    assert write_lat.argv(elsewhere, "mlx5_3", "1", 1)[0] == "/opt/perftest/bin/ib_write_lat"

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from provision.checks.check import Measurement
 from provision.checks.gpu import nvidia_smi
 from provision.checks.judge import Finding, Verdict
-from provision.checks.network import perftest, perftest_latency
+from provision.checks.network import perftest
+from provision.checks.pairs import write_lat
 from provision.checks.registry import CHECKS
 from provision.errors import ParseError
 from tests.support.checks import answered, changed, make_node, make_output, node_for, sample
@@ -315,7 +316,7 @@ def xml(text: str) -> Any:
 CUT: dict[str, tuple[Callable[[str], Any], str]] = {
     "nvidia-smi -q -x": (xml, sample("gpu_inventory/h100-sick-v13.xml")),
     "ib_write_bw": (perftest.parse, sample("rdma_loopback/healthy.txt")),
-    "ib_write_lat": (perftest_latency.parse, sample("pair_latency/healthy.txt")),
+    "ib_write_lat": (write_lat.parse, sample("pair_latency/healthy.txt")),
     **{
         f"{check}-{name}": (partial(measured, check), changed(check, name))
         for check, name in [

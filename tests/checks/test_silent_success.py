@@ -26,7 +26,7 @@ from provision.paths import PLAYBOOKS, ROLES
 from provision.remote.ansible import runner
 from provision.remote.observe import Observation
 from provision.runs.node_facts import NodeFacts
-from provision.runs.raw_output import Raw
+from provision.runs.store import Raw
 from provision.validate import campaign, validation
 from tests.support.scenarios import command_outputs, machine, scenarios
 

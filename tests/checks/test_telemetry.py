@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.checks.check import CheckNode, Measurement, Output
-from provision.checks.gpu import error_counters, gpu_burn, telemetry, telemetry_rules
+from provision.checks.gpu import gpu_burn, telemetry, telemetry_rules
 from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
 from tests.support.checks import flagged, make_node, sample
@@ -319,8 +319,8 @@ def counted(first: Sequence[int], last: Sequence[int], *, column: str = "pci") -
         for gpu, number in enumerate(numbers):
             cells = {"sbecc": 0, "dbecc": 0, "pci": 0, column: number}
             rows.append(f"{gpu:5d} " + " ".join(f"{cells[name]:>6}" for name in ("sbecc", "dbecc", "pci")))
-    argv = error_counters.command("gpu_burn", 60, 150).argv
-    return Output(error_counters.NAME, argv, -15, "\n".join(rows) + "\n", "", 61.0, beside="gpu_burn")
+    argv = telemetry.counters_command("gpu_burn", 60, 150).argv
+    return Output(telemetry.COUNTERS, argv, -15, "\n".join(rows) + "\n", "", 61.0, beside="gpu_burn")
 
 
 def test_replays_that_go_on_are_a_fault_and_old_ones_are_none() -> None:
@@ -372,7 +372,7 @@ def test_a_gpu_or_a_time_in_which_dmon_did_not_look_is_an_error() -> None:
 
 def test_counters_nobody_can_read() -> None:
     silent = Output(
-        error_counters.NAME, ("nvidia-smi",), 2, "Invalid combination of input arguments.\n", "", 1.0
+        telemetry.COUNTERS, ("nvidia-smi",), 2, "Invalid combination of input arguments.\n", "", 1.0
     )
     findings = burned(silent)
     assert [f.verdict for f in findings] == [Verdict.ERROR]
@@ -395,7 +395,7 @@ def test_an_nvml_error_in_place_of_counts_leaves_those_of_the_others(
     zero, grown = [0] * 8, [0, 0, 0, 7777, 0, 0, 900, 0]
     text = counted(zero, grown).stdout
     text = text.replace("    3      0      0   7777", f"    3 {error} {error} {error}")
-    dmon = Output(error_counters.NAME, ("nvidia-smi", "dmon"), -15, text, "", 61.0, beside="gpu_burn")
+    dmon = Output(telemetry.COUNTERS, ("nvidia-smi", "dmon"), -15, text, "", 61.0, beside="gpu_burn")
     assert told(burned(dmon)) == {finding, ("fail", "gpu6", "load_replays", "reseat or check cable")}
 
 
@@ -403,7 +403,7 @@ def test_an_nvml_error_in_place_of_counts_leaves_those_of_the_others(
 def test_a_line_about_a_device_handle_leaves_the_counts_before_it(error: str) -> None:
     text = counted([0] * 8, [0, 0, 0, 0, 0, 0, 900, 0]).stdout
     text += f"Unable to determine the device handle for GPU3: 0000:61:00.0: {error}\n"
-    dmon = Output(error_counters.NAME, ("nvidia-smi", "dmon"), 15, text, "", 61.0, beside="gpu_burn")
+    dmon = Output(telemetry.COUNTERS, ("nvidia-smi", "dmon"), 15, text, "", 61.0, beside="gpu_burn")
     ended = ("error", "node", "", "investigate")  # telemetry, which names the GPU, is healthy here
     assert told(burned(dmon)) == {("fail", "gpu6", "load_replays", "reseat or check cable"), ended}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.checks.check import Output
-from provision.checks.gpu import telemetry, telemetry_series
+from provision.checks.gpu import telemetry, telemetry_rows
 from provision.checks.gpu.telemetry_rows import moment
 from provision.errors import ParseError
 
@@ -25,7 +25,7 @@ def row(time: str, gpu: int, heat: str = "62", power: str = "690.1", clock: str 
 
 
 def test_each_gpu_has_its_samples_with_seconds_since_the_first_of_any() -> None:
-    found = telemetry_series.series(
+    found = telemetry_rows.series(
         output(
             row("23:59:58.000", 1, "40"),
             row("23:59:58.250", 0, "41"),
@@ -42,12 +42,12 @@ def test_each_gpu_has_its_samples_with_seconds_since_the_first_of_any() -> None:
 
 def test_time_never_runs_backwards() -> None:
     back = output(row("10:00:10.000", 0), row("10:00:02.000", 0), row("10:00:12.000", 0))
-    assert telemetry_series.series(back)["gpu0"].seconds == [0.0, 2.0]
+    assert telemetry_rows.series(back)["gpu0"].seconds == [0.0, 2.0]
 
 
 def test_a_sample_in_a_new_form_is_refused() -> None:
     with pytest.raises(ParseError, match="timestamp"):
-        telemetry_series.series(output(row("10 o'clock", 0)))
+        telemetry_rows.series(output(row("10 o'clock", 0)))
 
 
 def test_thinned_keeps_the_peak_of_heat_and_the_dip_of_the_clock() -> None:
@@ -56,7 +56,7 @@ def test_thinned_keeps_the_peak_of_heat_and_the_dip_of_the_clock() -> None:
             "345" if second == 1234 else "1830")
         for second in range(1500)
     ]  # fmt: skip
-    one = telemetry_series.series(output(*rows))["gpu0"].thinned(100)
+    one = telemetry_rows.series(output(*rows))["gpu0"].thinned(100)
     assert len(one.seconds) == len(one.temperatures) == len(one.powers) == len(one.clocks) == 100
     assert max(value for value in one.temperatures if value is not None) == 91
     assert min(value for value in one.clocks if value is not None) == 345
@@ -64,7 +64,7 @@ def test_thinned_keeps_the_peak_of_heat_and_the_dip_of_the_clock() -> None:
 
 
 def test_few_samples_stay_as_they_are() -> None:
-    one = telemetry_series.series(output(row("10:00:00.000", 0)))["gpu0"]
+    one = telemetry_rows.series(output(row("10:00:00.000", 0)))["gpu0"]
     assert one.thinned(100) is one
 
 

@@ -19,7 +19,7 @@ from provision.checks.threshold_evidence import (
     share_failed,
     share_text,
 )
-from provision.checks.thresholds import Spread, Threshold, Typical
+from provision.checks.thresholds import Spread, Threshold, TypicalValue
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (sys.executable, str(ROOT / "scripts" / "thresholds_page.py"))
@@ -36,7 +36,7 @@ def limit(
     return Threshold(
         **{
             **vars(found),
-            "typical": Typical(typical, machines, "a test") if typical is not None else None,
+            "typical": TypicalValue(typical, machines, "a test") if typical is not None else None,
             "spread": Spread(*spread, "a test") if spread else None,
         }
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from provision.checks import threshold_metrics
-from provision.checks.thresholds import Spread, Threshold, ThresholdError, Typical, available, for_sku
+from provision.checks import thresholds
+from provision.checks.thresholds import Spread, Threshold, ThresholdError, TypicalValue, available, for_sku
 from provision.paths import DATA
 
 SKUS = ("a100-pcie-80", "a100-sxm-40", "a100-sxm-80", "b200", "h100-nvl", "h100-sxm", "h200-sxm", "l40s")
@@ -273,7 +273,7 @@ def test_a_file_may_state_links_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sku", SKUS)
 def test_our_files_and_the_data_sheets_agree_on_links(sku: str) -> None:
     links = yaml.safe_load((DATA / "thresholds" / f"{sku}.yml").read_text())["links"]
-    able = threshold_metrics.of_sku(sku)
+    able = thresholds.of_sku(sku)
     assert {"pcie", "peer"} <= set(links) <= {"pcie", "peer", "memory_rate"}
     assert [able[name] for name in ("pcie", "peer")] == [(links[name],) * 2 for name in ("pcie", "peer")]
 
@@ -308,7 +308,7 @@ def test_what_a_limit_rests_on_is_read_and_cited(tmp_path: Path) -> None:
         return for_sku("h100-sxm", file)["p2p_bandwidth.p2p_read"]
 
     full = read(date="2026-05", machines=12, typical=TYPICAL, spread=SPREAD)
-    assert (full.machines, full.typical, full.spread) == (12, Typical(**TYPICAL), Spread(**SPREAD))
+    assert (full.machines, full.typical, full.spread) == (12, TypicalValue(**TYPICAL), Spread(**SPREAD))
     assert full.cited == "our own fleet, May; 12 machines, 2026-05"
     assert read(machines=0).cited == "our own fleet, May; no machine measured"
     assert read(machines=1).cited == "our own fleet, May; 1 machine"
@@ -329,7 +329,7 @@ def test_a_narrow_slot_lowers_the_typical_value_too() -> None:
 
 
 def test_every_metric_with_a_link_has_a_ceiling_and_a_floor() -> None:
-    for name, metric in threshold_metrics.table().items():
+    for name, metric in thresholds.table().items():
         if metric.unit == "GB/s" and metric.most is None:
             assert metric.ceiling, name
             assert metric.floor, name

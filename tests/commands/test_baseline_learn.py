@@ -13,9 +13,8 @@ from provision.checks.check import Output
 from provision.checks.judge import Verdict
 from provision.checks.thresholds import for_sku
 from provision.errors import ExitCode
-from provision.runs import raw_output
 from provision.runs.node_facts import NodeFacts
-from provision.runs.store import RunFolder
+from provision.runs.store import Raw, RunFolder, keep_raw
 from provision.validate import campaign
 
 FIXTURES = Path(__file__).parent.parent / "fixtures" / "p2p_bandwidth"
@@ -35,7 +34,7 @@ def store(runs: Path, printed: dict[str, str], *, written: bool = True) -> RunFo
         folder.append("facts", asdict(NodeFacts(node, {}, {"gpu": GPU}, {})))
         text = (FIXTURES / fixture).read_text(encoding="utf-8")
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        raw_output.keep_raw(folder, raw_output.Raw(node, "p2p_bandwidth", (output,), 9.0))
+        keep_raw(folder, Raw(node, "p2p_bandwidth", (output,), 9.0))
     if written:
         report.write_all(campaign.rejudge(folder), folder.path, ["json"])
     return folder

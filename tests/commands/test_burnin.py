@@ -71,7 +71,7 @@ def test_the_profiles_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_share_of_nodes_in_trouble_ends_it_for_all(tmp_path: Path, bad: int, stops: bool) -> None:
     from provision.burnin import actions
     from provision.burnin.campaign import Campaign
-    from provision.burnin.status import Status
+    from provision.burnin.node_talk import Status
     from provision.runs.store import RunFolder
 
     folder = RunFolder.create("burnin", {}, tmp_path / "runs")

@@ -15,7 +15,7 @@ from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
 from provision.errors import ExitCode, RunFolderError
 from provision.report.diff import diff
-from provision.runs import raw_output
+from provision.runs import store
 from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.validate import campaign
@@ -32,7 +32,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
         folder.append("facts", asdict(NodeFacts(node, {}, {"gpu": GPU}, {})))
         text = slower(FIXTURE.read_text(encoding="utf-8"), share)
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        raw_output.keep_raw(folder, raw_output.Raw(node, "p2p_bandwidth", (output,), 9.0))
+        store.keep_raw(folder, store.Raw(node, "p2p_bandwidth", (output,), 9.0))
     report.write_all(campaign.rejudge(folder), folder.path, ["json"])
     return folder
 
@@ -137,7 +137,7 @@ def test_nodes_that_come_and_go_are_told() -> None:
     ],
 )
 def test_a_damaged_file_costs_one_check_of_one_node(damaged: str, run: RunFolder) -> None:
-    file = run.path / raw_output.raw_path("gpu-02", "p2p_bandwidth")
+    file = run.path / store.raw_path("gpu-02", "p2p_bandwidth")
     file.write_text(damaged)
     code = cli.main(["report", "--rejudge", "--format", "json,html"])
     assert code == ExitCode.INCOMPLETE
@@ -149,6 +149,6 @@ def test_a_damaged_file_costs_one_check_of_one_node(damaged: str, run: RunFolder
 
 
 def test_a_file_of_a_newer_gpuprov_is_not_guessed_at(run: RunFolder) -> None:
-    (run.path / raw_output.raw_path("gpu-02", "p2p_bandwidth")).write_text('{"format": 2, "outputs": []}')
+    (run.path / store.raw_path("gpu-02", "p2p_bandwidth")).write_text('{"format": 2, "outputs": []}')
     with pytest.raises(RunFolderError, match="written by a newer gpuprov"):
         campaign.rejudge(run)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from provision.burnin.power import estimates
+from provision.burnin.plan import estimates
 from provision.errors import ExitCode
 from provision.lab import network
 from provision.lab.spec import NodeSpec

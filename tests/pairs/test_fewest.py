@@ -7,8 +7,8 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.checks.pairs import fewest
-from provision.checks.pairs.fewest import IMPOSSIBLE, cheapest, components
+from provision.checks.pairs import blame
+from provision.checks.pairs.blame import IMPOSSIBLE, cheapest, components
 
 COSTS = {name: 1 + index % 3 for index, name in enumerate("abcdefg")}
 
@@ -39,7 +39,7 @@ def test_it_is_the_cheapest_of_all(rows: list[frozenset[str]], without: set[str]
 
 
 def test_what_is_too_large_to_solve_is_bounded_from_both_sides(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(fewest, "_STEPS", 1)
+    monkeypatch.setattr(blame, "_STEPS", 1)
     pairs = [frozenset(pair) for pair in combinations("abcdefg", 2)]
     cover = cheapest(pairs, dict.fromkeys(COSTS, 1))
     assert cover.least <= 6 <= cover.most

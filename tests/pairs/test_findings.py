@@ -10,9 +10,8 @@ import pytest
 
 from provision.checks.health import CheckResult
 from provision.checks.judge import ACTIONS, Finding, Verdict
-from provision.checks.pairs.findings import judged
-from provision.checks.pairs.pairing import Pair, Topology
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.groups import judged_pairs
+from provision.checks.pairs.pairing import Outcome, Pair, Result, Topology
 from provision.checks.pairs.suspects import next_round
 from provision.checks.pairs.write_bw import METRIC
 from tests.support.fabric import racked
@@ -43,7 +42,7 @@ def campaign(fleet: Topology, measure: Measure, rails: Sequence[str] = RAILS) ->
 
 
 def told(fleet: Topology, measure: Measure, rails: Sequence[str] = RAILS) -> Any:
-    return judged(fleet, campaign(fleet, measure, rails), METRIC)
+    return judged_pairs(fleet, campaign(fleet, measure, rails), METRIC)
 
 
 def verdicts(checks: dict[str, CheckResult], *nodes: str) -> set[Verdict]:
@@ -215,7 +214,7 @@ def test_a_leaf_that_may_be_it_as_well_does_not_fail_its_one_measured_node() -> 
         *(answer(pair, 3, "mlx5_0") for pair in (("n3", "n5"), ("n4", "n6"))),
         Result(("n2", "n1"), 3, Outcome.NOT_RUN, said="they have no rail in common"),
     ]
-    checks, fabric, _ = judged(fleet, results, METRIC)
+    checks, fabric, _ = judged_pairs(fleet, results, METRIC)
     assert Verdict.FAIL not in verdicts(checks, *fleet.nodes)
     (finding,) = fabric
     assert "leaf of rack a" in finding.message
@@ -267,7 +266,7 @@ def test_an_oversubscribed_fabric_blames_nobody_whether_its_uplinks_are_full_or_
 def test_results_of_strangers_are_left_out_and_said() -> None:
     results = campaign(FLEET, answer)
     strange = [answer(("n0", "gone-01"), 1, "mlx5_0"), answer(("n0", "n0"), 2, "mlx5_0")]
-    checks, _, lines = judged(FLEET, [*results, *strange], METRIC)
+    checks, _, lines = judged_pairs(FLEET, [*results, *strange], METRIC)
     assert verdicts(checks, *FLEET.nodes) == {Verdict.PASS}
     assert any("gone-01 is not of this run" in line for line in lines)
     assert any("it takes different nodes" in line for line in lines)

@@ -9,8 +9,7 @@ import pytest
 from provision.checks.judge import Verdict
 from provision.checks.pairs import groups
 from provision.checks.pairs.nccl_group import METRIC
-from provision.checks.pairs.pairing import Topology
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.checks.pairs.suspects import next_round
 
 NODES = tuple(f"gpu-0{number}" for number in range(1, 7))

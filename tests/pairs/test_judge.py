@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.checks.pairs.judge import Grade, judge
-from provision.checks.pairs.pairing import Topology, across, within
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.pairing import Outcome, Result, Topology, across, within
 from tests.support.fabric import RATE, Fabric, racked
 
 

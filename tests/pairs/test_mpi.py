@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provision.checks.pairs.mpi import Member, Program, known_hosts, openmpi, slurm
+from provision.checks.pairs.nccl_between import Member, Program, known_hosts, openmpi, slurm
 
 ED, RSA, EC = "ssh-ed25519 AAAAed", "ssh-rsa AAAArsa", "ecdsa-sha2-nistp256 AAAAec"
 PROGRAM = Program(("/usr/bin/all_reduce_perf", "-g", "8"), {"NCCL_NET": "IB"})

@@ -8,7 +8,7 @@ import pytest
 
 from provision.checks.check import CheckNode, Output
 from provision.checks.pairs import nccl_between
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.pairing import Outcome, Result
 from provision.checks.thresholds import Threshold, for_sku
 from provision.errors import ParseError
 from tests.support.nccl_world import HEAD, ranks, table

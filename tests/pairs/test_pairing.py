@@ -17,7 +17,6 @@ from provision.checks.pairs.pairing import (
     exhaustive_rounds,
     limits,
     minutes,
-    rack_groups,
     topology,
     within,
 )
@@ -93,17 +92,6 @@ def test_the_exhaustive_schedule_meets_every_pair_once(count: int) -> None:
 def test_the_exhaustive_schedule_is_priced_in_minutes() -> None:
     assert minutes(exhaustive_rounds(64), 20) == 21
     assert minutes(exhaustive_rounds(65), 60) == 65
-
-
-def test_a_bad_node_lies_where_a_rack_and_a_stripe_cross() -> None:
-    fleet = racked(24, 8)
-    rows, stripes = rack_groups(fleet)
-    for groups in (rows, stripes):
-        assert sorted(node for group in groups for node in group) == sorted(fleet.nodes)
-    for row in rows:
-        for stripe in stripes:
-            assert len(set(row) & set(stripe)) == 1
-    assert rack_groups(Topology(("a", "b", "c")), 2) == ((("a", "b"),), (("a", "c"),))
 
 
 def test_racks_are_read_from_inventory_variables() -> None:

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from provision.checks.pairs.blame import Kind
-from provision.checks.pairs.pairing import Topology, across, rack_groups, within
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.pairing import Outcome, Result, Topology, across, within
 from provision.checks.pairs.suspects import MOST_ROUNDS, diagnose, next_round
 from tests.support.fabric import RATE, Fabric, named, racked
 
@@ -409,7 +408,9 @@ def test_the_order_of_results_does_not_matter() -> None:
 def test_a_slow_collective_is_resolved_where_rack_and_stripe_cross() -> None:
     fleet = racked(64, 8)
     fabric = Fabric(fleet, {("node", "n21"): 0.5})
-    results = [result for groups in rack_groups(fleet) for result in fabric.measure(groups)]
+    racks = list(fleet.members.values())
+    stripes = list(zip(*racks, strict=True))
+    results = [result for groups in (racks, stripes) for result in fabric.measure(groups)]
     diagnosis = diagnose(fleet, results)
     assert named(diagnosis) == {"n21"}
     assert "n21" not in diagnosis.passed
@@ -418,7 +419,7 @@ def test_a_slow_collective_is_resolved_where_rack_and_stripe_cross() -> None:
 def test_a_group_of_the_wrong_size_is_no_evidence() -> None:
     fleet = racked(64, 8)
     fabric = Fabric(fleet)
-    racks, _ = rack_groups(fleet)
+    racks = list(fleet.members.values())
     results = fabric.measure(racks)
     results[2] = replace(results[2], value=20.0, size=7)
     diagnosis = diagnose(fleet, results)

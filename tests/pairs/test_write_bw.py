@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from provision.checks.check import CheckNode, Output
-from provision.checks.pairs.pairing import Topology
+from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.checks.pairs.perftest_ends import rails, shared, version
-from provision.checks.pairs.results import Outcome, Result
 from provision.checks.pairs.write_bw import commands, expected, results
 from provision.errors import ParseError
 from tests.support.pair_nodes import NO_DEVICE, NOBODY, RATE, SERVING, facts, output, printed

@@ -8,10 +8,9 @@ import pytest
 
 from provision.checks.check import CheckNode, Output
 from provision.checks.judge import ACTIONS, Verdict
-from provision.checks.pairs.findings import judged
-from provision.checks.pairs.pairing import Pair, Topology
+from provision.checks.pairs.groups import judged_pairs
+from provision.checks.pairs.pairing import Outcome, Pair, Result, Topology
 from provision.checks.pairs.perftest_ends import shared
-from provision.checks.pairs.results import Outcome, Result
 from provision.checks.pairs.suspects import next_round
 from provision.checks.pairs.write_lat import METRIC, commands, expected, results
 from tests.support.fabric import racked
@@ -126,7 +125,7 @@ def campaign(fleet: Topology, late: tuple[str, ...] = (), rail: str = "", by: fl
             for pair in pairs
             for on in RAILS
         ]
-    return judged(fleet, found, METRIC)
+    return judged_pairs(fleet, found, METRIC)
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 12])
@@ -190,7 +189,7 @@ def test_what_all_miss_alike_names_nobody_and_passes_nobody() -> None:
         for pair in next_round(FLEET, [])
         for on in RAILS
     ]
-    checks, fabric, lines = judged(FLEET, late, METRIC)
+    checks, fabric, lines = judged_pairs(FLEET, late, METRIC)
     assert fabric == ()
     assert Verdict.PASS not in {check.verdict for check in checks.values()}
     assert any("25 us is usual and hardly any reaches the expected value (10 us)" in line for line in lines)

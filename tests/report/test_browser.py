@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from provision.checks import selection
+from provision.checks import registry
 from provision.checks.health import FleetHealth
-from provision.report import fleet_rows
+from provision.report import html as report_page
 from provision.report.context import NOTHING, Context
 from provision.report.html import render
 from tests.support import samples
@@ -244,7 +244,7 @@ def test_a_page_of_hostile_text_fetches_and_runs_nothing_even_without_its_policy
 
 
 def test_the_heads_of_many_checks_break_after_underscores_only(tmp_path: Path) -> None:
-    asked = tuple(name for name in selection.table() if name != "pair_bandwidth")
+    asked = tuple(name for name in registry.table() if name != "pair_bandwidth")
     assert len(asked) >= 16
     fleet = samples.fleet(*(samples.node(f"gpu-{i:02d}", samples.checks(i), i) for i in (1, 2)), asked=asked)
     steps = """
@@ -357,7 +357,7 @@ def test_a_large_fleet_of_hostile_text_runs_nothing_even_without_its_policy(
     tmp_path: Path, asked: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What nodes say is data in a script's element there, and drawn by the page's script."""
-    monkeypatch.setattr(fleet_rows, "MANY", 0)
+    monkeypatch.setattr(report_page, "MANY", 0)
     address, paths = asked
     ends = "</script><script>document.title='pwned'</script><!--<script>"
     fleet = samples.told(fetching(address), ends, *samples.HOSTILE)

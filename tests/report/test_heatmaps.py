@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from provision.checks.judge import Verdict
-from provision.report.canvas import Image
-from provision.report.heat_scale import Cell, Mark, Scale
+from provision.report.canvas import Cell, Image, Mark, Scale
 from provision.report.heatmaps import LARGEST, HeatMap, draw, shortened
 from tests.report.drawn import SVG, boxes, drawing, source, words, written
 

@@ -10,8 +10,7 @@ import pytest
 
 from provision.checks.health import FleetHealth
 from provision.checks.judge import Verdict
-from provision.checks.pairs.pairing import Topology
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.report.context import Pairs
 from provision.report.pair_maps import PairMaps, between
 from tests.report.drawn import boxes, drawing, source, words

@@ -8,10 +8,10 @@ from pathlib import Path
 import matplotlib
 import pytest
 
-from provision.checks.gpu.telemetry_series import Series
+from provision.checks.gpu.telemetry_rows import Series
 from provision.checks.judge import Verdict
 from provision.report import canvas, plots
-from provision.report.strips import Mark, Sku, Strip, glance
+from provision.report.tables import Mark, Sku, Strip, glance
 from tests.report.drawn import drawing, source, words, written
 from tests.support import samples
 
@@ -71,7 +71,7 @@ def test_many_gpus_cost_no_more_than_a_few() -> None:
 def test_the_same_numbers_give_the_same_bytes_in_any_process(tmp_path: Path) -> None:
     program = (
         "import sys; from provision.report import plots\n"
-        "from provision.checks.gpu.telemetry_series import Series\n"
+        "from provision.checks.gpu.telemetry_rows import Series\n"
         "one = Series([0.0, 2.0, 4.0], [50.0, 60.0, 61.0], [600.0, 690.0, 690.0], [1830.0, 1800.0, 1830.0])\n"
         "sys.stdout.write(plots.telemetry({'gpu0': one}, {})[0].source)"
     )

@@ -12,10 +12,10 @@ from provision import cli, report
 from provision.checks.check import Output
 from provision.checks.gpu import telemetry
 from provision.checks.health import FleetHealth
-from provision.report import run_context
+from provision.report import context
 from provision.report.causes import worst_first
 from provision.report.context import Context
-from provision.runs import node_history, raw_output
+from provision.runs import node_history, store
 from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.validate import campaign
@@ -52,7 +52,7 @@ def stored(
         argv = ("nvidia-smi", "-lms", "2000")
         said = samples(hot) if beside is None else beside
         sampler = Output(telemetry.NAME, argv, -15, said, "", 61.0, beside="gpu_burn")
-        raw_output.keep_raw(folder, raw_output.Raw(node, "gpu_burn", (burn, sampler), 61.0))
+        store.keep_raw(folder, store.Raw(node, "gpu_burn", (burn, sampler), 61.0))
     health = campaign.rejudge(folder)
     node_history.record(folder, {}, health)
     report.write_all(health, folder, ["json"])
@@ -61,25 +61,25 @@ def stored(
 
 def test_the_samples_a_run_kept_are_read(runs: Path) -> None:
     folder, health = stored(runs, {"gpu-01": None, "gpu-02": 5})
-    context = run_context.read(folder, health)
-    (load,) = context.loads["gpu-02"]
+    found = context.of_run(folder, health)
+    (load,) = found.loads["gpu-02"]
     assert (load.check, load.raw) == ("gpu_burn", "raw/gpu-02/gpu_burn.json")
     assert list(load.series) == [f"gpu{i}" for i in range(8)]
     assert load.series["gpu5"].clocks[-1] == 1410
-    assert context.not_read == ()
-    assert context.earlier is None
+    assert found.not_read == ()
+    assert found.earlier is None
 
 
 def test_only_the_worst_nodes_samples_are_read_and_few_of_each(
     runs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run_context, "_NODES", 2)
-    monkeypatch.setattr(run_context, "_SAMPLES", 10)
+    monkeypatch.setattr(context, "_NODES", 2)
+    monkeypatch.setattr(context, "_SAMPLES", 10)
     folder, health = stored(runs, {"gpu-01": None, "gpu-02": None, "gpu-03": 5, "gpu-04": None})
-    context = run_context.read(folder, health)
-    assert list(context.loads) == ["gpu-03", "gpu-01"]
-    assert context.not_read == ("gpu-02", "gpu-04")
-    assert {len(one.seconds) for load in context.loads["gpu-03"] for one in load.series.values()} == {10}
+    found = context.of_run(folder, health)
+    assert list(found.loads) == ["gpu-03", "gpu-01"]
+    assert found.not_read == ("gpu-02", "gpu-04")
+    assert {len(one.seconds) for load in found.loads["gpu-03"] for one in load.series.values()} == {10}
     assert next(node.node for node in worst_first(health)) == "gpu-03"
 
 
@@ -87,12 +87,12 @@ def test_only_the_worst_nodes_samples_are_read_and_few_of_each(
 def test_raw_output_that_cannot_be_read_again_costs_its_plot_only(runs: Path, damage: str) -> None:
     folder, health = stored(runs, {"gpu-01": None, "gpu-02": 5})
     (folder.path / "raw/gpu-02/gpu_burn.json").write_text(damage)
-    assert list(run_context.read(folder, health).loads) == ["gpu-01"]
+    assert list(context.of_run(folder, health).loads) == ["gpu-01"]
 
 
 def test_samples_that_were_not_understood_have_no_plot(runs: Path) -> None:
     folder, health = stored(runs, {"gpu-01": None}, beside="no devices were found\n")
-    assert run_context.read(folder, health) == Context()
+    assert context.of_run(folder, health) == Context()
 
 
 def test_the_command_draws_the_hot_gpu_and_says_what_is_new(

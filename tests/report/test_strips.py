@@ -7,7 +7,7 @@ import dataclasses
 from provision.checks.check import Measurement
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict
-from provision.report.strips import Sku, Strip, glance
+from provision.report.tables import Sku, Strip, glance
 from tests.support import samples
 
 

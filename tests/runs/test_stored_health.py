@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from provision.checks import health
-from provision.checks.health import FleetHealth
-from provision.checks.lazy_rows import LazyRows
+from provision.checks.health import FleetHealth, LazyRows
 from provision.errors import RunFolderError
 from provision.report import json as report_json
 from provision.report import junit, terminal

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from provision.checks.check import Output
-from provision.runs.raw_output import Raw
-from provision.validate.selftest.archive import Archive
+from provision.runs.store import Raw
+from provision.validate.selftest.measure import Archive
 
 HERE = Path(__file__).resolve().parents[1] / "fixtures"
 XML = (HERE / "gpu_inventory/h100-v13.xml").read_text()

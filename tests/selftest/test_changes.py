@@ -19,9 +19,8 @@ from provision.checks.health import CheckResult
 from provision.checks.judge import Finding, Verdict
 from provision.validate.selftest import changes, foreign
 from provision.validate.selftest.changes import Change
-from provision.validate.selftest.machine import SelftestError
+from provision.validate.selftest.machine import SelftestError, Tool
 from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN
-from provision.validate.selftest.tools import Tool
 
 NOW = {
     "power.limit": "700.00",

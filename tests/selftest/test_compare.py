@@ -13,7 +13,7 @@ import pytest
 
 from provision.checks.check import Output
 from provision.lab import replica
-from provision.runs.raw_output import Raw
+from provision.runs.store import Raw
 from provision.validate.selftest import compare
 
 SKU, DRIVER = "h100-sxm", "580.126.09"

@@ -10,7 +10,7 @@ import pytest
 
 from provision.validate.selftest import foreign
 from provision.validate.selftest.foreign import Foreign, ForeignError
-from provision.validate.selftest.tools import Tool
+from provision.validate.selftest.machine import Tool
 from tests.support.processes import until
 
 SLEEP = "sleep 300 & wait"

@@ -11,9 +11,9 @@ from provision.checks.health import CheckResult
 from provision.checks.judge import Finding, Verdict
 from provision.validate.selftest import provocations
 from provision.validate.selftest.foreign import Foreign, ForeignError
+from provision.validate.selftest.machine import Tool
 from provision.validate.selftest.provocations import Condition, provoke, slow
 from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN
-from provision.validate.selftest.tools import Tool
 
 
 def bench(*findings: Finding, burn: str = "/bin/true") -> Any:

@@ -12,7 +12,7 @@ import pytest
 
 from provision.checks.judge import Verdict
 from provision.errors import ExitCode
-from provision.validate.selftest import page
+from provision.validate.selftest.machine import Tool
 from provision.validate.selftest.result import (
     NOT_POSSIBLE,
     NOT_PROVEN,
@@ -23,9 +23,9 @@ from provision.validate.selftest.result import (
     Result,
     Shape,
     document,
+    render,
+    summary,
 )
-from provision.validate.selftest.summary import summary
-from provision.validate.selftest.tools import Tool
 
 FINE = Checked("gpu_burn", "heat", "pass", PROVEN, 60.0)
 NAMED = Provoked("a foreign process", "another program", "its PID", PROVEN, "fail gpu_inventory gpu7: 4242")
@@ -199,7 +199,7 @@ def whole() -> dict[str, Any]:
 
 def test_the_page_escapes_every_text_of_the_machine() -> None:
     tags = Tags()
-    text = "".join(page.render(hostile(whole())))
+    text = "".join(render(hostile(whole())))
     assert text.count("&lt;script&gt;") > 30
     tags.feed(text)
     assert "script" not in tags.seen
@@ -209,7 +209,7 @@ def test_the_page_escapes_every_text_of_the_machine() -> None:
 
 
 def test_the_page_shows_what_was_found() -> None:
-    text = "".join(page.render(whole()))
+    text = "".join(render(whole()))
     for part in (
         "This selftest was interrupted", "Not put back:</b> clock lock", "and 2 more", "install it",
         "1 only here, 1 only in the simulator", "it was cut", "serial numbers masked",
@@ -222,6 +222,6 @@ def test_the_page_shows_what_was_found() -> None:
 
 def test_a_page_of_nothing() -> None:
     empty = Result("gpu-01", "2026-11-24T08:00:00Z")
-    text = "".join(page.render(json.loads(json.dumps(document(empty)))))
+    text = "".join(render(json.loads(json.dumps(document(empty)))))
     assert "No check ran." in text
     assert "None was made." in text

@@ -21,8 +21,8 @@ from provision.checks.health import CheckResult
 from provision.checks.judge import Finding, Verdict
 from provision.errors import UsageError
 from provision.runs.node_facts import NodeFacts
-from provision.runs.raw_output import Raw
-from provision.validate.selftest import changes, compare, machine, measure, provocations, run, tools
+from provision.runs.store import Raw
+from provision.validate.selftest import changes, compare, machine, measure, provocations, run
 from provision.validate.selftest.machine import SelftestError
 from provision.validate.selftest.result import NOT_PROVEN, PROVEN, Checked, Provoked
 from provision.validate.selftest.run import Settings
@@ -42,11 +42,11 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """A machine with eight GPUs and every tool; the folder with its tools."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in (*tools._HOW, "journalctl"):
+    for name in (*machine._HOW, "journalctl"):
         (folder / name).write_text("#!/bin/sh\nexit 1\n")
         (folder / name).chmod(0o755)
     (folder / "compare.ptx").touch()
-    monkeypatch.setattr(tools, "PATH", str(folder))
+    monkeypatch.setattr(machine, "PATH", str(folder))
 
     def look(_facts: object, declared: dict[str, Any]) -> NodeFacts:
         facts = {"driver.loaded_version": "580.126.09", "kernel.release": "6.12", "os.id": "debian"}
@@ -63,7 +63,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """The checks that are asked for."""
 
     def only(*names: str) -> None:
-        monkeypatch.setattr(run.selection, "of_nodes", lambda _: names)
+        monkeypatch.setattr(run.registry, "of_nodes", lambda _: names)
 
     return only
 
@@ -333,13 +333,13 @@ def test_ctrl_c_while_it_is_written_loses_nothing(
 ) -> None:
     checks("versions")
     answers()
-    render = run.page.render
+    render = run.result.render
 
     def interrupted(document: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         yield from render(document)
 
-    monkeypatch.setattr(run.page, "render", interrupted)
+    monkeypatch.setattr(run.result, "render", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.run(Settings(tmp_path / "out"))
     assert "</html>" in (tmp_path / "out/selftest.html").read_text()

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from provision.burnin.clock import Clock, Contact
 from provision.burnin.judge import Burned, judge
-from provision.burnin.signs import compare_peers
 from provision.burnin.spool import Spool
-from provision.burnin.timeline import Timeline, timeline
-from provision.burnin.watch import Watch, watch
+from provision.burnin.timeline import Clock, Contact, Timeline, timeline
+from provision.burnin.watch import Watch, compare_peers, watch
 from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from tests.support import spools

@@ -6,8 +6,7 @@ import random
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from provision.checks.pairs.pairing import Topology
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.checks.pairs.suspects import Diagnosis, diagnose, next_round
 
 RATE = 48.0

@@ -13,6 +13,7 @@ from provision import cli
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.drift import fleet_options
 from provision.fleet import Fleet, Node
+from provision.remote.ansible import runner
 from provision.remote.ansible.runner import Event, Outcome
 from provision.remote.observe import Observation
 from provision.validate import validation
@@ -151,7 +152,7 @@ class Machines:
 def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machines:
     found = Machines()
     monkeypatch.setattr(validation, "observe", found.observe)
-    monkeypatch.setattr(validation.runner, "run_playbook", found.run_playbook)
+    monkeypatch.setattr(runner, "run_playbook", found.run_playbook)
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)

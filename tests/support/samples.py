@@ -9,12 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from provision.checks.check import Measurement
-from provision.checks.gpu.telemetry_series import Series
+from provision.checks.gpu.telemetry_rows import Series
 from provision.checks.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
 from provision.checks.judge import Finding, Verdict, worst
-from provision.checks.pairs import findings, write_bw
-from provision.checks.pairs.pairing import Topology
-from provision.checks.pairs.results import Result
+from provision.checks.pairs import groups, write_bw
+from provision.checks.pairs.pairing import Result, Topology
 from provision.report.causes import worst_first
 from provision.report.context import Context, Load, Pairs
 from tests.support.fabric import Fabric
@@ -373,7 +372,7 @@ def measured(
 
 def with_pairs(fleet: FleetHealth, pairs: Pairs) -> FleetHealth:
     """The same nodes with what their pairs say of them."""
-    checks, fabric, told = findings.judged(pairs.fleet, pairs.results, write_bw.METRIC)
+    checks, fabric, told = groups.judged_pairs(pairs.fleet, pairs.results, write_bw.METRIC)
     nodes = []
     for one in fleet.nodes:
         check = checks.get(one.node)

@@ -15,16 +15,16 @@ import pytest
 
 from provision.checks import offenders
 from provision.checks.check import GpuIdentity, Measurement, Output
-from provision.checks.fleet import fleet_judge, fleet_versions
-from provision.checks.health import CheckResult, FleetHealth, NodeHealth
+from provision.checks.fleet import fleet_judge
+from provision.checks.health import CheckResult, FleetHealth, LazyRows, NodeHealth
+from provision.checks.host import versions
 from provision.checks.judge import Finding, Verdict
-from provision.checks.lazy_rows import LazyRows
 from provision.errors import RunFolderError
 from provision.report import json as report_json
-from provision.runs import fleet_pairs, node_history, raw_output
+from provision.runs import fleet_pairs, node_history, store
 from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
-from provision.validate import campaign, fleet_stream, parallel_map
+from provision.validate import campaign, parallel_map
 from tests.support.stored import FACTS, FIXTURE, GPU, slower
 
 ASKED = ("versions", "p2p_bandwidth")
@@ -48,15 +48,15 @@ def run(tmp_path: Path) -> RunFolder:
             gpu = {**GPU, "sku": "h800-sxm"}
         facts = OLD_KERNEL if number == 9 else FACTS
         folder.append("facts", asdict(NodeFacts(name, facts, {"gpu": gpu}, {})))
-        raw_output.keep_raw(folder, raw_output.Raw(name, "versions"))
+        store.keep_raw(folder, store.Raw(name, "versions"))
         share = {3: 0.9, 4: 0.6, 5: 0.97}.get(number, 1 + number % 5 / 1000)
         text = "nothing that anybody understands" if number == 11 else slower(healthy, share)
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        raw = raw_output.Raw(name, "p2p_bandwidth", (output,), 9.0)
+        raw = store.Raw(name, "p2p_bandwidth", (output,), 9.0)
         if number == 13:
-            raw = raw_output.Raw(name, "p2p_bandwidth", error="gone", unreachable=True)
+            raw = store.Raw(name, "p2p_bandwidth", error="gone", unreachable=True)
         if number != 15:
-            raw_output.keep_raw(folder, raw)
+            store.keep_raw(folder, raw)
     folder.append("facts", asdict(NodeFacts("gpu-05", FACTS, {"gpu": GPU}, {})))  # the last word on it counts
     bad = offenders.bad(campaign.rejudge(folder).nodes[3])
     assert bad, "a node that is slow has a slow device"
@@ -70,11 +70,11 @@ def held(folder: RunFolder) -> FleetHealth:
     known = {record["node"]: NodeFacts(**record) for record in folder.read("facts")}
     nodes = []
     for node in known.values():
-        raws = [raw for check in ASKED if (raw := raw_output.read_raw(folder, node.node, check)) is not None]
+        raws = [raw for check in ASKED if (raw := store.read_raw(folder, node.node, check)) is not None]
         results = {raw.check: campaign.judge_check(node, raw, node.limits()) for raw in raws}
         nodes.append(campaign.judge_node(node, results, ASKED, lost=any(raw.unreachable for raw in raws)))
     measured, few = fleet_judge.judge(nodes)
-    compared, ambiguous = fleet_versions.judge(
+    compared, ambiguous = versions.judge_fleet(
         measured, {name: one.check_node for name, one in known.items()}
     )
     escalated = offenders.escalate(compared, node_history.recalled(folder))
@@ -133,7 +133,7 @@ def test_a_process_that_is_killed_is_one_line() -> None:
 
 def test_a_large_fleet_is_judged_as_a_small_one(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     few = campaign.rejudge(run)
-    monkeypatch.setattr(fleet_stream, "FEW", 3)
+    monkeypatch.setattr(campaign, "FEW", 3)
     for processes in (1, 3):
         monkeypatch.setattr(parallel_map, "processes", lambda _, count=processes: count)
         many = campaign.rejudge(run)
@@ -169,7 +169,7 @@ def most(folder: RunFolder, count: int) -> int:
     """Bytes that judging so many nodes needs at most."""
     tracemalloc.start()
     try:
-        looks = dict.fromkeys(map(str, range(fleet_stream.FEW + 1)), NodeFacts("", {}, {}, {}))
+        looks = dict.fromkeys(map(str, range(campaign.FEW + 1)), NodeFacts("", {}, {}, {}))
         fleet = campaign.fleet_health(folder, map(big, range(count)), looks)
         assert len(fleet.nodes) == count
         return tracemalloc.get_traced_memory()[1]

@@ -14,9 +14,10 @@ from provision import cli
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.checks.health import from_json
 from provision.errors import ExitCode, InventoryError
+from provision.remote.ansible import runner
 from provision.remote.ansible.runner import Event, Outcome
 from provision.validate import campaign, validation
-from provision.validate.launch_keys import Authority
+from provision.validate.launch import Authority
 from provision.validate.pairs.nccl_pairs import launcher
 from tests.support.machines import Machines, message, named, rows, verdicts
 from tests.support.machines import validate as validate
@@ -133,7 +134,7 @@ class Cluster(Machines):
 def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Cluster:
     found = Cluster()
     monkeypatch.setattr(validation, "observe", found.observe)
-    monkeypatch.setattr(validation.runner, "run_playbook", found.run_playbook)
+    monkeypatch.setattr(runner, "run_playbook", found.run_playbook)
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)

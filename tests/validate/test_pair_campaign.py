@@ -15,8 +15,9 @@ import pytest
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.checks.health import from_json
 from provision.errors import ExitCode, GpuprovError, RunFolderError
+from provision.remote.ansible import runner
 from provision.remote.ansible.runner import Event, Outcome
-from provision.report import run_context
+from provision.report import context
 from provision.runs import fleet_pairs
 from provision.runs.store import RunFolder
 from provision.validate import campaign, validation
@@ -134,7 +135,7 @@ class Network(Machines):
 def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Network:
     found = Network()
     monkeypatch.setattr(validation, "observe", found.observe)
-    monkeypatch.setattr(validation.runner, "run_playbook", found.run_playbook)
+    monkeypatch.setattr(runner, "run_playbook", found.run_playbook)
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.chdir(tmp_path)
@@ -395,7 +396,7 @@ def test_the_report_is_told_what_the_run_folder_keeps_of_the_pairs(
     machines.errors["gpu-07"] = "no route to host"
     _, report, folder = validate(*ONLY)
     health = from_json(report)
-    (pairs,) = run_context.read(RunFolder.open(folder), health).pairs
+    (pairs,) = context.of_run(RunFolder.open(folder), health).pairs
     assert (pairs.check, pairs.unit, pairs.direction) == (ID, "Gb/s", "at_least")
     assert pairs.fleet.nodes == ("gpu-01", "gpu-02", "gpu-03", "gpu-04")
     assert pairs.fleet.racks["gpu-03"] == "rack-1"
@@ -406,7 +407,7 @@ def test_the_report_is_told_what_the_run_folder_keeps_of_the_pairs(
     assert 'alt="pair_bandwidth between 6 nodes: ' in page
     assert "<b>? Took no part:</b> gpu-07: " in page
     (folder / "pairs.jsonl").write_text('{"nodes": 3}\n')
-    assert run_context.read(RunFolder.open(folder), health).pairs == (), "never an error"
+    assert context.of_run(RunFolder.open(folder), health).pairs == (), "never an error"
 
 
 @pytest.mark.parametrize(("count", "verdict"), [(1, "error"), (2, "pass"), (3, "pass"), (5, "pass")])

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from provision import cli
-from provision.checks import selection
+from provision.checks import registry
 from provision.checks.check import CheckNode, Measurement, fact
 from provision.checks.health import from_json
 from provision.checks.judge import Finding, Verdict
@@ -66,7 +66,7 @@ def test_all_checks_on_a_healthy_node_pass_or_say_why_they_do_not_apply(
     found = {check["check"]: check["verdict"] for check in report["nodes"][0]["checks"]}
     assert {each for each in named(report) if each[3] != "skip"} == set()
     assert code == ExitCode.OK
-    assert found.keys() == set(selection.select("standard"))
+    assert found.keys() == set(registry.select("standard"))
     assert set(found.values()) == {"pass", "skip"}, found
 
 
@@ -294,15 +294,15 @@ def test_raw_output_is_kept_for_each_node_and_check(machines: Machines, validate
 
 
 def test_selection() -> None:
-    chosen = [selection.select(stage) for stage in ("quick", "standard", "burnin")]
+    chosen = [registry.select(stage) for stage in ("quick", "standard", "burnin")]
     for stages, names in zip(({"quick"}, {"quick", "standard"}, set(STAGES)), chosen, strict=True):
         assert names == tuple(name for name, one in CHECKS.entries.items() if one.stage in stages)
     assert "gpu_inventory" in chosen[0]
     assert "gpu_burn" not in chosen[0]
     assert set(chosen[0]) < set(chosen[1]) <= set(chosen[2]) == set(CHECKS), "each stage adds to the last"
-    assert selection.select("quick", ["gpu_burn", "gpu_inventory"]) == ("gpu_inventory", "gpu_burn")
+    assert registry.select("quick", ["gpu_burn", "gpu_inventory"]) == ("gpu_inventory", "gpu_burn")
     with pytest.raises(UsageError, match="unknown check 'gpu_brun'"):
-        selection.select("standard", ["gpu_brun"])
+        registry.select("standard", ["gpu_brun"])
 
 
 def test_a_bad_thresholds_file_stops_before_any_node(

@@ -14,12 +14,25 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
-from provision.checks.fleet import fleet_metrics
-from provision.checks.fleet.fleet_metrics import FleetMetric, FleetMetrics
+from provision import yamlfile
 from provision.checks.health import CheckResult, NodeHealth
-from provision.checks.judge import Finding, Typical, Verdict, number, typical, worst
-from provision.checks.suspects import Cell, explain, point_at_cause
+from provision.checks.judge import (
+    ACTIONS,
+    Finding,
+    Measurement,
+    Typical,
+    Verdict,
+    finding_on,
+    number,
+    typical,
+    worst,
+)
+from provision.checks.suspects import Cell, explain, reconciled
+from provision.errors import GpuprovError
+from provision.paths import DATA
 from provision.text import many
 
 _SOURCE = "the median of this run's nodes of the same SKU"
@@ -86,7 +99,7 @@ class Peers:
     """
 
     def __init__(self, table: FleetMetrics | None = None) -> None:
-        self._table = table or fleet_metrics.shipped()
+        self._table = table or shipped()
         self._groups: dict[tuple[str, str], dict[str, _Values]] = defaultdict(lambda: defaultdict(_Values))
         self._nodes = 0
 
@@ -142,7 +155,7 @@ def numbers(node: NodeHealth, table: FleetMetrics | None = None) -> Iterator[Mea
     sku = str(node.facts.get("sku") or (node.gpus[0].name if node.gpus else ""))
     if not sku:
         return
-    wanted = _wanted(table or fleet_metrics.shipped())
+    wanted = _wanted(table or shipped())
     for check in node.checks:
         for m in check.measurements:
             metric = wanted.get((check.check, m.metric))
@@ -243,27 +256,15 @@ def _finding(metric: FleetMetric, sku: str, device: str, off: Sequence[_Off]) ->
         f"the fleet: median {one.usual.middle:g}, scatter {one.usual.deviation:.3g} {one.unit}, "
         f"{one.usual.core} of {one.usual.count} values are alike"
     )
-    return Finding(
-        metric.check,
-        Verdict.FAIL if one.shortfall > metric.fail else Verdict.WARN,
-        device,
-        message,
-        metric.metric,
-        one.value,
-        one.unit,
-        f"{'≥' if metric.direction == 'at_least' else '≤'} {one.limit:.4g} {one.unit}",
-        _SOURCE,
-        metric.action,
-        tuple(evidence),
-    )
+    verdict = Verdict.FAIL if one.shortfall > metric.fail else Verdict.WARN
+    measured = Measurement(metric.metric, one.value, one.unit, device)
+    limit = f"{'≥' if metric.direction == 'at_least' else '≤'} {one.limit:.4g} {one.unit}"
+    return finding_on(metric.check, verdict, measured, message, limit, _SOURCE, metric.action, evidence)
 
 
 def extended(node: NodeHealth, added: Sequence[Finding]) -> NodeHealth:
     """The node with its new findings; what is accused already is not accused twice."""
-    checks = [_extended(check, [f for f in added if f.check == check.check]) for check in node.checks]
-    findings = iter(point_at_cause([finding for check in checks for finding in check.findings]))
-    told = [replace(check, findings=tuple(next(findings) for _ in check.findings)) for check in checks]
-    checks = [replace(check, verdict=worst(f.verdict for f in check.findings)) for check in told]
+    checks = reconciled([_extended(c, [f for f in added if f.check == c.check]) for c in node.checks])
     verdict = worst([node.verdict, *(check.verdict for check in checks)])
     return replace(node, checks=tuple(checks), verdict=verdict)
 
@@ -290,3 +291,79 @@ def _too_small(groups: Mapping[tuple[str, str], Mapping[str, _Values]], smallest
             yield f"{sku}: {many(len(whole[sku]), 'node')}; it takes {smallest} to compare them"
         else:
             yield f"{sku}: {', '.join(names)}: measured alike on fewer than {smallest} nodes"
+
+
+# --- the metrics that are compared, with the smallest difference that counts: data/fleet_metrics.yml
+
+
+FILE = DATA / "fleet_metrics.yml"
+COMPARE = ("devices", "position", "gpu_count", "rail")
+_DIRECTIONS = ("at_least", "at_most")
+
+
+@dataclass(frozen=True)
+class FleetMetric:
+    """How one metric is compared. `warn`, `fail`, `node`: fractions of the group's median; `node` is 0 where
+    no node is judged as a whole. `compare`: one of COMPARE, what is alike enough to be one group."""
+
+    name: str  # "<check>.<metric>"
+    what: str
+    direction: str
+    compare: str
+    warn: float
+    fail: float
+    action: str
+    node: float = 0.0
+
+    @property
+    def check(self) -> str:
+        return self.name.partition(".")[0]
+
+    @property
+    def metric(self) -> str:
+        return self.name.partition(".")[2]
+
+
+@dataclass(frozen=True)
+class FleetMetrics:
+    """`smallest`: nodes a group needs before anybody in it is judged."""
+
+    smallest: int
+    metrics: Mapping[str, FleetMetric]
+
+
+@cache
+def shipped() -> FleetMetrics:
+    """The shipped table."""
+    return read(yamlfile.load_mapping(FILE), str(FILE))
+
+
+def read(document: Mapping[str, Any], where: str) -> FleetMetrics:
+    """The table in a document. Raises GpuprovError with the place of what is wrong."""
+    smallest = document.get("smallest_group", {}).get("nodes")
+    if not isinstance(smallest, int) or smallest < 3:
+        raise GpuprovError(
+            f"{where}: smallest_group.nodes: must be a whole number of at least 3", "correct it"
+        )
+    rows = document.get("metrics", {})
+    return FleetMetrics(smallest, {name: _metric(str(name), row, where) for name, row in rows.items()})
+
+
+def _metric(name: str, row: Mapping[str, Any], where: str) -> FleetMetric:
+    given = {key: value for key, value in row.items() if key not in ("source", "why")}
+    unstated = [key for key in ("source", "why") if len(str(row.get(key) or "")) < 10]
+    try:
+        metric = FleetMetric(name, **given)
+    except TypeError as error:
+        raise GpuprovError(f"{where}: {name}: {error}", "imitate the other metrics") from None
+    wrong = [
+        f"{key} must be one of {', '.join(known)}"
+        for key, known in (("direction", _DIRECTIONS), ("compare", COMPARE), ("action", ACTIONS))
+        if row[key] not in known
+    ]
+    if not 0 < metric.warn < metric.fail < 1 or not 0 <= metric.node < 1:
+        wrong.append("warn and fail must be fractions, warn the smaller one, and so must node")
+    if unstated or wrong or not name.partition(".")[2]:
+        said = "; ".join([*wrong, *(f"{key} is missing" for key in unstated)]) or "must be <check>.<metric>"
+        raise GpuprovError(f"{where}: {name}: {said}", "correct it")
+    return metric

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from provision.desired.compared import ComparedFact, compared_facts
+from provision.node_names import fold
+from provision.text import value_text
 
 SMALLEST = 3  # nodes of a kind, and answers; two that differ say nothing about which one is odd
 
@@ -185,3 +187,29 @@ def places(outlier: Outlier) -> dict[Any, Sequence[int]]:
         if value != other:
             found[value].append(number)
     return dict(found)
+
+
+# --- the wording of outliers and ties
+
+
+def outlier_text(outlier: Outlier) -> str:
+    """How a node differs from its kind, in one line without its name."""
+    usual = value_text(outlier.majority)
+    most = f"{outlier.agree} of {outlier.answered} ({outlier.kind}) have {usual}"
+    if outlier.majority is None:
+        most = "and the other nodes do not agree either" if outlier.answered >= SMALLEST else ""
+    if outlier.unknown:
+        return f"has no value ({value_text(outlier.problem)})" + (f", {most}" if most else "")
+    where = places(outlier)
+    if where:
+        text = ", ".join(
+            f"{value_text(value)} on {outlier.per} {','.join(map(str, at))}" for value, at in where.items()
+        )
+        return f"is {text}, {most}"
+    return f"is {value_text(outlier.found)}, {most}"
+
+
+def tie_text(tie: Tie) -> str:
+    """Which nodes have which value, where no value has a majority."""
+    sides = (f"{len(nodes)} have {value_text(value)} ({fold(nodes)})" for value, nodes in tie.sides)
+    return f"ambiguous, no value has a majority of {tie.kind}: {', '.join(sides)}"

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from provision.checks import json_text
-from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
-from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed, decode_all, last_words
+from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 
@@ -162,7 +161,7 @@ def _results(output: Output) -> list[_Result]:
             "look whether nvidia-dcgm (nv-hostengine) runs",
         )
     try:
-        document = json_text.decode_all(output.stdout[begin:])
+        document = decode_all(output.stdout[begin:])
         body = document.get("DCGM Diagnostic") or document.get("DCGM GPU Diagnostic") or document
         if error := body.get("runtime_error") or document.get("runtime_error"):
             raise ParseError(f"dcgmi diag: {str(error)[:200]}", "look whether nvidia-dcgm runs")
@@ -273,20 +272,9 @@ def judge(
         severity = int(values.get((device, f"{test}.severity"), 0))
         # A setting that is off (severity 5) breaks nothing.
         verdict = Verdict.FAIL if status == "fail" and severity != 5 else Verdict.WARN
-        findings.append(
-            Finding(
-                ID,
-                verdict,
-                device,
-                f"dcgmi diag, {test}: {said}",
-                test,
-                str(status),
-                limit="= pass",
-                source="NVIDIA DCGM",
-                action=_ACTIONS.get(severity, "investigate"),
-                evidence=(said,),
-            )
-        )
+        measured, action = Measurement(test, str(status), "", device), _ACTIONS.get(severity, "investigate")
+        message = f"dcgmi diag, {test}: {said}"
+        findings.append(finding_on(ID, verdict, measured, message, "= pass", "NVIDIA DCGM", action, [said]))
     ran = {m.metric for m in measurements if m.value == "pass"}
     if findings or not ran:
         return findings or [

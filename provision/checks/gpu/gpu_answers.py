@@ -17,11 +17,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from provision.checks.check import Command, Output, last_words
-from provision.checks.gpu.nvidia_smi_refusal import refusal, unreachable
-from provision.checks.gpu.nvml_error import ACTIONS, LOST, NOT_PERMITTED, error_text
+from provision.checks.check import Command, Measurement, Output, completed, last_words
 from provision.checks.host.kernel_log import bus_address
 from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.errors import ParseError
 
 NAME = "gpu_answers"  # of the command
 METRIC = "lost"  # as telemetry_rules calls it, so that one GPU is one finding
@@ -121,4 +120,93 @@ def _silent(output: Output, gpus: Mapping[str, str]) -> dict[str, tuple[str, str
     if 2 * len(left_out) < len(gpus) and output.rc == 0 and output.stdout.endswith("\n"):
         for address in left_out:
             found.setdefault(gpus[address], (_LEFT_OUT, f"PCI {address}"))
+    return found
+
+
+# --- error texts that nvidia-smi prints in place of a reading, when the driver got no answer from the GPU.
+#
+# `GPU is lost` and `[GPU is lost]` were seen with nvidia-smi 550.163.01, in `-q -x` and in `--query-gpu`.
+# `Unknown Error`, `GPU requires reset` and `Insufficient Permissions` are NVML's own error strings
+# (nvmlErrorString) and stand in cells in the same way; the plain table prints `ERR!` for any of them. `N/A`
+# and `Not Supported` are no errors: the GPU has no such reading.
+
+
+LOST = "GPU is lost"
+REQUIRES_RESET = "GPU requires reset"
+UNKNOWN = "Unknown Error"
+NOT_PERMITTED = "Insufficient Permissions"
+UNSPECIFIED = "ERR!"
+
+# The worst first: a GPU whose cells contain several of them is described by the first.
+NO_HANDLE = "Unable to determine the device handle for "  # and which GPU: one line in place of the answer
+WORST_FIRST = (LOST, REQUIRES_RESET, UNKNOWN, UNSPECIFIED, NOT_PERMITTED)
+_AS_PRINTED = {error.casefold(): error for error in WORST_FIRST}
+# What helps. Without permission the GPU was not measured, which is no fault of the part.
+ACTIONS = {
+    LOST: "power-cycle",
+    REQUIRES_RESET: "reset GPU",
+    UNKNOWN: "power-cycle",
+    UNSPECIFIED: "power-cycle",
+    NOT_PERMITTED: "fix configuration",
+}
+
+
+def error_text(cell: str) -> str | None:
+    """The NVML error in a cell, spelt as in WORST_FIRST and without brackets; None when there is none."""
+    text = cell.strip().removeprefix("[").removesuffix("]").strip().casefold()
+    return _AS_PRINTED.get(text)
+
+
+def worst(errors: set[str]) -> str:
+    """The error that describes a GPU best, of those its cells contain. `errors` is not empty."""
+    return min(errors, key=WORST_FIRST.index)
+
+
+# --- why nvidia-smi answered with words in place of its document, and what to do about it
+
+
+# nvidia-smi's exit statuses, and its words where they tell more: what to do about it.
+RC_INFOROM = 14  # the infoROM is corrupted; what was printed is still valid
+_ADVICE = (
+    ("version mismatch", "user space and the loaded module differ: reboot the node"),
+    (
+        "couldn't communicate with the NVIDIA driver",
+        "the driver module is not loaded: gpuprov up, then reboot",
+    ),
+    ("GPU is lost", "power-cycle the node, and if it comes back replace the GPU"),
+    ("No devices were found", "the driver took none of the GPUs: look for NVRM lines in the kernel log"),
+)
+
+# One line in place of everything, with or without an index: `Unable to determine the device handle for GPU3:
+# 0000:61:00.0: GPU is lost.  Reboot the system to recover this GPU`, or `Unknown Error` (public reports).
+_NO_HANDLE = re.compile(
+    r"Unable to determine the device handle for gpu ?\d{0,4}:? ?"
+    r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9a-f]): ([A-Za-z !]{1,40})",
+    re.IGNORECASE,
+)
+
+
+def refusal(output: Output) -> ParseError | None:
+    """Why nvidia-smi's answer is not one; None when it is."""
+    try:
+        completed({output.name: output}, output.name)
+    except ParseError as error:
+        return error
+    if output.rc in (0, RC_INFOROM):
+        return None
+    words = last_words(output)
+    said = f"{output.stdout}\n{output.stderr}"
+    fix = next((advice for sign, advice in _ADVICE if sign in said), "look at the kernel log for NVRM lines")
+    return ParseError(f"nvidia-smi failed with status {output.rc}: {words}", fix)
+
+
+def unreachable(output: Output, gpus: Mapping[str, str]) -> list[Measurement]:
+    """The GPUs for which nvidia-smi printed one line in place of its answer. `gpus`: PCI address → device."""
+    found = []
+    for text, words in _NO_HANDLE.findall(f"{output.stdout}\n{output.stderr}"):
+        address, error = bus_address(text), error_text(words)
+        if error is not None:
+            device = gpus.get(address, f"gpu@{address}")
+            found.append(Measurement("no_handle", error, "", device))
+            found.append(Measurement("no_handle_address", address, "", device))
     return found

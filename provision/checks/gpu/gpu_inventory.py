@@ -12,21 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provision.checks.check import CheckNode, Command, GpuIdentity, Measurement, Output
-from provision.checks.gpu import nvidia_smi, nvidia_smi_refusal, nvlink_errors, nvlink_status
-from provision.checks.gpu.inventory_links import judge_fabric, judge_links
-from provision.checks.gpu.inventory_presence import (
-    judge_absent,
-    judge_counts,
-    judge_no_handle,
-    judge_readability,
-    judge_unanswered,
-)
-from provision.checks.gpu.inventory_rules import judge_flags, judge_models
-from provision.checks.gpu.inventory_settings import judge_settings
+from provision.checks.gpu import gpu_answers, nvidia_smi, nvlink_errors
+from provision.checks.gpu.inventory_links import judge_fabric, judge_links, judge_settings
+from provision.checks.gpu.inventory_rules import Values, judge_flags, judge_models
 from provision.checks.host import kernel_incidents, kernel_log
-from provision.checks.judge import Finding, Verdict
-from provision.checks.limits import limits
-from provision.checks.thresholds import Threshold
+from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
+from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
 
 SUMMARY = (
@@ -64,15 +55,15 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     smi, nvlink = outputs.get("nvidia_smi"), outputs.get("nvlink")
     found += _from("nvidia_smi", smi, nvidia_smi.parse_xml)
     if smi is not None and _unreadable(found, "nvidia_smi"):
-        found += nvidia_smi_refusal.unreachable(smi, kernel_incidents.devices(node))
+        found += gpu_answers.unreachable(smi, kernel_incidents.devices(node))
     silent = {m.device for m in found if m.metric in ("unanswered", "forbidden")}
-    found += _from("nvlink", nvlink, functools.partial(nvlink_status.parse, unanswered=silent))
+    found += _from("nvlink", nvlink, functools.partial(nvlink_errors.parse_links, unanswered=silent))
     if nvlink is not None and not _unreadable(found, "nvidia_smi"):
-        found += nvidia_smi_refusal.unreachable(nvlink, _addresses(found))  # lost since the call before
+        found += gpu_answers.unreachable(nvlink, _addresses(found))  # lost since the call before
     if "nvlink_errors" in outputs:  # a run of an older gpuprov has none
         down: dict[int, set[int]] = {}
         if nvlink is not None and any(m.metric == "nvlink_links" for m in found):
-            down = nvlink_status.inactive(nvlink, silent)
+            down = nvlink_errors.inactive(nvlink, silent)
         linked = any(m.value for m in found if m.metric == "nvlink_links")
         read = functools.partial(nvlink_errors.parse, inactive=down, linked=linked, unanswered=silent)
         found += _from("nvlink_errors", outputs["nvlink_errors"], read)
@@ -101,7 +92,7 @@ def _unreadable(found: Sequence[Measurement], name: str) -> bool:
 
 
 def _from(name: str, output: Output | None, read: Any) -> list[Measurement]:
-    refusal = nvidia_smi_refusal.refusal(output) if output is not None else None
+    refusal = gpu_answers.refusal(output) if output is not None else None
     if refusal is not None:
         failed = [Measurement(f"unreadable.{name}", f"{refusal.what}; {refusal.fix}", "")]
         try:
@@ -171,3 +162,167 @@ def identities(measurements: Sequence[Measurement]) -> list[GpuIdentity]:
         )
         for device, gpu in by_gpu.items()
     ]
+
+
+# --- what answers at all: the tools, and as many GPUs as there should be
+
+
+# Boards with NVSwitches carry 4, 8 or 16 GPUs, and are handed to virtual machines in parts of 1, 2, 4 or 8:
+# derived from the boards NVIDIA sells, no document states the list.
+_BOARD_COUNTS = (1, 2, 4, 8, 16)
+
+# What one broken sensor prints, too. The other errors are of the whole GPU.
+_OF_ONE_READING = (gpu_answers.UNKNOWN, gpu_answers.UNSPECIFIED)
+
+
+def judge_readability(check: str, values: Values) -> list[Finding]:
+    """What could not be read is an error, except a GPU that is lost: that is a broken GPU."""
+    findings = []
+    for metric, devices in values.items():
+        if not metric.startswith("unreadable."):
+            continue
+        message = str(devices["node"])
+        if metric.startswith("unreadable.nvlink") and "unreadable.nvidia_smi" in values:
+            continue  # the same program, the same reason: once is enough
+        if "no_handle" in values and metric != "unreadable.kernel_log":
+            continue  # the GPU that keeps it from answering is a finding
+        if "GPU is lost" in message:
+            findings.append(
+                Finding(check, Verdict.FAIL, "node", message, metric=metric, action="power-cycle")
+            )
+        else:
+            action = "fix configuration" if "did not start" in message else "investigate"
+            findings.append(unmeasured(check, message, action=action))
+    if "inforom_corrupted" in values:
+        message = "nvidia-smi reports a corrupted infoROM (status 14)"
+        findings.append(Finding(check, Verdict.WARN, "node", message, metric="inforom", action="investigate"))
+    return findings
+
+
+def judge_no_handle(check: str, values: Values) -> list[Finding]:
+    """A GPU that keeps nvidia-smi from answering at all; no more than its address is known."""
+    without = "nvidia-smi therefore describes no GPU"
+    if "unreadable.nvidia_smi" not in values:
+        without = "nvidia-smi therefore lists no NVLinks"
+    return [
+        Finding(
+            check,
+            Verdict.FAIL,
+            device,
+            f"does not answer: {error!r} at PCI {values['no_handle_address'][device]}; {without}",
+            "unanswered",
+            error,
+            action=gpu_answers.ACTIONS[error],
+        )
+        for device, error in values.get("no_handle", {}).items()
+    ]
+
+
+def judge_unanswered(check: str, values: Values) -> list[Finding]:
+    """A GPU whose readings are NVML errors: broken as far as the driver can tell, whatever else it prints."""
+    findings = []
+    for device, error in values.get("unanswered", {}).items():
+        count = values["unanswered_readings"][device]
+        serial, address = (values.get(metric, {}).get(device) for metric in ("serial", "pci_address"))
+        where = ", ".join(f"{what} {text}" for what, text in (("serial", serial), ("PCI", address)) if text)
+        first = values["unanswered_first"][device]
+        words = f"does not answer: {error!r} in place of {count} readings, {first} first ({where})"
+        sensor = not values["unanswered_judged"][device] and error in _OF_ONE_READING
+        verdict = Verdict.WARN if sensor else Verdict.FAIL
+        action = "investigate" if sensor else gpu_answers.ACTIONS[error]
+        findings.append(Finding(check, verdict, device, words, "unanswered", error, action=action))
+    for device, paths in values.get("forbidden", {}).items():
+        words = (
+            f"nvidia-smi may not read {paths} ({gpu_answers.NOT_PERMITTED}): gpuprov has to run it as root"
+        )
+        action = gpu_answers.ACTIONS[gpu_answers.NOT_PERMITTED]
+        findings.append(unmeasured(check, words, device=device, action=action))
+    return findings
+
+
+# Readings that are judged, and in what the ECC mode or MIG has no part.
+_JUDGED = {
+    "pcie_width": "PCIe width",
+    "pcie_gen_max": "highest PCIe generation",
+    "sram_threshold_exceeded": "SRAM threshold flag",
+    "remap_pending": "pending row remap",
+    "remap_failure": "row remap failure",
+    "channel_repair_pending": "pending channel repair",
+    "tpc_repair_pending": "pending TPC repair",
+    "unrepairable_memory": "flag of unrepairable memory",
+    "recovery": "recovery action",
+    "ecc_uncorrectable": "uncorrectable ECC errors",
+}
+_OF_ECC = frozenset({"sram_threshold_exceeded", "ecc_uncorrectable"})
+
+
+def judge_absent(check: str, values: Values) -> list[Finding]:
+    """A reading that is N/A on one GPU, and not on others of its model: which readings a GPU has is a matter
+    of the model (NVML_ERROR_NOT_SUPPORTED), so this one was not answered."""
+    findings = []
+    for device, name in values.get("name", {}).items():
+        if device in values.get("unanswered", {}) or device in values.get("forbidden", {}):
+            continue  # a finding of its own
+        peers = [d for d, other in values["name"].items() if other == name and d != device]
+        without_ecc = values.get("ecc_mode", {}).get(device) == "Disabled"
+        partitioned = values.get("mig_mode", {}).get(device) == "Enabled"
+        missing = [
+            words
+            for metric, words in _JUDGED.items()
+            if _fewer(values, metric, device, peers)
+            and not (metric in _OF_ECC and without_ecc)
+            and not partitioned
+        ]
+        if missing:
+            said = f"nvidia-smi gives no {', '.join(missing)} of it, and does of the other {name}s"
+            findings.append(unmeasured(check, said, device=device, action="investigate"))
+    return findings
+
+
+def _fewer(values: Values, metric: str, device: str, peers: Sequence[str]) -> bool:
+    """Whether most peers have this reading, or all counters of it, and the GPU has not."""
+    known, partly = values.get(metric, {}), values.get("ecc_unread", {})
+    if metric == "ecc_uncorrectable" and device in partly:
+        return 2 * sum(peer in known and peer not in partly for peer in peers) > len(peers)
+    return device not in known and 2 * sum(peer in known for peer in peers) > len(peers)
+
+
+def judge_counts(check: str, node: CheckNode, values: Values) -> list[Finding]:
+    """As many GPUs as declared, on the bus and in the driver."""
+    seen = int(values["driver_gpus"]["node"])
+    declared = node.variables.get("gpuprov_expected_gpus")
+    expected = int(declared) if declared is not None else node.gpu_count
+    limit = f"= {expected} GPUs"
+    source = "gpuprov_expected_gpus" if declared is not None else "PCI devices of the node"
+    if declared is None and seen == node.gpu_count and (odd := _odd_board(check, node, seen)) is not None:
+        return [odd]
+    if seen == expected == node.gpu_count:
+        return [
+            Finding(
+                check, Verdict.PASS, "node", f"{seen} GPUs, as expected", "driver_gpus", seen, "GPUs", limit
+            )
+        ]
+    listed = {str(address) for address in values.get("pci_address", {}).values()}
+    on_bus = [str(address) for address in node.variables.get("gpuprov_pci_addresses", ())]
+    lost = [address for address in on_bus if address.rsplit(".", 1)[0].lower() not in listed]
+    message = f"{seen} of {expected} GPUs answer; {node.gpu_count} are on the PCI bus"
+    if lost:
+        message += f"; the driver does not list {', '.join(lost)}"
+    return [_wrong_count(check, message, seen, limit, source)]
+
+
+def _odd_board(check: str, node: CheckNode, seen: int) -> Finding | None:
+    """A GPU gone from the PCI bus altogether, on a node whose owner did not say how many it has."""
+    if node.gpuprov_node["gpu"].get("fabric", "none") == "none" or seen in _BOARD_COUNTS:
+        return None
+    message = (
+        f"{seen} GPUs on the PCI bus: no {node.sku} board or partition has that many, so one is missing "
+        "(set gpuprov_expected_gpus if that is wrong)"
+    )
+    limit = f"{', '.join(str(count) for count in _BOARD_COUNTS)} GPUs"
+    return _wrong_count(check, message, seen, limit, "NVSwitch boards and their partitions (derived)")
+
+
+def _wrong_count(check: str, message: str, seen: int, limit: str, source: str) -> Finding:
+    measured = Measurement("driver_gpus", seen, "GPUs")
+    return finding_on(check, Verdict.FAIL, measured, message, limit, source, "reseat or check cable")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from provision.checks.check import CheckNode, Measurement
 from provision.checks.gpu.nvidia_smi import THROTTLE_ALARMS
-from provision.checks.judge import Finding, Verdict, by_threshold, limit_text
+from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, limit_text
 from provision.checks.thresholds import Threshold
 
 Values = Mapping[str, Mapping[str, Any]]  # metric → device → value
@@ -31,22 +32,8 @@ def shared(findings: list[Finding], gpus: int) -> list[Finding]:
     """One finding of the node in place of the same one for every GPU."""
     same = {(f.verdict, f.message, f.metric, f.action) for f in findings}
     if gpus > 1 and len(findings) == gpus and len(same) == 1:
-        first = findings[0]
-        message = f"all {gpus} GPUs: {first.message}"
-        return [
-            Finding(
-                check=first.check,
-                verdict=first.verdict,
-                device="node",
-                message=message,
-                metric=first.metric,
-                value=first.value,
-                unit=first.unit,
-                limit=first.limit,
-                source=first.source,
-                action=first.action,
-            )
-        ]
+        message = f"all {gpus} GPUs: {findings[0].message}"
+        return [replace(findings[0], device="node", message=message, evidence=())]
     return findings
 
 
@@ -90,14 +77,11 @@ def _memory(check: str, values: Values, threshold: Threshold | None) -> list[Fin
         return limited(check, "memory", "memory_total", sizes, threshold, "replace part")
     largest = max(sizes.values())
     return [
-        Finding(
+        finding_on(
             check,
             Verdict.FAIL,
-            device,
+            Measurement("memory_total", size, "MiB", device),
             f"memory is {size} MiB, its peers have {largest} MiB",
-            "memory_total",
-            size,
-            "MiB",
             action="replace part",
         )
         for device, size in sizes.items()
@@ -155,18 +139,9 @@ def judge_flags(check: str, node: CheckNode, values: Values) -> list[Finding]:
     for device, count in values.get("ecc_uncorrectable", {}).items():
         if count > 0:
             words = f"{count} uncorrectable ECC error{'s' * (count != 1)} since the driver was loaded"
+            measured = Measurement("ecc_uncorrectable", count, "errors", device)
             findings.append(
-                Finding(
-                    check,
-                    Verdict.FAIL,
-                    device,
-                    words,
-                    "ecc_uncorrectable",
-                    count,
-                    "errors",
-                    "= 0 errors",
-                    action="reset GPU",
-                )
+                finding_on(check, Verdict.FAIL, measured, words, "= 0 errors", action="reset GPU")
             )
     findings += (
         _retired(check, values)
@@ -184,20 +159,11 @@ def _remapped(check: str, values: Values) -> list[Finding]:
         if rows > _MANY_REMAPPED_ROWS:
             words = f"{rows} remapped rows: memory that wears out"
             source = "SuperBench (USENIX ATC 2024): 83 % of such nodes regress"
-            findings.append(
-                Finding(
-                    check,
-                    Verdict.WARN,
-                    device,
-                    words,
-                    "remapped_rows",
-                    rows,
-                    "rows",
-                    f"≤ {_MANY_REMAPPED_ROWS} rows",
-                    source,
-                    "watch",
-                )
+            measured, limit = (
+                Measurement("remapped_rows", rows, "rows", device),
+                f"≤ {_MANY_REMAPPED_ROWS} rows",
             )
+            findings.append(finding_on(check, Verdict.WARN, measured, words, limit, source, "watch"))
     return findings
 
 

@@ -9,9 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provision.checks.check import CheckNode, Command, Measurement, Output, completed
-from provision.checks.gpu import mig_mode, nvbandwidth
-from provision.checks.judge import Finding, Verdict, below_peers, by_threshold, limit_text, number, unmeasured
+from provision.checks.check import BUS_ORDER, CheckNode, Command, Measurement, Output, completed
+from provision.checks.gpu import nvbandwidth, nvidia_smi
+from provision.checks.judge import (
+    PEERS,
+    Finding,
+    Verdict,
+    below_peers,
+    by_threshold,
+    finding_on,
+    limit_text,
+    number,
+    unmeasured,
+)
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
 
@@ -31,13 +41,12 @@ _PEER_FAIL = 0.10
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
     program = str(node.variables.get("validation_tools_nvbandwidth_path", "/usr/bin/nvbandwidth"))
     return [
-        mig_mode.command(),
+        nvidia_smi.mig_command(),
         Command(
             "nvbandwidth",
             (program, "-j", "-b", _BUFFER, "-t", _CASE),
             60.0 + 10.0 * node.gpu_count,
-            # CUDA numbers GPUs by speed unless told otherwise; gpu3 is to be nvidia-smi's GPU 3 everywhere.
-            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+            env=BUS_ORDER,
         ),
     ]
 
@@ -47,7 +56,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
 
     Raises ParseError.
     """
-    if partitioned := mig_mode.measure(node, outputs):
+    if partitioned := nvidia_smi.partitioned(node, outputs):
         return partitioned
     text = nvbandwidth.printed(completed(outputs, "nvbandwidth"))
     if case := nvbandwidth.corrupted(text):
@@ -86,23 +95,21 @@ def judge(
         if threshold is not None and value < threshold.limit:
             limit = limit_text(threshold)
             message = f"copies within its memory at {value:g} GB/s (limit {limit})"
-            findings.append(_slow(device, message, value, Verdict.FAIL, limit, threshold.cited))
+            source, verdict = threshold.cited, Verdict.FAIL
         elif device in behind:
             middle, shortfall = behind[device]
             said = f"{shortfall:.0%} below the {middle:g} of its peers"
             message = f"copies within its memory at {value:g} GB/s, {said}"
             verdict = Verdict.FAIL if shortfall > _PEER_FAIL else Verdict.WARN
             limit = f"≥ {(1 - _PEER_TOLERANCE) * middle:.0f} GB/s"
-            findings.append(
-                _slow(device, message, value, verdict, limit, "median of the other GPUs of the node")
-            )
+            source = PEERS
+        else:
+            continue
+        measured = Measurement("local_copy", value, "GB/s", device)
+        findings.append(finding_on(ID, verdict, measured, message, limit, source, "investigate"))
     if findings:
         return findings
     worst = min(values, key=lambda device: values[device])
     lowest = Measurement("local_copy", values[worst], "GB/s", "node")
     said = f"copy bandwidth within each GPU's memory: the lowest of {len(values)}, {worst}'s,"
     return [by_threshold(ID, said, lowest, threshold, action="none" if threshold is None else "investigate")]
-
-
-def _slow(device: str, message: str, value: float, verdict: Verdict, limit: str, source: str) -> Finding:
-    return Finding(ID, verdict, device, message, "local_copy", value, "GB/s", limit, source, "investigate")

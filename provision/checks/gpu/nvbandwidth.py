@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from provision.checks import json_text
-from provision.checks.check import Output, last_words
+from provision.checks.check import Output, decode, last_words
 from provision.checks.judge import Finding, Verdict
 from provision.errors import ParseError
 
@@ -116,7 +115,7 @@ def _cell(text: Any, name: str) -> float | None:
 
 def _from_json(text: str) -> dict[str, Matrix]:
     try:
-        document, _ = json_text.decode(text)
+        document, _ = decode(text)
         body = document["nvbandwidth"]
         if body.get("error"):
             words = " ".join(str(body["error"]).split())[:200]

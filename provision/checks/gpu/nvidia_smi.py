@@ -4,18 +4,18 @@ Lessons from real samples: a container may be the plain text N/A, values carry u
 "Requested functionality has been deprecated", the throttle reasons were renamed at 535, and the XML says
 nothing of NVLink. A value that is not there is left out; one that is there and makes no sense is a
 ParseError. A GPU that does not answer is described all the same, with exit status 0 and an NVML error text
-in each cell that the driver had to ask the GPU for (nvml_error.py).
+in each cell that the driver had to ask the GPU for (gpu_answers.py).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping
 from xml.etree import ElementTree
+from xml.etree.ElementTree import Element
 
-from provision.checks.check import Measurement, Output, last_words
-from provision.checks.gpu.nvidia_smi_processes import programs
-from provision.checks.gpu.nvidia_smi_refusal import RC_INFOROM
-from provision.checks.gpu.nvml_error import NOT_PERMITTED, error_text, worst
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
+from provision.checks.gpu.gpu_answers import NOT_PERMITTED, RC_INFOROM, error_text, worst
 from provision.checks.host.kernel_log import bus_address
 from provision.errors import ParseError
 
@@ -131,17 +131,19 @@ def _refuse_gaps(gpus: list[ElementTree.Element]) -> None:
 
 def _paths(gpu: ElementTree.Element) -> dict[str, bool]:
     """Every element that is read of a GPU, and whether it is the plain text N/A in place of a container."""
-    found: dict[str, bool] = {}
+    return {
+        path: len(element) == 0 and (element.text or "").strip() in _NO_VALUE
+        for child in gpu
+        if child.tag in _READ
+        for path, element in _walk(child, child.tag)
+    }
 
-    def walk(element: ElementTree.Element, path: str) -> None:
-        found[path] = len(element) == 0 and (element.text or "").strip() in _NO_VALUE
-        for child in element:
-            walk(child, f"{path}/{child.tag}")
 
-    for child in gpu:
-        if child.tag in _READ:
-            walk(child, child.tag)
-    return found
+def _walk(element: ElementTree.Element, path: str = "") -> Iterator[tuple[str, ElementTree.Element]]:
+    """An element and all below it, each with its path."""
+    yield path, element
+    for child in element:
+        yield from _walk(child, f"{path}/{child.tag}" if path else child.tag)
 
 
 def _root(output: Output) -> ElementTree.Element:
@@ -171,18 +173,13 @@ def _text(element: ElementTree.Element, path: str) -> str | None:
 
 def _errors(gpu: ElementTree.Element) -> dict[str, str]:
     """Path → the NVML error that stands there in place of a reading."""
-    found: dict[str, str] = {}
-
-    def walk(element: ElementTree.Element, path: str) -> None:
-        error = error_text(element.text or "")
-        # A healthy B200 prints `Insufficient Permissions` for power_smoothing, to root as to anybody.
-        if error is not None and (error != NOT_PERMITTED or path.split("/")[0] in _READ):
-            found[path] = error
-        for child in element:
-            walk(child, f"{path}/{child.tag}" if path else child.tag)
-
-    walk(gpu, "")
-    return found
+    errors = ((path, error_text(element.text or "")) for path, element in _walk(gpu))
+    # A healthy B200 prints `Insufficient Permissions` for power_smoothing, to root as to anybody.
+    return {
+        path: error
+        for path, error in errors
+        if error is not None and (error != NOT_PERMITTED or path.split("/")[0] in _READ)
+    }
 
 
 def _number(text: str, where: str) -> int:
@@ -287,3 +284,53 @@ def _recovery(gpu: ElementTree.Element) -> str:
     if _text(gpu, "gpu_reset_status/drain_and_reset_recommended") == "Yes":
         return "Drain and Reset"
     return "" if "N/A" in (gpu.findtext("gpu_recovery_action") or "") else "None"
+
+
+# --- the programs on a GPU
+
+
+# Programs that only watch: they hold a context without work.
+_AGENTS = frozenset({"nv-hostengine", "dcgm-exporter", "dcgmi", "nvidia-smi", "nvidia-persistenced"})
+_AGENT_STEMS = ("nvidia-persiste",)  # the kernel cuts names at 15 letters
+
+
+def is_agent(name: str) -> bool:
+    """Whether a program only watches GPUs: `/usr/bin/nv-hostengine`, `nvidia-smi`."""
+    stem = (name.split() or ["?"])[0].rsplit("/", 1)[-1]
+    return stem in _AGENTS or stem.startswith(_AGENT_STEMS)
+
+
+def programs(gpu: Element) -> str:
+    """The programs that use the GPU, without those that only watch: `python3 (pid 4711, 4096 MiB)`."""
+    found = []
+    for process in gpu.findall("processes/process_info"):
+        name = (process.findtext("process_name") or "?").strip()
+        if (process.findtext("type") or "").strip() != "G" and not is_agent(name):
+            memory = (process.findtext("used_memory") or "?").strip()
+            found.append(f"{name[:80]} (pid {(process.findtext('pid') or '?').strip()[:10]}, {memory[:20]})")
+    return ", ".join(found[:8])
+
+
+# --- which GPUs are partitioned (MIG): CUDA shows slices in their place, and a slice has a part of its GPU
+
+
+MIG = "mig"
+
+
+def mig_command() -> Command:
+    """Asks each GPU for its mode."""
+    return Command(MIG, ("nvidia-smi", "--query-gpu=mig.mode.current", "--format=csv,noheader"), 60.0)
+
+
+def partitioned(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
+    """`mig` for each GPU that is partitioned, none for the others. Raises ParseError."""
+    output = completed(outputs, MIG)
+    modes = [line.strip() for line in output.stdout.splitlines() if line.strip()]
+    if len(modes) != node.gpu_count or not set(modes) <= {"Enabled", "Disabled", "[N/A]", "N/A"}:
+        raise ParseError(
+            f"nvidia-smi did not report the MIG mode of {node.gpu_count} GPUs: {last_words(output)}",
+            "look at the gpu_inventory check",
+        )
+    return [
+        Measurement("mig", True, "", f"gpu{index}") for index, mode in enumerate(modes) if mode == "Enabled"
+    ]

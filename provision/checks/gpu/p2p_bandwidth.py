@@ -11,13 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provision.checks.check import CheckNode, Command, Measurement, Output, completed
+from provision.checks.check import BUS_ORDER, CheckNode, Command, Measurement, Output, completed
 from provision.checks.gpu import nvbandwidth
 from provision.checks.judge import (
+    PEERS,
     Finding,
     Verdict,
     below_peers,
     by_threshold,
+    finding_on,
     limit_text,
     number,
     spread,
@@ -53,8 +55,7 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
             "nvbandwidth",
             (program, "-j", "-t", *_CASES.values()),
             deadline,
-            # CUDA numbers GPUs by speed unless told otherwise; gpu3 is to be nvidia-smi's GPU 3 everywhere.
-            env={"CUDA_DEVICE_ORDER": "PCI_BUS_ID"},
+            env=BUS_ORDER,
         )
     ]
 
@@ -137,10 +138,7 @@ def _judge_host(metric: str, found: Sequence[Measurement], threshold: Threshold 
         if m.device in behind:
             middle, shortfall = behind[m.device]
             message = f"{what} is {m.value:g} GB/s, {shortfall:.0%} below the {middle:g} of its peers"
-            by = "median of the other GPUs of the node"
-            findings.append(
-                Finding(ID, Verdict.WARN, m.device, message, metric, m.value, m.unit, "", by, "investigate")
-            )
+            findings.append(finding_on(ID, Verdict.WARN, m, message, source=PEERS, action="investigate"))
     if findings:
         return findings
     worst = min(found, key=lambda m: values[m.device])
@@ -160,17 +158,8 @@ def _passed(what: str, metric: str, worst: Measurement, threshold: Threshold, co
     message = (
         f"{what} of all {count} is {limit_text(threshold)}; the lowest is {worst.device} with {worst.value:g}"
     )
-    return Finding(
-        ID,
-        Verdict.PASS,
-        "node",
-        message,
-        metric,
-        worst.value,
-        worst.unit,
-        limit_text(threshold),
-        threshold.cited,
-    )
+    lowest = Measurement(metric, worst.value, worst.unit)
+    return finding_on(ID, Verdict.PASS, lowest, message, limit_text(threshold), threshold.cited)
 
 
 @dataclass

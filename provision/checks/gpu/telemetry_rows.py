@@ -1,14 +1,16 @@
-"""The rows of nvidia-smi's samples: CSV, its end maybe cut by a kill, its middle by a full buffer (pure)."""
+"""The rows of nvidia-smi's samples: CSV, its end maybe cut by a kill, its middle by a full buffer; and
+those of each GPU over time, for plots (pure)."""
 
 from __future__ import annotations
 
 import csv
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from provision.checks.check import Output
-from provision.checks.gpu.nvml_error import NO_HANDLE, error_text, worst
+from provision.checks.gpu.gpu_answers import NO_HANDLE, error_text, worst
 from provision.checks.host.kernel_log import bus_address
 from provision.errors import ParseError
 
@@ -60,7 +62,7 @@ def rows(output: Output) -> tuple[list[dict[str, str]], list[str]]:
             continue
         if cells[0] == "timestamp":
             continue
-        if any(lines[at].startswith("[gpuprov: ") for at in (number - 1, number + 1) if 0 <= at < len(lines)):
+        if beside_gap(lines, number):
             continue  # half of it may be in what was left out
         if number == len(lines) - 1 and not whole:
             continue  # cut by the end of the load
@@ -71,6 +73,13 @@ def rows(output: Output) -> tuple[list[dict[str, str]], list[str]]:
         said = (output.stdout.strip() or output.stderr.strip() or f"nothing, status {output.rc}").splitlines()
         raise ParseError(f"nvidia-smi did not sample the GPUs: {said[-1][:160]}", "look at the kernel log")
     return found, lost
+
+
+def beside_gap(lines: Sequence[str], at: int) -> bool:
+    """Whether a line is next to what was left out of an output: half of it may be missing too."""
+    return any(
+        line.startswith("[gpuprov: ") for line in (*lines[max(at - 1, 0) : at], *lines[at + 1 : at + 2])
+    )
 
 
 def absent(text: str) -> bool:
@@ -131,3 +140,64 @@ def moment(row: Mapping[str, str]) -> float:
             f"nvidia-smi: timestamp is {row['timestamp'][:60]!r}", "report the new format"
         ) from error
     return when.timestamp()
+
+
+# --- the samples of each GPU over time, for plots
+
+
+Value = float | None
+
+
+@dataclass
+class Series:
+    """One GPU's samples, in order. `seconds`: since the first sample of any GPU of the node; the others have
+    a value for each, None where nvidia-smi gave none: `temperatures` in °C, `powers` in W, `clocks` (of the
+    SMs) in MHz.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    temperatures: list[Value] = field(default_factory=list)
+    powers: list[Value] = field(default_factory=list)
+    clocks: list[Value] = field(default_factory=list)
+
+    def thinned(self, most: int) -> Series:
+        """At most `most` samples. Of those that become one, the hottest, the most power and the lowest clock
+        are kept: what is brief must stay to be seen."""
+        step = -(-len(self.seconds) // most)
+        if step <= 1:
+            return self
+        return Series(
+            self.seconds[::step],
+            _of_each(self.temperatures, step, max),
+            _of_each(self.powers, step, max),
+            _of_each(self.clocks, step, min),
+        )
+
+
+def series(output: Output) -> dict[str, Series]:
+    """Device → its samples, in the order of the devices' numbers. Raises ParseError, as telemetry.parse."""
+    samples, _ = rows(output)
+    start: float | None = None
+    found: dict[str, Series] = {}
+    for row in samples:
+        if error(row) and not row["index"].isdigit():
+            continue  # a GPU that no longer answers, not even to its number
+        now = moment(row)
+        start = now if start is None else start
+        one = found.setdefault(device(row, {}), Series())
+        if now < start or (one.seconds and now - start < one.seconds[-1]):
+            continue  # the node's clock was set back: time on a plot only goes on
+        one.seconds.append(now - start)
+        one.temperatures.append(number(row, "temperature.gpu"))
+        one.powers.append(number(row, "power.draw"))
+        one.clocks.append(number(row, "clocks.current.sm"))
+    return {device: found[device] for device in sorted(found, key=lambda device: int(device[3:]))}
+
+
+def _of_each(values: Sequence[Value], step: int, choose: Callable[[Iterable[float]], float]) -> list[Value]:
+    groups = (values[at : at + step] for at in range(0, len(values), step))
+    return [_chosen([value for value in group if value is not None], choose) for group in groups]
+
+
+def _chosen(values: Sequence[float], choose: Callable[[Iterable[float]], float]) -> Value:
+    return choose(values) if values else None

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from provision.checks.gpu.nvml_error import ACTIONS, LOST, NOT_PERMITTED, REQUIRES_RESET
+from provision.checks.gpu.gpu_answers import ACTIONS, LOST, NOT_PERMITTED, REQUIRES_RESET
 from provision.checks.gpu.telemetry import ALARMS, FEWEST
-from provision.checks.judge import Finding, Verdict, spread, unmeasured
+from provision.checks.judge import Finding, Measurement, Verdict, finding_on, hotter, unmeasured
 from provision.checks.thresholds import Threshold
 
 # A sampler that ended in the first half of a load has not seen the load.
@@ -25,11 +25,6 @@ _SOFT = "sw_thermal_slowdown"
 # Held down in one sample, or in two that one short event straddles, is nothing lasting.
 _LASTING = 3  # samples in a row
 _LASTING_SHARE = 0.25  # of the samples, when it comes and goes
-
-# Degrees above the median of the peers that the place in the airflow does not explain. Derived: a row of four
-# GPUs of 700 W warms the air for the row behind it by 2,800 W / (0.52 m³/s · 1.2 kg/m³ · 1,005 J/kg·K),
-# which is 4.5 K (1,105 CFM: DGX H100 user guide); sensors and heat sinks differ by a few degrees more.
-_HOTTER = 12.0
 
 
 def judge(
@@ -128,37 +123,17 @@ def _replays(check: str, by_gpu: Mapping[str, Mapping[str, Any]], node: Mapping[
     for device, values in by_gpu.items():
         if (count := int(values.get("load_replays", 0))) * 60 / seconds > _REPLAYS_PER_MINUTE:
             said = f"its PCIe link repeated itself {count} times in {node['counted']:g} s of load"
-            limit, source = f"≤ {_REPLAYS_PER_MINUTE} a minute", _REPLAYS_SOURCE
-            findings.append(
-                Finding(
-                    check,
-                    Verdict.FAIL,
-                    device,
-                    said,
-                    "load_replays",
-                    count,
-                    "replays",
-                    limit,
-                    source,
-                    "reseat or check cable",
-                )
+            measured, limit = (
+                Measurement("load_replays", count, "replays", device),
+                f"≤ {_REPLAYS_PER_MINUTE} a minute",
             )
+            action = "reseat or check cable"
+            findings.append(finding_on(check, Verdict.FAIL, measured, said, limit, _REPLAYS_SOURCE, action))
         if (count := int(values.get("load_ecc_uncorrectable", 0))) > 0:
             said = f"{count} uncorrectable ECC error{'s' * (count != 1)} under load"
-            findings.append(
-                Finding(
-                    check,
-                    Verdict.FAIL,
-                    device,
-                    said,
-                    "load_ecc_uncorrectable",
-                    count,
-                    "errors",
-                    "= 0 errors",
-                    "nvidia-smi dmon beside the load",
-                    "reset GPU",
-                )
-            )
+            measured = Measurement("load_ecc_uncorrectable", count, "errors", device)
+            by = "nvidia-smi dmon beside the load"
+            findings.append(finding_on(check, Verdict.FAIL, measured, said, "= 0 errors", by, "reset GPU"))
     return findings
 
 
@@ -185,10 +160,10 @@ def _links(
                 continue
         for device, (now, best) in slow.items():
             said = f"PCIe runs at {what}{sign}{now} of {sign}{best} under load"
+            measured, action = Measurement(metric, now, "", device), "reseat or check cable"
             findings.append(
-                Finding(check, Verdict.FAIL, device, said, metric, now, "", f"≥ {best}", "nvidia-smi",
-                        "reseat or check cable")
-            )  # fmt: skip
+                finding_on(check, Verdict.FAIL, measured, said, f"≥ {best}", "nvidia-smi", action)
+            )
     return findings
 
 
@@ -220,19 +195,5 @@ def _throttled(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Fin
 
 def _heat(check: str, sampled: Mapping[str, Mapping[str, Any]]) -> list[Finding]:
     heat = {device: float(v["load_temperature"]) for device, v in sampled.items() if "load_temperature" in v}
-    findings = []
-    for device, degrees in heat.items():
-        others = [other for name, other in heat.items() if name != device]
-        if len(others) < FEWEST:
-            continue
-        middle, deviation = spread(others)
-        if degrees - middle > max(_HOTTER, 3 * deviation):
-            findings.append(
-                Finding(
-                    check, Verdict.WARN, device,
-                    f"runs at {degrees:g} °C under load, its peers at {middle:g} °C: see heat sink and fans",
-                    "load_temperature", degrees, "C", f"≤ {middle + _HOTTER:g} C",
-                    "median of the other GPUs of the node", "investigate",
-                )
-            )  # fmt: skip
-    return findings
+    said = "runs at {degrees:g} °C under load, its peers at {middle:g} °C: see heat sink and fans"
+    return hotter(check, "load_temperature", heat, said)

@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-from provision.checks import json_text
-from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
+from provision.checks.check import CheckNode, Command, Measurement, Output, completed, decode, last_words
 from provision.checks.judge import Finding, Verdict, by_threshold
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
@@ -86,7 +85,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
     if begin < 0:
         raise ParseError(f"fio printed no JSON: {last_words(output)}", "run fio by hand")
     try:
-        document, _ = json_text.decode(output.stdout, begin)
+        document, _ = decode(output.stdout, begin)
         jobs = {str(job["jobname"]): job for job in document["jobs"]}
         if set(jobs) != set(_WAYS):
             raise ParseError(f"fio ran the jobs {sorted(jobs)}, not write and read", "report the new format")

@@ -12,11 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from provision.checks.check import CheckNode, Command, Measurement, Output, last_words
-from provision.checks.host import host_rules, storage_rules
-from provision.checks.host.host_rules import finding
-from provision.checks.judge import Finding, Verdict, unmeasured
-from provision.checks.thresholds import Threshold
+from provision.checks.check import CheckNode, Command, Output, decode_all, last_words
+from provision.checks.host import host_rules
+from provision.checks.host.host_rules import finding, number_of
+from provision.checks.judge import Finding, Measurement, Verdict, finding_on, unmeasured
+from provision.checks.network.rdma_port import entries
+from provision.checks.thresholds import Threshold, limits
 from provision.errors import ParseError
 
 SUMMARY = "modules, libraries, memlock, /dev/shm, ACS, IOMMU, governor, clock, memory errors, NVMe, GPUDirect"
@@ -78,8 +79,7 @@ def parse(node: CheckNode, outputs: Mapping[str, Output]) -> list[Measurement]:
             if output is None or output.not_started or output.timed_out:
                 raise ParseError(_why(output), "gpuprov up installs what checks need")
             found += [
-                Measurement(f"smart.{name}", value, "", drive)
-                for name, value in storage_rules.smart_of(output).items()
+                Measurement(f"smart.{name}", value, "", drive) for name, value in smart_of(output).items()
             ]
         except ParseError as error:
             absent = output is not None and bool(output.not_started)
@@ -123,7 +123,7 @@ def judge(
     thresholds: Mapping[str, Threshold],  # noqa: ARG001 - the contract
 ) -> list[Finding]:
     findings: list[Finding] = []
-    for rule in (*host_rules.RULES, storage_rules.judge_memory, storage_rules.judge_drives):
+    for rule in (*host_rules.RULES, judge_memory, judge_drives):
         try:
             findings += rule(ID, node)
         except ParseError as error:
@@ -146,7 +146,7 @@ def _judge_smart(measurements: Sequence[Measurement]) -> list[Finding]:
         elif m.metric == "unreadable":
             findings.append(unmeasured(ID, str(m.value), device=m.device, action="investigate"))
     for drive, smart in by_drive.items():
-        findings += storage_rules.judge_wear(ID, drive, smart)
+        findings += judge_wear(ID, drive, smart)
     if unasked:
         names = ", ".join(m.device for m in unasked)
         message = f"the wear of {names} is not known: {unasked[0].value} (package nvme-cli)"
@@ -177,15 +177,179 @@ def _judge_container(node: CheckNode, measurements: Sequence[Measurement]) -> li
             return []
         return [unmeasured(ID, f"a container of {image} sees all GPUs, and failed: {said}")]
     message = f"a container of {image} sees {seen} of {node.gpu_count} GPUs"
+    measured, limit = Measurement("container_gpus", seen, "GPUs"), f"= {node.gpu_count} GPUs"
+    message, evidence = (f"{message}: {said}", (said,)) if said else (message, ())
     return [
-        finding(
-            ID,
-            Verdict.FAIL,
-            f"{message}: {said}" if said else message,
-            "container_gpus",
-            seen,
-            "GPUs",
-            limit=f"= {node.gpu_count} GPUs",
-            evidence=(said,) if said else (),
-        )
+        finding_on(ID, Verdict.FAIL, measured, message, limit, action=host_rules.CONFIGURE, evidence=evidence)
     ]
+
+
+# --- the rules for parts that wear: main memory and NVMe drives
+
+
+# NVM Express base specification, SMART / Health Information log, Critical Warning: bit -> meaning.
+_WARNINGS = (
+    "spare space is below its threshold",
+    "temperature is beyond a threshold",
+    "reliability is degraded",
+    "it is read-only",
+    "its volatile memory backup has failed",
+    "its persistent memory region is unreliable",
+)
+
+
+def judge_memory(check: str, node: CheckNode) -> list[Finding]:
+    """Errors of memory modules, or of their controller where it cannot tell which."""
+    controllers, modules = entries(node, "edac.controllers"), entries(node, "edac.modules")
+    days = max(1.0, (number_of(node, "clock.uptime_s") or 0) / 86400)
+    per_day = limits("host_limits")["memory_corrected_per_day"]
+    found = []
+    for device, corrected, uncorrected in _counted(controllers, modules):
+        if uncorrected:
+            source = str(limits("host_limits")["memory_uncorrected"]["source"])
+            message = f"{device} has {uncorrected} uncorrected memory errors"
+            measured = Measurement("memory_uncorrected", uncorrected, "errors", device)
+            found.append(
+                finding_on(check, Verdict.FAIL, measured, message, "= 0 errors", source, "replace part")
+            )
+            continue
+        for level, verdict, action in (
+            ("fail", Verdict.FAIL, "replace part"),
+            ("warn", Verdict.WARN, "watch"),
+        ):
+            limit = float(per_day[level]["limit"])
+            if corrected / days >= limit:
+                message = f"{device} has {corrected} corrected memory errors in {days:.0f} days"
+                measured = Measurement("memory_corrected", corrected, "errors", device)
+                source = str(per_day[level]["source"])
+                found.append(
+                    finding_on(check, verdict, measured, message, f"< {limit:g} a day", source, action)
+                )
+                break
+    return found
+
+
+def _counted(
+    controllers: Sequence[Mapping[str, Any]], modules: Sequence[Mapping[str, Any]]
+) -> list[tuple[str, int, int]]:
+    """(device, corrected, uncorrected): each module, and what its controller counted beyond its modules."""
+    found = []
+    told: dict[str, tuple[int, int]] = {}
+    for row in modules:
+        corrected, uncorrected = _count(row, "corrected"), _count(row, "uncorrected")
+        controller = str(row.get("controller"))
+        label = str(row.get("label") or row.get("module"))
+        found.append((f"{controller}/{row.get('module')} ({label})", corrected, uncorrected))
+        before = told.get(controller, (0, 0))
+        told[controller] = before[0] + corrected, before[1] + uncorrected
+    for row in controllers:
+        name = str(row.get("controller"))
+        known = told.get(name, (0, 0))
+        rest = max(0, _count(row, "corrected") - known[0]), max(0, _count(row, "uncorrected") - known[1])
+        found.append((name, *rest))
+    return found
+
+
+def _count(row: Mapping[str, Any], key: str) -> int:
+    value = row.get(key)
+    if value is None:
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**64:
+        raise ParseError(f"a memory error counter is not a number: {value!r:.60}", "run the check again")
+    return value
+
+
+def judge_drives(check: str, node: CheckNode) -> list[Finding]:
+    """As many NVMe drives as declared, and each of them alive."""
+    drives = entries(node, "nvme.drives")
+    if not all(isinstance(row.get("drive"), str) for row in drives):
+        raise ParseError("nvme.drives: an entry without drive", "run the check again")
+    expected = node.variables.get("gpuprov_expected_nvmes")
+    found = []
+    if isinstance(expected, int) and not isinstance(expected, bool) and len(drives) < expected:
+        message = f"{len(drives)} of {expected} NVMe drives"
+        there = ", ".join(str(row.get("drive")) for row in drives) or "none"
+        measured, limit = Measurement("nvme_drives", len(drives), "drives"), f"≥ {expected} drives"
+        source, action = "gpuprov_expected_nvmes", "reseat or check cable"
+        evidence = (f"there: {there}",)
+        found.append(finding_on(check, Verdict.FAIL, measured, message, limit, source, action, evidence))
+    for row in drives:
+        if row.get("state") not in ("live", None):
+            device = str(row.get("drive"))
+            message = f"{device} is {row.get('state')}, not live"
+            measured = Measurement("nvme_state", str(row.get("state")), "", device)
+            found.append(finding_on(check, Verdict.FAIL, measured, message, action="replace part"))
+    return found
+
+
+def _cause(output: Output) -> str:
+    """Why nvme-cli failed. With `-o json`, 2.13 prints the reason as `{"error": text}` on standard output,
+    and its usage text on standard error."""
+    try:
+        document = decode_all(output.stdout)
+    except (ValueError, RecursionError):
+        return last_words(output)
+    error = document.get("error") if isinstance(document, dict) else None
+    return error.strip()[:200] if isinstance(error, str) and error.strip() else last_words(output)
+
+
+def smart_of(output: Output) -> dict[str, int]:
+    """`nvme smart-log -o json` → its numbers. Raises ParseError on anything else."""
+    if output.rc != 0 or output.truncated:
+        raise ParseError(f"nvme smart-log failed: {_cause(output)}", "look at the drive: nvme smart-log")
+    try:
+        document = decode_all(output.stdout)
+    except (ValueError, RecursionError) as error:
+        raise ParseError(f"nvme smart-log did not print JSON: {error}", "run the check again") from error
+    if not isinstance(document, dict):
+        raise ParseError("nvme smart-log printed no object", "run the check again")
+    found = {}
+    for name in ("critical_warning", "percent_used", "avail_spare", "spare_thresh", "media_errors"):
+        value = document.get(name, document.get("percentage_used") if name == "percent_used" else None)
+        if isinstance(value, dict):  # nvme-cli 2 with details
+            value = value.get("value")
+        if isinstance(value, str) and value.isdecimal() and len(value) < 40:  # 128 bits, as text
+            value = int(value)
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ParseError(f"nvme smart-log: {name} is {value!r:.60}", "an nvme-cli of another format?")
+        found[name] = value
+    return found
+
+
+def judge_wear(check: str, drive: str, smart: Mapping[str, int]) -> list[Finding]:
+    """What a drive says of itself."""
+    bits = [words for bit, words in enumerate(_WARNINGS) if smart["critical_warning"] >> bit & 1]
+    used = limits("host_limits")["nvme_percent_used"]
+    evidence = (", ".join(f"{name} {value}" for name, value in smart.items()),)
+
+    def worn(
+        verdict: Verdict,
+        metric: str,
+        name: str,
+        unit: str,
+        said: str,
+        action: str,
+        limit: str = "",
+        by: str = "",
+    ) -> Finding:
+        measured = Measurement(metric, smart[name], unit, drive)
+        return finding_on(check, verdict, measured, f"{drive} {said}", limit, by, action, evidence)
+
+    if smart["critical_warning"]:
+        said = f"warns: {'; '.join(bits) or 'of something unknown'}"
+        action = "investigate" if smart["critical_warning"] == 2 else "replace part"  # 2: hot
+        return [worn(Verdict.FAIL, "nvme_critical_warning", "critical_warning", "", said, action)]
+    if smart["avail_spare"] < smart["spare_thresh"]:
+        said = f"has {smart['avail_spare']} % spare space, below its own {smart['spare_thresh']} %"
+        return [worn(Verdict.FAIL, "nvme_spare", "avail_spare", "%", said, "replace part")]
+    found = []
+    if smart["percent_used"] >= int(used["limit"]):
+        said, limit = f"has used {smart['percent_used']} % of its promised life", f"< {used['limit']} %"
+        by = str(used["source"])
+        found.append(worn(Verdict.WARN, "nvme_used", "percent_used", "%", said, "replace part", limit, by))
+    if smart["media_errors"]:
+        said = f"could not read back written data {smart['media_errors']} times"
+        found.append(worn(Verdict.WARN, "nvme_media_errors", "media_errors", "errors", said, "watch"))
+    return found

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from provision.checks.check import CheckNode, fact
-from provision.checks.judge import Finding, Verdict
-from provision.checks.limits import limits
+from provision.checks.judge import Finding, Measurement, Verdict, finding_on
 from provision.checks.network.rdma_port import entries
+from provision.checks.thresholds import limits
 from provision.errors import ParseError
 
 CONFIGURE = "fix configuration"
+_GUIDE = "NCCL user guide, troubleshooting"
 Rule = Callable[[str, CheckNode], list[Finding]]
 
 
@@ -124,18 +125,8 @@ def judge_shm(check: str, node: CheckNode) -> list[Finding]:
     if size is not None and size >= least:
         return []
     message = f"shared memory (/dev/shm) has {(size or 0) // 2**20} MiB; NCCL needs {least // 2**20}"
-    return [
-        finding(
-            check,
-            Verdict.FAIL,
-            message,
-            "shm_bytes",
-            size,
-            "bytes",
-            limit=f"≥ {least} bytes",
-            source=str(row["source"]),
-        )
-    ]
+    limit, source = f"≥ {least} bytes", str(row["source"])
+    return [finding(check, Verdict.FAIL, message, "shm_bytes", size, "bytes", limit=limit, source=source)]
 
 
 def judge_pci(check: str, node: CheckNode) -> list[Finding]:
@@ -149,33 +140,17 @@ def judge_pci(check: str, node: CheckNode) -> list[Finding]:
     bridges = texts(node, "pci.acs_harmful")
     if bridges:
         message = f"{len(bridges)} PCI bridges above GPUs or RDMA cards redirect peer traffic (ACS)"
-        found.append(
-            finding(
-                check,
-                Verdict.FAIL,
-                message,
-                "acs",
-                len(bridges),
-                "bridges",
-                limit="= 0 bridges",
-                source="NCCL user guide, troubleshooting, PCI access control services",
-                evidence=tuple(bridges[:8]),
-            )
+        measured, source = (
+            Measurement("acs", len(bridges), "bridges"),
+            f"{_GUIDE}, PCI access control services",
         )
+        limit, evidence = "= 0 bridges", bridges[:8]
+        found.append(finding_on(check, Verdict.FAIL, measured, message, limit, source, CONFIGURE, evidence))
     state = word_of(node, "pci.iommu", "off", "passthrough", "translated", "mixed")
     if state in ("translated", "mixed"):
         message = f"the IOMMU translates what GPUs and cards address ({state}): peer traffic takes a detour"
-        found.append(
-            finding(
-                check,
-                Verdict.WARN,
-                message,
-                "iommu",
-                state,
-                limit="off or passthrough",
-                source="NCCL user guide, troubleshooting: iommu=pt",
-            )
-        )
+        limit, source = "off or passthrough", f"{_GUIDE}: iommu=pt"
+        found.append(finding(check, Verdict.WARN, message, "iommu", state, limit=limit, source=source))
     return found
 
 
@@ -231,16 +206,8 @@ def judge_gpudirect(check: str, node: CheckNode) -> list[Finding]:
         flavour = fact(node, "driver.flavour")
         why += f", and DMA-BUF needs the open modules and kernel 5.12 ({flavour} modules, kernel {release})"
     message = f"RDMA cards cannot reach GPU memory: {why}"
-    return [
-        finding(
-            check,
-            Verdict.FAIL,
-            message,
-            "gpudirect",
-            "none",
-            source="NVIDIA CUDA installation guide, GPUDirect RDMA: DMA-BUF or nvidia-peermem",
-        )
-    ]
+    source = "NVIDIA CUDA installation guide, GPUDirect RDMA: DMA-BUF or nvidia-peermem"
+    return [finding(check, Verdict.FAIL, message, "gpudirect", "none", source=source)]
 
 
 RULES: tuple[Rule, ...] = (

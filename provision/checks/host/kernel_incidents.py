@@ -21,7 +21,7 @@ from provision.checks.host.kernel_log import (
     instance,
     meaning,
 )
-from provision.checks.judge import Finding, Verdict
+from provision.checks.judge import Finding, Verdict, finding_on
 
 # Seconds within which errors belong to one incident: a stuck GSP is asked again every 6 s for a while, and a
 # job's channels are cleaned up for tens of seconds.
@@ -243,18 +243,15 @@ def _finding(
     if mig := instance(root.line):
         said += f" of the MIG instance {mig}"
     times = f", {root.count} time{'s' * (root.count != 1)} {'during this test' if own_test else 'since boot'}"
-    return Finding(
+    return finding_on(
         check,
         Verdict.FAIL if level == "fail" else Verdict.WARN,
-        one.device,
+        Measurement(f"{root.kind}.{root.code}", root.count, "events", one.device),
         said + times + _company(one, {id(x) for x in verdicts}),
-        metric=f"{root.kind}.{root.code}",
-        value=root.count,
-        unit="events",
-        limit=f"≤ {_AER_PER_MINUTE} a minute" if root.kind == "aer" else "",
-        source={"xid": _CATALOGUE, "sxid": "kernel log", "aer": _AER_SOURCE}[root.kind],
-        action=action,
-        evidence=tuple(x.line for x in (root, *one.with_it) if x.line)[:5],
+        f"≤ {_AER_PER_MINUTE} a minute" if root.kind == "aer" else "",
+        {"xid": _CATALOGUE, "sxid": "kernel log", "aer": _AER_SOURCE}[root.kind],
+        action,
+        [x.line for x in (root, *one.with_it) if x.line][:5],
     )
 
 

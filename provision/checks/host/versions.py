@@ -1,19 +1,25 @@
 """The driver's module, its libraries, fabric manager and IMEX: one version each; and what else the nodes of a
-fleet should have in common, which is compared once all have answered (provision/checks/fleet/outliers.py).
+fleet should have in common, which is compared once all have answered (provision/checks/fleet/majority.py).
 
 From facts alone: nothing runs on the node for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from provision.checks.check import CheckNode, Command, Measurement, Output, fact
+from provision.checks.fleet import majority
+from provision.checks.fleet.majority import Outlier, Voter, outlier_text, tie_text
+from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.host.host_rules import flag_of, text_of
-from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
+from provision.remote.shared_facts import Pool
 
 SUMMARY = "driver, its libraries, fabric manager, IMEX of one version; versions and firmware like the fleet's"
 NEEDS: tuple[str, ...] = ()
@@ -147,3 +153,88 @@ def _finding(
     verdict: Verdict, message: str, metric: str, value: str | None, action: str, source: str = ""
 ) -> Finding:
     return Finding(ID, verdict, "node", message, metric, value, source=source, action=action)
+
+
+# --- the nodes of one kind compared: which of them differ is for majority.py to say, as in `drift`
+
+
+# Nodes for which the inventory declares another driver, a canary group, are compared among themselves.
+_DECLARED = ("nvidia_driver_source", "nvidia_driver_version", "nvidia_driver_flavour")
+_OF_MOST = "most nodes of this run with the same GPUs, system and declared driver"
+
+
+class Versions:
+    """The versions of a fleet, added node by node, and the nodes that differ from most of their kind."""
+
+    def __init__(self) -> None:
+        self._voters: dict[str, Voter] = {}
+        self._facts = Pool()  # most nodes have the same
+
+    def add(self, node: str, voter: Voter | None) -> None:
+        """The next node; None: it takes no part."""
+        if voter is not None:
+            self._voters[node] = replace(voter, facts=self._facts.of(voter.facts))
+
+    def found(self) -> tuple[dict[str, list[Finding]], tuple[str, ...]]:
+        """Node → how it differs; and a line for each fact in which no value has a majority."""
+        comparison = majority.compare(self._voters)
+        findings: dict[str, list[Finding]] = defaultdict(list)
+        for outlier in comparison.outliers:
+            if outlier.fact in ALIKE and not outlier.unknown:
+                findings[outlier.node].append(_differing(outlier))
+        ties = (tie for tie in comparison.ties if tie.fact in ALIKE)
+        return dict(findings), tuple(f"{tie.fact}: {tie_text(tie)}" for tie in ties)
+
+
+def judge_fleet(
+    nodes: Iterable[NodeHealth], known: Mapping[str, CheckNode]
+) -> tuple[tuple[NodeHealth, ...], tuple[str, ...]]:
+    """Few nodes at once: in the order given, with what differs added to their check `versions`; and a line
+    for each fact in which no value has a majority."""
+    nodes, fleet = tuple(nodes), Versions()
+    for node in nodes:
+        fleet.add(node.node, voter_of(node, known.get(node.node)))
+    findings, ambiguous = fleet.found()
+    judged = tuple(extended(node, findings[node.node]) if node.node in findings else node for node in nodes)
+    return judged, ambiguous
+
+
+def voter_of(node: NodeHealth, one: CheckNode | None) -> Voter | None:
+    """What is compared of a node: None unless its versions were checked."""
+    if one is None or all(check.check != ID for check in node.checks):
+        return None
+    wanted = {*FACTS, "os.id", "os.version_id", "gpu.pci"}
+    return Voter(
+        one.sku,
+        {name: value for name, value in one.facts.items() if name in wanted},
+        ignored=one.variables.get("gpuprov_ignore_majority") or (),
+        group=tuple(str(one.variables.get(name, "")) for name in _DECLARED),
+    )
+
+
+def _differing(outlier: Outlier) -> Finding:
+    message = f"{outlier.fact} {outlier_text(outlier)}: {outlier.why}"
+    found = outlier.found if isinstance(outlier.found, int | str) else None
+    return Finding(
+        ID,
+        Verdict.WARN,
+        "node",
+        message,
+        outlier.fact,
+        found,
+        limit=f"= {outlier.majority}",
+        source=_OF_MOST,
+        action="fix configuration",
+    )
+
+
+def extended(node: NodeHealth, added: Sequence[Finding]) -> NodeHealth:
+    """The node with these findings on its versions."""
+    checks = tuple(_extended(check, added) if check.check == ID else check for check in node.checks)
+    return replace(node, checks=checks, verdict=worst([node.verdict, *(check.verdict for check in checks)]))
+
+
+def _extended(check: CheckResult, added: Sequence[Finding]) -> CheckResult:
+    kept = list(check.wrong)
+    findings = (*kept, *added)
+    return replace(check, findings=findings, verdict=worst(finding.verdict for finding in findings))

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provision.checks.check import CheckNode, Command, Measurement, Output
-from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
 from provision.checks.network import network_rules
 from provision.checks.network.rdma_port import Port, compute_ports, entries, ports_of
 from provision.checks.thresholds import Threshold
@@ -151,21 +151,14 @@ def _judge_count(node: CheckNode, ports: Sequence[Port], chosen: Sequence[Port])
     lost = len(findings)  # whose place is known
     if isinstance(expected, int) and len(devices) + lost != expected:
         message = f"{len(devices)} of {expected} RDMA cards"
+        few = len(devices) < expected
+        verdict, action = (
+            (Verdict.FAIL, network_rules.CABLE) if few else (Verdict.WARN, network_rules.CONFIGURE)
+        )
+        measured, limit = Measurement("hcas", len(devices), "cards"), f"= {expected} cards"
         has = (f"there: {', '.join(sorted(devices)) or 'none'}",)
         findings.append(
-            Finding(
-                ID,
-                Verdict.FAIL if len(devices) < expected else Verdict.WARN,
-                "node",
-                message,
-                "hcas",
-                len(devices),
-                "cards",
-                f"= {expected} cards",
-                "gpuprov_expected_nics",
-                network_rules.CABLE if len(devices) < expected else network_rules.CONFIGURE,
-                has,
-            )
+            finding_on(ID, verdict, measured, message, limit, "gpuprov_expected_nics", action, has)
         )
     if findings:
         return findings
@@ -213,20 +206,9 @@ def _judge_slots(node: CheckNode, chosen: Sequence[Port]) -> list[Finding]:
         best = max((value for value in same if isinstance(value, int)), default=0)
         if isinstance(width, int) and isinstance(most, int) and 0 < width < min(most, best):
             message = f"{name} is connected with {width} PCIe lanes, others like it with {best}"
-            findings.append(
-                Finding(
-                    ID,
-                    Verdict.FAIL,
-                    name,
-                    message,
-                    "pcie_width",
-                    width,
-                    "lanes",
-                    f"≥ {best} lanes",
-                    "the node's other cards of this board",
-                    network_rules.CABLE,
-                )
-            )
+            measured, limit = Measurement("pcie_width", width, "lanes", name), f"≥ {best} lanes"
+            source, action = "the node's other cards of this board", network_rules.CABLE
+            findings.append(finding_on(ID, Verdict.FAIL, measured, message, limit, source, action))
     return findings
 
 

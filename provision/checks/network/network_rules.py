@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from provision.checks.judge import Finding, Verdict, unmeasured
-from provision.checks.limits import limits
+from provision.checks.judge import Finding, Measurement, Verdict, finding_on, unmeasured
 from provision.checks.network.rdma_port import Port, usual
+from provision.checks.thresholds import limits
 
 CABLE, CONFIGURE = "reseat or check cable", "fix configuration"
 
@@ -105,19 +105,9 @@ def judge_errors(check: str, port: Port, uptime: int | None) -> list[Finding]:
             findings += [full] if name in _BITS and (full := _full(check, port, name)) else []
             continue
         message = f"{port.name} has counted {count} {name}, more than {limit:g} an hour in {hours:.0f} h"
-        findings.append(
-            _fail(
-                check,
-                port,
-                name,
-                message,
-                count,
-                "errors",
-                action=CABLE,
-                limit=f"≤ {limit:g} an hour",
-                source=source,
-            )
-        )
+        bound = f"≤ {limit:g} an hour"
+        found = _fail(check, port, name, message, count, "errors", action=CABLE, limit=bound, source=source)
+        findings.append(found)
     return findings
 
 
@@ -154,18 +144,11 @@ def judge_flaps(check: str, port: Port, uptime: int | None) -> Finding | None:
     for level in ("fail", "warn"):
         limit = float(rows[level]["limit"])
         if count is not None and count / days >= limit:
-            return Finding(
-                check,
-                Verdict.FAIL if level == "fail" else Verdict.WARN,
-                port.name,
-                f"{port.name} has lost its link {count} times in {when}: it flaps",
-                "link_downed",
-                count,
-                "times",
-                f"< {limit:g} a day",
-                str(rows[level]["source"]),
-                CABLE if level == "fail" else "watch",
-            )
+            verdict, action = (Verdict.FAIL, CABLE) if level == "fail" else (Verdict.WARN, "watch")
+            measured = Measurement("link_downed", count, "times", port.name)
+            message = f"{port.name} has lost its link {count} times in {when}: it flaps"
+            source = str(rows[level]["source"])
+            return finding_on(check, verdict, measured, message, f"< {limit:g} a day", source, action)
     return _full(check, port, "link_downed") if downs(port) == port.errors.get("link_downed") else None
 
 
@@ -243,16 +226,5 @@ def _fail(
 ) -> Finding:
     link = f"rate {port.rate} Gb/s ({port.link}), sm_lid {port.sm_lid}"
     words = f"{port.link_layer}, {port.state}, {port.phys_state}, {link}"
-    return Finding(
-        check,
-        Verdict.FAIL,
-        port.name,
-        message,
-        metric,
-        value,
-        unit,
-        limit,
-        source,
-        action,
-        (f"{port.name}: {words}",),
-    )
+    measured, evidence = Measurement(metric, value, unit, port.name), (f"{port.name}: {words}",)
+    return finding_on(check, Verdict.FAIL, measured, message, limit, source, action, evidence)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from provision.checks.check import CheckNode, Command, Measurement, Output, completed, last_words
+from provision.checks.check import BUS_ORDER, CheckNode, Command, Measurement, Output, completed, last_words
 from provision.checks.judge import Finding, Verdict, below_peers, by_threshold, limit_text, unmeasured
 from provision.checks.network import perftest
 from provision.checks.network.rdma_port import entries, rate_of
@@ -91,10 +91,9 @@ def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]: 
 def _pair(node: CheckNode, port: _Port, name: str, more: tuple[str, ...], number: int) -> list[Command]:
     """Client and server of one run."""
     argv = (*perftest.argv(node, port.device, port.port, number), *more)
-    env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     return [
-        Command(name, (*argv, "localhost"), 60.0, env=env),
-        Command(f"{name}.server", argv, 90.0, env=env, beside=name, port=number),
+        Command(name, (*argv, "localhost"), 60.0, env=BUS_ORDER),
+        Command(f"{name}.server", argv, 90.0, env=BUS_ORDER, beside=name, port=number),
     ]
 
 

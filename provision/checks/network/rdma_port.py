@@ -21,6 +21,7 @@ _TEXTS = (
     "address",
     "netdev",
 )
+_AS_TOLD = ("rate", "link", "sm_lid", "board_id", "netdev", "netdev_up", "carrier_downs")
 _NUMBERS = ("rate", "lid", "sm_lid", "gids", "carrier_downs")
 
 
@@ -103,18 +104,12 @@ def ports_of(node: CheckNode) -> list[Port]:
                 link_layer=row.get("link_layer") or "",
                 state=row.get("state") or "",
                 phys_state=row.get("phys_state") or "",
-                rate=row.get("rate"),
-                link=row.get("link"),
-                sm_lid=row.get("sm_lid"),
                 pkeys=_words(row.get("pkeys")),
                 roce_v2_ipv4=tuple(int(word) for word in _words(row.get("roce_v2_ipv4")) if word.isdecimal()),
-                board_id=row.get("board_id"),
-                netdev=row.get("netdev"),
-                netdev_up=row.get("netdev_up"),
-                carrier_downs=row.get("carrier_downs"),
                 errors=_counts(counted),
                 mtu=_expect(mtus, f"{device}/{number}", int, "hca.mtus"),
                 software="address" in row and row["address"] is None,
+                **{key: row.get(key) for key in _AS_TOLD},
             )
         )
     return found

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from provision.checks.judge import spread, typical
-from provision.checks.pairs import results as pair_results
-from provision.checks.pairs.pairing import Topology
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs import pairing as pair_results
+from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.text import many, one_line, quantity
 
 # SuperBench (ATC'24): IB loopback repeats within 0.04 %, collectives over it within 0.1 %; the noisiest pairs
@@ -213,3 +212,26 @@ def _said(where: str, members: Sequence[Result], rates: Mapping[Result, float], 
         f"{seen} and hardly any reaches the expected value ({quantity(usual.expected, unit)}): they share a "
         "cause, or the expectation is wrong; no node is named, and they are compared with each other"
     )
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`check`: its id; `name`: the measurement's own word (`bandwidth`), in `unit`; `direction`: whether more
+    is better (`at_least`) or less (`at_most`). `tolerance`: by which part of what is usual a rate (more is
+    better) may fall short. `program`: what runs on the nodes; `installs`: the role that brings it; `no_part`:
+    why a node with nothing to measure takes no part. `group`: all nodes are measured at once first, and
+    pairs only when that is not as it should be. `bad`: what is said of who falls short, and `action`, one of
+    `judge.ACTIONS`, what to do then.
+    """
+
+    check: str
+    name: str
+    unit: str
+    program: str
+    installs: str
+    no_part: str
+    direction: str = "at_least"
+    tolerance: float = TOLERANCE
+    group: bool = False
+    bad: str = "is slow"
+    action: str = "reseat or check cable"

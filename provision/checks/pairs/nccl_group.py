@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provision.checks.pairs import nccl_between
-from provision.checks.pairs.metric import Metric
+from provision.checks.pairs.judge import Metric
 
 ID = "nccl_group"
 SUMMARY = "NCCL all-reduce over all nodes at once, and over pairs of them to find the bad node"

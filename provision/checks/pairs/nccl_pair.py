@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from provision.checks.pairs import nccl_between
-from provision.checks.pairs.metric import Metric
+from provision.checks.pairs.judge import Metric
 
 ID = "nccl_pair"
 SUMMARY = "NCCL all-reduce over pairs of nodes: names the bad nodes, links and switches"

@@ -3,14 +3,16 @@
 Round 1 pairs nodes across racks, each rack with as many others as it can, so that a bad uplink is slow
 towards many and its partners are not. Round 2 pairs within racks, where no uplink takes part. A node is in
 one pair of a round at most: pairs measured at once must not share a cable. What two rounds leave open,
-`next_pairs` measures; the number of rounds does not grow with the fleet. Only the exhaustive schedule, the
-circle method, meets every pair, and its number of rounds does grow.
+`suspects.next_pairs` measures; the number of rounds does not grow with the fleet. Only the exhaustive
+schedule, the circle method, meets every pair, and its number of rounds does grow.
 """
 
 from __future__ import annotations
 
+import enum
+import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -165,19 +167,6 @@ def minutes(rounds: int, seconds: float) -> float:
     return rounds * seconds / 60
 
 
-def rack_groups(fleet: Topology, size: int = 8) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Two rounds of disjoint groups for a collective: the racks (blocks of `size` nodes where none is known),
-    then stripes with one node of each. A bad node makes its rack and its stripe slow, so one that lies where
-    two slow groups cross is known by name. Groups of one node are left out.
-    """
-    rows = list(fleet.members.values())
-    unknown = [node for node in fleet.nodes if node not in fleet.racks]
-    rows += [tuple(unknown[start : start + size]) for start in range(0, len(unknown), size)]
-    widest = max((len(row) for row in rows), default=0)
-    stripes = [tuple(row[place] for row in rows if place < len(row)) for place in range(widest)]
-    return tuple(row for row in rows if len(row) > 1), tuple(one for one in stripes if len(one) > 1)
-
-
 def limits(fleet: Topology) -> tuple[str, ...]:
     """What cannot be told apart on this fleet whatever is measured, in sentences."""
     count = len(fleet.nodes)
@@ -216,3 +205,98 @@ def _rack_limits(fleet: Topology) -> Iterator[str]:
         yield (
             f"rack {fold(few)}: fewer than {ALIKE} nodes, so a bad leaf cannot be told from bad nodes only"
         )
+
+
+# --- results of pairs and groups, and which of them are evidence. A result says what was measured, not
+# whether it is good. What contradicts itself or was not measured alone is no evidence: it is left out, and
+# said
+
+
+class Outcome(enum.StrEnum):
+    """How the measurement of a pair or group ended."""
+
+    MEASURED = "measured"
+    HANG = "hang"
+    ERROR = "error"
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measurement: of a pair (two nodes) or a group, in a round (from 1), on one rail or, "", on all.
+
+    `value` in `unit`, and `expected` the least (of a latency the most) it should be. `end`: the node whose
+    own side failed, when the output proves it (no such device, wrong version); empty when either may have.
+    `size`: how many nodes the tool said took part. `said`: why it failed, in the tool's words,
+    or what it says beside the value.
+    """
+
+    nodes: tuple[str, ...]
+    round: int
+    outcome: Outcome = Outcome.MEASURED
+    value: float | None = None
+    rail: str = ""
+    unit: str = "GB/s"
+    expected: float | None = None
+    end: str = ""
+    size: int | None = None
+    said: str = ""
+
+    @property
+    def name(self) -> str:
+        """`gpu-01 and gpu-07 on rail 2 in round 1`."""
+        nodes = " and ".join(one_line(node, 80) for node in self.nodes)
+        members = nodes if len(self.nodes) < 3 else fold(self.nodes, 120)
+        return f"{members}{f' on rail {one_line(self.rail, 40)}' if self.rail else ''} in round {self.round}"
+
+
+def usable(fleet: Topology, results: Iterable[Result]) -> tuple[list[Result], list[str]]:
+    """The results that are evidence, and a line for each that is not."""
+    kept: list[Result] = []
+    notes: list[str] = []
+    for result in dict.fromkeys(results):  # the same line twice is one result
+        if why := _unusable(fleet, result):
+            notes.append(f"{result.name}: left out, {why}")
+        else:
+            kept.append(result)
+    twice = {key for key, count in Counter(map(_place, kept)).items() if count > 1}
+    places: dict[tuple[int, str], set[frozenset[str]]] = defaultdict(set)
+    for result in kept:
+        for node in result.nodes if result.outcome is not Outcome.NOT_RUN else ():
+            places[result.round, node].add(frozenset(result.nodes))
+    shared = {place for place, together in places.items() if len(together) > 1}
+    alone = []
+    for result in kept:
+        busy = [node for node in result.nodes if (result.round, node) in shared]
+        if _place(result) in twice:
+            notes.append(f"{result.name}: left out, it was reported more than once and not alike")
+        elif busy:
+            notes.append(f"{result.name}: left out, {fold(busy, 120)} was in another one at the same time")
+        else:
+            alone.append(result)
+    return alone, notes
+
+
+def _place(result: Result) -> tuple[int, frozenset[str], str]:
+    return result.round, frozenset(result.nodes), result.rail
+
+
+def _unusable(fleet: Topology, result: Result) -> str:
+    """Why a result is no evidence; "" when it is."""
+    strangers = [node for node in result.nodes if node not in fleet.order]
+    value = result.value
+    if strangers:
+        return f"{fold(strangers, 120)} is not of this run"
+    if len(set(result.nodes)) != len(result.nodes) or len(result.nodes) < 2:
+        return "it takes different nodes, two at least"
+    if result.end and result.end not in result.nodes:
+        return f"{one_line(result.end, 80)}, which is reported as failed, is not one of them"
+    if result.outcome is not Outcome.MEASURED:
+        return ""
+    if result.size is not None and result.size != len(result.nodes):
+        return f"the tool ran on {many(result.size, 'node')}, not on {len(result.nodes)}"
+    if value is None or not math.isfinite(value) or value <= 0:
+        return "its value is not a number above 0"
+    if result.expected is not None and not (math.isfinite(result.expected) and result.expected > 0):
+        return "its expected value is not a number above 0"
+    return ""

@@ -13,9 +13,8 @@ from typing import Any
 
 from provision.checks.check import CheckNode, Command, Output, last_words
 from provision.checks.network.rdma_port import Port, compute_ports, ports_of
-from provision.checks.pairs.metric import Metric
-from provision.checks.pairs.pairing import Pair
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.judge import Metric
+from provision.checks.pairs.pairing import Outcome, Pair, Result
 from provision.errors import ParseError
 from provision.node_names import natural
 

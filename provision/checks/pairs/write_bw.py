@@ -3,16 +3,15 @@ result (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
-from provision.checks.check import CheckNode, Command, Output
-from provision.checks.limits import limits
+from provision.checks.check import CheckNode, Output
 from provision.checks.network import perftest
 from provision.checks.network.rdma_port import Port
 from provision.checks.pairs import perftest_ends as ends
-from provision.checks.pairs.metric import Metric
+from provision.checks.pairs.judge import Metric
 from provision.checks.pairs.pairing import Pair, Topology
-from provision.checks.pairs.results import Result
+from provision.checks.thresholds import limits
 from provision.errors import ParseError
 
 ID = "pair_bandwidth"
@@ -26,11 +25,6 @@ def program(node: CheckNode) -> str:
     return str(node.variables.get("validation_tools_ib_write_bw_path", "/usr/bin/ib_write_bw"))
 
 
-def commands(server: CheckNode, client: CheckNode, address: str) -> tuple[list[Command], list[Command]]:
-    """What the server runs, and the client, which reaches the server at `address`; by rail, in one order."""
-    return ends.commands(server, client, address, _argv, perftest.seconds)
-
-
 def _argv(node: CheckNode, port: Port, number: int, software: bool) -> tuple[str, ...]:
     return perftest.argv(node, port.device, port.number, number, software=software)
 
@@ -42,19 +36,14 @@ def expected(fleet: Topology, pair: Pair, ports: tuple[Port, Port], oversubscrip
     return least / oversubscription if fleet.spans(pair) is not False else least
 
 
-def results(
-    pair: Pair,
-    number: int,
-    asked: ends.Asked,
-    outputs: Mapping[str, Mapping[str, Output]],
-) -> list[Result]:
-    """One result per rail of `asked`: see `perftest_ends.results`."""
-    return ends.results(METRIC, pair, number, asked, outputs, _measured)
-
-
 def _measured(client: Output) -> tuple[float, str]:
     found = perftest.parse(client.stdout)
     size = perftest.size_asked(client.argv)
     if found.queue_pairs != perftest.QUEUE_PAIRS or size not in found.average:
         raise ParseError("ib_write_bw: it measured something other than requested", "run it again")
     return found.average[size], ""
+
+
+# What the server runs, and the client, by rail; and one result per rail: see `perftest_ends`.
+commands = partial(ends.commands, argv=_argv, seconds=perftest.seconds)
+results = partial(ends.results, METRIC, read=_measured)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from provision.checks.fleet.outliers import outlier_text, tie_text
+from provision.checks.fleet.majority import outlier_text, tie_text
 from provision.desired import compared
 from provision.drift import diagnosis, drift_text
 from provision.drift.diagnosis import NODES, selection

@@ -8,10 +8,9 @@ from types import ModuleType
 from typing import Any
 
 from provision.checks.check import Command
-from provision.checks.pairs import mpi, nccl_between, perftest_ends
-from provision.checks.pairs.metric import Metric
-from provision.checks.pairs.pairing import Topology, exhaustive_rounds
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs import nccl_between, perftest_ends
+from provision.checks.pairs.judge import Metric
+from provision.checks.pairs.pairing import Outcome, Result, Topology, exhaustive_rounds
 from provision.errors import InventoryError
 from provision.runs.node_facts import NodeFacts
 from provision.text import many, one_line
@@ -117,23 +116,23 @@ class NcclPairs:
         if self._slurm:
             options = [str(word) for word in variables.get(SLURM_OPTIONS) or ()]
             # srun hands its environment on: by the mark, `close` ends a job that nobody waits for any more.
-            marked = mpi.Program(program.argv, {**program.env, mark[0]: mark[1]})
-            started = mpi.slurm(marked, members, self._job(nodes), seconds, _kind(head), options)
+            marked = nccl_between.Program(program.argv, {**program.env, mark[0]: mark[1]})
+            started = nccl_between.slurm(marked, members, self._job(nodes), seconds, _kind(head), options)
         else:
             networks = str(variables.get(NETWORKS) or "")
-            started = mpi.openmpi(program, members, head.mpirun, self._launch.folder, mark, networks)
+            started = nccl_between.openmpi(program, members, head.mpirun, self._launch.folder, mark, networks)
             if head.user != "root":  # whom the others let in
                 argv = ("runuser", "-u", head.user, "--preserve-environment", "--", *started.argv)
-                started = mpi.Program(argv, started.env)
+                started = nccl_between.Program(argv, started.env)
         return Command(_STEP, started.argv, seconds, cwd="/", env=started.env)
 
     def _job(self, nodes: Sequence[str]) -> str:
         return f"gpuprov-{self._launch.name}-{self._ready[nodes[0]].slurm_node}"
 
-    def _member(self, node: str) -> mpi.Member:
+    def _member(self, node: str) -> nccl_between.Member:
         one, variables = self._ready[node], self._plays.variables[node]
         port = 22 if variables.get("gpuprov_address") else _port(variables)
-        return mpi.Member(node, self._plays.address(node), port, one.host_keys, one.slurm_node)
+        return nccl_between.Member(node, self._plays.address(node), port, one.host_keys, one.slurm_node)
 
     def results(
         self, nodes: Sequence[str], number: int, asked: perftest_ends.Asked, outputs: Outputs

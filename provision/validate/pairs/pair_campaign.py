@@ -11,19 +11,26 @@ from typing import Any, Protocol
 
 from provision.checks.check import Command
 from provision.checks.pairs import groups, nccl_group, nccl_pair, suspects, write_bw, write_lat
-from provision.checks.pairs.metric import Metric
-from provision.checks.pairs.pairing import Pair, Topology, exhaustive, exhaustive_rounds, topology
-from provision.checks.pairs.results import Outcome, Result
+from provision.checks.pairs.judge import Metric
+from provision.checks.pairs.pairing import (
+    Outcome,
+    Pair,
+    Result,
+    Topology,
+    exhaustive,
+    exhaustive_rounds,
+    topology,
+)
 from provision.errors import ParseError
 from provision.runs import fleet_pairs
 from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.terminal import Progress
 from provision.text import many
+from provision.validate.node_commands import Settings
 from provision.validate.pairs.nccl_pairs import NcclPairs, launcher
 from provision.validate.pairs.pair_plays import Outputs, Plays
 from provision.validate.pairs.perftest_pairs import PerftestPairs
-from provision.validate.settings import Settings
 
 _NEIGHBOURS = 5  # rounds for those next to one another in a bad group, and for those of them that are bad
 _AGAIN = 2  # rounds after every pair was measured, for those that were bad
@@ -36,34 +43,27 @@ class Tool(Protocol):
 
     def takes_part(self, node: str) -> bool:
         """Whether a node has what is to be measured. Raises ParseError when that is not known."""
-        ...
 
     def prepare(self, members: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
         """Node → its program's version ("" if it does not say); node → why it cannot be measured."""
-        ...
 
     def expected(self, fleet: Topology, nodes: Sequence[str]) -> list[tuple[str, float | None]]:
         """Each rail to measure ("": all at once) with what is expected; none when they share nothing."""
-        ...
 
     def programs(self, nodes: Sequence[str]) -> dict[str, list[Command]]:
         """What is run on which of these nodes to measure them together: two, or more of a metric of groups.
         Raises InventoryError for more than can be."""
-        ...
 
     def results(
         self, nodes: Sequence[str], number: int, asked: Sequence[tuple[str, float | None]], outputs: Outputs
     ) -> list[Result]:
         """Their outputs → one result for each rail that was asked for."""
-        ...
 
     def after(self, found: Sequence[Result]) -> None:
         """End what a round's programs may have left on the nodes."""
-        ...
 
     def close(self) -> None:
         """Remove what `prepare` left on the nodes."""
-        ...
 
 
 TOOLS: Mapping[str, Callable[[Plays, Mapping[str, NodeFacts]], Tool]] = {

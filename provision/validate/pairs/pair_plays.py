@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from provision import paths
 from provision.checks.check import Command, Output
-from provision.errors import GpuprovError
-from provision.remote.ansible import partitions, runner
-from provision.runs import raw_output
+from provision.runs import store
 from provision.runs.store import RunFolder
 from provision.validate import campaign, node_commands
-from provision.validate.settings import Settings
+from provision.validate.node_commands import Settings
 
 Outputs = dict[str, dict[str, Output]]  # by node and name
 _ADDRESS = "gpuprov_address"  # the inventory variable
@@ -52,7 +49,7 @@ class Plays:
         def take(node: str, answer: Mapping[str, Any]) -> None:
             asked = [command.name for command in commands[node]]
             raw = campaign.raw_from_answer(node, f"{self.check}.{label}", answer, "", asked)
-            raw_output.keep_raw(self.folder, raw)
+            store.keep_raw(self.folder, raw)
             outputs[node] = {output.name: output for output in raw.outputs}
             if raw.error:
                 unclear[node] = raw.error
@@ -72,31 +69,16 @@ class Plays:
         node gave none. Never raises for what Ansible could not do."""
         if not hosts:
             return {}
-        answered: set[str] = set()
-
-        def on_event(event: runner.Event) -> None:
-            answer = event.result.get("gpuprov")
-            if event.kind in ("ok", "changed") and isinstance(answer, Mapping):
-                answered.add(event.node)
-                take(event.node, answer)
-
         limit = max(one["gpuprov_task_timeout"] for one in hosts.values())
         # A server never waits for a client in the queue.
         forks = max(together, self.settings.forks - self.settings.forks % together)
-        try:
-            outcomes = partitions.run_sharded(
-                Path(paths.PLAYBOOKS / playbook),
-                hosts,
-                waiting=together,
-                on_event=on_event,
-                forks=forks,
-                timeout=math.ceil(len(hosts) / forks) * (limit + 60) + 60,
-                vault_password_files=self.settings.vault_password_files,
-            )
-        except GpuprovError as error:
-            outcomes = {name: runner.Outcome(name, "failed", message=error.what) for name in hosts}
-        return {
-            node: outcomes[node].message if node in outcomes else "nothing was run on it"
-            for node in hosts
-            if node not in answered
-        }
+        silent = node_commands.play(
+            paths.PLAYBOOKS / playbook,
+            hosts,
+            take,
+            waiting=together,
+            forks=forks,
+            timeout=math.ceil(len(hosts) / forks) * (limit + 60) + 60,
+            vault_password_files=self.settings.vault_password_files,
+        )
+        return {node: outcome.message for node, outcome in silent.items()}

@@ -7,9 +7,8 @@ from types import ModuleType
 
 from provision.checks.check import Command
 from provision.checks.pairs import perftest_ends as ends
-from provision.checks.pairs.metric import Metric
-from provision.checks.pairs.pairing import Topology
-from provision.checks.pairs.results import Result
+from provision.checks.pairs.judge import Metric
+from provision.checks.pairs.pairing import Result, Topology
 from provision.runs.node_facts import NodeFacts
 from provision.validate.pairs.pair_plays import Outputs, Plays
 

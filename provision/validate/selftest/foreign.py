@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from provision.errors import GpuprovError
-from provision.validate.selftest.tools import PATH, Tool
+from provision.validate.selftest.machine import PATH, Tool
 
 MOST = 300  # seconds after which one ends by itself, should we be killed
 _READY = 30.0  # seconds until it is at work

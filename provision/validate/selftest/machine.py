@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from provision.desired import stack
 from provision.errors import GpuprovError
+from provision.paths import PLAYBOOKS
 from provision.remote import node_program
 from provision.remote.protocol import AnswerError, facts_of, unframed
 from provision.runs.node_facts import NodeFacts, node_facts_of
@@ -59,3 +63,116 @@ def _observed(facts: frozenset[str]) -> tuple[dict[str, Any], dict[str, str]]:
         raise SelftestError(what, "the driver may be stuck: look at dmesg") from None
     except AnswerError as error:
         raise SelftestError(f"the observation of this machine failed: {error}", "please report it") from error
+
+
+# --- the programs that checks need: their paths on this machine, and how to install or build a missing one
+
+
+# Where the checks' own runner looks (provision/node/modules/gpuprov_run.py).
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
+_BUILT = "`gpuprov up` installs it, role validation_tools; `gpuprov selftest --build` builds it from source"
+_COLLECTIVES = ("all_reduce_perf", "all_gather_perf", "reduce_scatter_perf", "alltoall_perf")
+_HOW = {
+    "nvidia-smi": "it comes with the driver: `gpuprov up`, role nvidia_driver",
+    "gpu_burn": _BUILT,
+    "nvbandwidth": _BUILT,
+    **dict.fromkeys(_COLLECTIVES, _BUILT),
+    "ib_write_bw": "install the distribution's package perftest",
+    "dcgmi": "install NVIDIA's package datacenter-gpu-manager-4-cuda12 (or -cuda13)",
+    "fio": "install the distribution's package fio",
+}
+_ALSO = {"gpu_burn": ("gpu-burn",)}  # as a distribution calls it
+_KERNELS = ("compare.ptx", "compare.fatbin")  # gpu_burn's, until May 2026 and since
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One program. `path` is empty when it is not here; then `how` says how to get it."""
+
+    name: str
+    path: str
+    how: str = ""
+
+
+def variable(tool: str) -> str:
+    """The variable with which an inventory says where the tool is."""
+    return f"validation_tools_{tool}_path"
+
+
+def find(declared: Mapping[str, Any]) -> dict[str, Tool]:
+    """Every tool by name: where the variables say, else on the path."""
+    return {
+        tool: Tool(tool, path, "" if path else how)
+        for tool, how in _HOW.items()
+        for path in [_place(tool, declared)]
+    }
+
+
+def _place(tool: str, declared: Mapping[str, Any]) -> str:
+    stated = declared.get(variable(tool))
+    if isinstance(stated, str) and stated:
+        return shutil.which(stated) or ""
+    return next(filter(None, (shutil.which(name, path=PATH) for name in (tool, *_ALSO.get(tool, ())))), "")
+
+
+def variables(found: Iterable[Tool], declared: Mapping[str, Any]) -> dict[str, Any]:
+    """What an inventory would say of these tools; what is declared already stays."""
+    stated: dict[str, Any] = {variable(tool.name): tool.path for tool in found if tool.path}
+    burn = next((tool.path for tool in found if tool.name == "gpu_burn"), "")
+    if burn:
+        folders = [Path("/usr/share/gpu-burn"), Path(burn).resolve().parent]
+        stated["validation_tools_gpu_burn_dir"] = str(
+            next((one for one in folders if any((one / name).exists() for name in _KERNELS)), folders[0])
+        )
+    if any(tool.path for tool in found if tool.name == "dcgmi"):
+        stated["validation_tools_dcgm_level"] = 1  # its deployment checks: seconds
+    return {**stated, **declared}
+
+
+# --- build of missing tools by the role that builds them on nodes, with this machine as the node
+
+
+_BUILDING = 900.0
+# What the role validation_tools builds: its variables say from where, and with which SHA-256.
+_SOURCES = {
+    "gpu_burn",
+    "nvbandwidth",
+    "all_reduce_perf",
+    "all_gather_perf",
+    "reduce_scatter_perf",
+    "alltoall_perf",
+}
+
+
+def missing(known: Iterable[Tool]) -> list[str]:
+    """The tools that can be built and are not here."""
+    return [tool.name for tool in known if tool.name in _SOURCES and not tool.path]
+
+
+def build(node: NodeFacts, declared: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Run the role on this machine; `say` is told each task that begins.
+
+    Raises SelftestError with the words of the task that failed: a checksum that is not declared, a
+    compiler's line.
+    """
+    from provision.remote.ansible.runner import run_playbook
+
+    variables = {
+        **declared,
+        "ansible_connection": "local",
+        "gpuprov_node": node.gpuprov_node,
+        "gpuprov_roles": ["validation_tools"],
+        "validation_tools_method": "source",
+    }
+    done = run_playbook(
+        PLAYBOOKS / "up.yml",
+        {node.node: variables},
+        on_event=lambda event: say(event.task) if event.kind == "started" else None,
+        timeout=_BUILDING,
+        tags=["validation_tools"],
+    )[node.node]
+    if done.status != "ok":
+        raise SelftestError(
+            f"the tools could not be built: {done.task}: {done.message}",
+            "correct it, or install the tools and leave out --build",
+        )

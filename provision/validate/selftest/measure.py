@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import math
+import platform
+import tarfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -17,11 +21,11 @@ from provision.checks.judge import Verdict
 from provision.checks.registry import CHECKS
 from provision.paths import MODULES
 from provision.runs.node_facts import NodeFacts
-from provision.runs.raw_output import Raw
+from provision.runs.store import Raw
 from provision.validate import campaign, node_commands
-from provision.validate.selftest.archive import Archive
+from provision.validate.selftest.machine import Tool
 from provision.validate.selftest.result import NOT_PROVEN, NOT_TRIED, PROVEN, Checked
-from provision.validate.selftest.tools import Tool
+from provision.validate.selftest.serials import Serials
 
 _CAP = 2 * 1024 * 1024  # bytes kept of a stream, as on a node
 TIME_OVER = "the selftest's time was over: give it more with --minutes"
@@ -125,3 +129,57 @@ def _checked(check: str, summary: str, raw: Raw, result: CheckResult, left: floa
         for finding in result.findings
     ]
     return Checked(check, summary, result.verdict.value, state, round(raw.seconds, 1), why, findings)
+
+
+# --- the archive: the unchanged output of every program, as a folder and as one file. A file is a check, in
+# the form in which a run folder keeps raw output: programs' arguments, exit status, output and seconds.
+# Their environment is not in it, nor are the variables that were declared; the kernel's log is, with the
+# command line the kernel was booted with. It is closed to other users, as a run folder is.
+
+
+FOLDER = "archive"
+
+
+class Archive:
+    """Writes each file as soon as there is something to write: an interrupted selftest keeps what it has."""
+
+    def __init__(self, output: Path, *, mask: bool) -> None:
+        self.folder = output / FOLDER
+        self.folder.mkdir(mode=0o700)
+        self._serials = Serials(platform.node()) if mask else None
+
+    def keep(self, place: str, raw: Raw) -> None:
+        """What came back for one check; `place` is its folder in the archive."""
+        self.write(f"{place}/{raw.check}.json", {"format": 1, **asdict(raw)})
+
+    def write(self, name: str, document: Mapping[str, Any]) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if self._serials:
+            self._serials.learn_values(document)
+            for output in document.get("outputs", ()):
+                self._serials.learn(f"{output['stdout']}\n{output['stderr']}")
+                self._serials.learn_columns(output["argv"], output["stdout"])
+        path.write_text(_text(self.shown(document)), encoding="utf-8")
+
+    def shown(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """A document as it may leave this machine."""
+        plain: dict[str, Any] = json.loads(json.dumps(document, default=str))
+        return self._serials.hidden(plain) if self._serials else plain
+
+    def pack(self) -> Path:
+        """The archive as one file beside its folder; a serial number learnt late is hidden in all of it."""
+        if self._serials:
+            for path in sorted(self.folder.rglob("*.json")):
+                path.write_text(_text(self.shown(json.loads(path.read_text("utf-8")))), encoding="utf-8")
+        packed = self.folder.with_suffix(".tar.gz")
+        packed.touch(mode=0o600)
+        # The output folder is called after the machine.
+        inside = "selftest" if self._serials else self.folder.parent.resolve().name
+        with tarfile.open(packed, "w:gz") as tar:
+            tar.add(self.folder, arcname=inside)
+        return packed
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=1) + "\n"

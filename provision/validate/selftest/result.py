@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from provision import __version__
 from provision.checks.judge import Verdict
 from provision.errors import ExitCode
-from provision.validate.selftest.tools import Tool
+from provision.report import html
+from provision.terminal import printable
+from provision.text import one_line, spelled
+from provision.validate.selftest.machine import Tool
 
 FORMAT = 1
 PROVEN, NOT_PROVEN, NOT_POSSIBLE = "proven", "not proven", "not possible here"  # stored in selftest.json
@@ -112,3 +116,89 @@ def document(result: Result) -> dict[str, Any]:
         "exit_code": int(result.code),
     }
     return {**head, **asdict(result)}
+
+
+# --- selftest.html: one file that needs no network, made of selftest.json alone; its texts are escaped. And
+# the closing text in the terminal
+
+
+# A state in the colours and marks of a verdict.
+TONES = {
+    PROVEN: Verdict.PASS,
+    NOT_PROVEN: Verdict.ERROR,
+    NOT_POSSIBLE: Verdict.SKIP,
+    NOT_TRIED: Verdict.SKIP,
+}
+
+
+def render(document: Mapping[str, Any]) -> Iterator[str]:
+    """The page in pieces."""
+    checks = document["checks"]
+    missing = [tool for tool in document["tools"] if not tool["path"]]
+    yield from html.page(
+        "selftest.html.j2",
+        "selftest.css",
+        test=document,
+        verdict=Verdict(document["verdict"]),
+        verdict_of=Verdict,
+        tones=TONES,
+        headline=headline(document),
+        proven=[one for one in checks if one["state"] == PROVEN],
+        conditions=[*document["provocations"], *document["changes"]],
+        missing=missing,
+        unproven=NOT_PROVEN,
+        spelled=spelled,
+    )
+
+
+def headline(document: Mapping[str, Any]) -> str:
+    """`12 of 16 checks and 5 of 5 conditions proven on gpu-01`."""
+    checks, conditions = document["checks"], [*document["provocations"], *document["changes"]]
+    done = [sum(one["state"] == PROVEN for one in rows) for rows in (checks, conditions)]
+    said = f"{done[0]} of {len(checks)} checks and {done[1]} of {len(conditions)} conditions proven"
+    said += f" on {document['host']}"
+    if document["interrupted"]:
+        return f"interrupted: {said}"
+    return f"stopped: {said}" if document["stopped"] else said
+
+
+# --- the closing text in the terminal
+
+
+def summary(found: Result, output: Path) -> str:
+    return printable("\n".join(_lines(found, output)), limit=20_000) + "\n"
+
+
+def _lines(found: Result, output: Path) -> Iterator[str]:
+    yield headline(document(found))
+    gpus = f"{found.gpu_count} GPUs ({found.sku or 'unknown SKU'})"
+    yield f"  {gpus} · driver {found.driver or 'unknown'} · {found.os} · kernel {found.kernel}"
+    yield f"  took {spelled(int(found.seconds))}"
+    if found.stopped:
+        yield f"  stopped: {one_line(found.stopped, 400)}"
+    rows: list[Checked | Provoked] = [*found.checks, *found.provocations, *found.changes]
+    for state in (NOT_PROVEN, NOT_POSSIBLE, NOT_TRIED):
+        if short := [row for row in rows if row.state == state]:
+            yield state
+        for row in short:
+            yield f"  {row.check if isinstance(row, Checked) else row.name}: {one_line(row.why, 200)}"
+    wrong = [
+        (one.check, each)
+        for one in found.checks
+        for each in one.findings
+        if each["verdict"] in ("fail", "warn")
+    ]
+    if wrong:
+        yield "found"
+    for check, finding in wrong:
+        said = one_line(finding["message"], 200)
+        yield f"  {finding['verdict']} {check} {finding['device']}: {said}"
+    for leftover in found.leftovers:
+        yield f"NOT PUT BACK  {one_line(leftover, 400)}"
+    if found.shapes or found.shapes_why:
+        same = sum(one.same for one in found.shapes)
+        shapes = f"{same} of {len(found.shapes)} outputs as the simulator prints them"
+        yield f"shapes   {shapes if found.shapes else found.shapes_why}"
+    yield f"page     {output / 'selftest.html'}"
+    yield f"json     {output / 'selftest.json'}"
+    yield f"archive  {output / found.archive}{' (partial)' if found.interrupted else ''}"

@@ -17,29 +17,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision.checks import selection
+from provision.checks import registry
 from provision.checks.gpu import gpu_inventory
 from provision.checks.health import CheckResult
 from provision.checks.judge import Verdict
 from provision.errors import GpuprovError, UsageError
-from provision.runs.raw_output import Raw
+from provision.runs.store import Raw
 from provision.terminal import Progress
 from provision.text import now
-from provision.validate.selftest import (
-    build,
-    changes,
-    compare,
-    machine,
-    measure,
-    page,
-    provocations,
-    result,
-    signals,
-    tools,
-)
-from provision.validate.selftest.archive import Archive
+from provision.validate.selftest import changes, compare, machine, measure, provocations, result, signals
 from provision.validate.selftest.machine import SelftestError
-from provision.validate.selftest.measure import Bench
+from provision.validate.selftest.measure import Archive, Bench
 from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, Provoked, Result
 
 _KEPT_BACK = 240.0  # seconds that checks leave for the provocations
@@ -143,7 +131,7 @@ def _make(output: Path) -> list[Path]:
 
 
 def _course(settings: Settings, found: Result, archive: Archive, begun: float) -> None:
-    asked = list(selection.of_nodes(selection.select("burnin")))
+    asked = list(registry.of_nodes(registry.select("burnin")))
     conditions = 5 + (4 if settings.change_settings else 0)
     with Progress("selftest", total=len(asked) + conditions + 1) as progress:
         progress.step("looking at this machine")
@@ -165,12 +153,12 @@ def _bench(
     asked: list[str],
     progress: Progress,
 ) -> Bench:
-    known = tools.find(settings.declared)
-    node = machine.look(selection.facts_for(asked), settings.declared)
-    if settings.build and build.missing(known.values()):
-        build.build(node, settings.declared, lambda task: progress.step(f"building tools: {task}"))
-        known = tools.find(settings.declared)
-    node = dataclasses.replace(node, variables=tools.variables(known.values(), node.variables))
+    known = machine.find(settings.declared)
+    node = machine.look(registry.facts_for(asked), settings.declared)
+    if settings.build and machine.missing(known.values()):
+        machine.build(node, settings.declared, lambda task: progress.step(f"building tools: {task}"))
+        known = machine.find(settings.declared)
+    node = dataclasses.replace(node, variables=machine.variables(known.values(), node.variables))
     gpu = node.gpuprov_node["gpu"]
     found.sku, found.gpu_count = gpu["sku"] or "", gpu["count"]
     found.driver = str(node.facts.get("driver.loaded_version") or "")
@@ -253,4 +241,4 @@ def _write(output: Path, found: Result, archive: Archive) -> None:
     archive.pack()
     shown = archive.shown(document)
     (output / _DOCUMENT).write_text(json.dumps(shown, indent=1) + "\n", encoding="utf-8")
-    (output / _PAGE).write_text("".join(page.render(shown)), encoding="utf-8")
+    (output / _PAGE).write_text("".join(result.render(shown)), encoding="utf-8")
