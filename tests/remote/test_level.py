@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from provision.remote.ssh.concurrency import Level, Sample
+from provision.remote.ssh.pool import Level, Sample
 
 
 def climb(level: Level, rate: Callable[[int], float], cpu_of_one: float = 0.0) -> list[int]:

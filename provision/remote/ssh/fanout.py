@@ -1,5 +1,5 @@
 """SSH fan-out for nodes that are reachable without Ansible: a program run on each, from threads of one
-process (ssh_threads.py) or, where there are many nodes, of several (ssh_processes.py)."""
+process (pool.py) or, where there are many nodes, of several (process_pool.py)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from provision.node_names import fold
 from provision.remote.node_error import NodeError
 from provision.remote.ssh.connection import Route
-from provision.remote.ssh.threads import Threads
+from provision.remote.ssh.pool import Threads
 from provision.text import many
 
 if TYPE_CHECKING:

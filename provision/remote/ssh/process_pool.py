@@ -24,8 +24,7 @@ from multiprocessing.process import BaseProcess
 
 from provision.remote.node_error import NodeError
 from provision.remote.ssh.connection import Route
-from provision.remote.ssh.pool import Done
-from provision.remote.ssh.threads import Threads
+from provision.remote.ssh.pool import Done, Threads
 
 PRELOADED = "provision.remote.ssh.client"  # with paramiko: imported once, before the processes are forked
 SILENT = 60.0  # seconds without a message after which a process is given up
