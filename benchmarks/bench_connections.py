@@ -23,8 +23,7 @@ from benchmarks.nodes import FailedError
 from benchmarks.results import Finding, Options, Result, Rounds, alone, number
 from provision.desired import inventory
 from provision.remote.observe import observe
-from provision.remote.own_limits import MOST
-from provision.remote.processes import VARIABLE
+from provision.remote.ssh.fanout import MOST, VARIABLE
 from provision.remote.ssh.pool import Crew
 
 FIXED = 64  # at a time

@@ -21,7 +21,7 @@ from benchmarks.costs import cost_of
 from benchmarks.light_nodes import light_nodes
 from benchmarks.nodes import FailedError, fleet
 from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number, spread
-from provision.remote.processes import VARIABLE
+from provision.remote.ssh.fanout import VARIABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMES = 5  # as many nodes as the other parts are asked to take: 500 instead of 100

@@ -35,8 +35,8 @@ from provision import cli  # noqa: E402
 from provision.desired import expectations, stack  # noqa: E402
 from provision.fleet import Node  # noqa: E402
 from provision.remote import observe, protocol  # noqa: E402
-from provision.remote.node_error import unreachable  # noqa: E402
 from provision.remote.observe import Observation  # noqa: E402
+from provision.remote.protocol import unreachable  # noqa: E402
 
 KERNEL = "6.8.0-51-generic"
 NAME = "@@@@@@@@"  # eight characters that each node replaces with its own

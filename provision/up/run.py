@@ -20,8 +20,8 @@ from provision.remote.ansible import handover
 from provision.remote.ansible.events import Event
 from provision.remote.fleet_lock import FleetLock
 from provision.remote.interrupts import handled, heeded
-from provision.remote.node_error import NodeError
 from provision.remote.observe import run_programs
+from provision.remote.protocol import NodeError
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.terminal import Progress, printable

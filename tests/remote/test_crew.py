@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from provision.remote.node_error import NodeError
+from provision.remote.protocol import NodeError
 from provision.remote.ssh import pool as module
 from provision.remote.ssh.pool import Crew
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from provision.remote.node_error import NodeError
+from provision.remote.protocol import NodeError
 from provision.remote.ssh.connection import Hop
 from provision.remote.ssh.known_hosts import Entry, HostKeys, KnownHosts, Standing, host_name, judge
 

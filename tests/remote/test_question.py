@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from provision.remote.node_error import Clock, NodeError
+from provision.remote.protocol import Clock, NodeError
 from provision.remote.ssh.connection import Hop, Route
 from provision.remote.ssh.execute import Question
 

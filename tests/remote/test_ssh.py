@@ -19,7 +19,7 @@ from typing import Any
 import paramiko
 import pytest
 
-from provision.remote.node_error import NodeError
+from provision.remote.protocol import NodeError
 from provision.remote.ssh import client
 from provision.remote.ssh.client import Ssh
 from provision.remote.ssh.config import ConfigFiles

@@ -22,8 +22,8 @@ from provision.fleet import Fleet, Node
 from provision.remote import workers
 from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event
-from provision.remote.node_error import NodeError
 from provision.remote.observe import observe, run_programs
+from provision.remote.protocol import NodeError
 from tests.support.processes import alive, command_of, until
 from tests.support.sshd import Sshd
 

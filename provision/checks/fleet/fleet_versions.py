@@ -16,7 +16,7 @@ from provision.checks.fleet.outliers import outlier_text, tie_text
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.host import versions
 from provision.checks.judge import Finding, Verdict, worst
-from provision.remote.shared_facts import Pool
+from provision.remote.observe import Pool
 
 # Nodes for which the inventory declares another driver, a canary group, are compared among themselves.
 _DECLARED = ("nvidia_driver_source", "nvidia_driver_version", "nvidia_driver_flavour")

@@ -22,8 +22,8 @@ from provision.errors import GpuprovError
 from provision.remote.ansible import runner
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.interrupts import Interrupts
-from provision.remote.processes import VARIABLE as VARIABLE
-from provision.remote.processes import worth
+from provision.remote.ssh.fanout import VARIABLE as VARIABLE
+from provision.remote.ssh.fanout import worth
 from provision.remote.workers import LINK, shares, worker_runs
 
 FEWEST = 50  # hosts for which one more ansible-playbook is worth its start
@@ -44,7 +44,7 @@ class Backend:
 
 
 def local_backends(hosts: int) -> list[Backend]:
-    """As many places on this machine as `hosts` are worth (processes.py). Raises UsageError when
+    """As many places on this machine as `hosts` are worth (`worth`). Raises UsageError when
     GPUPROV_PROCESSES is no number."""
     return [Backend()] * worth(hosts, FEWEST)
 

@@ -21,8 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from provision.remote.node_error import Clock, NodeError, hung, unreachable
-from provision.remote.protocol import one_line
+from provision.remote.protocol import Clock, NodeError, hung, one_line, unreachable
 from provision.remote.ssh.connection import Hop, Route
 from provision.remote.ssh.execute import Question
 from provision.remote.ssh.known_hosts import HostKeys

@@ -9,8 +9,16 @@ import shlex
 import threading
 from typing import Protocol
 
-from provision.remote.node_error import Clock, NodeError
-from provision.remote.protocol import ANSWER_LIMIT, AnswerError, CutError, is_whole, one_line, unframed
+from provision.remote.protocol import (
+    ANSWER_LIMIT,
+    AnswerError,
+    Clock,
+    CutError,
+    NodeError,
+    is_whole,
+    one_line,
+    unframed,
+)
 from provision.remote.ssh.connection import Route
 
 READY = "@gpuprov-ready"  # printed when sudo has let us in: the program may be sent

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from provision.remote.node_error import NodeError
+from provision.remote.protocol import NodeError
 from provision.remote.ssh.config import SSH_PORT, matches
 from provision.remote.ssh.connection import Hop
 

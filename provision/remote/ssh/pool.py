@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from provision.remote.node_error import NodeError, hung
+from provision.remote.protocol import NodeError, hung
 from provision.remote.ssh.connection import Route
 
 START = 64

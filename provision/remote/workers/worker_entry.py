@@ -28,7 +28,7 @@ from provision.fleet import Node
 from provision.remote import observe
 from provision.remote.ansible import handover, runner
 from provision.remote.interrupts import Interrupts
-from provision.remote.node_error import NodeError
+from provision.remote.protocol import NodeError
 from provision.remote.workers import worker_stream
 
 _END = 30.0  # seconds to end in order once the controller is gone
