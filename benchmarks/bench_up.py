@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.results import Finding, Options, Result, Rounds, Table, alone, number  # noqa: E402
 from provision.remote.ansible import handover  # noqa: E402
-from provision.remote.ansible.partitions import Backend, run_sharded  # noqa: E402
+from provision.remote.ansible.partitions import run_sharded  # noqa: E402
 from provision.remote.ansible.runner import run_playbook  # noqa: E402
 from provision.runs.store import RunFolder  # noqa: E402
 
@@ -83,7 +83,7 @@ def ours(play: Path, hosts: Hosts, runs: Path) -> None:
 
 
 def at_once(play: Path, hosts: Hosts, processes: int) -> None:
-    places = [Backend()] * processes
+    places = [None] * processes
     outcomes = run_sharded(play, hosts, on_event=lambda _event: None, forks=50, places=places)
     assert all(outcome.status == "ok" for outcome in outcomes.values())
 

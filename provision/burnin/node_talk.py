@@ -91,7 +91,7 @@ def ask(
             on_event=on_event,
             extra_vars=common,
             forks=forks,
-            places=[partitions.Backend()],
+            places=[None],
             timeout=math.ceil(len(hosts) / forks) * (_TASK + _SETUP) + _SETUP,
             vault_password_files=vault_password_files,
         )

@@ -197,16 +197,7 @@ def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -
 
 def written(name: str, source: Path) -> str:
     """`file:line` where a variable stands in the inventory's files, if its spelling can be found there."""
-    pattern = re.compile(rf"""^\s*["']?{re.escape(name)}["']?\s*[:=]""")
-    for file in ansible_inventory.files(source):
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            continue
-        for number, line in enumerate(lines, start=1):
-            if pattern.match(line):
-                return f"{file}:{number}"
-    return ""
+    return ansible_inventory.place_of(rf"""\s*["']?{re.escape(name)}["']?\s*[:=]""", source)
 
 
 def _check_own(name: str, value: Any, node: str) -> None:

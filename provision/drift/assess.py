@@ -10,7 +10,7 @@ from typing import Any, TypedDict, TypeVar, Unpack
 from provision.desired import compatibility, lockfile, stack
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
-from provision.desired.templating import ask_ansible, resolve
+from provision.desired.templating import resolve
 from provision.desired.templating.render_cache import frozen
 from provision.drift import diagnosis
 from provision.drift.drifts import Drift, drifts
@@ -129,7 +129,7 @@ def assess(
     fleet: Fleet,
     overrides: Mapping[str, Any],
     *,
-    run: ask_ansible.Run | None = None,
+    run: resolve.Run | None = None,
     **options: Unpack[LookOptions],
 ) -> Assessment:
     """Look at the whole fleet, one connection a node.

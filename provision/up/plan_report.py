@@ -13,8 +13,7 @@ from provision.drift.drifts import Drift
 from provision.node_names import fold
 from provision.text import many, now, value_text
 from provision.up.durations import Expected
-from provision.up.package_changes import Change, PackageChange
-from provision.up.plan import NodePlan, Plan
+from provision.up.plan import Change, NodePlan, PackageChange, Plan
 
 FORMAT = 2  # of the JSON document; data/schemas/plan.schema.json describes it
 REASONS = 6  # per role; the rest are counted
@@ -125,8 +124,7 @@ def about(expected: Expected) -> str:
 
 def _groups(made: Plan) -> list[list[str]]:
     """Nodes that differ in the same way; first what no role repairs, then by reboot and time."""
-    words: dict[Any, str] = {}  # equal nodes share their expectations: each difference is worded once
-    others = {name: _likeness(node, words) for name, node in made.nodes.items() if not node.as_declared}
+    others = {name: _likeness(node) for name, node in made.nodes.items() if not node.as_declared}
     groups = [names for _, names in drift_text.grouped(others)]
 
     def badness(names: Sequence[str]) -> tuple[Any, ...]:
@@ -136,19 +134,9 @@ def _groups(made: Plan) -> list[list[str]]:
     return sorted(groups, key=badness, reverse=True)
 
 
-def _likeness(node: NodePlan, words: dict[Any, str]) -> tuple[Any, ...]:
-    drifts = ((d.expectation.role, d.expectation.fact, _difference(d, words)) for d in node.drifts)
+def _likeness(node: NodePlan) -> tuple[Any, ...]:
+    drifts = ((d.expectation.role, d.expectation.fact, drift_text.difference(d)) for d in node.drifts)
     return (node.roles, reboot_word(node), node.reboot_because, *drifts)
-
-
-def _difference(drift: Drift, words: dict[Any, str]) -> str:
-    found = drift.found
-    if drift.unknown or not isinstance(found, str | int | None):
-        return drift_text.difference(drift)
-    key = (id(drift.expectation), type(found), found)
-    if key not in words:
-        words[key] = drift_text.difference(drift)
-    return words[key]
 
 
 def _effort(node: NodePlan) -> str:

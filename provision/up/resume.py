@@ -19,8 +19,8 @@ from provision.remote import fleet_lock
 from provision.remote.fleet_lock import Answer, FleetLock, LockedError
 from provision.runs.store import RunFolder
 from provision.up import hooks
+from provision.up.execute import EarlierRuns
 from provision.up.result import Result, Status
-from provision.up.types import EarlierRuns
 
 _LONGEST = 100  # runs in a chain of resumptions
 _RUNNING = "running.lock"

@@ -34,9 +34,8 @@ def refuse(fleet: Fleet) -> None:
     twice = {key: names for key, names in found.items() if len(names) > 1}
     if twice:
         told = [
-            f"{' and '.join(_placed(name, fleet.source) for name in names)} are all at {key[0]}"
-            if len(names) > 2
-            else f"{' and '.join(_placed(name, fleet.source) for name in names)} are both at {key[0]}"
+            f"{' and '.join(_placed(name, fleet.source) for name in names)} are "
+            f"{'all' if len(names) > 2 else 'both'} at {key[0]}"
             for key, names in list(twice.items())[:_SHOWN]
         ]
         more = f"\n  and {len(twice) - _SHOWN} more" if len(twice) > _SHOWN else ""
@@ -48,13 +47,5 @@ def refuse(fleet: Fleet) -> None:
 
 def _placed(name: str, source: Path) -> str:
     """`gpu-01 (fleet.yml:12)`, where the name can be found in the inventory's files."""
-    pattern = re.compile(rf"""^\s*["']?{re.escape(name)}["']?\s*(?::|\s|$)""")
-    for file in ansible_inventory.files(source):
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            continue
-        for number, line in enumerate(lines, start=1):
-            if pattern.match(line):
-                return f"{name} ({file}:{number})"
-    return name
+    place = ansible_inventory.place_of(rf"""\s*["']?{re.escape(name)}["']?\s*(?::|\s|$)""", source)
+    return f"{name} ({place})" if place else name

@@ -167,12 +167,6 @@ def _wave(units: Sequence[tuple[str, ...]], kind: str) -> Wave:
     return Wave([node for unit in units for node in unit], kind, [unit for unit in units if len(unit) > 1])
 
 
-def make(nodes: Sequence[str], size: int | None, first: Mapping[str, int]) -> tuple[Wave, ...]:
-    """Waves of at most `size` nodes (None: no limit), without canaries. Nodes of a lower number in `first`
-    come first, and never share a wave with those of a higher one."""
-    return Rollout(Share(size or max(1, len(nodes))), canary=False, stages=first).waves(nodes)
-
-
 def rollout(
     declared: Mapping[str, Mapping[str, Any]],
     described: Mapping[str, Mapping[str, Any]],

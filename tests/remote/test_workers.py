@@ -125,9 +125,9 @@ def test_whoever_plays_on_nodes_minds_their_workers() -> None:
         for path in paths.PACKAGE.rglob("*.py")
         if re.search(r"\brun_playbook\b", path.read_text()) and "_packed" not in path.parts
     }
-    # observe.py divides by itself; ask_ansible.py and selftest/build.py play on this machine alone.
+    # observe.py divides by itself; resolve.py and selftest/build.py play on this machine alone.
     assert callers == {
-        "desired/templating/ask_ansible.py",
+        "desired/templating/resolve.py",
         "remote/ansible/partitions.py",
         "remote/ansible/runner.py",
         "remote/observe.py",

@@ -11,6 +11,7 @@ from typing import Any
 
 from provision import atomic_file, paths
 from provision.desired.inventory import ansible_inventory, patterns, plain
+from provision.desired.inventory.plain.documents import NotPlainError
 from provision.errors import InventoryError, UsageError
 from provision.fleet import Fleet, Node
 
@@ -75,7 +76,7 @@ def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
             )
     try:
         answer = plain.read(source, vault_password_files)
-    except plain.NotPlainError:
+    except NotPlainError:
         answer = ansible_inventory.read(source, vault_password_files)
     hostvars = answer.get("_meta", {}).get("hostvars", {})
     groups = _members(answer)
