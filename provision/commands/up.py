@@ -7,7 +7,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from provision.commands import wave_options
+from provision.commands import plan
 from provision.drift import fleet_options
 from provision.errors import ExitCode, UsageError
 
@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fleet_options.add_arguments(parser)
     add = parser.add_argument
     add("--full", action="store_true", help="apply every role to every node, needed or not")
-    wave_options.add_arguments(parser)
+    plan.add_wave_options(parser)
     add(
         "--max-failures",
-        type=wave_options.share,
+        type=plan.share,
         metavar="N|P%",
         help="start no further wave after more failed nodes than this (default 0); a failed canary always "
         "stops",
@@ -182,7 +182,7 @@ def _resumed(options: argparse.Namespace) -> RunFolder:
         if getattr(options, name) in ("all" if name == "nodes" else None, None, False, []) and asked.get(
             name
         ):
-            setattr(options, name, wave_options.share(asked[name]) if name in _SHARES else asked[name])
+            setattr(options, name, plan.share(asked[name]) if name in _SHARES else asked[name])
     if not (options.inventory or options.inventory_option):
         options.inventory = meta.get("inventory")
     given = {text.partition("=")[0] for text in options.set}

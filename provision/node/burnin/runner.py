@@ -5,9 +5,9 @@ import os
 import signal
 import time
 
-from provision.node.burnin.clocks import ClockWatch, since_boot
 from provision.node.burnin.processes import (
     Worker,
+    alive,
     descendants,
     drain,
     end_processes,
@@ -18,10 +18,9 @@ from provision.node.burnin.processes import (
     wake_handle,
 )
 from provision.node.burnin.sampler import sampling
-from provision.node.burnin.spool import Room
+from provision.node.burnin.spool import ClockWatch, Room, since_boot
 
 TICK = 2.0  # seconds between two looks at everything
-ROOM_EVERY = 15.0
 KEEP_EVERY = 30.0  # a crash costs at most so many seconds of what is counted
 SAMPLER_PAUSE = 10.0  # until a sampler that died is started again; twice that the next time, and so on
 SAMPLER_PAUSE_MOST = 600.0
@@ -55,7 +54,6 @@ class Watch:
         self.sampler_pause = SAMPLER_PAUSE
         self.cost = {"cpu_s": 0.0, "tools_cpu_s": 0.0, "wall_s": 0.0}
         self.kept_at = time.monotonic()
-        self.room_at = 0.0
         self.spent_from = None  # since when the segment's time runs
 
     def _on_signal(self, _number, _frame):
@@ -100,17 +98,13 @@ class Watch:
         except OSError:
             pass
         until = time.monotonic() + 2 * END_GRACE_RUNNER
-        while time.monotonic() < until and stat_of(self.sampler) and self._running():
+        while time.monotonic() < until and alive(self.sampler):
             wait_readable([self.told], 0.2)
             self._hear()
             time.sleep(0.02)
         self._hear()
         end_processes([self.sampler, *tree], 1.0)
         self._forget_sampler()
-
-    def _running(self):
-        found = stat_of(self.sampler)
-        return found is not None and found[1] not in "ZX"
 
     def _hear(self):
         """What the sampler tells."""
@@ -252,7 +246,3 @@ class Watch:
             if found:
                 self.spool.event("left", pid=pid, name=found[0], state=found[1])
                 set_free(pid)
-
-    def room_for_steps(self):
-        """Whether another step may begin; looked at before each."""
-        return self.room.steps()
