@@ -84,13 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--remove", action="store_true", help="collect: remove a finished burn-in's data from the nodes"
     )
-    parser.add_argument(
-        "--forks",
-        type=fleet_options.count,
-        default=50,
-        metavar="N",
-        help="maximum number of nodes contacted at the same time (default 50)",
-    )
+    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes contacted at the same time")
     parser.add_argument("--list", action="store_true", help="list the profiles and exit")
 
 

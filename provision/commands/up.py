@@ -71,13 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue a run (its folder or name; default: the last run), with its inventory and options",
     )
     add("--break-lock", action="store_true", help="take over nodes that another gpuprov up has locked")
-    add(
-        "--forks",
-        type=fleet_options.count,
-        default=50,
-        metavar="N",
-        help="maximum number of nodes changed at the same time (default 50)",
-    )
+    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes changed at the same time")
     add(
         "--wave-timeout",
         type=fleet_options.count,

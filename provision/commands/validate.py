@@ -73,23 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="quick: read state only, seconds; standard (default): also load tests, minutes; burnin: also "
         "long load tests",
     )
-    parser.add_argument(
-        "--burn-seconds",
-        type=fleet_options.count,
-        default=60,
-        metavar="N",
-        help="duration of gpu_burn in seconds (default 60)",
-    )
+    fleet_options.add_count(parser, "--burn-seconds", 60, "duration of gpu_burn in seconds")
     parser.add_argument(
         "--thresholds", metavar="FILE", help="thresholds that override or extend the shipped ones"
     )
-    parser.add_argument(
-        "--forks",
-        type=fleet_options.count,
-        default=50,
-        metavar="N",
-        help="maximum number of nodes checked at the same time (default 50)",
-    )
+    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes checked at the same time")
     parser.add_argument(
         "--format",
         type=_formats,

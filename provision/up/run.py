@@ -26,7 +26,7 @@ from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.terminal import Progress, printable
 from provision.text import many
-from provision.up import durations, hooks, plan, same_machine, waves
+from provision.up import durations, hooks, plan, resume, waves
 from provision.up import result as up_result
 from provision.up.execute import Execution, UpOptions
 from provision.up.executor import AnsibleExecutor, Journal, looks
@@ -81,7 +81,7 @@ class UpRun:
         return code
 
     def _run(self) -> ExitCode:
-        same_machine.refuse(self.fleet)
+        resume.refuse_twice_named(self.fleet)
         found = hooks.load(self.fleet, self.overrides)
         handover.remove_orphans()
         known = self._look()

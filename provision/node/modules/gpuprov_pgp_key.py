@@ -111,12 +111,6 @@ def _crc24(data):
     return crc & 0xFFFFFF
 
 
-def read_packets(data):
-    """Yield (tag, body) for each OpenPGP packet in `data`. Raises NotAKeyError."""
-    for tag, body, _whole in whole_packets(data):
-        yield tag, body
-
-
 def whole_packets(data):
     """Yield (tag, body, packet) for each packet in `data` (RFC 9580, section 4.2). Raises NotAKeyError."""
     position = 0
@@ -188,7 +182,7 @@ def armoured(data):
 def fingerprints(data):
     """Fingerprints of all primary keys in `data`, armoured or binary, upper case. Raises NotAKeyError."""
     found = []
-    for tag, body in read_packets(dearmour(data)):
+    for tag, body, _packet in whole_packets(dearmour(data)):
         if tag in SECRET_KEYS:
             raise NotAKeyError("it holds a secret key")
         if tag != PUBLIC_KEY:

@@ -126,6 +126,8 @@ def play(
     around: handover.Around | None = None,
 ) -> Any:
     """Have Ansible play it; `handle` is given each raw event. Returns its exit status, which means little."""
+    import ansible_runner
+
     with handover.private_folder() as folder:
         arguments = ["--check"] * check_mode
         if tags:
@@ -137,54 +139,38 @@ def play(
             arguments += ["--limit", f"@{handover.write_limit(folder, hosts)}"]
         if extra_vars:
             handover.write_extra_vars(folder, extra_vars)
-        status = _run(folder, playbook, inventory, shlex.join(arguments), forks, handle, stop.cancel)
+        wanted = handover.environment(folder, forks)
+        config = ansible_runner.RunnerConfig(
+            private_data_dir=str(folder),
+            # Relative key files in an inventory are relative to where gpuprov was started.
+            project_dir=str(Path.cwd()),
+            playbook=str(Path(playbook).absolute()),
+            inventory=str(inventory),
+            cmdline=shlex.join(arguments) or None,
+            envvars={
+                **wanted,
+                "ANSIBLE_CALLBACK_PLUGINS": "",
+                "ANSIBLE_STDOUT_CALLBACK": "",
+                "AWX_LIB_DIRECTORY": "",
+            },
+            fact_cache_type="memory",
+            forks=forks,
+            quiet=True,
+        )
+        config.prepare()
+        # ansible-runner starts from all of os.environ and writes it into a file: keep what we chose and what
+        # it added.
+        kept = (*wanted, *_RUNNERS_OWN)
+        config.env = {name: value for name, value in config.env.items() if name in kept}
+        config.command = [*handover.ENDS_WITH_US, str(os.getpid()), *config.command]
+        config.suppress_output_file = True
+        config.pexpect_timeout = POLL
+        # A pattern that always matches: without it ansible-runner keeps all that was ever printed, and looks
+        # at `cancel` only when nothing is printed for a while.
+        config.expect_passwords[re.compile(r"(?s).+")] = None
+        runner = ansible_runner.Runner(config, event_handler=handle, cancel_callback=stop.cancel)
+        runner.run()
         stop.end_strays()
-    return status
-
-
-def _run(
-    folder: Path,
-    playbook: Path,
-    inventory: Path,
-    arguments: str,
-    forks: int,
-    handle: Callable[[Mapping[str, Any]], bool],
-    cancel: Callable[[], bool],
-) -> Any:
-    """Ansible's exit status, which means little."""
-    import ansible_runner
-
-    wanted = handover.environment(folder, forks)
-    config = ansible_runner.RunnerConfig(
-        private_data_dir=str(folder),
-        project_dir=str(
-            Path.cwd()
-        ),  # relative key files in an inventory are relative to where gpuprov was started
-        playbook=str(Path(playbook).absolute()),
-        inventory=str(inventory),
-        cmdline=arguments or None,
-        envvars={
-            **wanted,
-            "ANSIBLE_CALLBACK_PLUGINS": "",
-            "ANSIBLE_STDOUT_CALLBACK": "",
-            "AWX_LIB_DIRECTORY": "",
-        },
-        fact_cache_type="memory",
-        forks=forks,
-        quiet=True,
-    )
-    config.prepare()
-    # ansible-runner starts from all of os.environ and writes it into a file: keep what we chose and what it
-    # added.
-    config.env = {name: value for name, value in config.env.items() if name in wanted or name in _RUNNERS_OWN}
-    config.command = [*handover.ENDS_WITH_US, str(os.getpid()), *config.command]
-    config.suppress_output_file = True
-    config.pexpect_timeout = POLL
-    # A pattern that always matches: without it ansible-runner keeps all that was ever printed, and looks at
-    # `cancel` only when nothing is printed for a while.
-    config.expect_passwords[re.compile(r"(?s).+")] = None
-    runner = ansible_runner.Runner(config, event_handler=handle, cancel_callback=cancel)
-    runner.run()
     return runner.rc
 
 
