@@ -219,14 +219,11 @@ def _rollout(made: Plan) -> list[str]:
     busy = sum(len(wave) for wave in made.waves)
     if not busy:
         return []
-    said = [f"gpuprov up would change {many(busy, 'node')} in {_waves(made)}, in {about(made.minutes())}"]
+    waves = f"{len(made.waves)} waves" if len(made.waves) > 1 else "one wave"
+    said = [f"gpuprov up would change {many(busy, 'node')} in {waves}, in {about(made.minutes())}"]
     if len(made.waves) > 1:
         for number, wave in enumerate(made.waves, 1):
             reboots = sum(made.nodes[name].reboot for name in wave)
             rebooting = f", up to {many(reboots, 'reboot')}" if reboots else ""
             said.append(f"  wave {number} ({wave.kind}): {fold(wave)}{rebooting}")
     return said
-
-
-def _waves(made: Plan) -> str:
-    return f"{len(made.waves)} waves" if len(made.waves) > 1 else "one wave"

@@ -95,22 +95,6 @@ def _unique(values: Any) -> list[Any]:
     return result
 
 
-def _union(one: Any, other: Any) -> list[Any]:
-    return _unique([*one, *other])
-
-
-def _difference(one: Any, other: Any) -> list[Any]:
-    return _unique([value for value in one if value not in other])
-
-
-def _split(value: Any, separator: str | None = None) -> list[str]:
-    return _text(value).split(separator)
-
-
-def _from_json(value: Any) -> Any:
-    return json.loads(_text(value))
-
-
 # --- tests
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
@@ -155,17 +139,17 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "bool": _bool,
     "combine": _combine,
     "dict2items": _dict2items,
-    "difference": _difference,
+    "difference": lambda one, other: _unique(value for value in one if value not in other),
     "dirname": posixpath.dirname,
     "flatten": _flatten,
-    "from_json": _from_json,
+    "from_json": lambda value: json.loads(_text(value)),
     "regex_escape": re.escape,
     "regex_replace": _regex_replace,
     "regex_search": _regex_search,
-    "split": _split,
+    "split": lambda value, separator=None: _text(value).split(separator),
     "ternary": _ternary,
     "to_json": lambda value: json.dumps(value),
-    "union": _union,
+    "union": lambda one, other: _unique([*one, *other]),
     "unique": _unique,
 }
 TESTS: dict[str, Callable[..., bool]] = {

@@ -9,12 +9,8 @@ CPUINFO_LIMIT = 4 * 1024 * 1024  # about 1.5 KiB for each of up to 2,048 threads
 
 def of_policies(name):
     """What the frequency policies say, each value once; empty where the kernel sets no frequency."""
-    found = {read_line("%s/%s/%s" % (POLICIES, policy, name)) for policy in policies()}
+    found = {read_line("%s/%s/%s" % (POLICIES, policy, name)) for policy in names_in(POLICIES)}
     return sorted(value for value in found if value)
-
-
-def policies():
-    return [name for name in names_in(POLICIES) if name[:6] == "policy"]
 
 
 def cpu_model():

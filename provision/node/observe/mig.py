@@ -1,6 +1,6 @@
 """The partitions of each GPU: `mig.devices`, a list in index order of texts such as "3g.40gb,2g.20gb"."""
 
-from provision.node.observe.probe import FAMILIES, Family, Probe, answered
+from provision.node.observe.probe import FAMILIES, Probe, answered, whole_family
 
 
 def parse_mig(names, output):
@@ -19,8 +19,6 @@ def parse_mig(names, output):
     return {name: [",".join(sorted(gpu, reverse=True)) for gpu in gpus] for name in names}
 
 
-def mig_probes(names):
-    return [Probe(names, command=["nvidia-smi", "-L"], parse=parse_mig)]
-
-
-FAMILIES["mig"] = Family(("devices",), mig_probes, items=False)
+FAMILIES["mig"] = whole_family(
+    {}, tools={"devices": lambda name: Probe([name], command=["nvidia-smi", "-L"], parse=parse_mig)}
+)
