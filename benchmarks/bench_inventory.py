@@ -47,7 +47,7 @@ def told(what, work):
     return answer
 
 fleet = told("inventory.load", lambda: inventory.load(Path(sys.argv[1])))
-told("the names and values of variables", lambda: stack.check_names(fleet, {}))
+told("the names and values of variables", lambda: variables.check(fleet, {}))
 declared = {name: stack.declared(node, {}) for name, node in fleet.nodes.items()}
 views = told("resolve", lambda: resolve.resolve(fleet, declared)).views
 told("what is impossible on any machine", lambda: assess._refuse_impossible(views))

@@ -130,12 +130,12 @@ def _start(options: argparse.Namespace) -> ExitCode:
     from provision.burnin import profile
     from provision.burnin.power import cost
     from provision.checks import thresholds
-    from provision.desired import stack
+    from provision.desired import variables
 
     chosen = profile.fitted(profile.load(options.profile or "day"), options.duration, cost)
     thresholds.for_sku(None, Path(options.thresholds) if options.thresholds else None)
     fleet, overrides = fleet_options.load(options)
-    stack.check_names(fleet, overrides)
+    variables.check(fleet, overrides)
     from provision.burnin.look import look
 
     looked = look(fleet, overrides, chosen, timeout=options.timeout, connections=options.connections)

@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     from provision.checks import selection, thresholds
     from provision.checks.registry import PAIRS
-    from provision.desired import stack
+    from provision.desired import variables
     from provision.validate import validation
 
     goes_on = options.resume and not options.stage and not options.checks
@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         override=override,
         vault_password_files=fleet_options.vault_password_files(options),
     )
-    stack.check_names(fleet, overrides)
+    variables.check(fleet, overrides)
     folder = validation.open_folder(options.resume, fleet, asked, settings)
     health, code = validation.validate(folder, fleet, overrides, asked, settings)
     _publish(health, folder, options)

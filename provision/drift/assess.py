@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from provision.desired import compatibility, lockfile, stack
+from provision.desired import compatibility, lockfile, stack, variables
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
 from provision.desired.templating import resolve
@@ -138,7 +138,7 @@ def assess(
     own: unreachable or refused, it is named, and the others go on. `observe` and `run` stand in for nodes in
     tests.
     """
-    stack.check_names(fleet, overrides)
+    variables.check(fleet, overrides)
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
     resolved = resolve.resolve(fleet, declared, run)
     _refuse_impossible(resolved.views)

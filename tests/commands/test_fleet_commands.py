@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from provision import cli
-from provision.desired import expectations, inventory, stack
+from provision.desired import expectations, inventory, stack, variables
 from provision.errors import ExitCode, UsageError
 from provision.fleet import Node
 from provision.remote import observe
@@ -238,7 +238,7 @@ def test_what_init_writes_is_an_inventory_without_mistakes(tmp_path: Path) -> No
     file.write_text(inventory.starter(["gpu-[01:03]", "10.0.0.9", "1e5", "yes"]))
     fleet = inventory.load(file)
     assert list(fleet.nodes) == ["gpu-01", "gpu-02", "gpu-03", "10.0.0.9", "1e5", "yes"]
-    stack.check_names(fleet, {})
+    variables.check(fleet, {})
 
 
 @pytest.mark.parametrize("host", ["a b", "a:\n  x", "{{ x }}", ""])

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from provision.remote.ssh.pool import Level, Sample
+from provision.remote.ssh.pool import Level
 
 
 def climb(level: Level, rate: Callable[[int], float], cpu_of_one: float = 0.0) -> list[int]:
@@ -14,7 +14,7 @@ def climb(level: Level, rate: Callable[[int], float], cpu_of_one: float = 0.0) -
     levels = [level.now]
     for _ in range(10):
         seconds = level.now / rate(level.now)
-        level.seen(Sample(seconds, level.now, level.now * cpu_of_one))
+        level.seen(seconds, level.now, level.now * cpu_of_one)
         if level.now != levels[-1]:
             levels.append(level.now)
     return levels

@@ -6,6 +6,8 @@ import select
 import signal
 import time
 
+from provision.node.burnin.spool import write_all
+
 UNIT = "gpuprov-burnin.service"
 ROOT_GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
 # Programs that only watch: they hold a context without work (provision/checks/gpu/nvidia_smi.py has the
@@ -124,21 +126,10 @@ class Worker:
 
     def __init__(self, function, closed=()):
         """`closed`: handles that are the parent's alone."""
-        self.handle, writer = os.pipe()
         self.answer = b""
         self.ended = False
         self.status = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.close(self.handle)
-                become_worker(closed, GOES_FIRST)
-                answer = function()
-                while answer:
-                    answer = answer[os.write(writer, answer) :]
-            finally:
-                os._exit(0)
-        os.close(writer)
+        self.pid, self.handle = forked(lambda writer: write_all(writer, function()), closed, GOES_FIRST)
         os.set_blocking(self.handle, False)
 
     def read(self):
@@ -170,7 +161,23 @@ class Worker:
         return left
 
 
-def become_worker(closed, oom_score=0):
+def forked(function, closed=(), oom_score=0):
+    """Run `function` in a child, with a handle to write to; (its process id, the handle to read from).
+    `closed`: handles that are the parent's alone."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            become_worker(closed, oom_score)
+            function(writer)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    return pid, reader
+
+
+def become_worker(closed, oom_score):
     """What a child undoes of its parent: signals, and handles that are not its own. `oom_score`: when memory
     ends, the highest goes first."""
     signal.set_wakeup_fd(-1)

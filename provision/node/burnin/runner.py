@@ -62,9 +62,13 @@ class Watch:
     # -- the sampler
 
     def start_sampler(self):
-        closed = [handle for handle in (*self.kept, self.wake, self.told) if handle is not None]
-        self.sampler, self.told = sampling(self.spool, self.order, self.room, self.state["kernel_at"], closed)
+        seen, closed = self.state["kernel_at"], self._handles()
+        self.sampler, self.told = sampling(self.spool, self.order, self.room, seen, closed)
         self.heard = b""
+
+    def _handles(self):
+        """What a child must not keep open."""
+        return [handle for handle in (*self.kept, self.wake, self.told) if handle is not None]
 
     def _mind_sampler(self):
         if self.sampler is None:
@@ -207,8 +211,7 @@ class Watch:
     def in_child(self, function, seconds):
         """The answer of a function (JSON) that runs in a child for at most so long; None when it did not
         answer. Raises Ending, after the child was ended."""
-        closed = [handle for handle in (*self.kept, self.wake, self.told) if handle is not None]
-        worker = Worker(function, closed)
+        worker = Worker(function, self._handles())
         until = time.monotonic() + seconds
         try:
             while not worker.read() and time.monotonic() < until:

@@ -13,9 +13,9 @@ import signal
 import time
 
 from provision.node.burnin.processes import (
-    become_worker,
     cpu_seconds,
     drain,
+    forked,
     reap,
     wait_readable,
     wake_handle,
@@ -374,20 +374,16 @@ def gpu_addresses(folder=GPU_FOLDERS):
 
 def sampling(spool, order, room, kernel_seen, closed):
     """Start the sampler; (its process id, the handle to read what it tells)."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
+
+    def run(writer):
         try:
-            os.close(reader)
-            become_worker(closed)
             os.set_blocking(writer, False)
             Sampler(spool, order, room, writer, kernel_seen).run()
         except Exception as error:
             words = "%s: %s" % (type(error).__name__, error)
             report = {"event": {"event": "sampler", "source": "sampler", "device": "node", "trouble": words}}
             os.write(writer, (json.dumps(report) + "\n").encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
+
+    pid, reader = forked(run, closed)
     os.set_blocking(reader, False)
     return pid, reader

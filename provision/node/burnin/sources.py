@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-from provision.node.burnin.processes import become_worker
+from provision.node.burnin.processes import forked
 from provision.node.modules.gpuprov_run import PATH
 
 AGAIN = 30.0  # seconds until a source that ended is started again
@@ -190,17 +190,11 @@ class Forked:
     """A function of ours in a child, with the parts of Popen that Source uses."""
 
     def __init__(self, function):
-        reader, writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.close(reader)
-                os.setsid()
-                become_worker(())
-                function(writer)
-            finally:
-                os._exit(0)
-        os.close(writer)
+        def run(writer):
+            os.setsid()
+            function(writer)
+
+        self.pid, reader = forked(run)
         self.stdout = os.fdopen(reader, "rb", 0)
         self.status = None
 

@@ -25,15 +25,6 @@ FASTER = 1.1  # a rise is worth it from here on
 SLOW = 4.0  # times what nodes usually take: such a node holds no place
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What happened in a stretch of time: its seconds, nodes done, and seconds of our processor."""
-
-    seconds: float
-    done: int
-    cpu: float
-
-
 class Level:
     """`now` is how many may be asked at once. Tell it with `seen` how it goes; `limit` is the most."""
 
@@ -44,14 +35,16 @@ class Level:
         self._best = 0.0  # nodes a second at the level before this one
         self._settled = self.now == limit
 
-    def seen(self, sample: Sample) -> None:
-        """Rise to twice as many while our processor has time for it; go back when that was not faster."""
-        if self._settled or sample.seconds <= 0:
+    def seen(self, seconds: float, done: int, cpu: float) -> None:
+        """What happened in a stretch of time: its seconds, nodes done, and seconds of our processor.
+
+        Rise to twice as many while our processor has time for it; go back when that was not faster."""
+        if self._settled or seconds <= 0:
             return
-        rate = sample.done / sample.seconds
+        rate = done / seconds
         if self._best and rate < self._best * FASTER:
             self.now, self._settled = self._before, True
-        elif sample.cpu / sample.seconds >= BUSY:
+        elif cpu / seconds >= BUSY:
             self._settled = True
         else:
             self._before, self._best = self.now, rate
@@ -167,7 +160,7 @@ class Crew(Generic[Result]):
         self._again = now + PAUSE
         if self._count >= self._level.now:
             cpu = time.process_time()
-            self._level.seen(Sample(now - self._since[0], self._count, cpu - self._since[1]))
+            self._level.seen(now - self._since[0], self._count, cpu - self._since[1])
             self._since, self._count = (now, cpu), 0
         self._wanted = min(self._level.limit, self._level.now + self._slow())
         while not self._waiting.empty() and self._enter():
