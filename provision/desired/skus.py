@@ -13,7 +13,7 @@ from provision.errors import StackError
 
 @dataclass(frozen=True)
 class Sku:
-    """One GPU product. `memory_mib` as nvidia-smi says; `nvlink` is (links, GB/s per link, both ways).
+    """One GPU product. `memory_mib` as nvidia-smi says.
 
     `fabric`: what its usual baseboard connects the GPUs with (nvswitch, nvlink5, imex, none)."""
 
@@ -22,7 +22,6 @@ class Sku:
     architecture: str
     pci_ids: tuple[str, ...]
     memory_mib: int
-    nvlink: tuple[int, float] | None
     fabric: str
     power_w: int
 
@@ -37,14 +36,12 @@ def _read(sku: str) -> Sku:
     file = paths.DATA / "skus" / f"{sku}.yml"
     data = yamlfile.load_mapping(file, StackError)
     try:
-        nvlink = data["nvlink"]
         return Sku(
             id=sku,
             product_names=tuple(data["product_names"]),
             architecture=data["architecture"],
             pci_ids=tuple(data["pci_ids"]),
             memory_mib=data["memory_mib"],
-            nvlink=(nvlink["links"], float(nvlink["gbs_per_link"])) if nvlink else None,
             fabric=data["fabric"],
             power_w=data["power_w"],
         )

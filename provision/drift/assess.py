@@ -98,11 +98,6 @@ class Assessment:
         return {node: said.error for node, said in self.observations.items() if said.error is not None}
 
     @property
-    def waves(self) -> dict[str, int]:
-        """Node → its `gpuprov_wave`, 0 when it has none."""
-        return {node: int(declared.get("gpuprov_wave") or 0) for node, declared in self.declared.items()}
-
-    @property
     def roles(self) -> dict[str, tuple[str, ...]]:
         """Node → the roles it takes part in: all, or those of its `gpuprov_roles`."""
         order = roles_in_order()

@@ -68,10 +68,6 @@ class Wave(tuple[str, ...]):
         made.groups = tuple(groups)
         return made
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return tuple(self)
-
     def together(self, node: str) -> tuple[str, ...]:
         """The nodes that share the fate of `node`, itself among them."""
         return next((group for group in self.groups if node in group), (node,))
