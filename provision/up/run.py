@@ -18,8 +18,8 @@ from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
 from provision.remote.ansible import handover
 from provision.remote.ansible.events import Event
+from provision.remote.ansible.runner import handled, heeded
 from provision.remote.fleet_lock import FleetLock
-from provision.remote.interrupts import handled, heeded
 from provision.remote.observe import run_programs
 from provision.remote.protocol import NodeError
 from provision.runs.store import RunFolder

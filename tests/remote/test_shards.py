@@ -21,7 +21,7 @@ from provision.errors import GpuprovError, UsageError
 from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.ansible.partitions import run_sharded
-from provision.remote.interrupts import Interrupts
+from provision.remote.ansible.runner import Interrupts
 from provision.remote.workers import LINK, Share
 from tests.support.processes import alive, line_of
 

@@ -5,8 +5,6 @@ The burn-in itself is the program of provision/node/burnin/, which this puts int
 systemd; nothing here waits for it. Every answer comes within seconds and is bounded in size.
 """
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_burnin
 short_description: Start, watch, collect, stop and remove a burn-in

@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """Compares wanted GPU settings with what each GPU can do and has now; changes nothing."""
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_gpu_settings
 short_description: Compare GPU settings with what each GPU can do and has now

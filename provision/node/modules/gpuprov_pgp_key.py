@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """Installs the one OpenPGP key a package repository is trusted by, or takes a key out of a keyring."""
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_pgp_key
 short_description: Install a package repository's OpenPGP key, checked against its fingerprint

@@ -21,7 +21,7 @@ from typing import Any
 from provision.errors import GpuprovError
 from provision.remote.ansible import runner
 from provision.remote.ansible.events import Event, Outcome
-from provision.remote.interrupts import Interrupts
+from provision.remote.ansible.runner import Interrupts
 from provision.remote.ssh.fanout import VARIABLE as VARIABLE
 from provision.remote.ssh.fanout import worth
 from provision.remote.workers import LINK, shares, worker_runs

@@ -11,9 +11,11 @@ import os
 import re
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from provision.errors import GpuprovError
@@ -21,8 +23,44 @@ from provision.remote.ansible import handover
 from provision.remote.ansible.events import Event as Event
 from provision.remote.ansible.events import Outcome as Outcome
 from provision.remote.ansible.events import Tally
-from provision.remote.interrupts import Interrupts
 from provision.secrets_mask import secrets_of
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], signals: Collection[int]) -> Iterator[None]:
+    """`handler` handles these signals in this block. Python delivers them to the main thread alone: in any
+    other nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
+def heeded(*signals: int) -> list[int]:
+    """Those of these signals that are not ignored: nohup means what it says."""
+    return [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
+
+
+class Interrupts:
+    """How often it was asked for, by a signal or by us: once means in order, more often means now."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self) -> None:
+        self.count += 1
+
+    def noted(self) -> contextlib.AbstractContextManager[None]:
+        """Note SIGINT, SIGTERM and SIGHUP in this block."""
+        return handled(
+            lambda _number, _frame: self.note(), [signal.SIGINT, signal.SIGTERM, *heeded(signal.SIGHUP)]
+        )
+
 
 GRACE = 4.0  # seconds Ansible has to end its workers when it is asked to stop; then it is killed
 POLL = 0.5  # seconds between looks at the clock while nothing is printed

@@ -27,7 +27,7 @@ from provision.errors import GpuprovError
 from provision.fleet import Node
 from provision.remote import observe
 from provision.remote.ansible import handover, runner
-from provision.remote.interrupts import Interrupts
+from provision.remote.ansible.runner import Interrupts
 from provision.remote.protocol import NodeError
 from provision.remote.workers import worker_stream
 
