@@ -17,31 +17,30 @@ GOES_FIRST = 500  # when memory ends: what loads the node, not what watches
 GPU_FILE = re.compile(r"/dev/nvidia\d+\Z")
 
 
-def stat_of(pid):
-    """(name, state, parent) of a process; None when it is gone.
+def stat_fields(pid):
+    """(name, the fields behind it) in the status of a process; None when it is gone.
 
     4711 (gpu burn) S 4710 4711 …
     """
     try:
         with open("/proc/%d/stat" % pid, "rb") as source:
-            text = source.read(4096).decode("utf-8", "replace")
+            head, _, rest = source.read(4096).decode("utf-8", "replace").rpartition(")")
     except OSError:
         return None
-    head, _, rest = text.rpartition(")")
     fields = rest.split()
-    if len(fields) < 2:
-        return None
-    return head.partition("(")[2], fields[0], int(fields[1])
+    return (head.partition("(")[2], fields) if len(fields) > 1 else None
+
+
+def stat_of(pid):
+    """(name, state, parent) of a process; None when it is gone."""
+    found = stat_fields(pid)
+    return found and (found[0], found[1][0], int(found[1][1]))
 
 
 def cpu_seconds(pid):
     """CPU seconds of a running process."""
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as source:
-            fields = source.read(4096).rpartition(b")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0.0
+    _, fields = stat_fields(pid) or ("", ())
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def all_pids():

@@ -20,7 +20,7 @@ from provision.node.burnin.processes import (
     wait_readable,
     wake_handle,
 )
-from provision.node.burnin.sources import Forked, Source, program, read_ports
+from provision.node.burnin.sources import Forked, Source, listed, program, read_ports
 from provision.node.burnin.spool import full, since_boot, write_all
 from provision.node.burnin.tool_output import (
     GPU_FIELDS,
@@ -366,10 +366,7 @@ class Sampler:
 
 def gpu_addresses(folder=GPU_FOLDERS):
     """The addresses of the GPUs on the driver's list, in the order of nvidia-smi: by address."""
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
+    return listed(folder)
 
 
 def sampling(spool, order, room, kernel_seen, closed):

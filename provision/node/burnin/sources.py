@@ -227,21 +227,22 @@ def short(text):
     return rest.strip() if colon and head.strip().isdigit() else text.split(" ")[0]
 
 
-def ib_ports(root=IB):
-    """The ports of the RDMA cards: [(name, folder)]."""
+def listed(folder):
+    """The names in a folder, in order; none where it cannot be read."""
     try:
-        cards = sorted(os.listdir(root))
+        return sorted(os.listdir(folder))
     except OSError:
         return []
-    found = []
-    for card in cards:
-        folder = os.path.join(root, card, "ports")
-        try:
-            ports = sorted(os.listdir(folder))
-        except OSError:
-            continue
-        found += [("%s/%s" % (card, port), os.path.join(folder, port)) for port in ports]
-    return found
+
+
+def ib_ports(root=IB):
+    """The ports of the RDMA cards: [(name, folder)]."""
+    folders = [(card, os.path.join(root, card, "ports")) for card in listed(root)]
+    return [
+        ("%s/%s" % (card, port), os.path.join(folder, port))
+        for card, folder in folders
+        for port in listed(folder)
+    ]
 
 
 def ib_metrics(folder):

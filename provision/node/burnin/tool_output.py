@@ -76,17 +76,12 @@ def value_of(name, cell):
     """A cell as it is kept: no unit, no needless digits, empty where there is no value."""
     if cell.strip("[] ").lower() in NONE:
         return ""
-    if name == "throttle":
-        try:
+    try:
+        if name == "throttle":
             return "0x%x" % int(cell, 16)
-        except ValueError:
-            return ""
-    if name == "power_w":
-        try:
-            return "%.1f" % float(cell)
-        except ValueError:
-            return ""
-    return cell
+        return "%.1f" % float(cell) if name == "power_w" else cell
+    except ValueError:
+        return ""
 
 
 class ReplayRows:

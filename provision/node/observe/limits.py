@@ -6,7 +6,7 @@ what it would be started with, or "absent" where there is no such unit. In KiB a
 """
 
 from provision.node.observe.files import ReadError, read_text
-from provision.node.observe.probe import FAMILIES, Family, Probe, answered, item_of, single, units_shown
+from provision.node.observe.probe import FAMILIES, Family, Probe, item_of, single, units_shown
 
 LOCKED = "Max locked memory"
 SHOWN = "--property=LoadState,MainPID,LimitMEMLOCKSoft"
@@ -38,11 +38,8 @@ def session_limit():
 
 
 def parse_manager(names, output):
-    for line in output.splitlines():
-        key, equals, value = line.partition("=")
-        if equals and key == "DefaultLimitMEMLOCKSoft":
-            return dict.fromkeys(names, limit_text(value))
-    raise answered("systemctl", output)
+    (manager,) = units_shown(output, 1, "DefaultLimitMEMLOCKSoft")
+    return dict.fromkeys(names, limit_text(manager["DefaultLimitMEMLOCKSoft"]))
 
 
 def parse_limits(names, output):
