@@ -11,7 +11,6 @@ from provision.errors import ExitCode
 
 if TYPE_CHECKING:
     from provision.drift.assess import Assessment
-    from provision.up.plan import Plan
     from provision.up.waves import Rollout, Share
 
 
@@ -40,10 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from provision.drift import drift_text
-    from provision.up import plan_report
+    from provision.up import durations, plan, plan_report
 
     seen = fleet_options.assess(options, "plan")
-    made = _make(options, seen)
+    made = plan.make(
+        seen.drifts,
+        seen.observations,
+        full=options.full,
+        takes_part=seen.roles,
+        rollout=rollout(options, seen),
+        minutes=durations.learn(str(seen.fleet.source.absolute())),
+    )
     if options.json:
         import json
 
@@ -58,19 +64,6 @@ def run(options: argparse.Namespace) -> ExitCode:
     if seen.refused:
         return ExitCode.UNHEALTHY
     return ExitCode.INCOMPLETE if seen.unreachable else ExitCode.OK
-
-
-def _make(options: argparse.Namespace, seen: Assessment) -> Plan:
-    from provision.up import durations, plan
-
-    return plan.make(
-        seen.drifts,
-        seen.observations,
-        full=options.full,
-        takes_part=seen.roles,
-        rollout=rollout(options, seen),
-        minutes=durations.learn(str(seen.fleet.source.absolute())),
-    )
 
 
 def add_wave_options(parser: argparse.ArgumentParser) -> None:
