@@ -133,6 +133,7 @@ def test_rendered_as_ansible_renders_it(number: int, ansibles: dict[str, Any]) -
         "{{ 'x' | hash('sha1') }}",
         "{{ 'x' | to_nice_yaml }}",
         "{{ version is version('1', '>', strict=true) }}",
+        "{{ version is version('1', 'about') }}",
         "{{ '1.a' is version('1.2', '>') }}",
         "{{ ansible_distribution }}",
         "{{ hostvars['gpu-01'].x }}",
