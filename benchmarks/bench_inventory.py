@@ -24,9 +24,9 @@ RESOLVE = """
 import sys, time
 from pathlib import Path
 from provision.drift import assess
-from provision.desired import inventory, stack
+from provision.desired import inventory, stack, variables
 from provision.desired.templating import resolve
-from provision.up import same_machine
+from provision.up import resume
 from provision.desired.expectations import facts_to_ask
 
 def told(what, work):
@@ -36,13 +36,13 @@ def told(what, work):
     return answer
 
 fleet = told("inventory.load", lambda: inventory.load(Path(sys.argv[1])))
-told("the names and values of variables", lambda: stack.check_names(fleet, {}))
+told("the names and values of variables", lambda: variables.check(fleet, {}))
 declared = {name: stack.declared(node, {}) for name, node in fleet.nodes.items()}
 views = told("resolve", lambda: resolve.resolve(fleet, declared)).views
 told("what is impossible on any machine", lambda: assess._refuse_impossible(views))
 told("the facts to ask of each node", lambda: [facts_to_ask(view) for view in views.values()])
 told("connection variables", lambda: resolve.reachable(fleet, {}))
-told("one machine under two names (up)", lambda: same_machine.refuse(fleet))
+told("one machine under two names (up)", lambda: resume.refuse_twice_named(fleet))
 peak = int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 1024
 spent = time.process_time()
 print(f"  {len(fleet.nodes):,} nodes; peak memory of the process {peak:.0f} MB, {spent:.1f} s of CPU in all")

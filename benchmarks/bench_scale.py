@@ -28,8 +28,8 @@ from provision import cli
 from provision.desired import expectations, stack
 from provision.fleet import Node
 from provision.remote import observe, protocol
-from provision.remote.node_error import unreachable
 from provision.remote.observe import Observation
+from provision.remote.protocol import unreachable
 
 KERNEL = "6.8.0-51-generic"
 NAME = "@@@@@@@@"  # eight characters that each node replaces with its own

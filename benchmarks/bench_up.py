@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.costs import ROOT
 from benchmarks.results import Finding, Options, Result, Rounds, Table, number
 from provision.remote.ansible import handover
-from provision.remote.ansible.partitions import Backend, run_sharded
+from provision.remote.ansible.partitions import run_sharded
 from provision.remote.ansible.runner import run_playbook
 from provision.runs.store import RunFolder
 
@@ -78,7 +78,7 @@ def ours(play: Path, hosts: Hosts, runs: Path) -> None:
 
 
 def at_once(play: Path, hosts: Hosts, processes: int) -> None:
-    places = [Backend()] * processes
+    places = [None] * processes
     outcomes = run_sharded(play, hosts, on_event=lambda _event: None, forks=50, places=places)
     assert all(outcome.status == "ok" for outcome in outcomes.values())
 

@@ -10,7 +10,6 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
@@ -67,9 +66,7 @@ class Progress:
             self._task = self._rich.add_task("", total=self.total, title=self.title, completed=self.finished)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._rich is not None:
             self._rich.stop()
             self._rich = None
@@ -77,7 +74,7 @@ class Progress:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Out of the way while something inside this job shows a progress of its own."""
-        self.__exit__(None, None, None)
+        self.__exit__()
         try:
             yield
         finally:

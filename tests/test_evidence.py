@@ -25,7 +25,7 @@ FOLDERS = (
 )
 FILES = (
     *(f"checks/{name}.py" for name in ("check", "judge", "own", "registry", "table")),
-    *("drift/diagnosis.py", "remote/ansible/fault_causes.py", "remote/ansible/messages.py"),
+    *("drift/diagnosis.py", "remote/ansible/messages.py"),
 )
 READERS = [
     *(path for folder in FOLDERS for path in sorted(PACKAGE.glob(f"{folder}/*.py"))),
@@ -36,6 +36,7 @@ COMPARING = {
     "startswith", "endswith", "find", "rfind", "index", "rindex", "partition", "rpartition", "split",
     "rsplit", "count", "removeprefix", "removesuffix", "get", "findtext", "findall",
 }  # fmt: skip
+SEARCHING = {"labelled", "units_shown"}  # functions of ours that look in their first argument for the others
 
 
 def constants(node: ast.AST) -> Iterator[str]:
@@ -60,6 +61,8 @@ def operands(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         if node.func.attr in COMPARING or _is_re(node):
             yield from node.args[:1]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in SEARCHING:
+        yield from node.args[1:]
     elif isinstance(node, ast.Compare):
         yield from (one for one in (node.left, *node.comparators) if not isinstance(one, ast.Call))
     elif isinstance(node, ast.match_case):

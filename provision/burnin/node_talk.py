@@ -15,7 +15,6 @@ from typing import Any
 
 from provision import paths
 from provision.burnin.timeline import SERIOUS
-from provision.remote.ansible import partitions
 from provision.text import one_line
 from provision.validate import node_commands
 
@@ -86,7 +85,7 @@ def ask(
         lambda node, said: keep(_understood(node, said)),
         extra_vars=common,
         forks=forks,
-        places=[partitions.Backend()],
+        places=[None],
         timeout=math.ceil(len(hosts) / forks) * (_TASK + _SETUP) + _SETUP,
         vault_password_files=vault_password_files,
     )

@@ -84,13 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--remove", action="store_true", help="collect: remove a finished burn-in's data from the nodes"
     )
-    parser.add_argument(
-        "--forks",
-        type=fleet_options.count,
-        default=50,
-        metavar="N",
-        help="maximum number of nodes contacted at the same time (default 50)",
-    )
+    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes contacted at the same time")
     parser.add_argument("--list", action="store_true", help="list the profiles and exit")
 
 
@@ -136,12 +130,12 @@ def _start(options: argparse.Namespace) -> ExitCode:
     from provision.burnin import profile
     from provision.burnin.plan import cost
     from provision.checks import thresholds
-    from provision.desired import stack
+    from provision.desired import variables
 
     chosen = profile.fitted(profile.load(options.profile or "day"), options.duration, cost)
     thresholds.for_sku(None, Path(options.thresholds) if options.thresholds else None)
     fleet, overrides = fleet_options.load(options)
-    stack.check_names(fleet, overrides)
+    variables.check(fleet, overrides)
     from provision.burnin.campaign import look
 
     looked = look(fleet, overrides, chosen, timeout=options.timeout, connections=options.connections)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from provision.drift import fleet_options
-from provision.drift import formats as drift_formats
+from provision.drift.formats import NAMES
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
@@ -48,15 +49,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         action="append",
         default=[],
-        choices=drift_formats.NAMES,
+        choices=NAMES,
         help="text (default), or a format for CI (repeatable)",
     )
-    parser.add_argument(
-        "--output",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="write the matching --format to FILE (- is stdout; repeatable)",
+    fleet_options.add_repeatable(
+        parser, "--output", "FILE", "write the matching --format to FILE (- is stdout; repeatable)"
     )
     parser.add_argument("--junit", metavar="FILE", help="same as --format junit --output FILE")
     parser.add_argument(
@@ -100,18 +97,13 @@ def run(options: argparse.Namespace) -> ExitCode:
     return report.code
 
 
-class _Seen:
+class _Seen(contextlib.ExitStack):
     """What was seen and found on each node, written down as it comes: an interrupted run leaves that much."""
 
     def __init__(self, folder: RunFolder) -> None:
+        super().__init__()
         self.nodes = 0
-        self._facts, self._drifts = folder.lines("facts"), folder.lines("drifts")
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, *error: Any) -> None:
-        self._facts.__exit__(*error)
-        self._drifts.__exit__(*error)
+        self._facts, self._drifts = map(self.push, (folder.lines("facts"), folder.lines("drifts")))
 
     def keep(self, said: Observation, found: Sequence[Drift], secrets: Collection[str]) -> None:
         from provision.drift import drift_text
@@ -152,10 +144,12 @@ def outputs(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
+    import importlib
     from pathlib import Path
 
     for name, file in wanted:
-        text = drift_formats.render(name, report)
+        # Only the formats that are wanted are imported.
+        text = importlib.import_module(f"provision.drift.formats.{name}").render(report)
         if file == "-":
             sys.stdout.write(text)
             continue

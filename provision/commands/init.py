@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     from pathlib import Path
 
-    from provision.desired import starter
+    from provision.desired import inventory
 
     file = Path(options.file)
-    text = starter.inventory(options.host)
+    text = inventory.starter(options.host)
     try:
         with file.open("w" if options.force else "x", encoding="utf-8") as out:
             out.write(text)

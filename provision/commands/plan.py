@@ -6,13 +6,13 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from provision.commands import wave_options
 from provision.drift import fleet_options
 from provision.errors import ExitCode
 
 if TYPE_CHECKING:
     from provision.drift.assess import Assessment
-    from provision.up.plan import Plan
+    from provision.up.waves import Rollout, Share
+
 
 EPILOG = """\
 exit codes: 3 when a node is refused; otherwise 5 when a node could not be observed; otherwise 0.
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     fleet_options.add_arguments(parser)
     parser.add_argument("--full", action="store_true", help="plan every role on every node, needed or not")
-    wave_options.add_arguments(parser)
+    add_wave_options(parser)
     parser.add_argument(
         "--reasons", action="store_true", help="show all reasons (default: six for each role)"
     )
@@ -39,10 +39,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from provision.drift import drift_text
-    from provision.up import plan_report
+    from provision.up import durations, plan, plan_report
 
     seen = fleet_options.assess(options, "plan")
-    made = _make(options, seen)
+    made = plan.make(
+        seen.drifts,
+        seen.observations,
+        full=options.full,
+        takes_part=seen.roles,
+        rollout=rollout(options, seen),
+        minutes=durations.learn(str(seen.fleet.source.absolute())),
+    )
     if options.json:
         import json
 
@@ -59,14 +66,42 @@ def run(options: argparse.Namespace) -> ExitCode:
     return ExitCode.INCOMPLETE if seen.unreachable else ExitCode.OK
 
 
-def _make(options: argparse.Namespace, seen: Assessment) -> Plan:
-    from provision.up import durations, plan
-
-    return plan.make(
-        seen.drifts,
-        seen.observations,
-        full=options.full,
-        takes_part=seen.roles,
-        rollout=wave_options.rollout(options, seen),
-        minutes=durations.learn(str(seen.fleet.source.absolute())),
+def add_wave_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--wave",
+        "--wave-size",
+        dest="wave",
+        type=some_nodes,
+        metavar="N|P%",
+        help="wave size: a number of nodes or a percentage (default: all nodes up to 20, otherwise 10 %%)",
     )
+    parser.add_argument(
+        "--no-canary",
+        action="store_true",
+        help="do not start with a canary wave (one node of each SKU and operating system)",
+    )
+
+
+def share(text: str) -> Share:
+    """A number of nodes or a percentage of them, for argparse."""
+    from provision.up import waves
+
+    try:
+        return waves.share(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def some_nodes(text: str) -> Share:
+    """The same, but not none."""
+    found = share(text)
+    if not found.number:
+        raise argparse.ArgumentTypeError("must be 1 or more, or a percentage above 0%")
+    return found
+
+
+def rollout(options: argparse.Namespace, seen: Assessment) -> Rollout:
+    """How the fleet is divided, from the command line and the inventory. Raises StackError."""
+    from provision.up import waves
+
+    return waves.rollout(seen.declared, seen.described, size=options.wave, canary=not options.no_canary)

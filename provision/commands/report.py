@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from provision.errors import ExitCode, RunFolderError, UsageError
+from provision.errors import ExitCode, GpuprovError, RunFolderError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from provision.report.context import Context
     from provision.report.diff import Diff
     from provision.runs.store import RunFolder
+
 
 FORMATS = ("json", "html", "md", "junit", "nodes")
 NONE = ["none"]
@@ -112,9 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> ExitCode:
     _refuse_contradictions(options)
     if options.compare:
-        from provision.commands import report_compare
-
-        return report_compare.run(options)
+        return _compare(options)
     if options.history is not None:
         from provision.commands import report_history
 
@@ -124,15 +125,12 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     from provision import report
     from provision.checks.judge import Verdict
-    from provision.commands.stored_run import find_run, stored
     from provision.report.causes import overall
 
     folder = find_run(options.run, Path(options.runs) if options.runs else None)
     health, changed = _judged(folder, options) if options.rejudge else (stored(folder), None)
     if options.bundle is not None:
-        from provision.commands import report_bundle
-
-        return report_bundle.run(folder, health, options)
+        return _bundle(folder, health, options)
     target = Path(options.output) if options.output else folder.path / ("rejudged" if options.rejudge else "")
     formats = FORMATS if options.format is None else options.format
     context = _context(folder, health, formats)
@@ -179,7 +177,6 @@ def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth
     """The run judged again, and what that changed; None when there is no report from before."""
     from pathlib import Path
 
-    from provision.commands.stored_run import stored
     from provision.report.diff import diff
     from provision.validate import campaign
 
@@ -218,9 +215,9 @@ def _print(
     options: argparse.Namespace,
 ) -> None:
     import shutil
-    from json import dumps as json_of
 
-    from provision.report import diff_text, json, nodes, terminal
+    from provision.report import diff_text, nodes, terminal
+    from provision.report import json as json_report
 
     if "nodes" in files and (said := nodes.left_out(health)):
         sys.stderr.write(f"{said}\n")
@@ -231,11 +228,11 @@ def _print(
         more = list(diff_text.finding_lines(changed.verdicts))
     if changed and options.changes:
         told = [*(lines or ["no verdict changed"]), *more]
-        document = json_of(diff_text.changes_document(changed), indent=1, default=str)
+        document = json.dumps(diff_text.changes_document(changed), indent=1, default=str)
         sys.stdout.write(document + "\n" if options.json else "".join(f"{line}\n" for line in told))
         return
     if options.json:
-        sys.stdout.writelines(json.render(health))
+        sys.stdout.writelines(json_report.render(health))
         if options.rejudge:
             sys.stderr.writelines(f"{line}\n" for line in lines)
         return
@@ -247,3 +244,130 @@ def _print(
         sys.stdout.write("\njudged again:\n" + "".join(f"  {line}\n" for line in told))
     if files:
         sys.stdout.write("\n" + "".join(f"{name:<6} {path}\n" for name, path in files.items()))
+
+
+def find_run(name: str | None, runs: Path | None) -> RunFolder:
+    """The run a user means: a folder, a name below `runs`, or the newest validate run.
+
+    Raises RunFolderError when there is none, or it is not a validate run.
+    """
+    from provision.nearest import did_you_mean
+    from provision.runs import store
+
+    if name is None:
+        return store.latest("validate", runs)
+    home = runs or store.runs_home()
+    here = Path(name).parent if Path(name).name == "report.json" else Path(name)
+    path = next((path for path in (here, home / name) if (path / "run.json").is_file()), None)
+    if path is None:
+        known = sorted((folder.name for folder in home.glob("*Z-validate")), reverse=True)
+        raise RunFolderError(
+            f"there is no run {name}: it is not a run folder, and no run in {home} has this name",
+            did_you_mean(
+                name, known, f"there are: {', '.join(known[:3])}" if known else "gpuprov validate creates one"
+            ),
+        )
+    folder = store.RunFolder.open(path)
+    verb = folder.meta().get("verb")
+    if verb != "validate":
+        raise RunFolderError(f"{path} is a run of `{verb}`, which measures no health", "name a validate run")
+    return folder
+
+
+def stored(folder: RunFolder) -> FleetHealth:
+    """The report a run wrote. Raises RunFolderError when it has none, or none that can be read."""
+    from provision.runs import stored_health
+
+    path = folder.path / "report.json"
+    try:
+        return stored_health.read(path)
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"{folder.path} has no report.json: the run was interrupted, or wrote other formats only",
+            "add --rejudge to judge the raw output in the run folder",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}", "add --rejudge to create it again") from error
+    except RunFolderError as error:
+        raise RunFolderError(f"{path}: {error.what}", error.fix) from error
+
+
+def _compare(options: argparse.Namespace) -> ExitCode:
+    """Print the comparison; the exit code says whether the later run is worse."""
+    from provision.report import diff_text
+    from provision.report.diff import diff
+
+    before, after = (_health(name, options) for name in options.compare)
+    if before.run_id == after.run_id:
+        raise UsageError(f"{options.compare[0]} and {options.compare[1]} are the same run", "name two runs")
+    found = diff(before, after)
+    if options.json:
+        sys.stdout.write(json.dumps(diff_text.comparison_document(found), indent=1) + "\n")
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in diff_text.comparison(found))
+    if found.worse:
+        return ExitCode.UNHEALTHY
+    return ExitCode.INCOMPLETE if found.less_known else ExitCode.OK
+
+
+def _health(name: str, options: argparse.Namespace) -> FleetHealth:
+    """A run's report; one that was cut off before its report is judged from what it kept."""
+    folder = find_run(name, Path(options.runs) if options.runs else None)
+    if not options.rejudge and (folder.path / "report.json").exists():
+        return stored(folder)
+    from provision.validate import campaign
+
+    return campaign.rejudge(folder, Path(options.thresholds) if options.thresholds else None)
+
+
+def _bundle(folder: RunFolder, fleet: FleetHealth, options: argparse.Namespace) -> ExitCode:
+    """Write the archive beside the run's report, or into --output, and say what is in it and what is not."""
+    from provision.report import bundle
+
+    node = bundle.find_node(fleet, options.bundle)
+    secrets, others, unread = _declared(fleet.inventory, node.node)
+    made = bundle.make(folder, fleet, node, secrets, others)
+    path = bundle.write(made, Path(options.output).expanduser() if options.output else folder.path)
+    if options.json:
+        document = {
+            "format": 1,
+            "bundle": str(path),
+            "node": node.node,
+            "files": list(made.files),
+            "removed": dict(made.removed),
+            "notes": [*made.notes, *([unread] if unread else [])],
+        }
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+        return ExitCode.OK
+    removed = ", ".join(f"{kind} ({count:,})" for kind, count in made.removed.items())
+    lines = [
+        f"bundle   {path} ({len(made.files)} files)",
+        f"removed  {removed or 'nothing was found to remove'}",
+    ]
+    lines += [
+        *made.notes,
+        *([unread] if unread else []),
+        "Read the archive before you hand it out, README.txt first.",
+    ]
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    return ExitCode.OK
+
+
+def _declared(source: str, node: str) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """The secret values the inventory gives the node, its other machines' names and addresses, and why there
+    are none."""
+    from provision.desired import inventory
+    from provision.secrets_mask import secrets_of
+
+    path = Path(source)
+    unread = "secrets were searched by name and shape only"
+    if not source or not path.exists():
+        return (), (), f"The inventory {source or 'of the run'} does not exist on this machine: {unread}."
+    try:
+        fleet = inventory.load(path)
+    except GpuprovError as error:
+        return (), (), f"The inventory cannot be read ({error.what}): {unread}."
+    own = fleet.nodes[node].variables if node in fleet.nodes else {}
+    addresses = {str(other.variables.get("ansible_host") or "") for other in fleet.nodes.values()}
+    others = {*fleet.nodes, *addresses} - {node, str(own.get("ansible_host"))}
+    return secrets_of(own), tuple(sorted(others)), ""

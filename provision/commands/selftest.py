@@ -47,26 +47,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also change one GPU's power limit, clock lock, persistence and compute mode, then restore them",
     )
-    parser.add_argument(
-        "--burn-seconds",
-        type=fleet_options.count,
-        default=60,
-        metavar="N",
-        help="duration of the gpu_burn check in seconds (default 60)",
+    fleet_options.add_count(parser, "--burn-seconds", 60, "duration of the gpu_burn check in seconds")
+    fleet_options.add_count(
+        parser, "--minutes", 20, "time limit; steps that do not start in time are reported as not proven"
     )
-    parser.add_argument(
-        "--minutes",
-        type=fleet_options.count,
-        default=20,
-        metavar="N",
-        help="time limit; steps that do not start in time are reported as not proven (default 20)",
-    )
-    parser.add_argument(
+    fleet_options.add_repeatable(
+        parser,
         "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="set an inventory variable for this machine; the value is YAML (repeatable)",
+        "KEY=VALUE",
+        "set an inventory variable for this machine; the value is YAML (repeatable)",
     )
 
 

@@ -7,13 +7,13 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from provision.commands import wave_options
+from provision.commands import plan
 from provision.drift import fleet_options
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from provision.runs.store import RunFolder
-    from provision.up.types import UpOptions
+    from provision.up.execute import UpOptions
 
 EPILOG = """\
 A node is done when a second observation shows that every expectation of its roles holds, not when the
@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fleet_options.add_arguments(parser)
     add = parser.add_argument
     add("--full", action="store_true", help="apply every role to every node, needed or not")
-    wave_options.add_arguments(parser)
+    plan.add_wave_options(parser)
     add(
         "--max-failures",
-        type=wave_options.share,
+        type=plan.share,
         metavar="N|P%",
         help="start no further wave after more failed nodes than this (default 0); a failed canary always "
         "stops",
@@ -71,13 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue a run (its folder or name; default: the last run), with its inventory and options",
     )
     add("--break-lock", action="store_true", help="take over nodes that another gpuprov up has locked")
-    add(
-        "--forks",
-        type=fleet_options.count,
-        default=50,
-        metavar="N",
-        help="maximum number of nodes changed at the same time (default 50)",
-    )
+    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes changed at the same time")
     add(
         "--wave-timeout",
         type=fleet_options.count,
@@ -110,7 +104,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
 def _options(options: argparse.Namespace, resumed: RunFolder | None) -> UpOptions:
     from provision.up import resume
-    from provision.up.types import EarlierRuns, UpOptions
+    from provision.up.execute import EarlierRuns, UpOptions
     from provision.up.waves import Share
 
     return UpOptions(
@@ -182,7 +176,7 @@ def _resumed(options: argparse.Namespace) -> RunFolder:
         if getattr(options, name) in ("all" if name == "nodes" else None, None, False, []) and asked.get(
             name
         ):
-            setattr(options, name, wave_options.share(asked[name]) if name in _SHARES else asked[name])
+            setattr(options, name, plan.share(asked[name]) if name in _SHARES else asked[name])
     if not (options.inventory or options.inventory_option):
         options.inventory = meta.get("inventory")
     given = {text.partition("=")[0] for text in options.set}

@@ -73,23 +73,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="quick: read state only, seconds; standard (default): also load tests, minutes; burnin: also "
         "long load tests",
     )
-    parser.add_argument(
-        "--burn-seconds",
-        type=fleet_options.count,
-        default=60,
-        metavar="N",
-        help="duration of gpu_burn in seconds (default 60)",
-    )
+    fleet_options.add_count(parser, "--burn-seconds", 60, "duration of gpu_burn in seconds")
     parser.add_argument(
         "--thresholds", metavar="FILE", help="thresholds that override or extend the shipped ones"
     )
-    parser.add_argument(
-        "--forks",
-        type=fleet_options.count,
-        default=50,
-        metavar="N",
-        help="maximum number of nodes checked at the same time (default 50)",
-    )
+    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes checked at the same time")
     parser.add_argument(
         "--format",
         type=_formats,
@@ -110,7 +98,7 @@ def run(options: argparse.Namespace) -> ExitCode:
 
     from provision.checks import registry, thresholds
     from provision.checks.registry import PAIRS
-    from provision.desired import stack
+    from provision.desired import variables
     from provision.validate import validation
 
     goes_on = options.resume and not options.stage and not options.checks
@@ -133,7 +121,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         override=override,
         vault_password_files=fleet_options.vault_password_files(options),
     )
-    stack.check_names(fleet, overrides)
+    variables.check(fleet, overrides)
     folder = validation.open_folder(options.resume, fleet, asked, settings)
     health, code = validation.validate(folder, fleet, overrides, asked, settings)
     _publish(health, folder, options)

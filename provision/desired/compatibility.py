@@ -1,16 +1,278 @@
-"""Compatibility rules for the versions on one node (data/compatibility.yml)."""
+"""Compatibility rules for the versions on one node (data/compatibility.yml), by kind.
+
+A kind takes a rule and a Subject, and says (what, what to do), or None when it has nothing against it; also
+when a variable it is about is not known yet.
+"""
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from provision import paths, yamlfile
-from provision.desired import compatibility_rules as rules
+from provision.desired import versions
+from provision.desired.role import Role, all_defaults, all_roles
+from provision.desired.templating import BadTemplateError, NotPlainError, Renderer
 from provision.desired.templating.render_cache import RenderCache, frozen
 from provision.errors import StackError
+from provision.nearest import did_you_mean
+
+Said = tuple[str, str] | None
+
+
+class Subject:
+    """A node's variables, rendered on demand; `node` is its gpuprov_node, or None before it was observed."""
+
+    def __init__(
+        self, declared: Mapping[str, Any], node: Mapping[str, Any] | None, mentioned: set[str] | None = None
+    ) -> None:
+        self.node = node
+        self.roles = _taking_part(declared)
+        machine = {"gpuprov_node": node} if node is not None else {}
+        own = [role.own_vars(node["os"]) for role in all_roles().values()] if node is not None else []
+        self._renderer = Renderer([machine, *own, declared, all_defaults()], mentioned)
+        self._renderer.mentioned.add("gpuprov_roles")
+
+    def get(self, name: str) -> Any:
+        """The variable's value; None when it is absent, belongs to a role not in use, or is not known yet."""
+        owner = next((role for role in all_roles().values() if name.startswith(f"{role.name}_")), None)
+        if owner is not None and not self.uses(owner):
+            return None
+        return self._value(name)
+
+    def uses(self, role: Role) -> bool:
+        """Whether the role takes part: listed in gpuprov_roles, and not switched off."""
+        return role.name in self.roles and self._value(f"{role.name}_enabled") is not False
+
+    def _value(self, name: str) -> Any:
+        try:
+            return self._renderer.value("{{ " + name + " | default(none) }}")
+        except (BadTemplateError, NotPlainError):
+            return None
+
+    def gpu(self, key: str) -> Any:
+        """A part of gpuprov_node.gpu, None when the node is not known."""
+        return self.node["gpu"].get(key) if self.node is not None else None
+
+
+def _taking_part(declared: Mapping[str, Any]) -> frozenset[str]:
+    chosen = declared.get("gpuprov_roles")
+    return frozenset(all_roles() if chosen is None else chosen)
+
+
+def _version_format(rule: Mapping[str, Any], subject: Subject) -> Said:
+    value = subject.get(rule["variable"])
+    if value is None or (isinstance(value, str) and re.match(rule["pattern"], value)):
+        return None
+    fix = f'write the full version in quotes, for example "{rule["example"]}"'
+    return f"{rule['variable']}: {value!r} is not a version", fix
+
+
+def _text(subject: Subject, name: str, after: str = "") -> str | None:
+    """A version as text, or what stands behind `after` in it; None when there is none to judge."""
+    value = subject.get(name)
+    if not isinstance(value, str) or versions.numbers(value) is None:
+        return None
+    return value.partition(after)[2] or None if after else value
+
+
+def _newest(version: str | None) -> str | None:
+    """A branch as something newer than all its releases: one that needs 580.65.06 is content with 580."""
+    return f"{version}.9999" if version is not None and version.isdigit() else version
+
+
+def _known_branch(rule: Mapping[str, Any], subject: Subject) -> Said:
+    value = _text(subject, rule["variable"])
+    if value is None:
+        return None
+    branch = int(value.split(".")[0])
+    if branch <= rule["branches"][-1] and branch not in rule["branches"]:
+        near = did_you_mean(
+            str(branch), [str(each) for each in rule["branches"]], "choose an existing branch"
+        )
+        return f"{rule['variable']}: there is no driver branch {branch} ({value})", near
+    last = rule["last_release"].get(str(branch))
+    if last is not None and not versions.at_least(last, value):
+        return (
+            f"{rule['variable']}: there is no {value}; branch {branch} ended with {last}",
+            f"use {last} or a newer branch",
+        )
+    return None
+
+
+def _known_release(rule: Mapping[str, Any], subject: Subject) -> Said:
+    value = _text(subject, rule["variable"])
+    if value is None or value in rule["releases"] or not versions.at_least(rule["releases"][-1], value):
+        return None
+    near = did_you_mean(value, rule["releases"], "known: " + ", ".join(rule["releases"][-8:]))
+    return f"{rule['variable']}: there is no release {value}", near
+
+
+def _floor_by_major(rule: Mapping[str, Any], subject: Subject) -> Said:
+    value, driver = _text(subject, rule["variable"], rule.get("after", "")), _text(subject, rule["needs"])
+    if value is None or driver is None:
+        return None
+    floor = rule["floors"].get(value.split(".")[0])
+    if floor is None or versions.at_least(str(_newest(driver)), floor):
+        return None
+    return (
+        f"{rule['variable']}: {rule['what']} {value} needs driver {floor} or newer, not {driver}",
+        f"set {rule['needs']} to {floor} or newer, or choose an older {rule['variable']}",
+    )
+
+
+def _same_major(rule: Mapping[str, Any], subject: Subject) -> Said:
+    one, other = _text(subject, rule["variable"], rule.get("after", "")), _text(subject, rule["as"])
+    if one is None or other is None or one.split(".")[0] == other.split(".")[0]:
+        return None
+    return (
+        f"{rule['variable']} is built for CUDA {one}, but {rule['as']} is {other}",
+        f"choose the build for CUDA {other.split('.')[0]}",
+    )
+
+
+def _same_version(rule: Mapping[str, Any], subject: Subject) -> Said:
+    one, other = subject.get(rule["variable"]), subject.get(rule["as"])
+    if one is None or other is None or one == other:
+        return None
+    return (
+        f"{rule['variable']} is {one}, but must equal {rule['as']}, which is {other}",
+        f"remove {rule['variable']}",
+    )
+
+
+def _floor_by_architecture(rule: Mapping[str, Any], subject: Subject) -> Said:
+    value, floor = _text(subject, rule["variable"]), rule["floors"].get(subject.gpu("architecture"))
+    newest = _newest(value) if rule["variable"] == "nvidia_driver_version" else value
+    if value is None or floor is None or versions.at_least(str(newest), floor):
+        return None
+    return (
+        f"{_product(subject)} needs {rule['what']} {floor} or newer, {rule['variable']} is {value}",
+        f"set {rule['variable']} to {floor} or newer for this node",
+    )
+
+
+def _below_by_architecture(rule: Mapping[str, Any], subject: Subject) -> Said:
+    value, ceiling = _text(subject, rule["variable"]), rule["ceilings"].get(subject.gpu("architecture"))
+    if value is None or ceiling is None or not versions.at_least(value, ceiling):
+        return None
+    return (
+        f"{_product(subject)} is not supported by {rule['what']} {ceiling} and newer; {value} was chosen",
+        f"set {rule['variable']} to something older than {ceiling} for this node",
+    )
+
+
+def _flavour(key: str, rule: Mapping[str, Any], subject: Subject) -> Said:
+    value, allowed = subject.get(rule["variable"]), rule["flavours"].get(subject.gpu(key))
+    if value in (None, "auto") or allowed is None or value in allowed:
+        return None
+    modules = " or ".join(allowed)
+    return (
+        f"{_product(subject)} works with the {modules} kernel module only; {rule['variable']} is {value}",
+        f"set {rule['variable']} to auto",
+    )
+
+
+def _value_below(rule: Mapping[str, Any], subject: Subject) -> Said:
+    version = _text(subject, rule["version"])
+    if subject.get(rule["variable"]) != rule["value"] or version is None:
+        return None
+    if not versions.at_least(version, rule["below"]):
+        return None
+    return (
+        f"{rule['variable']}: {rule['what']} ended before {rule['below']}; {rule['version']} is {version}",
+        f"set {rule['variable']} to auto, or {rule['version']} to something older than {rule['below']}",
+    )
+
+
+def _value_by_os(rule: Mapping[str, Any], subject: Subject) -> Said:
+    if subject.node is None or subject.get(rule["variable"]) != rule["value"]:
+        return None
+    os = subject.node["os"]
+    fits = os["id"] in rule.get("ids", [os["id"]]) and os["family"] in rule.get("families", [os["family"]])
+    lacking = [
+        f"{name}: {value}" for name, value in rule.get("only_with", {}).items() if subject.get(name) != value
+    ]
+    if fits and not lacking:
+        return None
+    why = f"without {', '.join(lacking)}" if fits else f"on {os['id']}"
+    return (
+        f"{rule['variable']} is {rule['value']}: there is not {rule['what']} {why}",
+        f"set {rule['variable']}: {rule['instead']}" + (f", or {', '.join(lacking)}" if fits else ""),
+    )
+
+
+def _said_by_role(rule: Mapping[str, Any], subject: Subject) -> Said:
+    """A role's own reasons against a choice, in its own variables: stated once, for it and for us."""
+    role = all_roles().get(rule["role"])
+    if subject.node is None or role is None or not subject.uses(role):
+        return None
+    reasons = subject.get(rule["reasons"])
+    if not reasons:
+        return None
+    return f"{rule['variable']} {subject.get(rule['variable'])} cannot work: {reasons}", rule["fix"]
+
+
+def _product(subject: Subject) -> str:
+    return str(subject.gpu("sku") or f"a {subject.gpu('architecture')} GPU")
+
+
+def _has_gpu(rule: Mapping[str, Any], subject: Subject) -> Said:
+    if subject.gpu("count") or subject.get(rule["unless_false"]) in (False, None):
+        return None
+    fix = "check power and seating (lspci -d 10de:); none on purpose: leave it out with --nodes, or set"
+    return "no NVIDIA GPU on the PCI bus", f"{fix} {rule['unless_false']}: false"
+
+
+def _supported_release(_rule: Mapping[str, Any], subject: Subject) -> Said:
+    if subject.node is None:
+        return None
+    os = subject.node["os"]
+    version = str(os["version_id"])
+    # Roles know the RHEL family by its major releases: 9, not 9.4.
+    here = (os["id"], version.partition(".")[0] if os["family"] == "redhat" else version)
+    missing = [
+        role.name
+        for role in all_roles().values()
+        if subject.uses(role) and here not in {(name, version) for name, _family, version in role.releases()}
+    ]
+    if not missing:
+        return None
+    whole = {
+        f"{name} {version}" for role in all_roles().values() for name, _family, version in role.releases()
+    }
+    return (
+        f"{os['id']} {os['version_id']} is not supported by {', '.join(missing)}",
+        f"supported: {', '.join(sorted(whole))}; or list the roles this node takes part in as gpuprov_roles",
+    )
+
+
+KINDS: dict[str, Callable[[Mapping[str, Any], Subject], Said]] = {
+    "below_by_architecture": _below_by_architecture,
+    "flavour_by_architecture": functools.partial(_flavour, "architecture"),
+    "flavour_by_sku": functools.partial(_flavour, "sku"),
+    "floor_by_architecture": _floor_by_architecture,
+    "floor_by_major": _floor_by_major,
+    "has_gpu": _has_gpu,
+    "known_branch": _known_branch,
+    "known_release": _known_release,
+    "said_by_role": _said_by_role,
+    "same_major": _same_major,
+    "same_version": _same_version,
+    "supported_release": _supported_release,
+    "value_below": _value_below,
+    "value_by_os": _value_by_os,
+    "version_format": _version_format,
+}
+# These judge a machine, the others judge versions alone.
+NEED_NODE = frozenset(
+    {"below_by_architecture", "flavour_by_architecture", "flavour_by_sku", "floor_by_architecture", "has_gpu"}
+    | {"said_by_role", "supported_release", "value_by_os"}
+)
+
 
 RULES = paths.DATA / "compatibility.yml"
 
@@ -28,7 +290,7 @@ class Refusal:
 @dataclass(frozen=True)
 class _Rule:
     id: str
-    judge: Callable[[Mapping[str, Any], rules.Subject], tuple[str, str] | None]
+    judge: Callable[[Mapping[str, Any], Subject], tuple[str, str] | None]
     data: Mapping[str, Any]
     needs_node: bool
 
@@ -38,11 +300,11 @@ def _rules() -> tuple[_Rule, ...]:
     found = []
     for number, data in enumerate(yamlfile.load(RULES, StackError), start=1):
         kind = data.get("kind")
-        if kind not in rules.KINDS or not data.get("id") or not data.get("source"):
+        if kind not in KINDS or not data.get("id") or not data.get("source"):
             raise StackError(
                 f"{RULES}: rule {number} needs `id`, `source` and a known `kind`, has {kind!r}", ""
             )
-        found.append(_Rule(data["id"], rules.KINDS[kind], data, kind in rules.NEED_NODE))
+        found.append(_Rule(data["id"], KINDS[kind], data, kind in NEED_NODE))
     return tuple(found)
 
 
@@ -54,7 +316,7 @@ def check_declared(declared: Mapping[str, Any], where: str) -> list[Refusal]:
     """What is impossible whatever the machine is: judged before any is touched. `where` names the nodes."""
 
     def compute(mentioned: set[str]) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
-        return _judged(rules.Subject(declared, None, mentioned), needs_node=False)
+        return _judged(Subject(declared, None, mentioned), needs_node=False)
 
     return _refusals(_static.get(declared, 0, compute), where)
 
@@ -63,13 +325,13 @@ def check_node(declared: Mapping[str, Any], gpuprov_node: Mapping[str, Any], whe
     """What is impossible on this machine: its OS, its GPUs, and versions that depend on what it is."""
 
     def compute(mentioned: set[str]) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
-        subject = rules.Subject(declared, gpuprov_node, mentioned)
+        subject = Subject(declared, gpuprov_node, mentioned)
         return _judged(subject, needs_node=True) or _judged(subject, needs_node=False)
 
     return _refusals(_on_node.get(declared, frozen(gpuprov_node), compute), where)
 
 
-def _judged(subject: rules.Subject, *, needs_node: bool) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
+def _judged(subject: Subject, *, needs_node: bool) -> tuple[tuple[_Rule, tuple[str, str]], ...]:
     found: list[tuple[_Rule, tuple[str, str]]] = []
     for rule in _rules():
         if rule.needs_node is needs_node:
@@ -78,10 +340,10 @@ def _judged(subject: rules.Subject, *, needs_node: bool) -> tuple[tuple[_Rule, t
     return tuple(found)
 
 
-class _OneValue(rules.Subject):
+class _OneValue(Subject):
     """A subject of whose variable `name`, a list, only one value is seen."""
 
-    def __init__(self, subject: rules.Subject, name: str, value: Any) -> None:
+    def __init__(self, subject: Subject, name: str, value: Any) -> None:
         self.__dict__.update(vars(subject))
         self._name, self._one = name, value
 
@@ -89,7 +351,7 @@ class _OneValue(rules.Subject):
         return self._one if name == self._name else super().get(name)
 
 
-def _of_each(rule: _Rule, subject: rules.Subject) -> Iterator[tuple[str, str] | None]:
+def _of_each(rule: _Rule, subject: Subject) -> Iterator[tuple[str, str] | None]:
     """The same for each value of the list `each` names, but the one `variable` has and was judged already."""
     name = str(rule.data.get("each", ""))
     values = subject.get(name) if name else None

@@ -251,19 +251,8 @@ def uncovered(declared: Mapping[str, Any], described: Mapping[str, Any], node: s
 
 def refuse_contradictions(expected: Mapping[str, Sequence[Expectation]]) -> None:
     """Raise CompatibilityError when the lock file names what a role's own promise cannot be true with.
-    `expected`: the expectations of each node."""
-    found = contradictions(expected)
-    if found:
-        raise CompatibilityError(
-            "\n  ".join(found),
-            "declare the versions of the lock file, or run gpuprov up --no-lock on a few nodes "
-            "and gpuprov lock again",
-        )
 
-
-def contradictions(expected: Mapping[str, Sequence[Expectation]]) -> list[str]:
-    """Where the lock file names a version that a role's own promise cannot be true with: one line for each
-    kind of node. `expected`: the expectations of each node."""
+    `expected`: the expectations of each node; one line is said for each kind of node."""
     judged: dict[int, tuple[str, ...]] = {}  # equal nodes share one list
     nodes: dict[tuple[str, ...], list[str]] = {}
     for node, expectations in expected.items():
@@ -271,7 +260,12 @@ def contradictions(expected: Mapping[str, Sequence[Expectation]]) -> list[str]:
             judged[id(expectations)] = tuple(_contradictions(expectations))
         if judged[id(expectations)]:
             nodes.setdefault(judged[id(expectations)], []).append(node)
-    return [f"{fold(names)}: {_summary(found)}" for found, names in nodes.items()]
+    if nodes:
+        raise CompatibilityError(
+            "\n  ".join(f"{fold(names)}: {_summary(found)}" for found, names in nodes.items()),
+            "declare the versions of the lock file, or run gpuprov up --no-lock on a few nodes "
+            "and gpuprov lock again",
+        )
 
 
 def _contradictions(expectations: Sequence[Expectation]) -> Iterable[str]:

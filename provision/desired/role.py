@@ -126,31 +126,34 @@ def _promises(file: Path) -> Iterator[Promise]:
         raise StackError(f"{file}: must be a list", "see docs/facts.md")
     for number, item in enumerate(items, start=1):
         where = f"{file}: item {number}"
-        if not isinstance(item, dict):
-            raise StackError(
-                f"{where}: must be a mapping with `fact`, one operator and `why`", "see docs/facts.md"
-            )
-        operators = sorted(OPERATORS & item.keys())
-        unknown = sorted(str(key) for key in item.keys() - _KEYS)
-        if len(operators) != 1:
-            raise StackError(
-                f"{where}: must have one operator, has {operators or 'none'}", "see docs/facts.md"
-            )
-        if unknown:
-            raise StackError(f"{where}: unknown key {', '.join(unknown)}", "see docs/facts.md")
-        if not isinstance(item.get("fact"), str) or not isinstance(item.get("why"), str):
-            raise StackError(f"{where}: needs `fact` and `why` as text", "see docs/facts.md")
-        restarts = item.get("restarts", [])
-        if not isinstance(restarts, list) or not all(isinstance(unit, str) for unit in restarts):
-            raise StackError(f"{where}: `restarts` must be a list of units", "see docs/facts.md")
+        if problem := _problem(item):
+            raise StackError(f"{where}: {problem}", "see docs/facts.md")
+        (operator,) = OPERATORS & item.keys()
         yield Promise(
             fact=item["fact"],
-            operator=operators[0],
-            value=item[operators[0]],
+            operator=operator,
+            value=item[operator],
             why=item["why"],
             when=item.get("when"),
             loop=item.get("loop"),
             reboot=bool(item.get("reboot", False)),
-            restarts=tuple(restarts),
+            restarts=tuple(item.get("restarts", [])),
             where=f"{where} ({item['fact']})",
         )
+
+
+def _problem(item: Any) -> str:
+    """What is wrong with an item of expect.yml; empty when nothing is."""
+    if not isinstance(item, dict):
+        return "must be a mapping with `fact`, one operator and `why`"
+    operators = sorted(OPERATORS & item.keys())
+    if len(operators) != 1:
+        return f"must have one operator, has {operators or 'none'}"
+    if unknown := sorted(str(key) for key in item.keys() - _KEYS):
+        return f"unknown key {', '.join(unknown)}"
+    if not isinstance(item.get("fact"), str) or not isinstance(item.get("why"), str):
+        return "needs `fact` and `why` as text"
+    restarts = item.get("restarts", [])
+    if not isinstance(restarts, list) or not all(isinstance(unit, str) for unit in restarts):
+        return "`restarts` must be a list of units"
+    return ""

@@ -13,21 +13,16 @@ from provision.errors import StackError
 
 @dataclass(frozen=True)
 class Sku:
-    """One GPU product. `memory_mib` as nvidia-smi says; `nvlink` is (links, GB/s per link, both ways).
+    """One GPU product. `memory_mib` as nvidia-smi says.
 
     `fabric`: what its usual baseboard connects the GPUs with (nvswitch, nvlink5, imex, none)."""
 
     id: str
     product_names: tuple[str, ...]
     architecture: str
-    compute_capability: str
     pci_ids: tuple[str, ...]
     memory_mib: int
-    gpus_per_node: int
-    nvlink: tuple[int, float] | None
     fabric: str
-    pcie_gen: int
-    pcie_width: int
     power_w: int
 
 
@@ -41,19 +36,13 @@ def _read(sku: str) -> Sku:
     file = paths.DATA / "skus" / f"{sku}.yml"
     data = yamlfile.load_mapping(file, StackError)
     try:
-        nvlink = data["nvlink"]
         return Sku(
             id=sku,
             product_names=tuple(data["product_names"]),
             architecture=data["architecture"],
-            compute_capability=data["compute_capability"],
             pci_ids=tuple(data["pci_ids"]),
             memory_mib=data["memory_mib"],
-            gpus_per_node=data["gpus_per_node"],
-            nvlink=(nvlink["links"], float(nvlink["gbs_per_link"])) if nvlink else None,
             fabric=data["fabric"],
-            pcie_gen=data["pcie"]["gen"],
-            pcie_width=data["pcie"]["width"],
             power_w=data["power_w"],
         )
     except (KeyError, TypeError) as trouble:

@@ -15,7 +15,7 @@ from typing import Any
 from provision import paths, yamlfile
 from provision.desired import skus, variables
 from provision.errors import StackError
-from provision.fleet import Fleet, Node
+from provision.fleet import Node
 from provision.nearest import did_you_mean
 
 DEFAULT = "r580-cuda12.9"
@@ -80,11 +80,6 @@ def node_stack(node: Node, overrides: Mapping[str, Any]) -> Stack:
 def declared(node: Node, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Stack < inventory < overrides: what is handed to Ansible for this node (role defaults not included)."""
     return {**node_stack(node, overrides).variables, **node.variables, **overrides}
-
-
-def check_names(fleet: Fleet, overrides: Mapping[str, Any]) -> None:
-    """Refuse a variable that looks like ours (a role's prefix, `gpuprov_`) but is not: did you mean …"""
-    variables.check(fleet, overrides)
 
 
 def describe_node(facts: Mapping[str, Any]) -> dict[str, Any]:

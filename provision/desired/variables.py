@@ -57,7 +57,15 @@ _NUMBERS = frozenset(
         *("gpuprov_hook_timeout", "gpuprov_package_lock_timeout"),
     }
 )
-_ADDRESS = re.compile(r"[0-9A-Za-z][0-9A-Za-z.:_-]*")
+
+
+def _text(pattern: str) -> Callable[[Any], bool]:
+    """Whether a value is text of this form."""
+    form = re.compile(pattern, re.DOTALL)
+    return lambda value: isinstance(value, str) and form.fullmatch(value) is not None
+
+
+_WITHOUT_TEMPLATE = _text(r"(?!.*\{\{).*")
 # Names, what their values must be, and how that is said.
 _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("gpuprov_canary",), lambda value: isinstance(value, bool), "true or false"),
@@ -68,14 +76,10 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     ),
     (
         ("gpuprov_drain_hook", "gpuprov_undrain_hook"),
-        lambda value: isinstance(value, str) and bool(value.strip()) and "{{" not in value,
+        lambda value: _WITHOUT_TEMPLATE(value) and bool(value.strip()),
         "the path of a program, without templates",
     ),
-    (
-        ("gpuprov_worker", "gpuprov_worker_python"),
-        lambda value: isinstance(value, str) and "{{" not in value,
-        "plain text",
-    ),
+    (("gpuprov_worker", "gpuprov_worker_python"), _WITHOUT_TEMPLATE, "plain text"),
     (
         ("gpuprov_pcie_width",),
         lambda value: type(value) is int and value in (1, 2, 4, 8, 16),
@@ -86,11 +90,7 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         lambda value: type(value) is int or (isinstance(value, str) and bool(value.strip())),
         "a name or a whole number",
     ),
-    (
-        ("gpuprov_address",),
-        lambda value: isinstance(value, str) and _ADDRESS.fullmatch(value) is not None,
-        "a host name or an IP address",
-    ),
+    (("gpuprov_address",), _text(r"[0-9A-Za-z][0-9A-Za-z.:_-]*"), "a host name or an IP address"),
     (
         ("gpuprov_oversubscription",),
         lambda value: type(value) in (int, float) and 1 <= value <= 64,
@@ -111,26 +111,13 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         lambda value: value in ("auto", "openmpi", "slurm"),
         "auto, openmpi or slurm",
     ),
-    (
-        ("gpuprov_mpi_networks",),
-        lambda value: isinstance(value, str) and re.fullmatch(r"[0-9a-fA-F.:/,]+", value) is not None,
-        "networks as 10.1.0.0/16, separated by commas",
-    ),
+    (("gpuprov_mpi_networks",), _text(r"[0-9a-fA-F.:/,]+"), "networks as 10.1.0.0/16, separated by commas"),
     (
         ("gpuprov_slurm_options",),
-        lambda value: (
-            isinstance(value, list)
-            and all(isinstance(word, str) and re.fullmatch(r"-[!-~]+", word) for word in value)
-        ),
+        lambda value: isinstance(value, list) and all(map(_text(r"-[!-~]+"), value)),
         "a list of options, each with its value: --partition=gpu",
     ),
-    (
-        ("gpuprov_nccl_net",),
-        lambda value: (
-            isinstance(value, str) and re.fullmatch(r"[0-9A-Za-z][0-9A-Za-z ._-]*", value) is not None
-        ),
-        "the name of a plugin, such as IB",
-    ),
+    (("gpuprov_nccl_net",), _text(r"[0-9A-Za-z][0-9A-Za-z ._-]*"), "the name of a plugin, such as IB"),
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )
 # Observed, never declared.
@@ -197,16 +184,7 @@ def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -
 
 def written(name: str, source: Path) -> str:
     """`file:line` where a variable stands in the inventory's files, if its spelling can be found there."""
-    pattern = re.compile(rf"""^\s*["']?{re.escape(name)}["']?\s*[:=]""")
-    for file in ansible_inventory.files(source):
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError):
-            continue
-        for number, line in enumerate(lines, start=1):
-            if pattern.match(line):
-                return f"{file}:{number}"
-    return ""
+    return ansible_inventory.place_of(rf"""\s*["']?{re.escape(name)}["']?\s*[:=]""", source)
 
 
 def _check_own(name: str, value: Any, node: str) -> None:
@@ -222,22 +200,19 @@ def _check_own(name: str, value: Any, node: str) -> None:
             did_you_mean(str(value), skus.all_skus(), "known: " + ", ".join(skus.all_skus())),
         )
     if name == "gpuprov_ignore_majority":
-        known_facts = compared.compared_facts()
-        if not isinstance(value, list):
-            raise StackError(
-                f"{node}: gpuprov_ignore_majority must be a list, not {value!r}",
-                "write it as [firmware.gpu_vbios, …]",
-            )
-        for fact in value:
-            if fact not in known_facts:
-                hint = did_you_mean(str(fact), known_facts, "facts: " + ", ".join(known_facts))
+        facts = compared.compared_facts()
+        for fact in _list(name, value, node, "firmware.gpu_vbios"):
+            if fact not in facts:
+                hint = did_you_mean(str(fact), facts, "facts: " + ", ".join(facts))
                 raise StackError(f"{node}: gpuprov_ignore_majority: {fact!r} is not compared", hint)
     if name == "gpuprov_roles":
-        if not isinstance(value, list):
-            raise StackError(
-                f"{node}: gpuprov_roles must be a list, not {value!r}", "write it as [nvidia_driver, …]"
-            )
-        for role in value:
+        for role in _list(name, value, node, "nvidia_driver"):
             if role not in all_roles():
                 hint = did_you_mean(str(role), all_roles(), "roles: " + ", ".join(all_roles()))
                 raise StackError(f"{node}: gpuprov_roles: no role called {role!r}", hint)
+
+
+def _list(name: str, value: Any, node: str, example: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise StackError(f"{node}: {name} must be a list, not {value!r}", f"write it as [{example}, …]")
+    return value

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from provision.desired import compatibility, lockfile, stack
+from provision.desired import compatibility, lockfile, stack, variables
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
-from provision.desired.templating import ask_ansible, resolve
+from provision.desired.templating import resolve
 from provision.desired.templating.render_cache import frozen
 from provision.drift import diagnosis
 from provision.drift.drifts import Drift, drifts
@@ -18,9 +18,8 @@ from provision.errors import CompatibilityError
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote import observe as observer
-from provision.remote.observe import Observation
-from provision.remote.own_limits import MOST
-from provision.remote.shared_facts import Pool
+from provision.remote.observe import Observation, Pool
+from provision.remote.ssh.fanout import MOST
 from provision.secrets_mask import secrets_of
 from provision.terminal import Progress
 
@@ -99,11 +98,6 @@ class Assessment:
         return {node: said.error for node, said in self.observations.items() if said.error is not None}
 
     @property
-    def waves(self) -> dict[str, int]:
-        """Node → its `gpuprov_wave`, 0 when it has none."""
-        return {node: int(declared.get("gpuprov_wave") or 0) for node, declared in self.declared.items()}
-
-    @property
     def roles(self) -> dict[str, tuple[str, ...]]:
         """Node → the roles it takes part in: all, or those of its `gpuprov_roles`."""
         order = roles_in_order()
@@ -130,7 +124,7 @@ def assess(
     fleet: Fleet,
     overrides: Mapping[str, Any],
     *,
-    run: ask_ansible.Run | None = None,
+    run: resolve.Run | None = None,
     **options: Unpack[LookOptions],
 ) -> Assessment:
     """Look at the whole fleet, one connection a node.
@@ -139,7 +133,7 @@ def assess(
     own: unreachable or refused, it is named, and the others go on. `observe` and `run` stand in for nodes in
     tests.
     """
-    stack.check_names(fleet, overrides)
+    variables.check(fleet, overrides)
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
     resolved = resolve.resolve(fleet, declared, run)
     _refuse_impossible(resolved.views)

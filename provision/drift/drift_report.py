@@ -171,7 +171,8 @@ def findings(report: DriftReport) -> list[Finding]:
     for drifts in seen.drifts.values():
         for drift in drifts:
             level = "warning" if drift.unknown else "error"
-            add(rule_of(drift), [drift.node], level, _difference(drift), drift.expectation.why)
+            text = f"{drift.expectation.fact} {drift_text.difference(drift)}"
+            add(rule_of(drift), [drift.node], level, text, drift.expectation.why)
     for outlier in report.odd.outliers if report.odd else ():
         text = f"{outlier.fact} {outlier_text(outlier)}"
         add(f"majority/{outlier.fact}", [outlier.node], "error", text, outlier.why)
@@ -182,13 +183,8 @@ def findings(report: DriftReport) -> list[Finding]:
         add(f"diagnosis/{cause.rule}", names, "error", cause.cause, f"next: {cause.next_step}")
     for node, refusals in seen.refused.items():
         for refusal in refusals:
-            add(
-                f"refused/{refusal.rule}",
-                [node],
-                "error",
-                refusal.what.removeprefix(f"{node}: "),
-                refusal.fix,
-            )
+            text = refusal.what.removeprefix(f"{node}: ")
+            add(f"refused/{refusal.rule}", [node], "error", text, refusal.fix)
     for node, why in seen.unreachable.items():
         add("node/unreachable", [node], "warning", f"not observed: {why}", "its state is unknown")
     for node, standings in report.standings.items():
@@ -202,10 +198,6 @@ def findings(report: DriftReport) -> list[Finding]:
 def rule_of(drift: Drift) -> str:
     """`nvidia_driver/driver.loaded_version`"""
     return f"{drift.expectation.role}/{drift.expectation.fact}"
-
-
-def _difference(drift: Drift) -> str:
-    return f"{drift.expectation.fact} {drift_text.difference(drift)}"
 
 
 def grouped(found: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:

@@ -36,19 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
         metavar="PATTERN",
         help="Ansible host pattern: all, gpu-01, rack1:!gpu-07 …, @FILE (node names, one per line)",
     )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a variable on all nodes; the value is YAML (repeatable)",
+    add_repeatable(
+        parser, "--set", "KEY=VALUE", "override a variable on all nodes; the value is YAML (repeatable)"
     )
-    parser.add_argument(
+    add_repeatable(
+        parser,
         "--vault-password-file",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="file with an Ansible Vault password (repeatable; default: $ANSIBLE_VAULT_PASSWORD_FILE)",
+        "FILE",
+        "file with an Ansible Vault password (repeatable; default: $ANSIBLE_VAULT_PASSWORD_FILE)",
     )
     parser.add_argument(
         "--timeout",
@@ -57,12 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
         metavar="S",
         help="time limit for each node, in seconds (default 60)",
     )
-    parser.add_argument(
+    add_count(
+        parser,
         "--connections",
-        type=count,
-        default=512,
-        metavar="N",
-        help="maximum concurrent SSH connections; the number in use is tuned automatically (default 512)",
+        512,
+        "maximum concurrent SSH connections; the number in use is tuned automatically",
     )
     parser.set_defaults(lock=None, no_lock=not lock)
     if lock:
@@ -72,6 +66,16 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
         parser.add_argument("--lock", metavar="FILE", help=where)
         parser.add_argument("--no-lock", action="store_true", help="ignore the lock file")
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+
+
+def add_count(parser: argparse.ArgumentParser, name: str, default: int, what: str) -> None:
+    """An option that takes a whole number above 0."""
+    parser.add_argument(name, type=count, default=default, metavar="N", help=f"{what} (default {default})")
+
+
+def add_repeatable(parser: argparse.ArgumentParser, name: str, metavar: str, what: str) -> None:
+    """An option that may be given several times."""
+    parser.add_argument(name, action="append", default=[], metavar=metavar, help=what)
 
 
 def seconds(text: str) -> float:

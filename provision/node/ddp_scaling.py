@@ -33,6 +33,7 @@ import os
 import select
 import signal
 import socket
+import statistics
 import sys
 import time
 
@@ -340,10 +341,7 @@ class Rank:
 
 
 def median(values):
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    middle = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-    return round(middle, 4)
+    return round(statistics.median(values), 4)
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from typing import Any
 from provision import paths
 from provision.errors import GpuprovError
 from provision.node_names import fold
-from provision.remote.node_error import NodeError
-from provision.remote.protocol import AnswerError, one_line, unframed
+from provision.remote.protocol import AnswerError, NodeError, one_line, unframed
 
 # A renewal is one connection to every node: of 10,000 in ten minutes it is 17 a second.
 RENEW = 600.0
@@ -148,8 +147,8 @@ def _program(request: Mapping[str, Any]) -> str:
 def _understood(node: str, output: bytes | NodeError) -> Answer:
     """A node's answer, which is not to be trusted."""
     if isinstance(output, NodeError):
-        text = f"{output.what} → {output.fix}" if output.fix else output.what
-        return Answer(node, error=f"its lock could not be read: {text}", unreachable=output.unreachable)
+        why = f"its lock could not be read: {output.line}"
+        return Answer(node, error=why, unreachable=output.unreachable)
     try:
         said = json.loads(unframed(output))
         if said["problem"]:

@@ -20,19 +20,8 @@ _OURS = re.compile(r"^from provision\.node\.\w+\.(?P<file>\w+) import (?:\([^)]*
 _ANSIBLE = re.compile(r"^from ansible\.module_utils\.basic import AnsibleModule\n", re.MULTILINE)
 _CALL = '\n\nif __name__ == "__main__":\n'
 _BURNIN = (
-    *(
-        "clocks",
-        "order",
-        "spool",
-        "processes",
-        "kernel_lines",
-        "rows",
-        "tool_output",
-        "sources",
-        "steps",
-        "sampler",
-    ),
-    *("runner", "unit", "campaign", "entry"),
+    *("order", "spool", "processes", "tool_output", "sources", "sampler"),
+    *("runner", "campaign", "entry"),
 )
 # An f-string, so that a Python older than 3.6 says at once that it does not know the syntax. Two braces in a
 # row would be a template for Ansible, which brings the program to nodes that we cannot log in to ourselves.

@@ -4,22 +4,19 @@ is node/observe/."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from provision import paths
 from provision.fleet import Node
-from provision.remote import node_program, own_limits
-from provision.remote.node_error import NodeError
-from provision.remote.own_limits import MOST
-from provision.remote.processes import worth
-from provision.remote.protocol import AnswerError, facts_of, one_line, unframed
-from provision.remote.shared_facts import Pool
+from provision.remote import node_program
+from provision.remote.protocol import AnswerError, NodeError, facts_of, one_line, unframed
+from provision.remote.ssh import fanout
 from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
 from provision.remote.ssh.connection import Route, ansible_defaults, route_of
-from provision.remote.ssh.fanout import FEWEST, Asked, Fanout
+from provision.remote.ssh.fanout import FEWEST, MOST, Asked, Fanout, worth
 from provision.remote.workers import Share, shares
 from provision.remote.workers.worker_asks import Away
 
@@ -114,7 +111,7 @@ def put_to(
         if routes:
             say = say or (lambda _line: None)
             wanted = min(worth(len(routes), FEWEST), connections)
-            fitting = own_limits.fitting(routes.values(), connections, say, wanted)
+            fitting = fanout.fitting(routes.values(), connections, say, wanted)
             direct = stack.enter_context(Fanout(routes, asked, timeout, fitting, say, min(wanted, fitting)))
             gathered.append(direct.gather)
 
@@ -211,24 +208,18 @@ class _Answers:
         """A node's output, or why there is none, becomes its Observation."""
         if node in self.found:  # the first answer counts: after its run Ansible offers each node once more
             return
-        observation = self._failed(node, output, seconds) if isinstance(output, NodeError) else None
-        if observation is None:
-            observation = self._understood(node, output, seconds)  # type: ignore[arg-type]
-        self.found[node] = observation
+        observation = self.found[node] = self._understood(node, output, seconds)
         if self._on_done is not None:
             self._on_done(observation)
 
-    def _understood(self, node: str, output: bytes | bytearray, seconds: float) -> Observation:
-        try:
-            facts, problems = facts_of(unframed(output), self._ask.get(node, ()))
-        except AnswerError as error:
-            fix = "log in and check its python3"
-            return self._failed(node, NodeError("garbage", str(error), fix), seconds)
-        return Observation(node, self._pool.of(facts), problems, seconds=seconds)
-
-    def _failed(self, node: str, error: NodeError, seconds: float) -> Observation:
-        text = f"{error.what} → {error.fix}" if error.fix else error.what
-        return Observation(node, error=text, unreachable=error.unreachable, seconds=seconds)
+    def _understood(self, node: str, output: bytes | bytearray | NodeError, seconds: float) -> Observation:
+        if not isinstance(output, NodeError):
+            try:
+                facts, problems = facts_of(unframed(output), self._ask.get(node, ()))
+                return Observation(node, self._pool.of(facts), problems, seconds=seconds)
+            except AnswerError as error:
+                output = NodeError("garbage", str(error), "log in and check its python3")
+        return Observation(node, error=output.line, unreachable=output.unreachable, seconds=seconds)
 
 
 def _through_ansible(
@@ -280,3 +271,78 @@ def _through_ansible(
         else:
             kind = "unreachable" if outcome.status == "unreachable" else "ansible"
             answers.take(name, NodeError(kind, one_line(outcome.message) or outcome.status, fix), 0.0)
+
+
+_ABSENT = object()
+_BASES = 32  # kinds of nodes; of further ones every fact is kept
+
+
+class SharedFacts(Mapping[str, Any]):
+    """One node's facts: those of the first node of its kind, but for its own."""
+
+    __slots__ = ("_base", "_own")
+
+    def __init__(self, base: dict[str, Any], own: dict[str, Any]) -> None:
+        self._base = base
+        self._own = own
+
+    def __getitem__(self, name: str) -> Any:
+        return self._own[name] if name in self._own else self._base[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._own[name] if name in self._own else self._base.get(name, default)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._base
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    def keys(self) -> KeysView[str]:
+        return self._base.keys()
+
+    def items(self) -> ItemsView[str, Any]:
+        return {**self._base, **self._own}.items()
+
+    def __repr__(self) -> str:
+        return repr({**self._base, **self._own})
+
+
+class Pool:
+    """Where facts are kept together. What is put in is not to be changed any more."""
+
+    def __init__(self) -> None:
+        self._bases: list[dict[str, Any]] = []
+        self._texts: dict[str, str] = {}
+
+    def of(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The same facts, sharing what others said before."""
+        for base in self._bases:
+            if base.keys() == facts.keys():
+                own = {
+                    name: self._text(value)
+                    for name, value in facts.items()
+                    if not _same(value, base.get(name, _ABSENT))
+                }
+                return SharedFacts(base, own)
+        kept = {name: self._text(value) for name, value in facts.items()}
+        if len(self._bases) < _BASES:
+            self._bases.append(kept)
+        return kept
+
+    def _text(self, value: Any) -> Any:
+        return self._texts.setdefault(value, value) if isinstance(value, str) else value
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal in type and value, all the way down: in Python alone, 1 and true would be equal."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or one != other:
+        return False
+    if isinstance(one, list):
+        return all(map(_same, one, other))
+    return not isinstance(one, dict) or all(_same(value, other[key]) for key, value in one.items())

@@ -17,8 +17,8 @@ from provision.remote.observe import Observation
 from provision.runs.store import RunFolder, file_name
 from provision.secrets_mask import masked
 from provision.up import hooks
+from provision.up.execute import QUICK, Look, UpOptions
 from provision.up.plan import Plan
-from provision.up.types import QUICK, Look, UpOptions
 from provision.up.waves import Wave
 
 _BASE_MINUTES = 60.0  # for one playbook on one node, beyond what its roles are expected to need

@@ -14,7 +14,7 @@ from provision.errors import ExitCode
 from provision.fleet import Fleet
 from provision.report import context
 from provision.runs.store import RunFolder
-from provision.up.types import QUICK, UpOptions
+from provision.up.execute import QUICK, UpOptions
 from provision.validate import validation
 
 _SHOWN = 3  # findings named for one node; the report has all

@@ -114,28 +114,25 @@ class Runner:
             if node in hooks:
                 key = (hooks[node],) if hooks[node].per_wave else (hooks[node], node)
                 calls.setdefault(key, []).append(node)
-        if calls:
-            self.begun(event, [node for names in calls.values() for node in names])
-        problems: dict[str, str] = {}
-        for called in self._all(event, [(key[0], tuple(names)) for key, names in calls.items()], wave, kind):
-            self.heard(called)
-            problems.update(dict.fromkeys(called.nodes, called.problem))
-        return {node: problem for node, problem in problems.items() if problem}
-
-    def _all(
-        self, event: str, calls: Sequence[tuple[Hook, tuple[str, ...]]], wave: int, kind: str
-    ) -> Iterable[Called]:
         if not calls:
-            return
+            return {}
+        self.begun(event, [node for names in calls.values() for node in names])
+        problems: dict[str, str] = {}
         with concurrent.futures.ThreadPoolExecutor(min(AT_ONCE, len(calls))) as pool:
-            futures = [pool.submit(self._one, event, hook, names, wave, kind) for hook, names in calls]
+            futures = [
+                pool.submit(self._one, event, key[0], tuple(names), wave, kind)
+                for key, names in calls.items()
+            ]
             try:
                 for future in concurrent.futures.as_completed(futures):
-                    yield future.result()
+                    called = future.result()
+                    self.heard(called)
+                    problems.update(dict.fromkeys(called.nodes, called.problem))
             except BaseException:
                 self._stop()
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+        return {node: problem for node, problem in problems.items() if problem}
 
     def _stop(self) -> None:
         with self._guard:

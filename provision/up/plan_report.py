@@ -13,8 +13,7 @@ from provision.drift.drifts import Drift
 from provision.node_names import fold
 from provision.text import many, now, value_text
 from provision.up.durations import Expected
-from provision.up.package_changes import Change, PackageChange
-from provision.up.plan import NodePlan, Plan
+from provision.up.plan import Change, NodePlan, PackageChange, Plan
 
 FORMAT = 2  # of the JSON document; data/schemas/plan.schema.json describes it
 REASONS = 6  # per role; the rest are counted
@@ -125,8 +124,7 @@ def about(expected: Expected) -> str:
 
 def _groups(made: Plan) -> list[list[str]]:
     """Nodes that differ in the same way; first what no role repairs, then by reboot and time."""
-    words: dict[Any, str] = {}  # equal nodes share their expectations: each difference is worded once
-    others = {name: _likeness(node, words) for name, node in made.nodes.items() if not node.as_declared}
+    others = {name: _likeness(node) for name, node in made.nodes.items() if not node.as_declared}
     groups = [names for _, names in drift_text.grouped(others)]
 
     def badness(names: Sequence[str]) -> tuple[Any, ...]:
@@ -136,19 +134,9 @@ def _groups(made: Plan) -> list[list[str]]:
     return sorted(groups, key=badness, reverse=True)
 
 
-def _likeness(node: NodePlan, words: dict[Any, str]) -> tuple[Any, ...]:
-    drifts = ((d.expectation.role, d.expectation.fact, _difference(d, words)) for d in node.drifts)
+def _likeness(node: NodePlan) -> tuple[Any, ...]:
+    drifts = ((d.expectation.role, d.expectation.fact, drift_text.difference(d)) for d in node.drifts)
     return (node.roles, reboot_word(node), node.reboot_because, *drifts)
-
-
-def _difference(drift: Drift, words: dict[Any, str]) -> str:
-    found = drift.found
-    if drift.unknown or not isinstance(found, str | int | None):
-        return drift_text.difference(drift)
-    key = (id(drift.expectation), type(found), found)
-    if key not in words:
-        words[key] = drift_text.difference(drift)
-    return words[key]
 
 
 def _effort(node: NodePlan) -> str:
@@ -231,14 +219,11 @@ def _rollout(made: Plan) -> list[str]:
     busy = sum(len(wave) for wave in made.waves)
     if not busy:
         return []
-    said = [f"gpuprov up would change {many(busy, 'node')} in {_waves(made)}, in {about(made.minutes())}"]
+    waves = f"{len(made.waves)} waves" if len(made.waves) > 1 else "one wave"
+    said = [f"gpuprov up would change {many(busy, 'node')} in {waves}, in {about(made.minutes())}"]
     if len(made.waves) > 1:
         for number, wave in enumerate(made.waves, 1):
             reboots = sum(made.nodes[name].reboot for name in wave)
             rebooting = f", up to {many(reboots, 'reboot')}" if reboots else ""
             said.append(f"  wave {number} ({wave.kind}): {fold(wave)}{rebooting}")
     return said
-
-
-def _waves(made: Plan) -> str:
-    return f"{len(made.waves)} waves" if len(made.waves) > 1 else "one wave"

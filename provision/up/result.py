@@ -14,6 +14,7 @@ from provision.drift.drifts import Drift
 from provision.errors import ExitCode
 from provision.node_names import fold
 from provision.terminal import printable
+from provision.text import many
 
 
 class Status(enum.StrEnum):
@@ -111,14 +112,9 @@ class Ledger:
             self.end(node, status, message)
 
 
-def nodes_of(number: int) -> str:
-    """`1 node` or `3 nodes`."""
-    return f"{number} node{'s' if number != 1 else ''}"
-
-
 def count_of(drifts: Sequence[Drift], what: str) -> str:
     """`1 expectation …` or `3 expectations …`."""
-    return f"{len(drifts)} expectation{'s' if len(drifts) != 1 else ''} {what}"
+    return f"{many(len(drifts), 'expectation')} {what}"
 
 
 def exit_code(results: Iterable[Result]) -> ExitCode:
@@ -142,7 +138,7 @@ def text(
 ) -> str:
     """The summary as text. `drained`: nodes that are left out of service."""
     headline = " · ".join(f"{number} {status}" for status, number in counts(results).items())
-    lines = [f"{nodes_of(len(results))}: {headline or 'nothing to do'} · {_duration(minutes)}"]
+    lines = [f"{many(len(results), 'node')}: {headline or 'nothing to do'} · {_duration(minutes)}"]
     for cause in _causes(results):
         lines += ["", *cause]
     changed = sum(result.changed for result in results)

@@ -8,19 +8,25 @@ import contextlib
 import fcntl
 import os
 import random
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from provision.errors import GpuprovError, RunFolderError
+from provision.desired.inventory import ansible_inventory
+from provision.errors import GpuprovError, InventoryError, RunFolderError
+from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote import fleet_lock
 from provision.remote.fleet_lock import Answer, FleetLock, LockedError
+from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
+from provision.remote.ssh.connection import ansible_defaults, route_of
 from provision.runs.store import RunFolder
 from provision.up import hooks
+from provision.up.execute import EarlierRuns
 from provision.up.result import Result, Status
-from provision.up.types import EarlierRuns
 
 _LONGEST = 100  # runs in a chain of resumptions
 _RUNNING = "running.lock"
@@ -164,3 +170,42 @@ def _still_busy(
         say(f"{node}: not attempted: it did not end")
     why = f"after {BUSY_SECONDS / 60:.0f} min an earlier run still has running there: "
     return {node: Result(node, Status.NOT_ATTEMPTED, why + ", ".join(names)) for node, names in busy.items()}
+
+
+_NAMED = 5  # machines that are named; one mistake in a template makes hundreds
+
+
+def refuse_twice_named(fleet: Fleet) -> None:
+    """Raise InventoryError with the names and their places when two nodes are reached at one address.
+
+    The same address behind another jump host, or at another port, is another machine. What only Ansible can
+    reach is not compared here: the lock on the node finds it (fleet_lock.py)."""
+    configs, defaults = ConfigFiles(), ansible_defaults()
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for node in fleet.nodes.values():
+        try:
+            route = route_of(node, configs, defaults)
+        except NotUnderstoodError:
+            continue
+        target = route.target
+        jumps = tuple((hop.host, hop.port) for hop in route.jumps)
+        key = (target.host.lower(), target.port, jumps, target.proxy_command)
+        found.setdefault(key, []).append(node.name)
+    twice = {key: names for key, names in found.items() if len(names) > 1}
+    if twice:
+        told = [
+            f"{' and '.join(_placed(name, fleet.source) for name in names)} are "
+            f"{'all' if len(names) > 2 else 'both'} at {key[0]}"
+            for key, names in list(twice.items())[:_NAMED]
+        ]
+        more = f"\n  and {len(twice) - _NAMED} more" if len(twice) > _NAMED else ""
+        raise InventoryError(
+            "the inventory lists one machine under two names: " + "\n  ".join(told) + more,
+            "take one of them out, or correct its ansible_host",
+        )
+
+
+def _placed(name: str, source: Path) -> str:
+    """`gpu-01 (fleet.yml:12)`, where the name can be found in the inventory's files."""
+    place = ansible_inventory.place_of(rf"""\s*["']?{re.escape(name)}["']?\s*(?::|\s|$)""", source)
+    return f"{name} ({place})" if place else name

@@ -18,21 +18,21 @@ from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
 from provision.remote.ansible import handover
 from provision.remote.ansible.events import Event
+from provision.remote.ansible.runner import handled, heeded
 from provision.remote.fleet_lock import FleetLock
-from provision.remote.interrupts import handled, heeded
-from provision.remote.node_error import NodeError
 from provision.remote.observe import run_programs
+from provision.remote.protocol import NodeError
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.terminal import Progress, printable
-from provision.up import durations, hooks, plan, same_machine, waves
+from provision.text import many
+from provision.up import durations, hooks, plan, resume, waves
 from provision.up import result as up_result
-from provision.up.execute import Execution
+from provision.up.execute import Execution, UpOptions
 from provision.up.executor import AnsibleExecutor, Journal, looks
 from provision.up.plan import Plan
-from provision.up.result import Result, Status, count_of, exit_code, nodes_of
+from provision.up.result import Result, Status, count_of, exit_code
 from provision.up.resume import StillRunning, locked, run_id
-from provision.up.types import UpOptions
 from provision.up.waves import BATCH, CANARY, Wave
 
 _FEW = 32  # nodes whose every role is worth a line where there is no terminal
@@ -81,7 +81,7 @@ class UpRun:
         return code
 
     def _run(self) -> ExitCode:
-        same_machine.refuse(self.fleet)
+        resume.refuse_twice_named(self.fleet)
         found = hooks.load(self.fleet, self.overrides)
         handover.remove_orphans()
         known = self._look()
@@ -264,8 +264,8 @@ class UpRun:
         if self.options.full:
             words = [f"every role on {len(busy)} of {len(self.fleet.nodes)} nodes"]
         canaries = sum(len(wave) for wave in made.waves if wave.kind == CANARY)
-        first = f", {nodes_of(canaries)} first as canar{'y' if canaries == 1 else 'ies'}" if canaries else ""
-        words.append(f"{len(made.waves)} wave{'s' if len(made.waves) != 1 else ''}{first}")
+        first = f", {many(canaries, 'node')} first as {'canary' if canaries == 1 else 'canaries'}"
+        words.append(many(len(made.waves), "wave") + (first if canaries else ""))
         if reboots and not self.options.check_mode:
             words.append(f"{reboots} to reboot")
         words.append(f"about {minutes:.0f} min")
@@ -328,7 +328,7 @@ class UpRun:
         drained = self._drained
         said = masked(up_result.text(results, command, run, minutes, drained), self._secrets)
         if results and not drained and all(result.status is Status.AS_DECLARED for result in results):
-            said = f"{nodes_of(len(results))} already as declared\nnext: {command}\nrun:  {run}"
+            said = f"{many(len(results), 'node')} already as declared\nnext: {command}\nrun:  {run}"
         if self.options.check_mode:
             said = "\n".join([*up_result.would_change(self.changes), said])
         if self.options.json:

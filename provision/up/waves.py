@@ -68,10 +68,6 @@ class Wave(tuple[str, ...]):
         made.groups = tuple(groups)
         return made
 
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        return tuple(self)
-
     def together(self, node: str) -> tuple[str, ...]:
         """The nodes that share the fate of `node`, itself among them."""
         return next((group for group in self.groups if node in group), (node,))
@@ -165,12 +161,6 @@ def _batches(units: Sequence[tuple[str, ...]], size: int) -> Iterator[list[tuple
 
 def _wave(units: Sequence[tuple[str, ...]], kind: str) -> Wave:
     return Wave([node for unit in units for node in unit], kind, [unit for unit in units if len(unit) > 1])
-
-
-def make(nodes: Sequence[str], size: int | None, first: Mapping[str, int]) -> tuple[Wave, ...]:
-    """Waves of at most `size` nodes (None: no limit), without canaries. Nodes of a lower number in `first`
-    come first, and never share a wave with those of a higher one."""
-    return Rollout(Share(size or max(1, len(nodes))), canary=False, stages=first).waves(nodes)
 
 
 def rollout(

@@ -10,9 +10,8 @@ import pytest
 
 from provision.burnin import orders, plan, profile
 from provision.burnin.plan import Part
-from provision.node.burnin.campaign import FOREIGN_PAUSE
+from provision.node.burnin.campaign import FOREIGN_PAUSE, HOLDERS_DEADLINE
 from provision.node.burnin.order import read_order
-from provision.node.burnin.steps import HOLDERS_DEADLINE
 from provision.runs.fingerprint import Fingerprint
 from provision.runs.node_facts import NodeFacts
 from tests.support.burnin import NODE

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from provision import cli
-from provision.desired import expectations, inventory, stack, starter
+from provision.desired import expectations, inventory, stack, variables
 from provision.errors import ExitCode, UsageError
 from provision.fleet import Node
 from provision.remote import observe
@@ -235,16 +235,16 @@ def test_init_writes_the_example(
 
 def test_what_init_writes_is_an_inventory_without_mistakes(tmp_path: Path) -> None:
     file = tmp_path / "inventory.yml"
-    file.write_text(starter.inventory(["gpu-[01:03]", "10.0.0.9", "1e5", "yes"]))
+    file.write_text(inventory.starter(["gpu-[01:03]", "10.0.0.9", "1e5", "yes"]))
     fleet = inventory.load(file)
     assert list(fleet.nodes) == ["gpu-01", "gpu-02", "gpu-03", "10.0.0.9", "1e5", "yes"]
-    stack.check_names(fleet, {})
+    variables.check(fleet, {})
 
 
 @pytest.mark.parametrize("host", ["a b", "a:\n  x", "{{ x }}", ""])
 def test_init_refuses_what_is_no_host_name(host: str) -> None:
     with pytest.raises(UsageError, match="not a host name"):
-        starter.inventory([host])
+        inventory.starter([host])
 
 
 def test_the_variables_the_starter_shows_exist() -> None:
@@ -252,7 +252,7 @@ def test_the_variables_the_starter_shows_exist() -> None:
 
     shown = [
         line.strip("# ").split(":")[0]
-        for line in starter.inventory().splitlines()
+        for line in inventory.starter().splitlines()
         if line.startswith("    # ")
     ]
     ours = [name for name in shown if name.startswith(("gpuprov_", "nvidia_", "container_"))]

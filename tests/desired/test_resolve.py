@@ -16,7 +16,7 @@ import yaml
 
 from provision.desired import inventory, variables
 from provision.desired.role import all_defaults
-from provision.desired.templating import BadTemplateError, Renderer, ask_ansible, resolve
+from provision.desired.templating import BadTemplateError, Renderer, resolve
 from provision.drift import fleet_options
 from provision.errors import StackError
 from provision.fleet import Fleet
@@ -86,7 +86,7 @@ def seen_by_drift(fleet: Fleet, value: Any) -> tuple[resolve.View, Any]:
 def seen_by_up(view: resolve.View) -> Any:
     """What Ansible makes of what it is given, which is one node of them all."""
     hosts = {"gpu-02": {**view.maps[1], **resolve.for_ansible(view, NODE)}}
-    return ask_ansible.values(hosts, {"gpu-02": [OPTION]}, ())["gpu-02"][OPTION]
+    return resolve.ask_ansible(hosts, {"gpu-02": [OPTION]}, ())["gpu-02"][OPTION]
 
 
 @pytest.fixture(scope="module")

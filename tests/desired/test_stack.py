@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from provision.desired import inventory, stack
+from provision.desired.variables import check
 from provision.errors import StackError
 from provision.fleet import Fleet, Node
 
@@ -77,16 +78,16 @@ def test_a_stack_of_ones_own(tmp_path: Path) -> None:
 )
 def test_a_mistyped_variable_is_refused(variable: str, fix: str) -> None:
     with pytest.raises(StackError) as caught:
-        stack.check_names(fleet({}, {variable: 1}, {variable: 1}), {})
+        check(fleet({}, {variable: 1}, {variable: 1}), {})
     assert f"unknown variable {variable}" in caught.value.what
     assert "gpu-[02-03]" in caught.value.what
     assert fix in caught.value.fix
     with pytest.raises(StackError, match="--set"):
-        stack.check_names(fleet({}), {variable: 1})
+        check(fleet({}), {variable: 1})
 
 
 def test_other_peoples_variables_are_let_be() -> None:
-    stack.check_names(fleet({"ansible_host": "x", "site": 1, "driver_version": 2, "nvidia_version": 3}), {})
+    check(fleet({"ansible_host": "x", "site": 1, "driver_version": 2, "nvidia_version": 3}), {})
 
 
 def test_the_line_of_a_mistyped_variable_is_named(tmp_path: Path) -> None:
@@ -94,7 +95,7 @@ def test_the_line_of_a_mistyped_variable_is_named(tmp_path: Path) -> None:
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "group_vars" / "g.yml").write_text("a: 1\nnccl_verison: '2'\n")
     with pytest.raises(StackError, match=r"group_vars/g\.yml:2: unknown variable nccl_verison \(gpu-01\)"):
-        stack.check_names(inventory.load(tmp_path), {})
+        check(inventory.load(tmp_path), {})
 
 
 @pytest.mark.parametrize(
@@ -112,7 +113,7 @@ def test_the_line_of_a_mistyped_variable_is_named(tmp_path: Path) -> None:
 )
 def test_values_that_cannot_be_meant_are_refused(variables: dict[str, Any], what: str) -> None:
     with pytest.raises(StackError, match=what):
-        stack.check_names(fleet(variables), {})
+        check(fleet(variables), {})
 
 
 def test_a_stack_named_by_a_template_is_refused() -> None:

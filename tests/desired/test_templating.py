@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from provision.desired.templating import BadTemplateError, NotPlainError, Renderer, ask_ansible
+from provision.desired.templating import BadTemplateError, NotPlainError, Renderer, resolve
 
 VARIABLES: dict[str, Any] = {
     "branch": 580,
@@ -65,14 +65,11 @@ SAME_AS_ANSIBLE: list[Any] = [
     "{{ [1, 2] + nested.list }}",
     "{{ [3, 1, 3] | unique }}",
     "{{ [1, 2] | union([2, 3]) }}",
-    "{{ [1, 2] | intersect([2, 3]) }}",
     "{{ [1, 2, 1] | difference([2, 3]) }}",
     "{{ [[1, [2]], [3]] | flatten }}",
     "{{ [[1, [2]], [3]] | flatten(levels=1) }}",
     "{{ nested | dict2items | map(attribute='key') | list }}",
-    "{{ [{'key': 'a', 'value': 1}] | items2dict }}",
     "{{ nested.one | combine({'n': 4}) }}",
-    "{{ nested | combine({'one': {'n': 4}}, recursive=true) }}",
     "{{ {'a': [1, true, none, 'é']} | to_json }}",
     "{{ '{\"a\": [1, true, null, {}]}' | from_json }}",
     "{{ 'yes' | bool }}",
@@ -86,25 +83,16 @@ SAME_AS_ANSIBLE: list[Any] = [
     "{{ version | regex_replace('^(\\d+)\\..*$', '\\1') }}",
     "{{ version | regex_search('\\d+$') }}",
     "{{ version | regex_search('x') }}",
-    "{{ version | regex_findall('\\d+') }}",
     "{{ version is match('580') }}",
     "{{ version is search('126') }}",
-    "{{ version is regex('^126') }}",
     "{{ 'a' in names }}",
-    "{{ names is contains('a') }}",
-    "{{ ['a'] is subset(names) }}",
-    "{{ names is superset(['z']) }}",
     "{{ [flag, true] is all }}",
-    "{{ [false, flag] is any }}",
-    "{{ empty is truthy }}",
-    "{{ empty is falsy }}",
     "{{ absent is defined }}",
     "{{ absent is undefined }}",
     "{{ branch is number }}",
     "{{ '/etc/modprobe.d/x.conf' | basename }}",
     "{{ '/etc/modprobe.d/x.conf' | dirname }}",
     "{{ 'a,b' | split(',') }}",
-    "{{ 'abc' | b64encode }}",
     "{{ 'a.b' | regex_escape }}",
     "{{ text.split('.')[0] | int }}",
     "{{ text | replace('.', '-') }}",
@@ -125,7 +113,7 @@ SAME_AS_ANSIBLE: list[Any] = [
 def ansibles() -> dict[str, Any]:
     """All templates rendered by Ansible, in one run."""
     cases = {f"case_{number}": template for number, template in enumerate(SAME_AS_ANSIBLE)}
-    return ask_ansible.values({"localhost": {**VARIABLES, **cases}}, {"localhost": list(cases)}, ())[
+    return resolve.ask_ansible({"localhost": {**VARIABLES, **cases}}, {"localhost": list(cases)}, ())[
         "localhost"
     ]
 
@@ -145,12 +133,20 @@ def test_rendered_as_ansible_renders_it(number: int, ansibles: dict[str, Any]) -
         "{{ 'x' | hash('sha1') }}",
         "{{ 'x' | to_nice_yaml }}",
         "{{ version is version('1', '>', strict=true) }}",
+        "{{ version is version('1', 'about') }}",
         "{{ '1.a' is version('1.2', '>') }}",
         "{{ ansible_distribution }}",
         "{{ hostvars['gpu-01'].x }}",
         {"__ansible_vault": "$ANSIBLE_VAULT;1.1;AES256\n00"},
         "{{ 'x' is nosuchtest }}",
         "{{ {'a': 1} | combine({'a': 2}, list_merge='append') }}",
+        "{{ nested | combine({'one': {'n': 4}}, recursive=true) }}",
+        "{{ nested | dict2items('k') }}",
+        "{{ text | regex_search('A', ignorecase=true) }}",
+        "{{ text | regex_replace('A', 'B', true) }}",
+        "{{ text is match('A', true) }}",
+        "{{ [1, 2] | intersect([2, 3]) }}",
+        "{{ ['a'] is subset(names) }}",
         "{{ branch | regex_replace('5', '6') if false else 'maybe' | bool }}",
     ],
     ids=str,
@@ -223,7 +219,9 @@ def test_a_file_is_what_the_template_module_writes(tmp_path: Path) -> None:
     )
     (tmp_path / "x.j2").write_text(source)
     lookup = "{{ lookup('ansible.builtin.template', '" + str(tmp_path / "x.j2") + "') }}"
-    theirs = ask_ansible.values({"localhost": {**VARIABLES, "answer": lookup}}, {"localhost": ["answer"]}, ())
+    theirs = resolve.ask_ansible(
+        {"localhost": {**VARIABLES, "answer": lookup}}, {"localhost": ["answer"]}, ()
+    )
     assert Renderer([VARIABLES]).file(source) == theirs["localhost"]["answer"]
     assert Renderer([VARIABLES]).file("{% if not flag %}x{% endif %}") == ""
 

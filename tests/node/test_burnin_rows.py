@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.node.burnin import rows
-from provision.node.burnin.rows import Telemetry
+from provision.node.burnin import sampler
+from provision.node.burnin.sampler import Telemetry
 from provision.node.burnin.tool_output import (
     GPU_FIELDS,
     ReplayRows,
@@ -123,7 +123,7 @@ def test_counters_that_stand_still_are_kept_seldom(
 ) -> None:
     kept, lines, _, _ = telemetry
     clock = [1000.0]
-    monkeypatch.setattr(rows, "since_boot", lambda: clock[0])
+    monkeypatch.setattr(sampler, "since_boot", lambda: clock[0])
     for clock[0], replays in ((1000.0, "0"), (1010.0, "0"), (1020.0, "7"), (1045.0, "7"), (1051.0, "7")):
         kept.add("errors", "gpu0", {"pcie_replays": replays}, seldom=30.0)
     assert [line.split(",")[1::3] for line in lines()] == [
@@ -138,7 +138,7 @@ def test_now_and_then_a_row_is_whole(
 ) -> None:
     kept, lines, _, _ = telemetry
     clock = [1000.0]
-    monkeypatch.setattr(rows, "since_boot", lambda: clock[0])
+    monkeypatch.setattr(sampler, "since_boot", lambda: clock[0])
     for clock[0] in (1000.0, 1300.0, 1601.0):
         kept.add("gpu", "gpu0", {"temperature_c": "40"})
     assert [line.rpartition(",")[2] for line in lines()] == ["temperature_c=40", "", "temperature_c=40"]
@@ -178,7 +178,7 @@ def test_a_full_disk_leaves_no_half_row(
         os.write(handle, data[: len(data) // 2])
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(rows, "write_all", half)
+    monkeypatch.setattr(sampler, "write_all", half)
     kept.add("gpu", "gpu0", {"temperature_c": "41"})
     assert said == [True]
     assert [line.rpartition(",")[2] for line in lines()] == ["temperature_c=40"]

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from provision.node.burnin import sources
-from provision.node.burnin.clocks import ClockWatch
 from provision.node.burnin.sources import Forked, Source, ib_metrics, ib_ports, program, read_ports
+from provision.node.burnin.spool import ClockWatch
 from provision.node.burnin.tool_output import without_field
 
 

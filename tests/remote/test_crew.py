@@ -8,10 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from provision.remote.node_error import NodeError
+from provision.remote.protocol import NodeError
 from provision.remote.ssh import pool as module
-from provision.remote.ssh.concurrency import Level, Sample
-from provision.remote.ssh.pool import Crew
+from provision.remote.ssh.pool import Crew, Level
 
 
 def gathered(crew: Crew[str]) -> dict[str, str | NodeError]:
@@ -158,7 +157,7 @@ def climb(level: Level, rate: Callable[[int], float], cpu_of_one: float = 0.0) -
     levels = [level.now]
     for _ in range(10):
         seconds = level.now / rate(level.now)
-        level.seen(Sample(seconds, level.now, level.now * cpu_of_one))
+        level.seen(seconds, level.now, level.now * cpu_of_one)
         if level.now != levels[-1]:
             levels.append(level.now)
     return levels

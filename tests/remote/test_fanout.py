@@ -24,13 +24,12 @@ import pytest
 from provision import paths
 from provision.errors import UsageError
 from provision.fleet import Node
-from provision.remote import processes
-from provision.remote.node_error import NodeError
 from provision.remote.observe import observe, run_programs
-from provision.remote.processes import VARIABLE, worth
+from provision.remote.protocol import NodeError
 from provision.remote.ssh import fanout, process_pool
 from provision.remote.ssh.config import ConfigFiles
 from provision.remote.ssh.connection import Route, route_of
+from provision.remote.ssh.fanout import VARIABLE, worth
 from provision.remote.ssh.pool import Done
 from provision.remote.ssh.process_pool import KEPT, Processes
 from tests.support.processes import alive, command_of, until
@@ -370,7 +369,7 @@ def test_how_many_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_few_nodes_start_no_process(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(processes.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(fanout.os, "sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(process_pool, "_started", lambda _: pytest.fail("a process was started"))
     found = run_programs([sshd.node(ansible_become=False)], {"gpu-01": HELLO})
     assert isinstance(found["gpu-01"], bytes)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from provision.remote.ansible.fault_causes import cause_of
-from provision.remote.ansible.messages import MESSAGE_LIMIT, message_of
+from provision.remote.ansible.messages import MESSAGE_LIMIT, cause_of, message_of
 
 SAID = {
     # apt 3.0, its server stopped

@@ -16,7 +16,7 @@ import pytest
 
 from provision.remote import fleet_lock
 from provision.remote.fleet_lock import FleetLock, LockedError
-from provision.remote.node_error import NodeError, unreachable
+from provision.remote.protocol import NodeError, unreachable
 from tests.support.processes import until
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from provision.remote.node_error import NodeError
-from provision.remote.ssh.host_keys import HostKeys
-from provision.remote.ssh.known_hosts import Entry, KnownHosts, Standing, host_name, judge
-from provision.remote.ssh.proxy_jump import Hop
+from provision.remote.protocol import NodeError
+from provision.remote.ssh.connection import Hop
+from provision.remote.ssh.known_hosts import Entry, HostKeys, KnownHosts, Standing, host_name, judge
 
 ONE, TWO = (base64.b64encode(b"\0\0\0\x0bssh-ed25519\0\0\0\x20" + bytes([n]) * 32).decode() for n in (1, 2))
 

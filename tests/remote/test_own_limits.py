@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.remote.own_limits import fitting, neighbours, room
-from provision.remote.ssh.connection import Route
-from provision.remote.ssh.proxy_jump import Hop
+from provision.remote.ssh.connection import Hop, Route
+from provision.remote.ssh.fanout import fitting, neighbours, room
 
 ROUTES = """\
 Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT

@@ -7,10 +7,9 @@ import time
 
 import pytest
 
-from provision.remote.node_error import Clock, NodeError
-from provision.remote.ssh.connection import Route
+from provision.remote.protocol import Clock, NodeError
+from provision.remote.ssh.connection import Hop, Route
 from provision.remote.ssh.execute import Question
-from provision.remote.ssh.proxy_jump import Hop
 
 SECONDS = 0.3
 

@@ -19,8 +19,8 @@ from provision import paths
 from provision.errors import GpuprovError, UsageError
 from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event, Outcome
-from provision.remote.ansible.partitions import Backend, run_sharded
-from provision.remote.interrupts import Interrupts
+from provision.remote.ansible.partitions import run_sharded
+from provision.remote.ansible.runner import Interrupts
 from provision.remote.workers import LINK, Share
 from tests.support.plays import SHARDED, local, playbook, playing
 from tests.support.processes import alive, line_of
@@ -68,10 +68,6 @@ def until_stopped(
     raise AssertionError("nobody told this place to stop")
 
 
-def places(*runs: partitions.Run) -> list[Backend]:
-    return [Backend(run=run) for run in runs]
-
-
 def test_every_host_is_played_at_one_place_and_its_events_come_in_order_in_this_thread() -> None:
     one, two, three = Scripted(), Scripted(), Scripted()
     heard: list[tuple[str, str]] = []
@@ -81,7 +77,7 @@ def test_every_host_is_played_at_one_place_and_its_events_come_in_order_in_this_
         heard.append((event.node, event.kind))
         threads.add(threading.get_ident())
 
-    outcomes = run_sharded(PLAY, HOSTS, on_event=hear, forks=8, places=places(one, two, three), tags=["x"])
+    outcomes = run_sharded(PLAY, HOSTS, on_event=hear, forks=8, places=[one, two, three], tags=["x"])
     assert list(outcomes) == list(HOSTS)
     assert sorted(one.called["hosts"] + two.called["hosts"] + three.called["hosts"]) == sorted(HOSTS)
     for name in HOSTS:
@@ -91,17 +87,17 @@ def test_every_host_is_played_at_one_place_and_its_events_come_in_order_in_this_
     assert three.called["tags"] == ["x"]
 
 
-def test_what_stands_together_is_dealt_apart_and_a_heavier_place_takes_more() -> None:
-    dealt = partitions.partition(HOSTS, [1, 2])
+def test_what_stands_together_is_dealt_apart() -> None:
+    dealt = partitions.partition(HOSTS, 2)
     assert [list(some) for some in dealt] == [
-        ["n0", "n3", "n6", "n9"],
-        ["n1", "n2", "n4", "n5", "n7", "n8"],
+        [f"n{n}" for n in range(0, 10, 2)],
+        [f"n{n}" for n in range(1, 10, 2)],
     ]
 
 
 def test_a_place_with_more_rounds_to_go_gets_longer() -> None:
     one, two, three = Scripted(), Scripted(), Scripted()
-    run_sharded(PLAY, HOSTS, forks=5, timeout=100, on_event=print, places=places(one, two, three))
+    run_sharded(PLAY, HOSTS, forks=5, timeout=100, on_event=print, places=[one, two, three])
     for place in (one, two, three):
         rounds = -(-len(place.called["hosts"]) // place.called["forks"])
         assert place.called["timeout"] == 100 * max(1, rounds / 2)
@@ -110,7 +106,7 @@ def test_a_place_with_more_rounds_to_go_gets_longer() -> None:
 
 def test_there_are_never_more_places_than_forks() -> None:
     one, two, three = Scripted(), Scripted(), Scripted()
-    run_sharded(PLAY, HOSTS, forks=2, on_event=print, places=places(one, two, three))
+    run_sharded(PLAY, HOSTS, forks=2, on_event=print, places=[one, two, three])
     assert three.called == {}
     assert one.called["forks"] == two.called["forks"] == 1
 
@@ -159,8 +155,8 @@ def test_batches_of_hosts_that_wait_are_played_one_after_the_other(monkeypatch: 
 
 
 def test_what_fails_at_one_place_is_told_for_its_hosts_and_costs_the_others_nothing() -> None:
-    broken = Backend("worker-a", run=raising(GpuprovError("it has no Ansible", "install it")))
-    outcomes = run_sharded(PLAY, HOSTS, on_event=print, places=[broken, Backend(run=Scripted())])
+    broken = raising(GpuprovError("worker-a: it has no Ansible", "install it"))
+    outcomes = run_sharded(PLAY, HOSTS, on_event=print, places=[broken, Scripted()])
     failed = [name for name, outcome in outcomes.items() if outcome.status == "failed"]
     assert failed == ["n0", "n2", "n4", "n6", "n8"]
     assert outcomes["n0"].message == "worker-a: it has no Ansible"
@@ -170,12 +166,12 @@ def test_what_fails_at_one_place_is_told_for_its_hosts_and_costs_the_others_noth
 def test_what_fails_everywhere_is_raised() -> None:
     broken = raising(GpuprovError("no such role", "mend it"))
     with pytest.raises(GpuprovError, match="no such role"):
-        run_sharded(PLAY, HOSTS, places=places(broken, broken))
+        run_sharded(PLAY, HOSTS, places=[broken, broken])
 
 
 def test_a_mistake_at_one_place_stops_the_others_and_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
-        run_sharded(PLAY, HOSTS, places=places(raising(ZeroDivisionError()), until_stopped))
+        run_sharded(PLAY, HOSTS, places=[raising(ZeroDivisionError()), until_stopped])
 
 
 def test_a_mistake_of_who_listens_stops_every_place_and_is_raised() -> None:
@@ -183,7 +179,7 @@ def test_a_mistake_of_who_listens_stops_every_place_and_is_raised() -> None:
         raise ZeroDivisionError("ours")
 
     with pytest.raises(ZeroDivisionError, match="ours"):
-        run_sharded(PLAY, HOSTS, on_event=hear, places=places(Scripted(), until_stopped))
+        run_sharded(PLAY, HOSTS, on_event=hear, places=[Scripted(), until_stopped])
 
 
 def test_a_place_that_was_interrupted_does_not_hurry_the_others() -> None:
@@ -197,7 +193,7 @@ def test_a_place_that_was_interrupted_does_not_hurry_the_others() -> None:
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        run_sharded(PLAY, HOSTS, places=places(slow, until_stopped))
+        run_sharded(PLAY, HOSTS, places=[slow, until_stopped])
     assert counts == [1]
     assert signal.getsignal(signal.SIGTERM) is before
 
@@ -205,17 +201,17 @@ def test_a_place_that_was_interrupted_does_not_hurry_the_others() -> None:
 def test_a_few_hosts_are_one_run_here_and_many_are_one_for_each_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(partitions.VARIABLE, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    counts = [len(partitions.local_backends(number)) for number in (0, 1, 99, 100, 399, 10_000)]
+    counts = [len(partitions.local_places(number)) for number in (0, 1, 99, 100, 399, 10_000)]
     assert counts == [1, 1, 1, 2, 7, 8]
 
 
 def test_how_many_processes_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(partitions.VARIABLE, "3")
-    assert [len(partitions.local_backends(number)) for number in (1, 2, 500)] == [1, 2, 3]
+    assert [len(partitions.local_places(number)) for number in (1, 2, 500)] == [1, 2, 3]
     for nonsense in ("0", "-1", "many", ""):
         monkeypatch.setenv(partitions.VARIABLE, nonsense)
         with pytest.raises(UsageError, match=partitions.VARIABLE):
-            partitions.local_backends(500)
+            partitions.local_places(500)
 
 
 def test_hosts_of_what_is_divided_do_not_wait_for_one_another() -> None:
@@ -248,7 +244,7 @@ def test_two_processes_tell_what_one_does(tmp_path: Path, memory: Path) -> None:
     alone: list[Event] = []
     one = runner.run_playbook(play, hosts, on_event=alone.append)
     heard: list[Event] = []
-    two = run_sharded(play, hosts, on_event=heard.append, places=[Backend(), Backend()])
+    two = run_sharded(play, hosts, on_event=heard.append, places=[None, None])
     assert two == one
     assert {outcome.status for outcome in two.values()} == {"ok", "failed"}
     for name in hosts:
@@ -270,7 +266,7 @@ def test_a_host_that_takes_too_long_costs_the_other_process_nothing(tmp_path: Pa
         return runner.run_playbook(*arguments, **{**options, "timeout": 8})
 
     hosts = {"slow": local(), "n": local()}
-    outcomes = run_sharded(play, hosts, on_event=print, places=[Backend(run=hurried), Backend()])
+    outcomes = run_sharded(play, hosts, on_event=print, places=[hurried, None])
     assert outcomes["n"] == Outcome("n", "ok", 0)
     assert outcomes["slow"].message == "did not finish in 8 s"
 
@@ -280,7 +276,7 @@ import importlib.metadata, sys, threading, time
 from pathlib import Path
 import provision.remote.ansible.handover as handover
 from provision.remote.ansible import runner
-from provision.remote.ansible.partitions import Backend, run_sharded
+from provision.remote.ansible.partitions import run_sharded
 handover._memory_folder = lambda: Path(sys.argv[2])
 found, nearly_done = importlib.metadata.entry_points, threading.Event()
 def slowly(**wanted):
@@ -293,7 +289,7 @@ def later(*arguments, **options):
     assert nearly_done.wait(60)
     return runner.run_playbook(*arguments, **options)
 host = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-outcomes = run_sharded(Path(sys.argv[1]), {"a": host, "b": host}, places=[Backend(), Backend(run=later)])
+outcomes = run_sharded(Path(sys.argv[1]), {"a": host, "b": host}, places=[None, later])
 print(*(outcome.status for outcome in outcomes.values()))
 """
 

@@ -19,12 +19,11 @@ from typing import Any
 import paramiko
 import pytest
 
-from provision.remote.node_error import NodeError
-from provision.remote.ssh import streams
+from provision.remote.protocol import NodeError
+from provision.remote.ssh import client
 from provision.remote.ssh.client import Ssh
 from provision.remote.ssh.config import ConfigFiles
-from provision.remote.ssh.connection import Route, route_of
-from provision.remote.ssh.proxy_jump import Hop
+from provision.remote.ssh.connection import Hop, Route, route_of
 
 ANSWER = "@gpuprov-facts 1 2\n{}\n@gpuprov-end\n"
 PROGRAM = f"import sys\nsys.stdout.write({ANSWER!r})\n".encode()
@@ -349,8 +348,8 @@ def test_what_authentication_or_a_host_key_refuses_is_not_tried_again(
     ssh: Ssh, sshd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dialled: list[Hop] = []
-    tcp = streams.tcp
-    monkeypatch.setattr(streams, "tcp", lambda hop, clock: dialled.append(hop) or tcp(hop, clock))
+    tcp = client.tcp
+    monkeypatch.setattr(client, "tcp", lambda hop, clock: dialled.append(hop) or tcp(hop, clock))
     assert trouble(ssh, route(sshd.node(known_hosts=tmp_path / "none"))).kind == "host key"
     assert trouble(ssh, route(sshd.node(key=sshd.keygen("unknown")))).kind == "auth"
     assert len(dialled) == 2

@@ -14,7 +14,7 @@ from provision import paths
 from provision.errors import GpuprovError
 from provision.fleet import Node
 from provision.remote.ansible.events import Event, Outcome
-from provision.remote.node_error import NodeError
+from provision.remote.protocol import NodeError
 from provision.remote.ssh.config import ConfigFiles
 from provision.remote.ssh.connection import route_of
 from provision.remote.workers import Share, Worker, worker_link, worker_runs, worker_stream

@@ -22,8 +22,8 @@ from provision.fleet import Fleet, Node
 from provision.remote import workers
 from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event
-from provision.remote.node_error import NodeError
 from provision.remote.observe import observe, run_programs
+from provision.remote.protocol import NodeError
 from tests.support.processes import alive, command_of, until
 from tests.support.sshd import Sshd
 
@@ -125,9 +125,9 @@ def test_whoever_plays_on_nodes_minds_their_workers() -> None:
         for path in paths.PACKAGE.rglob("*.py")
         if re.search(r"\brun_playbook\b", path.read_text()) and "_packed" not in path.parts
     }
-    # observe.py divides by itself; ask_ansible.py and selftest/machine.py play on this machine alone.
+    # observe.py divides by itself; resolve.py and selftest/machine.py play on this machine alone.
     assert callers == {
-        "desired/templating/ask_ansible.py",
+        "desired/templating/resolve.py",
         "remote/ansible/partitions.py",
         "remote/ansible/runner.py",
         "remote/observe.py",

@@ -134,7 +134,7 @@ def test_the_likely_name_is_asked_first_and_all_are(os_id: str, branch: str, fir
 
 def test_a_plan_names_the_package_that_is_there() -> None:
     from provision.drift import drifts as drift
-    from provision.up import package_changes
+    from provision.up import plan
 
     variables = {**stack.load(stack.DEFAULT).variables, "gpuprov_roles": ["nvlink"]}
     found = expectations.of_node(variables, machine("2330", switches=4))
@@ -144,12 +144,12 @@ def test_a_plan_names_the_package_that_is_there() -> None:
         drift.Drift("gpu-01", wanted["fabric.manager_version"], "580.95.05-1"),
         drift.Drift("gpu-01", wanted["fabric.manager_matches_driver"], False),
     ]
-    (change,) = package_changes.of_node(drifts, facts)
+    (change,) = plan.packages_of(drifts, facts)
     assert (change.name, change.before, change.after) == (
         "nvidia-fabricmanager-580",
         "580.95.05-1",
         "580.126.09",
     )
     drifts = [drift.Drift("gpu-01", wanted["fabric.manager_version"], None)]
-    (change,) = package_changes.of_node(drifts, {})
-    assert (change.name, change.change) == ("nvidia-fabricmanager", package_changes.Change.INSTALL)
+    (change,) = plan.packages_of(drifts, {})
+    assert (change.name, change.change) == ("nvidia-fabricmanager", plan.Change.INSTALL)

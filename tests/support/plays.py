@@ -16,7 +16,7 @@ _PROGRAM = """\
 import sys
 from pathlib import Path
 import provision.remote.ansible.handover as handover
-from provision.remote.ansible.partitions import Backend, run_sharded
+from provision.remote.ansible.partitions import run_sharded
 from provision.remote.ansible.runner import run_playbook
 handover._memory_folder = lambda: Path(sys.argv[2])
 book = Path(sys.argv[1])
@@ -27,7 +27,7 @@ except KeyboardInterrupt:
     sys.exit(130)
 """
 ALONE = "run_playbook(book, {'a': host}, on_event=print)"
-SHARDED = "run_sharded(book, {'a': host, 'b': host}, on_event=print, places=[Backend(), Backend()])"
+SHARDED = "run_sharded(book, {'a': host, 'b': host}, on_event=print, places=[None, None])"
 
 
 def local(**variables: Any) -> dict[str, Any]:

@@ -22,10 +22,9 @@ from provision.drift.drifts import Drift
 from provision.fleet import Fleet
 from provision.remote.ansible.runner import Event, Outcome
 from provision.remote.observe import Observation
-from provision.up.execute import Execution
+from provision.up.execute import Execution, Look, UpOptions
 from provision.up.plan import NodePlan, Plan
 from provision.up.result import Result
-from provision.up.types import Look, UpOptions
 from provision.up.waves import BATCH, CANARY, Wave
 
 SECRET = "corr3ct-h0rse"

@@ -13,7 +13,7 @@ from provision.errors import ExitCode
 from provision.fleet import Fleet, Node
 from provision.runs.store import RunFolder
 from provision.up import health_gate
-from provision.up.types import UpOptions
+from provision.up.execute import UpOptions
 
 
 def node(name: str, verdict: Verdict, *messages: str, error: str = "") -> NodeHealth:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from provision.fleet import Fleet, Node
 from provision.remote.observe import Observation
 from provision.up import plan, plan_report, waves
 from provision.up.durations import Minutes
-from provision.up.package_changes import Change, PackageChange
+from provision.up.plan import Change, PackageChange
+from provision.up.waves import Rollout, Share
 
 SCHEMA = json.loads((paths.DATA / "schemas" / "plan.schema.json").read_text())
 
@@ -118,8 +120,10 @@ def test_full_is_every_role_a_node_takes_part_in() -> None:
 
 def test_waves_have_a_size_and_an_order() -> None:
     found = {name: [drift(name, "nccl")] for name in "abcde"}
-    assert make(found, wave_size=2).waves == (("a", "b"), ("c", "d"), ("e",))
-    assert make(found, wave_size=2, first={"a": 9, "c": 1}).waves == (("b", "d"), ("e",), ("c",), ("a",))
+    pairs = Rollout(Share(2), canary=False)
+    assert make(found, rollout=pairs).waves == (("a", "b"), ("c", "d"), ("e",))
+    staged = replace(pairs, stages={"a": 9, "c": 1})
+    assert make(found, rollout=staged).waves == (("b", "d"), ("e",), ("c",), ("a",))
 
 
 def test_who_did_not_answer_is_named() -> None:
@@ -132,7 +136,8 @@ def test_waves_add_up_and_a_crowded_wave_takes_as_long_as_its_turns() -> None:
     one = make(found).nodes["a"].minutes
     assert make(found).minutes().minutes == one
     assert make(found).minutes(forks=2).minutes == 2 * one
-    assert make(found, wave_size=1).minutes().minutes == 4 * one
+    one_by_one = Rollout(Share(1), canary=False)
+    assert make(found, rollout=one_by_one).minutes().minutes == 4 * one
 
 
 def test_what_was_learnt_beats_the_estimate_only_for_that_kind_of_machine_and_work() -> None:

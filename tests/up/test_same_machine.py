@@ -9,7 +9,7 @@ import pytest
 
 from provision.errors import InventoryError
 from provision.fleet import Fleet, Node
-from provision.up import same_machine
+from provision.up import resume
 
 
 def fleet(tmp_path: Path, text: str = "", **nodes: dict[str, Any]) -> Fleet:
@@ -25,7 +25,7 @@ def test_the_same_address_twice_names_both_and_their_places(tmp_path: Path) -> N
     )
     twice = fleet(tmp_path, text, gpu_01={"ansible_host": "10.0.0.1"}, gpu_02={"ansible_host": "10.0.0.1"})
     with pytest.raises(InventoryError) as refused:
-        same_machine.refuse(twice)
+        resume.refuse_twice_named(twice)
     source = tmp_path / "fleet.yml"
     assert refused.value.what == (
         "the inventory lists one machine under two names: "
@@ -43,18 +43,18 @@ def test_places_are_found_in_an_ini_inventory_too(tmp_path: Path) -> None:
         gpu_02={"ansible_host": "h"},
     )
     with pytest.raises(InventoryError, match=r"gpu-01 \(.*:2\) and gpu-02 \(.*:4\) are both at h"):
-        same_machine.refuse(twice)
+        resume.refuse_twice_named(twice)
 
 
 def test_a_name_that_is_anothers_address_is_the_same_machine(tmp_path: Path) -> None:
     with pytest.raises(InventoryError, match="gpu-01 and login are both at gpu-01"):
-        same_machine.refuse(fleet(tmp_path, gpu_01={}, login={"ansible_host": "GPU-01"}))
+        resume.refuse_twice_named(fleet(tmp_path, gpu_01={}, login={"ansible_host": "GPU-01"}))
 
 
 def test_many_mistakes_are_not_all_told(tmp_path: Path) -> None:
     nodes = {f"n{number}": {"ansible_host": f"h{number // 3}"} for number in range(30)}
     with pytest.raises(InventoryError, match="are all at h0") as refused:
-        same_machine.refuse(fleet(tmp_path, **nodes))
+        resume.refuse_twice_named(fleet(tmp_path, **nodes))
     assert "and 5 more" in refused.value.what
 
 
@@ -70,4 +70,4 @@ def test_many_mistakes_are_not_all_told(tmp_path: Path) -> None:
 def test_another_port_another_way_there_or_another_connection_is_another_machine(
     tmp_path: Path, other: dict[str, Any]
 ) -> None:
-    same_machine.refuse(fleet(tmp_path, gpu_01={"ansible_host": "10.0.0.1"}, gpu_02=other))
+    resume.refuse_twice_named(fleet(tmp_path, gpu_01={"ansible_host": "10.0.0.1"}, gpu_02=other))

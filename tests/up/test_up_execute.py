@@ -10,10 +10,9 @@ from provision.desired.expectations import Expectation
 from provision.drift.drifts import Drift
 from provision.errors import ExitCode
 from provision.remote.ansible.runner import Outcome
-from provision.up.execute import LOST_LOOKS, SETTLE_LOOKS, Execution
+from provision.up.execute import LOST_LOOKS, SETTLE_LOOKS, Execution, Look
 from provision.up.plan import Plan
 from provision.up.result import Result, Status, exit_code
-from provision.up.types import Look
 from provision.up.waves import BATCH, Share, Wave
 from tests.support.up import ScriptedExecutor, carry_out, drift, execution, plan_of
 

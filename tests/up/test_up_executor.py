@@ -21,9 +21,9 @@ from provision.remote.observe import Observation
 from provision.runs.store import RunFolder
 from provision.up import executor as up_executor
 from provision.up import hooks
+from provision.up.execute import UpOptions
 from provision.up.executor import AnsibleExecutor, Journal
 from provision.up.plan import NodePlan, Plan
-from provision.up.types import UpOptions
 from tests.support.up import SECRET
 
 

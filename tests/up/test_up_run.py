@@ -19,9 +19,9 @@ from provision.drift import assess
 from provision.errors import ExitCode, GpuprovError
 from provision.remote.ansible import runner
 from provision.runs.store import RunFolder, latest
+from provision.up.execute import UpOptions
 from provision.up.resume import run_id
 from provision.up.run import UpRun
-from provision.up.types import UpOptions
 from tests.support.up import DEBIAN, NODES, SECRET, World, drift
 
 

@@ -126,7 +126,7 @@ def test_a_batch_is_no_larger_than_asked_unless_it_is_one_group(fleet: Machines)
     size = waves.batch_size(fleet.rollout.size, len(fleet.names))
     made = [wave for wave in fleet.rollout.waves(fleet.names) if wave.kind == BATCH]
     for wave in made:
-        assert len(wave) <= size or wave.groups == (wave.nodes,)
+        assert len(wave) <= size or wave.groups == (tuple(wave),)
     for one, two in itertools.pairwise(made):  # as many as fit
         if fleet.rollout.stages[one[0]] == fleet.rollout.stages[two[0]]:
             assert len(one) + len(two.together(two[0])) > size

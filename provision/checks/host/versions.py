@@ -19,7 +19,7 @@ from provision.checks.host.host_rules import flag_of, text_of
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
-from provision.remote.shared_facts import Pool
+from provision.remote.observe import Pool
 
 SUMMARY = "driver, its libraries, fabric manager, IMEX of one version; versions and firmware like the fleet's"
 NEEDS: tuple[str, ...] = ()

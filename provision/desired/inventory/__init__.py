@@ -1,18 +1,24 @@
-"""Loader of the inventory: any Ansible inventory becomes a Fleet of Nodes."""
+"""The inventory: any of Ansible's becomes a Fleet of Nodes; host patterns, and a starter to begin with."""
 
 from __future__ import annotations
 
+import fnmatch
 import hashlib
+import ipaddress
+import json
 import os
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provision import atomic_file, paths
-from provision.desired.inventory import ansible_inventory, patterns, plain
+from provision import atomic_file, paths, yamlfile
+from provision.desired.inventory import ansible_inventory, plain
+from provision.desired.inventory.plain.documents import NotPlainError
 from provision.errors import InventoryError, UsageError
 from provision.fleet import Fleet, Node
+from provision.nearest import did_you_mean
 
 START_HERE = "gpuprov init writes a commented starter; or name one: gpuprov plan INVENTORY"
 
@@ -75,7 +81,7 @@ def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
             )
     try:
         answer = plain.read(source, vault_password_files)
-    except plain.NotPlainError:
+    except NotPlainError:
         answer = ansible_inventory.read(source, vault_password_files)
     hostvars = answer.get("_meta", {}).get("hostvars", {})
     groups = _members(answer)
@@ -118,9 +124,173 @@ def select(fleet: Fleet, pattern: str) -> Fleet:
     Groups keep all their members: a variable that mentions `groups` means the inventory, not the selection.
     Raises InventoryError when the pattern, or a part of it, names nothing.
     """
-    names = patterns.matching(pattern, list(fleet.nodes), fleet.groups)
+    names = matching(pattern, list(fleet.nodes), fleet.groups)
     if not names:
         raise InventoryError(f"--nodes {pattern}: no node is left", "widen the pattern")
     chosen = {name: fleet.nodes[name] for name in names}
     others = {name: node for name, node in fleet.nodes.items() if name not in chosen}
     return replace(fleet, nodes=chosen, others={**fleet.others, **others})
+
+
+# --- host patterns: `all`, names, globs, `~regex`, `a:b`, `a,b`, `:&`, `:!`, `group[0:2]`, `@FILE`
+
+# A term of a `:`-separated pattern: anything but a separator, or one whole [bracketed] expression.
+_TERM = re.compile(r"(?:[^\s:\[\]]|\[[^\]]*\])+")
+_SUBSCRIPT = re.compile(r"^(.+)\[(?:(-?[0-9]+)|([0-9]+)[:-]([0-9]*))\]$")
+
+
+def matching(pattern: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]]) -> list[str]:
+    """The hosts `pattern` names, in Ansible's order. Raises InventoryError when a term names nothing.
+
+    Documented at docs.ansible.com ("Patterns: targeting hosts and groups"); a test compares with
+    `ansible --list-hosts`. `@FILE` has a name or pattern on each line, as files for Ansible's `--limit` do.
+    """
+    found: list[str] = []
+    for term in _in_order(_split(pattern)):
+        sign = term[0] if term[0] in "&!" else ""
+        named = _one(term[len(sign) :], hosts, groups, pattern)
+        if sign == "!":
+            found = [host for host in found if host not in named]
+        elif sign == "&":
+            found = [host for host in found if host in named]
+        else:
+            found = list(dict.fromkeys([*found, *named]))
+    return found
+
+
+def _split(pattern: str) -> list[str]:
+    terms: Iterable[str]
+    if _is_address(pattern) or _is_file(pattern):
+        terms = [pattern]
+    elif "," in pattern:
+        terms = pattern.split(",")
+    else:
+        terms = _TERM.findall(pattern)
+    return [term.strip() for term in terms if term.strip()]
+
+
+def _is_address(pattern: str) -> bool:
+    """An IPv6 address holds colons which separate nothing."""
+    try:
+        ipaddress.ip_address(pattern)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_file(pattern: str) -> bool:
+    """`@FILE` alone: its path may hold what separates terms."""
+    return pattern.startswith("@") and Path(pattern[1:]).expanduser().is_file()
+
+
+def _in_order(terms: Sequence[str]) -> list[str]:
+    """Additions first, then intersections, then exclusions; without an addition, all."""
+    added = [term for term in terms if term[0] not in "&!"]
+    kept = [term for term in terms if term[0] == "&"]
+    dropped = [term for term in terms if term[0] == "!"]
+    return [*(added or ["all"]), *kept, *dropped]
+
+
+def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], whole: str) -> dict[str, None]:
+    if term in hosts:
+        return {term: None}
+    if term[0] == "@":
+        lines = _lines(Path(term[1:]).expanduser(), whole)
+        if nested := next((line for line in lines if line[0] == "@"), ""):
+            raise InventoryError(
+                f"--nodes {whole}: {nested} in {term[1:]} is another file", "list its names there"
+            )
+        return {name: None for line in lines for name in _one(line, hosts, groups, f"{term}: {line}")}
+    if term == "all":
+        return dict.fromkeys(hosts)
+    expression, subscript = _subscript(term)
+    matches = _expression(expression, whole)
+    named = [group for group in groups if matches(group)]
+    found = [host for group in named for host in groups[group]]
+    if not named or expression[0] == "~" or any(special in expression for special in ".?*["):
+        found += [host for host in hosts if matches(host)]
+    if not named and not found:
+        raise InventoryError(
+            f"--nodes {whole}: nothing in the inventory is called {term!r}",
+            f"[…] at the end picks by position; for names, write {term}*"
+            if subscript
+            else did_you_mean(term, [*groups, *hosts], _what_there_is(hosts, groups)),
+        )
+    return dict.fromkeys(_picked(list(dict.fromkeys(found)), subscript, term))
+
+
+def _lines(file: Path, whole: str) -> list[str]:
+    """The names in a file, one per line; a line with nothing but a # comment is none."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as trouble:
+        reason = trouble.strerror if isinstance(trouble, OSError) else "it is not text"
+        raise InventoryError(
+            f"--nodes {whole}: {file} cannot be read: {reason}", "@FILE is a file of node names, one per line"
+        ) from None
+    return [name for line in text.splitlines() if (name := line.partition("#")[0].strip())]
+
+
+def _subscript(term: str) -> tuple[str, tuple[int, int | None] | None]:
+    """`gpus[0:2]` → (`gpus`, (0, 2)); the last index is included, None is the end; a single index repeats."""
+    match = None if term[0] == "~" else _SUBSCRIPT.match(term)
+    if match is None:
+        return term, None
+    expression, index, start, end = match.groups()
+    if index is not None:
+        return expression, (int(index), int(index))
+    return expression, (int(start), int(end) if end else None)
+
+
+def _expression(expression: str, whole: str) -> Callable[[str], object]:
+    try:
+        if expression[0] == "~":
+            return re.compile(expression[1:]).match
+        return re.compile(fnmatch.translate(expression)).match
+    except re.error as trouble:
+        raise InventoryError(f"--nodes {whole}: {expression!r} is not a pattern: {trouble}", "") from None
+
+
+def _picked(found: list[str], subscript: tuple[int, int | None] | None, term: str) -> list[str]:
+    if subscript is None or not found:
+        return found
+    start, end = subscript
+    if start == end:
+        try:
+            return [found[start]]
+        except IndexError:
+            raise InventoryError(
+                f"--nodes {term}: there are only {len(found)} nodes", f"the last one is [{len(found) - 1}]"
+            ) from None
+    return found[start:] if end is None else found[start : end + 1]
+
+
+def _what_there_is(hosts: Sequence[str], groups: Mapping[str, Sequence[str]]) -> str:
+    shown = [name for name in groups if name not in ("all", "ungrouped")] or list(hosts)
+    return "there are: " + ", ".join(shown[:8]) + (", …" if len(shown) > 8 else "")
+
+
+# --- the starter that `gpuprov init` writes; inventory/example.yml is the same text
+
+_EXAMPLES = ("gpu-01", "gpu-02")
+# What Ansible takes for one host; a [range] is one, too.
+_HOST = re.compile(r"[\w.-]+(?:\[\w+:\w+(?::\d+)?\][\w.-]*)*|[0-9A-Fa-f:]*:[0-9A-Fa-f:.]+")
+_HOSTS_PLACE = "@HOSTS@"
+
+
+def starter(hosts: Sequence[str] = ()) -> str:
+    """The starter's text with these hosts (default: two examples). Raises UsageError on a bad name."""
+    for host in hosts:
+        if not _HOST.fullmatch(host):
+            raise UsageError(
+                f"--host {host}: not a host name", "letters, digits, dots and dashes; or gpu-[01:40]"
+            )
+    template = (paths.DATA / "inventory.yml.in").read_text(encoding="utf-8")
+    lines = [f"    {_key(host)}:" for host in dict.fromkeys(hosts or _EXAMPLES)]
+    return template.replace(_HOSTS_PLACE, "\n".join(lines))
+
+
+def _key(host: str) -> str:
+    """Quoted where YAML would take it for something else than text."""
+    plain = host[0].isalpha() and yamlfile.parse(host, host) == host
+    return host if plain else json.dumps(host)

@@ -128,6 +128,20 @@ def files(source: Path) -> Iterator[Path]:
             yield from sorted(path for path in folder.rglob("*") if path.is_file())
 
 
+def place_of(pattern: str, source: Path) -> str:
+    """`file:line` of the first line in the inventory's files that begins so; empty when there is none."""
+    begins = re.compile(pattern)
+    for file in files(source):
+        try:
+            lines = file.read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError):
+            continue
+        for number, line in enumerate(lines, start=1):
+            if begins.match(line):
+                return f"{file}:{number}"
+    return ""
+
+
 def _refused(source: Path, stderr: str) -> InventoryError:
     text = re.sub(r"[ \t]+", " ", stderr).strip()
     if "Decryption failed" in text or "no vault secrets" in text.lower() or "vault password" in text.lower():

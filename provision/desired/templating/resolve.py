@@ -1,22 +1,30 @@
-"""Resolution of variables that plain Jinja2 cannot render: one Ansible run for all nodes that need it, which
-changes none."""
+"""Resolution of variables that plain Jinja2 cannot render: one Ansible run for all nodes that need it
+(playbooks/resolve.yml), which changes none."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import json
+import re
+import sys
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+from provision import paths
 from provision.desired import stack, variables
 from provision.desired.expectations import hypothetical_machines
 from provision.desired.role import all_defaults, all_roles
-from provision.desired.templating import BadTemplateError, NotPlainError, Renderer, ask_ansible, references
-from provision.desired.templating.render_cache import RenderCache
+from provision.desired.templating import BadTemplateError, NotPlainError, Renderer, references
+from provision.desired.templating.render_cache import RenderCache, frozen
 from provision.errors import StackError
 from provision.fleet import Fleet
+from provision.node_names import fold
+from provision.remote.ansible import handover
+from provision.remote.ansible.events import Outcome
 from provision.remote.ansible.handover import Around, inert
 
 # What Ansible would say of the nodes it was given alone.
@@ -81,9 +89,7 @@ def _around(fleet: Fleet, views: Mapping[str, View]) -> Around:
     return Around({name: declared.get(name, {}) for name in names}, fleet.groups)
 
 
-def resolve(
-    fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], run: ask_ansible.Run | None = None
-) -> Resolved:
+def resolve(fleet: Fleet, declared: Mapping[str, Mapping[str, Any]], run: Run | None = None) -> Resolved:
     """Every node's view, with the options of roles that only Ansible can render asked of it.
 
     Raises StackError when Ansible cannot say either, or a value is vaulted and no password was given.
@@ -119,7 +125,7 @@ def for_ansible(view: View, gpuprov_node: Mapping[str, Any]) -> dict[str, Any]:
     return {**values, **_place(view)}
 
 
-def reachable(fleet: Fleet, overrides: Mapping[str, Any], run: ask_ansible.Run | None = None) -> Fleet:
+def reachable(fleet: Fleet, overrides: Mapping[str, Any], run: Run | None = None) -> Fleet:
     """The fleet with its connection variables (`ansible_*`) and gpuprov's own (`gpuprov_*`) rendered, and
     those of `--set` among them.
 
@@ -225,7 +231,7 @@ def _fill(
     fleet: Fleet,
     views: Mapping[str, View],
     wanted: Mapping[str, list[str]],
-    run: ask_ansible.Run | None,
+    run: Run | None,
     where: Callable[[str], str] = lambda _name: "",
 ) -> frozenset[str]:
     """Put Ansible's answers into the views; returns the texts that were vaulted. `where`: name → the place it
@@ -238,7 +244,7 @@ def _fill(
             raise StackError(f"{node}: {', '.join(names)} is vaulted", "give --vault-password-file FILE")
     hosts = {node: {**all_defaults(), **views[node].maps[1], **_place(views[node])} for node in wanted}
     around = functools.partial(_around, fleet, views)
-    answers = ask_ansible.values(hosts, wanted, fleet.vault_password_files, run, around, where)
+    answers = ask_ansible(hosts, wanted, fleet.vault_password_files, run, around, where)
     for node, answer in answers.items():
         views[node].maps[0].update(answer)
     return frozenset(
@@ -252,3 +258,93 @@ def _texts(value: Any) -> Iterator[str]:
     elif isinstance(value, Mapping | list):
         for each in value.values() if isinstance(value, Mapping) else value:
             yield from _texts(each)
+
+
+# Templates that mention one of these mean another value on every node: none can answer for another.
+_OWN_TO_A_NODE = re.compile(r"inventory_hostname|ansible_|hostvars|group_names")
+# Templates that mention one of these need to be told of all nodes.
+_NEEDS_ALL_NODES = re.compile(r"\b(?:groups|group_names|hostvars)\b")
+Run = Callable[..., dict[str, Outcome]]
+
+
+def ask_ansible(
+    hosts: Mapping[str, Mapping[str, Any]],
+    wanted: Mapping[str, Sequence[str]],
+    vault_password_files: Sequence[Path],
+    run: Run | None = None,
+    around: Callable[[], handover.Around] | None = None,
+    where: Callable[[str], str] = lambda _name: "",
+) -> dict[str, dict[str, Any]]:
+    """The values of `wanted` (node → names) given each node's variables. Equal nodes are asked once. `around`
+    tells of the whole inventory, and is called if a template may speak of it. `where`: name → the place it is
+    written at, for errors.
+
+    Raises StackError with Ansible's words when it cannot say. `run` stands in for the runner in tests.
+    """
+    if run is None:
+        from provision.remote.ansible.runner import run_playbook
+
+        run = run_playbook
+    same: dict[Hashable, list[str]] = {}
+    for node, asked in wanted.items():
+        same.setdefault(_question(node, asked, hosts[node]), []).append(node)
+    with handover.private_folder() as folder:
+        questions = {
+            nodes[0]: _prepared(hosts[nodes[0]], wanted[nodes[0]], folder / f"answer-{number}.json")
+            for number, nodes in enumerate(same.values())
+        }
+        of_the_fleet = around is not None and any(_NEEDS_ALL_NODES.search(str(question)) for question in same)
+        outcomes = run(
+            paths.PLAYBOOKS / "resolve.yml",
+            questions,
+            vault_password_files=vault_password_files,
+            around=around() if around is not None and of_the_fleet else None,
+        )
+        return {
+            node: answer
+            for nodes in same.values()
+            for answer in [_answer(nodes, questions[nodes[0]], outcomes.get(nodes[0]), where)]
+            for node in nodes
+        }
+
+
+def _question(node: str, asked: Sequence[str], variables: Mapping[str, Any]) -> Hashable:
+    """Equal for nodes of which one can answer for all."""
+    own = {
+        name: value for name, value in variables.items() if not name.startswith("ansible_") or name in asked
+    }
+    text = frozen(own)
+    return (node if _OWN_TO_A_NODE.search(str(text)) else None, tuple(asked), text)
+
+
+def _prepared(variables: Mapping[str, Any], asked: Sequence[str], answer: Path) -> dict[str, Any]:
+    """The variables of a host that answers here. What is asked has an alias, lest Ansible use it."""
+    aliases = {f"resolve_{number}": variables[name] for number, name in enumerate(asked)}
+    return {
+        **variables,
+        **aliases,
+        "ansible_connection": "local",
+        "ansible_become": False,
+        "ansible_python_interpreter": sys.executable,
+        "gpuprov_aliases": list(aliases),
+        "gpuprov_names": list(asked),
+        "gpuprov_answer": str(answer),
+    }
+
+
+def _answer(
+    nodes: Sequence[str],
+    question: Mapping[str, Any],
+    outcome: Outcome | None,
+    where: Callable[[str], str],
+) -> dict[str, Any]:
+    try:
+        return dict(json.loads(Path(question["gpuprov_answer"]).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        reason = outcome.message if outcome is not None and outcome.message else "it did not answer"
+        asked = ", ".join(question["gpuprov_names"])
+        places = ", ".join(filter(None, map(where, question["gpuprov_names"])))
+        raise StackError(
+            f"{f'{places}: '.removeprefix(': ')}{fold(nodes)}: Ansible cannot resolve {asked}: {reason}",
+            "correct it in the inventory",
+        ) from None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from provision.checks.fleet.majority import outlier_text, tie_text
 from provision.desired import compared
 from provision.drift import diagnosis, drift_text
@@ -35,15 +33,11 @@ def _drifts(report: DriftReport) -> list[str]:
         by_nodes.setdefault(tuple(names), []).append(likeness)
     lines: list[str] = []
     for nodes, likenesses in by_nodes.items():
-        lines.append(_heading(nodes))
+        lines.append(f"{fold(nodes)}  ({many(len(nodes), 'node')})")
         for role, fact, difference, why in likenesses:
             lines += [f"  {fact} {difference}", f"      {role}: {why}"]
         lines.append("")
     return lines
-
-
-def _heading(nodes: Sequence[str]) -> str:
-    return f"{fold(nodes)}  ({many(len(nodes), 'node')})"
 
 
 def _likeness(drift: Drift) -> tuple[str, ...]:

@@ -10,9 +10,13 @@ import functools
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
+# Each is read by the method of its name.
+_FAMILIES = frozenset(
+    {"package", "file", "service", "module", "sysctl", "driver", "nvidia_smi", "kernel", "gpu"}
+    | {"secure_boot", "pgp_key"}
+)
 _VERSION = re.compile(r"^\d+(?:\.\d+)+$")
 
 
@@ -33,7 +37,7 @@ class Reader:
         family, _, rest = fact.partition(".")
         if family not in _FAMILIES:
             raise Unreadable(f"testinfra has no way of its own to read {family} facts")
-        return _FAMILIES[family](self)(rest)
+        return getattr(self, family)(rest)
 
     # --- packages
 
@@ -214,18 +218,3 @@ class Reader:
                 found.append(words[9])
                 primary = False
         return found
-
-
-_FAMILIES: dict[str, Callable[[Reader], Callable[[str], Any]]] = {
-    "package": lambda reader: reader.package,
-    "file": lambda reader: reader.file,
-    "service": lambda reader: reader.service,
-    "module": lambda reader: reader.module,
-    "sysctl": lambda reader: reader.sysctl,
-    "driver": lambda reader: reader.driver,
-    "nvidia_smi": lambda reader: reader.nvidia_smi,
-    "kernel": lambda reader: reader.kernel,
-    "gpu": lambda reader: reader.gpu,
-    "secure_boot": lambda reader: reader.secure_boot,
-    "pgp_key": lambda reader: reader.pgp_key,
-}

@@ -15,7 +15,7 @@ order.json        what to do (order.py says what it must look like)
 events.jsonl      what happened, an object a line: t (seconds since the epoch), up (since boot), boot, event
 state.json        the position, replaced in one step
 raw/N-CHECK.json.gz        what the programs of step N printed, as playbooks/validate.yml answers
-telemetry/BOOT_ID.csv      t,up,source,device,metric=value;metric=value…  (rows.py)
+telemetry/BOOT_ID.csv      t,up,source,device,metric=value;metric=value…  (Telemetry)
 reserve           room for the last words on a full disk
 
 Standard library only, Python 3.6 syntax, one namespace for all files: no name is defined twice.

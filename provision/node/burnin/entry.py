@@ -1,18 +1,61 @@
 """What `python3 -I -S runner.py SPOOL [check]` does."""
 
+import fcntl
 import hashlib
 import json
 import os
+import subprocess
 import sys
 import time
 import traceback
 
-from provision.node.burnin.campaign import Campaign
+from provision.node.burnin.campaign import Campaign, foreign_holders
 from provision.node.burnin.order import OrderError, read_order
-from provision.node.burnin.processes import UNIT
+from provision.node.burnin.processes import UNIT, in_unit
 from provision.node.burnin.spool import MEBI, Spool
-from provision.node.burnin.steps import foreign_holders
-from provision.node.burnin.unit import remove_unit, systemctl, take_lock
+
+UNIT_FILE = "/etc/systemd/system/" + UNIT
+UNIT_LINK = "/etc/systemd/system/multi-user.target.wants/" + UNIT
+
+
+def take_lock(folder):
+    """The lock of this node's burn-in: a handle on its folder; None when another program has it."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def remove_unit():
+    """Take the unit away: nothing starts again at the next boot. By hand there is none of ours."""
+    if not in_unit():
+        return
+    for path in (UNIT_LINK, UNIT_FILE):
+        try:
+            os.unlink(path)
+        except OSError:
+            continue
+    systemctl(["daemon-reload"])
+
+
+def systemctl(words, seconds=30.0):
+    """(status, what it printed); (None, why) when it could not be asked."""
+    try:
+        done = subprocess.run(
+            ["systemctl", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=seconds,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return None, str(error)
+    return done.returncode, done.stdout.decode("utf-8", "replace").strip()
+
 
 ORDER_MOST = 16 * 1024 * 1024  # bytes
 LOCK_PATIENCE = 15.0  # seconds: the runner before may still be leaving

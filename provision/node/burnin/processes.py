@@ -6,6 +6,8 @@ import select
 import signal
 import time
 
+from provision.node.burnin.spool import write_all
+
 UNIT = "gpuprov-burnin.service"
 ROOT_GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
 # Programs that only watch: they hold a context without work (provision/checks/gpu/nvidia_smi.py has the
@@ -15,31 +17,30 @@ GOES_FIRST = 500  # when memory ends: what loads the node, not what watches
 GPU_FILE = re.compile(r"/dev/nvidia\d+\Z")
 
 
-def stat_of(pid):
-    """(name, state, parent) of a process; None when it is gone.
+def stat_fields(pid):
+    """(name, the fields behind it) in the status of a process; None when it is gone.
 
     4711 (gpu burn) S 4710 4711 …
     """
     try:
         with open("/proc/%d/stat" % pid, "rb") as source:
-            text = source.read(4096).decode("utf-8", "replace")
+            head, _, rest = source.read(4096).decode("utf-8", "replace").rpartition(")")
     except OSError:
         return None
-    head, _, rest = text.rpartition(")")
     fields = rest.split()
-    if len(fields) < 2:
-        return None
-    return head.partition("(")[2], fields[0], int(fields[1])
+    return (head.partition("(")[2], fields) if len(fields) > 1 else None
+
+
+def stat_of(pid):
+    """(name, state, parent) of a process; None when it is gone."""
+    found = stat_fields(pid)
+    return found and (found[0], found[1][0], int(found[1][1]))
 
 
 def cpu_seconds(pid):
     """CPU seconds of a running process."""
-    try:
-        with open("/proc/%d/stat" % pid, "rb") as source:
-            fields = source.read(4096).rpartition(b")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0.0
+    _, fields = stat_fields(pid) or ("", ())
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 def all_pids():
@@ -124,21 +125,10 @@ class Worker:
 
     def __init__(self, function, closed=()):
         """`closed`: handles that are the parent's alone."""
-        self.handle, writer = os.pipe()
         self.answer = b""
         self.ended = False
         self.status = None
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.close(self.handle)
-                become_worker(closed, GOES_FIRST)
-                answer = function()
-                while answer:
-                    answer = answer[os.write(writer, answer) :]
-            finally:
-                os._exit(0)
-        os.close(writer)
+        self.pid, self.handle = forked(lambda writer: write_all(writer, function()), closed, GOES_FIRST)
         os.set_blocking(self.handle, False)
 
     def read(self):
@@ -170,7 +160,23 @@ class Worker:
         return left
 
 
-def become_worker(closed, oom_score=0):
+def forked(function, closed=(), oom_score=0):
+    """Run `function` in a child, with a handle to write to; (its process id, the handle to read from).
+    `closed`: handles that are the parent's alone."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.close(reader)
+            become_worker(closed, oom_score)
+            function(writer)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    return pid, reader
+
+
+def become_worker(closed, oom_score):
     """What a child undoes of its parent: signals, and handles that are not its own. `oom_score`: when memory
     ends, the highest goes first."""
     signal.set_wakeup_fd(-1)

@@ -5,9 +5,9 @@ import os
 import signal
 import time
 
-from provision.node.burnin.clocks import ClockWatch, since_boot
 from provision.node.burnin.processes import (
     Worker,
+    alive,
     descendants,
     drain,
     end_processes,
@@ -18,10 +18,9 @@ from provision.node.burnin.processes import (
     wake_handle,
 )
 from provision.node.burnin.sampler import sampling
-from provision.node.burnin.spool import Room
+from provision.node.burnin.spool import ClockWatch, Room, since_boot
 
 TICK = 2.0  # seconds between two looks at everything
-ROOM_EVERY = 15.0
 KEEP_EVERY = 30.0  # a crash costs at most so many seconds of what is counted
 SAMPLER_PAUSE = 10.0  # until a sampler that died is started again; twice that the next time, and so on
 SAMPLER_PAUSE_MOST = 600.0
@@ -55,7 +54,6 @@ class Watch:
         self.sampler_pause = SAMPLER_PAUSE
         self.cost = {"cpu_s": 0.0, "tools_cpu_s": 0.0, "wall_s": 0.0}
         self.kept_at = time.monotonic()
-        self.room_at = 0.0
         self.spent_from = None  # since when the segment's time runs
 
     def _on_signal(self, _number, _frame):
@@ -64,9 +62,13 @@ class Watch:
     # -- the sampler
 
     def start_sampler(self):
-        closed = [handle for handle in (*self.kept, self.wake, self.told) if handle is not None]
-        self.sampler, self.told = sampling(self.spool, self.order, self.room, self.state["kernel_at"], closed)
+        seen, closed = self.state["kernel_at"], self._handles()
+        self.sampler, self.told = sampling(self.spool, self.order, self.room, seen, closed)
         self.heard = b""
+
+    def _handles(self):
+        """What a child must not keep open."""
+        return [handle for handle in (*self.kept, self.wake, self.told) if handle is not None]
 
     def _mind_sampler(self):
         if self.sampler is None:
@@ -100,17 +102,13 @@ class Watch:
         except OSError:
             pass
         until = time.monotonic() + 2 * END_GRACE_RUNNER
-        while time.monotonic() < until and stat_of(self.sampler) and self._running():
+        while time.monotonic() < until and alive(self.sampler):
             wait_readable([self.told], 0.2)
             self._hear()
             time.sleep(0.02)
         self._hear()
         end_processes([self.sampler, *tree], 1.0)
         self._forget_sampler()
-
-    def _running(self):
-        found = stat_of(self.sampler)
-        return found is not None and found[1] not in "ZX"
 
     def _hear(self):
         """What the sampler tells."""
@@ -213,8 +211,7 @@ class Watch:
     def in_child(self, function, seconds):
         """The answer of a function (JSON) that runs in a child for at most so long; None when it did not
         answer. Raises Ending, after the child was ended."""
-        closed = [handle for handle in (*self.kept, self.wake, self.told) if handle is not None]
-        worker = Worker(function, closed)
+        worker = Worker(function, self._handles())
         until = time.monotonic() + seconds
         try:
             while not worker.read() and time.monotonic() < until:
@@ -252,7 +249,3 @@ class Watch:
             if found:
                 self.spool.event("left", pid=pid, name=found[0], state=found[1])
                 set_free(pid)
-
-    def room_for_steps(self):
-        """Whether another step may begin; looked at before each."""
-        return self.room.steps()

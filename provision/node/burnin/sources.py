@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 
-from provision.node.burnin.processes import become_worker
+from provision.node.burnin.processes import forked
 from provision.node.modules.gpuprov_run import PATH
 
 AGAIN = 30.0  # seconds until a source that ended is started again
@@ -190,17 +190,11 @@ class Forked:
     """A function of ours in a child, with the parts of Popen that Source uses."""
 
     def __init__(self, function):
-        reader, writer = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            try:
-                os.close(reader)
-                os.setsid()
-                become_worker(())
-                function(writer)
-            finally:
-                os._exit(0)
-        os.close(writer)
+        def run(writer):
+            os.setsid()
+            function(writer)
+
+        self.pid, reader = forked(run)
         self.stdout = os.fdopen(reader, "rb", 0)
         self.status = None
 
@@ -233,21 +227,22 @@ def short(text):
     return rest.strip() if colon and head.strip().isdigit() else text.split(" ")[0]
 
 
-def ib_ports(root=IB):
-    """The ports of the RDMA cards: [(name, folder)]."""
+def listed(folder):
+    """The names in a folder, in order; none where it cannot be read."""
     try:
-        cards = sorted(os.listdir(root))
+        return sorted(os.listdir(folder))
     except OSError:
         return []
-    found = []
-    for card in cards:
-        folder = os.path.join(root, card, "ports")
-        try:
-            ports = sorted(os.listdir(folder))
-        except OSError:
-            continue
-        found += [("%s/%s" % (card, port), os.path.join(folder, port)) for port in ports]
-    return found
+
+
+def ib_ports(root=IB):
+    """The ports of the RDMA cards: [(name, folder)]."""
+    folders = [(card, os.path.join(root, card, "ports")) for card in listed(root)]
+    return [
+        ("%s/%s" % (card, port), os.path.join(folder, port))
+        for card, folder in folders
+        for port in listed(folder)
+    ]
 
 
 def ib_metrics(folder):

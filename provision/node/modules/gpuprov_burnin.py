@@ -5,8 +5,6 @@ The burn-in itself is the program of provision/node/burnin/, which this puts int
 systemd; nothing here waits for it. Every answer comes within seconds and is bounded in size.
 """
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_burnin
 short_description: Start, watch, collect, stop and remove a burn-in
@@ -259,9 +257,8 @@ def start_unit(campaign, spool, seconds):
 
 
 def status(wanted):
-    campaign = wanted["campaign"] or newest()
-    spool = os.path.join(HOME, campaign)
-    if not campaign or not os.path.isdir(spool):
+    campaign, spool = spool_of(wanted)
+    if not spool:
         return False, {"campaign": "", "alive": False, "finished": False}
     state = read_json(os.path.join(spool, "state.json"))
     order = read_json(os.path.join(spool, "order.json"))
@@ -285,9 +282,8 @@ def status(wanted):
 
 
 def collect(wanted):
-    campaign = wanted["campaign"] or newest()
-    spool = os.path.join(HOME, campaign)
-    if not campaign or not os.path.isdir(spool):
+    campaign, spool = spool_of(wanted)
+    if not spool:
         return False, {"campaign": "", "alive": False, "finished": False, "parts": [], "more": False}
     # What is asked before the files are read cannot promise more than they hold.
     answer = {"campaign": campaign, "alive": alive(campaign)}
@@ -352,17 +348,11 @@ def last_events(path):
 
 
 def stop(wanted):
-    campaign = wanted["campaign"] or newest()
-    spool = os.path.join(HOME, campaign)
-    if not campaign or not os.path.isdir(spool):
+    campaign, spool = spool_of(wanted)
+    if not spool:
         return False, {"campaign": "", "stopped": True, "left": []}
-    running = runs()
-    if running and newest_running() not in ("", campaign):
-        return False, {
-            "campaign": campaign,
-            "stopped": True,
-            "left": [],
-        }  # another's unit is not ours to stop
+    if runs() and newest_running() not in ("", campaign):  # another's unit is not ours to stop
+        return False, {"campaign": campaign, "stopped": True, "left": []}
     if not finished(read_json(os.path.join(spool, "state.json"))):
         put(os.path.join(spool, "stop"), b"")
     run(["systemctl", "stop", UNIT], wanted["timeout"])
@@ -447,6 +437,13 @@ def remove(wanted):
 # --- what the above share ---
 
 
+def spool_of(wanted):
+    """(the campaign that is meant, its spool); the spool is empty when there is none."""
+    campaign = wanted["campaign"] or newest()
+    spool = os.path.join(HOME, campaign)
+    return campaign, spool if campaign and os.path.isdir(spool) else ""
+
+
 def runs():
     """Whether the unit runs, or is just about to start or to end."""
     _, said = run(["systemctl", "show", "--property=ActiveState", UNIT], 30)
@@ -476,22 +473,21 @@ def newest():
     running = newest_running()
     if running in names:
         return running
-    spools = [(size_time(os.path.join(HOME, name, "order.json")), name) for name in names]
+    spools = [(stat_of(os.path.join(HOME, name, "order.json"))[1], name) for name in names]
     return max(spools)[1] if spools else ""
 
 
-def size_time(path):
-    try:
-        return os.stat(path).st_mtime
-    except OSError:
-        return 0.0
-
-
 def size_of(path):
+    return stat_of(path)[0]
+
+
+def stat_of(path):
+    """(its size, when it was changed); zeros when there is no such file."""
     try:
-        return os.stat(path).st_size
+        found = os.stat(path)
     except OSError:
-        return 0
+        return 0, 0.0
+    return found.st_size, found.st_mtime
 
 
 def finished(state):

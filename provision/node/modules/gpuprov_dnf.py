@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """Installs and removes packages with dnf, through its command."""
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_dnf
 short_description: Install or remove packages with dnf's command

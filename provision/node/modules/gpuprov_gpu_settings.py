@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """Compares wanted GPU settings with what each GPU can do and has now; changes nothing."""
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_gpu_settings
 short_description: Compare GPU settings with what each GPU can do and has now
@@ -110,12 +108,10 @@ def number(text):
 
 def together(sentences):
     """[(GPU index, sentence)] → sentences that name all GPUs they are about."""
-    order, gpus = [], {}
+    gpus = {}
     for index, sentence in sentences:
-        if sentence not in gpus:
-            order.append(sentence)
         gpus.setdefault(sentence, []).append(str(index))
-    return ["GPU {0}: {1}".format(", ".join(gpus[sentence]), sentence) for sentence in order]
+    return ["GPU {0}: {1}".format(", ".join(indexes), sentence) for sentence, indexes in gpus.items()]
 
 
 def power(gpus, watts):

@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """Holds installed packages back from upgrades, or lets them go, in one step."""
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_hold
 short_description: Hold packages at their installed version

@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """Merges settings into a JSON file that has other owners too; refuses one that is not JSON, with the line."""
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_json
 short_description: Merge settings into a JSON file

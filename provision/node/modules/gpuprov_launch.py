@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """Lets nodes start an MPI program on one another for a while, with a key that is made for it."""
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_launch
 short_description: Let nodes start MPI daemons on one another, for a while

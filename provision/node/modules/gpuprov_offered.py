@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """Says which package versions are installed, which the repositories offer, and what is missing."""
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_offered
 short_description: Ask which package versions are installed, and which the repositories offer

@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """Installs the one OpenPGP key a package repository is trusted by, or takes a key out of a keyring."""
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_pgp_key
 short_description: Install a package repository's OpenPGP key, checked against its fingerprint
@@ -111,12 +109,6 @@ def _crc24(data):
     return crc & 0xFFFFFF
 
 
-def read_packets(data):
-    """Yield (tag, body) for each OpenPGP packet in `data`. Raises NotAKeyError."""
-    for tag, body, _whole in whole_packets(data):
-        yield tag, body
-
-
 def whole_packets(data):
     """Yield (tag, body, packet) for each packet in `data` (RFC 9580, section 4.2). Raises NotAKeyError."""
     position = 0
@@ -188,7 +180,7 @@ def armoured(data):
 def fingerprints(data):
     """Fingerprints of all primary keys in `data`, armoured or binary, upper case. Raises NotAKeyError."""
     found = []
-    for tag, body in read_packets(dearmour(data)):
+    for tag, body, _packet in whole_packets(dearmour(data)):
         if tag in SECRET_KEYS:
             raise NotAKeyError("it holds a secret key")
         if tag != PUBLIC_KEY:

@@ -1,8 +1,6 @@
 #!/usr/bin/python
 """Restarts a service that still runs with the settings from before, unless that would end containers."""
 
-from __future__ import absolute_import, division, print_function
-
 DOCUMENTATION = r"""
 module: gpuprov_service_restart
 short_description: Restart a container runtime when it is due and harmless

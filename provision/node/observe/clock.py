@@ -5,8 +5,8 @@ A container without the right to set the clock has its host's: both facts are th
 
 import os
 
-from provision.node.observe.files import ReadError, names_in, read_text
-from provision.node.observe.probe import FAMILIES, Family, Probe, single
+from provision.node.observe.files import ReadError, labelled, names_in, read_text
+from provision.node.observe.probe import FAMILIES, Probe, units_shown, whole_family
 
 SET_TIME = 25  # CAP_SYS_TIME, include/uapi/linux/capability.h
 UNSYNCHRONISED = 0x40  # STA_UNSYNC, include/uapi/linux/timex.h
@@ -23,11 +23,8 @@ KEEPERS = (
 
 
 def sets_its_clock():
-    for line in (read_text("/proc/self/status") or "").splitlines():
-        key, _, value = line.partition(":")
-        if key == "CapBnd":
-            return bool(int(value.strip(), 16) >> SET_TIME & 1)
-    return True
+    rights = labelled(read_text("/proc/self/status"), "CapBnd")
+    return rights is None or bool(int(rights, 16) >> SET_TIME & 1)
 
 
 def kernel_clock():
@@ -55,10 +52,8 @@ def clock_state():
 def parse_keeper(names, output):
     if not sets_its_clock():
         return dict.fromkeys(names, "host")
-    blocks = [text.splitlines() for text in output.strip().split("\n\n")]
-    if len(blocks) != len(KEEPERS) or any(not block[0].startswith("ActiveState=") for block in blocks):
-        raise ReadError("systemctl answered: " + (output.strip()[:200] or "nothing"))
-    active = [KEEPERS[i][1] for i in range(len(blocks)) if blocks[i][0] == "ActiveState=active"]
+    blocks = units_shown(output, len(KEEPERS), "ActiveState")
+    active = [KEEPERS[i][1] for i in range(len(blocks)) if blocks[i]["ActiveState"] == "active"]
     return dict.fromkeys(names, active[0] if active else None)
 
 
@@ -75,20 +70,12 @@ def uptime():
     return max(0, seconds - began)
 
 
-def clock_probes(names):
-    probes = []
-    for name in names:
-        if name == "clock.keeper":
-            show = ["systemctl", "show", "--no-pager", "--property=ActiveState", "--"]
-            command = show + [unit for unit, _ in KEEPERS]
-            probes.append(Probe([name], command=command, parse=parse_keeper))
-        elif name == "clock.state":
-            probes.append(single(name, clock_state))
-        elif name == "clock.uptime_s":
-            probes.append(single(name, uptime))
-        else:
-            probes.append(single(name, lambda: kernel_clock()[1]))
-    return probes
+def keeper_probe(name):
+    show = ["systemctl", "show", "--no-pager", "--property=ActiveState", "--"]
+    return Probe([name], command=show + [unit for unit, _ in KEEPERS], parse=parse_keeper)
 
 
-FAMILIES["clock"] = Family(("state", "keeper", "largest_error_us", "uptime_s"), clock_probes, items=False)
+FAMILIES["clock"] = whole_family(
+    {"state": clock_state, "uptime_s": uptime, "largest_error_us": lambda: kernel_clock()[1]},
+    tools={"keeper": keeper_probe},
+)

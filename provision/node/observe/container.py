@@ -5,7 +5,7 @@ with one key or list item a line, which is all that is understood of YAML here."
 
 import os
 
-from provision.node.observe.files import ReadError, at, because, is_absent, link_target, names_in, read_text
+from provision.node.observe.files import ReadError, at, labelled, link_target, names_in, read_text, status_of
 from provision.node.observe.probe import FAMILIES, Family, Probe, single
 
 CDI_FOLDERS = ("/etc/cdi", "/var/run/cdi")
@@ -78,13 +78,8 @@ class CdiSpecification:
 
 def cdi_numbers(path):
     """(major, minor) of a device file; None when there is none."""
-    try:
-        found = os.stat(at(path))
-    except OSError as error:
-        if is_absent(error):
-            return None
-        raise ReadError(because(error)) from None
-    return os.major(found.st_rdev), os.minor(found.st_rdev)
+    found = status_of(path)
+    return found and (os.major(found.st_rdev), os.minor(found.st_rdev))
 
 
 def cdi_listed(paths):
@@ -94,11 +89,8 @@ def cdi_listed(paths):
 
 
 def cdi_minor(path, label):
-    for line in (read_text(path) or "").splitlines():
-        name, _, value = line.partition(":")
-        if name.strip() == label and value.strip().isdigit():
-            return value.strip()
-    return None
+    value = labelled(read_text(path), label)
+    return value if value and value.isdigit() else None
 
 
 def cdi_of_machine():

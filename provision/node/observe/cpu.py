@@ -1,7 +1,7 @@
 """The processors: what they are, and who chooses their frequency."""
 
-from provision.node.observe.files import ReadError, names_in, read_line, read_text
-from provision.node.observe.probe import FAMILIES, Family, attribute_of, single
+from provision.node.observe.files import ReadError, labelled, names_in, read_line, read_text
+from provision.node.observe.probe import FAMILIES, whole_family
 
 POLICIES = "/sys/devices/system/cpu/cpufreq"
 CPUINFO_LIMIT = 4 * 1024 * 1024  # about 1.5 KiB for each of up to 2,048 threads
@@ -9,21 +9,14 @@ CPUINFO_LIMIT = 4 * 1024 * 1024  # about 1.5 KiB for each of up to 2,048 threads
 
 def of_policies(name):
     """What the frequency policies say, each value once; empty where the kernel sets no frequency."""
-    found = {read_line("%s/%s/%s" % (POLICIES, policy, name)) for policy in policies()}
+    found = {read_line("%s/%s/%s" % (POLICIES, policy, name)) for policy in names_in(POLICIES)}
     return sorted(value for value in found if value)
-
-
-def policies():
-    return [name for name in names_in(POLICIES) if name[:6] == "policy"]
 
 
 def cpu_model():
     """As the first processor calls itself; Arm's do not say."""
-    for line in (read_text("/proc/cpuinfo", CPUINFO_LIMIT) or "").splitlines():
-        key, colon, value = line.partition(":")
-        if colon and key.strip() == "model name":
-            return " ".join(value.split())
-    return None
+    text = labelled(read_text("/proc/cpuinfo", CPUINFO_LIMIT), "model name")
+    return None if text is None else " ".join(text.split())
 
 
 def cpu_online():
@@ -46,8 +39,4 @@ CPU = {
 }
 
 
-def cpu_probes(names):
-    return [single(name, CPU[attribute_of(name)]) for name in names]
-
-
-FAMILIES["cpu"] = Family(tuple(CPU), cpu_probes, items=False)
+FAMILIES["cpu"] = whole_family(CPU)

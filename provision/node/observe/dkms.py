@@ -53,8 +53,7 @@ def dkms_failed(name):
     return sorted(found)
 
 
-def dkms_attribute(name, attribute):
-    return dkms_built(name) if attribute == "built" else dkms_failed(name)
-
-
-FAMILIES["dkms"] = Family(("built", "failed"), one_each(dkms_attribute))
+FAMILIES["dkms"] = Family(
+    ("built", "failed"),
+    one_each(lambda name, attribute: dkms_built(name) if attribute == "built" else dkms_failed(name)),
+)

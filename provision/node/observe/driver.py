@@ -3,7 +3,7 @@
 import os
 
 from provision.node.observe.files import ReadError, at, because, is_absent, link_target, names_in, read_text
-from provision.node.observe.probe import FAMILIES, Family, Probe, single
+from provision.node.observe.probe import FAMILIES, Probe, answered, whole_family
 from provision.node.observe.system import boot_release
 
 LIBRARY_FOLDERS = (
@@ -73,12 +73,8 @@ def driver_broken_libraries():
             if ".so" not in name or name[: name.index(".so")] not in LIBRARIES:
                 continue
             path = folder + "/" + name
-            if link_target(path) is None:
-                data = first_bytes(path)
-            else:
-                target = link_target(path)
-                data = first_bytes(target if target[:1] == "/" else folder + "/" + target)
-            if data != ELF:
+            target = link_target(path) or path
+            if first_bytes(target if target[:1] == "/" else folder + "/" + target) != ELF:
                 found.append(path)
     return found
 
@@ -100,31 +96,23 @@ def parse_modinfo(names, output):
             return dict.fromkeys(names, line.strip())
     if "not found" in output:
         return dict.fromkeys(names)
-    raise ReadError("modinfo answered: " + (output.strip()[:200] or "nothing"))
+    raise answered("modinfo", output)
 
 
-def driver_probes(names):
-    probes = []
-    for fact in names:
-        if fact == "driver.installed_version":
-            # Debian's own packages call it nvidia-current. uname -r may have no module any more.
-            kernel = boot_release(os.uname().release)
-            names_of_it = ["nvidia", "nvidia-current", "nvidia-current-open"]
-            command = ["modinfo", "-k", kernel, "-F", "version", *names_of_it]
-            probes.append(Probe([fact], command=command, parse=parse_modinfo))
-        elif fact == "driver.userspace_version":
-            probes.append(single(fact, driver_userspace))
-        elif fact == "driver.mismatch":
-            probes.append(single(fact, driver_mismatch))
-        elif fact == "driver.broken_libraries":
-            probes.append(single(fact, driver_broken_libraries))
-        else:
-            probes.append(single(fact, driver_loaded, fact[len("driver.") :]))
-    return probes
+def installed_probe(name):
+    # Debian's own packages call it nvidia-current. uname -r may have no module any more.
+    modules = ["nvidia", "nvidia-current", "nvidia-current-open"]
+    command = ["modinfo", "-k", boot_release(os.uname().release), "-F", "version", *modules]
+    return Probe([name], command=command, parse=parse_modinfo)
 
 
-FAMILIES["driver"] = Family(
-    ("loaded_version", "flavour", "installed_version", "userspace_version", "mismatch", "broken_libraries"),
-    driver_probes,
-    items=False,
+FAMILIES["driver"] = whole_family(
+    {
+        "loaded_version": lambda: driver_loaded("loaded_version"),
+        "flavour": lambda: driver_loaded("flavour"),
+        "userspace_version": driver_userspace,
+        "mismatch": driver_mismatch,
+        "broken_libraries": driver_broken_libraries,
+    },
+    tools={"installed_version": installed_probe},
 )

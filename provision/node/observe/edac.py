@@ -1,7 +1,7 @@
 """Errors of the main memory that the kernel's EDAC drivers have counted since they were loaded."""
 
 from provision.node.observe.files import ReadError, names_in, read_line
-from provision.node.observe.probe import FAMILIES, Family, single
+from provision.node.observe.probe import FAMILIES, whole_family
 
 CONTROLLERS = "/sys/devices/system/edac/mc"
 
@@ -54,9 +54,4 @@ def edac_modules():
     return found
 
 
-def edac_probes(names):
-    lists = {"edac.controllers": edac_controllers, "edac.modules": edac_modules}
-    return [single(name, lists[name]) for name in names]
-
-
-FAMILIES["edac"] = Family(("controllers", "modules"), edac_probes, items=False)
+FAMILIES["edac"] = whole_family({"controllers": edac_controllers, "modules": edac_modules})

@@ -1,9 +1,16 @@
 """The programs that make an NVLink fabric, under whatever name their package has: fabric manager, IMEX."""
 
 from provision.node.observe.driver import driver_loaded
-from provision.node.observe.files import ReadError
-from provision.node.observe.package import dnf_locks, dpkg_database, dpkg_packages, has_rpm, is_locked
-from provision.node.observe.probe import FAMILIES, Family, Probe, attribute_of
+from provision.node.observe.package import (
+    RPM_FORM,
+    dnf_locks,
+    dpkg_database,
+    dpkg_packages,
+    has_rpm,
+    is_locked,
+    rpm_rows,
+)
+from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of
 
 # The branch is part of the name up to 580 (nvidia-imex-580) and not later; rpm once had one hyphen more.
 FABRIC_PACKAGES = {
@@ -52,21 +59,16 @@ def dpkg_fabric(names):
 
 def parse_rpm_fabric(names, output):
     locks = dnf_locks()
-    found = {}
-    for line in output.splitlines():
-        fields = line.split("|")
-        if len(fields) != 3:
-            raise ReadError("rpm answered: " + line[:200])
-        epoch = "" if fields[1] in ("(none)", "0") else fields[1] + ":"
-        version = epoch + fields[2].strip()
-        found[fields[0]] = (version, is_locked(locks, fields[0], version))
+    rows = list(rpm_rows(output))
+    if len(rows) != len(output.splitlines()):
+        raise answered("rpm", output)
+    found = {package: (version, is_locked(locks, package, version)) for package, version, _ in rows}
     return fabric_facts(names, found)
 
 
 def fabric_probes(names):
     if has_rpm():
-        form = "%{NAME}|%{EPOCH}|%{VERSION}-%{RELEASE}\n"
-        command = ["rpm", "-qa", "--qf", form, "nvidia-fabric*", "nvidia-imex*"]
+        command = ["rpm", "-qa", "--qf", RPM_FORM, "nvidia-fabric*", "nvidia-imex*"]
         return [Probe(names, command=command, parse=parse_rpm_fabric)]
     return [Probe(names, read=lambda: dpkg_fabric(names))]
 

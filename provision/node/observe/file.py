@@ -1,8 +1,6 @@
 """Files: what is in them, what they are, whose."""
 
-import os
-
-from provision.node.observe.files import ReadError, at, because, is_absent, link_target, read_bytes, read_text
+from provision.node.observe.files import link_target, read_bytes, read_text, status_of
 from provision.node.observe.probe import FAMILIES, Family, one_each
 
 HASH_LIMIT = 256 * 1024 * 1024
@@ -17,15 +15,6 @@ def owner_name(path, number):
     return str(number)
 
 
-def file_status(path):
-    try:
-        return os.stat(at(path))
-    except OSError as error:
-        if is_absent(error):
-            return None
-        raise ReadError(because(error)) from None
-
-
 def file_attribute(path, attribute):
     if attribute == "content":
         return read_text(path)
@@ -36,7 +25,7 @@ def file_attribute(path, attribute):
 
         data = read_bytes(path, HASH_LIMIT)
         return None if data is None else hashlib.sha256(data).hexdigest()
-    status = file_status(path)
+    status = status_of(path)
     if attribute == "exists":
         return status is not None
     if status is None:

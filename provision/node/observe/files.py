@@ -79,3 +79,22 @@ def link_target(path):
         if is_absent(error) or error.errno == 22:  # EINVAL: there is something, but not a link
             return None
         raise ReadError(because(error)) from None
+
+
+def status_of(path):
+    """What stat(2) says of it; None when there is no such file."""
+    try:
+        return os.stat(at(path))
+    except OSError as error:
+        if is_absent(error):
+            return None
+        raise ReadError(because(error)) from None
+
+
+def labelled(text, label):
+    """What stands behind `label:` in the first line that has it; None where none has."""
+    for line in (text or "").splitlines():
+        name, colon, value = line.partition(":")
+        if colon and name.strip() == label:
+            return value.strip()
+    return None

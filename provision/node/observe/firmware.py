@@ -1,7 +1,7 @@
 """Firmware of the machine, its GPUs and its RDMA cards, from /sys and /proc: no tool is started for it."""
 
-from provision.node.observe.files import ReadError, at, link_target, names_in, read_line, read_text
-from provision.node.observe.probe import FAMILIES, Family, attribute_of, single
+from provision.node.observe.files import ReadError, at, labelled, link_target, names_in, read_line, read_text
+from provision.node.observe.probe import FAMILIES, whole_family
 
 DMI = "/sys/class/dmi/id/"
 CARDS = "/proc/driver/nvidia/gpus/"
@@ -26,14 +26,11 @@ def card_text(address):
 
 def card_value(address, label):
     # Video BIOS: \t 96.00.74.00.01
-    for line in card_text(address).splitlines():
-        name, colon, value = line.partition(":")
-        if colon and name.strip() == label:
-            # Until a program has opened the GPU, the driver prints a mask: ??.??.??.??.??
-            if "?" in value:
-                raise ReadError("the driver has not started the GPU at %s yet: %s unknown" % (address, label))
-            return value.strip()
-    return None
+    value = labelled(card_text(address), label)
+    # Until a program has opened the GPU, the driver prints a mask: ??.??.??.??.??
+    if value and "?" in value:
+        raise ReadError("the driver has not started the GPU at %s yet: %s unknown" % (address, label))
+    return value
 
 
 def of_cards(attribute):
@@ -54,11 +51,7 @@ def microcode():
             head = file.read(8192).decode("ascii", "replace")
     except OSError:
         return None
-    for line in head.splitlines():
-        name, colon, value = line.partition(":")
-        if colon and name.strip() == "microcode":
-            return value.strip()
-    return None
+    return labelled(head, "microcode")
 
 
 def width_of(path):
@@ -84,22 +77,9 @@ def rdma_cards():
     return found
 
 
-def firmware_value(attribute):
-    if attribute in CARD_LABELS:
-        return of_cards(attribute)
-    if attribute == "rdma":
-        return rdma_cards()
-    if attribute == "system":
-        return system_name()
-    return microcode() if attribute == "cpu_microcode" else read_line(DMI + attribute)
-
-
-def firmware_probes(names):
-    return [single(name, firmware_value, attribute_of(name)) for name in names]
-
-
-FAMILIES["firmware"] = Family(
-    ("bios_vendor", "bios_version", "bios_date", "system", "cpu_microcode", "rdma", *CARD_LABELS),
-    firmware_probes,
-    items=False,
+FIRMWARE = {"system": system_name, "cpu_microcode": microcode, "rdma": rdma_cards}
+FIRMWARE.update((name, lambda name=name: of_cards(name)) for name in CARD_LABELS)
+FIRMWARE.update(
+    (name, lambda name=name: read_line(DMI + name)) for name in ("bios_vendor", "bios_version", "bios_date")
 )
+FAMILIES["firmware"] = whole_family(FIRMWARE)

@@ -6,7 +6,7 @@ bridges to NVLink 5 switches, which are RDMA devices too, are in none of them.
 """
 
 from provision.node.observe.files import link_target, names_in, read_line
-from provision.node.observe.probe import FAMILIES, Family, Probe, single
+from provision.node.observe.probe import FAMILIES, Probe, single, whole_family
 from provision.node.observe.rdma import (
     INFINIBAND,
     NO_GID,
@@ -131,21 +131,17 @@ def parse_mtus(names, output):
     return {name: {item: mtus[item] for item in mtus if mtus[item]} for name in names}
 
 
-def hca_probes(names):
-    lists = {
-        "hca.ports": lambda: [port_entry(item) for item in items()],
-        "hca.counters": lambda: [counter_entry(item) for item in items()],
-        "hca.functions": functions,
-    }
-    probes = []
-    for name in names:
-        if name != "hca.mtus":
-            probes.append(single(name, lists[name]))
-        elif not names_in(INFINIBAND):
-            probes.append(single(name, dict))
-        else:
-            probes.append(Probe([name], command=["ibv_devinfo"], parse=parse_mtus))
-    return probes
+def mtus_probe(name):
+    if not names_in(INFINIBAND):
+        return single(name, dict)
+    return Probe([name], command=["ibv_devinfo"], parse=parse_mtus)
 
 
-FAMILIES["hca"] = Family(("ports", "counters", "functions", "mtus"), hca_probes, items=False)
+FAMILIES["hca"] = whole_family(
+    {
+        "ports": lambda: [port_entry(item) for item in items()],
+        "counters": lambda: [counter_entry(item) for item in items()],
+        "functions": functions,
+    },
+    tools={"mtus": mtus_probe},
+)

@@ -6,7 +6,7 @@ what it would be started with, or "absent" where there is no such unit. In KiB a
 """
 
 from provision.node.observe.files import ReadError, read_text
-from provision.node.observe.probe import FAMILIES, Family, Probe, item_of, single
+from provision.node.observe.probe import FAMILIES, Family, Probe, item_of, single, units_shown
 
 LOCKED = "Max locked memory"
 SHOWN = "--property=LoadState,MainPID,LimitMEMLOCKSoft"
@@ -38,21 +38,12 @@ def session_limit():
 
 
 def parse_manager(names, output):
-    for line in output.splitlines():
-        key, equals, value = line.partition("=")
-        if equals and key == "DefaultLimitMEMLOCKSoft":
-            return dict.fromkeys(names, limit_text(value))
-    raise ReadError("systemctl answered: " + (output.strip()[:200] or "nothing"))
+    (manager,) = units_shown(output, 1, "DefaultLimitMEMLOCKSoft")
+    return dict.fromkeys(names, limit_text(manager["DefaultLimitMEMLOCKSoft"]))
 
 
 def parse_limits(names, output):
-    """`systemctl show` prints one paragraph per unit, in the order asked."""
-    blocks = []
-    for text in output.strip().split("\n\n"):
-        pairs = [line.partition("=") for line in text.splitlines()]
-        blocks.append({key: value for key, equals, value in pairs if equals})
-    if len(blocks) != len(names) or any("LimitMEMLOCKSoft" not in block for block in blocks):
-        raise ReadError("systemctl answered: " + (output.strip()[:200] or "nothing"))
+    blocks = units_shown(output, len(names), "LimitMEMLOCKSoft")
     return {names[number]: limit_of_unit(block) for number, block in enumerate(blocks)}
 
 

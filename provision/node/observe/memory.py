@@ -3,7 +3,7 @@
 import os
 
 from provision.node.observe.files import ReadError, at, because, read_line
-from provision.node.observe.probe import FAMILIES, Family, attribute_of, single
+from provision.node.observe.probe import FAMILIES, whole_family
 
 SHARED = "/dev/shm"  # noqa: S108 - asked about, not written to
 HUGEPAGE = "/sys/kernel/mm/transparent_hugepage/enabled"
@@ -41,8 +41,4 @@ MEMORY = {
 }
 
 
-def memory_probes(names):
-    return [single(name, MEMORY[attribute_of(name)]) for name in names]
-
-
-FAMILIES["memory"] = Family(tuple(MEMORY), memory_probes, items=False)
+FAMILIES["memory"] = whole_family(MEMORY)

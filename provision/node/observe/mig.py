@@ -1,7 +1,6 @@
 """The partitions of each GPU: `mig.devices`, a list in index order of texts such as "3g.40gb,2g.20gb"."""
 
-from provision.node.observe.files import ReadError
-from provision.node.observe.probe import FAMILIES, Family, Probe
+from provision.node.observe.probe import FAMILIES, Probe, answered, whole_family
 
 
 def parse_mig(names, output):
@@ -14,14 +13,12 @@ def parse_mig(names, output):
         elif words[:1] == ["MIG"] and len(words) > 2 and gpus:
             gpus[-1].append(words[1])
         elif words:
-            raise ReadError("nvidia-smi answered: " + line[:200])
+            raise answered("nvidia-smi", line)
     if not gpus:
-        raise ReadError("nvidia-smi answered: " + (output.strip()[:200] or "nothing"))
+        raise answered("nvidia-smi", output)
     return {name: [",".join(sorted(gpu, reverse=True)) for gpu in gpus] for name in names}
 
 
-def mig_probes(names):
-    return [Probe(names, command=["nvidia-smi", "-L"], parse=parse_mig)]
-
-
-FAMILIES["mig"] = Family(("devices",), mig_probes, items=False)
+FAMILIES["mig"] = whole_family(
+    {}, tools={"devices": lambda name: Probe([name], command=["nvidia-smi", "-L"], parse=parse_mig)}
+)

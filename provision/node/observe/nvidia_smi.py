@@ -3,7 +3,7 @@
 All fields that are asked cost one call. The names are those of `nvidia-smi --help-query-gpu`."""
 
 from provision.node.observe.files import ReadError
-from provision.node.observe.probe import FAMILIES, Family, Probe
+from provision.node.observe.probe import FAMILIES, Family, Probe, answered
 
 FIELDS = (
     "name",
@@ -91,7 +91,7 @@ def parse_query(names, output):
         raise refused
     rows = [[cell.strip() for cell in line.split(",")] for line in output.splitlines() if line.strip()]
     if not rows or any(len(row) not in (len(names), len(names) + len(WHO)) for row in rows):
-        raise ReadError("nvidia-smi answered: " + (output.strip()[:200] or "nothing"))
+        raise answered("nvidia-smi", output)
     fields = fields_of(names)
     found = {}
     for at, name in enumerate(names):

@@ -1,7 +1,7 @@
 """NVMe drives, as the kernel shows their controllers. What they say of their wear only nvme-cli asks them."""
 
 from provision.node.observe.files import link_target, names_in, read_line
-from provision.node.observe.probe import FAMILIES, Family, single
+from provision.node.observe.probe import FAMILIES, whole_family
 
 DRIVES = "/sys/class/nvme"
 
@@ -28,6 +28,4 @@ def nvme_drives():
     return found
 
 
-FAMILIES["nvme"] = Family(
-    ("drives",), lambda names: [single(name, nvme_drives) for name in names], items=False
-)
+FAMILIES["nvme"] = whole_family({"drives": nvme_drives})

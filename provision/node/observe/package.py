@@ -3,11 +3,12 @@
 import os
 
 from provision.node.observe.files import ReadError, at, names_in, read_bytes, read_text
-from provision.node.observe.probe import FAMILIES, Family, Probe, attribute_of, item_of
+from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of, item_of
 from provision.node.observe.system import os_family, os_release
 
 SHOWN_STATUS = {"not-installed": "absent"}
 WITHOUT_VERSION = ("not-installed", "config-files")
+RPM_FORM = "%{NAME}|%{EPOCH}|%{VERSION}-%{RELEASE}\n"
 DATABASE = {}  # package -> its paragraphs: read once, for several families ask
 
 
@@ -117,30 +118,34 @@ def is_locked(locks, name, version):
     return any(found(lock, base) and not found(lock, base + ".999") for lock in locks)
 
 
-def parse_rpm(names, output):
-    locks = dnf_locks()
-    found = {}
+def rpm_rows(output):
+    """(name, version with its epoch, version without) of each line that rpm prints in RPM_FORM."""
     for line in output.splitlines():
         fields = line.split("|")
         if len(fields) == 3:
+            version = fields[2].strip()
             epoch = "" if fields[1] in ("(none)", "0") else fields[1] + ":"
-            version = epoch + fields[2].strip()
-            held = is_locked(locks, fields[0], version)
-            entry = {"status": "installed", "version": version, "held": held}
-            # A package may be asked for with its version behind: kernel-devel-5.14.0-503.el9.x86_64
-            whole = fields[0] + "-" + fields[2].strip()
-            for name in (fields[0], whole, whole.rpartition("-")[0], whole + "." + os.uname().machine):
-                found[name] = entry
+            yield fields[0], epoch + version, version
+
+
+def parse_rpm(names, output):
+    locks = dnf_locks()
+    found = {}
+    for package, version, plain in rpm_rows(output):
+        entry = {"status": "installed", "version": version, "held": is_locked(locks, package, version)}
+        # A package may be asked for with its version behind: kernel-devel-5.14.0-503.el9.x86_64
+        whole = package + "-" + plain
+        for name in (package, whole, whole.rpartition("-")[0], whole + "." + os.uname().machine):
+            found[name] = entry
     if not found and "is not installed" not in output:
-        raise ReadError("rpm answered: " + (output.strip()[:200] or "nothing"))
+        raise answered("rpm", output)
     return package_facts(names, found)
 
 
 def package_probes(names):
     if has_rpm():
         packages = sorted({item_of(name) for name in names})
-        form = "%{NAME}|%{EPOCH}|%{VERSION}-%{RELEASE}\n"
-        return [Probe(names, command=["rpm", "-q", "--qf", form, "--", *packages], parse=parse_rpm)]
+        return [Probe(names, command=["rpm", "-q", "--qf", RPM_FORM, "--", *packages], parse=parse_rpm)]
     items = [item_of(name) for name in names]
     return [Probe(names, read=lambda: package_facts(names, dpkg_packages(items)))]
 

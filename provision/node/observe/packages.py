@@ -1,10 +1,7 @@
 """All installed packages whose names match a shell pattern, in one fact: packages.libnvidia-*.versions"""
 
-from provision.node.observe.files import ReadError
-from provision.node.observe.package import dpkg_database, dpkg_packages, has_rpm
-from provision.node.observe.probe import FAMILIES, Family, Probe, item_of
-
-RPM_FORM = "%{NAME}|%{EPOCH}|%{VERSION}-%{RELEASE}\n"
+from provision.node.observe.package import RPM_FORM, dpkg_database, dpkg_packages, has_rpm, rpm_rows
+from provision.node.observe.probe import FAMILIES, Family, Probe, answered, item_of
 
 
 def matching(facts, versions):
@@ -26,14 +23,12 @@ def dpkg_versions():
 
 def parse_rpm_all(facts, output):
     versions = {}
-    for line in output.splitlines():
-        fields = line.split("|")
-        if len(fields) == 3 and fields[0] != "gpg-pubkey":
-            epoch = "" if fields[1] in ("(none)", "0") else fields[1] + ":"
+    for package, version, _ in rpm_rows(output):
+        if package != "gpg-pubkey":
             # Several versions of one package (kernels) are no version to compare.
-            versions[fields[0]] = None if fields[0] in versions else epoch + fields[2].strip()
+            versions[package] = None if package in versions else version
     if not versions:
-        raise ReadError("rpm answered: " + (output.strip()[:200] or "nothing"))
+        raise answered("rpm", output)
     return matching(facts, {name: version for name, version in versions.items() if version})
 
 

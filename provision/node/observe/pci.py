@@ -6,8 +6,16 @@ on bare metal only: a hypervisor needs it to keep virtual machines apart. Read f
 lspci does, which is whole for root alone; the offsets are those of the PCI Express base specification.
 """
 
-from provision.node.observe.files import ReadError, link_target, names_in, read_bytes, read_line, read_text
-from provision.node.observe.probe import FAMILIES, Family, Probe
+from provision.node.observe.files import (
+    ReadError,
+    labelled,
+    link_target,
+    names_in,
+    read_bytes,
+    read_line,
+    read_text,
+)
+from provision.node.observe.probe import FAMILIES, whole_family
 from provision.node.observe.system import NVIDIA
 
 PCI_DEVICES = "/sys/bus/pci/devices"
@@ -92,10 +100,9 @@ def redirecting_bridges():
 def hypervisor():
     """Below whom this machine runs, as its firmware calls itself; None on bare metal."""
     names = " ".join(read_line("/sys/class/dmi/id/" + name) or "" for name in DMI_NAMES).strip()
-    for line in (read_text("/proc/cpuinfo", 4 * 1024 * 1024) or "").splitlines():
-        key, colon, value = line.partition(":")
-        if colon and key.strip() == "flags":  # x86 alone; every hypervisor sets it, and no bare metal has it
-            return (names or "unknown") if "hypervisor" in value.split() else None
+    flags = labelled(read_text("/proc/cpuinfo", 4 * 1024 * 1024), "flags")
+    if flags is not None:  # x86 alone; every hypervisor sets one, and no bare metal has it
+        return (names or "unknown") if "hypervisor" in flags.split() else None
     return names if any(word in names.lower() for word in VIRTUAL) else None
 
 
@@ -132,12 +139,4 @@ PCI = {
 }
 
 
-def pci_probes(names):
-    return [Probe([name], read=pci_reader(name)) for name in names]
-
-
-def pci_reader(name):
-    return lambda: {name: PCI[name[len("pci.") :]]()}
-
-
-FAMILIES["pci"] = Family(tuple(PCI), pci_probes, items=False)
+FAMILIES["pci"] = whole_family(PCI)

@@ -58,9 +58,40 @@ def one_each(function):
     return lambda names: [single(name, function, item_of(name), attribute_of(name)) for name in names]
 
 
+def whole_family(functions, tools=None):
+    """A family of facts without items, each with the function that reads it. `tools`: attribute -> the
+    function that makes the probe of a fact that a tool answers."""
+    tools = tools or {}
+
+    def probes(names):
+        found = []
+        for name in names:
+            attribute = attribute_of(name)
+            found.append(tools[attribute](name) if attribute in tools else single(name, functions[attribute]))
+        return found
+
+    return Family((*functions, *tools), probes, items=False)
+
+
 def find_tool(name):
     for folder in TOOL_FOLDERS:
         path = at(folder + "/" + name)
         if os.access(path, os.X_OK):
             return path
     raise ReadError("%s is not installed" % name)
+
+
+def units_shown(output, count, needed):
+    """The paragraphs that `systemctl show` prints, one for each unit in the order asked, as dictionaries."""
+    blocks = []
+    for text in output.strip().split("\n\n"):
+        pairs = [line.partition("=") for line in text.splitlines()]
+        blocks.append({key: value for key, equals, value in pairs if equals})
+    if len(blocks) != count or any(needed not in block for block in blocks):
+        raise answered("systemctl", output)
+    return blocks
+
+
+def answered(tool, output):
+    """The ReadError for a tool's output that was not understood."""
+    return ReadError("%s answered: %s" % (tool, output.strip()[:200] or "nothing"))

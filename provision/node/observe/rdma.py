@@ -5,7 +5,7 @@ The link layer of a port, InfiniBand or Ethernet (RoCE), decides which of them m
 """
 
 from provision.node.observe.files import ReadError, names_in, read_bytes, read_line
-from provision.node.observe.probe import FAMILIES, Family, Probe, attribute_of, item_of, single
+from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of, item_of, single
 
 INFINIBAND = "/sys/class/infiniband"
 NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
@@ -155,7 +155,7 @@ def rdma_ports():
 def parse_devinfo(names, output):
     """ibv_devinfo: the MTU in force is in no file. A port it does not name has none."""
     if "hca_id:" not in output and "No IB devices found" not in output:
-        raise ReadError("ibv_devinfo answered: " + (output.strip()[:200] or "nothing"))
+        raise answered("ibv_devinfo", output)
     found = {}
     device = port = ""
     for line in output.splitlines():
@@ -180,7 +180,7 @@ def parse_pfc(names, output):
             return {names[0]: [int(one) for one, _, state in pairs if one.isdigit() and state == "on"]}
     if "not supported" in output or "not found" in output:
         return {names[0]: []}
-    raise ReadError("dcb answered: " + (output.strip()[:200] or "nothing"))
+    raise answered("dcb", output)
 
 
 def parse_peermem(names, output):

@@ -3,7 +3,7 @@
 import os
 
 from provision.node.observe.files import at, names_in, read_bytes, read_text
-from provision.node.observe.probe import FAMILIES, Family, attribute_of, single
+from provision.node.observe.probe import FAMILIES, whole_family
 from provision.node.observe.system import os_release
 
 EFI = "/sys/firmware/efi"
@@ -76,15 +76,6 @@ def rejects_dkms():
     return bool(secure_boot_enabled() and not secure_boot_enrolled())
 
 
-SECURE_BOOT_FACTS = {
-    "enabled": secure_boot_enabled,
-    "enrolled": secure_boot_enrolled,
-    "rejects_dkms": rejects_dkms,
-}
-
-
-def secure_boot_probes(names):
-    return [single(name, SECURE_BOOT_FACTS[attribute_of(name)]) for name in names]
-
-
-FAMILIES["secure_boot"] = Family(tuple(SECURE_BOOT_FACTS), secure_boot_probes, items=False)
+FAMILIES["secure_boot"] = whole_family(
+    {"enabled": secure_boot_enabled, "enrolled": secure_boot_enrolled, "rejects_dkms": rejects_dkms}
+)

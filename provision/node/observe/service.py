@@ -1,18 +1,11 @@
 """Units, as systemd knows them."""
 
-from provision.node.observe.files import ReadError
-from provision.node.observe.probe import FAMILIES, Family, Probe, attribute_of, item_of
+from provision.node.observe.probe import FAMILIES, Family, Probe, attribute_of, item_of, units_shown
 
 
 def parse_systemctl(names, output):
-    """`systemctl show` prints one paragraph per unit, in the order asked."""
     units = units_of(names)
-    blocks = []
-    for text in output.strip().split("\n\n"):
-        pairs = (line.partition("=") for line in text.splitlines())
-        blocks.append({key: value for key, equals, value in pairs if equals})
-    if len(blocks) != len(units) or any("LoadState" not in block for block in blocks):
-        raise ReadError("systemctl answered: " + (output.strip()[:200] or "nothing"))
+    blocks = units_shown(output, len(units), "LoadState")
     facts = {}
     for fact in names:
         block = blocks[units.index(item_of(fact))]

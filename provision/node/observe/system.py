@@ -7,16 +7,14 @@ from provision.node.observe.files import ReadError, at, names_in, read_line, rea
 NVIDIA = "0x10de"
 
 
+def settings_in(path):
+    """The KEY=value lines of a shell-like file."""
+    pairs = [line.strip().partition("=") for line in (read_text(path) or "").splitlines()]
+    return {key: value.strip("\"'") for key, equals, value in pairs if equals and key[:1] != "#"}
+
+
 def os_release():
-    text = read_text("/etc/os-release")
-    if text is None:
-        text = read_text("/usr/lib/os-release") or ""
-    found = {}
-    for line in text.splitlines():
-        key, equals, value = line.strip().partition("=")
-        if equals:
-            found[key] = value.strip("\"'")
-    return found
+    return settings_in("/etc/os-release") or settings_in("/usr/lib/os-release")
 
 
 def os_family(release):
@@ -50,12 +48,6 @@ def kernels_installed():
         if name[:8] == "vmlinuz-" and "rescue" not in release and release[-4:] not in (".old", ".bak"):
             found.append(release)
     return sorted(found, key=version_key, reverse=True)
-
-
-def settings_in(path):
-    """The KEY=value lines of a shell-like file."""
-    pairs = [line.strip().partition("=") for line in (read_text(path) or "").splitlines()]
-    return {key: value.strip("\"'") for key, equals, value in pairs if equals and key[:1] != "#"}
 
 
 def grub_choice(releases):

@@ -129,11 +129,6 @@ class Tally:
         self.play_started = False
 
     @property
-    def finished(self) -> bool:
-        """Ansible reached the end of the playbook (its exit status does not tell)."""
-        return self._stats is not None
-
-    @property
     def last_words(self) -> str:
         """The last lines Ansible printed outside of any task: why a playbook could not be run."""
         lines = [re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line).strip() for line in self._said]

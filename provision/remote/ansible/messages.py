@@ -1,13 +1,155 @@
-"""Formatter of failed Ansible tasks: one line with the cause and the next step (pure)."""
+"""Formatter of failed Ansible tasks: one line with the cause and the next step (pure).
+
+Samples of what is matched stand beside each pattern. A cause is told with what to look at; what was said
+originally stays behind it, for nobody should have to believe a translation.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from provision.remote.ansible.fault_causes import cause_of
 from provision.secrets_mask import masked
+
+Words = Callable[[re.Match[str]], str]
+
+
+def _repository(match: re.Match[str]) -> str:
+    return (
+        f"the package repository {match['host']} did not serve the request ({match['why'].strip(' .:-')}): "
+        "is it up, and may this node reach it?"
+    )
+
+
+def _locked(match: re.Match[str]) -> str:
+    found = {name: value for name, value in match.groupdict().items() if value}
+    who = f"process {found['pid']}" if "pid" in found else "not named"
+    who += f", {found['name']}" if "name" in found else ""
+    return f"another package manager is at work there ({who}): wait for it, or stop it; nothing was changed"
+
+
+def _clock(match: re.Match[str]) -> str:
+    return (
+        f"the package list of {match['url']} {match['what']} ({match['when']}): the node's clock is wrong "
+        "(timedatectl), or the mirror was not refreshed"
+    )
+
+
+# The first that is found counts.
+_CAUSES: tuple[tuple[re.Pattern[str], Words], ...] = (
+    # E: Release file for http://10.0.0.1/cuda/InRelease is expired (invalid since 400d 3h 2min 1s). Updates …
+    # E: Release file for http://… is not valid yet (invalid for another 399d 20h 1min 2s). Updates …
+    (
+        re.compile(
+            r"Release file for (?P<url>\S+) (?P<what>is expired|is not valid yet) "
+            r"\((?:invalid )?(?P<when>[^)]*)\)"
+        ),
+        _clock,
+    ),
+    (
+        # certificate is not yet valid · certificate verify failed: certificate has expired
+        re.compile(r"certificate (?P<what>is not yet valid|has expired|is expired)", re.IGNORECASE),
+        lambda match: f"a server's certificate {match['what']}: is the node's clock right (timedatectl)?",
+    ),
+    # E: You don't have enough free space in /var/cache/apt/archives/.
+    (
+        re.compile(r"You don't have enough free space in (?P<where>\S+?)\.?(?=\s|$)"),
+        lambda match: (
+            f"no room on the node for the packages, in {match['where']}: free some (df -h), then run again"
+        ),
+    ),
+    # At least 500MB more space needed on the / filesystem.
+    (
+        re.compile(r"At least (?P<size>\S+) more space needed on the (?P<where>\S+) filesystem"),
+        lambda match: (
+            f"no room on the node: {match['size']} more needed on {match['where']}: free some (df -h), "
+            "then run again"
+        ),
+    ),
+    # [Errno 28] No space left on device: '/var/lib/apt/lists/…' · dpkg: error …: No space left on device
+    (
+        re.compile(r"No space left on device|Disk quota exceeded"),
+        lambda match: (
+            f"the node's disk is full ({match[0].lower()}): free space (df -h, df -i), then run again"
+        ),
+    ),
+    # E: Could not get lock /var/lib/dpkg/lock-frontend. It is held by process 4711 (unattended-upgr)
+    (
+        re.compile(r"Could not get lock \S+?\. It is held by process (?P<pid>\d+) \((?P<name>[^)]*)\)"),
+        _locked,
+    ),
+    # dpkg: error: dpkg frontend lock was locked by another process with pid 4711
+    (re.compile(r"lock was locked by another process with pid (?P<pid>\d+)"), _locked),
+    # Failed to lock apt for exclusive operation: … · E: Unable to acquire the dpkg frontend lock (…), is …
+    # yum lockfile is held by another process · Failed to obtain the transaction lock (logged in as: root).
+    (
+        re.compile(
+            r"Failed to lock apt|Unable to (?:acquire|lock) the|[Ll]ockfile is held by another process|"
+            r"Failed to obtain the transaction lock|Waiting for process with pid (?P<pid>\d+) to finish"
+        ),
+        _locked,
+    ),
+    # E: Failed to fetch http://m/x.deb  Hash Sum mismatch · File has unexpected size (12 != 34). Mirror …
+    (
+        re.compile(
+            r"Failed to fetch \w+://(?P<host>[^/\s]+)\S*\s+"
+            r"(?P<why>Hash Sum mismatch|File has unexpected size)"
+        ),
+        lambda match: (
+            f"{match['host']} sent something else than its signed list promises ({match['why']}): "
+            "a mirror in the middle of an update, or a changed package; it was not installed"
+        ),
+    ),
+    # The following signatures couldn't be verified because the public key is not available: NO_PUBKEY A4B4…
+    (
+        re.compile(
+            r"NO_PUBKEY (?P<key>\w+)|(?P<bad>The following signatures were invalid)|(?P<none>is not signed)"
+        ),
+        lambda match: (
+            "the package list is not signed by the key that is trusted for it: nothing of it was taken"
+            + (f" (its key is {match['key']})" if match["key"] else "")
+        ),
+    ),
+    # E: Failed to fetch http://10.0.0.1:8080/x.deb  Could not connect to 10.0.0.1:8080 (10.0.0.1). - …
+    (
+        re.compile(
+            r"Failed to fetch \w+://(?P<host>[^/\s]+)\S*\s+(?P<why>[^\n·]{3,160}?)(?=\s*(?:\n|·|$|E: |W:))"
+        ),
+        _repository,
+    ),
+    # Could not resolve 'mirror.example' · Could not connect to 10.0.0.1:8080 (10.0.0.1). - connect (111: …)
+    (
+        re.compile(r"(?P<why>Could not (?:resolve|connect to) '?(?P<host>[\w.:-]+)'?[^\n·]{0,100})"),
+        _repository,
+    ),
+    # Curl error (7): Couldn't connect to server for http://10.0.0.1/repodata/repomd.xml [Failed to connect …]
+    (
+        re.compile(r"(?P<why>Curl error \(\d+\): [^\n]{3,100}?) for \w+://(?P<host>[^/\s]+)"),
+        _repository,
+    ),
+    # Shared connection to 10.0.0.1 closed. · Connection to 10.0.0.1 closed by remote host. · … Broken pipe
+    # Timeout, server 10.0.0.1 not responding.
+    (
+        re.compile(
+            r"Shared connection to \S+ closed|Connection to \S+ closed by remote host|Connection reset by|"
+            r"client_loop: send disconnect|Timeout, server \S+ not responding|mux_client\w*: .*[Bb]roken pipe"
+        ),
+        lambda _match: (
+            "the connection broke in the middle: the node went down or booted, or the network was cut"
+        ),
+    ),
+)
+
+
+def cause_of(said: str) -> str:
+    """The cause in plain words, with what to look at; empty when none is known."""
+    for pattern, words in _CAUSES:
+        match = pattern.search(said)
+        if match:
+            return words(match)
+    return ""
+
 
 MESSAGE_LIMIT = 600
 _SAID = ("stdout", "module_stdout", "stderr", "module_stderr", "msg")

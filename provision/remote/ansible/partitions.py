@@ -21,38 +21,29 @@ from typing import Any
 from provision.errors import GpuprovError
 from provision.remote.ansible import runner
 from provision.remote.ansible.events import Event, Outcome
-from provision.remote.interrupts import Interrupts
-from provision.remote.processes import VARIABLE as VARIABLE
-from provision.remote.processes import worth
+from provision.remote.ansible.runner import Interrupts
+from provision.remote.ssh.fanout import VARIABLE as VARIABLE
+from provision.remote.ssh.fanout import worth
 from provision.remote.workers import LINK, shares, worker_runs
 
 FEWEST = 50  # hosts for which one more ansible-playbook is worth its start
 _WAITING = 1000  # events that may wait to be heard: who hears slowly slows Ansible down, and costs no memory
 _POLL = 1.0  # seconds after which somebody who waits looks up
 
+# What plays at a place, called as runner.run_playbook is; None stands for that, on this machine.
 Run = Callable[..., dict[str, Outcome]]
 
 
-@dataclass(frozen=True)
-class Backend:
-    """Where a share of the hosts is played. `run` is called as runner.run_playbook is (and by default it is
-    that); `name` is put before what went wrong there; `weight`: how much of the work it takes."""
-
-    name: str = ""
-    weight: int = 1
-    run: Run | None = None
-
-
-def local_backends(hosts: int) -> list[Backend]:
-    """As many places on this machine as `hosts` are worth (processes.py). Raises UsageError when
-    GPUPROV_PROCESSES is no number."""
-    return [Backend()] * worth(hosts, FEWEST)
+def local_places(hosts: int) -> list[Run | None]:
+    """As many places on this machine as `hosts` are worth. Raises UsageError when GPUPROV_PROCESSES is no
+    number."""
+    return [None] * worth(hosts, FEWEST)
 
 
 def width(hosts: Mapping[str, Mapping[str, Any]]) -> int:
     """How many ansible-playbook processes `run_sharded` has for these hosts, the workers' among them."""
     local, away = shares(hosts)
-    return (len(local_backends(len(local))) if local else 0) + len(away)
+    return (worth(len(local), FEWEST) if local else 0) + len(away)
 
 
 def run_sharded(
@@ -62,7 +53,7 @@ def run_sharded(
     on_event: Callable[[Event], None] | None = None,
     forks: int = 25,
     timeout: float | None = None,
-    places: Sequence[Backend] | None = None,
+    places: Sequence[Run | None] | None = None,
     waiting: int = 0,
     **options: Any,
 ) -> dict[str, Outcome]:
@@ -84,16 +75,14 @@ def run_sharded(
                 playbook, some, on_event=on_event, forks=forks, timeout=timeout, waiting=waiting, **options
             )
         return done
-    wanted = [Backend()] if waiting else local_backends(len(local)) if places is None else places
+    wanted = [None] if waiting else local_places(len(local)) if places is None else places
     chosen = list(wanted)[: max(1, min(forks, len(local)))]
     if len(chosen) == 1 and not away:
-        run = chosen[0].run or runner.run_playbook
+        run = chosen[0] or runner.run_playbook
         return run(playbook, local, on_event=on_event, forks=forks, timeout=timeout, **options)
-    dealt = (
-        list(zip(chosen, partition(local, [place.weight for place in chosen]), strict=True)) if local else []
-    )
+    dealt = list(zip(chosen, partition(local, len(chosen)), strict=True)) if local else []
     for share in away.values():
-        dealt.append((Backend(run=functools.partial(worker_runs.run_playbook, share.worker)), share.hosts))
+        dealt.append((functools.partial(worker_runs.run_playbook, share.worker), share.hosts))
     work = _Work(playbook, {**options, "interrupts": Interrupts()}, on_event)
     rounds = math.ceil(len(hosts) / forks)
     widths = [forks] * len(dealt) if waiting else _forks(forks, [some for _, some in dealt])
@@ -104,16 +93,10 @@ def run_sharded(
     return {name: outcomes[name] for name in hosts if name in outcomes}
 
 
-def partition(
-    hosts: Mapping[str, Mapping[str, Any]], weights: Sequence[int]
-) -> list[dict[str, Mapping[str, Any]]]:
+def partition(hosts: Mapping[str, Mapping[str, Any]], places: int) -> list[dict[str, Mapping[str, Any]]]:
     """The hosts of each place, dealt like cards: what stands together in an inventory is alike, and takes
     alike."""
-    turns = [number for number, weight in enumerate(weights) for _ in range(weight)]
-    hands: list[dict[str, Mapping[str, Any]]] = [{} for _ in weights]
-    for position, (name, variables) in enumerate(hosts.items()):
-        hands[turns[position % len(turns)]][name] = variables
-    return hands
+    return [{name: hosts[name] for name in list(hosts)[place::places]} for place in range(places)]
 
 
 def in_batches(
@@ -150,7 +133,6 @@ def _forks(forks: int, dealt: Sequence[Mapping[str, Any]]) -> list[int]:
 class _Ended:
     """What became of one place: outcomes, or why there are none."""
 
-    place: Backend
     hosts: Mapping[str, Any]
     outcomes: Mapping[str, Outcome] | None = None
     error: BaseException | None = None
@@ -159,8 +141,7 @@ class _Ended:
         if self.outcomes is not None:
             return self.outcomes
         what = self.error.what if isinstance(self.error, GpuprovError) else str(self.error)
-        message = f"{self.place.name}: {what}" if self.place.name else what
-        return {name: Outcome(name, "failed", message=message) for name in self.hosts}
+        return {name: Outcome(name, "failed", message=what) for name in self.hosts}
 
 
 class _Work:
@@ -177,7 +158,7 @@ class _Work:
         self._waiting: list[threading.Thread] = []
 
     def begin(
-        self, place: Backend, hosts: Mapping[str, Mapping[str, Any]], forks: int, timeout: float | None
+        self, place: Run | None, hosts: Mapping[str, Mapping[str, Any]], forks: int, timeout: float | None
     ) -> None:
         """Have `place` play on these hosts once `finish` is called."""
         # The thread that starts Ansible must live as long: the kernel ends Ansible with it (ENDS_WITH_US).
@@ -187,18 +168,18 @@ class _Work:
         self._waiting.append(thread)
 
     def _play(
-        self, place: Backend, hosts: Mapping[str, Mapping[str, Any]], forks: int, timeout: float | None
+        self, place: Run | None, hosts: Mapping[str, Mapping[str, Any]], forks: int, timeout: float | None
     ) -> None:
-        run = place.run or runner.run_playbook
+        run = place or runner.run_playbook
         hear = self._said.put if self._on_event is not None else None
         try:
             outcomes = run(
                 self._playbook, hosts, on_event=hear, forks=forks, timeout=timeout, **self._options
             )
         except BaseException as error:  # it is raised in the thread that waits
-            self._said.put(_Ended(place, hosts, error=error))
+            self._said.put(_Ended(hosts, error=error))
         else:
-            self._said.put(_Ended(place, hosts, outcomes))
+            self._said.put(_Ended(hosts, outcomes))
 
     def finish(self) -> dict[str, Outcome]:
         """Start all, hear all, wait for all. Whatever is raised, Ansible has ended everywhere by then."""

@@ -11,9 +11,11 @@ import os
 import re
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from provision.errors import GpuprovError
@@ -21,8 +23,44 @@ from provision.remote.ansible import handover
 from provision.remote.ansible.events import Event as Event
 from provision.remote.ansible.events import Outcome as Outcome
 from provision.remote.ansible.events import Tally
-from provision.remote.interrupts import Interrupts
 from provision.secrets_mask import secrets_of
+
+
+@contextlib.contextmanager
+def handled(handler: Callable[[int, FrameType | None], None], signals: Collection[int]) -> Iterator[None]:
+    """`handler` handles these signals in this block. Python delivers them to the main thread alone: in any
+    other nothing is changed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler_before in before.items():
+            signal.signal(number, handler_before)
+
+
+def heeded(*signals: int) -> list[int]:
+    """Those of these signals that are not ignored: nohup means what it says."""
+    return [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
+
+
+class Interrupts:
+    """How often it was asked for, by a signal or by us: once means in order, more often means now."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def note(self) -> None:
+        self.count += 1
+
+    def noted(self) -> contextlib.AbstractContextManager[None]:
+        """Note SIGINT, SIGTERM and SIGHUP in this block."""
+        return handled(
+            lambda _number, _frame: self.note(), [signal.SIGINT, signal.SIGTERM, *heeded(signal.SIGHUP)]
+        )
+
 
 GRACE = 4.0  # seconds Ansible has to end its workers when it is asked to stop; then it is killed
 POLL = 0.5  # seconds between looks at the clock while nothing is printed
@@ -126,6 +164,8 @@ def play(
     around: handover.Around | None = None,
 ) -> Any:
     """Have Ansible play it; `handle` is given each raw event. Returns its exit status, which means little."""
+    import ansible_runner
+
     with handover.private_folder() as folder:
         arguments = ["--check"] * check_mode
         if tags:
@@ -137,54 +177,38 @@ def play(
             arguments += ["--limit", f"@{handover.write_limit(folder, hosts)}"]
         if extra_vars:
             handover.write_extra_vars(folder, extra_vars)
-        status = _run(folder, playbook, inventory, shlex.join(arguments), forks, handle, stop.cancel)
+        wanted = handover.environment(folder, forks)
+        config = ansible_runner.RunnerConfig(
+            private_data_dir=str(folder),
+            # Relative key files in an inventory are relative to where gpuprov was started.
+            project_dir=str(Path.cwd()),
+            playbook=str(Path(playbook).absolute()),
+            inventory=str(inventory),
+            cmdline=shlex.join(arguments) or None,
+            envvars={
+                **wanted,
+                "ANSIBLE_CALLBACK_PLUGINS": "",
+                "ANSIBLE_STDOUT_CALLBACK": "",
+                "AWX_LIB_DIRECTORY": "",
+            },
+            fact_cache_type="memory",
+            forks=forks,
+            quiet=True,
+        )
+        config.prepare()
+        # ansible-runner starts from all of os.environ and writes it into a file: keep what we chose and what
+        # it added.
+        kept = (*wanted, *_RUNNERS_OWN)
+        config.env = {name: value for name, value in config.env.items() if name in kept}
+        config.command = [*handover.ENDS_WITH_US, str(os.getpid()), *config.command]
+        config.suppress_output_file = True
+        config.pexpect_timeout = POLL
+        # A pattern that always matches: without it ansible-runner keeps all that was ever printed, and looks
+        # at `cancel` only when nothing is printed for a while.
+        config.expect_passwords[re.compile(r"(?s).+")] = None
+        runner = ansible_runner.Runner(config, event_handler=handle, cancel_callback=stop.cancel)
+        runner.run()
         stop.end_strays()
-    return status
-
-
-def _run(
-    folder: Path,
-    playbook: Path,
-    inventory: Path,
-    arguments: str,
-    forks: int,
-    handle: Callable[[Mapping[str, Any]], bool],
-    cancel: Callable[[], bool],
-) -> Any:
-    """Ansible's exit status, which means little."""
-    import ansible_runner
-
-    wanted = handover.environment(folder, forks)
-    config = ansible_runner.RunnerConfig(
-        private_data_dir=str(folder),
-        project_dir=str(
-            Path.cwd()
-        ),  # relative key files in an inventory are relative to where gpuprov was started
-        playbook=str(Path(playbook).absolute()),
-        inventory=str(inventory),
-        cmdline=arguments or None,
-        envvars={
-            **wanted,
-            "ANSIBLE_CALLBACK_PLUGINS": "",
-            "ANSIBLE_STDOUT_CALLBACK": "",
-            "AWX_LIB_DIRECTORY": "",
-        },
-        fact_cache_type="memory",
-        forks=forks,
-        quiet=True,
-    )
-    config.prepare()
-    # ansible-runner starts from all of os.environ and writes it into a file: keep what we chose and what it
-    # added.
-    config.env = {name: value for name, value in config.env.items() if name in wanted or name in _RUNNERS_OWN}
-    config.command = [*handover.ENDS_WITH_US, str(os.getpid()), *config.command]
-    config.suppress_output_file = True
-    config.pexpect_timeout = POLL
-    # A pattern that always matches: without it ansible-runner keeps all that was ever printed, and looks at
-    # `cancel` only when nothing is printed for a while.
-    config.expect_passwords[re.compile(r"(?s).+")] = None
-    runner = ansible_runner.Runner(config, event_handler=handle, cancel_callback=cancel)
-    runner.run()
     return runner.rc
 
 

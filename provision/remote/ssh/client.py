@@ -1,32 +1,35 @@
-"""SSH connections to nodes without Ansible; with ssh_login.py the only module that imports paramiko.
+"""SSH connections to nodes without Ansible: byte stream (TCP or a ProxyCommand), handshake, jump hosts.
 
-A host's key is checked before anything is said to it, on every hop. Every wait has an end. What goes wrong
-is a NodeError: cause and next step.
+With login.py the only module that imports paramiko. A host's key is checked before anything is said to it, on
+every hop. Every wait has an end. What goes wrong is a NodeError: cause and next step.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import logging
+import os
 import random
+import socket
+import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from provision.remote.node_error import Clock, NodeError, hung, unreachable
-from provision.remote.protocol import one_line
-from provision.remote.ssh import streams
-from provision.remote.ssh.connection import Route
+from provision.remote.protocol import Clock, NodeError, hung, one_line, unreachable
+from provision.remote.ssh.connection import Hop, Route
 from provision.remote.ssh.execute import Question
-from provision.remote.ssh.host_keys import HostKeys
+from provision.remote.ssh.known_hosts import HostKeys
 from provision.remote.ssh.login import AUTH_TIMEOUT, Login
-from provision.remote.ssh.proxy_jump import Hop
 
 if TYPE_CHECKING:
     import paramiko
+
 
 HANDSHAKE_TIMEOUT = 20.0  # seconds, for the banner and for the key exchange
 _PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds at most before another try; the last one from then on
@@ -117,9 +120,9 @@ class Ssh:
         if jumps:
             stream = self._through(hop, jumps, clock)
         elif hop.proxy_command:
-            stream, complaint = streams.proxy(hop, stack)
+            stream, complaint = proxy(hop, stack)
         else:
-            stream = streams.tcp(hop, clock)
+            stream = tcp(hop, clock)
         stack.callback(stream.close)
         disabled = _disabled(self._paramiko.Transport, hop)
         transport: paramiko.Transport = self._paramiko.Transport(stream, disabled_algorithms=disabled)
@@ -250,3 +253,71 @@ class _ClosedError(NodeError):
             "look at sshd's log there: MaxStartups (raise it, or give fewer --connections), access rules, "
             "a full disk; then run again",
         )
+
+
+def tcp(hop: Hop, clock: Clock) -> socket.socket:
+    """A TCP connection to `hop`. Raises NodeError."""
+    limit = clock.left(hop.connect_timeout)
+    try:
+        return socket.create_connection((hop.host, hop.port), timeout=limit)
+    except socket.gaierror as error:
+        reason = (error.strerror or str(error)).lower()
+        raise unreachable(
+            f"the name {hop.host} does not resolve: {reason}", "correct ansible_host, or the name service"
+        ) from None
+    except UnicodeError:
+        raise unreachable(f"{hop.host!r} is not a host name", "correct ansible_host") from None
+    except TimeoutError:
+        raise unreachable(f"{hop.address} did not answer within {limit:g} s") from None
+    except ConnectionRefusedError:
+        raise unreachable(
+            f"{hop.address} refused the connection", "start sshd there, or correct ansible_port"
+        ) from None
+    except OSError as error:
+        raise _network_error(hop, error) from None
+
+
+def _network_error(hop: Hop, error: OSError) -> NodeError:
+    reason = (error.strerror or str(error)).lower()
+    if error.errno == errno.EMFILE:
+        return unreachable(
+            f"too many open files on this machine: {reason}",
+            "raise the limit (ulimit -n), or use fewer connections",
+        )
+    return unreachable(f"{hop.address}: {reason}")
+
+
+def proxy(hop: Hop, stack: contextlib.ExitStack) -> tuple[socket.socket, Callable[[], str]]:
+    """A stream through `hop`'s ProxyCommand, started without a shell, and what that complained of so far;
+    `stack` ends it. Raises NodeError."""
+    ours, theirs = socket.socketpair()
+    stack.callback(ours.close)
+    errors = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack closes it
+    with theirs:
+        try:
+            process = subprocess.Popen(
+                hop.proxy_command,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=errors,
+                start_new_session=True,
+            )
+        except OSError as error:
+            reason = one_line(f"{hop.proxy_command[0]}: {error.strerror}")
+            raise unreachable(f"ProxyCommand cannot start: {reason}", "correct ProxyCommand") from None
+    stack.callback(_end, process)
+
+    def complaint() -> str:
+        return one_line(os.pread(errors.fileno(), 4096, 0).decode(errors="replace"))
+
+    return ours, complaint
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=2)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=2)

@@ -9,10 +9,11 @@ import fnmatch
 import functools
 import getpass
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+SSH_PORT = 22
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
 USER_CONFIG = "~/.ssh/config"
 ACCUMULATE = ("identityfile", "certificatefile")
@@ -159,7 +160,7 @@ class ConfigFiles:
 
 def _holds(kind: str, words: tuple[str, ...], name: str, options: Options, final: bool) -> bool:
     if kind == "host":
-        return _matches(words, name)
+        return matches(words, name)
     left = list(words)
     while left:
         criterion = left.pop(0).lower()
@@ -177,15 +178,17 @@ def _holds(kind: str, words: tuple[str, ...], name: str, options: Options, final
         }
         if criterion.lstrip("!") not in subjects or not left:
             raise NotUnderstoodError(f"`Match {' '.join(words)}` in an ssh_config file")
-        hit = _matches(left.pop(0).split(","), subjects[criterion.lstrip("!")])
+        hit = matches(left.pop(0).split(","), subjects[criterion.lstrip("!")])
         if hit == criterion.startswith("!"):
             return False
     return True
 
 
-def _matches(patterns: Sequence[str], name: str) -> bool:
+def matches(patterns: Iterable[str], name: str) -> bool:
+    """Whether one of these patterns (* and ?) is for `name`, and none with ! is, as ssh_config(5) says."""
     hit = False
     for pattern in patterns:
+        # fnmatch gives [ ] a meaning OpenSSH does not: [host]:port is literal.
         if fnmatch.fnmatchcase(name.lower(), pattern.lstrip("!").lower().replace("[", "[[]")):
             if pattern.startswith("!"):
                 return False

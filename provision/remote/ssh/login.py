@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision.remote.node_error import Clock, NodeError, hung
+from provision.remote.protocol import Clock, NodeError, hung
+from provision.remote.ssh.connection import Hop
 from provision.remote.ssh.known_hosts import fingerprint
-from provision.remote.ssh.proxy_jump import Hop
 
 if TYPE_CHECKING:
     import paramiko

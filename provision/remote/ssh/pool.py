@@ -1,4 +1,9 @@
-"""A thread pool that does one task per node, with a time limit for each."""
+"""A thread pool that does one task per node, with a time limit for each, and the SSH fan-out on top of it.
+
+The number of nodes in progress grows while that helps, up to a limit. Waiting for a distant node costs
+nothing here: with time on the way, many must be on their way. Once our own processor is busy, or twice as
+many were not faster, more would only wait in another place.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,44 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from provision.remote.node_error import NodeError, hung
-from provision.remote.ssh.concurrency import SLOW, Level, Sample
+from provision.remote.protocol import NodeError, hung
+from provision.remote.ssh.connection import Route
+
+START = 64
+BUSY = 0.85  # of one core: more than that Python's threads cannot use
+FASTER = 1.1  # a rise is worth it from here on
+SLOW = 4.0  # times what nodes usually take: such a node holds no place
+
+
+class Level:
+    """`now` is how many may be asked at once. Tell it with `seen` how it goes; `limit` is the most."""
+
+    def __init__(self, limit: int, start: int = START) -> None:
+        self.limit = limit
+        self.now = min(start, limit)
+        self._before = self.now
+        self._best = 0.0  # nodes a second at the level before this one
+        self._settled = self.now == limit
+
+    def seen(self, seconds: float, done: int, cpu: float) -> None:
+        """What happened in a stretch of time: its seconds, nodes done, and seconds of our processor.
+
+        Rise to twice as many while our processor has time for it; go back when that was not faster."""
+        if self._settled or seconds <= 0:
+            return
+        rate = done / seconds
+        if self._best and rate < self._best * FASTER:
+            self.now, self._settled = self._before, True
+        elif cpu / seconds >= BUSY:
+            self._settled = True
+        else:
+            self._before, self._best = self.now, rate
+            self.now = min(self.limit, self.now * 2)
+
 
 STACK = 512 * 1024  # bytes per thread: enough for OpenSSL, a sixteenth of the usual
 PAUSE = 0.1  # seconds between looks at how many threads there should be
@@ -35,7 +72,7 @@ class Done(Generic[Result]):
 class Crew(Generic[Result]):
     """Runs `work(name)` for every name, each about `seconds` long at most, never more than `threads` at once.
 
-    How many it is finds itself (level.py); a node that is slow beside the others takes the place of none.
+    How many it is finds itself (Level); a node that is slow beside the others takes the place of none.
     Threads are daemons: one that never returns costs a thread, not the run. Results come from `gather`, in
     the caller's thread. `keep`: how many results may wait to be gathered; with more, threads wait too, so
     that a caller who is slow costs no memory (0: any number).
@@ -123,7 +160,7 @@ class Crew(Generic[Result]):
         self._again = now + PAUSE
         if self._count >= self._level.now:
             cpu = time.process_time()
-            self._level.seen(Sample(now - self._since[0], self._count, cpu - self._since[1]))
+            self._level.seen(now - self._since[0], self._count, cpu - self._since[1])
             self._since, self._count = (now, cpu), 0
         self._wanted = min(self._level.limit, self._level.now + self._slow())
         while not self._waiting.empty() and self._enter():
@@ -181,3 +218,38 @@ class Crew(Generic[Result]):
             if self._busy.pop(name, None) is None:
                 return  # given up; somebody else was hired
             self._done.put(Done(name, result, time.monotonic() - started))
+
+
+class Threads(Crew[bytes]):
+    """Runs a program (its text, in ASCII) on each node."""
+
+    def __init__(
+        self,
+        routes: Mapping[str, Route],
+        programs: Mapping[str, str],
+        timeout: float,
+        connections: int,
+        keep: int = 0,
+    ) -> None:
+        from provision.remote.ssh.client import Ssh
+
+        self._ssh = ssh = Ssh()
+
+        def ask(name: str) -> bytes:
+            return ssh.ask(routes[name], programs[name].encode("ascii"), timeout)
+
+        super().__init__(routes, ask, seconds=timeout, threads=connections, keep=keep)
+
+    def gather(self, wait: float = 0.0) -> Iterator[Done[bytes]]:
+        """What is done by now; waits up to `wait` seconds for the first."""
+        yield from super().gather(wait)
+        self.expire()
+
+    def expire(self) -> None:
+        """Cut connections whose time is up. To be called now and then; `gather` does."""
+        self._ssh.expire()
+
+    def close(self) -> None:
+        """Ask no further node; who is at work is not waited for."""
+        self.stop()
+        self._ssh.close()

@@ -22,10 +22,9 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from provision.remote.node_error import NodeError
+from provision.remote.protocol import NodeError
 from provision.remote.ssh.connection import Route
-from provision.remote.ssh.pool import Done
-from provision.remote.ssh.threads import Threads
+from provision.remote.ssh.pool import Done, Threads
 
 PRELOADED = "provision.remote.ssh.client"  # with paramiko: imported once, before the processes are forked
 SILENT = 60.0  # seconds without a message after which a process is given up
@@ -169,7 +168,7 @@ def _started(count: int) -> list[_Process]:
                 process.start()
             started.append(_Process(process, ours))
             _bound(ours, SILENT)
-            # The fork server may be older than the limit of now (own_limits.py raises it).
+            # The fork server may be older than the limit of now (fanout.room raises it).
             files = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.prlimit(process.pid or 0, resource.RLIMIT_NOFILE, files)
     except BaseException:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from provision.errors import GpuprovError
-from provision.remote.interrupts import Interrupts
-from provision.remote.node_error import KINDS, NodeError
-from provision.remote.protocol import one_line
+from provision.remote.ansible.runner import Interrupts
+from provision.remote.protocol import KINDS, NodeError, one_line
 from provision.remote.workers import Share, worker_stream
 from provision.remote.workers.worker_runs import Stop, next_step, passwords, through
 

@@ -27,8 +27,8 @@ from provision.errors import GpuprovError
 from provision.fleet import Node
 from provision.remote import observe
 from provision.remote.ansible import handover, runner
-from provision.remote.interrupts import Interrupts
-from provision.remote.node_error import NodeError
+from provision.remote.ansible.runner import Interrupts
+from provision.remote.protocol import NodeError
 from provision.remote.workers import worker_stream
 
 _END = 30.0  # seconds to end in order once the controller is gone

@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
-from provision.remote.node_error import NodeError
-from provision.remote.protocol import one_line
+from provision.remote.protocol import NodeError, one_line
 from provision.remote.workers import PYTHON, Worker, worker_stream
 
 CONNECT = 60.0  # seconds to be logged in there, and to hear who it is

@@ -16,9 +16,8 @@ from typing import Any
 from provision import paths
 from provision.errors import GpuprovError
 from provision.remote.ansible.events import Event, Outcome, Tally
-from provision.remote.interrupts import Interrupts
-from provision.remote.node_error import NodeError
-from provision.remote.protocol import one_line
+from provision.remote.ansible.runner import Interrupts
+from provision.remote.protocol import NodeError, one_line
 from provision.remote.workers import VARIABLE, Worker, worker_link
 from provision.secrets_mask import secrets_of
 

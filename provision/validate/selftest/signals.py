@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterator
 from types import FrameType
 
 from provision.node.burnin.processes import descendants, stat_of
-from provision.remote import interrupts
+from provision.remote.ansible import runner
 
 _GONE = 5.0  # seconds for what was killed to be gone
 _TOGETHER = 1.0  # seconds: systemd ends a session with SIGTERM and SIGHUP, one right after the other
@@ -33,7 +33,7 @@ def as_interrupts() -> contextlib.AbstractContextManager[None]:
         last = now
         raise KeyboardInterrupt
 
-    return interrupts.handled(stop, interrupts.heeded(*_ALL))
+    return runner.handled(stop, runner.heeded(*_ALL))
 
 
 @contextlib.contextmanager
@@ -46,7 +46,7 @@ def held_back() -> Iterator[None]:
         came.append(number)
 
     try:
-        with interrupts.handled(keep, _ALL):
+        with runner.handled(keep, _ALL):
             yield
     finally:
         if came:

@@ -7,18 +7,18 @@ configured in Ansible raises NotPlainError, and Ansible is asked.
 
 from __future__ import annotations
 
+import configparser
 import os
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from provision.desired.inventory import ansible_inventory
-from provision.desired.inventory.plain import documents, ini_groups, settings, yaml_groups
-from provision.desired.inventory.plain.groups import ALL, Groups
-from provision.desired.inventory.plain.not_plain import NotPlainError
-from provision.desired.inventory.plain.vars_files import Contents, Folder, read_text
-
-__all__ = ["NotPlainError", "read"]
+from provision.desired.inventory.plain import documents
+from provision.desired.inventory.plain.documents import NotPlainError
+from provision.desired.inventory.plain.groups import ALL, Groups, add_ini, add_yaml
+from provision.errors import InventoryError
 
 # What Ansible passes over in a folder of inventories.
 _IGNORED_NAMES = ("group_vars", "host_vars", "vars_plugins")
@@ -43,7 +43,7 @@ _INTERNAL = frozenset(
 
 def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, Any]:
     """What `ansible-inventory --list` says of `source`. Raises NotPlainError when only Ansible can tell."""
-    settings.check(ansible_inventory.environment())
+    _check_settings(ansible_inventory.environment())
     named = str(source)
     if "," in named or "$" in named:
         raise NotPlainError("not the name of one file or folder")
@@ -90,11 +90,11 @@ def _add(file: Path, groups: Groups, known: dict[str, Any], spellings: dict[str,
                 raise
             document = None  # INI, as a rule: it has no extension either
         if isinstance(document, dict) and document:
-            yaml_groups.add(document, groups)
+            add_yaml(document, groups)
             return
         if extension and not all(line.strip()[:1] in ("", "#") for line in text.splitlines()):
             raise NotPlainError(f"{file} is not a mapping")
-    ini_groups.add(text, groups, spellings)
+    add_ini(text, groups, spellings)
 
 
 def _answer(groups: Groups, folder: Path, contents: Contents) -> dict[str, Any]:
@@ -139,3 +139,184 @@ def _membership(groups: Groups) -> dict[str, Any]:
         if shown := {kind: names for kind, names in described.items() if names}:
             found[name] = shown
     return found
+
+
+_SECTIONS = frozenset(
+    {
+        *(
+            "ssh_connection",
+            "paramiko_connection",
+            "persistent_connection",
+            "connection",
+            "privilege_escalation",
+        ),
+        *("colors", "diff", "galaxy", "selinux"),
+    }
+)
+_DEFAULTS = frozenset(
+    {
+        *("action_plugins", "any_errors_fatal", "ask_pass", "bin_ansible_callbacks", "callback_plugins"),
+        *("callback_result_format", "callback_whitelist", "callbacks_enabled", "connection_plugins"),
+        *("collections_path", "collections_paths", "deprecation_warnings", "devel_warning"),
+        *("display_args_to_stdout", "display_ok_hosts", "display_skipped_hosts", "executable"),
+        *("filter_plugins", "force_color", "force_handlers", "forks", "gather_subset", "gather_timeout"),
+        *("gathering", "host_key_checking", "interpreter_python", "inventory", "library", "local_tmp"),
+        *("localhost_warning", "log_path", "lookup_plugins", "max_diff_size", "module_name", "no_log"),
+        *("no_target_syslog", "nocolor", "nocows", "pipelining", "poll_interval", "private_key_file"),
+        *("remote_port", "remote_tmp", "remote_user", "retry_files_enabled", "retry_files_save_path"),
+        *("roles_path", "show_custom_stats", "stdout_callback", "strategy", "strategy_plugins"),
+        *("system_warnings", "timeout", "transport", "vault_identity", "vault_identity_list"),
+        *("vault_password_file", "verbosity"),
+    }
+)
+_ENVIRONMENT = frozenset(
+    {
+        *("CALLBACKS_ENABLED", "COLLECTIONS_PATH", "COLLECTIONS_PATHS", "CONFIG", "DEBUG"),
+        *("DEPRECATION_WARNINGS", "DEVEL_WARNING", "DISPLAY_ARGS_TO_STDOUT", "DISPLAY_OK_HOSTS"),
+        *("DISPLAY_SKIPPED_HOSTS", "FORCE_COLOR", "FORKS", "GATHERING", "HOST_KEY_CHECKING", "LIBRARY"),
+        *("LOCALHOST_WARNING", "LOCAL_TEMP", "LOG_PATH", "NOCOLOR", "NOCOWS", "PIPELINING"),
+        *("PRIVATE_KEY_FILE", "PYTHON_INTERPRETER", "REMOTE_PORT", "REMOTE_TEMP", "REMOTE_USER"),
+        *("RETRY_FILES_ENABLED", "ROLES_PATH", "SSH_ARGS", "SSH_CONTROL_PATH_DIR", "STDOUT_CALLBACK"),
+        *("SYSTEM_WARNINGS", "TIMEOUT", "TRANSFORM_INVALID_GROUP_CHARS", "VAULT_IDENTITY"),
+        *("VAULT_IDENTITY_LIST", "VAULT_PASSWORD_FILE", "VERBOSITY"),
+    }
+)
+_PLUGINS = (Path("~/.ansible/plugins"), Path("/usr/share/ansible/plugins"))
+_SYSTEM = Path("/etc/ansible/ansible.cfg")
+
+
+def _check_settings(environment: Mapping[str, str]) -> None:
+    """Raise NotPlainError when a setting of Ansible's, by file or environment, may bear on inventories."""
+    for name in environment:
+        if name.startswith("ANSIBLE_") and name.removeprefix("ANSIBLE_") not in _ENVIRONMENT:
+            raise NotPlainError(f"{name} is set")
+    # Only the first of them counts, but which one that is has its own rules.
+    if "$" in environment.get("ANSIBLE_CONFIG", ""):
+        raise NotPlainError("ANSIBLE_CONFIG refers to a variable")
+    chosen = Path(environment.get("ANSIBLE_CONFIG", "ansible.cfg")).expanduser()
+    for file in (
+        chosen / "ansible.cfg",
+        chosen,
+        Path("ansible.cfg"),
+        Path("~/.ansible.cfg").expanduser(),
+        _SYSTEM,
+    ):
+        if file.is_file():
+            _check_file(file)
+    for folder in _PLUGINS:
+        for kind in ("cache", "inventory", "vars"):
+            plugins = folder.expanduser() / kind
+            if plugins.is_dir() and any(plugins.iterdir()):
+                raise NotPlainError(f"{plugins} holds plugins")
+
+
+def _check_file(file: Path) -> None:
+    parser = configparser.RawConfigParser(inline_comment_prefixes=(";",))
+    try:
+        parser.read_string(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, configparser.Error) as trouble:
+        raise NotPlainError(f"{file}: {trouble}") from None
+    settings = [(section, name) for section in parser.sections() for name in parser.options(section)]
+    for section, name in [*settings, *(("DEFAULT", name) for name in parser.defaults())]:
+        if section not in _SECTIONS and (section != "defaults" or name not in _DEFAULTS):
+            raise NotPlainError(f"{file} sets {name} in [{section}]")
+
+
+EXTENSIONS = ("", ".yml", ".yaml", ".json")  # the first that is there counts
+
+
+class Folder:
+    """`group_vars` or `host_vars`, listed once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if path.exists() and not path.is_dir():
+            raise NotPlainError(f"{path} is not a folder")
+        self._entries = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+
+    def files_of(self, name: str) -> list[Path]:
+        """The files about one group or host, the later ones winning."""
+        if not self._entries or name.startswith("/"):
+            return []
+        if "/" in name or "$" in name or name in (".", ".."):
+            raise NotPlainError(f"{name!r} as the name of a file")
+        for extension in EXTENSIONS:
+            path = self.path / (name + extension)
+            if path.name in self._entries and path.exists():
+                return _below(path) if path.is_dir() else [path]
+        return []
+
+
+def _below(folder: Path) -> list[Path]:
+    found = []
+    for path in sorted(folder.iterdir(), key=lambda entry: entry.name):
+        extension = os.path.splitext(path.name)[1]  # noqa: PTH122 - a name that ends in a dot has one for Ansible
+        if path.name.startswith(".") or path.name.endswith("~"):
+            continue
+        if path.is_dir():
+            found += _below(path) if not extension else []
+        elif extension in EXTENSIONS and path.exists():
+            found.append(path)
+    return found
+
+
+class Contents:
+    """What the files say. Those that only Ansible understands (whole vaults, unusual YAML) are asked of it,
+    all at once, each as the variables of a host of its own."""
+
+    def __init__(self, known: dict[str, Any], vault_password_files: Sequence[Path]) -> None:
+        self._known = known
+        self._vault_password_files = vault_password_files
+        self._read: dict[Path, dict[str, Any]] = {}
+
+    def read(self, files: Sequence[Path]) -> None:
+        """Read files, to be looked up with `of`. Raises NotPlainError when Ansible cannot read one either."""
+        odd = []
+        for file in dict.fromkeys(files):
+            try:
+                self._read[file] = self._mapping(read_text(file))
+            except NotPlainError:
+                odd.append(file)
+        if odd:
+            self._read.update(zip(odd, self._asked(odd), strict=True))
+
+    def of(self, files: Sequence[Path]) -> dict[str, Any]:
+        """The variables of files that were read, the later ones winning."""
+        found: dict[str, Any] = {}
+        for file in files:
+            found.update(self._read[file])
+        return found
+
+    def _mapping(self, text: str) -> dict[str, Any]:
+        value = documents.parse(text, self._known) or {}
+        if not isinstance(value, dict):
+            raise NotPlainError("it is not a mapping")
+        return value
+
+    def _asked(self, files: Sequence[Path]) -> list[dict[str, Any]]:
+        names = [f"file{number}" for number in range(len(files))]
+        with tempfile.TemporaryDirectory(prefix="gpuprov-vars-") as folder:
+            hosts = Path(folder, "hosts")
+            hosts.write_text("\n".join(names) + "\n", encoding="utf-8")
+            Path(folder, "host_vars").mkdir()
+            for name, file in zip(names, files, strict=True):
+                Path(folder, "host_vars", name).symlink_to(file)
+            try:
+                answer = ansible_inventory.read(hosts, self._vault_password_files)
+            except InventoryError as trouble:
+                raise NotPlainError(str(trouble)) from None
+        hostvars = answer.get("_meta", {}).get("hostvars", {})
+        return [hostvars.get(name, {}) for name in names]
+
+
+def read_text(file: Path) -> str:
+    """The text of a regular file that is neither vaulted nor anything but UTF-8. Raises NotPlainError."""
+    try:
+        if not file.is_file():
+            raise NotPlainError(f"{file} is not a regular file")
+        text = file.read_bytes().decode("utf-8")  # line ends as they are
+    except (OSError, UnicodeDecodeError) as trouble:
+        raise NotPlainError(f"{file}: {trouble}") from None
+    if text.startswith(documents.VAULT_HEADER):
+        raise NotPlainError(f"{file} is vaulted")
+    return text

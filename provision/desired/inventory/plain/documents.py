@@ -14,7 +14,6 @@ import yaml
 from yaml.constructor import SafeConstructor
 from yaml.resolver import Resolver
 
-from provision.desired.inventory.plain.not_plain import NotPlainError
 from provision.yamlfile import Loader
 
 VAULT_HEADER = "$ANSIBLE_VAULT"
@@ -22,6 +21,10 @@ _TAG = "tag:yaml.org,2002:"
 _STANDARD = {"null", "bool", "int", "float", "timestamp"}
 # Half of a character outside the basic plane: JSON can spell it, UTF-8 cannot.
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class NotPlainError(Exception):
+    """Why this cannot be read here; whoever catches it asks Ansible, which says better what is wrong."""
 
 
 class NoYamlError(NotPlainError):
