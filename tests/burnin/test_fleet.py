@@ -83,8 +83,11 @@ def test_a_node_with_nobody_beside_it_skips_them(run: Campaign) -> None:
     assert reported == ["pairs of gpu-01: not measured, because no other node was in its batch"]
 
 
+Measure = Callable[..., list[Verdict]]
+
+
 @pytest.fixture
-def measured(run: Campaign) -> Callable[..., list[Verdict]]:
+def measured(run: Campaign) -> Measure:
     """What a measurement that two nodes were left out of, each for its reason, makes of them."""
 
     def judge(wanted: fleet.Segments, *why: str, **meta: object) -> list[Verdict]:
@@ -103,7 +106,7 @@ NONE_THERE = f"ib_write_bw is not installed: the role {PAIRS['pair_bandwidth'].M
 
 
 def test_a_program_that_not_one_node_has_is_told_where_only_those_who_attend_measure(
-    measured: Callable[..., list[Verdict]],
+    measured: Measure,
 ) -> None:
     assert measured(OPTIONAL, NONE_THERE, NONE_THERE) == [Verdict.PASS, Verdict.PASS]
     assert measured(WANTED, NONE_THERE, NONE_THERE) == [Verdict.ERROR, Verdict.ERROR]
@@ -111,9 +114,7 @@ def test_a_program_that_not_one_node_has_is_told_where_only_those_who_attend_mea
     assert measured(OPTIONAL, NONE_THERE, "it cannot be reached") == [Verdict.ERROR, Verdict.ERROR]
 
 
-def test_what_was_measured_while_a_node_burned_again_is_not_judged(
-    measured: Callable[..., list[Verdict]],
-) -> None:
+def test_what_was_measured_while_a_node_burned_again_is_not_judged(measured: Measure) -> None:
     late = {"check": "pair_bandwidth", "nodes": ["gpu-02"]}
     assert measured(OPTIONAL, NONE_THERE, NONE_THERE, late=late) == [Verdict.ERROR, Verdict.ERROR]
 

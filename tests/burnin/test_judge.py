@@ -16,12 +16,13 @@ from tests.support.burnin import Made
 from tests.support.spools import AGAIN, BOOT, T0, burned, event, raw
 
 
+def healthy(count: int) -> dict[int, Any]:
+    return {number: burned() for number in range(1, count + 1)}
+
+
 def bad(found: Burned) -> list[Reported]:
-    return [
-        reported
-        for reported in found.reported
-        if reported.finding.verdict not in (Verdict.PASS, Verdict.SKIP)
-    ]
+    quiet = (Verdict.PASS, Verdict.SKIP)
+    return [reported for reported in found.reported if reported.finding.verdict not in quiet]
 
 
 def only(found: Burned, metric: str) -> Reported:
@@ -30,10 +31,7 @@ def only(found: Burned, metric: str) -> Reported:
 
 
 def test_a_healthy_node_passes_and_its_load_is_what_the_tool_says(made: Made) -> None:
-    made.steps({n: burned(seconds=63.0) for n in (1, 2, 3, 4)})
-    made.finish()
-    made.telemetry(made.now)
-    found = made.judged()
+    found = made.soak({n: burned(seconds=63.0) for n in (1, 2, 3, 4)}).judged()
     assert bad(found) == []
     assert found.health.verdict is Verdict.PASS
     assert found.load == {"heat": {"gpu_burn": 240.0}}  # 4 times 60 s burned, not the 63 s its process lived
@@ -41,10 +39,8 @@ def test_a_healthy_node_passes_and_its_load_is_what_the_tool_says(made: Made) ->
 
 
 def test_a_fault_of_the_third_run_is_told_once_with_its_first_time(made: Made) -> None:
-    made.steps({1: burned(), 2: burned(), 3: burned("faulty-gpu3"), 4: burned("faulty-gpu3")})
-    made.finish()
-    made.telemetry(made.now)
-    found = made.judged()
+    faulty = {n: burned("faulty-gpu3") for n in (3, 4)}
+    found = made.soak({1: burned(), 2: burned(), **faulty}).judged()
     reported = only(found, "errors")
     assert (reported.finding.verdict, reported.finding.device) == (Verdict.FAIL, "gpu3")
     assert reported.since == T0 + 10 + 2 * 70
@@ -56,54 +52,40 @@ def test_a_fault_of_the_third_run_is_told_once_with_its_first_time(made: Made) -
 
 
 def test_clocks_held_down_from_the_end_of_a_run_on_are_so_since_then(made: Made) -> None:
-    made.steps({1: burned(), 2: burned(), 3: burned()})
-    made.finish()
-
     def held(up: float, gpu: int) -> dict[str, Any]:
         idle = {"util_pct": 0} if (up - 10) % 70 > 60 else {}
         return {**idle, "throttle": "0x40"} if gpu == 5 and up >= 65 and not idle else idle
 
-    made.telemetry(made.now, held)
-    _, sampled, _ = made.reported()
-    assert sampled is not None
-    assert sampled.gpus["gpu5"].onset["throttle"] == T0 + 65  # two samples before the pause, more after it
+    made.soak(healthy(3), change=held)
+    assert (
+        made.sampled().gpus["gpu5"].onset["throttle"] == T0 + 65
+    )  # two samples before the pause, more after
 
 
 def test_clocks_held_down_for_a_moment_of_each_run_are_no_sign(made: Made) -> None:
-    made.steps({1: burned(), 2: burned(), 3: burned()})
-    made.finish()
-
     def brief(up: float, gpu: int) -> dict[str, Any]:
         idle = {"util_pct": 0} if (up - 10) % 70 > 60 else {}
         return {"throttle": "0x40"} if gpu == 5 and 0 <= (up - 10) % 70 < 10 else idle
 
-    made.telemetry(made.now, brief)
-    _, sampled, _ = made.reported()
-    assert sampled is not None
-    assert "throttle" not in sampled.gpus["gpu5"].onset
+    made.soak(healthy(3), change=brief)
+    assert "throttle" not in made.sampled().gpus["gpu5"].onset
 
 
 def test_the_telemetry_says_when_within_a_run_a_gpu_became_slow(made: Made) -> None:
-    made.steps({1: burned(), 2: burned("very-slow-gpu5"), 3: burned("very-slow-gpu5")})
-    made.finish()
-
     def slow(up: float, gpu: int) -> dict[str, Any]:
         return {"sm_mhz": 1100} if gpu == 5 and up >= 110 else {}
 
-    made.telemetry(made.now, slow)
+    made.soak({1: burned(), 2: burned("very-slow-gpu5"), 3: burned("very-slow-gpu5")}, change=slow)
     reported = only(made.judged(3), "rate")
     assert reported.finding.device == "gpu5"
     assert reported.since == pytest.approx(T0 + 110, abs=6)  # not 80, when its run began
 
 
 def test_a_sign_long_before_the_fault_is_not_taken_for_its_beginning(made: Made) -> None:
-    made.steps({n: burned() for n in (1, 2, 3)} | {4: burned("very-slow-gpu5")})
-    made.finish()
-
     def slow(up: float, gpu: int) -> dict[str, Any]:
         return {"sm_mhz": 1100} if gpu == 5 and 20 <= up <= 60 else {}
 
-    made.telemetry(made.now, slow)
+    made.soak({**healthy(3), 4: burned("very-slow-gpu5")}, change=slow)
     assert only(made.judged(), "rate").since == T0 + 10 + 3 * 70
 
 
@@ -164,12 +146,7 @@ def test_one_that_still_burns_is_not_healthy_yet(made: Made) -> None:
 def test_what_happens_to_a_burn_in_is_told(
     made: Made, name: str, fields: dict[str, Any], verdict: Verdict, said: str
 ) -> None:
-    made.steps({n: burned() for n in (1, 2, 3, 4)})
-    made.events.append(event(100, name, **fields))
-    made.events.sort(key=lambda one: one["up"])
-    made.finish()
-    made.telemetry(made.now)
-    found = made.judged()
+    found = made.soak(healthy(4), event(100, name, **fields)).judged()
     (reported,) = bad(found)
     assert reported.finding.verdict is verdict
     assert said in reported.finding.message
@@ -178,12 +155,8 @@ def test_what_happens_to_a_burn_in_is_told(
 
 
 def test_an_xid_between_the_tests_is_told_with_its_gpu(made: Made) -> None:
-    made.steps({n: burned() for n in (1, 2, 3, 4)})
     line = "NVRM: Xid (PCI:0000:5d:00): 79, pid=1, GPU has fallen off the bus."
-    made.events.append(event(75, "xid", code=79, address="0000:5d:00", line=line))
-    made.events.sort(key=lambda one: one["up"])
-    made.finish()
-    made.telemetry(made.now)
+    made.soak(healthy(4), event(75, "xid", code=79, address="0000:5d:00", line=line))
     reported = only(made.judged(), "xid.79")
     assert (reported.finding.device, reported.since) == ("gpu3", T0 + 75)
     assert reported.finding.verdict is Verdict.FAIL
@@ -195,11 +168,7 @@ def test_a_sign_read_just_after_a_run_is_of_that_run(
     made: Made, at: int, since: int, metric: str, code: int
 ) -> None:
     """The kernel's log of a run says more than its watcher has told by then."""
-    made.steps({1: burned(), 2: burned()})
-    made.events.append(event(at, "xid", code=code, address="0000:5d:00", line="NVRM: Xid …"))
-    made.events.sort(key=lambda one: one["up"])
-    made.finish()
-    made.telemetry(made.now)
+    made.soak(healthy(2), event(at, "xid", code=code, address="0000:5d:00", line="NVRM: Xid …"))
     timeline, watch, _ = made.reported()
     found = Finding("gpu_burn", Verdict.FAIL, "gpu3", "bad", metric)
     first = judge._Judged(timeline.steps[0], CheckResult("gpu_burn", Verdict.FAIL, (found,), (), 60.0))
@@ -208,9 +177,7 @@ def test_a_sign_read_just_after_a_run_is_of_that_run(
 
 
 def test_clocks_apart_are_told_and_the_times_are_the_controllers(made: Made) -> None:
-    made.steps({1: burned(), 2: burned("faulty-gpu3"), 3: burned("faulty-gpu3")})
-    made.finish()
-    made.telemetry(made.now)
+    made.soak({1: burned(), 2: burned("faulty-gpu3"), 3: burned("faulty-gpu3")})
     made.contacts = [Contact(T0 - 7200 + up, T0 + up, up, BOOT) for up in (20.0, 90.0)]  # two hours ahead
     found = made.judged(3)
     apart = only(found, "clock_skew")
@@ -220,39 +187,32 @@ def test_clocks_apart_are_told_and_the_times_are_the_controllers(made: Made) -> 
 
 
 def test_clocks_a_little_apart_are_not(made: Made) -> None:
-    made.steps({n: burned() for n in (1, 2, 3, 4)})
-    made.finish()
-    made.telemetry(made.now)
+    made.soak(healthy(4))
     made.contacts = [Contact(T0 - 20 + 20, T0 + 20, 20.0, BOOT)]
     assert bad(made.judged()) == []
 
 
 def test_a_gap_in_the_telemetry_is_told_and_none_at_all_is_an_error(made: Made) -> None:
-    made.steps({n: burned() for n in (1, 2, 3, 4)})
-    made.finish()
-    made.telemetry(made.now, lambda up, gpu: None if gpu == 2 and 100 < up < 190 else {})
+    made.soak(healthy(4), change=lambda up, gpu: None if gpu == 2 and 100 < up < 190 else {})
     reported = only(made.judged(), "telemetry_gap")
     assert reported.finding.message.startswith("no samples of gpu2")
     assert reported.finding.verdict is Verdict.WARN
 
 
 def test_without_telemetry_nobody_knows_what_the_gpus_did(made: Made) -> None:
-    made.steps({n: burned() for n in (1, 2, 3, 4)})
+    made.steps(healthy(4))
     made.finish()
-    found = made.judged()
-    assert found.health.verdict is Verdict.ERROR
+    assert made.judged().health.verdict is Verdict.ERROR
 
 
 def test_a_clock_that_falls_over_the_hours_against_its_peers_is_told(made: Made) -> None:
-    made.steps({n: burned() for n in (1, 2, 3, 4)})
-    made.finish()
-    made.telemetry(made.now, lambda up, gpu: {"sm_mhz": 1700 - up / 4 + (100 if gpu != 6 else -up / 3)})
+    made.soak(healthy(4), change=lambda up, gpu: {"sm_mhz": 1700 - up / 4 + (100 if gpu != 6 else -up / 3)})
     reported = only(made.judged(), "clock_drift")
     assert reported.finding.device == "gpu6"  # the others fall as well, together
 
 
 def test_an_output_that_is_missing_or_damaged_is_an_error_of_that_run(made: Made) -> None:
-    made.steps({n: burned() for n in (1, 2, 3, 4)})
+    made.steps(healthy(4))
     (made.spool.path / "raw" / "000002-gpu_burn.json.gz").write_bytes(b"rubbish")
     (made.spool.path / "raw" / "000003-gpu_burn.json.gz").unlink()
     made.finish()
@@ -265,32 +225,23 @@ def test_an_output_that_is_missing_or_damaged_is_an_error_of_that_run(made: Made
 
 
 def test_counters_that_stand_still_are_no_gap(made: Made) -> None:
-    made.steps({n: burned() for n in (1, 2, 3, 4)})
-    made.finish()
-    made.telemetry(made.now)
+    made.soak(healthy(4))
     rows = "".join(f"{T0 + up:.1f},{up:.1f},ib,mlx5_0/1,symbol_error=3\n" for up in range(5, 290, 60))
     have = made.spool.have()[f"telemetry/{BOOT}.csv"]
     made.put(f"telemetry/{BOOT}.csv", rows.encode(), offset=have)
-    _, sampled, _ = made.reported()
-    assert sampled is not None
-    assert sampled.devices["ib", "mlx5_0/1"].samples == 5
-    assert [one.gaps for one in sampled.devices.values() if one.gaps] == []
+    devices = made.sampled().devices
+    assert devices["ib", "mlx5_0/1"].samples == 5
+    assert [one.gaps for one in devices.values() if one.gaps] == []
 
 
 @pytest.mark.parametrize(("code", "action"), [(15, "power-cycle"), (16, "reset GPU"), (999, "power-cycle")])
 def test_a_gpu_that_answers_with_errors_is_named_with_its_first_time(
     made: Made, code: int, action: str
 ) -> None:
-    made.steps({n: burned() for n in (1, 2, 3, 4)})
-    made.finish()
     dead = {"nvml_error": str(code), "temperature_c": "", "power_w": "", "sm_mhz": "", "util_pct": ""}
-    made.telemetry(made.now, lambda up, gpu: dead if gpu == 5 and up >= 65 else {})
+    made.soak(healthy(4), change=lambda up, gpu: dead if gpu == 5 and up >= 65 else {})
     reported = only(made.judged(), "lost")
-    assert (reported.finding.verdict, reported.finding.device, reported.finding.action) == (
-        Verdict.FAIL,
-        "gpu5",
-        action,
-    )
-    assert reported.since is not None
-    assert abs(reported.since - T0 - 65) < 15
+    finding = reported.finding
+    assert (finding.verdict, finding.device, finding.action) == (Verdict.FAIL, "gpu5", action)
+    assert reported.since == pytest.approx(T0 + 65, abs=15)
     assert [one.finding.device for one in bad(made.judged())] == ["gpu5"]

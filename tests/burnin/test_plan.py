@@ -55,9 +55,7 @@ def test_no_limit_is_ever_exceeded(fleet: Fleet, steps: int, apart: float, data:
 
 
 @given(fleets())
-def test_who_waits_for_others_is_waited_for_until_its_end_at_most(
-    fleet: Fleet,
-) -> None:
+def test_who_waits_for_others_is_waited_for_until_its_end_at_most(fleet: Fleet) -> None:
     made = plan(*fleet)
     last = max(part.turn for part in made.parts)
     for part in made.parts:
@@ -67,16 +65,21 @@ def test_who_waits_for_others_is_waited_for_until_its_end_at_most(
                 assert later.start >= part.end_by + MARGIN
 
 
+def evenly(*racks: str) -> tuple[list[Load], dict[str, tuple[float, float]]]:
+    """A node of 10 kW in each of these racks, and how long each burns."""
+    loads = [Load(f"n{i}", rack, 10.0, 2.5) for i, rack in enumerate(racks)]
+    return loads, dict.fromkeys((load.node for load in loads), (100.0, 200.0))
+
+
 def test_half_the_peak_is_kept_in_turns() -> None:
-    loads = [Load(f"n{i}", "r1", 10.0, 2.5) for i in range(8)]
-    made = plan(loads, Caps((40.0, None)), dict.fromkeys((load.node for load in loads), (100.0, 200.0)))
+    loads, seconds = evenly(*["r1"] * 8)
+    made = plan(loads, Caps((40.0, None)), seconds)
     assert peak(made) <= 40.0
     assert made.turns == 4  # all wait with 20 kW; two at a time add 15
 
 
 def test_without_limits_all_burn_at_once_and_begin_in_steps() -> None:
-    loads = [Load(f"n{i}", f"r{i % 2}", 10.0, 2.5) for i in range(8)]
-    seconds = dict.fromkeys((load.node for load in loads), (100.0, 200.0))
+    loads, seconds = evenly(*["r0", "r1"] * 4)
     made = plan(loads, Caps(), seconds, ramp_steps=4, ramp_seconds=60)
     assert made.turns == 1
     assert sorted({part.start for part in made.parts}) == [0, 60, 120, 180]
@@ -141,12 +144,11 @@ def test_the_sum_is_what_a_hand_reckons() -> None:
 
 def test_the_plan_says_beforehand_what_nobody_will_measure_between_nodes() -> None:
     chosen = profile.fitted(profile.load("day"), None, cost)
-    loads = [Load("a", "", 10.0, 2.5), Load("b", "", 10.0, 2.5), Load("c", "", 10.0, 2.5)]
-    seconds = dict.fromkeys(("a", "b", "c"), (100.0, 200.0))
+    loads, seconds = evenly("", "", "")
     said = list(orders.lines(chosen, plan(loads, Caps((None, 2)), seconds), {}))
     (waits,) = [line for line in said if line.lstrip().startswith("between_warm")]
     assert waits.endswith("pair_bandwidth, nccl_pair, nccl_group, with an attached controller")
-    alone = "not measured: between_cold, between_warm of c, because no other node is in its batch"
+    alone = "not measured: between_cold, between_warm of n2, because no other node is in its batch"
     assert [line for line in said if line.startswith("not measured")] == [alone]
     together = orders.lines(chosen, plan(loads, Caps(), seconds), {})
     assert [line for line in together if line.startswith("not measured")] == []

@@ -65,11 +65,8 @@ def test_faults_are_told_in_the_order_they_came(run: Campaign, nodes: dict[str, 
         for up in range(1, 67, 5)
         for gpu in range(8)
     )
-    changes = {
-        "raw/000001-gpu_burn.json.gz": raw(burned("faulty-gpu3")),
-        f"telemetry/{BOOT}.csv": rows.encode(),
-    }
-    found = collected(run, nodes, **changes)
+    changes = {"raw/000001-gpu_burn.json.gz": raw(burned("faulty-gpu3"))}
+    found = collected(run, nodes, **changes, **{f"telemetry/{BOOT}.csv": rows.encode()})
     document = record.document(found, run.folder.meta(), run.name)
     reported = [(row["device"], row["check"], row["when"]) for row in document["onset"]]
     assert reported == [("gpu3", "gpu_burn", "first hour"), ("gpu2", "burnin", "first hour")]
@@ -81,11 +78,9 @@ def test_faults_are_told_in_the_order_they_came(run: Campaign, nodes: dict[str, 
 
 def test_acceptance_ends_when_the_node_is_another(run: Campaign, nodes: dict[str, FakeNode]) -> None:
     found = collected(run, nodes)
-    known = dataclasses.replace(
-        found.nodes["gpu-01"],
-        known=fingerprint.of({"kernel.release": "6.12"}, {}),
-    )
-    found = dataclasses.replace(found, nodes={"gpu-01": known})
+    known = fingerprint.of({"kernel.release": "6.12"}, {})
+    node = dataclasses.replace(found.nodes["gpu-01"], known=known)
+    found = dataclasses.replace(found, nodes={"gpu-01": node})
     results.publish(run, found)
     stored = node_history.read(["gpu-01"], run.folder.path.parent)["gpu-01"]
     assert stored["burnin"].verdict == "pass"
@@ -98,10 +93,8 @@ def test_acceptance_ends_when_the_node_is_another(run: Campaign, nodes: dict[str
 
 def test_what_is_not_over_is_published_for_nobody(run: Campaign, nodes: dict[str, FakeNode]) -> None:
     run.folder.note(nodes=["gpu-01"])
-    lines = files()["events.jsonl"].splitlines(keepends=True)[:-1]
-    nodes["gpu-01"] = FakeNode(
-        "gpu-01", files(**{"events.jsonl": b"".join(lines)}), alive=True, finished=False
-    )
+    lines = b"".join(files()["events.jsonl"].splitlines(keepends=True)[:-1])
+    nodes["gpu-01"] = FakeNode("gpu-01", files(**{"events.jsonl": lines}), alive=True, finished=False)
     run.fetch(["gpu-01"], print)
     found = results.results(run)
     assert not found.over

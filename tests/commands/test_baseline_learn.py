@@ -3,41 +3,23 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from provision import cli, report
-from provision.checks.check import Output
+from provision import cli
 from provision.checks.judge import Verdict
 from provision.checks.thresholds import for_sku
 from provision.errors import ExitCode
-from provision.runs.node_facts import NodeFacts
-from provision.runs.store import Raw, RunFolder, keep_raw
+from provision.runs.store import RunFolder
 from provision.validate import campaign
-
-FIXTURES = Path(__file__).parent.parent / "fixtures" / "p2p_bandwidth"
-GPU = {
-    "count": 8,
-    "sku": "h100-sxm",
-    "fabric": "nvswitch",
-    "architecture": "hopper",
-    "pci_ids": ["10de:2330"],
-}
+from tests.support.stored import FIXTURE, measured
 
 
 def store(runs: Path, printed: dict[str, str], *, written: bool = True) -> RunFolder:
-    folder = RunFolder.create("validate", {}, runs=runs)
-    folder.note(inventory="inventory.yml", asked=["p2p_bandwidth"])
-    for node, fixture in printed.items():
-        folder.append("facts", asdict(NodeFacts(node, {}, {"gpu": GPU}, {})))
-        text = (FIXTURES / fixture).read_text(encoding="utf-8")
-        output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        keep_raw(folder, Raw(node, "p2p_bandwidth", (output,), 9.0))
-    if written:
-        report.write_all(campaign.rejudge(folder), folder.path, ["json"])
-    return folder
+    texts = {node: (FIXTURE.parent / name).read_text(encoding="utf-8") for node, name in printed.items()}
+    return measured(runs, texts, written=written)
 
 
 @pytest.fixture

@@ -3,50 +3,29 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import cli, report
-from provision.checks.check import Output
+from provision import cli
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
 from provision.errors import ExitCode, RunFolderError
 from provision.report.diff import diff
 from provision.runs import store
-from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.validate import campaign
-from tests.support.stored import FIXTURE, GPU, slower
+from tests.support.stored import FIXTURE, limits, measured, slower
 
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     """Three nodes: as printed, 3 % slower and 6 % slower in copies from the host."""
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
-    folder = RunFolder.create("validate", {}, runs=tmp_path / "runs")
-    folder.note(inventory="inventory.yml", asked=["p2p_bandwidth"])
-    for node, share in {"gpu-01": 1.0, "gpu-02": 0.97, "gpu-03": 0.94}.items():
-        folder.append("facts", asdict(NodeFacts(node, {}, {"gpu": GPU}, {})))
-        text = slower(FIXTURE.read_text(encoding="utf-8"), share)
-        output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        store.keep_raw(folder, store.Raw(node, "p2p_bandwidth", (output,), 9.0))
-    report.write_all(campaign.rejudge(folder), folder.path, ["json"])
-    return folder
-
-
-def limit(path: Path, value: float) -> str:
-    row = {
-        "limit": value,
-        "unit": "GB/s",
-        "direction": "at_least",
-        "kind": "measured",
-        "source": "our own fleet",
-    }
-    path.write_text(json.dumps({"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.h2d": row}}))
-    return str(path)
+    healthy = FIXTURE.read_text(encoding="utf-8")
+    shares = {"gpu-01": 1.0, "gpu-02": 0.97, "gpu-03": 0.94}
+    return measured(tmp_path / "runs", {node: slower(healthy, share) for node, share in shares.items()})
 
 
 def lowest(run: RunFolder, node: str) -> float:
@@ -64,7 +43,7 @@ def test_a_tightened_threshold_lists_exactly_the_nodes_it_fails(
         ((second + third) / 2, ["gpu-03"]),
         (first - 0.01, ["gpu-02", "gpu-03"]),
     ):
-        file = limit(tmp_path / "ours.yml", round(value, 3))
+        file = limits(tmp_path / "ours.yml", round(value, 3))
         code = cli.main(["report", "--rejudge", "--thresholds", file, "--changes", "--json"])
         said: dict[str, Any] = json.loads(capsys.readouterr().out)
         assert code == (ExitCode.UNHEALTHY if failing else ExitCode.OK)
@@ -74,11 +53,8 @@ def test_a_tightened_threshold_lists_exactly_the_nodes_it_fails(
             assert (node["was"], node["now"]) == ("pass", "fail")
             assert node["findings"]
             for finding in node["findings"]:
-                assert (finding["check"], finding["metric"], finding["now"]) == (
-                    "p2p_bandwidth",
-                    "h2d",
-                    "fail",
-                )
+                named = (finding["check"], finding["metric"], finding["now"])
+                assert named == ("p2p_bandwidth", "h2d", "fail")
                 assert finding["limit_was"] == "≥ 48 GB/s"
                 assert finding["limit_now"] == f"≥ {value:g} GB/s"
                 assert finding["value"] < value
@@ -87,7 +63,7 @@ def test_a_tightened_threshold_lists_exactly_the_nodes_it_fails(
 def test_a_person_reads_node_check_metric_and_both_limits(
     run: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = limit(tmp_path / "ours.yml", round((lowest(run, "gpu-02") + lowest(run, "gpu-03")) / 2, 1))
+    file = limits(tmp_path / "ours.yml", round((lowest(run, "gpu-02") + lowest(run, "gpu-03")) / 2, 1))
     cli.main(["report", "--rejudge", "--thresholds", file, "--changes"])
     told = capsys.readouterr().out.splitlines()
     assert told[0] == "gpu-03: pass → fail"
@@ -100,7 +76,7 @@ def test_a_person_reads_node_check_metric_and_both_limits(
 
 def test_no_node_and_no_file_of_the_run_is_touched(run: RunFolder, tmp_path: Path) -> None:
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    cli.main(["report", "--rejudge", "--thresholds", limit(tmp_path / "ours.yml", 60)])
+    cli.main(["report", "--rejudge", "--thresholds", limits(tmp_path / "ours.yml", 60)])
     assert all(path.read_bytes() == text for path, text in before.items())
 
 

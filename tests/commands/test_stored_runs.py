@@ -20,6 +20,7 @@ from provision import cli
 from provision.errors import ExitCode
 from provision.runs import node_history
 from provision.runs.store import RunFolder
+from tests.support.stored import limits
 
 STORED = Path(__file__).parent.parent / "fixtures/runs/360de97"
 GOOD, BAD = "20261124T214611.117Z-validate", "20261124T214629.118Z-validate"
@@ -105,16 +106,8 @@ def test_it_is_judged_again(home: Path, tmp_path: Path, capsys: pytest.CaptureFi
         json.loads((home / BAD / name).read_text()) for name in ("report.json", "rejudged/report.json")
     )
     assert found(again) == found(stored)
-    row = {
-        "limit": 60,
-        "unit": "GB/s",
-        "direction": "at_least",
-        "kind": "measured",
-        "source": "our own fleet",
-    }
-    file = tmp_path / "ours.yml"
-    file.write_text(json.dumps({"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.h2d": row}}))
-    words = ("--rejudge", "--thresholds", str(file), "--format", "none", "--changes")
+    file = limits(tmp_path / "ours.yml", 60)
+    words = ("--rejudge", "--thresholds", file, "--format", "none", "--changes")
     told = printed(capsys, GOOD, *words).splitlines()
     assert told[0] == "gpu-[01-02]: pass → fail"
     assert told[1].endswith("no finding → fail (55.53 GB/s, limit ≥ 48 GB/s → ≥ 60 GB/s)")

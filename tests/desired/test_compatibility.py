@@ -7,32 +7,29 @@ from typing import Any
 import pytest
 
 from provision.desired import compatibility, stack
+from provision.desired.compatibility import Refusal
 from provision.fleet import Node
+from tests.support import described
+
+VOLTA = {"sku": None, "architecture": "volta"}
+B200 = {"sku": "b200", "architecture": "blackwell"}
+CUDA13 = {"gpuprov_stack": "r580-cuda13.0"}
+DRIVER_ALONE = {"gpuprov_roles": ["nvidia_driver"]}
 
 
 def declared(**variables: Any) -> dict[str, Any]:
     return stack.declared(Node("gpu-01", (), variables), {})
 
 
-def machine(**gpu: Any) -> dict[str, Any]:
-    return {
-        "os": {
-            "id": "debian",
-            "version_id": "13",
-            "codename": "trixie",
-            "family": "debian",
-            "arch": "x86_64",
-        },
-        "kernel": {"release": "6.12.0"},
-        "gpu": {
-            "sku": "h100-sxm",
-            "count": 8,
-            "architecture": "hopper",
-            "fabric": "nvswitch",
-            "pci_ids": ["10de:2330"],
-            **gpu,
-        },
-    }
+def machine(system: str = "debian 13", **gpu: Any) -> dict[str, Any]:
+    return described.machine(system, **{"sku": "h100-sxm", "pci_ids": ["10de:2330"], **gpu})
+
+
+def refused(variables: dict[str, Any], node: dict[str, Any]) -> dict[str, Refusal]:
+    """The refusals by rule."""
+    found = compatibility.check_node(declared(**variables), node, "gpu-01")
+    assert all(each.what.startswith("gpu-01: ") for each in found)
+    return {each.rule: each for each in found}
 
 
 @pytest.mark.parametrize("name", stack.available())
@@ -47,11 +44,7 @@ def test_every_shipped_stack_is_possible(name: str) -> None:
         ({"nvidia_driver_version": 580}, "driver-version-format", "580 is not a version"),
         ({"nvidia_driver_version": "580."}, "driver-version-format", "'580.' is not a version"),
         ({"nvidia_driver_version": "585"}, "driver-branch-exists", "no driver branch 585"),
-        (
-            {"nvidia_driver_version": "570", "gpuprov_stack": "r580-cuda13.0"},
-            "cuda-driver-floor",
-            "needs driver 580.65.06 or newer, not 570",
-        ),
+        ({"nvidia_driver_version": "570", **CUDA13}, "cuda-driver-floor", "580.65.06 or newer, not 570"),
         (
             {"nvidia_driver_version": "620.10.01", "nvidia_driver_flavour": "proprietary"},
             "driver-flavour-of-branch",
@@ -69,11 +62,7 @@ def test_every_shipped_stack_is_possible(name: str) -> None:
         ({"nvidia_driver_version": "585.10.01"}, "driver-branch-exists", "no driver branch 585"),
         ({"cuda_toolkit_version": "12.7"}, "cuda-release-exists", "no release 12.7"),
         ({"cuda_toolkit_version": "13.0"}, "nccl-cuda-major", "built for CUDA 12.9"),
-        (
-            {"nvidia_driver_version": "570.124.06", "gpuprov_stack": "r580-cuda13.0"},
-            "cuda-driver-floor",
-            "needs driver 580.65.06 or newer",
-        ),
+        ({"nvidia_driver_version": "570.124.06", **CUDA13}, "cuda-driver-floor", "driver 580.65.06 or newer"),
         ({"nvidia_driver_version": "520.61.05"}, "nccl-driver-floor", "525.60.13"),
         ({"nvlink_version": "580.95.05"}, "fabric-manager-version", "must equal nvidia_driver_version"),
     ],
@@ -110,61 +99,30 @@ def test_what_is_possible_or_not_known_yet_is_not_refused(variables: dict[str, A
 
 def test_a_version_that_depends_on_the_machine_is_judged_on_the_machine() -> None:
     version = "{{ '580.' if gpuprov_node.gpu.count == 8 else '580.126.09' }}"
-    variables = declared(nvidia_driver_version=version)
-    assert compatibility.check_declared(variables, "gpu-01") == []
-    assert [each.rule for each in compatibility.check_node(variables, machine(), "gpu-01")] == [
-        "driver-version-format"
-    ]
+    assert compatibility.check_declared(declared(nvidia_driver_version=version), "gpu-01") == []
+    assert list(refused({"nvidia_driver_version": version}, machine())) == ["driver-version-format"]
 
 
 @pytest.mark.parametrize(
     ("variables", "gpu", "rule", "words"),
     [
         ({}, {"count": 0, "sku": None, "architecture": None}, "no-gpu", "no NVIDIA GPU"),
-        (
-            {"gpuprov_stack": "r580-cuda13.0"},
-            {"sku": None, "architecture": "volta"},
-            "toolkit-dropped-architecture",
-            "volta",
-        ),
-        (
-            {"nvidia_driver_flavour": "proprietary"},
-            {"sku": "b200", "architecture": "blackwell"},
-            "driver-flavour",
-            "open",
-        ),
-        (
-            {"nvidia_driver_flavour": "open"},
-            {"sku": None, "architecture": "volta"},
-            "driver-flavour",
-            "proprietary",
-        ),
+        ({"gpuprov_stack": "r580-cuda13.0"}, VOLTA, "toolkit-dropped-architecture", "volta"),
+        ({"nvidia_driver_flavour": "proprietary"}, B200, "driver-flavour", "open"),
+        ({"nvidia_driver_flavour": "open"}, VOLTA, "driver-flavour", "proprietary"),
         ({"nvidia_driver_flavour": "proprietary"}, {"sku": "gh200"}, "gh200-open-module", "open"),
         (
-            {
-                "cuda_toolkit_version": "12.6",
-                "nvidia_driver_version": "560.35.05",
-                "nccl_version": "2.29.7-1+cuda12.6",
-            },
-            {"sku": "b200", "architecture": "blackwell"},
+            {"nvidia_driver_version": "560.35.05", "nccl_version": "2.29.7-1+cuda12.6"}
+            | {"cuda_toolkit_version": "12.6"},
+            B200,
             "toolkit-for-architecture",
             "b200 needs CUDA toolkit 12.8",
         ),
+        ({"gpuprov_stack": "r595-cuda13.2"}, VOLTA, "driver-dropped-architecture", "590"),
+        ({"nvidia_driver_version": "595", **DRIVER_ALONE}, VOLTA, "driver-dropped-architecture", "590"),
         (
-            {"gpuprov_stack": "r595-cuda13.2"},
-            {"sku": None, "architecture": "volta"},
-            "driver-dropped-architecture",
-            "590",
-        ),
-        (
-            {"nvidia_driver_version": "595", "gpuprov_roles": ["nvidia_driver"]},
-            {"sku": None, "architecture": "volta"},
-            "driver-dropped-architecture",
-            "590",
-        ),
-        (
-            {"nvidia_driver_version": "550", "gpuprov_roles": ["nvidia_driver"]},
-            {"sku": "b200", "architecture": "blackwell"},
+            {"nvidia_driver_version": "550", **DRIVER_ALONE},
+            B200,
             "driver-for-architecture",
             "b200 needs driver 570.26 or newer",
         ),
@@ -174,54 +132,37 @@ def test_a_version_that_depends_on_the_machine_is_judged_on_the_machine() -> Non
 def test_what_a_machine_cannot_do_is_refused(
     variables: dict[str, Any], gpu: dict[str, Any], rule: str, words: str
 ) -> None:
-    refusals = compatibility.check_node(declared(**variables), machine(**gpu), "gpu-07")
-    refusal = next(each for each in refusals if each.rule == rule)
-    assert words in refusal.what
-    assert refusal.what.startswith("gpu-07: ")
+    assert words in refused(variables, machine(**gpu))[rule].what
 
 
 def test_a_release_no_role_knows_is_refused() -> None:
-    node = machine()
-    node["os"] = {**node["os"], "id": "ubuntu", "version_id": "20.04"}
-    (refusal,) = compatibility.check_node(declared(), node, "gpu-01")
-    assert refusal.rule == "supported-release"
+    ((rule, refusal),) = refused({}, machine("ubuntu 20.04")).items()
+    assert rule == "supported-release"
     assert "ubuntu 20.04" in refusal.what
     assert "debian 13" in refusal.fix
 
 
-def on(os_id: str, family: str, version: str) -> dict[str, Any]:
-    node = machine()
-    node["os"] = {**node["os"], "id": os_id, "family": family, "version_id": version}
-    return node
-
-
 def test_a_branch_is_as_new_as_its_newest_release() -> None:
-    variables = declared(nvidia_driver_version="570", gpuprov_roles=["nvidia_driver"])
-    assert compatibility.check_node(variables, machine(sku="b200", architecture="blackwell"), "gpu-01") == []
+    assert refused({"nvidia_driver_version": "570", **DRIVER_ALONE}, machine(**B200)) == {}
 
 
 def test_the_distributions_driver_is_for_distributions_that_have_one() -> None:
-    variables = declared(nvidia_driver_source="distribution", gpuprov_roles=["nvidia_driver"])
-    refusals = compatibility.check_node(variables, on("rocky", "redhat", "9.4"), "gpu-01")
-    refusal = next(each for each in refusals if each.rule == "driver-source")
+    variables = {"nvidia_driver_source": "distribution", **DRIVER_ALONE}
+    refusal = refused(variables, machine("rocky 9.4"))["driver-source"]
     assert "own archive on rocky" in refusal.what
     assert "nvidia_driver_source: repository" in refusal.fix
-    for os_id in ("debian", "ubuntu"):
-        refusals = compatibility.check_node(variables, on(os_id, "debian", "13"), "gpu-01")
-        assert "driver-source" not in {each.rule for each in refusals}
+    for system in ("debian 13", "ubuntu 13"):
+        assert "driver-source" not in refused(variables, machine(system))
 
 
 def test_prebuilt_modules_are_ubuntus_and_come_from_its_archive() -> None:
-    variables = {"nvidia_driver_modules": "prebuilt", "gpuprov_roles": ["nvidia_driver"]}
-    ubuntu = on("ubuntu", "debian", "24.04")
-    refusals = compatibility.check_node(declared(**variables), ubuntu, "gpu-01")
-    refusal = next(each for each in refusals if each.rule == "driver-prebuilt-modules")
+    variables = {"nvidia_driver_modules": "prebuilt", **DRIVER_ALONE}
+    refusal = refused(variables, machine("ubuntu 24.04"))["driver-prebuilt-modules"]
     assert "nvidia_driver_source: distribution" in refusal.fix
     variables["nvidia_driver_source"] = "distribution"
-    refusals = compatibility.check_node(declared(**variables), ubuntu, "gpu-01")
-    assert "driver-prebuilt-modules" not in {each.rule for each in refusals}
+    assert "driver-prebuilt-modules" not in refused(variables, machine("ubuntu 24.04"))
 
 
 def test_a_machine_without_gpus_on_purpose_is_let_be() -> None:
     without = machine(count=0, sku=None, architecture=None, pci_ids=[])
-    assert compatibility.check_node(declared(nvidia_driver_require_gpu=False), without, "gpu-01") == []
+    assert refused({"nvidia_driver_require_gpu": False}, without) == {}

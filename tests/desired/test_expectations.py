@@ -17,12 +17,9 @@ from provision.desired.role import all_roles
 from provision.desired.templating.render_cache import RenderCache
 from provision.errors import StackError
 from provision.fleet import Node
+from tests.support.described import machine
 
-NODE = {
-    "os": {"id": "debian", "version_id": "13", "codename": "trixie", "family": "debian", "arch": "x86_64"},
-    "kernel": {"release": "6.12.0-1"},
-    "gpu": {"sku": "h100-sxm", "count": 8, "architecture": "hopper", "fabric": "nvswitch", "pci_ids": []},
-}
+NODE = machine(sku="h100-sxm")
 EXPECT = """\
 - fact: driver.version
   equals: "{{ tool_version }}"
@@ -75,7 +72,7 @@ def test_every_kind_of_item_is_rendered(role: Path) -> None:
         "driver.version": "2.0",
         "package.a.held": True,
         "package.b-2.0.held": True,
-        "package.headers-6.12.0-1.status": "installed",
+        "package.headers-6.12.107+deb13-amd64.status": "installed",
         "file./etc/tool.conf.content": "v=2.0\nhold\n",
         "service.fabric.active": "active",
     }
@@ -83,9 +80,12 @@ def test_every_kind_of_item_is_rendered(role: Path) -> None:
 
 @pytest.mark.usefixtures("role")
 def test_conditions_leave_items_out() -> None:
-    plain = {**NODE, "gpu": {**NODE["gpu"], "fabric": "none"}}
-    facts = {each.fact for each in expectations.of_node({"tool_hold": False}, plain)}
-    assert facts == {"driver.version", "package.headers-6.12.0-1.status", "file./etc/tool.conf.content"}
+    facts = {each.fact for each in expectations.of_node({"tool_hold": False}, machine(fabric="none"))}
+    assert facts == {
+        "driver.version",
+        "package.headers-6.12.107+deb13-amd64.status",
+        "file./etc/tool.conf.content",
+    }
 
 
 @pytest.mark.usefixtures("role")
@@ -106,9 +106,8 @@ def test_role_vars_beat_what_is_declared_and_gpuprov_node_beats_all(role: Path) 
 
 def test_vars_of_the_id_come_before_those_of_the_family(role: Path) -> None:
     (role / "vars" / "ubuntu.yml").write_text("__tool_packages: [u]\n")
-    ubuntu = {**NODE, "os": {**NODE["os"], "id": "ubuntu"}}
-    rocky = {**NODE, "os": {**NODE["os"], "id": "rocky", "family": "redhat"}}
-    held = [{e.fact for e in expectations.of_node({}, each) if "held" in e.fact} for each in (ubuntu, rocky)]
+    nodes = (machine("ubuntu 13"), machine("rocky 13"))
+    held = [{e.fact for e in expectations.of_node({}, each) if "held" in e.fact} for each in nodes]
     assert held == [{"package.u.held"}, {"package.c.held"}]
 
 
@@ -172,16 +171,12 @@ def test_the_inventory_may_say_what_the_machine_is() -> None:
 def test_the_shipped_roles_ask_for_all_they_expect(name: str, fabric: str, version: str) -> None:
     """One round trip is enough: whatever the machine turns out to be, its facts were asked for."""
     declared = stack.declared(Node("gpu-01", (), {"gpuprov_stack": name}), {})
-    node = {
-        **NODE,
-        "os": {**NODE["os"], "version_id": version},
-        "gpu": {
-            **NODE["gpu"],
-            "fabric": fabric,
-            "architecture": "blackwell" if fabric == "nvlink5" else "hopper",
-        },
+    architecture = "blackwell" if fabric == "nvlink5" else "hopper"
+    node = machine(f"debian {version}", sku="h100-sxm", fabric=fabric, architecture=architecture)
+    asked = {
+        fact.replace(expectations.KERNEL, NODE["kernel"]["release"])
+        for fact in expectations.facts_to_ask(declared)
     }
-    asked = {fact.replace(expectations.KERNEL, "6.12.0-1") for fact in expectations.facts_to_ask(declared)}
     expected = expectations.by_fact(expectations.of_node(declared, node))
     assert len(expected) > 50
     assert expected <= asked

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,16 +9,8 @@ import pytest
 
 from provision.desired import inventory
 from provision.errors import InventoryError, UsageError
-
-BESIDE = Path(sys.executable).parent
-
-
-def write(folder: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
+from tests.support import vault
+from tests.support.random_inventories import write
 
 
 def test_yaml_with_groups_ranges_and_variables(tmp_path: Path) -> None:
@@ -67,21 +58,9 @@ def test_an_inventory_without_a_file() -> None:
 
 
 def test_vaulted_files_need_their_password(tmp_path: Path) -> None:
-    password = tmp_path / "password"
-    password.write_text("secret\n")
+    password = vault.password_file(tmp_path)
     write(tmp_path / "i", {"hosts": "gpu-01\n", "group_vars/all.yml": "token: hidden\n"})
-    subprocess.run(
-        [
-            BESIDE / "ansible-vault",
-            "encrypt",
-            "--vault-password-file",
-            password,
-            tmp_path / "i/group_vars/all.yml",
-        ],
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
+    vault.run(password, "encrypt", tmp_path / "i/group_vars/all.yml")
     assert inventory.load(tmp_path / "i", [password]).nodes["gpu-01"].variables == {"token": "hidden"}
     with pytest.raises(InventoryError) as caught:
         inventory.load(tmp_path / "i")

@@ -19,6 +19,7 @@ from provision.drift.drifts import Drift
 from provision.errors import CompatibilityError, StackError
 from provision.fleet import Fleet, Node
 from provision.remote.observe import Observation
+from tests.support import described
 
 GOOD = """\
 # comment
@@ -34,9 +35,8 @@ groups:
     from: "gpu-[01-02]"
     packages:
       "libnccl2": "2.29.7-1+cuda12.9"
-      "gcc:x": "1"
+      "rdma-core": "56.1-1~deb13u1"
 """
-GOOD = GOOD.replace('      "gcc:x": "1"\n', '      "rdma-core": "56.1-1~deb13u1"\n')
 
 
 def a_file(tmp_path: Path, text: str) -> Path:
@@ -99,22 +99,15 @@ def test_a_missing_key_and_two_groups_for_one_kind_are_named(tmp_path: Path) -> 
 
 # --- what a lock file makes of a node
 
-OS = {"id": "debian", "version_id": "13", "codename": "trixie", "family": "debian", "arch": "x86_64"}
 
-
-def machine(sku: str | None = "h100-sxm", **os: str) -> dict[str, Any]:
+def machine(sku: str | None = "h100-sxm", system: str = "debian 13") -> dict[str, Any]:
     known = skus.all_skus().get(sku or "")
-    gpu = {"sku": sku, "count": 8, "pci_ids": [], "product_names": []}
-    shape = (
-        {"architecture": known.architecture, "fabric": known.fabric}
-        if known
-        else {"architecture": None, "fabric": "none"}
-    )
-    return {
-        "os": {**OS, **os},
-        "kernel": {"release": "6.12", "boot_release": "6.12"},
-        "gpu": {**gpu, **shape},
-    }
+    shape = (known.architecture, known.fabric) if known else (None, "none")
+    gpu = {"sku": sku, "product_names": [], "architecture": shape[0], "fabric": shape[1]}
+    return {**described.machine(system, **gpu), "kernel": {"release": "6.12", "boot_release": "6.12"}}
+
+
+RED_HAT = machine(system="rhel 9.4")
 
 
 def lock_of(*groups: Group) -> Lock:
@@ -134,8 +127,8 @@ def declared(lock: Lock | None, **more: Any) -> dict[str, Any]:
     return stack.declared(Node("a", (), {**given, **more}), {})
 
 
-def promised(lock: Lock | None, described: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    found = expectations.of_node(declared(lock, **{"gpuprov_roles": ["package_lock"], **more}), described)
+def promised(lock: Lock | None, node: Mapping[str, Any], **more: Any) -> dict[str, Any]:
+    found = expectations.of_node(declared(lock, **{"gpuprov_roles": ["package_lock"], **more}), node)
     return {each.fact: each.value for each in found if each.role == lockfile.ROLE}
 
 
@@ -148,7 +141,7 @@ def test_a_lock_file_becomes_exact_expectations_of_its_own_machines() -> None:
     pins = found["file./etc/apt/preferences.d/gpuprov-lock.content"]
     assert "\nPackage: libibverbs1\nPin: version 56-1\nPin-Priority: 1002\n" in pins
     assert "package.libibverbs1.version" not in promised(lock, machine("l40s"))
-    red = promised(lock, machine(id="rhel", version_id="9.4", family="redhat"))
+    red = promised(lock, RED_HAT)
     assert red["package.libnccl.version"] == "2.29.7-1+cuda12.9"
     assert red["package.libnccl.held"] is True
     assert "libnccl 2.29.7-1+cuda12.9\n" in red["file./etc/dnf/gpuprov-lock.list.content"]
@@ -157,8 +150,8 @@ def test_a_lock_file_becomes_exact_expectations_of_its_own_machines() -> None:
 def test_everything_a_lock_file_promises_is_asked_in_the_first_round() -> None:
     lock = lock_of(H100, L40S, RHEL)
     asked = expectations.facts_to_ask(declared(lock, gpuprov_roles=["package_lock"]))
-    for described in (machine(), machine("l40s"), machine(id="rhel", version_id="9.4", family="redhat")):
-        assert promised(lock, described).keys() <= asked
+    for node in (machine(), machine("l40s"), RED_HAT):
+        assert promised(lock, node).keys() <= asked
 
 
 def test_without_a_lock_file_only_the_pins_of_an_earlier_one_must_be_gone() -> None:
@@ -174,12 +167,10 @@ def test_a_site_may_lock_one_package_more_or_in_another_version() -> None:
     assert found["package.libibverbs1.version"] == "56-1"
 
 
-@pytest.mark.parametrize(
-    "described", [machine(), machine(None), machine(id="rhel", version_id="9.4", family="redhat")], ids=str
-)
-def test_the_role_and_the_controller_call_a_machine_the_same(described: dict[str, Any]) -> None:
-    renderer = expectations.renderer_for(all_roles()[lockfile.ROLE], declared(None), described)
-    assert renderer.value("{{ __package_lock_place }}") == " ".join(lockfile.place_of(described))
+@pytest.mark.parametrize("node", [machine(), machine(None), RED_HAT], ids=str)
+def test_the_role_and_the_controller_call_a_machine_the_same(node: dict[str, Any]) -> None:
+    renderer = expectations.renderer_for(all_roles()[lockfile.ROLE], declared(None), node)
+    assert renderer.value("{{ __package_lock_place }}") == " ".join(lockfile.place_of(node))
 
 
 def test_a_machine_no_group_is_for_is_refused() -> None:
@@ -187,7 +178,7 @@ def test_a_machine_no_group_is_for_is_refused() -> None:
     assert lockfile.uncovered(given, machine(), "a") == []
     (refusal,) = lockfile.uncovered(given, machine("l40s"), "a")
     assert refusal.what == "a: the lock file has no packages for debian 13 x86_64 l40s"
-    assert lockfile.uncovered(given, machine(version_id="12"), "a")
+    assert lockfile.uncovered(given, machine(system="debian 12"), "a")
     assert lockfile.uncovered(given, machine(None), "a")
     assert lockfile.uncovered(declared(None), machine("l40s"), "a") == []
     assert lockfile.uncovered({**given, "gpuprov_roles": ["nccl"]}, machine("l40s"), "a") == []
@@ -242,14 +233,10 @@ def seen(nodes: Mapping[str, tuple[dict[str, Any], Mapping[str, str]]], **more: 
         name: Observation(name, {"kernel.release": "6.12", "packages.*.versions": dict(packages)})
         for name, (_, packages) in nodes.items()
     }
+    fleet = Fleet(Path("inventory.yml"), members, {"all": tuple(nodes)})
     return Assessment(
-        Fleet(Path("inventory.yml"), members, {"all": tuple(nodes)}),
-        {},
-        {},
-        {},
-        frozenset(),
-        observed,
-        described={name: described for name, (described, _) in nodes.items()},
+        *(fleet, {}, {}, {}, frozenset(), observed),
+        described={name: node for name, (node, _) in nodes.items()},
         expected={name: [] for name in nodes},
         drifts={name: [] for name in nodes},
         **more,
@@ -260,12 +247,8 @@ ONE, OTHER = {"libnccl2": "1-1", "mft": "4-1"}, {"libnccl2": "1-2", "mft": "4-1"
 
 
 def test_kinds_with_the_same_packages_are_one_group_and_others_are_not() -> None:
-    nodes = {
-        "a": (machine(), ONE),
-        "b": (machine(), ONE),
-        "c": (machine("l40s"), ONE),
-        "d": (machine("b200"), OTHER),
-    }
+    same = {name: (machine(), ONE) for name in "ab"}
+    nodes = {**same, "c": (machine("l40s"), ONE), "d": (machine("b200"), OTHER)}
     found = lock_sources.groups(seen(nodes), list(nodes)).groups
     assert {(group.os, group.skus, group.nodes) for group in found} == {
         ("debian 13", ("h100-sxm", "l40s"), "a, b, c"),
@@ -275,11 +258,8 @@ def test_kinds_with_the_same_packages_are_one_group_and_others_are_not() -> None
 
 
 def test_nodes_of_a_kind_that_disagree_are_an_error_naming_packages_and_nodes() -> None:
-    nodes = {
-        "gpu-01": (machine(), ONE),
-        "gpu-02": (machine(), OTHER),
-        "gpu-03": (machine(), {"libnccl2": "1-1"}),
-    }
+    packages = {"gpu-01": ONE, "gpu-02": OTHER, "gpu-03": {"libnccl2": "1-1"}}
+    nodes = {name: (machine(), each) for name, each in packages.items()}
     with pytest.raises(StackError) as caught:
         lock_sources.groups(seen(nodes), list(nodes))
     assert "debian 13 x86_64 h100-sxm: libnccl2 is 1-1 on gpu-[01,03], 1-2 on gpu-02" in caught.value.what

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from provision.desired import inventory
 from provision.errors import InventoryError
 from provision.fleet import Fleet
+from tests.support.commands import ran
 
 INVENTORY = """\
 all:
@@ -89,13 +89,7 @@ def ansibles(source: Path) -> dict[str, list[str]]:
         "manager = InventoryManager(DataLoader(), sources=[sys.argv[1]])\n"
         "print(json.dumps({p: [h.name for h in manager.get_hosts(p)] for p in sys.argv[2:]}))\n"
     )
-    answer = subprocess.run(
-        [sys.executable, "-c", program, str(source), *PATTERNS],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+    answer = ran([sys.executable, "-c", program, str(source), *PATTERNS], check=True)
     return dict(json.loads(answer.stdout))
 
 
@@ -107,18 +101,15 @@ def test_a_pattern_names_what_ansible_says(
     assert sorted(inventory.select(fleet, pattern).nodes) == sorted(ansibles[pattern])
 
 
+def list_hosts(source: Path, *words: str) -> list[str]:
+    """What the command line of Ansible names."""
+    command = [Path(sys.executable).parent / "ansible", "-i", source, "--list-hosts", *words]
+    shown = ran(command, check=True)
+    return [line.strip() for line in shown.stdout.splitlines()[1:]]
+
+
 def test_the_command_line_of_ansible_agrees(source: Path, fleet: Fleet) -> None:
-    program = Path(sys.executable).parent / "ansible"
-    shown = subprocess.run(
-        [str(program), "-i", str(source), "--list-hosts", "both:!h100"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
-    assert [line.strip() for line in shown.stdout.splitlines()[1:]] == list(
-        inventory.select(fleet, "both:!h100").nodes
-    )
+    assert list_hosts(source, "both:!h100") == list(inventory.select(fleet, "both:!h100").nodes)
 
 
 @pytest.mark.parametrize(
@@ -151,16 +142,8 @@ def test_a_file_of_names_mixes_with_patterns_as_with_ansibles_limit(
     file = tmp_path / "nodes"
     file.write_text("gpu-05\nfe80::1\n\nrack1\n")
     pattern = f"@{file}:login:!h100"
-    program = Path(sys.executable).parent / "ansible"
-    shown = subprocess.run(
-        [str(program), "-i", str(source), "--list-hosts", "all", "--limit", pattern],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
     chosen = list(inventory.select(fleet, pattern).nodes)
-    assert sorted(line.strip() for line in shown.stdout.splitlines()[1:]) == sorted(chosen)
+    assert sorted(list_hosts(source, "all", "--limit", pattern)) == sorted(chosen)
     assert chosen == ["fe80::1", "gpu-01", "gpu-03", "gpu-04", "login"]
 
 
@@ -183,7 +166,6 @@ def test_comments_in_a_file_of_names_are_left_out(fleet: Fleet, tmp_path: Path) 
     with pytest.raises(InventoryError, match="no node is left"):
         inventory.select(fleet, f"@{file}")
     file.write_text("gpu-01\ngpu-77\n")
-    with pytest.raises(
-        InventoryError, match=rf"@{file}: gpu-77: nothing in the inventory is called 'gpu-77'"
-    ):
+    unknown = f"@{file}: gpu-77: nothing in the inventory is called 'gpu-77'"
+    with pytest.raises(InventoryError, match=unknown):
         inventory.select(fleet, f"login,@{file}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,6 +17,7 @@ from hypothesis import Phase, given, settings
 from provision.desired import inventory
 from provision.desired.inventory import ansible_inventory
 from provision.desired.inventory import plain as plain_inventory
+from tests.support import vault
 from tests.support.random_inventories import AnsibleInventory, inventories, write
 from tests.support.seed import times
 
@@ -85,10 +84,8 @@ def test_only_the_vaulted_file_is_asked_of_ansible(
         tmp_path,
         {"i": "[g]\nh\n[other]\nk\n", "group_vars/all": "{a: 1, b: 1}", "group_vars/g.yml": "{b: 2}\n"},
     )
-    password = tmp_path / "password"
-    password.write_text("secret\n")
-    vault = [sys.executable, "-m", "ansible.cli.vault", "encrypt", "--vault-password-file", str(password)]
-    subprocess.run([*vault, tmp_path / "group_vars/g.yml"], check=True, capture_output=True, timeout=60)
+    password = vault.password_file(tmp_path)
+    vault.run(password, "encrypt", tmp_path / "group_vars/g.yml")
     asked = []
 
     def ask(about: Path, files: Sequence[Path]) -> dict[str, Any]:

@@ -21,13 +21,11 @@ from provision.drift import fleet_options
 from provision.errors import StackError
 from provision.fleet import Fleet
 from provision.validate import validation
+from tests.support import vault
+from tests.support.described import machine
 
 BIN = Path(sys.executable).parent
-NODE = {
-    "os": {"id": "debian", "version_id": "13", "codename": "trixie", "family": "debian", "arch": "x86_64"},
-    "kernel": {"release": "6.12.0-1"},
-    "gpu": {"sku": "h100-sxm", "count": 8, "architecture": "hopper", "fabric": "nvswitch", "pci_ids": []},
-}
+NODE = machine(sku="h100-sxm")
 OPTION = "host_settings_sysctls"
 TEMPLATES = {
     "member": "{{ groups['time'] | last }}",
@@ -125,16 +123,8 @@ def test_what_mentions_no_group_is_left_as_it_was_declared(source: Path) -> None
 
 
 def test_a_vaulted_variable_behind_an_option_is_a_secret(tmp_path: Path) -> None:
-    password = tmp_path / "password"
-    password.write_text("key\n")
-    vaulted = subprocess.run(
-        [BIN / "ansible-vault", "encrypt_string", "--vault-password-file", password, "--stdin-name", "word"],
-        input="sesame-open",
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
+    password = vault.password_file(tmp_path)
+    vaulted = vault.variable(password, "word", "sesame-open")
     (tmp_path / "hosts").write_text("[gpus]\ngpu-01\ngpu-02\n")
     (tmp_path / "group_vars").mkdir()
     (tmp_path / "group_vars" / "gpus.yml").write_text(

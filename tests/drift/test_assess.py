@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +15,7 @@ from provision.drift import assess
 from provision.errors import CompatibilityError, StackError
 from provision.fleet import Fleet, Node
 from provision.remote.observe import Observation
+from tests.support import vault
 from tests.support.observed import debian, promised, unknown
 
 KERNEL = "6.12.107+deb13-amd64"
@@ -84,11 +83,8 @@ def test_what_differs_is_found_on_its_node() -> None:
     seen = assess.assess(fleet(gpu_01={}, gpu_02={}), {}, observe=nodes.observe)
     assert seen.drifts["gpu-01"] == []
     (drift,) = seen.drifts["gpu-02"]
-    assert (drift.expectation.fact, drift.expectation.value, drift.found) == (
-        "driver.loaded_version",
-        "580.126.09",
-        "570.124.06",
-    )
+    told = (drift.expectation.fact, drift.expectation.value, drift.found)
+    assert told == ("driver.loaded_version", "580.126.09", "570.124.06")
 
 
 def test_a_node_in_trouble_is_named_and_the_others_go_on() -> None:
@@ -175,23 +171,8 @@ def test_ansible_is_given_the_declared_variables_and_the_machine() -> None:
 
 def test_templates_lookups_and_vaulted_values_are_resolved_as_ansible_does(tmp_path: Path) -> None:
     """A real inventory, a real vault, the real Ansible."""
-    password = tmp_path / "password"
-    password.write_text("secret\n")
-    vaulted = subprocess.run(
-        [
-            Path(sys.executable).parent / "ansible-vault",
-            "encrypt_string",
-            "--vault-password-file",
-            password,
-            "--stdin-name",
-            "ansible_become_password",
-        ],
-        input="become-hidden",
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
+    password = vault.password_file(tmp_path)
+    vaulted = vault.variable(password, "ansible_become_password", "become-hidden")
     (tmp_path / "version.txt").write_text("580.95.05\n")
     (tmp_path / "hosts").write_text("[gpus]\ngpu-01\ngpu-02\n")
     (tmp_path / "group_vars").mkdir()

@@ -20,7 +20,7 @@ from provision.errors import ExitCode
 from provision.fleet import Node
 from provision.remote.observe import Observation
 from provision.runs import fingerprint, node_history, store
-from tests.support.observed import fleet_here, promised, unknown, vault
+from tests.support.observed import debian, fleet_here, promised, unknown, vault
 
 KERNEL = "6.1.0"
 GOOD, OLD = "96.00.74.00.01", "96.00.10.00.99"
@@ -30,12 +30,7 @@ NAMES = tuple(f"gpu-{number:02}" for number in range(1, 21))
 def answer_of(number: int) -> dict[str, Any]:
     """What an H100 node says beside what its roles promise."""
     return {
-        "os.id": "debian",
-        "os.version_id": "12",
-        "os.codename": "bookworm",
-        "os.family": "debian",
-        "os.arch": "x86_64",
-        "kernel.release": KERNEL,
+        **debian("12", "bookworm", KERNEL),
         "gpu.count": 2,
         "gpu.nvswitch_count": 4,
         "gpu.pci": [
@@ -121,9 +116,11 @@ def passed(
     node_history.record(folder, {(name, check): one for name in names for check, one in verdicts.items()})
 
 
-def depending(part: str) -> str:
-    """The checks whose results depend on it, in the order they run."""
-    return ", ".join(check for check in CHECKS if part in fingerprint.depends(check))
+def expiry(part: str, nodes: str, named: str, change: str) -> str:
+    """What is said of the checks whose results depend on the part, in the order they run."""
+    checks = [check for check in CHECKS if part in fingerprint.depends(check)]
+    run = f"gpuprov validate --nodes {named} --checks {','.join(checks)}"
+    return f"  {nodes}  passed {', '.join(checks)} on 2026-11-03, expired: {change}\n      run: {run}\n"
 
 
 def everything_at_once(twenty: Twenty) -> None:
@@ -158,31 +155,17 @@ def test_three_odd_ones_a_silent_one_a_tie_and_expired_passes(twenty: Twenty, gp
     twenty.silent["gpu-20"] = "no route to host"
     code, out = gpuprov()
     assert code == ExitCode.DRIFT
-    assert (
-        f"  gpu-[03,08,15]  firmware.gpu_vbios is {OLD}, 15 of 18 (h100-sxm on debian 12) have {GOOD}\n"
-        in out
-    )
-    assert (
-        "  gpu-11  firmware.gpu_vbios has no value (no answer within 8 s), 15 of 18 (h100-sxm on debian 12) "
-        f"have {GOOD}\n" in out
-    )
-    assert (
-        "  firmware.bios_version ambiguous, no value has a majority of h100-sxm on debian 12: 10 have 1.5 "
-        "(gpu-[01-10]), 9 have 1.4b (gpu-[11-19])\n" not in out
-    ), "10 of 19 is a majority"
+    most = f"15 of 18 (h100-sxm on debian 12) have {GOOD}\n"
+    assert f"  gpu-[03,08,15]  firmware.gpu_vbios is {OLD}, {most}" in out
+    assert f"  gpu-11  firmware.gpu_vbios has no value (no answer within 8 s), {most}" in out
+    tie = "  firmware.bios_version ambiguous, no value has a majority of h100-sxm on debian 12: "
+    assert tie not in out, "10 of 19 is a majority"
     assert "gpu-[11-19]  firmware.bios_version is 1.4b, 10 of 19 (h100-sxm on debian 12) have 1.5\n" in out
     del twenty.silent["gpu-20"]
     _, out = gpuprov()
-    assert (
-        "  firmware.bios_version ambiguous, no value has a majority of h100-sxm on debian 12: 10 have 1.5 "
-        "(gpu-[01-10]), 10 have 1.4b (gpu-[11-20])\n" in out
-    )
-    assert (
-        f"  gpu-[07,09]  passed {depending('driver.loaded_version')} on 2026-11-03, expired: "
-        "driver.loaded_version 570.124.06 → 580.126.09\n"
-        "      run: gpuprov validate --nodes gpu-07,gpu-09 --checks "
-        f"{depending('driver.loaded_version').replace(' ', '')}\n" in out
-    )
+    assert f"{tie}10 have 1.5 (gpu-[01-10]), 10 have 1.4b (gpu-[11-20])\n" in out
+    expired = "driver.loaded_version 570.124.06 → 580.126.09"
+    assert expiry("driver.loaded_version", "gpu-[07,09]", "gpu-07,gpu-09", expired) in out
     # The one whose VBIOS cannot be read now has no current pass either.
     assert "17 of 20 nodes have a current validation" in out
 
@@ -193,9 +176,8 @@ def test_only_the_checks_that_depend_on_it_expire(twenty: Twenty, gpuprov: Any) 
     code, out = gpuprov()
     assert code == ExitCode.OK
     assert (
-        f"gpu-07  passed {depending('nccl.version')} on 2026-11-03, expired: "
-        "nccl.version 2.27.7-1+cuda12.9 → 2.29.7-1+cuda12.9\n      run: gpuprov validate --nodes gpu-07 "
-        f"--checks {depending('nccl.version').replace(' ', '')}\n" in out
+        expiry("nccl.version", "gpu-07", "gpu-07", "nccl.version 2.27.7-1+cuda12.9 → 2.29.7-1+cuda12.9")
+        in out
     )
 
 
@@ -267,11 +249,8 @@ def test_json_is_the_documented_document(twenty: Twenty, gpuprov: Any) -> None:
     odd = {(each["node"], each["fact"]) for each in document["majority"]["outliers"]}
     assert ("gpu-03", "firmware.gpu_vbios") in odd
     assert [each["rule"] for each in document["diagnoses"]] == ["nouveau-loaded"]
-    assert {each["node"] for each in document["validation"]["not_validated"]} == {
-        "gpu-07",
-        "gpu-09",
-        "gpu-11",
-    }
+    without = {each["node"] for each in document["validation"]["not_validated"]}
+    assert without == {"gpu-07", "gpu-09", "gpu-11"}
     assert document["unreachable"] == {"gpu-20": "no route to host"}
     assert json.loads(gpuprov("--json", "--no-majority")[1])["majority"] is None
 
@@ -379,12 +358,8 @@ def test_no_format_lets_a_node_write_control_characters_or_tell_a_secret(
 ) -> None:
     vault(monkeypatch, "hidden-word")
     odd = "\x1b[2J\x07hidden-word"
-    twenty.changed["gpu-03"] = {
-        "driver.flavour": odd,
-        "firmware.gpu_vbios": [odd, odd],
-        "driver.userspace_version": odd,
-        "firmware.bios_version": odd,
-    }
+    texts = ("driver.flavour", "driver.userspace_version", "firmware.bios_version")
+    twenty.changed["gpu-03"] = {"firmware.gpu_vbios": [odd, odd], **dict.fromkeys(texts, odd)}
     twenty.silent["gpu-04"] = odd
     passed(twenty, "gpu-05", "gpu-03", firmware__gpu_gsp=[odd, odd])
     _, out = gpuprov("--format", name)

@@ -16,6 +16,7 @@ from provision.drift.testinfra import fleet
 from provision.drift.testinfra.fleet import Case, base_facts, host_of
 from provision.drift.testinfra.readers import Reader, Unreadable
 from provision.fleet import Fleet, Node
+from tests.support.commands import ran
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -43,15 +44,8 @@ class Host:
 
     def file(self, path: str) -> Any:
         text = self.files.get(path)
-        return SimpleNamespace(
-            exists=text is not None,
-            is_symlink=False,
-            content=(text or "").encode(),
-            content_string=text or "",
-            mode=0o640,
-            user="root",
-            group="adm",
-        )
+        known = {"exists": text is not None, "content": (text or "").encode(), "content_string": text or ""}
+        return SimpleNamespace(**known, is_symlink=False, mode=0o640, user="root", group="adm")
 
     def package(self, _name: str) -> Any:
         return SimpleNamespace(is_installed=True, version="580.126.09", release="1.el9")
@@ -122,14 +116,10 @@ def test_what_one_program_lists_is_asked_once() -> None:
 def test_the_machine_is_told_without_our_observer() -> None:
     functions = ("1b 0x030200 0x10de 0x2330", "05 0x068000 0x10de 0x22a3", "02 0x030000 0x1a03 0x20")
     pci = "".join(f"0000:{each[:2]}:00.0 {each[3:]}\n" for each in functions)
+    answers = {"uname -r": "5.14.0", "uname -m": "x86_64", "/boot": "5.14.0\n5.14.9\n", "/sys/bus/pci": pci}
     host = Host(
         {"/etc/os-release": 'ID="rocky"\nVERSION_ID="9.4"\nID_LIKE="rhel centos fedora"\n'},
-        **{
-            "uname -r": (0, "5.14.0"),
-            "uname -m": (0, "x86_64"),
-            "/boot": (0, "5.14.0\n5.14.9\n"),
-            "/sys/bus/pci": (0, pci),
-        },
+        **{command: (0, text) for command, text in answers.items()},
     )
     found = base_facts(Reader(host))
     assert found["os.family"] == "redhat"
@@ -175,19 +165,11 @@ def test_a_case_is_called_after_its_node_role_and_fact() -> None:
 def suite(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     plugin = ["-p", "provision.drift.testinfra.plugin", "--pyargs", "provision.drift.testinfra"]
     common = ["-q", "-c", os.devnull, "--rootdir", str(folder), "-p", "no:cacheprovider"]
-    return subprocess.run(
+    alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "XDG_STATE_HOME": str(folder / "state")}
+    return ran(
         [sys.executable, "-m", "pytest", *common, *plugin, *words],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
         cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            "XDG_STATE_HOME": str(folder / "state"),
-        },
+        env={**os.environ, "PYTHONPATH": str(ROOT), **alone},
     )
 
 

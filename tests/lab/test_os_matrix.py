@@ -141,8 +141,8 @@ def holds(node: LabNode) -> bool:
     if not RELEASES[node.release].dnf:
         moved = node.run("sudo apt-get --simulate dist-upgrade").stdout
         return not re.search(r"^(Inst|Remv) \S*(nvidia|nccl|cuda)", moved, re.MULTILINE)
-    moved = node.run("sudo dnf --assumeno upgrade", check=False)
-    return "Nothing to do." in moved.stdout + moved.stderr
+    refused = node.run("sudo dnf --assumeno upgrade", check=False)
+    return "Nothing to do." in refused.stdout + refused.stderr
 
 
 def test_the_real_rpm_accepts_what_was_installed(declared: Fleet) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -30,6 +29,7 @@ from provision.lab import (
 )
 from provision.lab.record import LabRecord, NodeRecord
 from provision.lab.repository import Repository
+from tests.support.commands import ran
 
 LAB = LabRecord(
     "mine", 80, nodes=(NodeRecord("one", "l40s", "debian13", 1), NodeRecord("two", "b200", "debian12", 2))
@@ -69,18 +69,10 @@ def test_the_mirror_is_found_in_the_hosts_own_sources(text: str, expected: list[
 
 def test_sources_are_read_as_apt_reads_them(tmp_path: Path) -> None:
     (tmp_path / "sources.list.d").mkdir()
-    for name in (
-        "sources.list",
-        "sources.list.d/a.list",
-        "sources.list.d/b.sources",
-        "sources.list.d/c.disabled",
-    ):
+    read = ["sources.list", "sources.list.d/a.list", "sources.list.d/b.sources"]
+    for name in (*read, "sources.list.d/c.disabled"):
         (tmp_path / name).write_text(name)
-    assert list(mirror.sources_texts(tmp_path)) == [
-        "sources.list",
-        "sources.list.d/a.list",
-        "sources.list.d/b.sources",
-    ]
+    assert list(mirror.sources_texts(tmp_path)) == read
 
 
 def test_the_environment_names_another_mirror(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +100,7 @@ def test_no_free_network_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 FOLDER = Path("/var/lib/gpuprov-lab/mine")
+BESIDE = Path(layer.__file__).parent
 
 
 @pytest.mark.parametrize(
@@ -299,35 +292,23 @@ def test_the_inventory_is_one_that_ansible_reads(tmp_path: Path) -> None:
     path = tmp_path / "lab.yml"
     inventory_file.write(path, inventory_file.render(LAB, REPOSITORY))
     environment = {**os.environ, "ANSIBLE_LOCALHOST_WARNING": "False"}
-    said = subprocess.run(
-        [ansible, "-i", path, "--list"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-        env=environment,
-    )
+    said = ran([ansible, "-i", path, "--list"], check=True, env=environment)
     answer: dict[str, Any] = json.loads(said.stdout)
     assert answer["gpu_nodes"]["hosts"] == ["one", "two"]
     one, two = (answer["_meta"]["hostvars"][name] for name in ("one", "two"))
     assert (one["ansible_host"], one["ansible_user"], one["ansible_become"]) == ("10.80.1.1", "ops", True)
-    for option in (
-        "StrictHostKeyChecking=yes",
-        "IdentitiesOnly=yes",
-        "UserKnownHostsFile=/var/lib/gpuprov-lab/mine/",
-    ):
+    known_hosts = "UserKnownHostsFile=/var/lib/gpuprov-lab/mine/"
+    for option in ("StrictHostKeyChecking=yes", "IdentitiesOnly=yes", known_hosts):
         assert option in one["ansible_ssh_common_args"]
     assert one["nvidia_repository_cuda_url"] == "http://10.80.0.1:8080/cuda/repos/debian13/x86_64/"
     assert two["nvidia_repository_cuda_key_url"].endswith("debian12/x86_64/3bf863cc.pub")
     assert two["nvidia_repository_tools_key_fingerprint"] == "C" * 40
     assert two["rdma_doca_key_fingerprint"] == "D" * 40
     assert two["rdma_doca_url"].endswith("/doca/3.2.1/debian12/x86_64/")
-    wanted = {
-        f"nvidia_repository_{r}_{v}"
-        for r in ("cuda", "toolkit", "tools")
-        for v in ("url", "key_url", "key_fingerprint")
-    }
-    assert wanted <= set(one)
+    for name in ("cuda", "toolkit", "tools"):
+        assert {f"nvidia_repository_{name}_{what}" for what in ("url", "key_url", "key_fingerprint")} <= set(
+            one
+        )
 
 
 def test_an_inventory_of_ours_is_written_again_and_another_is_kept(tmp_path: Path) -> None:
@@ -349,24 +330,14 @@ def server(tmp_path: Path) -> Iterator[tuple[str, int, int]]:
     (tmp_path / "www").mkdir()
     (tmp_path / "www" / "Release").write_text("Origin: x\n")
     http, cache = (mirror._free_port() + offset for offset in (0, 1))
-    options = [
-        "--folder",
-        tmp_path / "www",
-        "--address",
-        "127.0.0.1",
-        "--http-port",
-        http,
-        "--cache-port",
-        cache,
-    ]
-    program = Path(layer.__file__).with_name("server.py")
+    options = f"--folder {tmp_path}/www --address 127.0.0.1 --http-port {http} --cache-port {cache}"
+    program = [sys.executable, "-I", str(BESIDE / "server.py")]
     pidfile = tmp_path / "pid"
-    words = [sys.executable, "-I", program, *options, "--cache-port-file", tmp_path / "port"]
-    process.start([str(word) for word in words], pidfile, tmp_path / "log")
+    words = [*program, *options.split(), "--cache-port-file", str(tmp_path / "port")]
+    process.start(words, pidfile, tmp_path / "log")
     try:
-        assert process.wait_until(lambda: mirror.answers("127.0.0.1", cache), 30), (
-            tmp_path / "log"
-        ).read_text()
+        answers = process.wait_until(lambda: mirror.answers("127.0.0.1", cache), 30)
+        assert answers, (tmp_path / "log").read_text()
         yield "127.0.0.1", http, cache
     finally:
         assert process.stop(pidfile), "the server ends on TERM"
@@ -393,6 +364,14 @@ def test_the_server_serves_files_and_hands_on_to_the_cache(
     assert get(f"http://{address}:{cache}/Release") == (200, b"Origin: x\n")
 
 
+def supervisor(folder: Path, program: str, *words: str) -> list[str]:
+    """The command of a supervisor whose systemd-nspawn is this program."""
+    nspawn = [sys.executable, "-c", program, *words]
+    plan = {"mounts": [], "cgroup": str(folder / "group"), "nspawn": nspawn}
+    (folder / "boot.json").write_text(json.dumps(plan))
+    return [sys.executable, "-I", str(BESIDE / "supervisor.py"), str(folder)]
+
+
 def test_a_supervisor_boots_again_on_133_and_powers_off_on_term(tmp_path: Path) -> None:
     """A stand-in for systemd-nspawn: asks once for a reboot, then runs until TERM."""
     stand_in = (
@@ -405,37 +384,16 @@ def test_a_supervisor_boots_again_on_133_and_powers_off_on_term(tmp_path: Path) 
     )
     boots = tmp_path / "boots"
     boots.write_text("")
-    plan = {
-        "mounts": [],
-        "cgroup": str(tmp_path / "group"),
-        "nspawn": [sys.executable, "-c", stand_in, str(boots)],
-    }
-    (tmp_path / "boot.json").write_text(json.dumps(plan))
-    program = Path(layer.__file__).with_name("supervisor.py")
     pidfile = tmp_path / "pid"
-    pid = process.start([sys.executable, "-I", str(program), str(tmp_path)], pidfile, tmp_path / "log")
+    pid = process.start(supervisor(tmp_path, stand_in, str(boots)), pidfile, tmp_path / "log")
     assert process.wait_until(lambda: "up" in boots.read_text(), 30), (tmp_path / "log").read_text()
     os.kill(pid, signal.SIGTERM)
     assert process.wait_until(lambda: process.running(pidfile) is None, 30)
     assert boots.read_text() == "boot boot boot up off"
-    assert (tmp_path / "group" / "cgroup.procs").read_text().strip().isdigit(), (
-        "booted in its own control group"
-    )
+    member = (tmp_path / "group" / "cgroup.procs").read_text()
+    assert member.strip().isdigit(), "booted in its own control group"
 
 
 def test_a_supervisor_gives_up_on_a_node_that_only_ever_reboots(tmp_path: Path) -> None:
-    plan = {
-        "mounts": [],
-        "cgroup": str(tmp_path / "group"),
-        "nspawn": [sys.executable, "-c", "import sys; sys.exit(133)"],
-    }
-    (tmp_path / "boot.json").write_text(json.dumps(plan))
-    program = Path(layer.__file__).with_name("supervisor.py")
-    done = subprocess.run(
-        [sys.executable, "-I", str(program), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = ran(supervisor(tmp_path, "import sys; sys.exit(133)"))
     assert done.stdout.count("booting") == 5

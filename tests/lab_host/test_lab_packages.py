@@ -19,6 +19,7 @@ from provision.lab.debfile import Deb, PackedFile
 from provision.lab.elf import kernel_module, shared_library
 from provision.lab.packages import read_packages, upstream
 from provision.lab.places import PACKAGES, SILICON
+from tests.support.commands import ran
 
 KERNEL = "6.1.0-test"
 SAMPLE = """
@@ -63,9 +64,7 @@ def tool(name: str) -> str:
 
 
 def output(*words: object) -> str:
-    return subprocess.run(
-        [str(w) for w in words], check=True, capture_output=True, text=True, timeout=60
-    ).stdout
+    return ran([str(w) for w in words], check=True).stdout
 
 
 def package(sample: Path, repository_name: str, folder: Path) -> Path:
@@ -164,12 +163,8 @@ def test_every_tool_that_can_be_broken_is_in_some_package_or_in_the_layer() -> N
         for file in deb.files.values()
         if b"/usr/lib/silicon/run.py " in file.content
     }
-    listed = subprocess.run(
-        [sys.executable, "-I", "-S", str(SILICON / "run.py"), "fault", "--list", "--json"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
+    listed = ran(
+        [sys.executable, "-I", "-S", str(SILICON / "run.py"), "fault", "--list", "--json"], check=True
     )
     (missing,) = (fault for fault in json.loads(listed.stdout) if fault["id"] == "tool_missing")
     (breakable,) = (one["allowed"] for one in missing["parameters"] if one["name"] == "tool")
@@ -269,7 +264,7 @@ def test_a_signed_release_verifies_with_the_published_key_and_not_when_changed(t
             assert signing.fingerprint(home, "tools") != key, "each repository has its own"
             signing.sign(home, key, release)
             (tmp_path / "key.asc").write_text(signing.public_key(home, key))
-        left = subprocess.run(["pgrep", "-f", f"homedir {home}"], capture_output=True, text=True, timeout=30)
+        left = ran(["pgrep", "-f", f"homedir {home}"])
         assert left.stdout == "", "gpg left its agent behind"
     finally:
         shutil.rmtree(home, ignore_errors=True)

@@ -39,9 +39,7 @@ def _new(
 
 def _start(node: Silicon, driver: str, fabric: bool = True) -> None:
     """Install and load a driver and, unless told otherwise, mark the fabric as running."""
-    node.install(driver)
-    node.blacklist()
-    assert node.run("boot").returncode == 0
+    node.boot(driver)
     if fabric:
         # Fabric manager itself is a daemon; its mark with a living process is what the tools look at.
         (node.state / "run/fabricmanager.ready").write_text(f"{os.getpid()}\n")
@@ -102,6 +100,11 @@ def node(bare: Callable[..., Silicon]) -> Iterator[Callable[..., Silicon]]:
         _stop(one)
 
 
+@pytest.fixture
+def pair(node: Callable[..., Silicon]) -> list[Silicon]:
+    return [node(name="gpu-01", seed=1), node(name="gpu-02", seed=2)]
+
+
 def _printed(one: Silicon, surface: Surface) -> tuple[str, int]:
     done = subprocess.run(
         one.command(*surface.words),
@@ -126,7 +129,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Surf
             _start(one, surface.driver)
             assert one.run("nvidia-smi", "-pm", "1").returncode == 0
             for fault in surface.faults:
-                one.fault("set", *fault.split(" "))
+                one.break_(fault)
         return nodes[surface.node]
 
     @cache

@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -103,6 +104,47 @@ class Silicon:
         """`set …` or `clear …`, which must be accepted."""
         done = self.run("fault", "--dir", str(self.state), *words)
         assert done.returncode == 0, done.stderr
+
+    def break_(self, *faults: str) -> None:
+        """Set these faults: `gpu_slow gpu=1 factor=0.5`."""
+        for fault in faults:
+            self.fault("set", *fault.split(" "))
+
+    def printed(self, tool: str, *words: str, status: int = 0, **environment: str) -> str:
+        """What a tool prints that ends with this status."""
+        done = self.run(tool, *words, **environment)
+        assert done.returncode == status, done.stdout + done.stderr
+        return str(done.stdout)
+
+    def smi(self, *words: str, status: int = 0) -> str:
+        return self.printed("nvidia-smi", *words, status=status)
+
+    def column(self, fields: str, *more: str) -> list[str]:
+        """These fields of each GPU."""
+        return self.smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits", *more).splitlines()
+
+    def loaded(self, *slots: int) -> None:
+        """Leave the mark of a load tool that has run for long."""
+        mark = {"tool": "gpu_burn", "pid": os.getpid(), "since": time.time() - 3600, "slots": list(slots)}
+        (self.state / f"run/load.{os.getpid()}").write_text(json.dumps(mark))
+
+    def boot(self, driver: str = "", flavour: str = "open") -> Silicon:
+        """Boot, with this driver installed and nouveau blacklisted if one is named."""
+        if driver:
+            self.install(driver, flavour)
+            self.blacklist()
+        assert self.run("boot").returncode == 0
+        return self
+
+    def served(self, tool: str, *words: str) -> tuple[Any, str]:
+        """The tool against itself: (the client when it has ended, what the server printed)."""
+        pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        with subprocess.Popen(self.command(tool, *words), env=self.environment(), **pipes) as server:
+            try:
+                client = self.run(tool, *words, "localhost")
+                return client, server.communicate(timeout=30)[0]
+            finally:
+                server.kill()
 
     def install(self, driver: str, flavour: str = "open") -> None:
         """Put a driver's modules and libraries on the disk, as its packages do."""

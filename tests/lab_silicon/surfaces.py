@@ -93,109 +93,79 @@ NVBANDWIDTH = tuple(
 )
 
 
-def _query(fields: str, form: str = "csv") -> tuple[str, ...]:
-    return (SMI, f"--query-gpu={fields}", f"--format={form}")
+Machine = tuple[str, str]
+
+
+def _qx(machine: Machine, recording: str, **more: Any) -> Surface:
+    """The whole query: a capture's name, or a public file."""
+    place = {"public": recording} if "@" in recording else {"capture": f"nvidia-smi-q-x.{recording}.xml"}
+    return Surface(QX, *machine, shape.xml, **place, **more)
+
+
+def _smi(words: str, machine: Machine, form: Callable[[str], list[str]], name: str, **more: Any) -> Surface:
+    return Surface((SMI, *words.split()), *machine, form, f"nvidia-smi{name}", **more)
+
+
+def _query(fields: str, machine: Machine, name: str, **more: Any) -> Surface:
+    return _smi(f"--query-gpu={fields} --format=csv", machine, shape.csv, f"-query-gpu.{name}.csv", **more)
+
+
+def _lost(words: str, form: Callable[[str], list[str]], name: str, **more: Any) -> Surface:
+    """With a GPU that does not answer."""
+    return _smi(words, H100, form, f"{name}.h100.gpu3-lost.550.txt", faults=LOST, **more)
 
 
 SURFACES = {
     # nvidia-smi, the whole query
-    "q-x h100 550": Surface(QX, *H100, shape.xml, "nvidia-smi-q-x.h100.550.xml"),
-    "q-x h100 550 lost": Surface(
-        QX, *H100, shape.xml, "nvidia-smi-q-x.h100.gpu3-lost.550.xml", faults=LOST, like="q-x h100 550"
+    "q-x h100 550": _qx(H100, "h100.550"),
+    "q-x h100 550 lost": _qx(H100, "h100.gpu3-lost.550", faults=LOST, like="q-x h100 550"),
+    "q-x a100 550": _qx(A100, "a100.550", like="q-x h100 550"),
+    "q-x a100 535 mig": _qx(("a100-sxm-80", "535.54.03"), "a100-sxm4.driver535.mig", like="q-x h100 550"),
+    "q-x 3090 525": _qx(
+        ("a100-pcie-80", "525.147.05"), TELEGRAF + "rtx-3090-v12.xml", like="q-x a100 535 mig"
     ),
-    "q-x a100 550": Surface(QX, *A100, shape.xml, "nvidia-smi-q-x.a100.550.xml", like="q-x h100 550"),
-    "q-x a100 535 mig": Surface(
-        QX,
-        "a100-sxm-80",
-        "535.54.03",
-        shape.xml,
-        "nvidia-smi-q-x.a100-sxm4.driver535.mig.xml",
-        like="q-x h100 550",
-    ),
-    "q-x 3090 525": Surface(
-        QX,
-        "a100-pcie-80",
-        "525.147.05",
-        shape.xml,
-        public=TELEGRAF + "rtx-3090-v12.xml",
-        like="q-x a100 535 mig",
-    ),
-    "q-x a10g 515": Surface(QX, *OLD, shape.xml, "nvidia-smi-q-x.a10g.old-driver.xml", like="q-x h100 550"),
-    "q-x t4 515": Surface(QX, *OLD, shape.xml, "nvidia-smi-q-x.t4.old-driver.xml", like="q-x a10g 515"),
-    "q-x h100 580": Surface(
-        QX, "h100-sxm", "580.105.08", shape.xml, public=HARDWARE + "qx-h100.xml", like="q-x h100 550"
-    ),
-    "q-x ada 595": Surface(
-        QX, "l40s", "595.84", shape.xml, "nvidia-smi-q-x.rtx-4000-ada.v13.xml", like="q-x h100 580"
-    ),
-    "q-x a100 570": Surface(
-        QX, "a100-sxm-80", "570.148.08", shape.xml, public=HARDWARE + "qx-a100.xml", like="q-x h100 580"
-    ),
-    "q-x b200 580": Surface(
-        QX, "b200", "580.105.08", shape.xml, public=HARDWARE + "qx-b200.xml", like="q-x h100 580"
-    ),
-    "q-x gb200 580": Surface(
-        QX, "gb200", "580.173.02", shape.xml, public=HARDWARE + "qx-gb200.xml", like="q-x h100 580"
-    ),
-    "q-x l40s 595": Surface(
-        QX, "l40s", "595.91.07", shape.xml, public=HARDWARE + "qx-l40s.xml", like="q-x h100 580"
-    ),
-    "q h100 550": Surface((SMI, "-q"), *H100, shape.lines, "nvidia-smi-q.h100.550.txt"),
+    "q-x a10g 515": _qx(OLD, "a10g.old-driver", like="q-x h100 550"),
+    "q-x t4 515": _qx(OLD, "t4.old-driver", like="q-x a10g 515"),
+    "q-x h100 580": _qx(("h100-sxm", "580.105.08"), HARDWARE + "qx-h100.xml", like="q-x h100 550"),
+    "q-x ada 595": _qx(("l40s", "595.84"), "rtx-4000-ada.v13", like="q-x h100 580"),
+    "q-x a100 570": _qx(("a100-sxm-80", "570.148.08"), HARDWARE + "qx-a100.xml", like="q-x h100 580"),
+    "q-x b200 580": _qx(("b200", "580.105.08"), HARDWARE + "qx-b200.xml", like="q-x h100 580"),
+    "q-x gb200 580": _qx(("gb200", "580.173.02"), HARDWARE + "qx-gb200.xml", like="q-x h100 580"),
+    "q-x l40s 595": _qx(("l40s", "595.91.07"), HARDWARE + "qx-l40s.xml", like="q-x h100 580"),
+    "q h100 550": _smi("-q", H100, shape.lines, "-q.h100.550.txt"),
     # nvidia-smi, the rest
-    "query h100 550": Surface(_query(FIELDS), *H100, shape.csv, "nvidia-smi-query-gpu.h100.550.csv"),
-    "query a100 550": Surface(_query(FIELDS), *A100, shape.csv, "nvidia-smi-query-gpu.a100.550.csv"),
-    "query h100 550 lost": Surface(
-        _query(LOST_FIELDS), *H100, shape.csv, "nvidia-smi-query-gpu.h100.gpu3-lost.550.csv", faults=LOST
-    ),
-    "query fabric h100 550": Surface(
-        _query("index,fabric.state,fabric.status", "csv,noheader,nounits"),
-        *H100,
+    "query h100 550": _query(FIELDS, H100, "h100.550"),
+    "query a100 550": _query(FIELDS, A100, "a100.550"),
+    "query h100 550 lost": _query(LOST_FIELDS, H100, "h100.gpu3-lost.550", faults=LOST),
+    "query fabric h100 550": _smi(
+        "--query-gpu=index,fabric.state,fabric.status --format=csv,noheader,nounits",
+        H100,
         shape.lines,
-        "nvidia-smi-query-gpu-fabric.h100.550.csv",
+        "-query-gpu-fabric.h100.550.csv",
     ),
-    "list h100 550": Surface((SMI, "-L"), *H100, shape.lines, "nvidia-smi-L.h100.550.txt"),
-    "list a100 550": Surface((SMI, "-L"), *A100, shape.lines, "nvidia-smi-L.a100.550.txt"),
-    "list h100 550 lost": Surface(
-        (SMI, "-L"), *H100, shape.lines, "nvidia-smi-L.h100.gpu3-lost.550.txt", faults=LOST
-    ),
-    "table h100 550": Surface((SMI,), *H100, forms.columns, "nvidia-smi.plain.h100.550.txt"),
-    "table a100 550": Surface((SMI,), *A100, forms.columns, "nvidia-smi.plain.a100.550.txt"),
-    "table h100 550 lost": Surface(
-        (SMI,), *H100, forms.columns, "nvidia-smi.plain.h100.gpu3-lost.550.txt", faults=LOST, status=15
-    ),
-    "nvlink -s h100 550": Surface(
-        (SMI, "nvlink", "-s"), *H100, shape.lines, "nvidia-smi-nvlink-s.h100.550.txt", cut=True
-    ),
-    "nvlink -s a100 550": Surface(
-        (SMI, "nvlink", "-s"), *A100, shape.lines, "nvidia-smi-nvlink-s.a100.550.txt", cut=True
-    ),
-    "nvlink -s a100": Surface(
-        (SMI, "nvlink", "-s"),
-        *A100,
+    "list h100 550": _smi("-L", H100, shape.lines, "-L.h100.550.txt"),
+    "list a100 550": _smi("-L", A100, shape.lines, "-L.a100.550.txt"),
+    "list h100 550 lost": _lost("-L", shape.lines, "-L"),
+    "table h100 550": _smi("", H100, forms.columns, ".plain.h100.550.txt"),
+    "table a100 550": _smi("", A100, forms.columns, ".plain.a100.550.txt"),
+    "table h100 550 lost": _lost("", forms.columns, ".plain", status=15),
+    "nvlink -s h100 550": _smi("nvlink -s", H100, shape.lines, "-nvlink-s.h100.550.txt", cut=True),
+    "nvlink -s a100 550": _smi("nvlink -s", A100, shape.lines, "-nvlink-s.a100.550.txt", cut=True),
+    "nvlink -s a100": _smi(
+        "nvlink -s",
+        A100,
         shape.lines,
-        "nvidia-smi-nvlink-status.a100.txt",
+        "-nvlink-status.a100.txt",
         edited=lambda text: text.replace(" " * 9, "\t ") + "\n",  # tabs expanded, last newline gone
     ),
-    "nvlink -s h100 550 lost": Surface(
-        (SMI, "nvlink", "-s"), *H100, shape.lines, "nvidia-smi-nvlink-s.h100.gpu3-lost.550.txt", faults=LOST
-    ),
-    "nvlink -e h100 550": Surface(
-        (SMI, "nvlink", "-e"), *H100, shape.lines, "nvidia-smi-nvlink-e.h100.550.txt", cut=True
-    ),
-    "nvlink -e a100 550": Surface(
-        (SMI, "nvlink", "-e"), *A100, shape.lines, "nvidia-smi-nvlink-e.a100.550.txt", cut=True
-    ),
-    "topo -m h100 550": Surface((SMI, "topo", "-m"), *H100, forms.topology, "nvidia-smi-topo-m.h100.550.txt"),
-    "topo -m a100 550": Surface((SMI, "topo", "-m"), *A100, forms.topology, "nvidia-smi-topo-m.a100.550.txt"),
-    "topo -m h100 550 lost": Surface(
-        (SMI, "topo", "-m"), *H100, forms.topology, "nvidia-smi-topo-m.h100.gpu3-lost.550.txt", faults=LOST
-    ),
-    "topo -p2p h100 550": Surface(
-        (SMI, "topo", "-p2p", "r"), *H100, shape.lines, "nvidia-smi-topo-p2p-r.h100.550.txt"
-    ),
-    "topo -p2p a100 550": Surface(
-        (SMI, "topo", "-p2p", "r"), *A100, shape.lines, "nvidia-smi-topo-p2p-r.a100.550.txt"
-    ),
+    "nvlink -s h100 550 lost": _lost("nvlink -s", shape.lines, "-nvlink-s"),
+    "nvlink -e h100 550": _smi("nvlink -e", H100, shape.lines, "-nvlink-e.h100.550.txt", cut=True),
+    "nvlink -e a100 550": _smi("nvlink -e", A100, shape.lines, "-nvlink-e.a100.550.txt", cut=True),
+    "topo -m h100 550": _smi("topo -m", H100, forms.topology, "-topo-m.h100.550.txt"),
+    "topo -m a100 550": _smi("topo -m", A100, forms.topology, "-topo-m.a100.550.txt"),
+    "topo -m h100 550 lost": _lost("topo -m", forms.topology, "-topo-m"),
+    "topo -p2p h100 550": _smi("topo -p2p r", H100, shape.lines, "-topo-p2p-r.h100.550.txt"),
+    "topo -p2p a100 550": _smi("topo -p2p r", A100, shape.lines, "-topo-p2p-r.a100.550.txt"),
     # Load tools; their sources are in printed.yml
     "gpu_burn a100": Surface(
         ("gpu_burn", "-d", "-tc", "60"),

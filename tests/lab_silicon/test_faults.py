@@ -20,9 +20,7 @@ def faults(node: Silicon) -> list[dict[str, object]]:
 
 def test_a_fault_is_kept_with_its_defaults_and_replaced_by_its_like(bare: Make) -> None:
     node = bare()
-    node.fault("set", "gpu_slow", "gpu=3")
-    node.fault("set", "gpu_slow", "gpu=4", "factor=0.5")
-    node.fault("set", "gpu_slow", "gpu=3", "factor=0.9")
+    node.break_("gpu_slow gpu=3", "gpu_slow gpu=4 factor=0.5", "gpu_slow gpu=3 factor=0.9")
     assert faults(node) == [
         {"id": "gpu_slow", "gpu": 4, "factor": 0.5},
         {"id": "gpu_slow", "gpu": 3, "factor": 0.9},
@@ -32,15 +30,14 @@ def test_a_fault_is_kept_with_its_defaults_and_replaced_by_its_like(bare: Make) 
 
 def test_the_order_of_a_pair_does_not_matter(bare: Make) -> None:
     node = bare()
-    node.fault("set", "slow_pair", "a=5", "b=2")
+    node.break_("slow_pair a=5 b=2")
     node.fault("set", "slow_pair", "a=2", "b=5", "factor=0.2")
     assert faults(node) == [{"id": "slow_pair", "a": 2, "b": 5, "factor": 0.2}]
 
 
 def test_clear_heals_one_or_all(bare: Make) -> None:
     node = bare()
-    for words in (["gpu_slow", "gpu=1"], ["gpu_slow", "gpu=2"], ["fabric_down"]):
-        node.fault("set", *words)
+    node.break_("gpu_slow gpu=1", "gpu_slow gpu=2", "fabric_down")
     node.fault("clear", "gpu_slow", "gpu=1")
     assert [one.get("gpu") for one in faults(node)] == [2, None]
     node.fault("clear", "gpu_slow")
@@ -112,23 +109,22 @@ def test_an_unknown_tool_is_named(bare: Make) -> None:
 def test_a_missing_gpu_leaves_the_bus_and_comes_back(bare: Make) -> None:
     node = bare()
     device = node.state / "sys_pci/0000:61:00.0"
-    node.fault("set", "gpu_missing", "gpu=3")
+    node.break_("gpu_missing gpu=3")
     assert not device.exists()
     node.fault("clear")
     assert (device / "current_link_width").read_text() == "16\n"
-    node.fault("set", "pcie_width", "gpu=3", "width=4")
+    node.break_("pcie_width gpu=3 width=4")
     assert (device / "current_link_width").read_text() == "4\n"
 
 
-QUERY = ("--query-gpu=serial,uuid,vbios_version", "--format=csv,noheader")
+QUERY = "serial,uuid,vbios_version"
 
 
 def test_another_gpu_and_another_vbios_show_wherever_they_are_read(node: Make) -> None:
     silicon = node()
-    before = silicon.run("nvidia-smi", *QUERY).stdout.splitlines()
-    silicon.fault("set", "gpu_swapped", "gpu=3")
-    silicon.fault("set", "vbios", "gpu=5", "version=96.00.10.00.99")
-    after = silicon.run("nvidia-smi", *QUERY).stdout.splitlines()
+    before = silicon.column(QUERY)
+    silicon.break_("gpu_swapped gpu=3", "vbios gpu=5 version=96.00.10.00.99")
+    after = silicon.column(QUERY)
     assert [i for i in range(8) if after[i] != before[i]] == [3, 5]
     serial, uuid, vbios = after[3].split(", ")
     assert serial != before[3].split(", ")[0]
@@ -137,6 +133,6 @@ def test_another_gpu_and_another_vbios_show_wherever_they_are_read(node: Make) -
     assert f"GPU UUID: \t {uuid}\n" in cards[3].read_text()
     assert f"Video BIOS: \t {vbios}\n" in cards[3].read_text()
     assert "Video BIOS: \t 96.00.10.00.99\n" in cards[5].read_text()
-    assert "<vbios_version>96.00.10.00.99<" in silicon.run("nvidia-smi", "-q", "-x").stdout
+    assert "<vbios_version>96.00.10.00.99<" in silicon.smi("-q", "-x")
     silicon.fault("clear")
-    assert silicon.run("nvidia-smi", *QUERY).stdout.splitlines() == before
+    assert silicon.column(QUERY) == before

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -13,25 +11,7 @@ from tests.lab_silicon.silicon import Silicon
 
 Make = Callable[..., Silicon]
 WORDS = ("-s", "8388608", "-q", "4", "-n", "1000", "-F", "--report_gbits")
-
-
-def loopback(node: Silicon, device: str, *more: str) -> tuple[Any, str]:
-    """(the client when it has ended, what the server printed)."""
-    words = ("-d", device, *WORDS, *more)
-    server = subprocess.Popen(
-        node.command("ib_write_bw", *words),
-        env=node.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        client = node.run("ib_write_bw", *words, "localhost")
-        said, _ = server.communicate(timeout=30)
-    finally:
-        server.kill()
-        server.wait()
-    return client, said
+CUDA = ("--use_cuda=0", "--use_cuda_dmabuf")
 
 
 def rate(text: str) -> float:
@@ -41,7 +21,7 @@ def rate(text: str) -> float:
 
 
 def test_a_healthy_card_fills_its_port(node: Make) -> None:
-    client, server = loopback(node(), "mlx5_0")
+    client, server = node().served("ib_write_bw", "-d", "mlx5_0", *WORDS)
     assert client.returncode == 0, client.stderr
     assert 390 < rate(client.stdout) < 400
     assert "Waiting for client to connect" in server
@@ -55,7 +35,7 @@ def test_a_healthy_card_fills_its_port(node: Make) -> None:
         ("nic_slow nic=0 factor=0.5", (), 190, 200),
         ("nic_slow nic=1 factor=0.5", (), 390, 400),  # another card
         ("gpudirect_slow nic=0 factor=0.5", (), 390, 400),
-        ("gpudirect_slow nic=0 factor=0.5", ("--use_cuda=0", "--use_cuda_dmabuf"), 190, 200),
+        ("gpudirect_slow nic=0 factor=0.5", CUDA, 190, 200),
         ("nic_pcie_width nic=0 width=8", (), 200, 260),
         ("one_queue_pair_slow", (), 390, 400),
         ("one_queue_pair_slow", ("-q", "1"), 200, 230),
@@ -65,26 +45,26 @@ def test_what_a_fault_leaves_of_the_rate(
     fault: str, words: tuple[str, ...], low: float, high: float, node: Make
 ) -> None:
     one = node()
-    one.fault("set", *fault.split())
-    client, _ = loopback(one, "mlx5_0", *words)
+    one.break_(fault)
+    client, _ = one.served("ib_write_bw", "-d", "mlx5_0", *WORDS, *words)
     assert low < rate(client.stdout) < high
 
 
 def test_gpu_memory_needs_a_way(node: Make) -> None:
     one = node()
-    client, _ = loopback(one, "mlx5_0", "--use_cuda=0")
+    words = ("ib_write_bw", "-d", "mlx5_0", *WORDS)
+    client, _ = one.served(*words, "--use_cuda=0")
     assert client.returncode == 1
     assert "Couldn't allocate MR" in client.stderr, "nvidia-peermem is not loaded"
-    client, _ = loopback(one, "mlx5_0", "--use_cuda=0", "--use_cuda_dmabuf")
-    assert client.returncode == 0
-    one.fault("set", "gpudirect_off")
-    client, _ = loopback(one, "mlx5_0", "--use_cuda=0", "--use_cuda_dmabuf")
+    assert one.served(*words, *CUDA)[0].returncode == 0
+    one.break_("gpudirect_off")
+    client, _ = one.served(*words, *CUDA)
     assert "Couldn't allocate MR" in client.stderr
 
 
 def test_a_program_without_cuda_knows_no_such_option(node: Make) -> None:
     one = node()
-    one.fault("set", "perftest_without_cuda")
+    one.break_("perftest_without_cuda")
     done = one.run("ib_write_bw", "-d", "mlx5_0", *WORDS, "--use_cuda=0", "localhost")
     assert done.returncode == 1
     assert "unrecognized option '--use_cuda'" in done.stderr
@@ -94,6 +74,6 @@ def test_refusals(node: Make) -> None:
     one = node()
     done = one.run("ib_write_bw", "-d", "mlx5_9", *WORDS, "localhost")
     assert "IB device mlx5_9 not found" in done.stderr
-    one.fault("set", "port_down", "nic=2")
+    one.break_("port_down nic=2")
     done = one.run("ib_write_bw", "-d", "mlx5_2", *WORDS, "localhost")
     assert (done.returncode, "Port number 1 state is Down" in done.stderr) == (1, True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -14,26 +12,8 @@ from tests.lab_silicon.silicon import Silicon
 Make = Callable[..., Silicon]
 
 
-def loopback(node: Silicon, *words: str) -> tuple[Any, str]:
-    """(the client when it has ended, what the server printed)."""
-    server = subprocess.Popen(
-        node.command("ib_write_lat", *words),
-        env=node.environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-    try:
-        client = node.run("ib_write_lat", *words, "localhost")
-        said, _ = server.communicate(timeout=30)
-    finally:
-        server.kill()
-        server.wait()
-    return client, said
-
-
 def test_a_card_answers_itself_in_the_form_of_perftest(node: Make) -> None:
-    client, server = loopback(node(), "-d", "mlx5_0", "-F")
+    client, server = node().served("ib_write_lat", "-d", "mlx5_0", "-F")
     assert client.returncode == 0, client.stderr
     lines = client.stdout.splitlines()
     assert lines[1] == "                    RDMA_Write Latency Test"
@@ -52,7 +32,7 @@ def test_a_card_answers_itself_in_the_form_of_perftest(node: Make) -> None:
 
 
 def test_a_larger_message_takes_longer(node: Make) -> None:
-    client, _ = loopback(node(), "-d", "mlx5_0", "-F", "-s", "8388608")
+    client, _ = node().served("ib_write_lat", "-d", "mlx5_0", "-F", "-s", "8388608")
     (row,) = re.findall(r"^ 8388608 .*$", client.stdout, re.MULTILINE)
     assert 160 < float(row.split()[4]) < 180, "8 MiB at 400 Gb/s"
 

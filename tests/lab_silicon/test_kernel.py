@@ -44,7 +44,7 @@ def test_identities_follow_from_seed_and_name_and_differ_between_nodes(bare: Mak
 def test_nouveau_takes_the_gpus_at_boot_and_keeps_nvidia_out(bare: Make) -> None:
     node = bare()
     node.install(DRIVER)
-    node.run("boot")
+    node.boot()
     assert (node.state / "sys_module/nouveau/initstate").read_text() == "live\n"
     done = node.run("modprobe", "nvidia")
     assert done.returncode == 1
@@ -56,9 +56,8 @@ def test_nouveau_takes_the_gpus_at_boot_and_keeps_nvidia_out(bare: Make) -> None
 def test_blacklisting_nouveau_lets_nvidia_in_at_the_next_boot(bare: Make) -> None:
     node = bare()
     node.install(DRIVER)
-    node.run("boot")
-    node.blacklist()
-    node.run("boot")
+    node.boot()
+    node.boot(DRIVER)
     assert not (node.state / "sys_module/nouveau").exists()
     assert (node.state / "sys_module/nvidia/version").read_text() == f"{DRIVER}\n"
     modules = (node.state / "proc_modules").read_text()
@@ -71,9 +70,7 @@ def test_proc_modules_keeps_its_inode(bare: Make) -> None:
     # It is mounted over the node's own: a renamed file would stay invisible.
     node = bare()
     before = (node.state / "proc_modules").stat().st_ino
-    node.install(DRIVER)
-    node.blacklist()
-    node.run("boot")
+    node.boot(DRIVER)
     assert (node.state / "proc_modules").stat().st_ino == before
     assert (node.state / "proc_modules").read_text()
 
@@ -81,10 +78,8 @@ def test_proc_modules_keeps_its_inode(bare: Make) -> None:
 def test_without_a_module_on_disk_modprobe_says_where_it_looked(bare: Make) -> None:
     done = bare().run("modprobe", "nvidia")
     assert done.returncode == 1
-    assert (
-        done.stderr
-        == f"modprobe: FATAL: Module nvidia not found in directory /lib/modules/{platform.release()}\n"
-    )
+    where = f"/lib/modules/{platform.release()}"
+    assert done.stderr == f"modprobe: FATAL: Module nvidia not found in directory {where}\n"
 
 
 @pytest.mark.parametrize(
@@ -95,10 +90,7 @@ def test_without_a_module_on_disk_modprobe_says_where_it_looked(bare: Make) -> N
     ],
 )
 def test_the_flavour_shows_in_proc(bare: Make, flavour: str, named: str) -> None:
-    node = bare()
-    node.install(DRIVER, flavour)
-    node.blacklist()
-    node.run("boot")
+    node = bare().boot(DRIVER, flavour)
     assert (node.state / "proc_driver/nvidia/version").read_text().startswith(named)
     information = (node.state / "proc_driver/nvidia/gpus/0000:1b:00.0/information").read_text()
     assert "Model: \t\t NVIDIA H100 80GB HBM3\n" in information
@@ -110,10 +102,7 @@ def test_the_flavour_shows_in_proc(bare: Make, flavour: str, named: str) -> None
 def test_a_driver_that_does_not_know_the_gpu_refuses_it(
     bare: Make, sku: str, driver: str, flavour: str
 ) -> None:
-    node = bare(sku)
-    node.install(driver, flavour)
-    node.blacklist()
-    node.run("boot")
+    node = bare(sku).boot(driver, flavour)
     assert "NVRM: None of the NVIDIA devices were initialized." in node.run("dmesg").stdout
     assert node.run("nvidia-smi").returncode == 9
 
@@ -148,10 +137,8 @@ def test_a_running_daemon_keeps_nvidia_loaded(node: Make) -> None:
 
 def test_an_install_line_keeps_a_module_out(bare: Make) -> None:
     node = bare()
-    node.install(DRIVER)
-    node.blacklist()
     node.file("etc/modprobe.d/no.conf", "install nvidia /bin/false\n")
-    node.run("boot")
+    node.boot(DRIVER)
     assert not (node.state / "sys_module/nvidia").exists()
     assert node.run("modprobe", "nvidia").returncode == 1
     assert node.run("modprobe", "--ignore-install", "nvidia").returncode == 0
@@ -174,10 +161,7 @@ def test_boot_forgets_what_ran(node: Make) -> None:
 
 def test_dmesg_prints_times_in_the_forms_people_ask_for(node: Make) -> None:
     one = node()
-    plain, iso = (
-        one.run("dmesg").stdout.splitlines(),
-        one.run("dmesg", "--time-format", "iso").stdout.splitlines(),
-    )
+    plain, iso = (one.run("dmesg", *form).stdout.splitlines() for form in ((), ("--time-format", "iso")))
     assert plain[0].startswith("[    0.000000] Linux version ")
     assert len(iso) == len(plain)
     assert iso[0][10] == "T"
@@ -189,8 +173,7 @@ def test_dmesg_prints_times_in_the_forms_people_ask_for(node: Make) -> None:
 
 def test_an_xid_fault_is_in_the_log_now_and_after_the_next_boot_unless_it_happened_once(node: Make) -> None:
     one = node()
-    one.fault("set", "xid", "gpu=2", "code=79")
-    one.fault("set", "xid", "gpu=1", "code=31", "once=yes")
+    one.break_("xid gpu=2 code=79", "xid gpu=1 code=31 once=yes")
     log = one.run("dmesg").stdout
     assert (
         "NVRM: Xid (PCI:0000:52:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus." in log
@@ -204,7 +187,7 @@ def test_an_xid_fault_is_in_the_log_now_and_after_the_next_boot_unless_it_happen
 
 def test_an_xid_needs_a_driver_to_report_it(bare: Make) -> None:
     node = bare()
-    node.fault("set", "xid", "gpu=0", "code=79")
+    node.break_("xid gpu=0 code=79")
     assert "Xid" not in node.run("dmesg").stdout
     node.install(DRIVER)
     node.run("modprobe", "nvidia")
@@ -216,7 +199,7 @@ def test_configuration_space_is_what_lspci_reads(bare: Make) -> None:
     config = node.state / "sys_pci/0000:1b:00.0/config"
     head = config.read_bytes()
     assert (len(head), head[:4], head[8:12]) == (64, b"\xde\x10\x30\x23", b"\xa1\x00\x02\x03")
-    node.fault("set", "gpu_off_bus", "gpu=0")
+    node.break_("gpu_off_bus gpu=0")
     assert config.read_bytes() == b"\xff" * 64
 
 
@@ -224,6 +207,6 @@ def test_a_cleanup_names_the_xid_before_it_as_drivers_do_since_570(node: Make) -
     """kernel_rc.c of NVIDIA/open-gpu-kernel-modules has the words from 570.124.04 on; 570.86.16 has not."""
     for driver, words in (("550.163.01", ""), ("580.126.09", " caused by previous Xid 48")):
         one = node(driver=driver, name=f"gpu-{driver[:3]}")
-        one.fault("set", "xid_incident", "gpu=3", "code=48")
+        one.break_("xid_incident gpu=3 code=48")
         (cleanup,) = [line for line in one.run("dmesg").stdout.splitlines() if "): 45, " in line]
         assert cleanup.endswith(f"name=python, Ch 00000008{words}")

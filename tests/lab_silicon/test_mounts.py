@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import provision.lab
+from tests.support.commands import ran
 
 SILICON = Path(provision.lab.__file__).with_name("silicon")
 # As on a node: its systemd has made every mount a shared one. The kernel's folder takes no new entries.
@@ -53,7 +54,7 @@ def shown(tmp_path: Path) -> Callable[..., dict[str, Any]]:
 
     def run(*pairs: tuple[str, str]) -> dict[str, Any]:
         words = [sys.executable, "-c", PROGRAM, str(SILICON), str(tmp_path), json.dumps(pairs)]
-        done = subprocess.run([*APART, *words], capture_output=True, text=True, timeout=60)
+        done = ran([*APART, *words])
         assert done.returncode == 0, done.stderr
         said: dict[str, Any] = json.loads(done.stdout)
         assert said["aside"] is False

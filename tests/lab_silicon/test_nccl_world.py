@@ -17,6 +17,7 @@ import pytest
 
 import provision.lab
 from tests.lab_silicon.silicon import Silicon
+from tests.support.commands import ran
 
 SILICON = Path(provision.lab.__file__).with_name("silicon")
 WORDS = ("-b", "8G", "-e", "8G", "-g", "8")
@@ -51,6 +52,8 @@ sys.stdout.flush()
 sys.exit(status)
 """
 Run = Callable[..., list[subprocess.Popen[str]]]
+Measured = Callable[..., float]
+Make = Callable[..., Silicon]
 
 
 @pytest.fixture
@@ -83,12 +86,7 @@ def start(tmp_path: Path) -> Iterator[Run]:
 
 
 @pytest.fixture
-def pair(node: Callable[..., Silicon]) -> list[Silicon]:
-    return [node(name="gpu-01", seed=1), node(name="gpu-02", seed=2)]
-
-
-@pytest.fixture
-def measured(start: Run) -> Callable[..., float]:
+def measured(start: Run) -> Measured:
     """Bus bandwidth in GB/s of an all-reduce over nodes, as the first process tells it."""
 
     def measure(*nodes: Silicon, **more: Any) -> float:
@@ -130,15 +128,11 @@ def test_the_json_names_the_first_gpu_of_each_process(
     assert not (tmp_path / "out.json.0").exists()
 
 
-def test_two_healthy_nodes_reach_what_a_ring_does(
-    measured: Callable[..., float], pair: list[Silicon]
-) -> None:
+def test_two_healthy_nodes_reach_what_a_ring_does(measured: Measured, pair: list[Silicon]) -> None:
     assert measured(*pair) == pytest.approx(365, rel=0.02)  # NVLink's ring, just below the cards
 
 
-def test_ampere_nodes_are_bound_by_their_cards(
-    measured: Callable[..., float], node: Callable[..., Silicon]
-) -> None:
+def test_ampere_nodes_are_bound_by_their_cards(measured: Measured, node: Make) -> None:
     nodes = [node("a100-sxm-80", name=name) for name in ("gpu-01", "gpu-02")]
     assert measured(*nodes) == pytest.approx(8 * 196.8 / 8 * 0.955, rel=0.02)
 
@@ -161,24 +155,22 @@ FAULTS = [
     ("end", "fault", "expected"), FAULTS, ids=[f"{fault.split()[0]}-{end}" for end, fault, _ in FAULTS]
 )
 def test_a_fault_of_one_node_slows_both_whichever_it_is(
-    end: int, fault: str, expected: float, pair: list[Silicon], measured: Callable[..., float]
+    end: int, fault: str, expected: float, pair: list[Silicon], measured: Measured
 ) -> None:
-    pair[end].fault("set", *fault.split())
+    pair[end].break_(fault)
     assert measured(*pair) == pytest.approx(expected, rel=0.02)
 
 
-def test_a_slow_link_to_another_node_is_not_this_one(
-    measured: Callable[..., float], pair: list[Silicon]
-) -> None:
-    pair[0].fault("set", "link_slow", "peer=gpu-03", "factor=0.4")
+def test_a_slow_link_to_another_node_is_not_this_one(measured: Measured, pair: list[Silicon]) -> None:
+    pair[0].break_("link_slow peer=gpu-03 factor=0.4")
     assert measured(*pair) == pytest.approx(365, rel=0.02)
 
 
 def test_in_a_ring_of_four_a_link_is_felt_where_its_ends_are_neighbours(
-    measured: Callable[..., float], node: Callable[..., Silicon]
+    measured: Measured, node: Make
 ) -> None:
     one, two, three, four = (node(name=f"gpu-0{number}", seed=number) for number in (1, 2, 3, 4))
-    one.fault("set", "link_slow", "peer=gpu-03", "factor=0.4")
+    one.break_("link_slow peer=gpu-03 factor=0.4")
     assert measured(one, two, three, four) == pytest.approx(365, rel=0.02)
     assert measured(three, one, two, four) == pytest.approx(0.4 * CARDS, rel=0.02)
     assert measured(three, two, four, one) == pytest.approx(0.4 * CARDS, rel=0.02)  # the ring closes
@@ -189,7 +181,7 @@ def test_in_a_ring_of_four_a_link_is_felt_where_its_ends_are_neighbours(
 def test_what_hangs_does_so_below_the_head_of_the_table_until_it_is_ended(
     fault: str, end: int, start: Run, pair: list[Silicon]
 ) -> None:
-    pair[end].fault("set", *fault.format(other=2 - end).split())
+    pair[end].break_(fault.format(other=2 - end))
     begun = start(*pair)
     for process in begun:
         with pytest.raises(subprocess.TimeoutExpired):
@@ -202,7 +194,7 @@ def test_what_hangs_does_so_below_the_head_of_the_table_until_it_is_ended(
 
 def test_wrong_results_of_all_nodes_fail_the_run(start: Run, pair: list[Silicon]) -> None:
     for one in pair:
-        one.fault("set", "wrong_result", "count=4")
+        one.break_("wrong_result count=4")
     first, second = start(*pair)
     said = first.communicate(timeout=60)[0]
     (row,) = [line.split() for line in said.splitlines() if re.match(r" +\d", line)]
@@ -212,22 +204,17 @@ def test_wrong_results_of_all_nodes_fail_the_run(start: Run, pair: list[Silicon]
 
 
 def test_the_smallest_memory_bounds_the_sizes(start: Run, pair: list[Silicon]) -> None:
-    pair[1].fault("set", "memory_small", "gpu=0", "mib=24000")
+    pair[1].break_("memory_small gpu=0 mib=24000")
     first, second = start(*pair)
     said = first.communicate(timeout=60)[0]
     assert "# Reducing maxBytes to " in said
     assert second.communicate(timeout=60)[0] == ""
 
 
-def no_port(node: Silicon) -> None:
-    for nic in range(8):
-        node.fault("set", "port_down", f"nic={nic}")
-
-
 def test_without_cards_nccl_goes_over_tcp_unless_it_was_told_not_to(
-    measured: Callable[..., float], start: Run, pair: list[Silicon]
+    measured: Measured, start: Run, pair: list[Silicon]
 ) -> None:
-    no_port(pair[1])
+    pair[1].break_(*(f"port_down nic={nic}" for nic in range(8)))
     assert measured(*pair) < 3
     first, second = start(*pair, NCCL_NET="IB")
     said = second.communicate(timeout=60)[0]
@@ -244,7 +231,7 @@ def test_without_cards_nccl_goes_over_tcp_unless_it_was_told_not_to(
     [("mlx5_0,mlx5_1", 2), ("=mlx5_0", 1), ("^mlx5_0:1,mlx5_1", 6), ("mlx5", 8), ("^=mlx5_7", 7)],
 )
 def test_the_cards_that_nccl_is_told_to_use(
-    cards: str, share: int, measured: Callable[..., float], pair: list[Silicon]
+    cards: str, share: int, measured: Measured, pair: list[Silicon]
 ) -> None:
     expected = min(365.0, CARDS * share / 8)
     assert measured(*pair, NCCL_IB_HCA=cards) == pytest.approx(expected, rel=0.02)
@@ -265,20 +252,8 @@ def test_more_gpus_than_a_node_has_for_its_processes(start: Run, pair: list[Sili
 
 
 def asked(program: str) -> str:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-I",
-            "-S",
-            "-c",
-            f"import sys; sys.path.insert(0, sys.argv[1])\n{program}",
-            str(SILICON),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-    )
+    text = f"import sys; sys.path.insert(0, sys.argv[1])\n{program}"
+    done = ran([sys.executable, "-I", "-S", "-c", text, str(SILICON)], check=True)
     return done.stdout
 
 
@@ -298,13 +273,12 @@ def test_who_was_launched(environment: dict[str, str], expected: bool) -> None:
     assert asked(f"from nccl import mpi; print(mpi.launched({environment!r}))") == f"{expected}\n"
 
 
-def test_a_program_without_mpi_is_a_run_of_its_own_under_a_launcher(node: Callable[..., Silicon]) -> None:
+def test_a_program_without_mpi_is_a_run_of_its_own_under_a_launcher(node: Make) -> None:
     one = node()
-    one.fault("set", "nccl_tests_without_mpi")
-    done = one.run("all_reduce_perf", *WORDS, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
-    assert done.returncode == 0
-    assert done.stdout.count("Rank") == 8
-    assert "Avg bus bandwidth" in done.stdout
+    one.break_("nccl_tests_without_mpi")
+    text = one.printed("all_reduce_perf", *WORDS, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="1")
+    assert text.count("Rank") == 8
+    assert "Avg bus bandwidth" in text
 
 
 @pytest.mark.parametrize(

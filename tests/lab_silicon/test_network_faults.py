@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,8 +22,7 @@ def flagged(bare: Callable[..., Silicon]) -> Callable[..., list[tuple[str, str, 
 
     def run(*faults: str, network: str = "ib", sku: str = "h100-sxm", **variables: Any) -> Any:
         node = bare(sku, network=network)
-        for fault in faults:
-            node.fault("set", *fault.split())
+        node.break_(*faults)
         look = look_of(node, network_ports.FACTS)
         seen = CheckNode("gpu-01", {"gpu": {"count": 8, "sku": sku}}, variables, look.facts, look.problems)
         findings = network_ports.judge(seen, network_ports.parse(seen, {}), {})
@@ -40,47 +37,43 @@ def test_a_healthy_network_has_nothing_to_flag(flagged: Any, network: str, sku: 
     assert flagged(network=network, sku=sku, gpuprov_expected_nics=count) == []
 
 
-def test_each_fault_is_found_where_it_is(flagged: Any) -> None:
-    # Each on another card, and each of another kind: peers are judged by what most of them are.
-    faults = {
-        "nic_pcie_width nic=0 width=8": ("fail", "mlx5_0", "pcie_width", CABLE),
-        "port_down nic=1": ("fail", "mlx5_1", "state", CABLE),
-        "port_down nic=2 how=no_sm": ("fail", "mlx5_2", "state", CONFIGURE),
-        "port_slow nic=3 link=2X": ("fail", "mlx5_3", "rate", CABLE),
-        "port_flaps nic=4 count=2000": ("fail", "mlx5_4", "link_downed", CABLE),
-        "port_errors nic=5": ("fail", "mlx5_5", "symbol_error", CABLE),
-        "port_mtu nic=6 mtu=1024": ("fail", "mlx5_6", "mtu", CONFIGURE),
-        "port_pkey nic=7": ("fail", "mlx5_7", "pkeys", CONFIGURE),
-    }
-    assert sorted(flagged(*faults, gpuprov_expected_nics=8)) == sorted(faults.values())
+# Each on another card, and each of another kind: peers are judged by what most of them are.
+FLAPS = {"port_flaps nic=4 count=2000": ("fail", "mlx5_4", "link_downed", CABLE)}
+EACH = {
+    **FLAPS,
+    "nic_pcie_width nic=0 width=8": ("fail", "mlx5_0", "pcie_width", CABLE),
+    "port_down nic=1": ("fail", "mlx5_1", "state", CABLE),
+    "port_down nic=2 how=no_sm": ("fail", "mlx5_2", "state", CONFIGURE),
+    "port_slow nic=3 link=2X": ("fail", "mlx5_3", "rate", CABLE),
+    "port_errors nic=5": ("fail", "mlx5_5", "symbol_error", CABLE),
+    "port_mtu nic=6 mtu=1024": ("fail", "mlx5_6", "mtu", CONFIGURE),
+    "port_pkey nic=7": ("fail", "mlx5_7", "pkeys", CONFIGURE),
+}
+LOCAL = "local_link_integrity_errors"
+OTHER_FORMS = {
+    "port_down nic=1 how=training": ("fail", "mlx5_1", "state", CABLE),
+    "port_slow nic=3 link=EDR": ("fail", "mlx5_3", "rate", CABLE),
+    f"port_errors nic=5 counter={LOCAL}": ("fail", "mlx5_5", LOCAL, CABLE),
+    "port_no_sm nic=6": ("fail", "mlx5_6", "sm_lid", CONFIGURE),
+    "nic_driver nic=7": ("fail", "hca@0000:e0:00.0", "hcas", "investigate"),
+}
+ROCE = {
+    **FLAPS,
+    "port_mtu nic=0 mtu=1024": ("fail", "mlx5_0", "mtu", CONFIGURE),
+    "port_down nic=1": ("fail", "mlx5_1", "state", CABLE),
+    "port_gid nic=5": ("fail", "mlx5_5", "gid", CONFIGURE),
+    "port_gid nic=6 how=absent": ("fail", "mlx5_6", "gid", CONFIGURE),
+}
+GONE = {"nic_missing nic=2": ("fail", "node", "hcas", CABLE)}
 
 
-def test_other_forms_of_them(flagged: Any) -> None:
-    faults = {
-        "port_down nic=1 how=training": ("fail", "mlx5_1", "state", CABLE),
-        "port_slow nic=3 link=EDR": ("fail", "mlx5_3", "rate", CABLE),
-        "port_errors nic=5 counter=local_link_integrity_errors": (
-            *("fail", "mlx5_5", "local_link_integrity_errors", CABLE),
-        ),
-        "port_no_sm nic=6": ("fail", "mlx5_6", "sm_lid", CONFIGURE),
-        "nic_driver nic=7": ("fail", "hca@0000:e0:00.0", "hcas", "investigate"),
-    }
-    assert sorted(flagged(*faults, gpuprov_expected_nics=8)) == sorted(faults.values())
-
-
-def test_a_card_that_is_gone(flagged: Any) -> None:
-    assert flagged("nic_missing nic=2", gpuprov_expected_nics=8) == [("fail", "node", "hcas", CABLE)]
-
-
-def test_faults_of_roce(flagged: Any) -> None:
-    faults = {
-        "port_mtu nic=0 mtu=1024": ("fail", "mlx5_0", "mtu", CONFIGURE),
-        "port_down nic=1": ("fail", "mlx5_1", "state", CABLE),
-        "port_flaps nic=4 count=2000": ("fail", "mlx5_4", "link_downed", CABLE),
-        "port_gid nic=5": ("fail", "mlx5_5", "gid", CONFIGURE),
-        "port_gid nic=6 how=absent": ("fail", "mlx5_6", "gid", CONFIGURE),
-    }
-    assert sorted(flagged(*faults, network="roce", gpuprov_expected_nics=8)) == sorted(faults.values())
+@pytest.mark.parametrize(
+    ("faults", "network"),
+    [(EACH, "ib"), (OTHER_FORMS, "ib"), (GONE, "ib"), (ROCE, "roce")],
+    ids=["each", "other forms of them", "a card that is gone", "of RoCE"],
+)
+def test_each_fault_is_found_where_it_is(flagged: Any, faults: dict[str, Any], network: str) -> None:
+    assert sorted(flagged(*faults, network=network, gpuprov_expected_nics=8)) == sorted(faults.values())
 
 
 @pytest.mark.parametrize("network", ["ib", "roce"])
@@ -99,23 +92,7 @@ def test_what_only_looks_broken_is_not_flagged(flagged: Any, network: str) -> No
 def test_a_fault_that_is_healed_leaves_nothing(bare: Callable[..., Silicon]) -> None:
     node = bare()
     before = look_of(node, network_ports.FACTS)
-    for fault in ("nic_missing nic=0", "nic_driver nic=1", "port_slow nic=2", "port_mtu nic=3"):
-        node.fault("set", *fault.split())
+    node.break_("nic_missing nic=0", "nic_driver nic=1", "port_slow nic=2", "port_mtu nic=3")
     assert look_of(node, network_ports.FACTS).facts != before.facts
     node.fault("clear")
     assert look_of(node, network_ports.FACTS).facts == before.facts
-
-
-def test_files_are_of_the_form_of_a_real_machine(bare: Callable[..., Silicon]) -> None:
-    captures = Path(os.environ.get("GPUPROV_CAPTURES", "/nonexistent"))
-    if not captures.is_dir():
-        pytest.skip("GPUPROV_CAPTURES names no folder of real captures")
-    state = bare().state / "sys/class/infiniband/mlx5_0"
-    for line in (captures / "sys-class-infiniband.h100.mlx5_0.tsv").read_text().splitlines():
-        path, _, content = line.partition("\t")
-        name = path.partition("mlx5_0/")[2]
-        if "/hw_counters/" in path:
-            continue  # ours are a selection
-        text = (state / name).read_text()
-        assert text.endswith("\n")
-        assert text.strip().isdigit() if "/counters/" in path else text.strip() == content or "fw" in name

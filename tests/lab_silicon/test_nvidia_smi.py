@@ -17,45 +17,29 @@ DRIVER = "580.126.09"
 
 
 def xml(node: Silicon) -> Xml.Element:
-    done = node.run("nvidia-smi", "-q", "-x")
-    assert done.returncode == 0, done.stdout
-    return Xml.fromstring(done.stdout)  # noqa: S314 (our own output)
+    return Xml.fromstring(node.smi("-q", "-x"))  # noqa: S314 (our own output)
 
 
-def loaded(node: Silicon, *slots: int) -> None:
-    """Leave the mark of a load tool that has run for long."""
-    mark = {"tool": "gpu_burn", "pid": os.getpid(), "since": time.time() - 3600, "slots": list(slots)}
-    (node.state / f"run/load.{os.getpid()}").write_text(json.dumps(mark))
-
-
-def column(node: Silicon, field: str, *more: str) -> list[str]:
-    done = node.run("nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits", *more)
-    assert done.returncode == 0, done.stdout
-    return done.stdout.splitlines()
+def each(node: Silicon, path: str) -> list[str | None]:
+    """This element of each GPU."""
+    return [gpu.findtext(path) for gpu in xml(node).findall("gpu")]
 
 
 def test_no_driver_loaded(bare: Make) -> None:
     node = bare()
     node.install(DRIVER)
-    done = node.run("nvidia-smi")
-    assert done.returncode == 9
-    assert done.stdout.startswith(
-        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
-    )
+    said = node.smi(status=9)
+    assert said.startswith("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
 
 
 def test_no_library_installed(bare: Make) -> None:
-    done = bare().run("nvidia-smi")
-    assert done.returncode == 12
-    assert "couldn't find libnvidia-ml.so" in done.stdout
+    assert "couldn't find libnvidia-ml.so" in bare().smi(status=12)
 
 
 def test_a_library_of_another_version(node: Make) -> None:
     one = node()
     one.install("580.142")
-    done = one.run("nvidia-smi", "-q", "-x")
-    assert done.returncode == 18
-    assert done.stdout == (
+    assert one.smi("-q", "-x", status=18) == (
         "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.142\n"
     )
     assert "NVRM: API mismatch: the client has the version 580.142, but" in one.run("dmesg").stdout
@@ -65,72 +49,70 @@ def test_a_library_of_another_version(node: Make) -> None:
     "words", [["--bad"], ["p2p", "-l", "0"], ["psm", "1"], ["-g", "0"], ["topo", "-z"], ["-i"]]
 )
 def test_what_does_not_exist_is_refused(node: Make, words: list[str]) -> None:
-    done = node().run("nvidia-smi", *words)
-    assert done.returncode == 2
-    assert done.stdout.startswith("Invalid combination of input arguments.")
+    said = node().smi(*words, status=2)
+    assert said.startswith("Invalid combination of input arguments.")
 
 
 def test_unknown_fields_and_a_missing_format(node: Make) -> None:
     one = node()
-    done = one.run("nvidia-smi", "--query-gpu=name,cuda_version", "--format=csv")
-    assert (done.returncode, done.stdout) == (2, 'Field "cuda_version" is not a valid field to query.\n\n')
-    assert one.run("nvidia-smi", "--query-gpu=name").returncode == 2
+    said = one.smi("--query-gpu=name,cuda_version", "--format=csv", status=2)
+    assert said == 'Field "cuda_version" is not a valid field to query.\n\n'
+    one.smi("--query-gpu=name", status=2)
 
 
 def test_csv_with_and_without_header_and_units(node: Make) -> None:
     one = node("l40s")
-    lines = one.run("nvidia-smi", "--query-gpu=index,power.limit", "--format=csv").stdout.splitlines()
+    lines = one.smi("--query-gpu=index,power.limit", "--format=csv").splitlines()
     assert lines[:2] == ["index, power.limit [W]", "0, 350.00 W"]
-    assert column(one, "index,power.limit")[7] == "7, 350.00"
+    assert one.column("index,power.limit")[7] == "7, 350.00"
 
 
 def test_i_chooses_by_index_uuid_and_bus(node: Make) -> None:
     one = node()
-    uuid = column(one, "uuid")[5]
-    bus = column(one, "pci.bus_id")[5]
+    uuid = one.column("uuid")[5]
+    bus = one.column("pci.bus_id")[5]
     for name in ("5", uuid, bus):
-        assert column(one, "uuid", "-i", name) == [uuid]
-    done = one.run("nvidia-smi", "-L", "-i", "9")
-    assert (done.returncode, done.stdout) == (6, "No devices were found\n")
+        assert one.column("uuid", "-i", name) == [uuid]
+    assert one.smi("-L", "-i", "9", status=6) == "No devices were found\n"
 
 
 def test_an_idle_link_says_generation_1_and_a_loaded_one_the_truth(node: Make) -> None:
     one = node()
-    assert column(one, "pcie.link.gen.current,pcie.link.gen.max") == ["1, 5"] * 8
-    loaded(one, 0, 1)
-    assert column(one, "pcie.link.gen.current") == ["5", "5", *["1"] * 6]
-    one.fault("set", "pcie_gen", "gpu=1", "gen=3")
-    assert column(one, "pcie.link.gen.current")[:2] == ["5", "3"]
+    assert one.column("pcie.link.gen.current,pcie.link.gen.max") == ["1, 5"] * 8
+    one.loaded(0, 1)
+    assert one.column("pcie.link.gen.current") == ["5", "5", *["1"] * 6]
+    one.break_("pcie_gen gpu=1 gen=3")
+    assert one.column("pcie.link.gen.current")[:2] == ["5", "3"]
 
 
 def test_load_shows_in_every_sensor(node: Make) -> None:
     one = node()
     fields = "temperature.gpu,power.draw,clocks.current.sm,utilization.gpu,memory.used"
-    idle = [float(value) for value in column(one, fields)[0].split(", ")]
-    loaded(one, 0)
-    busy = [float(value) for value in column(one, fields)[0].split(", ")]
+    idle = [float(value) for value in one.column(fields)[0].split(", ")]
+    one.loaded(0)
+    busy = [float(value) for value in one.column(fields)[0].split(", ")]
     assert all(b > a * 1.5 for a, b in zip(idle, busy, strict=True) if a)
     assert busy[1] <= 700
     gpu = xml(one).findall("gpu")[0]
     assert gpu.findtext("processes/process_info/process_name") == "gpu_burn"
     assert gpu.findtext("clocks_event_reasons/clocks_event_reason_gpu_idle") == "Not Active"
-    assert "gpu_burn" in one.run("nvidia-smi").stdout
+    assert "gpu_burn" in one.smi()
 
 
 def test_a_dead_load_tool_is_no_load(node: Make) -> None:
     one = node()
     mark = {"tool": "gpu_burn", "pid": 2**22 + 1, "since": time.time(), "slots": [0]}
     (one.state / "run/load.1").write_text(json.dumps(mark))
-    assert column(one, "utilization.gpu")[0] == "0"
+    assert one.column("utilization.gpu")[0] == "0"
 
 
 def test_the_fabric_completes_when_fabric_manager_runs(node: Make) -> None:
     one = node(fabric=False)
-    assert {gpu.findtext("fabric/state") for gpu in xml(one).findall("gpu")} == {"In Progress"}
+    assert set(each(one, "fabric/state")) == {"In Progress"}
     (one.state / "run/fabricmanager.ready").write_text(f"{os.getpid()}\n")
     assert xml(one).findtext("gpu/fabric/state") == "Completed"
     assert xml(one).findtext("gpu/fabric/status") == "Success"
-    one.fault("set", "fabric_down")
+    one.break_("fabric_down")
     assert xml(one).findtext("gpu/fabric/state") == "In Progress"
 
 
@@ -144,63 +126,55 @@ def test_the_fabric_completes_when_fabric_manager_runs(node: Make) -> None:
     ],
 )
 def test_fabric_cells_carry_their_label_up_to_580(node: Make, driver: str, cells: str) -> None:
-    assert column(node(driver=driver), "fabric.state,fabric.status") == [cells] * 8
+    assert node(driver=driver).column("fabric.state,fabric.status") == [cells] * 8
 
 
 def test_an_a100_has_no_fabric_state_whatever_fabric_manager_does(node: Make) -> None:
     one = node("a100-sxm-80")
-    assert column(one, "fabric.state,fabric.status") == ["[N/A], [N/A]"] * 8
-    assert {gpu.findtext("fabric/state") for gpu in xml(one).findall("gpu")} == {"N/A"}
+    assert one.column("fabric.state,fabric.status") == ["[N/A], [N/A]"] * 8
+    assert set(each(one, "fabric/state")) == {"N/A"}
 
 
 def test_a_pcie_card_has_no_fabric(node: Make) -> None:
     one = node("l40s")
     assert xml(one).findtext("gpu/fabric/state") == "N/A"
-    assert one.run("nvidia-smi", "nvlink", "-s").stdout == ""
+    assert one.smi("nvlink", "-s") == ""
     newest = node("l40s", driver="595.71.05", name="gpu-02")
-    newer = newest.run("nvidia-smi", "nvlink", "-s").stdout.splitlines()
+    newer = newest.smi("nvlink", "-s").splitlines()
     assert newer[1::2] == ["Device does not have or support Nvlink"] * (len(newer) // 2)
 
 
 @pytest.mark.parametrize("error", ["GPU is lost", "Unknown Error", "GPU requires reset"])
 def test_a_silent_gpu_is_listed_with_the_error_in_its_cells(error: str, node: Make) -> None:
     one = node(driver="550.163.01")
-    healthy = one.run("nvidia-smi", "-q", "-x").stdout.splitlines()
+    healthy = one.smi("-q", "-x").splitlines()
     one.fault("set", "gpu_silent", "gpu=3", f"error={error}")
-    done = one.run("nvidia-smi", "-q", "-x")
-    assert done.returncode == 0
-    gpus = xml(one).findall("gpu")
-    assert [gpu.findtext("fb_memory_usage/total") == error for gpu in gpus] == [i == 3 for i in range(8)]
-    assert gpus[3].findtext("remapped_rows") == error
-    assert gpus[3].findtext("serial", "").isdigit()
-    assert done.stdout.count(f">{error}<") == 35  # as many cells as with the real 550.163.01
-    assert len(done.stdout.splitlines()) < len(healthy)
-    assert column(one, "index,temperature.gpu,pcie.link.width.max")[3] == f"3, [{error}], 16"
-    table = one.run("nvidia-smi")
-    assert table.returncode == 15
-    assert "ERR!" in table.stdout
-    assert one.run("nvidia-smi", "-L").stdout.count("UUID") == 8
+    text = one.smi("-q", "-x")
+    assert [total == error for total in each(one, "fb_memory_usage/total")] == [i == 3 for i in range(8)]
+    silent = xml(one).findall("gpu")[3]
+    assert silent.findtext("remapped_rows") == error
+    assert silent.findtext("serial", "").isdigit()
+    assert text.count(f">{error}<") == 35  # as many cells as with the real 550.163.01
+    assert len(text.splitlines()) < len(healthy)
+    assert one.column("index,temperature.gpu,pcie.link.width.max")[3] == f"3, [{error}], 16"
+    assert "ERR!" in one.smi(status=15)
+    assert one.smi("-L").count("UUID") == 8
 
 
 def test_a_lost_gpu(node: Make) -> None:
     one = node()
-    one.fault("set", "gpu_off_bus", "gpu=6")
-    listed = one.run("nvidia-smi", "-L")
-    assert listed.returncode == 15
-    assert listed.stdout.count("UUID") == 7
-    full = one.run("nvidia-smi", "-q", "-x")
-    assert full.returncode == 15
-    assert full.stdout.startswith(
-        "Unable to determine the device handle for GPU6: 0000:D1:00.0: GPU is lost."
-    )
+    one.break_("gpu_off_bus gpu=6")
+    assert one.smi("-L", status=15).count("UUID") == 7
+    full = one.smi("-q", "-x", status=15)
+    assert full.startswith("Unable to determine the device handle for GPU6: 0000:D1:00.0: GPU is lost.")
     assert "Xid (PCI:0000:d1:00): 79" in one.run("dmesg").stdout
 
 
 def test_a_missing_gpu_shifts_the_indexes(node: Make) -> None:
     one = node()
-    uuids = column(one, "uuid")
-    one.fault("set", "gpu_missing", "gpu=2")
-    assert column(one, "index,uuid") == [f"{i}, {uuid}" for i, uuid in enumerate(uuids[:2] + uuids[3:])]
+    uuids = one.column("uuid")
+    one.break_("gpu_missing gpu=2")
+    assert one.column("index,uuid") == [f"{i}, {uuid}" for i, uuid in enumerate(uuids[:2] + uuids[3:])]
 
 
 @pytest.mark.parametrize(
@@ -218,9 +192,9 @@ def test_a_missing_gpu_shifts_the_indexes(node: Make) -> None:
 )
 def test_a_fault_changes_its_own_gpu_and_no_other(node: Make, fault: str, path: str, value: str) -> None:
     one = node()
-    healthy = [gpu.findtext(path) for gpu in xml(one).findall("gpu")]
-    one.fault("set", *fault.split())
-    now = [gpu.findtext(path) for gpu in xml(one).findall("gpu")]
+    healthy = each(one, path)
+    one.break_(fault)
+    now = each(one, path)
     assert now[1] == value != healthy[1]
     assert now[:1] + now[2:] == healthy[:1] + healthy[2:]
 
@@ -232,52 +206,50 @@ def test_a_fault_changes_its_own_gpu_and_no_other(node: Make, fault: str, path: 
 def test_throttling_shows_under_load_only(node: Make, reason: str, mask: int) -> None:
     one = node()
     one.fault("set", "throttle", "gpu=0", f"reason={reason}", "factor=0.5")
-    assert int(column(one, "clocks_event_reasons.active")[0], 16) == 1
-    loaded(one, 0, 1)
-    active = [int(text, 16) for text in column(one, "clocks_event_reasons.active")]
+    assert int(one.column("clocks_event_reasons.active")[0], 16) == 1
+    one.loaded(0, 1)
+    active = [int(text, 16) for text in one.column("clocks_event_reasons.active")]
     assert active[:3] == [mask, 4, 1]
-    clocks = [float(text) for text in column(one, "clocks.current.sm")]
+    clocks = [float(text) for text in one.column("clocks.current.sm")]
     assert clocks[0] < 0.6 * clocks[1]
 
 
 def test_remapped_rows_as_csv(node: Make) -> None:
     one = node()
-    one.fault("set", "row_remap_pending", "gpu=7")
+    one.break_("row_remap_pending gpu=7")
     fields = "gpu_bus_id,remapped_rows.pending,remapped_rows.failure,remapped_rows.uncorrectable"
-    lines = one.run(
-        "nvidia-smi", f"--query-remapped-rows={fields}", "--format=csv,noheader"
-    ).stdout.splitlines()
+    lines = one.smi(f"--query-remapped-rows={fields}", "--format=csv,noheader").splitlines()
     assert lines[0] == "00000000:1B:00.0, 0, 0, 0"
     assert lines[7] == "00000000:DF:00.0, 1, 0, 1"
 
 
 def test_an_inactive_link(node: Make) -> None:
     one = node()
-    one.fault("set", "nvlink_down", "gpu=2", "link=4")
-    status = one.run("nvidia-smi", "nvlink", "-s").stdout
+    one.break_("nvlink_down gpu=2 link=4")
+    status = one.smi("nvlink", "-s")
     assert status.count("<inactive>") == 1
     assert status.split("GPU 2: ")[1].split("GPU 3: ")[0].splitlines()[5] == "\t Link 4: <inactive>"
-    matrix = one.run("nvidia-smi", "topo", "-m").stdout.splitlines()
+    matrix = one.smi("topo", "-m").splitlines()
     assert matrix[3].split("\t")[1] == "NV17"
     assert matrix[1].split("\t")[2] == "NV18"
 
 
 def test_bridged_pairs_and_disabled_peers(node: Make) -> None:
     one = node("a100-pcie-80")
-    rows = [line.split("\t")[1:5] for line in one.run("nvidia-smi", "topo", "-m").stdout.splitlines()[1:5]]
-    assert rows[0] == [" X ", "NV12", "SYS", "SYS"]
-    assert rows[3] == ["SYS", "SYS", "NV12", " X "]
-    one.fault("set", "pair_disabled", "a=0", "b=1")
-    rows = [
-        line.split("\t")[1:5] for line in one.run("nvidia-smi", "topo", "-p2p", "r").stdout.splitlines()[1:5]
-    ]
-    assert rows[0] == ["X", "NS", "OK", "OK"]
+
+    def rows(*words: str) -> list[list[str]]:
+        return [line.split("\t")[1:5] for line in one.smi("topo", *words).splitlines()[1:5]]
+
+    assert rows("-m")[0] == [" X ", "NV12", "SYS", "SYS"]
+    assert rows("-m")[3] == ["SYS", "SYS", "NV12", " X "]
+    one.break_("pair_disabled a=0 b=1")
+    assert rows("-p2p", "r")[0] == ["X", "NS", "OK", "OK"]
 
 
 def test_nvlink_error_counters(node: Make) -> None:
     one = node()
     one.fault("set", "nvlink_errors", "gpu=1", "link=0", "count=900")
-    text = one.run("nvidia-smi", "nvlink", "-e").stdout
+    text = one.smi("nvlink", "-e")
     assert text.split("GPU 1: ")[1].splitlines()[1:4] == [
         "\t Link 0: Replay Errors: 900",
         "\t Link 0: Recovery Errors: 9",
@@ -296,8 +268,7 @@ def test_nvlink_error_counters(node: Make) -> None:
 )
 def test_generations_of_the_xml(node: Make, driver: str, schema: str, has: str, lacks: str) -> None:
     one = node(driver=driver)
-    text = one.run("nvidia-smi", "-q", "-x").stdout
-    assert f'"nvsmi_device_{schema}.dtd"' in text
+    assert f'"nvsmi_device_{schema}.dtd"' in one.smi("-q", "-x")
     gpu = xml(one).findall("gpu")[0]
     assert gpu.find(has) is not None
     assert gpu.find(lacks) is None
@@ -305,42 +276,41 @@ def test_generations_of_the_xml(node: Make, driver: str, schema: str, has: str, 
 
 def test_smaller_t_limit_is_hotter(node: Make) -> None:
     one = node()
-    one.fault("set", "hot_gpu", "gpu=3", "degrees=20")
-    loaded(one, *range(8))
-    gpus = xml(one).findall("gpu")
-    degrees = [int((gpu.findtext("temperature/gpu_temp") or "").split()[0]) for gpu in gpus]
-    limits = [int((gpu.findtext("temperature/gpu_temp_tlimit") or "").split()[0]) for gpu in gpus]
+    one.break_("hot_gpu gpu=3 degrees=20")
+    one.loaded(*range(8))
+    degrees, limits = (
+        [int(str(text).split()[0]) for text in each(one, f"temperature/{name}")]
+        for name in ("gpu_temp", "gpu_temp_tlimit")
+    )
     assert degrees[3] == max(degrees) >= sorted(degrees)[-2] + 12
     assert limits[3] == min(limits)
 
 
 def test_persistence_mode_and_reset(node: Make) -> None:
     one = node("l40s")
-    assert column(one, "persistence_mode") == ["Disabled"] * 8
-    done = one.run("nvidia-smi", "-pm", "1")
-    assert done.stdout.splitlines()[0] == "Enabled persistence mode for GPU 00000000:16:00.0."
-    assert done.stdout.splitlines()[-1] == "All done."
-    assert column(one, "persistence_mode") == ["Enabled"] * 8
-    assert one.run("nvidia-smi", "-r").returncode == 0
-    loaded(one, 0)
-    assert one.run("nvidia-smi", "-r").returncode == 1
+    assert one.column("persistence_mode") == ["Disabled"] * 8
+    lines = one.smi("-pm", "1").splitlines()
+    assert lines[0] == "Enabled persistence mode for GPU 00000000:16:00.0."
+    assert lines[-1] == "All done."
+    assert one.column("persistence_mode") == ["Enabled"] * 8
+    one.smi("-r")
+    one.loaded(0)
+    one.smi("-r", status=1)
 
 
 def test_noise_differs_between_runs_and_is_the_same_for_the_same_seed(node: Make) -> None:
     one, other = node(name="gpu-01"), node(name="gpu-02")
-    first, second = column(one, "power.draw"), column(one, "power.draw")
+    first, second = one.column("power.draw"), one.column("power.draw")
     assert first != second
     (one.state / "counter").write_text("0\n")
-    third = column(one, "power.draw")
+    third = one.column("power.draw")
     (one.state / "counter").write_text("0\n")
-    assert column(one, "power.draw") == third
-    assert column(other, "power.draw") != third
+    assert one.column("power.draw") == third
+    assert other.column("power.draw") != third
     assert all(abs(float(a) / float(b) - 1) < 0.1 for a, b in zip(first, second, strict=True))
 
 
 def test_no_gpu_left(node: Make) -> None:
     one = node("a100-pcie-80")
-    for gpu in range(4):
-        one.fault("set", "gpu_missing", f"gpu={gpu}")
-    done = one.run("nvidia-smi", "-L")
-    assert (done.returncode, done.stdout) == (6, "No devices were found\n")
+    one.break_(*(f"gpu_missing gpu={gpu}" for gpu in range(4)))
+    assert one.smi("-L", status=6) == "No devices were found\n"

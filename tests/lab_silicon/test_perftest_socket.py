@@ -7,12 +7,12 @@ import re
 import socket
 import struct
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.lab_silicon.silicon import Silicon
+from tests.support.processes import until
 
 BANDWIDTH = ("ib_write_bw", "-s", "8388608", "-q", "4", "-n", "1000", "--report_gbits")
 LATENCY = ("ib_write_lat", "-s", "2", "-n", "5000")
@@ -33,6 +33,8 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 Start = Callable[..., subprocess.Popen[str]]
+Pair = list[Silicon]
+Measured = Callable[..., tuple[float, float]]
 
 
 @pytest.fixture
@@ -66,11 +68,6 @@ def start(port: int) -> Iterator[Start]:
         process.communicate()
 
 
-@pytest.fixture
-def pair(node: Callable[..., Silicon]) -> tuple[Silicon, Silicon]:
-    return node(name="gpu-01", seed=1), node(name="gpu-02", seed=2)
-
-
 def listens(port: int) -> bool:
     """Whether somebody does. Connecting to see would be the server's first client."""
     with open("/proc/net/tcp") as table:  # noqa: PTH123 - /proc
@@ -81,11 +78,8 @@ def serve(
     start: Start, node: Silicon, port: int, program: tuple[str, ...] = BANDWIDTH
 ) -> subprocess.Popen[str]:
     server = start(node, program=program)
-    until = time.monotonic() + 20
-    while not listens(port):
-        assert server.poll() is None
-        assert time.monotonic() < until
-        time.sleep(0.02)
+    until(lambda: listens(port) or server.poll() is not None, 20)
+    assert server.poll() is None
     return server
 
 
@@ -105,7 +99,7 @@ def median(text: str) -> float:
 
 
 @pytest.fixture
-def measured(start: Start, pair: tuple[Silicon, Silicon], port: int) -> Callable[..., tuple[float, float]]:
+def measured(start: Start, pair: Pair, port: int) -> Measured:
     """Measures the pair: Gb/s or microseconds as the client and as the server tell it."""
 
     def measure(program: tuple[str, ...] = BANDWIDTH) -> tuple[float, float]:
@@ -119,36 +113,31 @@ def measured(start: Start, pair: tuple[Silicon, Silicon], port: int) -> Callable
     return measure
 
 
-def test_two_healthy_nodes_fill_their_ports(measured: Callable[[], tuple[float, float]]) -> None:
+def test_two_healthy_nodes_fill_their_ports(measured: Measured) -> None:
     asked, told = measured()
     assert 390 < asked < 400
     assert told == pytest.approx(asked, rel=0.01)
 
 
 @pytest.mark.parametrize("end", [0, 1])
-def test_a_slow_link_is_as_slow_whichever_end_has_it(
-    end: int, pair: tuple[Silicon, Silicon], measured: Callable[[], tuple[float, float]]
+@pytest.mark.parametrize(
+    ("fault", "share"),
+    [("link_slow peer=gpu-0{other} factor=0.4", 0.4), ("nic_slow nic=0 factor=0.5", 0.5)],
+    ids=["a slow link", "the slower card"],
+)
+def test_what_slows_the_pair_whichever_end_has_it(
+    end: int, fault: str, share: float, pair: Pair, measured: Measured
 ) -> None:
-    pair[end].fault("set", "link_slow", f"peer=gpu-0{2 - end}", "factor=0.4")
-    assert measured()[0] == pytest.approx(0.4 * 393.6, rel=0.01)
+    pair[end].break_(fault.format(other=2 - end))
+    assert measured()[0] == pytest.approx(share * 393.6, rel=0.01)
 
 
-def test_a_slow_link_to_another_node_is_not_this_one(
-    pair: tuple[Silicon, Silicon], measured: Callable[[], tuple[float, float]]
-) -> None:
-    pair[0].fault("set", "link_slow", "peer=gpu-03", "factor=0.4")
+def test_a_slow_link_to_another_node_is_not_this_one(pair: Pair, measured: Measured) -> None:
+    pair[0].break_("link_slow peer=gpu-03 factor=0.4")
     assert measured()[0] > 390
 
 
-@pytest.mark.parametrize("end", [0, 1])
-def test_the_slower_card_decides(
-    end: int, pair: tuple[Silicon, Silicon], measured: Callable[[], tuple[float, float]]
-) -> None:
-    pair[end].fault("set", "nic_slow", "nic=0", "factor=0.5")
-    assert measured()[0] == pytest.approx(0.5 * 393.6, rel=0.01)
-
-
-def test_two_healthy_nodes_are_as_late_as_their_cards(measured: Callable[..., tuple[float, float]]) -> None:
+def test_two_healthy_nodes_are_as_late_as_their_cards(measured: Measured) -> None:
     asked, told = measured(LATENCY)
     assert asked == pytest.approx(1.87, rel=0.05)
     assert told == pytest.approx(asked, rel=0.02)
@@ -157,33 +146,26 @@ def test_two_healthy_nodes_are_as_late_as_their_cards(measured: Callable[..., tu
 @pytest.mark.parametrize("end", [0, 1])
 @pytest.mark.parametrize("fault", ["link_late peer=gpu-0{other} factor=5", "peers_late factor=5"])
 def test_a_late_link_is_late_whichever_end_has_it_and_as_fast_as_ever(
-    end: int, fault: str, pair: tuple[Silicon, Silicon], measured: Callable[..., tuple[float, float]]
+    end: int, fault: str, pair: Pair, measured: Measured
 ) -> None:
-    pair[end].fault("set", *fault.format(other=2 - end).split())
+    pair[end].break_(fault.format(other=2 - end))
     assert measured(LATENCY)[0] == pytest.approx(5 * 1.87, rel=0.05)
     assert measured()[0] > 390
 
 
 @pytest.mark.parametrize("fault", ["link_late peer=gpu-03", "link_slow peer=gpu-02", "nic_slow nic=0"])
-def test_what_does_not_make_this_link_late(
-    fault: str, pair: tuple[Silicon, Silicon], measured: Callable[..., tuple[float, float]]
-) -> None:
-    pair[0].fault("set", *fault.split())
+def test_what_does_not_make_this_link_late(fault: str, pair: Pair, measured: Measured) -> None:
+    pair[0].break_(fault)
     assert measured(LATENCY)[0] == pytest.approx(1.87, rel=0.05)
 
 
 @both
 @pytest.mark.parametrize("end", [0, 1])
-@pytest.mark.parametrize("fault", [("peers_hang",), ("link_hang", "peer=gpu-0{other}")])
+@pytest.mark.parametrize("fault", ["peers_hang", "link_hang peer=gpu-0{other}"])
 def test_what_hangs_does_so_until_it_is_ended(
-    end: int,
-    fault: tuple[str, ...],
-    program: tuple[str, ...],
-    start: Start,
-    pair: tuple[Silicon, Silicon],
-    port: int,
+    end: int, fault: str, program: tuple[str, ...], start: Start, pair: Pair, port: int
 ) -> None:
-    pair[end].fault("set", *(word.format(other=2 - end) for word in fault))
+    pair[end].break_(fault.format(other=2 - end))
     server = serve(start, pair[0], port, program)
     client = start(pair[1], SERVER, program=program)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -196,7 +178,7 @@ def test_what_hangs_does_so_until_it_is_ended(
 
 @both
 def test_when_nobody_listens_the_client_says_so_at_once(
-    program: tuple[str, ...], start: Start, pair: tuple[Silicon, Silicon]
+    program: tuple[str, ...], start: Start, pair: Pair
 ) -> None:
     client = start(pair[1], SERVER, program=program)
     said = client.communicate(timeout=30)[0]
@@ -204,7 +186,7 @@ def test_when_nobody_listens_the_client_says_so_at_once(
     assert f"Couldn't connect to {SERVER}:" in said
 
 
-def test_a_server_whose_port_is_taken_says_so(start: Start, pair: tuple[Silicon, Silicon], port: int) -> None:
+def test_a_server_whose_port_is_taken_says_so(start: Start, pair: Pair, port: int) -> None:
     serve(start, pair[0], port)
     second = start(pair[1])
     assert f"Couldn't listen to port {port}" in second.communicate(timeout=30)[0]
@@ -248,9 +230,7 @@ def test_a_client_of_the_same_node_finds_a_server_as_soon_as_it_is_seen(
         b'{"name": "n", "latency": 2}\n',
     ],
 )
-def test_who_is_no_client_does_not_end_the_server(
-    said: bytes, start: Start, pair: tuple[Silicon, Silicon], port: int
-) -> None:
+def test_who_is_no_client_does_not_end_the_server(said: bytes, start: Start, pair: Pair, port: int) -> None:
     server = serve(start, pair[0], port)
     with socket.create_connection((SERVER, port), 10) as stranger:
         stranger.sendall(said)
@@ -261,7 +241,7 @@ def test_who_is_no_client_does_not_end_the_server(
 
 @pytest.mark.parametrize("reset", [False, True])
 def test_a_client_that_dies_ends_its_server_with_an_error(
-    reset: bool, start: Start, pair: tuple[Silicon, Silicon], port: int
+    reset: bool, start: Start, pair: Pair, port: int
 ) -> None:
     server = serve(start, pair[0], port)
     with socket.create_connection((SERVER, port), 10) as client:

@@ -16,8 +16,7 @@ from provision.checks.check import Output
 from provision.checks.gpu import dcgm_diag
 from provision.checks.judge import Verdict
 from tests.lab_silicon import printf
-from tests.lab_silicon.programs import RUNS, run
-from tests.lab_silicon.surfaces import Surface
+from tests.lab_silicon.programs import READ, RUNS, Surface, run
 from tests.support.scenarios import machine
 
 Printed = Callable[[Surface], tuple[str, int]]
@@ -58,7 +57,7 @@ def test_a_format_holds_width_and_side() -> None:
 
 def test_nvbandwidth_names_its_json_as_its_source(printed: Printed) -> None:
     """json_output.cpp:25-52 of v0.8; the matrix is strings (:75-79), the sum a number."""
-    text, status = printed(run("nvbandwidth", "-j", "-v", "-t", "device_to_device_memcpy_read_ce"))
+    text, status = printed(run(f"nvbandwidth -j -v -t {READ}"))
     root = json.loads(text)["nvbandwidth"]
     assert status == 0
     assert set(root) == {
@@ -72,7 +71,7 @@ def test_nvbandwidth_names_its_json_as_its_source(printed: Printed) -> None:
     assert (case["bandwidth_matrix"][0][0], case["status"], type(case["sum"])) == ("N/A", "Passed", float)
 
 
-DCGM = "NVIDIA/DCGM: dcgmi/Diag.cpp:1060-1290 of v4.6.0, :1212-1500 of v3.3.9"
+DCGM = "dcgmi diag -r 2 -j"  # NVIDIA/DCGM: dcgmi/Diag.cpp:1060-1290 of v4.6.0, :1212-1500 of v3.3.9
 FAULTS = ("row_remap_pending gpu=3", "dcgm_fails gpu=5")
 
 
@@ -123,9 +122,7 @@ OLD = "/DCGM GPU Diagnostic/test_categories[]/tests[]/results[]"
 def test_dcgmi_has_the_keys_of_its_source(
     version: str, has: set[str], lacks: set[str], printed: Printed
 ) -> None:
-    words = ("dcgmi", "diag", "-r", "2", "-j")
-    surface = run(*words, faults=FAULTS, environment=(("SILICON_VERSION", version),))
-    text, status = printed(surface)
+    text, status = printed(run(DCGM, FAULTS, environment=(("SILICON_VERSION", version),)))
     found = paths(json.loads(text))
     assert found == has
     assert not any(f"/{key}" in path for path in found for key in lacks)
@@ -135,11 +132,10 @@ def test_dcgmi_has_the_keys_of_its_source(
 
 @pytest.mark.parametrize("version", ["3.3.9", "4.6.0"])
 def test_dcgmi_of_both_versions_is_read_alike(version: str, printed: Printed) -> None:
-    words = ("dcgmi", "diag", "-r", "2", "-j")
-    text, status = printed(run(*words, faults=FAULTS, environment=(("SILICON_VERSION", version),)))
+    text, status = printed(run(DCGM, FAULTS, environment=(("SILICON_VERSION", version),)))
     node = machine(8, "h100-sxm", "nvswitch", "hopper", {"validation_tools_dcgm_level": 2})
     (command,) = dcgm_diag.commands(node, {})
-    outputs = {command.name: Output(command.name, words, status, text, "", 1.0)}
+    outputs = {command.name: Output(command.name, tuple(DCGM.split()), status, text, "", 1.0)}
     found = dcgm_diag.judge(node, dcgm_diag.parse(node, outputs), {})
     failed = {finding.device: finding.message for finding in found if finding.verdict is Verdict.FAIL}
     assert set(failed) == {"gpu3", "gpu5"}

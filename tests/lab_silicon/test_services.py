@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import yaml
 
 import provision.lab
 from tests.lab_silicon.silicon import Silicon
+from tests.support.processes import until
 
 Make = Callable[..., Silicon]
 DRIVER = "580.126.09"
@@ -24,12 +24,8 @@ DRIVER = "580.126.09"
 
 def stop(marker: Path) -> None:
     """End the daemon that holds the mark, and wait until the mark is gone."""
-    pid = int(marker.read_text())
-    os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + 20
-    while marker.exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not marker.exists()
+    os.kill(int(marker.read_text()), signal.SIGTERM)
+    until(lambda: not marker.exists(), 20)
 
 
 def fabricmanager(node: Silicon, version: str = DRIVER) -> Any:
@@ -80,34 +76,30 @@ def test_blackwell_needs_nvlsm_and_ib_umad(node: Make) -> None:
 def test_persistenced_keeps_persistence_mode_on(node: Make) -> None:
     one = node("l40s")
     assert one.run("nvidia-persistenced", "--user", "nvpd", "--verbose").returncode == 0
-    query = ["--query-gpu=persistence_mode", "--format=csv,noheader"]
-    assert one.run("nvidia-smi", *query).stdout == "Enabled\n" * 8
+    assert one.column("persistence_mode") == ["Enabled"] * 8
     stop(one.state / "run/persistenced")
-    assert one.run("nvidia-smi", *query).stdout == "Disabled\n" * 8
+    assert one.column("persistence_mode") == ["Disabled"] * 8
 
 
 def test_persistence_mode_of_one_gpu_beside_the_daemon(node: Make) -> None:
     one = node("l40s")
     assert one.run("nvidia-persistenced").returncode == 0
-    query = ["--query-gpu=persistence_mode,power.limit", "--format=csv,noheader"]
-    assert one.run("nvidia-smi", "-i", "2", "-pl", "300").returncode == 0
-    done = one.run("nvidia-smi", "-i", "2", "-pm", "0")
-    assert done.stdout.splitlines() == ["Disabled persistence mode for GPU 00000000:38:00.0.", "All done."]
-    kept = ["Enabled, 350.00 W"] * 8
-    off = [*kept[:2], "Disabled, 350.00 W", *kept[3:]]  # and the driver forgot what was set
-    assert one.run("nvidia-smi", *query).stdout.splitlines() == off
-    assert one.run("nvidia-smi", "-i", "2", "-pm", "1").returncode == 0
-    assert one.run("nvidia-smi", *query).stdout.splitlines() == kept
+    one.smi("-i", "2", "-pl", "300")
+    done = one.smi("-i", "2", "-pm", "0").splitlines()
+    assert done == ["Disabled persistence mode for GPU 00000000:38:00.0.", "All done."]
+    kept = ["Enabled, 350.00"] * 8
+    off = [*kept[:2], "Disabled, 350.00", *kept[3:]]  # and the driver forgot what was set
+    assert one.column("persistence_mode,power.limit") == off
+    one.smi("-i", "2", "-pm", "1")
+    assert one.column("persistence_mode,power.limit") == kept
     stop(one.state / "run/persistenced")
 
 
 def test_persistenced_as_packaged_leaves_the_mode_off(node: Make) -> None:
     one = node("l40s")
-    assert (
-        one.run("nvidia-persistenced", "--user", "nvpd", "--no-persistence-mode", "--verbose").returncode == 0
-    )
-    query = ["--query-gpu=persistence_mode", "--format=csv,noheader"]
-    assert one.run("nvidia-smi", *query).stdout == "Disabled\n" * 8
+    as_packaged = ("--user", "nvpd", "--no-persistence-mode", "--verbose")
+    assert one.run("nvidia-persistenced", *as_packaged).returncode == 0
+    assert one.column("persistence_mode") == ["Disabled"] * 8
     assert one.run("rmmod", "nvidia_uvm").returncode == 1
     stop(one.state / "run/persistenced.off")
 
@@ -175,9 +167,9 @@ def test_the_specification_has_the_form_of_the_toolkits_own(node: Make) -> None:
 
 def test_mig_devices_stand_in_place_of_their_gpu(node: Make) -> None:
     one = node("a100-pcie-80")
-    assert one.run("nvidia-smi", "-i", "1", "-mig", "1").returncode == 0
-    assert one.run("nvidia-smi", "-i", "1", "--gpu-reset").returncode == 0
-    assert one.run("nvidia-smi", "mig", "-i", "1", "-cgi", "3g.40gb", "-C").returncode == 0
+    one.smi("-i", "1", "-mig", "1")
+    one.smi("-i", "1", "--gpu-reset")
+    one.smi("mig", "-i", "1", "-cgi", "3g.40gb", "-C")
     shown = list((one.state / "proc_driver/nvidia/capabilities/gpu1/mig").glob("gi*/ci0/access"))
     minor = int(shown[0].read_text().splitlines()[0].partition(":")[2])
     spec = yaml.safe_load(one.run("nvidia-ctk", "cdi", "generate").stdout)
@@ -193,17 +185,12 @@ def test_mig_devices_stand_in_place_of_their_gpu(node: Make) -> None:
 
 def test_settings_of_the_toolkit_are_written_in_place(node: Make) -> None:
     one = node("a100-pcie-80")
-    assert (
-        one.run("nvidia-ctk", "config", "--in-place", "--set", "nvidia-container-runtime.mode=cdi").returncode
-        == 0
-    )
+    change = ("nvidia-ctk", "config", "--in-place")
+    assert one.run(*change, "--set", "nvidia-container-runtime.mode=cdi").returncode == 0
     text = (one.root / "etc/nvidia-container-runtime/config.toml").read_text()
     assert '[nvidia-container-runtime]\n#debug = "/var/log/nvidia-container-runtime.log"\n' in text
     assert text.count('mode = "cdi"') == 1
-    assert (
-        one.run("nvidia-ctk", "config", "--in-place", "--set=nvidia-container-runtime.mood=good").returncode
-        == 1
-    )
+    assert one.run(*change, "--set=nvidia-container-runtime.mood=good").returncode == 1
 
 
 def test_tools_use_the_standard_library_of_old_pythons() -> None:

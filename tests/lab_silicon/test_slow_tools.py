@@ -24,7 +24,7 @@ def test_dcgmi_names_the_gpu_and_does_not_exit_0(node: Make) -> None:
     done = one.run("dcgmi", "diag", "-r", "2", "-j")
     assert done.returncode == 0
     assert statuses(done) == {name: ["Pass"] * 8 for name in ("software", "memory", "pcie")}
-    one.fault("set", "dcgm_fails", "gpu=3")
+    one.break_("dcgm_fails gpu=3")
     done = one.run("dcgmi", "diag", "-r", "2", "-j")
     assert done.returncode == 226
     assert statuses(done)["memory"] == ["Pass"] * 3 + ["Fail"] + ["Pass"] * 4
@@ -40,14 +40,14 @@ def test_fio_writes_and_reads(node: Make) -> None:
         return {job["jobname"]: job[job["jobname"]]["bw_bytes"] / 1e6 for job in jobs}
 
     healthy = rates()
-    one.fault("set", "disk_slow", "factor=0.25")
+    one.break_("disk_slow factor=0.25")
     slow = rates()
     assert all(0.2 < slow[way] / healthy[way] < 0.3 for way in ("write", "read"))
 
 
 def test_the_other_socket_is_seen_only_by_a_program_that_does_not_bind_itself(node: Make) -> None:
     one = node()
-    one.fault("set", "numa_remote", "factor=0.6")
+    one.break_("numa_remote factor=0.6")
 
     def rate(*more: str) -> float:
         done = one.run("nvbandwidth", "-t", "host_to_device_memcpy_ce", *more)

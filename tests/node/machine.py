@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,11 @@ uTFzcyruCIYA/RLuI8UzmhZPKhuNnytHxX8tInqAbCqfcRnchGg+y3QK
 KEY_FINGERPRINT = "AC67A630BBFF4836D26A755E5C83B7F4CF418666"  # as gpg prints it
 
 
-class Machine:
+class Tree:
     """A tree of files that stands for a machine's root."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.file("/etc/os-release", 'ID=debian\nVERSION_ID="13"\nVERSION_CODENAME=trixie\n')
-        self.file("/proc/sys/kernel/random/boot_id", "1f2e-3d\n")
 
     def file(self, path: str, text: str | bytes, mode: int = 0o644) -> Path:
         full = self.root / path.lstrip("/")
@@ -41,16 +40,25 @@ class Machine:
         full.chmod(mode)
         return full
 
+    def lines(self, folder: str, **texts: object) -> None:
+        """Files of one line each in a folder."""
+        for name, text in texts.items():
+            self.file(f"{folder}/{name}", f"{text}\n")
+
+    def link(self, path: str, target: str) -> None:
+        full = self.root / path.lstrip("/")
+        full.parent.mkdir(parents=True, exist_ok=True)
+        full.symlink_to(target)
+
     def tool(self, name: str, script: str) -> None:
         self.file(f"/usr/bin/{name}", f"#!/bin/sh\n{script}\n", 0o755)
 
-    def pci(self, address: str, **attributes: str) -> None:
-        for name, value in attributes.items():
-            self.file(f"/sys/bus/pci/devices/{address}/{name}", value + "\n")
+    def program(self, facts: Sequence[str], /) -> str:
+        return node_program.packed_for(facts)
 
     def run(self, *facts: str, python: str = sys.executable, first: str = "", **request: Any) -> bytes:
         request = {"facts": list(facts), "root": str(self.root), **request}
-        text = first + PROGRAM + f"\n\nmain({request!a})\n"
+        text = f"{first}{self.program(facts)}\n\nmain({request!a})\n"
         done = subprocess.run(
             [python, "-I", "-S", "-"],
             input=text.encode("ascii"),
@@ -65,6 +73,12 @@ class Machine:
         document = json.loads(protocol.unframed(self.run(*facts, **request)))
         return document["facts"], document["problems"]
 
+    def values(self, *facts: str) -> dict[str, Any]:
+        """All of these, and no problem with any."""
+        found, problems = self.ask(*facts)
+        assert problems == {}
+        return {fact: found[fact] for fact in facts}
+
     def value(self, fact: str) -> Any:
         facts, problems = self.ask(fact)
         assert fact not in problems, problems
@@ -74,3 +88,18 @@ class Machine:
         facts, problems = self.ask(fact, **request)
         assert fact not in facts
         return problems[fact]
+
+
+class Machine(Tree):
+    """A machine with Debian 13, asked by the whole program, with every family of facts in it."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.file("/etc/os-release", 'ID=debian\nVERSION_ID="13"\nVERSION_CODENAME=trixie\n')
+        self.lines("/proc/sys/kernel/random", boot_id="1f2e-3d")
+
+    def program(self, _facts: Sequence[str], /) -> str:
+        return PROGRAM
+
+    def pci(self, address: str, **attributes: str) -> None:
+        self.lines(f"/sys/bus/pci/devices/{address}", **attributes)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-from pathlib import Path
 
 import pytest
 
@@ -25,11 +24,6 @@ make[4]: *** [scripts/Makefile.build:234: {BUILD}/nvidia/nv-pci.o] Error 1
 CERTIFICATE = b"\x30\x82\x03\x3c" + bytes(range(200)) * 4
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 SHIM = "605dab50-e046-4300-abb6-3dd810dd8b23"
-
-
-@pytest.fixture
-def machine(tmp_path: Path) -> Machine:
-    return Machine(tmp_path / "root")
 
 
 def kernels(machine: Machine, *releases: str) -> None:

@@ -19,6 +19,7 @@ import pytest
 from provision.node.burnin.processes import alive, descendants, stat_of
 from provision.remote import node_program
 from tests.node.burnin_order import PYTHON, load, order, step
+from tests.support.commands import ran
 from tests.support.processes import command_of, until
 
 
@@ -50,9 +51,7 @@ class Burnin:
     def kill(self) -> None:
         """As when memory ends, or the power: the program and all that it started, at once."""
         assert self.process
-        tree = subprocess.run(
-            ["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True, check=False
-        )
+        tree = ran(["pgrep", "-P", str(self.process.pid)])
         self.process.kill()
         self.process.wait(10)
         for pid in tree.stdout.split():
@@ -74,12 +73,28 @@ class Burnin:
         return [one for one in self.events if one["event"] == name]
 
     def wait_for(self, name: str, count: int = 1) -> None:
-        until = time.monotonic() + 40
-        while time.monotonic() < until:
-            if len(self.of(name)) >= count:
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"no {name} in {self.names()}")
+        until(lambda: len(self.of(name)) >= count, 40)
+
+    def until_step(self, count: int = 1) -> Burnin:
+        """Started, and at the step of this number."""
+        self.start().wait_for("step", count)
+        return self
+
+    def terminate(self) -> int:
+        assert self.process
+        self.process.terminate()
+        return self.end()
+
+    def was_booted(self) -> None:
+        """The state it left, as if it were of the boot before."""
+        (self.spool / "state.json").write_text(json.dumps({**self.state, "boot": "another-boot"}))
+
+    def check(self) -> str:
+        """What `runner.py SPOOL check` refuses with."""
+        argv = [sys.executable, "-I", "-S", str(self.spool / "runner.py"), str(self.spool), "check"]
+        said = ran(argv, check=True).stdout
+        why: str = json.loads(said)["refused"]
+        return why
 
     def tools(self) -> list[int]:
         """The programs of SLOW that run."""
@@ -159,9 +174,7 @@ def test_a_program_that_fails_is_said_and_the_next_step_runs(burnin: Burnin) -> 
 
 
 def test_a_killed_runner_goes_on_with_the_next_step(burnin: Burnin) -> None:
-    burnin.order(load("a", step("one", "true"), SLOW, step("last", "true"))).start()
-    burnin.wait_for("step", 2)
-    burnin.kill()
+    burnin.order(load("a", step("one", "true"), SLOW, step("last", "true"))).until_step(2).kill()
     assert burnin.run() == 0
     (resumed,) = burnin.of("resumed")
     assert resumed["during"]["check"] == "slow"
@@ -171,12 +184,8 @@ def test_a_killed_runner_goes_on_with_the_next_step(burnin: Burnin) -> None:
 
 
 def test_a_boot_is_an_event_with_what_it_cut(burnin: Burnin) -> None:
-    burnin.order(load("a", SLOW, step("last", "true"))).start()
-    burnin.wait_for("step")
-    burnin.kill()
-    state = burnin.state
-    state["boot"] = "another-boot"
-    (burnin.spool / "state.json").write_text(json.dumps(state))
+    burnin.order(load("a", SLOW, step("last", "true"))).until_step().kill()
+    burnin.was_booted()
     burnin.run()
     (booted,) = burnin.of("booted")
     assert (booted["during"]["check"], booted["during"]["segment"]) == ("slow", "a")
@@ -185,10 +194,8 @@ def test_a_boot_is_an_event_with_what_it_cut(burnin: Burnin) -> None:
 
 
 def test_too_many_boots_end_it(burnin: Burnin) -> None:
-    burnin.order(load("a", SLOW, SLOW), abort={"reboots": 0}).start()
-    burnin.wait_for("step")
-    burnin.kill()
-    (burnin.spool / "state.json").write_text(json.dumps(dict(burnin.state, boot="another-boot")))
+    burnin.order(load("a", SLOW, SLOW), abort={"reboots": 0}).until_step().kill()
+    burnin.was_booted()
     burnin.run()
     (abort,) = burnin.of("abort")
     assert (abort["rule"], abort["value"]) == ("reboots", 1)
@@ -201,15 +208,10 @@ def test_stop_ends_the_step_with_all_its_processes(burnin: Burnin, tmp_path: Pat
         "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
         f"open({str(marker)!r}, 'w').write(str(os.getpid()))\ntime.sleep(100)"
     )
-    burnin.order(load("a", step("stubborn", *PYTHON, stubborn, deadline=90.0))).start()
-    burnin.wait_for("step")
-    until = time.monotonic() + 20
-    while not (marker.exists() and marker.read_text()) and time.monotonic() < until:
-        time.sleep(0.05)
+    burnin.order(load("a", step("stubborn", *PYTHON, stubborn, deadline=90.0))).until_step()
+    until(lambda: marker.exists() and marker.read_text(), 20)
     (burnin.spool / "stop").touch()
-    assert burnin.process
-    burnin.process.terminate()
-    assert burnin.end() == 0
+    assert burnin.terminate() == 0
     assert not alive(int(marker.read_text()))
     assert burnin.names()[-2:] == ["stop", "finished"]
     assert burnin.of("finished")[0]["ended"] == "stopped"
@@ -218,17 +220,14 @@ def test_stop_ends_the_step_with_all_its_processes(burnin: Burnin, tmp_path: Pat
 
 def test_a_step_that_is_ended_a_moment_before_the_runner_is_no_finding(burnin: Burnin) -> None:
     """systemd ends all processes of a unit, in any order."""
-    burnin.order(load("a", SLOW, step("last", "true"))).start()
-    burnin.wait_for("step")
-    assert burnin.process
+    burnin.order(load("a", SLOW, step("last", "true"))).until_step()
     until(burnin.tools)
     (tool,) = burnin.tools()
     stat = stat_of(tool)
     assert stat
     os.kill(stat[2], signal.SIGKILL)
     time.sleep(0.3)
-    burnin.process.terminate()
-    burnin.end()
+    burnin.terminate()
     assert burnin.names()[-1] == "interrupted"
     assert burnin.of("step_end") + burnin.of("killed") == []
     assert burnin.state["doing"]["check"] == "slow"
@@ -238,8 +237,7 @@ def test_a_step_that_is_ended_a_moment_before_the_runner_is_no_finding(burnin: B
 def test_a_sampler_that_ends_is_told_unless_the_runner_is_ended_with_it(
     burnin: Burnin, runner_too: bool
 ) -> None:
-    burnin.order(load("a", SLOW, step("last", "true"))).start()
-    burnin.wait_for("step")
+    burnin.order(load("a", SLOW, step("last", "true"))).until_step()
     assert burnin.process
     runner = burnin.process.pid
 
@@ -267,12 +265,9 @@ def test_a_sampler_that_ends_is_told_unless_the_runner_is_ended_with_it(
 
 
 def test_a_stopped_campaign_may_be_resumed(burnin: Burnin) -> None:
-    burnin.order(load("a", SLOW, step("last", "true"))).start()
-    burnin.wait_for("step")
+    burnin.order(load("a", SLOW, step("last", "true"))).until_step()
     (burnin.spool / "stop").touch()
-    assert burnin.process
-    burnin.process.terminate()
-    burnin.end()
+    burnin.terminate()
     (burnin.spool / "stop").unlink()
     burnin.run()
     assert burnin.of("resumed")[0]["during"]["check"] == "slow"
@@ -281,11 +276,8 @@ def test_a_stopped_campaign_may_be_resumed(burnin: Burnin) -> None:
 
 def test_term_that_nobody_asked_for_is_a_pause(burnin: Burnin) -> None:
     """At shutdown systemd ends the unit like this; by anybody else's hand it is started again at once."""
-    burnin.order(load("a", SLOW, step("last", "true"))).start()
-    burnin.wait_for("step")
-    assert burnin.process
-    burnin.process.terminate()
-    assert burnin.end() == 1
+    burnin.order(load("a", SLOW, step("last", "true"))).until_step()
+    assert burnin.terminate() == 1
     assert "finished" not in burnin.names()
     assert burnin.of("interrupted")[0]["during"]["check"] == "slow"
     burnin.run()
@@ -333,27 +325,18 @@ def test_a_fleet_segment_holds_until_it_is_released(burnin: Burnin) -> None:
 
 
 def test_a_second_program_is_refused_while_one_runs(burnin: Burnin) -> None:
-    burnin.order(load("a", SLOW)).start()
-    burnin.wait_for("step")
-    argv = [sys.executable, "-I", "-S", str(burnin.spool / "runner.py"), str(burnin.spool), "check"]
-    said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert json.loads(said) == {"refused": "another burn-in runs on this node"}
+    burnin.order(load("a", SLOW)).until_step()
+    assert burnin.check() == "another burn-in runs on this node"
 
 
 def test_check_names_what_is_in_the_way(burnin: Burnin) -> None:
-    def check() -> str:
-        argv = [sys.executable, "-I", "-S", str(burnin.spool / "runner.py"), str(burnin.spool), "check"]
-        said = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=True).stdout
-        why: str = json.loads(said)["refused"]
-        return why
-
-    assert check() == "the order is not understood: order.json cannot be read: No such file or directory"
-    burnin.order(load("a", step("one", "true")))
-    assert check() == ""
+    missing = "the order is not understood: order.json cannot be read: No such file or directory"
+    assert burnin.check() == missing
+    assert burnin.order(load("a", step("one", "true"))).check() == ""
     burnin.order(load("a", step("one", "true")), space_mib=10**7)
-    assert "10000000 MiB are needed" in check()
+    assert "10000000 MiB are needed" in burnin.check()
     burnin.order(load("a", step("one", "true")), campaign="other")
-    assert "campaign is other, its folder is" in check()
+    assert "campaign is other, its folder is" in burnin.check()
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -38,11 +37,25 @@ class Room:
         return self.has
 
 
+class Kept:
+    """A file of telemetry; what was said of its room, and the clock, are the test's."""
+
+    def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file, self.room, self.said, self.clock = file, Room(), list[bool](), 1000.0
+        self.telemetry = Telemetry(str(file), self.room, self.said.append)
+        self.add = self.telemetry.add
+        monkeypatch.setattr(sampler, "since_boot", lambda: self.clock)
+
+    def lines(self) -> list[str]:
+        return self.file.read_text().splitlines()
+
+    def metrics(self) -> list[str]:
+        return [line.rpartition(",")[2] for line in self.lines()]
+
+
 @pytest.fixture
-def telemetry(tmp_path: Path) -> tuple[Telemetry, Callable[[], list[str]], Room, list[bool]]:
-    room, said = Room(), list[bool]()
-    kept = Telemetry(str(tmp_path / "boot.csv"), room, said.append)
-    return kept, lambda: (tmp_path / "boot.csv").read_text().splitlines(), room, said
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Kept:
+    return Kept(tmp_path / "boot.csv", monkeypatch)
 
 
 def test_a_line_of_nvidia_smi_is_a_row() -> None:
@@ -100,16 +113,13 @@ def test_what_is_no_row_is_none(line: str) -> None:
     assert gpu_row(line, NAMES) is None
 
 
-def test_what_did_not_change_is_left_out(
-    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]],
-) -> None:
-    kept, lines, _, _ = telemetry
+def test_what_did_not_change_is_left_out(kept: Kept) -> None:
     kept.add("gpu", "gpu0", {"temperature_c": "40", "power_w": "70.0"})
     kept.add("gpu", "gpu1", {"temperature_c": "41"})
     kept.add("gpu", "gpu0", {"temperature_c": "41", "power_w": "70.0"})
     kept.add("gpu", "gpu0", {"temperature_c": "41", "power_w": ""})
     kept.add("gpu", "gpu0", {"temperature_c": "41", "power_w": ""})
-    assert [line.split(",", 2)[2] for line in lines()] == [
+    assert [line.split(",", 2)[2] for line in kept.lines()] == [
         "gpu,gpu0,temperature_c=40;power_w=70.0",
         "gpu,gpu1,temperature_c=41",
         "gpu,gpu0,temperature_c=41",
@@ -118,60 +128,39 @@ def test_what_did_not_change_is_left_out(
     ]
 
 
-def test_counters_that_stand_still_are_kept_seldom(
-    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, lines, _, _ = telemetry
-    clock = [1000.0]
-    monkeypatch.setattr(sampler, "since_boot", lambda: clock[0])
-    for clock[0], replays in ((1000.0, "0"), (1010.0, "0"), (1020.0, "7"), (1045.0, "7"), (1051.0, "7")):
+def test_counters_that_stand_still_are_kept_seldom(kept: Kept) -> None:
+    for kept.clock, replays in ((1000.0, "0"), (1010.0, "0"), (1020.0, "7"), (1045.0, "7"), (1051.0, "7")):
         kept.add("errors", "gpu0", {"pcie_replays": replays}, seldom=30.0)
-    assert [line.split(",")[1::3] for line in lines()] == [
+    assert [line.split(",")[1::3] for line in kept.lines()] == [
         ["1000.0", "pcie_replays=0"],
         ["1020.0", "pcie_replays=7"],
         ["1051.0", ""],
     ]
 
 
-def test_now_and_then_a_row_is_whole(
-    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, lines, _, _ = telemetry
-    clock = [1000.0]
-    monkeypatch.setattr(sampler, "since_boot", lambda: clock[0])
-    for clock[0] in (1000.0, 1300.0, 1601.0):
+def test_now_and_then_a_row_is_whole(kept: Kept) -> None:
+    for kept.clock in (1000.0, 1300.0, 1601.0):
         kept.add("gpu", "gpu0", {"temperature_c": "40"})
-    assert [line.rpartition(",")[2] for line in lines()] == ["temperature_c=40", "", "temperature_c=40"]
+    assert kept.metrics() == ["temperature_c=40", "", "temperature_c=40"]
 
 
-def test_no_value_breaks_a_row(
-    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]],
-) -> None:
-    kept, lines, _, _ = telemetry
+def test_no_value_breaks_a_row(kept: Kept) -> None:
     kept.add("ipmi", "node", {"a;b=c,d\ne": "1;x=2,3\n4" + "y" * 100})
-    (line,) = lines()
+    (line,) = kept.lines()
     assert line.split(",", 4)[4].count("=") == 1
     assert len(line.split(",")) == 5
     assert len(line) < 150
 
 
-def test_it_stops_for_want_of_room_and_goes_on_with_whole_rows(
-    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]],
-) -> None:
-    kept, lines, room, said = telemetry
-    kept.add("gpu", "gpu0", {"temperature_c": "40"})
-    room.has, kept.look_again = False, 0.0
-    kept.add("gpu", "gpu0", {"temperature_c": "41"})
-    room.has, kept.look_again = True, 0.0
-    kept.add("gpu", "gpu0", {"temperature_c": "40"})
-    assert said == [True, False]
-    assert [line.rpartition(",")[2] for line in lines()] == ["temperature_c=40", "temperature_c=40"]
+def test_it_stops_for_want_of_room_and_goes_on_with_whole_rows(kept: Kept) -> None:
+    for has, celsius in ((True, "40"), (False, "41"), (True, "40")):
+        kept.room.has, kept.telemetry.look_again = has, 0.0
+        kept.add("gpu", "gpu0", {"temperature_c": celsius})
+    assert kept.said == [True, False]
+    assert kept.metrics() == ["temperature_c=40", "temperature_c=40"]
 
 
-def test_a_full_disk_leaves_no_half_row(
-    telemetry: tuple[Telemetry, Callable[[], list[str]], Room, list[bool]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kept, lines, _, said = telemetry
+def test_a_full_disk_leaves_no_half_row(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.add("gpu", "gpu0", {"temperature_c": "40"})
 
     def half(handle: int, data: bytes) -> None:
@@ -180,8 +169,8 @@ def test_a_full_disk_leaves_no_half_row(
 
     monkeypatch.setattr(sampler, "write_all", half)
     kept.add("gpu", "gpu0", {"temperature_c": "41"})
-    assert said == [True]
-    assert [line.rpartition(",")[2] for line in lines()] == ["temperature_c=40"]
+    assert kept.said == [True]
+    assert kept.metrics() == ["temperature_c=40"]
 
 
 def test_a_row_cut_by_a_crash_does_not_spoil_the_next(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import importlib.util
 import json
 import zlib
 from pathlib import Path
@@ -12,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from provision.paths import MODULES
 from provision.remote import node_program
 from tests.node.burnin_order import load, order, step
+from tests.support import modules
 
 ORDER = order(load("a", step("one", "true")), about={"profile": "smoke"})
 
@@ -47,11 +46,7 @@ class Systemd:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpuprov_burnin", MODULES / "gpuprov_burnin.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+    loaded = modules.load("gpuprov_burnin")
     (tmp_path / "units").mkdir()
     monkeypatch.setattr(loaded, "HOME", str(tmp_path / "gpuprov/burnin"))
     monkeypatch.setattr(loaded, "UNIT_FOLDER", str(tmp_path / "units"))
@@ -65,26 +60,24 @@ def systemd(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Systemd:
     return played
 
 
+@pytest.fixture
+def spool(module: ModuleType) -> Path:
+    return Path(module.HOME) / "it"
+
+
 def ask(module: ModuleType, state: str, **more: Any) -> dict[str, Any]:
-    wanted = {
-        "campaign": "",
-        "order": None,
-        "runner": node_program.burnin_program(),
-        "offsets": {},
-        "limit": 10**6,
-        "segment": "",
-        "timeout": 5.0,
-        **more,
-    }
-    answer: dict[str, Any] = module.STATES[state](wanted)[1]
+    usual = {"campaign": "", "order": None, "runner": node_program.burnin_program(), "offsets": {}}
+    usual |= {"limit": 10**6, "segment": "", "timeout": 5.0}
+    answer: dict[str, Any] = module.STATES[state]({**usual, **more})[1]
     return answer
 
 
-def test_start_installs_a_unit_that_comes_back_after_a_reboot(module: ModuleType, systemd: Systemd) -> None:
+def test_start_installs_a_unit_that_comes_back_after_a_reboot(
+    module: ModuleType, systemd: Systemd, spool: Path
+) -> None:
     assert ask(module, "start", order=ORDER) == {"started": True, "campaign": "it"}
     unit = Path(module.UNIT_FOLDER) / module.UNIT
     text = unit.read_text()
-    spool = Path(module.HOME) / "it"
     assert f"-I -S {spool}/runner.py {spool}\n" in text
     for line in ("Restart=on-failure", "KillMode=control-group", "OOMPolicy=continue"):
         assert line in text.splitlines()
@@ -103,10 +96,11 @@ def test_start_again_is_answered_and_another_is_refused(module: ModuleType) -> N
     assert not (Path(module.HOME) / "other").exists()
 
 
-def test_one_that_is_neither_alive_nor_finished_is_resumed(module: ModuleType, systemd: Systemd) -> None:
+def test_one_that_is_neither_alive_nor_finished_is_resumed(
+    module: ModuleType, systemd: Systemd, spool: Path
+) -> None:
     ask(module, "start", order=ORDER)
     systemd.active = False
-    spool = Path(module.HOME) / "it"
     (spool / "stop").touch()
     changed = dict(ORDER, node="another")
     assert ask(module, "start", order=changed) == {"started": True, "campaign": "it", "resumed": True}
@@ -156,9 +150,8 @@ def collected(module: ModuleType, offsets: dict[str, Any], limit: int) -> tuple[
 
 
 @pytest.mark.usefixtures("systemd")
-def test_collect_gives_what_is_new_within_the_limit(module: ModuleType) -> None:
+def test_collect_gives_what_is_new_within_the_limit(module: ModuleType, spool: Path) -> None:
     ask(module, "start", order=ORDER)
-    spool = Path(module.HOME) / "it"
     (spool / "telemetry").mkdir()
     (spool / "telemetry/b.csv").write_bytes(b"0123456789")
     (spool / "state.json").write_text("{}")
@@ -174,19 +167,15 @@ def test_collect_gives_what_is_new_within_the_limit(module: ModuleType) -> None:
     assert collected(module, have, 3) == ({"telemetry/b.csv": b"456"}, True)
     have["telemetry/b.csv"] = 7
     assert collected(module, have, 3) == ({"telemetry/b.csv": b"789"}, False)
-    assert collected(module, dict(have, **{"telemetry/b.csv": 99}), 99)[0] == {
-        "telemetry/b.csv": b"0123456789"
-    }
-    assert collected(module, dict(have, **{"telemetry/b.csv": "x"}), 99)[0] == {
-        "telemetry/b.csv": b"0123456789"
-    }
+    for offset in (99, "x"):
+        whole, _ = collected(module, dict(have, **{"telemetry/b.csv": offset}), 99)
+        assert whole == {"telemetry/b.csv": b"0123456789"}
 
 
 @pytest.mark.usefixtures("systemd")
-def test_status_tells_of_the_newest_and_survives_broken_files(module: ModuleType) -> None:
+def test_status_tells_of_the_newest_and_survives_broken_files(module: ModuleType, spool: Path) -> None:
     assert ask(module, "status") == {"campaign": "", "alive": False, "finished": False}
     ask(module, "start", order=ORDER)
-    spool = Path(module.HOME) / "it"
     with (spool / "events.jsonl").open("a") as events:
         events.writelines(f'{{"event": "step", "n": {number}}}\n' for number in range(50))
         events.write('{"event": "cu')
@@ -200,9 +189,8 @@ def test_status_tells_of_the_newest_and_survives_broken_files(module: ModuleType
 
 
 @pytest.mark.usefixtures("systemd")
-def test_release_is_for_the_segment_that_holds(module: ModuleType) -> None:
+def test_release_is_for_the_segment_that_holds(module: ModuleType, spool: Path) -> None:
     ask(module, "start", order=ORDER)
-    spool = Path(module.HOME) / "it"
     (spool / "state.json").write_text(json.dumps({"holding": "pairs", "segment": 3}))
     assert ask(module, "release", segment="other")["released"] is False
     assert ask(module, "release", segment="pairs")["released"] is True
@@ -230,9 +218,10 @@ def test_stop_of_another_campaign_leaves_the_running_one(module: ModuleType, sys
     assert "stop" not in systemd.asked
 
 
-def test_stop_of_a_program_that_had_failed_is_written_down(module: ModuleType, systemd: Systemd) -> None:
+def test_stop_of_a_program_that_had_failed_is_written_down(
+    module: ModuleType, systemd: Systemd, spool: Path
+) -> None:
     ask(module, "start", order=ORDER)
-    spool = Path(module.HOME) / "it"
     (spool / "state.json").write_text(json.dumps({"segment": 0, "finished": None}))
     with (spool / "events.jsonl").open("a") as events:
         events.write('{"cut')

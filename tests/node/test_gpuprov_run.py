@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import sys
@@ -14,19 +13,15 @@ from typing import Any
 import pytest
 
 from provision.checks.host.kernel_log import events
-from provision.paths import MODULES
-from tests.support.processes import alive
+from tests.support import modules
+from tests.support.processes import alive, until
 
 Run = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpuprov_run", MODULES / "gpuprov_run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+    loaded = modules.load("gpuprov_run")
     monkeypatch.setattr(loaded, "GRACE", 0.3)
     monkeypatch.setattr(loaded, "DRAIN", 0.3)
     return loaded
@@ -49,11 +44,8 @@ def python(code: str) -> tuple[str, ...]:
 
 def gone(pid: int) -> bool:
     """Wait a moment for a killed process to disappear."""
-    for _ in range(100):
-        if not alive(pid):
-            return True
-        time.sleep(0.02)
-    return False
+    until(lambda: not alive(pid), 5)
+    return True
 
 
 def test_what_is_printed_comes_back_with_the_status(run: Run) -> None:
@@ -190,6 +182,9 @@ def test_the_fields_are_those_of_output(run: Run) -> None:
     assert set(run("true")) == set(Output.__dataclass_fields__)
 
 
+RunAll = Callable[..., dict[str, dict[str, Any]]]
+
+
 # --- beside ---
 
 
@@ -202,7 +197,7 @@ WORK = "import time; time.sleep(0.5); print('done')"
 
 
 @pytest.fixture
-def run_all(module: ModuleType) -> Callable[..., dict[str, dict[str, Any]]]:
+def run_all(module: ModuleType) -> RunAll:
     def call(*commands: dict[str, Any]) -> dict[str, dict[str, Any]]:
         assert module.misuse(list(commands)) == ""
         found = module.run_all(list(commands), 65536)
@@ -217,7 +212,7 @@ def the_same_as_alone(output: dict[str, Any]) -> None:
     assert output["seconds"] < 10
 
 
-def test_a_sampler_runs_while_its_companion_does(run_all: Callable[..., dict[str, dict[str, Any]]]) -> None:
+def test_a_sampler_runs_while_its_companion_does(run_all: RunAll) -> None:
     later = "import time; print(time.time())"
     outputs = run_all(
         a_command("sampler", *python(SAMPLER), beside="work"),
@@ -232,9 +227,7 @@ def test_a_sampler_runs_while_its_companion_does(run_all: Callable[..., dict[str
     assert outputs["after"]["rc"] == 0
 
 
-def test_a_sampler_that_ignores_term_is_killed_and_its_output_kept(
-    run_all: Callable[..., dict[str, dict[str, Any]]],
-) -> None:
+def test_a_sampler_that_ignores_term_is_killed_and_its_output_kept(run_all: RunAll) -> None:
     stubborn = "import os, signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     stubborn += "print(os.getpid(), flush=True)\ntime.sleep(600)"
     outputs = run_all(
@@ -256,15 +249,13 @@ def test_a_sampler_that_ignores_term_is_killed_and_its_output_kept(
     ],
     ids=["ends early", "fails", "not installed", "closes its pipes and stays", "floods"],
 )
-def test_nothing_a_sampler_does_changes_its_companion(
-    sampler: tuple[str, ...], run_all: Callable[..., dict[str, dict[str, Any]]]
-) -> None:
+def test_nothing_a_sampler_does_changes_its_companion(sampler: tuple[str, ...], run_all: RunAll) -> None:
     outputs = run_all(a_command("sampler", *sampler, beside="work"), a_command("work", *python(WORK)))
     the_same_as_alone(outputs["work"])
 
 
 def test_a_sampler_that_cannot_be_killed_is_left(
-    run_all: Callable[..., dict[str, dict[str, Any]]], module: ModuleType, monkeypatch: pytest.MonkeyPatch
+    run_all: RunAll, module: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In D state it takes no signal: the answer comes all the same, with what it had said."""
     monkeypatch.setattr(module, "signal_group", lambda _process, _number: None)
@@ -285,7 +276,7 @@ def test_a_sampler_that_cannot_be_killed_is_left(
 
 
 def test_a_sampler_does_not_save_a_companion_from_its_deadline(
-    run_all: Callable[..., dict[str, dict[str, Any]]],
+    run_all: RunAll,
 ) -> None:
     outputs = run_all(
         a_command("sampler", *python(SAMPLER), beside="work"), a_command("work", "sleep", "600", deadline=0.5)
@@ -439,9 +430,7 @@ def test_what_does_not_start_is_not_started_again(module: ModuleType) -> None:
     assert time.monotonic() - began < 5
 
 
-def test_one_that_is_tried_again_stands_once_among_the_outputs(
-    run_all: Callable[..., dict[str, dict[str, Any]]], tmp_path: Any
-) -> None:
+def test_one_that_is_tried_again_stands_once_among_the_outputs(run_all: RunAll, tmp_path: Any) -> None:
     flag = tmp_path / "flag"
     script = f'test -e {flag} && echo done || {{ touch {flag}; echo "{NOBODY}"; exit 1; }}'
     outputs = run_all({**a_command("client", "sh", "-c", script), **AGAIN}, a_command("after", "true"))

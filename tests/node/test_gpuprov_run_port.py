@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import socket
 import sys
 import time
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from provision.paths import MODULES
+from tests.support import modules
 
 SERVER = """
 import socket, sys, time
@@ -29,11 +28,7 @@ print(socket.create_connection(("127.0.0.1", int(sys.argv[1]))).recv(6).decode()
 
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpuprov_run", MODULES / "gpuprov_run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
+    loaded = modules.load("gpuprov_run")
     monkeypatch.setattr(loaded, "GRACE", 0.3)
     monkeypatch.setattr(loaded, "READY", 5.0)
     return loaded

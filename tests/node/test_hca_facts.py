@@ -2,53 +2,31 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.node.tree import Tree
+from tests.node.machine import Tree
+from tests.node.ports import IPV4_GID, LINK_LOCAL_GID, ZERO_GID, port
 
-ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
 IB, ROCE = "/sys/class/infiniband/mlx5_0", "/sys/class/infiniband/mlx5_1"
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    tree = Tree(tmp_path / "root")
-    for device, layer, link, lids in (
-        (IB, "InfiniBand", "400 Gb/sec (4X NDR)", ("0x2a", "0x1")),
-        (ROCE, "Ethernet", "200 Gb/sec (4X HDR)", ("0x0", "0x0")),
-    ):
-        name = device.rpartition("/")[2]
-        address = f"0000:1{name[-1]}:00.0"
-        tree.file(
-            f"/sys/bus/pci/devices/{address}/class", "0x020700\n" if layer == "InfiniBand" else "0x020000\n"
-        )
-        tree.file(f"/sys/bus/pci/devices/{address}/vendor", "0x15b3\n")
-        tree.file(f"/sys/bus/pci/devices/{address}/device", "0x1021\n")
-        tree.file(f"/sys/bus/pci/devices/{address}/infiniband/{name}/fw_ver", "28.39.1002\n")
-        tree.file(f"/sys/bus/pci/devices/{address}/max_link_width", "16\n")
-        tree.link(f"{device}/device", f"../../../bus/pci/devices/{address}")
-        tree.file(f"{device}/board_id", "MT_0000000838\n")
-        port = f"{device}/ports/1"
-        tree.file(f"{port}/state", "4: ACTIVE\n")
-        tree.file(f"{port}/phys_state", "5: LinkUp\n")
-        tree.file(f"{port}/link_layer", layer + "\n")
-        tree.file(f"{port}/rate", link + "\n")
-        tree.file(f"{port}/lid", lids[0] + "\n")
-        tree.file(f"{port}/sm_lid", lids[1] + "\n")
-        tree.file(f"{port}/counters/symbol_error", "7\n")
-        tree.file(f"{port}/counters/link_downed", "1\n")
-        tree.file(f"{port}/pkeys/0", "0x7fff\n")
-        tree.file(f"{port}/pkeys/1", "0x0000\n")
-        tree.file(f"{port}/gids/0", "fe80:0000:0000:0000:bace:f6ff:fe12:3456\n")
-        tree.file(f"{port}/gids/1", ZERO + "\n")
-    tree.file(f"{ROCE}/ports/1/gids/3", "0000:0000:0000:0000:0000:ffff:0a00:0107\n")
-    tree.file(f"{ROCE}/ports/1/gid_attrs/types/3", "RoCE v2\n")
-    tree.file(f"{ROCE}/ports/1/gid_attrs/ndevs/0", "eth2\n")
-    tree.file("/sys/class/net/eth2/flags", "0x1003\n")
-    tree.file("/sys/class/net/eth2/carrier_down_count", "4\n")
+def tree(tree: Tree) -> Tree:
+    for device, number in ((IB, 0), (ROCE, 1)):
+        address = f"/sys/bus/pci/devices/0000:1{number}:00.0"
+        tree.lines(address, **{"class": "0x020000" if number else "0x020700", "vendor": "0x15b3"})
+        tree.lines(address, device="0x1021", max_link_width=16)
+        tree.lines(f"{address}/infiniband/mlx5_{number}", fw_ver="28.39.1002")
+        tree.link(f"{device}/device", f"../../../bus/pci/devices/0000:1{number}:00.0")
+        port(tree, device, roce=bool(number), pkeys=("0x7fff", "0x0000"))
+        tree.lines(f"{device}/ports/1/counters", symbol_error=7, link_downed=1)
+        tree.lines(f"{device}/ports/1/gids", **{"0": LINK_LOCAL_GID, "1": ZERO_GID})
+    tree.lines(f"{ROCE}/ports/1/gids", **{"3": IPV4_GID})
+    tree.lines(f"{ROCE}/ports/1/gid_attrs/types", **{"3": "RoCE v2"})
+    tree.lines(f"{ROCE}/ports/1/gid_attrs/ndevs", **{"0": "eth2"})
+    tree.lines("/sys/class/net/eth2", flags="0x1003", carrier_down_count=4)
     return tree
 
 
@@ -65,7 +43,7 @@ def test_every_port_with_what_it_is_and_how_it_is(tree: Tree) -> None:
 
 
 def test_an_interface_that_is_switched_off_is_told_from_one_without_a_carrier(tree: Tree) -> None:
-    tree.file("/sys/class/net/eth2/flags", "0x1002\n")
+    tree.lines("/sys/class/net/eth2", flags="0x1002")
     assert tree.value("hca.ports")[1]["netdev_up"] is False
 
 
@@ -78,11 +56,9 @@ def test_counters_of_errors_and_null_for_those_a_port_does_not_have(tree: Tree) 
 
 
 def test_a_card_on_the_bus_without_a_driver_is_seen(tree: Tree) -> None:
-    tree.file("/sys/bus/pci/devices/0000:20:00.0/class", "0x020700\n")
-    tree.file("/sys/bus/pci/devices/0000:20:00.0/vendor", "0x15b3\n")
-    tree.file("/sys/bus/pci/devices/0000:20:00.0/device", "0x1021\n")
-    tree.file("/sys/bus/pci/devices/0000:21:00.0/class", "0x020000\n")  # an ordinary network card
-    tree.file("/sys/bus/pci/devices/0000:21:00.0/vendor", "0x8086\n")
+    pci = "/sys/bus/pci/devices"
+    tree.lines(f"{pci}/0000:20:00.0", **{"class": "0x020700", "vendor": "0x15b3", "device": "0x1021"})
+    tree.lines(f"{pci}/0000:21:00.0", **{"class": "0x020000", "vendor": "0x8086"})  # an ordinary card
     assert tree.value("hca.functions") == [
         {"address": "0000:10:00.0", "device_id": "1021", "device": "mlx5_0", "link_width_max": 16},
         {"address": "0000:11:00.0", "device_id": "1021", "device": "mlx5_1", "link_width_max": 16},
@@ -101,10 +77,8 @@ def test_bridges_to_the_nvlink_switches_are_no_network(tree: Tree) -> None:
 
 def test_the_mtu_of_every_port_comes_from_one_call(tree: Tree) -> None:
     assert "ibv_devinfo is not installed" in tree.problem("hca.mtus")
-    blocks = "".join(
-        f"hca_id:\\t{name}\\n\\t\\tport:\\t1\\n\\t\\t\\tactive_mtu:\\t4096 (5)\\n" for name in ("mlx5_0",)
-    )
-    tree.tool("ibv_devinfo", f"printf '{blocks}'")
+    block = "hca_id:\\tmlx5_0\\n\\t\\tport:\\t1\\n\\t\\t\\tactive_mtu:\\t4096 (5)\\n"
+    tree.tool("ibv_devinfo", f"printf '{block}'")
     assert tree.value("hca.mtus") == {"mlx5_0/1": 4096}
     tree.tool("ibv_devinfo", "echo 'Failed to get IB devices list: Function not implemented' >&2; exit 255")
     assert "Function not implemented" in tree.problem("hca.mtus")
@@ -113,12 +87,12 @@ def test_the_mtu_of_every_port_comes_from_one_call(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("fact", "nothing"), [("ports", []), ("counters", []), ("functions", []), ("mtus", {})]
 )
-def test_a_machine_without_such_cards(tmp_path: Path, fact: str, nothing: Any) -> None:
-    assert Tree(tmp_path / "root").value(f"hca.{fact}") == nothing
+def test_a_machine_without_such_cards(bare: Tree, fact: str, nothing: Any) -> None:
+    assert bare.value(f"hca.{fact}") == nothing
 
 
-def test_how_long_a_machine_has_run_since_its_first_process(tmp_path: Path) -> None:
-    tree = Tree(tmp_path / "root")
+def test_how_long_a_machine_has_run_since_its_first_process(bare: Tree) -> None:
+    tree = bare
     assert tree.value("clock.uptime_s") is None
     tree.file("/proc/uptime", "100000.25 799123.11\n")
     assert tree.value("clock.uptime_s") == 100000

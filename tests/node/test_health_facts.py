@@ -2,39 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
-
-from tests.node.tree import Tree
+from tests.node.machine import Tree
 
 MC = "/sys/devices/system/edac/mc"
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path / "root")
 
 
 def test_memory_errors_of_controllers_and_modules(tree: Tree) -> None:
     assert tree.value("edac.controllers") == []
     tree.file(f"{MC}/power/control", "auto\n")  # not every folder is a controller
-    tree.file(f"{MC}/mc0/mc_name", "Intel_EDAC i10nm Socket#0 IMC#0\n")
-    tree.file(f"{MC}/mc0/ce_count", "3\n")
-    tree.file(f"{MC}/mc0/ue_count", "1\n")
-    tree.file(f"{MC}/mc0/dimm0/dimm_label", "CPU_SrcID#0_MC#0_Chan#0_DIMM#0\n")
-    tree.file(f"{MC}/mc0/dimm0/dimm_ce_count", "3\n")
-    tree.file(f"{MC}/mc0/dimm0/dimm_ue_count", "1\n")
-    facts, problems = tree.ask("edac.controllers", "edac.modules")
-    assert problems == {}
+    tree.lines(f"{MC}/mc0", mc_name="Intel_EDAC i10nm Socket#0 IMC#0", ce_count=3, ue_count=1)
+    label = "CPU_SrcID#0_MC#0_Chan#0_DIMM#0"
+    tree.lines(f"{MC}/mc0/dimm0", dimm_label=label, dimm_ce_count=3, dimm_ue_count=1)
+    facts = tree.values("edac.controllers", "edac.modules")
     assert facts["edac.controllers"] == [
         {"controller": "mc0", "driver": "Intel_EDAC i10nm Socket#0 IMC#0", "corrected": 3, "uncorrected": 1}
     ]
     assert facts["edac.modules"] == [
-        {
-            **{"controller": "mc0", "module": "dimm0", "label": "CPU_SrcID#0_MC#0_Chan#0_DIMM#0"},
-            **{"corrected": 3, "uncorrected": 1},
-        }
+        {"controller": "mc0", "module": "dimm0", "label": label, "corrected": 3, "uncorrected": 1}
     ]
     tree.file(f"{MC}/mc0/ce_count", "many\n")
     assert "is not a number" in tree.problem("edac.controllers")
@@ -43,16 +27,11 @@ def test_memory_errors_of_controllers_and_modules(tree: Tree) -> None:
 def test_drives_of_the_machine_and_not_those_of_a_fabric(tree: Tree) -> None:
     assert tree.value("nvme.drives") == []
     for number, transport in ((0, "pcie"), (1, "rdma")):
-        folder = f"/sys/class/nvme/nvme{number}"
-        for name, text in (
-            ("transport", transport),
-            ("model", "SAMSUNG MZWLR3T8HBLS-00007   "),
-            ("serial", "S6EWNE0R100000"),
-            ("firmware_rev", "MPK92B5Q"),
-            ("state", "live"),
-            ("address", "0000:e1:00.0"),
-        ):
-            tree.file(f"{folder}/{name}", text + "\n")
+        tree.lines(
+            f"/sys/class/nvme/nvme{number}",
+            **{"transport": transport, "model": "SAMSUNG MZWLR3T8HBLS-00007   ", "serial": "S6EWNE0R100000"},
+            **{"firmware_rev": "MPK92B5Q", "state": "live", "address": "0000:e1:00.0"},
+        )
     assert tree.value("nvme.drives") == [
         {
             **{"drive": "nvme0", "model": "SAMSUNG MZWLR3T8HBLS-00007", "serial": "S6EWNE0R100000"},

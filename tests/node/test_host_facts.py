@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.node.tree import Tree
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    return Tree(tmp_path / "root")
-
+from tests.node.machine import Tree
 
 # --- PCI
 
@@ -38,10 +30,8 @@ def config(
 
 
 def device(tree: Tree, address: str, kind: str, vendor: str = "0x8086", space: bytes = b"") -> None:
-    folder = f"/sys/bus/pci/devices/{address}"
-    tree.file(f"{folder}/class", kind + "\n")
-    tree.file(f"{folder}/vendor", vendor + "\n")
-    tree.file(f"{folder}/config", space or config(None, None))
+    tree.lines(f"/sys/bus/pci/devices/{address}", **{"class": kind, "vendor": vendor})
+    tree.file(f"/sys/bus/pci/devices/{address}/config", space or config(None, None))
 
 
 @pytest.fixture
@@ -104,8 +94,7 @@ def test_in_a_virtual_machine_redirection_is_as_it_must_be(server: Tree) -> None
     assert server.value("pci.acs_harmful") == [ROOT_PORT]
     server.file("/proc/cpuinfo", "flags\t\t: fpu vme hypervisor sse2\n")
     assert server.value("pci.hypervisor") == "unknown"
-    server.file("/sys/class/dmi/id/sys_vendor", "QEMU\n")
-    server.file("/sys/class/dmi/id/product_name", "Standard PC (Q35 + ICH9, 2009)\n")
+    server.lines("/sys/class/dmi/id", sys_vendor="QEMU", product_name="Standard PC (Q35 + ICH9, 2009)")
     assert server.value("pci.hypervisor") == "QEMU Standard PC (Q35 + ICH9, 2009)"
     assert server.value("pci.acs_harmful") == []
     assert server.value("pci.acs_redirecting") == [ROOT_PORT]
@@ -121,8 +110,7 @@ def test_in_a_virtual_machine_redirection_is_as_it_must_be(server: Tree) -> None
 )
 def test_arm_says_it_in_its_firmware_alone(tree: Tree, vendor: str, product: str, virtual: bool) -> None:
     tree.file("/proc/cpuinfo", "processor\t: 0\nFeatures\t: fp asimd\n")
-    tree.file("/sys/class/dmi/id/sys_vendor", vendor + "\n")
-    tree.file("/sys/class/dmi/id/product_name", product + "\n")
+    tree.lines("/sys/class/dmi/id", sys_vendor=vendor, product_name=product)
     assert (tree.value("pci.hypervisor") is not None) is virtual
 
 
@@ -145,8 +133,8 @@ def test_the_iommu_is_that_of_the_gpus(server: Tree) -> None:
 def test_governors_are_named_once_and_none_is_no_trouble(tree: Tree) -> None:
     assert tree.value("cpu.governors") == []
     for number, governor in enumerate(("performance", "schedutil", "performance")):
-        tree.file(f"/sys/devices/system/cpu/cpufreq/policy{number}/scaling_governor", governor + "\n")
-        tree.file(f"/sys/devices/system/cpu/cpufreq/policy{number}/scaling_driver", "intel_pstate\n")
+        policy = f"/sys/devices/system/cpu/cpufreq/policy{number}"
+        tree.lines(policy, scaling_governor=governor, scaling_driver="intel_pstate")
     assert tree.value("cpu.governors") == ["performance", "schedutil"]
     assert tree.value("cpu.frequency_drivers") == ["intel_pstate"]
 
@@ -233,9 +221,6 @@ done"""
     tree.tool("systemctl", show)
     tree.file("/proc/812/limits", LIMITS.format(LOCKED.format("65536", "unlimited")))
     units = [f"limits.{unit}.service.memlock" for unit in ("crio", "docker", "slurmd")]
-    facts, problems = tree.ask("limits.systemd.memlock", *units)
-    assert problems == {}
-    assert facts["limits.systemd.memlock"] == "unlimited"
-    assert [facts[unit] for unit in units] == ["absent", "64", "unlimited"], (
-        "docker still runs with its old one"
-    )
+    facts = tree.values("limits.systemd.memlock", *units)
+    assert facts.pop("limits.systemd.memlock") == "unlimited"
+    assert list(facts.values()) == ["absent", "64", "unlimited"], "docker still runs with its old one"

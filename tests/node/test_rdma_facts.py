@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.node.tree import Tree
+from tests.node.machine import Tree
+from tests.node.ports import IPV4_GID, LINK_LOCAL_GID, ZERO_GID, port
 
 IB, ROCE = "/sys/class/infiniband/mlx5_0", "/sys/class/infiniband/mlx5_bond_0"
-ZERO = "0000:0000:0000:0000:0000:0000:0000:0000"
 DEVINFO = """\
 hca_id:\tmlx5_0
 \ttransport:\t\t\tInfiniBand (0)
@@ -37,35 +36,18 @@ hca_id:\tmlx5_bond_0
 
 
 @pytest.fixture
-def tree(tmp_path: Path) -> Tree:
-    tree = Tree(tmp_path / "root")
-    for device, layer, rate, lids in (
-        (IB, "InfiniBand", "400 Gb/sec (4X NDR)", ("0x2a", "0x1")),
-        (ROCE, "Ethernet", "200 Gb/sec (4X HDR)", ("0x0", "0x0")),
-    ):
-        tree.file(f"{device}/fw_ver", "28.39.1002\n")
-        tree.file(f"{device}/board_id", "MT_0000000838\n")
-        port = f"{device}/ports/1"
-        tree.file(f"{port}/state", "4: ACTIVE\n")
-        tree.file(f"{port}/phys_state", "5: LinkUp\n")
-        tree.file(f"{port}/link_layer", layer + "\n")
-        tree.file(f"{port}/rate", rate + "\n")
-        tree.file(f"{port}/lid", lids[0] + "\n")
-        tree.file(f"{port}/sm_lid", lids[1] + "\n")
-        for index, key in enumerate(("0x7fff", "0x8001", "0x0000", "0x0000")):
-            tree.file(f"{port}/pkeys/{index}", key + "\n")
-    gids = (
-        ("fe80:0000:0000:0000:bace:f6ff:fe12:3456", "IB/RoCE v1"),
-        ("fe80:0000:0000:0000:bace:f6ff:fe12:3456", "RoCE v2"),
-        ("0000:0000:0000:0000:0000:ffff:0a00:0107", "IB/RoCE v1"),
-        ("0000:0000:0000:0000:0000:ffff:0a00:0107", "RoCE v2"),
-    )
+def tree(tree: Tree) -> Tree:
+    for device in (IB, ROCE):
+        tree.lines(device, fw_ver="28.39.1002")
+        port(tree, device, roce=device == ROCE, pkeys=("0x7fff", "0x8001", "0x0000", "0x0000"))
+    kinds = ("IB/RoCE v1", "RoCE v2")
+    gids = [(gid, kind) for gid in (LINK_LOCAL_GID, IPV4_GID) for kind in kinds]
     for index, (gid, kind) in enumerate(gids):
-        tree.file(f"{ROCE}/ports/1/gids/{index}", gid + "\n")
-        tree.file(f"{ROCE}/ports/1/gid_attrs/types/{index}", kind + "\n")
-    tree.file(f"{ROCE}/ports/1/gids/4", ZERO + "\n")  # the kernel refuses to say its type
-    tree.file(f"{ROCE}/ports/1/gid_attrs/ndevs/0", "eth2\n")
-    tree.file("/sys/class/net/eth2/mtu", "9000\n")
+        tree.lines(f"{ROCE}/ports/1/gids", **{str(index): gid})
+        tree.lines(f"{ROCE}/ports/1/gid_attrs/types", **{str(index): kind})
+    tree.lines(f"{ROCE}/ports/1/gids", **{"4": ZERO_GID})  # the kernel refuses to say its type
+    tree.lines(f"{ROCE}/ports/1/gid_attrs/ndevs", **{"0": "eth2"})
+    tree.lines("/sys/class/net/eth2", mtu=9000)
     return tree
 
 
@@ -103,9 +85,8 @@ def test_ports_and_devices(tree: Tree, fact: str, value: Any) -> None:
     assert type(found) is type(value)
 
 
-def test_a_machine_without_devices_has_empty_lists(tmp_path: Path) -> None:
-    empty = Tree(tmp_path / "root")
-    assert (empty.value("rdma.devices"), empty.value("rdma.ports")) == ([], [])
+def test_a_machine_without_devices_has_empty_lists(bare: Tree) -> None:
+    assert (bare.value("rdma.devices"), bare.value("rdma.ports")) == ([], [])
 
 
 def test_all_ports_at_once(tree: Tree) -> None:
@@ -136,9 +117,7 @@ def test_the_mtu_in_force_comes_from_ibv_devinfo(tree: Tree) -> None:
     tree.file("/devinfo", DEVINFO)
     tree.tool("ibv_devinfo", f"cat {tree.root}/devinfo")
     names = [f"rdma.{port}.active_mtu" for port in ("mlx5_0/1", "mlx5_bond_0/1", "mlx5_9/1")]
-    facts, problems = tree.ask(*names)
-    assert problems == {}
-    assert [facts[name] for name in names] == [4096, 1024, None]
+    assert list(tree.values(*names).values()) == [4096, 1024, None]
     tree.tool("ibv_devinfo", "echo 'Failed to get IB devices list: Function not implemented' >&2; exit 255")
     assert "Function not implemented" in tree.problem(names[0])
     tree.tool("ibv_devinfo", "echo 'No IB devices found'; exit 255")

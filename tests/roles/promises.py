@@ -5,16 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from provision.desired import expectations, stack
-
-
-def machine(
-    version: str = "13", architecture: str = "hopper", fabric: str = "nvswitch", count: int = 8
-) -> dict[str, Any]:
-    return {
-        "os": {"id": "debian", "version_id": version, "codename": "", "family": "debian", "arch": "x86_64"},
-        "kernel": {"release": "6.12.107+deb13-amd64"},
-        "gpu": {"sku": None, "count": count, "architecture": architecture, "fabric": fabric, "pci_ids": []},
-    }
+from tests.support.described import machine
 
 
 def promised(
@@ -25,3 +16,15 @@ def promised(
     found = expectations.of_node(variables, gpuprov_node or machine())
     assert len({(each.role, each.fact) for each in found}) == len(found), "two promises about one fact"
     return {each.fact: each for each in found}
+
+
+def promised_by(
+    role: str, gpuprov_node: dict[str, Any] | None = None, **settings: Any
+) -> dict[str, expectations.Expectation]:
+    """fact → expectation of one role with these settings of its own."""
+    declared = {f"{role}_{name}": value for name, value in settings.items()}
+    return promised(gpuprov_node, gpuprov_roles=[role], **declared)
+
+
+def values(facts: dict[str, expectations.Expectation]) -> dict[str, Any]:
+    return {fact: each.value for fact, each in facts.items()}

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import ran
+from tests.support.modules import Host
+
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a tree over /sys needs root")
 
 
-class Stage:
-    """`sys` is what the program sees as /sys; `tool` puts a program before all others."""
+class Stage(Host):
+    """`sys` is what the program sees as /sys."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        super().__init__(folder)
         self.sys = folder / "sys"
         self.sys.mkdir()
-        (folder / "bin").mkdir()
         self.cpuinfo("flags\t\t: fpu vme sse2\n")
-        self.log = folder / "log"
-        self.log.touch()
 
     def cpuinfo(self, text: str) -> None:
         (self.folder / "cpuinfo").write_text(text)
@@ -32,24 +32,12 @@ class Stage:
         full.write_bytes(text if isinstance(text, bytes) else text.encode())
         return full
 
-    def tool(self, name: str, script: str) -> None:
-        """A program that writes down how it was called, and then does `script`."""
-        file = self.folder / "bin" / name
-        file.write_text(f'#!/bin/sh\necho "{name} $*" >> {self.log}\n{script}\n')
-        file.chmod(0o755)
-
-    def called(self, name: str) -> list[str]:
-        return [line for line in self.log.read_text().splitlines() if line.startswith(f"{name} ")]
-
     def run(self, text: str) -> subprocess.CompletedProcess[str]:
         program = self.folder / "program"
         program.write_text(text)
         mounts = f"mount --bind {self.sys} /sys && mount --bind {self.folder}/cpuinfo /proc/cpuinfo"
-        return subprocess.run(
+        return ran(
             ["unshare", "--mount", "--propagation", "private", "sh", "-c", f"{mounts} && exec sh {program}"],
-            env={**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}", "LC_ALL": "C"},
-            capture_output=True,
-            text=True,
-            check=False,
+            env={**self.environment, "LC_ALL": "C"},
             timeout=180,
         )

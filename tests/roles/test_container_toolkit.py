@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
-from provision.desired import expectations, stack
 from provision.desired.role import all_roles
+from tests.roles.promises import promised_by
+from tests.support.described import machine
 
 RUNTIMES = ("docker", "containerd", "crio", "podman")
-
-
-def machine(os_id: str = "debian", version: str = "13", count: int = 8) -> dict[str, Any]:
-    family = "debian" if os_id in ("debian", "ubuntu") else "redhat"
-    return {
-        "os": {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": "x86_64"},
-        "kernel": {"release": "6.12.107"},
-        "gpu": {"sku": None, "count": count, "architecture": "hopper", "fabric": "none", "pci_ids": []},
-    }
-
-
-def promised(node: dict[str, Any] | None = None, **declared: Any) -> dict[str, expectations.Expectation]:
-    settings = {f"container_toolkit_{name}": value for name, value in declared.items()}
-    variables = {**stack.load(stack.DEFAULT).variables, **settings}
-    found = expectations.of_node(variables, node or machine())
-    return {each.fact: each for each in found if each.role == "container_toolkit"}
+promised = partial(promised_by, "container_toolkit")
 
 
 def test_a_runtime_is_promised_only_when_it_is_asked_for() -> None:
@@ -83,7 +70,7 @@ def test_the_order_at_boot_where_the_packages_service_allows_it(version: str, be
 @pytest.mark.parametrize("os_id", ["debian", "ubuntu", "rhel", "rocky", "almalinux"])
 def test_all_four_packages_are_held_everywhere_and_apt_is_told_on_debian_only(os_id: str) -> None:
     version = {"debian": "12", "ubuntu": "24.04"}.get(os_id, "9.4")
-    facts = promised(machine(os_id, version), version="1.19.1-1")
+    facts = promised(machine(f"{os_id} {version}"), version="1.19.1-1")
     packages = {fact.split(".")[1] for fact in facts if fact.endswith(".held")}
     assert packages == {
         *("nvidia-container-toolkit", "nvidia-container-toolkit-base"),
@@ -95,16 +82,16 @@ def test_all_four_packages_are_held_everywhere_and_apt_is_told_on_debian_only(os
 
 
 @pytest.mark.parametrize(
-    ("os_id", "version", "packages"),
+    ("system", "packages"),
     [
-        ("debian", "12", {"docker.io"}),
-        ("debian", "13", {"docker.io", "docker-cli"}),
-        ("ubuntu", "22.04", {"docker.io"}),
-        ("rocky", "9.4", set()),
+        ("debian 12", {"docker.io"}),
+        ("debian 13", {"docker.io", "docker-cli"}),
+        ("ubuntu 22.04", {"docker.io"}),
+        ("rocky 9.4", set()),
     ],
 )
-def test_the_distributions_own_docker_where_it_has_one(os_id: str, version: str, packages: set[str]) -> None:
-    facts = promised(machine(os_id, version), install_runtime="docker")
+def test_the_distributions_own_docker_where_it_has_one(system: str, packages: set[str]) -> None:
+    facts = promised(machine(system), install_runtime="docker")
     found = {fact[len("package.") : -len(".status")] for fact in facts if fact.startswith("package.docker")}
     assert found == packages
     assert "container_runtime.docker.path" in facts, "what is installed is configured, too"

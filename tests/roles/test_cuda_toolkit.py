@@ -7,31 +7,24 @@ from typing import Any
 
 import pytest
 
-from provision.desired import compatibility, expectations, stack
+from provision.desired import compatibility, stack
 from provision.lab.debfile import Deb
 from provision.lab.packages import read_packages
 from provision.lab.places import PACKAGES
+from tests.roles.promises import promised_by, values
+from tests.support.described import machine
 
 DRIVER = re.compile(r"nvidia-|libnvidia-|cuda-drivers|libcuda1")
 
 
-def machine(os_id: str = "debian", version: str = "13", family: str = "debian") -> dict[str, Any]:
-    return {
-        "os": {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": "x86_64"},
-        "kernel": {"release": "6.12.107+deb13-amd64"},
-        "gpu": {"sku": None, "count": 8, "architecture": "hopper", "fabric": "none", "pci_ids": []},
-    }
-
-
 def declared(**settings: Any) -> dict[str, Any]:
-    variables = {**stack.load(stack.DEFAULT).variables, "gpuprov_roles": ["nvidia_driver", "cuda_toolkit"]}
-    variables.update({f"cuda_toolkit_{name}": value for name, value in settings.items()})
-    return variables
+    named = {f"cuda_toolkit_{name}": value for name, value in settings.items()}
+    roles = {"gpuprov_roles": ["nvidia_driver", "cuda_toolkit"]}
+    return {**stack.load(stack.DEFAULT).variables, **roles, **named}
 
 
-def promised(node: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
-    found = expectations.of_node(declared(**settings), node or machine())
-    return {each.fact: each.value for each in found if each.role == "cuda_toolkit"}
+def promised(system: str = "debian 13", **settings: Any) -> dict[str, Any]:
+    return values(promised_by("cuda_toolkit", machine(system), **settings))
 
 
 def test_a_stack_alone_promises_its_one_toolkit() -> None:
@@ -67,9 +60,9 @@ def test_others_are_promised_away_only_when_asked() -> None:
 
 
 def test_alternatives_are_where_the_distribution_keeps_them() -> None:
-    facts = promised(machine("rocky", "9.4", "redhat"))
+    facts = promised("rocky 9.4")
     assert facts["file./var/lib/alternatives/cuda.content"] == "\\Amanual\n"
-    assert promised(machine("ubuntu", "24.04")) == promised()
+    assert promised("ubuntu 24.04") == promised()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,10 @@ from typing import Any
 import pytest
 
 from provision import paths
-from provision.desired import expectations, stack
+from tests.roles.promises import promised_by, values
+from tests.support.commands import ran
+from tests.support.described import machine
+from tests.support.modules import Host
 
 RUN = Path(paths.__file__).parent / "lab/silicon/run.py"
 DRIVER = "570.124.06"
@@ -21,72 +24,34 @@ HALF = ["3g.40gb", "3g.40gb"]
 SCRIPT = "file./usr/local/sbin/gpuprov-gpu-settings.content"
 
 
-def machine(
-    count: int = 8, os_id: str = "debian", version: str = "13", family: str = "debian"
-) -> dict[str, Any]:
-    return {
-        "os": {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": "x86_64"},
-        "kernel": {"release": "6.12.107+deb13-amd64"},
-        "gpu": {
-            "sku": "h100-sxm",
-            "count": count,
-            "architecture": "hopper",
-            "fabric": "nvswitch",
-            "pci_ids": [],
-        },
-    }
+def promised(count: int = 8, system: str = "debian 13", **settings: Any) -> dict[str, Any]:
+    """fact → value the role promises to so many GPUs."""
+    node = machine(system, count=count, sku="h100-sxm")
+    return values(promised_by("gpu_settings", node, **settings))
 
 
-def promised(node: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
-    """fact → value the role promises."""
-    declared = {**stack.load(stack.DEFAULT).variables, "gpuprov_roles": ["gpu_settings"]}
-    declared.update({f"gpu_settings_{name}": value for name, value in settings.items()})
-    found = expectations.of_node(declared, node or machine())
-    assert len({each.fact for each in found}) == len(found), "two promises about one fact"
-    return {each.fact: each.value for each in found}
-
-
-class Gpus:
+class Gpus(Host):
     """Eight simulated GPUs with persistence mode on, whose nvidia-smi is on a PATH of its own."""
 
     def __init__(self, folder: Path, sku: str = "h100-sxm", driver: str = DRIVER) -> None:
-        self.state, self.bin = folder / "state", folder / "bin"
+        super().__init__(folder)
+        self.state = folder / "state"
         libraries = folder / "root/usr/lib/x86_64-linux-gnu"
         libraries.mkdir(parents=True)
-        self.bin.mkdir()
         (libraries / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{driver}")
         tool = [sys.executable, "-I", "-S", str(RUN)]
-        made = [
-            "new",
-            "--dir",
-            str(self.state),
-            "--sku",
-            sku,
-            "--name",
-            "n",
-            "--seed",
-            "1",
-            "--speed",
-            "1000",
-        ]
-        subprocess.run([*tool, *made], check=True, timeout=60)
+        made = f"new --dir {self.state} --sku {sku} --name n --seed 1 --speed 1000"
+        subprocess.run([*tool, *made.split()], check=True, timeout=60)
         (self.state / "proc_driver/nvidia").mkdir()
         loaded = f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build\n"
         (self.state / "proc_driver/nvidia/version").write_text(loaded)
-        program = self.bin / "nvidia-smi"
-        program.write_text(
-            f'#!/bin/sh\necho "$*" >> {folder}/log\n'
-            f"export SILICON_STATE={self.state} SILICON_ROOT={folder}/root\n"
-            f'exec {" ".join(tool)} nvidia-smi "$@"\n'
-        )
-        program.chmod(0o755)
-        self.log = folder / "log"
-        self.environment = {**os.environ, "PATH": f"{self.bin}:{os.environ['PATH']}"}
+        where = f"export SILICON_STATE={self.state} SILICON_ROOT={folder}/root"
+        self.program("nvidia-smi", f'{where}\nexec {" ".join(tool)} nvidia-smi "$@"')
         self.smi("-pm", "1")
 
     def smi(self, *words: str) -> str:
         command = [str(self.bin / "nvidia-smi"), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+        return ran(command, check=True).stdout
 
     def field(self, name: str) -> list[str]:
         return self.smi(f"--query-gpu={name}", "--format=csv,noheader,nounits").splitlines()
@@ -108,40 +73,17 @@ class Gpus:
     def boot_script(self, **settings: Any) -> subprocess.CompletedProcess[str]:
         """Run what the role leaves on the machine for these settings."""
         self.log.write_text("")
-        return subprocess.run(
-            ["/bin/sh", "-c", promised(**settings)[SCRIPT]],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
+        return ran(["/bin/sh", "-c", promised(**settings)[SCRIPT]], env=self.environment, timeout=240)
 
     def changes(self) -> list[str]:
         """The calls since then that change something."""
         looks = ("--query", "-L", "-lgi")
-        return [line for line in self.log.read_text().splitlines() if not any(word in line for word in looks)]
+        calls = [line.removeprefix("nvidia-smi ") for line in self.ran()]
+        return [line for line in calls if not any(word in line for word in looks)]
 
     def look(self, **wanted: Any) -> dict[str, Any]:
         """What the module says."""
-        program = (
-            "import json, runpy, sys\n"
-            "from ansible.module_utils import basic\n"
-            "basic._ANSIBLE_ARGS = json.dumps({'ANSIBLE_MODULE_ARGS': json.loads(sys.argv[2])}).encode()\n"
-            "basic._ANSIBLE_PROFILE = 'legacy'\n"
-            "runpy.run_path(sys.argv[1], run_name='__main__')\n"
-        )
-        module = str(paths.MODULES / "gpuprov_gpu_settings.py")
-        done = subprocess.run(
-            [sys.executable, "-c", program, module, json.dumps(wanted)],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
-        assert done.stdout, done.stderr
-        return dict(json.loads(done.stdout))
+        return self.module("gpuprov_gpu_settings", **wanted)
 
     def refusals(self, **wanted: Any) -> str:
         before = self.field("power.limit,compute_mode,ecc.mode.pending,mig.mode.current")
@@ -172,7 +114,7 @@ def test_nothing_declared_promises_that_nothing_is_done_at_boot() -> None:
 
 def test_each_setting_is_promised_for_every_gpu() -> None:
     facts = promised(
-        machine(4),
+        4,
         power_limit=550,
         compute_mode="exclusive_process",
         ecc="enabled",
@@ -190,27 +132,24 @@ def test_each_setting_is_promised_for_every_gpu() -> None:
 
 
 def test_a_gpu_without_a_layout_stays_whole() -> None:
-    facts = promised(machine(3), mig={"enabled": True, "profiles": {"1": HALF}})
+    facts = promised(3, mig={"enabled": True, "profiles": {"1": HALF}})
     assert facts["nvidia_smi.mig.mode.current"] == ["Disabled", "Enabled", "Disabled"]
     assert facts["mig.devices"] == ["", "3g.40gb,3g.40gb", ""]
-    off = promised(machine(3), mig={"enabled": False, "profiles": {"all": HALF}})
+    off = promised(3, mig={"enabled": False, "profiles": {"all": HALF}})
     assert off["nvidia_smi.mig.mode.current"] == ["Disabled"] * 3
 
 
 def test_ecc_alone_needs_nothing_at_boot() -> None:
-    facts = promised(machine(2), ecc="disabled")
+    facts = promised(2, ecc="disabled")
     assert facts["nvidia_smi.ecc.mode.current"] == ["Disabled"] * 2
     assert facts[SCRIPT] is None
     assert "service.gpuprov-gpu-settings.active" not in facts
 
 
-@pytest.mark.parametrize(
-    ("os_id", "version", "family"),
-    [("ubuntu", "24.04", "debian"), ("rocky", "9.4", "redhat"), ("debian", "12", "debian")],
-)
-def test_every_distribution_gets_the_same(os_id: str, version: str, family: str) -> None:
+@pytest.mark.parametrize("system", ["ubuntu 24.04", "rocky 9.4", "debian 12"])
+def test_every_distribution_gets_the_same(system: str) -> None:
     settings = {"power_limit": 500, "mig": {"enabled": True, "profiles": {"all": HALF}}}
-    assert promised(machine(8, os_id, version, family), **settings) == promised(**settings)
+    assert promised(8, system, **settings) == promised(**settings)
 
 
 # --- what is refused

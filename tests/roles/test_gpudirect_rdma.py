@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from provision.desired import compatibility
-from tests.roles.promises import machine, promised
+from tests.roles.promises import promised
+from tests.support.described import machine
 
 FILE = "file./etc/modules-load.d/gpuprov-gpudirect-rdma.conf.content"
 MODULE = "module.nvidia_peermem.loaded"

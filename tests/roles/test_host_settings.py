@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.roles.promises import machine, promised
+from tests.roles.promises import promised
 from tests.roles.scripts import Stage, needs_root
+from tests.support.described import machine
 
 PROGRAM = "file./usr/local/sbin/gpuprov-host-settings.content"
 ROOT_PORT, OTHER_PORT, OTHER_DOMAIN = "0000:16:01.0", "0000:30:01.0", "0001:16:01.0"
@@ -17,11 +18,6 @@ ROOT_PORT, OTHER_PORT, OTHER_DOMAIN = "0000:16:01.0", "0000:30:01.0", "0001:16:0
 
 def program(**declared: Any) -> str:
     return str(promised(**declared)[PROGRAM].value)
-
-
-@pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    return Stage(tmp_path)
 
 
 # --- promises
@@ -75,9 +71,7 @@ def test_servers_go_where_the_program_that_keeps_the_clock_reads_them() -> None:
     other = promised(**servers, host_settings_time_sync="timesyncd")
     text = other["file./etc/systemd/timesyncd.conf.d/gpuprov.conf.content"].value
     assert text.endswith("[Time]\nNTP=ntp1.example 10.0.0.1\n")
-    redhat = machine()
-    redhat["os"] = {**redhat["os"], "id": "rocky", "family": "redhat", "version_id": "9"}
-    assert "file./etc/chrony.d/gpuprov.conf.content" in promised(redhat, **servers)
+    assert "file./etc/chrony.d/gpuprov.conf.content" in promised(machine("rocky 9"), **servers)
 
 
 @pytest.mark.parametrize(("size", "octets"), [("64G", 64 << 30), ("512M", 512 << 20), ("8K", 8192)])
@@ -164,7 +158,7 @@ def bridge(stage: Stage, address: str, below: tuple[int, int], control: int | No
 @pytest.fixture
 def server(stage: Stage) -> dict[str, Path]:
     """A GPU at bus 1b, an RDMA card at bus 9d, a disk at bus 31."""
-    stage.tool("setpci", SETPCI)
+    stage.program("setpci", SETPCI)
     device(stage, "0000:1b:00.0", "0x030200", "0x10de")
     device(stage, "0000:9d:00.0", "0x020700", "0x15b3")
     device(stage, "0000:31:00.0", "0x010802")
@@ -202,13 +196,13 @@ def test_in_a_virtual_machine_nothing_is_touched(stage: Stage, server: dict[str,
     done = stage.run(program(host_settings_disable_acs=True))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert {name: file.read_bytes() for name, file in server.items()} == before
-    assert stage.called("setpci") == []
+    assert stage.ran("setpci") == []
 
 
 @needs_root
 @pytest.mark.usefixtures("server")
 def test_a_bridge_that_keeps_its_setting_is_named(stage: Stage) -> None:
-    stage.tool("setpci", SETPCI.replace('open(place, "wb").write(space)', "pass"))
+    stage.program("setpci", SETPCI.replace('open(place, "wb").write(space)', "pass"))
     done = stage.run(program(host_settings_disable_acs=True))
     assert done.returncode == 1
     assert f"{ROOT_PORT}: the bridge keeps ACSCtl 001d" in done.stderr
@@ -218,4 +212,4 @@ def test_a_bridge_that_keeps_its_setting_is_named(stage: Stage) -> None:
 @pytest.mark.usefixtures("server")
 def test_nobody_asked_nothing_is_read(stage: Stage) -> None:
     assert stage.run(program()).returncode == 0
-    assert stage.called("setpci") == []
+    assert stage.ran("setpci") == []

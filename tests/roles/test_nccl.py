@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,15 @@ import pytest
 import yaml
 
 from provision import paths
-from provision.desired import expectations, stack
+from tests.roles.promises import promised_by, values
+from tests.support.commands import ran
+from tests.support.described import machine
 
 LINTS = ("Refuse settings that are not", "Refuse values of more", "Refuse settings for finding")
 
 
-def promised(os_id: str, version: str, family: str, **settings: Any) -> dict[str, Any]:
-    node = {
-        "os": {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": "x86_64"},
-        "kernel": {"release": "6.12.107"},
-        "gpu": {"sku": None, "count": 8, "architecture": "hopper", "fabric": "none", "pci_ids": []},
-    }
-    declared = {**stack.load(stack.DEFAULT).variables, "gpuprov_roles": ["nccl"]}
-    declared.update({f"nccl_{name}": value for name, value in settings.items()})
-    return {each.fact: each.value for each in expectations.of_node(declared, node)}
+def promised(system: str = "debian 13", **settings: Any) -> dict[str, Any]:
+    return values(promised_by("nccl", machine(system), **settings))
 
 
 def lint(folder: Path, settings: dict[str, Any], **more: Any) -> str:
@@ -39,41 +33,31 @@ def lint(folder: Path, settings: dict[str, Any], **more: Any) -> str:
     play = {"hosts": "localhost", "gather_facts": False, "tasks": tasks}
     play["vars"] = {**variables, "nccl_settings": settings, **more}
     (folder / "play.yml").write_text(json.dumps([play]))
-    done = subprocess.run(
-        [
-            str(Path(sys.executable).parent / "ansible-playbook"),
-            "-i",
-            "localhost,",
-            "-c",
-            "local",
-            "play.yml",
-        ],
+    program = str(Path(sys.executable).parent / "ansible-playbook")
+    done = ran(
+        [program, *["-i", "localhost,", "-c", "local", "play.yml"]],
         cwd=folder,
         env={**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_LOCALHOST_WARNING": "False"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
     )
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 
 @pytest.mark.parametrize(
-    ("os_id", "version", "family", "packages"),
+    ("system", "packages"),
     [
-        ("debian", "13", "debian", ("libnccl2", "libnccl-dev")),
-        ("ubuntu", "22.04", "debian", ("libnccl2", "libnccl-dev")),
-        ("rocky", "9.4", "redhat", ("libnccl", "libnccl-devel")),
+        ("debian 13", ("libnccl2", "libnccl-dev")),
+        ("ubuntu 22.04", ("libnccl2", "libnccl-dev")),
+        ("rocky 9.4", ("libnccl", "libnccl-devel")),
     ],
 )
-def test_runtime_and_headers_have_one_version(os_id: str, version: str, family: str, packages: Any) -> None:
-    facts = promised(os_id, version, family)
+def test_runtime_and_headers_have_one_version(system: str, packages: tuple[str, str]) -> None:
+    facts = promised(system)
     assert {facts[f"package.{name}.version"] for name in packages} == {"2.29.7-1+cuda12.9"}
-    assert ("file./etc/apt/preferences.d/nccl.content" in facts) == (family == "debian")
+    assert ("file./etc/apt/preferences.d/nccl.content" in facts) == (not system.startswith("rocky"))
 
 
 def test_settings_are_one_line_each_in_order() -> None:
-    facts = promised("debian", "13", "debian", settings={"NCCL_IB_TC": 106, "NCCL_IB_HCA": "=mlx5_0,mlx5_1"})
+    facts = promised(settings={"NCCL_IB_TC": 106, "NCCL_IB_HCA": "=mlx5_0,mlx5_1"})
     assert facts["file./etc/nccl.conf.content"].splitlines()[1:] == [
         "NCCL_IB_HCA==mlx5_0,mlx5_1",
         "NCCL_IB_TC=106",

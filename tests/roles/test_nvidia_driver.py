@@ -9,23 +9,14 @@ import pytest
 
 from provision.desired.expectations import renderer_for
 from provision.desired.role import all_roles
+from tests.support import described
 
 KERNEL = "6.8.0-45-generic"
 
 
-def machine(release: str, arch: str = "x86_64", **gpu: Any) -> dict[str, Any]:
-    os_id, _, version = release.partition(" ")
-    return {
-        "os": {
-            **{"id": os_id, "version_id": version, "codename": "", "arch": arch},
-            "family": "debian" if os_id in ("debian", "ubuntu") else "redhat",
-        },
-        "kernel": {"release": "6.8.0-31-generic", "boot_release": KERNEL},
-        "gpu": {
-            **{"sku": "h100-sxm", "count": 8, "architecture": "hopper", "fabric": "nvswitch", "pci_ids": []},
-            **gpu,
-        },
-    }
+def machine(release: str, **gpu: Any) -> dict[str, Any]:
+    kernel = {"release": "6.8.0-31-generic", "boot_release": KERNEL}
+    return {**described.machine(release, **{"sku": "h100-sxm", **gpu}), "kernel": kernel}
 
 
 def own(name: str, node: dict[str, Any], **declared: Any) -> Any:

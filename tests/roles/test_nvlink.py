@@ -6,25 +6,21 @@ from typing import Any
 
 import pytest
 
-from provision.desired import expectations, skus, stack
+from provision.desired import expectations, skus
+from tests.roles import promises
+from tests.support import described
 
-SYSTEMS = {"debian": ("13", "debian"), "ubuntu": ("24.04", "debian"), "rocky": ("9.4", "redhat")}
+SYSTEMS = {"debian": "debian 13", "ubuntu": "ubuntu 24.04", "rocky": "rocky 9.4"}
 
 
 def machine(pci_id: str, count: int = 8, switches: int = 0, os_id: str = "debian") -> dict[str, Any]:
-    version, family = SYSTEMS[os_id]
     devices = [{"address": str(number), "device_id": f"10de:{pci_id}"} for number in range(count)]
     seen = {"gpu.count": count, "gpu.pci": devices, "gpu.nvswitch_count": switches}
-    return {
-        "os": {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": "x86_64"},
-        "kernel": {"release": "6.12.107"},
-        "gpu": skus.describe_gpus(seen),
-    }
+    return {**described.machine(SYSTEMS[os_id]), "gpu": skus.describe_gpus(seen)}
 
 
 def promised(node: dict[str, Any], **declared: Any) -> dict[str, Any]:
-    variables = {**stack.load(stack.DEFAULT).variables, "gpuprov_roles": ["nvlink"], **declared}
-    return {each.fact: each.value for each in expectations.of_node(variables, node)}
+    return promises.values(promises.promised(node, gpuprov_roles=["nvlink"], **declared))
 
 
 @pytest.mark.parametrize(
@@ -136,9 +132,7 @@ def test_a_plan_names_the_package_that_is_there() -> None:
     from provision.drift import drifts as drift
     from provision.up import plan
 
-    variables = {**stack.load(stack.DEFAULT).variables, "gpuprov_roles": ["nvlink"]}
-    found = expectations.of_node(variables, machine("2330", switches=4))
-    wanted = {each.fact: each for each in found}
+    wanted = promises.promised_by("nvlink", machine("2330", switches=4))
     facts = {"fabric.manager_package": "nvidia-fabricmanager-580", "fabric.manager_version": "580.95.05-1"}
     drifts = [
         drift.Drift("gpu-01", wanted["fabric.manager_version"], "580.95.05-1"),

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
-import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from provision import paths
 from provision.desired import expectations, lockfile, stack
 from provision.desired.lockfile import Group, Lock
 from provision.fleet import Node
+from tests.support import modules
+from tests.support.commands import ran
+from tests.support.described import machine
 
 PACKAGES = {"libnccl2": "2.29.7-1+cuda12.9", "libibverbs1": "1:56.1-1~deb13u1"}
 
 
 @pytest.fixture(scope="module")
 def offered() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("gpuprov_offered", paths.MODULES / "gpuprov_offered.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return modules.load("gpuprov_offered")
 
 
-def pins(**os: str) -> tuple[str, str]:
+def pins(system: str = "debian 13") -> tuple[str, str]:
     """Where the role writes its pins on such a machine, and what."""
-    system = {"id": "debian", "version_id": "13", "codename": "", "family": "debian", "arch": "x86_64", **os}
-    gpu = {"sku": "h100-sxm", "count": 8, "architecture": "hopper", "fabric": "nvswitch", "pci_ids": []}
-    described: dict[str, Any] = {"os": system, "kernel": {"release": "6"}, "gpu": gpu}
+    described: dict[str, Any] = machine(system, sku="h100-sxm")
     group = Group(*lockfile.place_of(described)[:2], ("h100-sxm",), "a", PACKAGES)
     given = {lockfile.VARIABLE: Lock("", {}, (group,)).variable, "gpuprov_roles": [lockfile.ROLE]}
     for each in expectations.of_node(stack.declared(Node("a", (), given), {}), described):
@@ -43,13 +36,11 @@ def pins(**os: str) -> tuple[str, str]:
     raise AssertionError("the role promises no file")
 
 
-@pytest.mark.parametrize(
-    "system", [{}, {"id": "rocky", "version_id": "9.4", "family": "redhat"}], ids=["apt", "dnf"]
-)
+@pytest.mark.parametrize("system", ["debian 13", "rocky 9.4"], ids=["apt", "dnf"])
 def test_every_role_that_asks_for_a_version_gets_the_locked_one_first(
-    offered: ModuleType, tmp_path: Path, system: dict[str, str]
+    offered: ModuleType, tmp_path: Path, system: str
 ) -> None:
-    path, text = pins(**system)
+    path, text = pins(system)
     file = tmp_path / path.lstrip("/")
     file.parent.mkdir(parents=True)
     file.write_text(text)
@@ -84,14 +75,7 @@ def test_apt_understands_the_pins(tmp_path: Path) -> None:
         "Dir::Cache": tmp_path,
     }
     words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    said = subprocess.run(
-        ["apt-cache", "policy", *words, *there],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "LC_ALL": "C"},
-        timeout=60,
-    )
+    said = ran(["apt-cache", "policy", *words, *there], check=True, env={**os.environ, "LC_ALL": "C"})
     assert said.stderr == ""
     for version in PACKAGES.values():
         assert f"*** {version} 1002\n" in said.stdout, said.stdout

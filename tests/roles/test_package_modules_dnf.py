@@ -3,16 +3,13 @@ rpm 4.20 printed on a node with NVIDIA's module streams."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import paths
+from tests.support.modules import Host
 
 # dnf --quiet --disableplugin=versionlock repoquery --available --qf …, the stream 580-open enabled.
 REPOQUERY = """\
@@ -53,52 +50,21 @@ ADD = "dnf --quiet --assumeyes --setopt=exit_on_lock=True --disablerepo=* versio
 DELETE = "dnf --quiet --assumeyes --setopt=exit_on_lock=True --disablerepo=* versionlock delete"
 # The modules open these; on this machine they are another system's, or not there.
 REDIRECTED = ("/etc/os-release", "/etc/dnf/plugins/versionlock.list", "/etc/dnf/plugins/versionlock.conf")
-PROGRAM = """
-import builtins, json, os, runpy, sys
-from ansible.module_utils import basic
-there, real_open, real_exists = json.loads(sys.argv[3]), builtins.open, os.path.exists
+BEFORE = """
+import builtins, os
+there, real_open, real_exists = {!r}, builtins.open, os.path.exists
 builtins.open = lambda path, *rest, **named: real_open(there.get(path, path), *rest, **named)
 os.path.exists = lambda path: real_exists(there.get(path, path))
-basic._ANSIBLE_ARGS = json.dumps({'ANSIBLE_MODULE_ARGS': json.loads(sys.argv[2])}).encode()
-basic._ANSIBLE_PROFILE = 'legacy'
-runpy.run_path(sys.argv[1], run_name='__main__')
 """
 
 
-class Node:
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.log = folder / "log"
-        self.log.touch()
-
-    def says(self, name: str, text: str, status: int = 0, stream: str = "1") -> None:
-        (self.folder / f"{name}.txt").write_text(text)
-        file = self.folder / name
-        file.write_text(
-            f'#!/bin/sh\necho "{name} $*" >> {self.log}\n'
-            f"cat {self.folder}/{name}.txt >&{stream}\nexit {status}\n"
-        )
-        file.chmod(0o755)
-
+class Node(Host):
     def file(self, path: str, text: str) -> None:
         (self.folder / path.rpartition("/")[2]).write_text(text)
 
-    def ran(self, name: str) -> list[str]:
-        return [line for line in self.log.read_text().splitlines() if line.startswith(f"{name} ")]
-
-    def run(self, module: str, check: bool = False, **arguments: Any) -> dict[str, Any]:
-        told = json.dumps({**arguments, "_ansible_check_mode": check})
+    def run(self, module: str, /, check: bool = False, **arguments: Any) -> dict[str, Any]:
         where = {path: str(self.folder / path.rpartition("/")[2]) for path in REDIRECTED}
-        done = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(paths.MODULES / f"{module}.py"), told, json.dumps(where)],
-            env={**os.environ, "PATH": f"{self.folder}:{os.environ['PATH']}"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.stdout, done.stderr
-        return dict(json.loads(done.stdout))
+        return self.module(module, check, BEFORE.format(where), **arguments)
 
 
 @pytest.fixture
@@ -185,7 +151,7 @@ def test_only_repositories_of_the_origin_count(node: Node) -> None:
 
 def test_a_repository_out_of_reach_is_named(node: Node) -> None:
     said = "Error: Failed to download metadata for repo 'nvidia-cuda': Cannot download repomd.xml"
-    node.says("dnf", said, status=1, stream="2")
+    node.says("dnf", said, status=1, stream=2)
     answer = node.run("gpuprov_offered", packages={"absent": ""})
     assert answer["failed"] is True
     assert "nvidia-cuda" in answer["msg"]
@@ -270,7 +236,7 @@ def test_check_mode_changes_nothing_and_a_missing_package_is_named(node: Node) -
 
 
 def test_a_refusal_of_dnf_is_named(node: Node) -> None:
-    node.says("dnf", "Error: There is no space left on device\n", status=1, stream="2")
+    node.says("dnf", "Error: There is no space left on device\n", status=1, stream=2)
     answer = node.run("gpuprov_hold", packages=["nvlsm"])
     assert answer["failed"] is True
     assert "no space left" in answer["msg"]
@@ -281,10 +247,7 @@ QUIET = "dnf --quiet --setopt=exit_on_lock=True"
 
 def test_installing_says_what_came_and_went(node: Node) -> None:
     newer = INSTALLED.replace("580.126.09", "580.95.05")
-    node.says("dnf", "")
-    (node.folder / "dnf").write_text(
-        f"#!/bin/sh\necho \"dnf $*\" >> {node.log}\nprintf '{newer}' > {node.folder}/rpm.txt\n"
-    )
+    node.program("dnf", f"printf '{newer}' > {node.folder}/rpm.txt")
     answer = node.run(
         "gpuprov_dnf",
         name=["nvidia-driver-cuda-3:580.95.05-1.el9.x86_64"],
@@ -312,14 +275,14 @@ def test_removing_keeps_what_others_brought_when_told(node: Node) -> None:
 
 @pytest.mark.parametrize(("status", "said", "changed"), [(1, "Operation aborted.\n", True), (0, "", False)])
 def test_check_mode_asks_dnf_and_says_no(node: Node, status: int, said: str, changed: bool) -> None:
-    node.says("dnf", said, status=status, stream="2")
+    node.says("dnf", said, status=status, stream=2)
     assert node.run("gpuprov_dnf", check=True, name=["libnccl"])["changed"] is changed
     assert node.ran("dnf") == [f"{QUIET} --assumeno --cacheonly install libnccl"]
 
 
 def test_what_dnf_refuses_is_said_in_its_words(node: Node) -> None:
     said = "Error: Unable to find a match: libnccl-9.9-1.x86_64\n"
-    node.says("dnf", said, status=1, stream="2")
+    node.says("dnf", said, status=1, stream=2)
     for check in (False, True):
         answer = node.run("gpuprov_dnf", check=check, name=["libnccl-9.9-1.x86_64"])
         assert answer["failed"] is True

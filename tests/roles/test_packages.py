@@ -10,6 +10,7 @@ from provision import paths
 from provision.desired import expectations, stack
 from provision.lab.packages import read_packages
 from provision.lab.places import PACKAGES
+from tests.support.described import machine
 
 KERNEL = "6.12.107+deb13-amd64"
 STACKS = sorted(file.stem for file in (paths.DATA / "stacks").glob("*.yml"))
@@ -25,8 +26,8 @@ def offered() -> dict[str, set[str]]:
 
 
 # Debian's own; cuda-keyring is promised to be absent.
-FROM_DEBIAN = {"libibumad3", "infiniband-diags", "rdma-core", "ibverbs-utils", "perftest", "chrony"} | {
-    "cuda-keyring"
+FROM_DEBIAN = {
+    *("libibumad3", "infiniband-diags", "rdma-core", "ibverbs-utils", "perftest", "chrony", "cuda-keyring")
 }
 
 
@@ -39,17 +40,7 @@ def upstream(version: str) -> str:
 def test_every_promised_package_version_is_offered(
     offered: dict[str, set[str]], name: str, architecture: str
 ) -> None:
-    node = {
-        "os": {
-            "id": "debian",
-            "version_id": "13",
-            "codename": "trixie",
-            "family": "debian",
-            "arch": "x86_64",
-        },
-        "kernel": {"release": KERNEL},
-        "gpu": {"sku": None, "count": 8, "architecture": architecture, "fabric": "nvlink5", "pci_ids": []},
-    }
+    node = machine(architecture=architecture, fabric="nvlink5")
     declared = {**stack.load(name).variables, "nvidia_repository_tools_url": "http://mirror.example/tools"}
     seen = 0
     for each in expectations.of_node(declared, node):

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.util
-import json
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import paths
+from tests.support import modules
 
-MODULE = paths.MODULES / "gpuprov_pgp_key.py"
-
-
-def _load() -> Any:
-    spec = importlib.util.spec_from_file_location("gpuprov_pgp_key", MODULE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-pgp = _load()
+pgp: Any = modules.load("gpuprov_pgp_key")
 
 
 class Gpg:
@@ -41,17 +26,9 @@ class Gpg:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def __call__(self, *arguments: str, data: bytes | None = None) -> bytes:
+        options = ["--homedir", str(self.home), "--batch", "--no-tty", "--pinentry-mode", "loopback"]
         return subprocess.run(
-            [
-                "gpg",
-                "--homedir",
-                str(self.home),
-                "--batch",
-                "--no-tty",
-                "--pinentry-mode",
-                "loopback",
-                *arguments,
-            ],
+            ["gpg", *options, *arguments],
             input=data,
             capture_output=True,
             check=True,
@@ -180,41 +157,20 @@ def test_a_wrong_checksum_is_noticed_and_a_missing_one_is_fine() -> None:
         pgp.fingerprints(armoured(data, 0x123456))
 
 
-class Installed:
-    """Runs the module as Ansible does on a node: a program that reads its arguments as JSON."""
+class Installed(modules.Host):
+    """A node, its keyring, and the key that a server offers it."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.path = folder / "keyring.gpg"
         self.source = folder / "served.asc"
 
     def run(
         self, fingerprint: str = FINGERPRINT, check: bool = False, url: str = "", state: str = "present"
     ) -> dict[str, Any]:
-        arguments = {
-            "state": state,
-            "url": url or self.source.as_uri(),
-            "path": str(self.path),
-            "fingerprint": fingerprint,
-            "mode": "0644",
-            "_ansible_check_mode": check,
-            "_ansible_remote_tmp": str(self.path.parent),
-        }
-        program = (
-            "import json, runpy, sys\n"
-            "from ansible.module_utils import basic\n"
-            "basic._ANSIBLE_ARGS = json.dumps({'ANSIBLE_MODULE_ARGS': json.loads(sys.argv[2])}).encode()\n"
-            "basic._ANSIBLE_PROFILE = 'legacy'\n"
-            "runpy.run_path(sys.argv[1], run_name='__main__')\n"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(MODULE), json.dumps(arguments)],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.stdout, done.stderr
-        return dict(json.loads(done.stdout))
+        told = {"state": state, "url": url or self.source.as_uri(), "path": str(self.path)}
+        told |= {"fingerprint": fingerprint, "mode": "0644", "_ansible_remote_tmp": str(self.folder)}
+        return self.module("gpuprov_pgp_key", check, **told)
 
 
 @pytest.fixture

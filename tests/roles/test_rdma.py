@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from provision.desired.role import all_roles
-from tests.roles.promises import machine, promised
+from tests.roles.promises import promised
 from tests.roles.scripts import Stage, needs_root
+from tests.support.described import machine
 
 PROGRAM = "file./usr/local/sbin/gpuprov-rdma-roce.content"
 DOCA = {"rdma_source": "doca", "rdma_doca_key_fingerprint": "AB" * 20}
@@ -22,21 +22,15 @@ def ours(gpuprov_node: dict[str, Any] | None = None, **declared: Any) -> dict[st
     return {fact: each for fact, each in promised(gpuprov_node, **declared).items() if each.role == "rdma"}
 
 
-def other(os_id: str, version: str, arch: str = "x86_64") -> dict[str, Any]:
-    family = "debian" if os_id == "ubuntu" else "redhat"
-    os = {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": arch}
-    return {**machine(), "os": os}
-
-
 # --- stack
 
 
 @pytest.mark.parametrize(
     ("gpuprov_node", "folder"),
     [
-        (machine("13"), "3.2.1/debian13/x86_64"),
-        (other("ubuntu", "22.04"), "3.2.1/ubuntu22.04/x86_64"),
-        (other("ubuntu", "24.04", "aarch64"), "3.2.1/ubuntu24.04/arm64-sbsa"),
+        (machine("debian 13"), "3.2.1/debian13/x86_64"),
+        (machine("ubuntu 22.04"), "3.2.1/ubuntu22.04/x86_64"),
+        (machine("ubuntu 24.04", "aarch64"), "3.2.1/ubuntu24.04/arm64-sbsa"),
     ],
 )
 def test_doca_comes_from_the_folder_of_one_release(gpuprov_node: dict[str, Any], folder: str) -> None:
@@ -47,11 +41,11 @@ def test_doca_comes_from_the_folder_of_one_release(gpuprov_node: dict[str, Any],
     assert "package.rdma-core.status" not in facts, "DOCA-OFED brings its own"
 
 
-@pytest.mark.parametrize(("os_id", "version"), [("rhel", "9.4"), ("rocky", "9"), ("almalinux", "10.1")])
-def test_the_rhel_family_has_one_folder_per_major_release(os_id: str, version: str) -> None:
-    facts = ours(other(os_id, version), **DOCA)
+@pytest.mark.parametrize("system", ["rhel 9.4", "rocky 9", "almalinux 10.1"])
+def test_the_rhel_family_has_one_folder_per_major_release(system: str) -> None:
+    facts = ours(machine(system), **DOCA)
     text = facts["file./etc/yum.repos.d/nvidia-doca.repo.content"].value
-    assert f"/doca/3.2.1/rhel{version.split('.')[0]}/x86_64/\n" in text
+    assert f"/doca/3.2.1/rhel{system.split()[1].split('.')[0]}/x86_64/\n" in text
     assert "gpgcheck=1\ngpgkey=file:///etc/pki/rpm-gpg/RPM-GPG-KEY-nvidia-doca\n" in text
 
 
@@ -74,11 +68,6 @@ def test_modules_built_before_ofed_are_drift_and_no_driver_is_none() -> None:
 
 def test_the_distributions_stack_tolerates_no_source_of_the_other() -> None:
     assert ours()["file./etc/apt/sources.list.d/nvidia-doca.sources.content"].value is None
-
-
-def test_the_role_stands_before_the_driver() -> None:
-    order = list(all_roles())
-    assert order.index("rdma") < order.index("nvidia_driver")
 
 
 # --- limits
@@ -134,20 +123,19 @@ def test_a_roce_port_is_observed_and_set_only_where_something_is_declared() -> N
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Stage:
-    stage = Stage(tmp_path)
+def stage(stage: Stage, tmp_path: Path) -> Stage:
     port = "class/infiniband/mlx5_bond_0/ports/1"
     stage.file(f"{port}/link_layer", "Ethernet\n")
     stage.file(f"{port}/gid_attrs/ndevs/0", "eth2\n")
     stage.file("class/net/eth2/mtu", "1500\n")
     tos = stage.file("kernel/config/rdma_cm/mlx5_bond_0/ports/1/default_roce_tos", "0\n")
     assert tos.exists()
-    stage.tool("modprobe", "")
-    stage.tool("ip", 'for word; do mtu=$word; done; echo "$mtu" > /sys/class/net/eth2/mtu')
+    stage.program("modprobe", "")
+    stage.program("ip", 'for word; do mtu=$word; done; echo "$mtu" > /sys/class/net/eth2/mtu')
     states = f"{tmp_path}/pfc"
     Path(states).write_text("prio-pfc 0:off 1:off 2:off 3:off 4:off 5:off 6:off 7:off\n")
     on = "prio-pfc 0:off 1:off 2:off 3:on 4:off 5:off 6:off 7:off"
-    stage.tool("dcb", f'case "$*" in *show*) cat {states};; "pfc set"*) echo "{on}" > {states};; esac')
+    stage.program("dcb", f'case "$*" in *show*) cat {states};; "pfc set"*) echo "{on}" > {states};; esac')
     return stage
 
 
@@ -162,21 +150,21 @@ def test_mtu_mark_and_flow_control_are_set_once(stage: Stage) -> None:
     assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
         *("eth2", "/sys/kernel/config/rdma_cm/mlx5_bond_0/ports/1/default_roce_tos", "eth2"),
     ]
-    assert stage.called("ip") == ["ip link set dev eth2 mtu 9000"]
-    assert "dcb pfc set dev eth2 prio-pfc all:off 3:on" in stage.called("dcb")
-    assert "dcb app replace dev eth2 dscp-prio 26:3" in stage.called("dcb")
+    assert stage.ran("ip") == ["ip link set dev eth2 mtu 9000"]
+    assert "dcb pfc set dev eth2 prio-pfc all:off 3:on" in stage.ran("dcb")
+    assert "dcb app replace dev eth2 dscp-prio 26:3" in stage.ran("dcb")
     again = stage.run(program())
     assert (again.returncode, again.stdout) == (0, "")
-    assert len(stage.called("ip")) == 1
+    assert len(stage.ran("ip")) == 1
 
 
 @needs_root
 def test_with_doca_its_own_tool_and_file_are_used(stage: Stage) -> None:
     forced = stage.file("class/infiniband/mlx5_bond_0/tc/1/traffic_class", "Global tclass=0\n")
-    stage.tool("mlnx_qos", "")
+    stage.program("mlnx_qos", "")
     done = stage.run(program())
     assert (done.returncode, done.stderr) == (0, "")
-    assert stage.called("mlnx_qos") == ["mlnx_qos -i eth2 --trust dscp --pfc 0,0,0,1,0,0,0,0"]
+    assert stage.ran("mlnx_qos") == ["mlnx_qos -i eth2 --trust dscp --pfc 0,0,0,1,0,0,0,0"]
     assert forced.read_text() == "106\n"
     forced.write_text("Global tclass=106\n")
     assert "traffic_class" not in stage.run(program()).stdout
@@ -191,7 +179,7 @@ def test_flow_control_on_more_than_the_priority_is_corrected(stage: Stage) -> No
 @needs_root
 @pytest.mark.parametrize("layer", ["InfiniBand\n", None])
 def test_nothing_of_roce_is_set_on_another_link_layer(stage: Stage, layer: str | None) -> None:
-    stage.tool("sleep", "")
+    stage.program("sleep", "")
     file = stage.sys / "class/infiniband/mlx5_bond_0/ports/1/link_layer"
     file.unlink()
     if layer:
@@ -200,12 +188,12 @@ def test_nothing_of_roce_is_set_on_another_link_layer(stage: Stage, layer: str |
     assert done.returncode == 1
     assert "mlx5_bond_0 port 1" in done.stderr
     assert "RoCE needs Ethernet" in done.stderr
-    assert stage.called("ip") + stage.called("dcb") == []
+    assert stage.ran("ip") + stage.ran("dcb") == []
 
 
 @needs_root
 def test_what_a_card_does_not_take_is_said_and_the_rest_is_set(stage: Stage) -> None:
-    stage.tool("ip", "exit 2")
+    stage.program("ip", "exit 2")
     done = stage.run(program())
     assert done.returncode == 1
     assert "eth2 does not take an MTU of 9000" in done.stderr

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from provision.desired import expectations, stack
+from tests.roles import promises
+from tests.support import described
 
 CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
 TOOLKIT = "https://nvidia.github.io/libnvidia-container/stable"
@@ -16,36 +17,28 @@ DEBIAN_12, DEBIAN_13, RHEL = (
     "610C7B14E068A878070DA4E99CD0A493D42D0685",
 )
 PLACES = {
-    ("debian", "12", "x86_64"): (f"{CUDA}/debian12/x86_64", f"{TOOLKIT}/deb/amd64", DEBIAN_12),
-    ("debian", "13", "aarch64"): (f"{CUDA}/debian13/sbsa", f"{TOOLKIT}/deb/arm64", DEBIAN_13),
-    ("ubuntu", "22.04", "x86_64"): (f"{CUDA}/ubuntu2204/x86_64", f"{TOOLKIT}/deb/amd64", DEBIAN_12),
-    ("ubuntu", "24.04", "aarch64"): (f"{CUDA}/ubuntu2404/sbsa", f"{TOOLKIT}/deb/arm64", DEBIAN_12),
-    ("rhel", "8.10", "x86_64"): (f"{CUDA}/rhel8/x86_64", f"{TOOLKIT}/rpm/x86_64", RHEL),
-    ("rhel", "9.6", "aarch64"): (f"{CUDA}/rhel9/sbsa", f"{TOOLKIT}/rpm/aarch64", RHEL),
-    ("rocky", "9", "x86_64"): (f"{CUDA}/rhel9/x86_64", f"{TOOLKIT}/rpm/x86_64", RHEL),
-    ("almalinux", "9.6", "x86_64"): (f"{CUDA}/rhel9/x86_64", f"{TOOLKIT}/rpm/x86_64", RHEL),
-    ("rhel", "10.0", "x86_64"): (f"{CUDA}/rhel10/x86_64", f"{TOOLKIT}/rpm/x86_64", ""),
+    ("debian 12", "x86_64"): (f"{CUDA}/debian12/x86_64", f"{TOOLKIT}/deb/amd64", DEBIAN_12),
+    ("debian 13", "aarch64"): (f"{CUDA}/debian13/sbsa", f"{TOOLKIT}/deb/arm64", DEBIAN_13),
+    ("ubuntu 22.04", "x86_64"): (f"{CUDA}/ubuntu2204/x86_64", f"{TOOLKIT}/deb/amd64", DEBIAN_12),
+    ("ubuntu 24.04", "aarch64"): (f"{CUDA}/ubuntu2404/sbsa", f"{TOOLKIT}/deb/arm64", DEBIAN_12),
+    ("rhel 8.10", "x86_64"): (f"{CUDA}/rhel8/x86_64", f"{TOOLKIT}/rpm/x86_64", RHEL),
+    ("rhel 9.6", "aarch64"): (f"{CUDA}/rhel9/sbsa", f"{TOOLKIT}/rpm/aarch64", RHEL),
+    ("rocky 9", "x86_64"): (f"{CUDA}/rhel9/x86_64", f"{TOOLKIT}/rpm/x86_64", RHEL),
+    ("almalinux 9.6", "x86_64"): (f"{CUDA}/rhel9/x86_64", f"{TOOLKIT}/rpm/x86_64", RHEL),
+    ("rhel 10.0", "x86_64"): (f"{CUDA}/rhel10/x86_64", f"{TOOLKIT}/rpm/x86_64", ""),
 }
 
 
-def promised(os_id: str, version: str, arch: str, **declared: Any) -> dict[str, Any]:
-    family = "debian" if os_id in ("debian", "ubuntu") else "redhat"
-    node = {
-        "os": {"id": os_id, "version_id": version, "codename": "", "family": family, "arch": arch},
-        "kernel": {"release": "6.12.1", "boot_release": "6.12.1"},
-        "gpu": {"sku": None, "count": 8, "architecture": "hopper", "fabric": "nvswitch", "pci_ids": []},
-    }
-    variables = {**stack.load(stack.DEFAULT).variables, "gpuprov_roles": ["nvidia_repository"], **declared}
-    return {each.fact: each.value for each in expectations.of_node(variables, node)}
+def promised(system: str, arch: str = "x86_64", **declared: Any) -> dict[str, Any]:
+    node = described.machine(system, arch)
+    return promises.values(promises.promised(node, gpuprov_roles=["nvidia_repository"], **declared))
 
 
 @pytest.mark.parametrize("where", PLACES, ids="-".join)
-def test_packages_come_from_nvidias_folder_for_the_system_and_are_checked(
-    where: tuple[str, str, str],
-) -> None:
+def test_packages_come_from_nvidias_folder_for_the_system_and_are_checked(where: tuple[str, str]) -> None:
     cuda, toolkit, fingerprint = PLACES[where]
     facts = promised(*where)
-    if where[0] in ("debian", "ubuntu"):
+    if where[0].startswith(("debian", "ubuntu")):
         for name, url in (("nvidia-cuda", cuda), ("nvidia-container-toolkit", toolkit)):
             content = facts[f"file./etc/apt/sources.list.d/{name}.sources.content"]
             assert f"URIs: {url}/\n" in content
@@ -63,10 +56,10 @@ def test_packages_come_from_nvidias_folder_for_the_system_and_are_checked(
 
 
 def test_no_file_of_the_other_package_manager_is_promised() -> None:
-    assert not [fact for fact in promised("rhel", "9.6", "x86_64") if "/etc/apt" in fact]
-    assert not [fact for fact in promised("ubuntu", "24.04", "x86_64") if "yum" in fact or "rpm-gpg" in fact]
+    assert not [fact for fact in promised("rhel 9.6") if "/etc/apt" in fact]
+    assert not [fact for fact in promised("ubuntu 24.04") if "yum" in fact or "rpm-gpg" in fact]
 
 
 def test_a_mirror_takes_the_place_of_nvidias() -> None:
-    facts = promised("rhel", "9.6", "x86_64", nvidia_repository_cuda_url="http://mirror.example/cuda9/")
+    facts = promised("rhel 9.6", nvidia_repository_cuda_url="http://mirror.example/cuda9/")
     assert "baseurl=http://mirror.example/cuda9/\n" in facts["file./etc/yum.repos.d/nvidia-cuda.repo.content"]

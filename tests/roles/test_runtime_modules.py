@@ -3,50 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from provision import paths
-
-Module = Callable[..., dict[str, Any]]
+from tests.support.modules import Host
 
 
 @pytest.fixture
-def module(tmp_path: Path) -> Module:
-    """Runs one of our modules as Ansible does, with `tmp_path` in place of what it reads under /run."""
-
-    def run(name: str, check: bool = False, **arguments: Any) -> dict[str, Any]:
-        program = (
-            "import json, runpy, sys\n"
-            "from ansible.module_utils import basic\n"
-            "basic._ANSIBLE_ARGS = json.dumps({'ANSIBLE_MODULE_ARGS': json.loads(sys.argv[2])}).encode()\n"
-            "basic._ANSIBLE_PROFILE = 'legacy'\n"
-            "runpy.run_path(sys.argv[1], run_name='__main__')\n"
-        )
-        told = json.dumps({**arguments, "_ansible_check_mode": check})
-        done = subprocess.run(
-            [sys.executable, "-c", program, str(paths.MODULES / f"{name}.py"), told],
-            env={
-                **os.environ,
-                "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-                "GPUPROV_RESTART_NOTES": str(tmp_path / "notes"),
-                "GPUPROV_SYSTEMD_UNITS": str(tmp_path / "units"),
-            },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-        assert done.stdout, done.stderr
-        return dict(json.loads(done.stdout))
-
-    return run
+def host(tmp_path: Path) -> Host:
+    """A node with `tmp_path` in place of what our modules read under /run."""
+    found = Host(tmp_path)
+    found.environment["GPUPROV_RESTART_NOTES"] = str(tmp_path / "notes")
+    found.environment["GPUPROV_SYSTEMD_UNITS"] = str(tmp_path / "units")
+    return found
 
 
 # --- gpuprov_json
@@ -59,38 +30,38 @@ FOREIGN = {
 }
 
 
-def test_what_others_wrote_is_kept_at_every_depth(module: Module, tmp_path: Path) -> None:
+def test_what_others_wrote_is_kept_at_every_depth(host: Host, tmp_path: Path) -> None:
     file = tmp_path / "daemon.json"
     file.write_text(json.dumps(FOREIGN))
     file.chmod(0o600)
-    done = module("gpuprov_json", path=str(file), settings=WANTED)
+    done = host.module("gpuprov_json", path=str(file), settings=WANTED)
     assert (done["changed"], done["keys_to_set"]) == (True, ["features", "runtimes"])
     written = json.loads(file.read_text())
     assert list(written) == list(FOREIGN)
     assert written["features"] == {"containerd-snapshotter": True, "cdi": True}
     assert set(written["runtimes"]) == {"kata", "nvidia"}
     assert file.stat().st_mode & 0o777 == 0o600
-    again = module("gpuprov_json", path=str(file), settings=WANTED)
+    again = host.module("gpuprov_json", path=str(file), settings=WANTED)
     assert (again["changed"], again["keys_to_set"]) == (False, [])
 
 
 @pytest.mark.parametrize("text", [None, "", "\n"])
 def test_a_file_that_is_not_there_is_made_for_all_to_read(
-    module: Module, tmp_path: Path, text: str | None
+    host: Host, tmp_path: Path, text: str | None
 ) -> None:
     file = tmp_path / "etc/daemon.json"
     if text is not None:
         file.parent.mkdir()
         file.write_text(text)
         file.chmod(0o644)
-    assert module("gpuprov_json", path=str(file), settings=WANTED)["changed"]
+    assert host.module("gpuprov_json", path=str(file), settings=WANTED)["changed"]
     assert json.loads(file.read_text()) == WANTED
     assert file.stat().st_mode & 0o777 == 0o644
 
 
-def test_check_mode_tells_and_leaves_the_file(module: Module, tmp_path: Path) -> None:
+def test_check_mode_tells_and_leaves_the_file(host: Host, tmp_path: Path) -> None:
     file = tmp_path / "daemon.json"
-    done = module("gpuprov_json", check=True, path=str(file), settings=WANTED)
+    done = host.module("gpuprov_json", check=True, path=str(file), settings=WANTED)
     assert (done["changed"], done["settings"]) == (True, WANTED)
     assert not file.exists()
 
@@ -105,11 +76,11 @@ def test_check_mode_tells_and_leaves_the_file(module: Module, tmp_path: Path) ->
     ],
 )
 def test_what_is_not_json_is_refused_with_the_line_and_left(
-    module: Module, tmp_path: Path, text: str, said: list[str]
+    host: Host, tmp_path: Path, text: str, said: list[str]
 ) -> None:
     file = tmp_path / "daemon.json"
     file.write_text(text)
-    done = module("gpuprov_json", path=str(file), settings=WANTED)
+    done = host.module("gpuprov_json", path=str(file), settings=WANTED)
     assert done["failed"]
     for words in [*said, str(file), "it was not changed"]:
         assert words in done["msg"]
@@ -122,21 +93,14 @@ def test_what_is_not_json_is_refused_with_the_line_and_left(
 class Service:
     """docker.service, as far as the module looks: which run of it runs, and what systemctl was told."""
 
-    def __init__(self, folder: Path, module: Module) -> None:
-        self.folder = folder
-        self.module = module
-        (folder / "units").mkdir()
-        (folder / "bin").mkdir()
-        self.systemctl(kill_mode="process")
+    def __init__(self, host: Host) -> None:
+        self.host, self.folder = host, host.folder
+        (self.folder / "units").mkdir()
+        self.systemctl()
         self.starts("one")
 
     def systemctl(self, kill_mode: str = "process", restart: str = "exit 0") -> None:
-        program = self.folder / "bin/systemctl"
-        program.write_text(
-            f'#!/bin/sh\necho "$*" >> {self.folder}/log\n'
-            f'case "$1" in show) echo {kill_mode};; restart) {restart};; esac\n'
-        )
-        program.chmod(0o755)
+        self.host.program("systemctl", f'case "$1" in show) echo {kill_mode};; restart) {restart};; esac')
 
     def starts(self, invocation: str) -> None:
         link = self.folder / "units/invocation:docker.service"
@@ -151,22 +115,21 @@ class Service:
             (self.folder / f"task/c{number}").mkdir(parents=True)
 
     def due(self, check: bool = False) -> bool:
-        return bool(
-            self.module("gpuprov_service_restart", check, unit="docker.service", state="due")["changed"]
-        )
+        answer = self.host.module("gpuprov_service_restart", check, unit="docker.service", state="due")
+        return bool(answer["changed"])
 
     def restarted(self, check: bool = False, **options: Any) -> dict[str, Any]:
         told = {"containers": [f"{self.folder}/task/*"], "stops_containers": True, **options}
-        return self.module("gpuprov_service_restart", check, unit="docker.service", state="restarted", **told)
+        told |= {"unit": "docker.service", "state": "restarted"}
+        return self.host.module("gpuprov_service_restart", check, **told)
 
     def restarts(self) -> int:
-        log = self.folder / "log"
-        return log.read_text().split("\n").count("restart docker.service") if log.exists() else 0
+        return self.host.ran().count("systemctl restart docker.service")
 
 
 @pytest.fixture
-def service(tmp_path: Path, module: Module) -> Service:
-    return Service(tmp_path, module)
+def service(host: Host) -> Service:
+    return Service(host)
 
 
 def test_nothing_is_restarted_that_is_not_due(service: Service) -> None:

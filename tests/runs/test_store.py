@@ -16,19 +16,22 @@ from provision.errors import RunFolderError
 from provision.runs import store
 from provision.runs.store import HISTORY, RunFolder, file_name, latest
 
-ROOT = paths.PACKAGE.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(paths.PACKAGE.parent)}
 
 
-def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
-    run = RunFolder.create("up", {"nodes": "all"}, tmp_path)
+@pytest.fixture
+def run(tmp_path: Path) -> RunFolder:
+    return RunFolder.create("up", {}, tmp_path)
+
+
+def test_what_is_appended_is_read_back_in_order(run: RunFolder) -> None:
     run.append("facts", {"node": "a", "n": 1})
     run.append("facts", {"node": "ü", "n": 2})
     assert list(run.read("facts")) == [{"node": "a", "n": 1}, {"node": "ü", "n": 2}]
     assert list(run.read("never-written")) == []
 
 
-def test_many_records_are_appended_as_one_by_one(tmp_path: Path) -> None:
-    run = RunFolder.create("up", {}, tmp_path)
+def test_many_records_are_appended_as_one_by_one(run: RunFolder) -> None:
     records = [{"n": n, "token": "x"} for n in range(3)]
     run.append_all("at-once", records)
     run.append_all("at-once", [])
@@ -92,8 +95,7 @@ def test_runs_are_where_the_environment_says(tmp_path: Path, monkeypatch: pytest
     assert RunFolder.create("up", {}).path.parent == tmp_path / "state" / "gpuprov" / "runs"
 
 
-def test_a_newer_format_is_refused_politely(tmp_path: Path) -> None:
-    run = RunFolder.create("up", {}, tmp_path)
+def test_a_newer_format_is_refused_politely(run: RunFolder) -> None:
     run.note(format=store.FORMAT + 1)
     with pytest.raises(RunFolderError, match="newer gpuprov") as caught:
         RunFolder.open(run.path)
@@ -116,8 +118,7 @@ def test_a_runs_folder_that_cannot_be_made_is_an_error_with_a_way_out(tmp_path: 
     assert "GPUPROV_RUNS" in caught.value.fix
 
 
-def test_a_last_line_cut_by_a_kill_is_passed_over_and_never_joined_to_the_next(tmp_path: Path) -> None:
-    run = RunFolder.create("up", {}, tmp_path)
+def test_a_last_line_cut_by_a_kill_is_passed_over_and_never_joined_to_the_next(run: RunFolder) -> None:
     run.append("events", {"n": 1})
     with (run.path / "events.jsonl").open("a") as file:
         file.write('{"n": 2, "text": "cut he')
@@ -126,8 +127,7 @@ def test_a_last_line_cut_by_a_kill_is_passed_over_and_never_joined_to_the_next(t
     assert list(run.read("events")) == [{"n": 1}, {"n": 3}]
 
 
-def test_a_cut_line_longer_than_a_block_is_dropped_too(tmp_path: Path) -> None:
-    run = RunFolder.create("up", {}, tmp_path)
+def test_a_cut_line_longer_than_a_block_is_dropped_too(run: RunFolder) -> None:
     run.append("events", {"n": 1})
     with (run.path / "events.jsonl").open("a") as file:
         file.write("x" * 200_000)
@@ -136,8 +136,7 @@ def test_a_cut_line_longer_than_a_block_is_dropped_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("strange", ["garbage", "[" * 5_000])
-def test_a_broken_line_in_the_middle_is_not_passed_over(tmp_path: Path, strange: str) -> None:
-    run = RunFolder.create("up", {}, tmp_path)
+def test_a_broken_line_in_the_middle_is_not_passed_over(run: RunFolder, strange: str) -> None:
     (run.path / "events.jsonl").write_text(f'{{"n": 1}}\n{strange}\n{{"n": 3}}\n')
     with pytest.raises(RunFolderError, match=r"events\.jsonl:2"):
         list(run.read("events"))
@@ -158,9 +157,8 @@ while True:
 
 
 def test_a_kill_costs_at_most_the_record_being_written(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, env=environment
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, env=ENVIRONMENT
     ) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -183,16 +181,14 @@ for _ in range(50):
 
 
 def test_controllers_side_by_side_keep_the_history_whole(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", APPENDING, str(tmp_path)]
-    processes = [subprocess.Popen(command, env=environment) for _ in range(3)]
+    processes = [subprocess.Popen(command, env=ENVIRONMENT) for _ in range(3)]
     assert [process.wait(timeout=60) for process in processes] == [0, 0, 0]
     assert len({row["run"] for row in rows(tmp_path)}) == 150
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/passwd", "raw/../../x", ""])
-def test_nothing_is_written_outside_the_folder(tmp_path: Path, name: str) -> None:
-    run = RunFolder.create("up", {}, tmp_path)
+def test_nothing_is_written_outside_the_folder(run: RunFolder, name: str) -> None:
     with pytest.raises(ValueError, match="inside a run folder"):
         run.write(name, "x")
 
@@ -200,12 +196,11 @@ def test_nothing_is_written_outside_the_folder(tmp_path: Path, name: str) -> Non
 @pytest.mark.parametrize(
     "name", ["..", ".", "", "a/b", "../../etc/passwd", "a\x00b", "ü" * 200, "-x", "a b", "%2F"]
 )
-def test_a_nodes_name_is_always_one_harmless_file_name(tmp_path: Path, name: str) -> None:
+def test_a_nodes_name_is_always_one_harmless_file_name(run: RunFolder, name: str) -> None:
     quoted = file_name(name)
     assert quoted not in ("", ".", "..")
     assert not quoted.startswith(".")
     assert "/" not in quoted
-    run = RunFolder.create("up", {}, tmp_path)
     path = run.write(f"raw/{quoted}/check.json", "{}")
     assert path.parent.parent == run.path / "raw"
 
@@ -224,8 +219,7 @@ def test_values_of_keys_named_like_secrets_are_not_written(tmp_path: Path) -> No
     assert next(iter(run.read("events")))["fine"] == 1
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
-    run = RunFolder.create("up", {}, tmp_path)
+def test_a_file_is_replaced_whole(run: RunFolder) -> None:
     run.write("report.json", json.dumps({"n": 1}))
     path = run.write("report.json", json.dumps({"n": 2}))
     assert json.loads(path.read_text()) == {"n": 2}

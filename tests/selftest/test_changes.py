@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -20,7 +21,7 @@ from provision.checks.judge import Finding, Verdict
 from provision.validate.selftest import changes, foreign
 from provision.validate.selftest.changes import Change
 from provision.validate.selftest.machine import SelftestError, Tool
-from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN
+from provision.validate.selftest.result import NOT_POSSIBLE, NOT_PROVEN, PROVEN, Provoked
 
 NOW = {
     "power.limit": "700.00",
@@ -150,12 +151,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The load under which a clock rises is a program that sleeps; a clock rises at once, or never."""
     monkeypatch.setattr(changes, "_RISES", 0.3)
 
-    class Load:
-        def __init__(self, *_: object) -> None: ...
-        def __enter__(self) -> None: ...
-        def __exit__(self, *_: object) -> None: ...
-
-    monkeypatch.setattr(foreign, "load", Load)
+    monkeypatch.setattr(foreign, "load", lambda *_: contextlib.nullcontext())
 
 
 def plans(**changed: str) -> dict[str, Change | str]:
@@ -171,6 +167,12 @@ def plan(name: str, **changed: str) -> Change:
 
 
 NAMES = ("power limit", "clock lock", "persistence mode", "compute mode")
+
+
+def change(bench: Bench, name: str, gpu: int = 7) -> tuple[Provoked, list[str]]:
+    """What comes of changing this setting, and what is left over of it."""
+    left: list[str] = []
+    return changes.change(bench, plan(name), gpu, left.append), left  # type: ignore[arg-type]
 
 
 def test_four_settings_and_their_ways_back() -> None:
@@ -215,10 +217,9 @@ def test_prohibited_goes_to_default_and_back() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_changed_named_and_put_back(smi: Smi, name: str) -> None:
-    left: list[str] = []
     seen: list[Any] = []
     bench = Bench(smi, lambda: seen.append(smi.now()))
-    done = changes.change(bench, plan(name), 7, left.append)  # type: ignore[arg-type]
+    done, left = change(bench, name)
     assert (done.state, done.why, left) == (PROVEN, "", [])
     assert "gpu7: changed" in done.named
     assert (smi.now()["now"], smi.now()["locked"]) == (NOW, "")
@@ -226,8 +227,7 @@ def test_it_is_changed_named_and_put_back(smi: Smi, name: str) -> None:
 
 
 def test_one_that_the_check_does_not_name_is_not_proven(smi: Smi) -> None:
-    left: list[str] = []
-    done = changes.change(Bench(smi, names=False), plan("power limit"), 7, left.append)  # type: ignore[arg-type]
+    done, _ = change(Bench(smi, names=False), "power limit")
     assert (done.state, done.why) == (NOT_PROVEN, "the check did not name it")
     assert smi.now()["now"] == NOW
 
@@ -255,9 +255,8 @@ def test_it_is_put_back_whatever_happens(
 def test_what_is_not_put_back_is_left_over(smi: Smi, name: str) -> None:
     one = plan(name)
     back = " ".join(one.back)
-    left: list[str] = []
     bench = Bench(smi, lambda: smi.add("refuse", back))
-    done = changes.change(bench, one, 7, left.append)  # type: ignore[arg-type]
+    done, left = change(bench, name)
     assert done.state == NOT_PROVEN
     assert len(left) == 1
     assert left[0].startswith(f"{name} of gpu7: ")
@@ -270,16 +269,14 @@ OWN = {"power.limit": "500.00", "compute_mode": "Exclusive_Process"}
 
 def test_what_a_gpu_forgets_without_persistence_mode_is_given_back(smi: Smi) -> None:
     smi.set(now={**NOW, **OWN}, forgets=1)
-    left: list[str] = []
-    done = changes.change(Bench(smi), plan("persistence mode"), 7, left.append)  # type: ignore[arg-type]
+    done, left = change(Bench(smi), "persistence mode")
     assert (done.state, left) == (PROVEN, [])
     assert smi.now()["now"] == {**NOW, **OWN}
 
 
 def test_what_it_forgets_for_good_is_left_over(smi: Smi) -> None:
     smi.set(now={**NOW, **OWN}, forgets=1, refuse=["-pl", "-c"])
-    left: list[str] = []
-    done = changes.change(Bench(smi), plan("persistence mode"), 7, left.append)  # type: ignore[arg-type]
+    done, left = change(Bench(smi), "persistence mode")
     assert done.state == NOT_PROVEN
     assert left == [
         "power limit of gpu7: it is 700.00, it was 500.00; run: nvidia-smi -i 7 -pl 500",
@@ -308,30 +305,29 @@ def test_nvidia_smi_that_no_longer_answers_leaves_a_word(smi: Smi, monkeypatch: 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_that_is_refused_is_not_possible_here(smi: Smi, name: str) -> None:
     smi.set(refuse=["-pl", "-pm", "-c", "-lgc", "-rgc"])
-    left: list[str] = []
-    done = changes.change(Bench(smi), plan(name), 7, left.append)  # type: ignore[arg-type]
+    done, left = change(Bench(smi), name)
     assert (done.state, done.why) == (NOT_POSSIBLE, "nvidia-smi refused it: Insufficient Permissions")
     assert left == []
 
 
 def test_one_that_is_taken_without_effect_is_not_possible_here(smi: Smi) -> None:
     smi.set(ignore=["-pl"])
-    done = changes.change(Bench(smi), plan("power limit"), 7, pytest.fail)  # type: ignore[arg-type]
-    assert done.state == NOT_POSSIBLE
+    done, left = change(Bench(smi), "power limit")
+    assert (done.state, left) == (NOT_POSSIBLE, [])
     assert done.why == "nvidia-smi accepted it, but the GPU still reports 700.00"
 
 
 def test_no_clock_is_locked_without_what_shows_it(smi: Smi) -> None:
-    done = changes.change(Bench(smi, burn=""), plan("clock lock"), 7, pytest.fail)  # type: ignore[arg-type]
-    assert (done.state, done.why) == (NOT_POSSIBLE, "gpu_burn is not installed: build it")
+    done, left = change(Bench(smi, burn=""), "clock lock")
+    assert (done.state, done.why, left) == (NOT_POSSIBLE, "gpu_burn is not installed: build it", [])
     assert not any(call.startswith("-") and "gc" in call.split()[0] for call in smi.now()["calls"])
 
 
 def test_no_clock_is_locked_that_could_not_be_seen_to_slow_the_gpu(smi: Smi) -> None:
-    done = changes.change(Bench(smi), plan("clock lock"), 0, pytest.fail)  # type: ignore[arg-type]
-    assert (done.state, "takes 4 GPUs" in done.why) == (NOT_POSSIBLE, True)
-    done = changes.change(Bench(smi, accused={"gpu7"}), plan("clock lock"), 7, pytest.fail)  # type: ignore[arg-type]
-    assert (done.state, "gpu7 as it is" in done.why) == (NOT_PROVEN, True)
+    done, left = change(Bench(smi), "clock lock", 0)
+    assert (done.state, "takes 4 GPUs" in done.why, left) == (NOT_POSSIBLE, True, [])
+    done, left = change(Bench(smi, accused={"gpu7"}), "clock lock")
+    assert (done.state, "gpu7 as it is" in done.why, left) == (NOT_PROVEN, True, [])
     assert not any("gc" in call.split()[0] for call in smi.now()["calls"])
 
 

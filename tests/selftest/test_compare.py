@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,6 +14,7 @@ from provision.checks.check import Output
 from provision.lab import replica
 from provision.runs.store import Raw
 from provision.validate.selftest import compare
+from tests.support.commands import ran
 
 SKU, DRIVER = "h100-sxm", "580.126.09"
 SMI = ("nvidia-smi", "-q", "-x")
@@ -27,7 +27,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Output]:
 
     def run(*argv: str) -> Output:
         words = [sys.executable, "-I", "-S", str(replica.SILICON / "run.py"), *argv]
-        done = subprocess.run(words, env=made, capture_output=True, text=True, timeout=60, check=True)
+        done = ran(words, env=made, check=True)
         return Output(argv[-1], argv, 0, done.stdout, "", 1.0)
 
     return run

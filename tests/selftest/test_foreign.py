@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,13 @@ def gone(other: Foreign) -> bool:
     return not other.pids
 
 
+def refused(other: contextlib.AbstractContextManager[Foreign], match: str) -> ForeignError:
+    """The check does not run beside it, and why."""
+    with pytest.raises(ForeignError, match=match) as error, other:
+        pytest.fail("the check ran")
+    return error.value
+
+
 def test_a_load_runs_meanwhile_and_is_gone_with_all_its_processes(program: Make) -> None:
     with foreign.load(3, program(SLEEP, "4242"), "/") as other:
         until(lambda: len(other.pids) == 2)
@@ -94,11 +102,7 @@ def test_it_is_gone_when_the_check_breaks(
 
 
 def test_one_that_never_comes_to_work_is_said_in_one_line(program: Make) -> None:
-    with (
-        pytest.raises(ForeignError, match=r"^gpu_burn on gpu3 alone was not at work within 1 s$"),
-        foreign.load(3, program(SLEEP, "0"), "/"),
-    ):
-        pytest.fail("the check ran")
+    refused(foreign.load(3, program(SLEEP, "0"), "/"), r"^gpu_burn on gpu3 alone was not at work within 1 s$")
 
 
 def test_its_work_is_enough_where_a_container_hides_its_process(program: Make, tmp_path: Path) -> None:
@@ -112,11 +116,7 @@ def test_its_work_is_enough_where_a_container_hides_its_process(program: Make, t
     ("lines", "said"), [("exit 3", "with exit status 3"), ("kill -9 $$", "killed by signal 9")]
 )
 def test_one_that_ends_before_it_is_at_work(program: Make, lines: str, said: str) -> None:
-    with (
-        pytest.raises(ForeignError, match=f"^gpu_burn on gpu3 alone ended by itself, {said}$"),
-        foreign.load(3, program(lines, "0"), "/"),
-    ):
-        pytest.fail("the check ran")
+    refused(foreign.load(3, program(lines, "0"), "/"), f"^gpu_burn on gpu3 alone ended by itself, {said}$")
 
 
 def test_one_that_ends_while_the_check_runs(
@@ -147,17 +147,9 @@ def _end(over: Path, other: Foreign) -> None:
 def test_one_that_cannot_be_started(program: Make, tmp_path: Path) -> None:
     burn = program(SLEEP, "4242")
     (tmp_path / "gpu_burn").write_text("no program")
-    with (
-        pytest.raises(ForeignError, match=r"could not be started: .*Exec format error"),
-        foreign.load(3, burn, "/"),
-    ):
-        pytest.fail("the check ran")
-    with (
-        pytest.raises(ForeignError, match="no gpu_burn") as error,
-        foreign.load(3, Tool("gpu_burn", "", "build it"), "/"),
-    ):
-        pytest.fail("the check ran")
-    assert error.value.fix == "build it"
+    refused(foreign.load(3, burn, "/"), r"could not be started: .*Exec format error")
+    error = refused(foreign.load(3, Tool("gpu_burn", "", "build it"), "/"), "no gpu_burn")
+    assert error.fix == "build it"
 
 
 def test_memory_is_held(program: Make, cuda: Callable[[str], None]) -> None:

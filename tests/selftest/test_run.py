@@ -24,7 +24,7 @@ from provision.runs.node_facts import NodeFacts
 from provision.runs.store import Raw
 from provision.validate.selftest import changes, compare, machine, measure, provocations, run
 from provision.validate.selftest.machine import SelftestError
-from provision.validate.selftest.result import NOT_PROVEN, PROVEN, Checked, Provoked
+from provision.validate.selftest.result import NOT_PROVEN, PROVEN, Checked, Provoked, Result
 from provision.validate.selftest.run import Settings
 from tests.support.processes import alive, until
 
@@ -58,45 +58,53 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def checks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """The checks that are asked for."""
+class Course:
+    """One selftest into a folder: which checks are asked for, and what they find without running."""
 
-    def only(*names: str) -> None:
-        monkeypatch.setattr(run.registry, "of_nodes", lambda _: names)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, output: Path) -> None:
+        self.monkeypatch, self.output = monkeypatch, output
 
-    return only
+    def asks(self, *names: str) -> None:
+        self.monkeypatch.setattr(run.registry, "of_nodes", lambda _: names)
 
-
-@pytest.fixture
-def answers(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """What a check finds, without running it."""
-
-    def say(*measurements: Measurement, verdict: Verdict = Verdict.PASS) -> None:
+    def answers(self, *measurements: Measurement, verdict: Verdict = Verdict.PASS) -> None:
         def one(_bench: object, check: str) -> Any:
             judged = SimpleNamespace(measurements=measurements, verdict=verdict)
             return Checked(check, "", verdict.value, PROVEN), SimpleNamespace(outputs=()), judged
 
-        monkeypatch.setattr(measure, "one", one)
+        self.monkeypatch.setattr(measure, "one", one)
 
-    return say
+    def passes(self, *names: str) -> None:
+        """These are asked for, and pass."""
+        self.asks(*names)
+        self.answers()
+
+    def run(self, **settings: Any) -> Result:
+        return run.run(Settings(self.output, **settings))
+
+    def read(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.output / "selftest.json").read_text())
+        return found
+
+    def page(self) -> str:
+        return (self.output / "selftest.html").read_text()
 
 
-def read(output: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((output / "selftest.json").read_text())
-    return found
+@pytest.fixture
+def course(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Course:
+    return Course(monkeypatch, tmp_path / "out")
 
 
-def test_what_was_found_is_in_the_folder(tmp_path: Path, answers: Callable[..., None]) -> None:
-    answers()
-    output = tmp_path / "a/out"
-    found = run.run(Settings(output))
+def test_what_was_found_is_in_the_folder(course: Course) -> None:
+    course.answers()
+    output = course.output = course.output / "a/out"
+    found = course.run()
     assert (found.code, found.verdict) == (0, Verdict.PASS)
     assert sorted(one.name for one in output.iterdir()) == [
         "archive", "archive.tar.gz", "selftest.html", "selftest.json",
     ]  # fmt: skip
     assert output.stat().st_mode & 0o077 == 0
-    written = read(output)
+    written = course.read()
     assert (written["gpu_count"], written["driver"], written["os"]) == (8, "580.126.09", "debian")
     assert len(written["checks"]) >= 16
     assert written["shapes_why"] == "not in this test"
@@ -118,15 +126,13 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[str
 
 
 def test_whoever_is_not_root_reads_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], course: Course
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    code, lines = said(capsys, "--output", str(tmp_path / "out"))
-    assert (code, lines) == (
-        1,
-        ["gpuprov: selftest needs root: it reads the kernel log", "  → run it with sudo"],
-    )
-    assert not (tmp_path / "out").exists()
+    answer = said(capsys, "--output", str(course.output))
+    refused = ["gpuprov: selftest needs root: it reads the kernel log", "  → run it with sudo"]
+    assert answer == (1, refused)
+    assert not (course.output).exists()
 
 
 @pytest.mark.parametrize("kept", [True, False])
@@ -156,32 +162,30 @@ def test_a_bus_that_cannot_be_read_is_not_a_machine_without_gpus(monkeypatch: py
         machine.look((), {})
 
 
-def test_a_driver_that_is_not_installed(tmp_path: Path, here: Path) -> None:
+def test_a_driver_that_is_not_installed(here: Path, course: Course) -> None:
     (here / "nvidia-smi").unlink()
     with pytest.raises(SelftestError, match="nvidia-smi is not installed"):
-        run.run(Settings(tmp_path / "out"))
-    assert not (tmp_path / "out").exists()
+        course.run()
+    assert not (course.output).exists()
 
 
-def test_gpus_in_use_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., None], checks: Callable[..., None]
-) -> None:
-    checks("gpu_inventory", BURN)
-    answers(Measurement("processes", "python (pid 4242, 1024 MiB)", "", "gpu5"), verdict=Verdict.WARN)
+def test_gpus_in_use_are_left_alone(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
+    course.asks("gpu_inventory", BURN)
+    course.answers(Measurement("processes", "python (pid 4242, 1024 MiB)", "", "gpu5"), verdict=Verdict.WARN)
     monkeypatch.setattr(run, "_provoke", lambda *_: pytest.fail("something was provoked"))
-    found = run.run(Settings(tmp_path / "out"))
+    found = course.run()
     assert found.stopped.startswith("GPUs are in use: gpu5 by python (pid 4242, 1024 MiB); drain the machine")
     assert [one.check for one in found.checks] == ["gpu_inventory"], "no load"
     assert found.code == 5
-    assert read(tmp_path / "out")["stopped"] == found.stopped
+    assert course.read()["stopped"] == found.stopped
 
 
-def test_gpus_whose_use_cannot_be_seen_are_left_alone(
-    tmp_path: Path, answers: Callable[..., None], checks: Callable[..., None]
-) -> None:
-    checks("gpu_inventory", BURN)
-    answers(Measurement("unreadable.nvidia_smi", "it did not end within 90 s", ""), verdict=Verdict.ERROR)
-    found = run.run(Settings(tmp_path / "out"))
+def test_gpus_whose_use_cannot_be_seen_are_left_alone(course: Course) -> None:
+    course.asks("gpu_inventory", BURN)
+    course.answers(
+        Measurement("unreadable.nvidia_smi", "it did not end within 90 s", ""), verdict=Verdict.ERROR
+    )
+    found = course.run()
     assert found.stopped.startswith("whether the GPUs are in use is unknown")
     assert ([one.check for one in found.checks], found.code) == (["gpu_inventory"], 5)
 
@@ -194,33 +198,27 @@ def test_gpus_whose_use_cannot_be_seen_are_left_alone(
     ],
 )
 def test_a_full_disk_and_a_lost_terminal_keep_what_was_found(
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    answers: Callable[..., None],
-    checks: Callable[..., None],
+    course: Course,
     error: OSError,
     context: BaseException | None,
     interrupted: bool,
 ) -> None:
-    checks("versions")
-    answers()
+    course.passes("versions")
     error.__context__ = context
 
     def fail(*_: object) -> None:
         raise error
 
     monkeypatch.setattr(run, "_provoke", fail)
-    found = run.run(Settings(tmp_path / "out"))
+    found = course.run()
     assert (found.stopped, found.interrupted) == (str(error), interrupted)
     assert found.code == (130 if interrupted else 5)
-    assert read(tmp_path / "out")["checks"]
+    assert course.read()["checks"]
 
 
-def test_a_bug_keeps_what_was_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., None], checks: Callable[..., None]
-) -> None:
-    checks("versions")
-    answers()
+def test_a_bug_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
+    course.passes("versions")
 
     def fail(_bench: object, found: Any, *_: object) -> None:
         found.leftovers.append("power limit of gpu7: it is 560; run: nvidia-smi -i 7 -pl 700")
@@ -228,21 +226,16 @@ def test_a_bug_keeps_what_was_found(
 
     monkeypatch.setattr(run, "_provoke", fail)
     with pytest.raises(RuntimeError, match="it broke"):
-        run.run(Settings(tmp_path / "out"))
-    written = read(tmp_path / "out")
+        course.run()
+    written = course.read()
     assert (written["stopped"], written["verdict"]) == ("a bug in gpuprov: RuntimeError('it broke')", "error")
-    assert "nvidia-smi -i 7 -pl 700" in (tmp_path / "out/selftest.html").read_text()
+    assert "nvidia-smi -i 7 -pl 700" in course.page()
 
 
 def test_a_folder_that_takes_nothing_is_one_line(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    answers: Callable[..., None],
-    checks: Callable[..., None],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], course: Course
 ) -> None:
-    checks("versions")
-    answers()
+    course.passes("versions")
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -251,20 +244,18 @@ def test_a_folder_that_takes_nothing_is_one_line(
     for place in ("Archive", "_write"):
         with monkeypatch.context() as patch:
             patch.setattr(run, place, full)
-            code, lines = said(capsys, "--output", str(tmp_path / "out"))
+            code, lines = said(capsys, "--output", str(course.output))
         assert (code, lines) == (2, [line, "  → give another folder with --output"])
         for one in ("archive/facts.json", "archive"):
-            path = tmp_path / "out" / one
+            path = course.output / one
             if path.exists():
                 path.rmdir() if path.is_dir() else path.unlink()
 
 
-def test_gpus_with_nothing_on_them_are_free(
-    tmp_path: Path, answers: Callable[..., None], checks: Callable[..., None]
-) -> None:
-    checks("gpu_inventory")
-    answers(Measurement("processes", "", "", "gpu5"))
-    assert run.run(Settings(tmp_path / "out")).stopped == ""
+def test_gpus_with_nothing_on_them_are_free(course: Course) -> None:
+    course.asks("gpu_inventory")
+    course.answers(Measurement("processes", "", "", "gpu5"))
+    assert course.run().stopped == ""
 
 
 @pytest.fixture
@@ -289,31 +280,31 @@ def kill() -> Iterator[Callable[[int, Path], None]]:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_with_what_there_is(
-    tmp_path: Path, here: Path, kill: Callable[[int, Path], None], checks: Callable[..., None], number: int
+    tmp_path: Path, here: Path, kill: Callable[[int, Path], None], course: Course, number: int
 ) -> None:
     """gpu_burn and its child run when it comes; what was found before is written, and nothing is left."""
-    checks("versions", BURN, "dcgm_diag")
+    course.asks("versions", BURN, "dcgm_diag")
     pids = tmp_path / "pids"
     (here / BURN).write_text(f"#!/bin/sh\ntrap '' TERM\nsleep 300 &\necho $$ $! >> {pids}\nwait\nsleep 300\n")
     kill(number, pids)
     before = signal.getsignal(number)
-    found = run.run(Settings(tmp_path / "out"))
+    found = course.run()
     assert (found.interrupted, found.code) == (True, 130)
     assert [one.check for one in found.checks] == ["versions"]
     assert signal.getsignal(number) is before
     for pid in pids.read_text().split():
         until(lambda pid=pid: not alive(int(pid)), 5)
-    written = read(tmp_path / "out")
+    written = course.read()
     assert (written["interrupted"], written["exit_code"], len(written["checks"])) == (True, 130, 1)
-    assert "was interrupted" in (tmp_path / "out/selftest.html").read_text()
+    assert "was interrupted" in course.page()
     assert (tmp_path / "out/archive.tar.gz").exists()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_signal_while_a_program_is_being_started_leaves_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Callable[..., None]
+    monkeypatch: pytest.MonkeyPatch, course: Course
 ) -> None:
-    checks("versions")
+    course.asks("versions")
     started: list[subprocess.Popen[bytes]] = []
 
     def one(*_: object) -> None:
@@ -322,17 +313,14 @@ def test_a_signal_while_a_program_is_being_started_leaves_none(
 
     monkeypatch.setattr(measure, "one", one)
     with subprocess.Popen(["sleep", "300"]) as mine:
-        assert run.run(Settings(tmp_path / "out")).interrupted
+        assert course.run().interrupted
         assert mine.poll() is None, "what ran before is somebody else's"
         mine.kill()
     assert started[0].wait(1) == -signal.SIGKILL
 
 
-def test_ctrl_c_while_it_is_written_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., None], checks: Callable[..., None]
-) -> None:
-    checks("versions")
-    answers()
+def test_ctrl_c_while_it_is_written_loses_nothing(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
+    course.passes("versions")
     render = run.result.render
 
     def interrupted(document: Any) -> Any:
@@ -341,46 +329,41 @@ def test_ctrl_c_while_it_is_written_loses_nothing(
 
     monkeypatch.setattr(run.result, "render", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run.run(Settings(tmp_path / "out"))
-    assert "</html>" in (tmp_path / "out/selftest.html").read_text()
-    assert read(tmp_path / "out")["checks"]
+        course.run()
+    assert "</html>" in course.page()
+    assert course.read()["checks"]
 
 
 def test_checks_that_do_not_fit_are_not_proven(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: Path, checks: Callable[..., None]
+    monkeypatch: pytest.MonkeyPatch, here: Path, course: Course
 ) -> None:
     """A check is cut at the end of the time, and the next one is not begun."""
-    checks(BURN, "memory_bandwidth")
+    course.asks(BURN, "memory_bandwidth")
     (here / BURN).write_text("#!/bin/sh\nexec sleep 300\n")
     monkeypatch.setattr(measure, "_LEAST", 0.5)
     monkeypatch.setattr(run, "_AT_LEAST", 1.5)
     monkeypatch.setattr(run, "_KEPT_BACK", 60.0)
-    found = run.run(Settings(tmp_path / "out", minutes=1))
+    found = course.run(minutes=1)
     assert [one.state for one in found.checks] == [NOT_PROVEN, NOT_PROVEN]
     assert all("the selftest's time was over" in one.why for one in found.checks), found.checks
     assert all("--minutes" in one.why for one in found.checks)
     assert found.code == 5
 
 
-def test_no_condition_is_begun_when_the_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., None], checks: Callable[..., None]
-) -> None:
-    checks("versions")
-    answers()
+def test_no_condition_is_begun_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
+    course.passes("versions")
     one = provocations.Condition("late", "x", "y", lambda *_: pytest.fail("it was begun"))
     monkeypatch.setattr(provocations, "all_of", lambda: iter((one,)))
     now = dict.fromkeys(changes._FIELDS, "[N/A]") | {"compute_mode": "Default"}
     monkeypatch.setattr(changes, "read", lambda _: now)
     monkeypatch.setattr(changes, "change", lambda *_: pytest.fail("it was changed"))
-    found = run.run(Settings(tmp_path / "out", minutes=0.0, change_settings=True))
+    found = course.run(minutes=0.0, change_settings=True)
     for late in (found.provocations[0], found.changes[-1]):
         assert (late.state, "--minutes" in late.why) == (NOT_PROVEN, True)
 
 
-def test_a_fault_on_one_gpu_does_not_prove_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Callable[..., None]
-) -> None:
-    checks(BURN)
+def test_a_fault_on_one_gpu_does_not_prove_another(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
+    course.asks(BURN)
 
     def found(_bench: object, check: str, *_: object) -> Any:
         findings = (
@@ -390,19 +373,19 @@ def test_a_fault_on_one_gpu_does_not_prove_another(
         return Raw("gpu-01", check), CheckResult(check, Verdict.FAIL, findings, (), 1.0)
 
     monkeypatch.setattr(measure.Bench, "run", found)
-    result = run.run(Settings(tmp_path / "out"))
+    result = course.run()
     assert (result.checks[0].state, result.checks[0].why) == (NOT_PROVEN, "its worker died")
     assert result.code == 3
-    text = (tmp_path / "out/selftest.html").read_text()
+    text = course.page()
     assert "gpu0: computes wrong" in text
     assert text.count("its worker died") == 1
 
 
 def test_the_gpus_that_a_burn_finds_fault_with_are_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Callable[..., None]
+    monkeypatch: pytest.MonkeyPatch, course: Course
 ) -> None:
     """A condition that must show in a burn proves nothing on one of them."""
-    checks(BURN, "memory_bandwidth")
+    course.asks(BURN, "memory_bandwidth")
     benches: list[measure.Bench] = []
 
     def found(bench: measure.Bench, check: str, *_: object) -> Any:
@@ -411,26 +394,24 @@ def test_the_gpus_that_a_burn_finds_fault_with_are_remembered(
         return Raw("gpu-01", check), CheckResult(check, Verdict.WARN, (finding,), (), 1.0)
 
     monkeypatch.setattr(measure.Bench, "run", found)
-    run.run(Settings(tmp_path / "out"))
+    course.run()
     assert benches[0].accused == {"gpu7"}
 
 
 def test_settings_are_changed_only_when_asked_and_noted_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: Callable[..., None], checks: Callable[..., None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, course: Course
 ) -> None:
-    checks("versions")
-    answers()
+    course.passes("versions")
     now = dict.fromkeys(changes._FIELDS, "[N/A]") | {"compute_mode": "Default"}
-    output = tmp_path / "out"
 
     def change(*_: object) -> Provoked:
-        kept = json.loads((output / "settings-before.json").read_text())
+        kept = json.loads((course.output / "settings-before.json").read_text())
         assert kept == {"gpu": 7, **now}
         return Provoked("compute mode", "", "", PROVEN)
 
     monkeypatch.setattr(changes, "read", lambda _: now)
     monkeypatch.setattr(changes, "change", change)
-    found = run.run(Settings(output, change_settings=True))
+    found = course.run(change_settings=True)
     assert [(one.name, one.state) for one in found.changes] == [
         ("power limit", "not possible here"),
         ("clock lock", "not possible here"),
@@ -442,10 +423,12 @@ def test_settings_are_changed_only_when_asked_and_noted_before(
     assert run.run(Settings(tmp_path / "other")).changes == []
 
 
-def test_masked_it_names_no_gpu_and_no_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checks: Callable[..., None]
-) -> None:
-    checks("versions")
+def texts(course: Course) -> list[Path]:
+    return [path for path in course.output.rglob("*") if path.is_file() and path.suffix != ".gz"]
+
+
+def test_masked_it_names_no_gpu_and_no_host(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
+    course.asks("versions")
     monkeypatch.setattr(run.machine, "name", lambda: "gpu-17.example.org")
     monkeypatch.setattr("platform.node", lambda: "gpu-17.example.org")
 
@@ -454,23 +437,16 @@ def test_masked_it_names_no_gpu_and_no_host(
         return NodeFacts("gpu-17.example.org", facts, {"gpu": GPU}, declared)
 
     monkeypatch.setattr(machine, "look", look)
-    folder = tmp_path / "out"
-    run.run(Settings(folder, mask_serials=True))
-    for path in folder.rglob("*"):
-        if path.is_file() and path.suffix != ".gz":
-            assert not any(word in path.read_text() for word in ("gpu-17", "S64GNE", "a103")), path
-    assert "this-host" in (folder / "selftest.html").read_text()
+    course.run(mask_serials=True)
+    for path in texts(course):
+        assert not any(word in path.read_text() for word in ("gpu-17", "S64GNE", "a103")), path
+    assert "this-host" in course.page()
 
 
-def test_a_variable_that_is_declared_is_nowhere_in_the_folder(
-    tmp_path: Path, checks: Callable[..., None]
-) -> None:
-    checks("versions")
-    folder = tmp_path / "out"
-    run.run(Settings(folder, declared={"nvidia_driver_source": "hunter2"}))
-    for path in folder.rglob("*"):
-        if path.is_file() and path.suffix != ".gz":
-            assert "hunter2" not in path.read_text(), path
+def test_a_variable_that_is_declared_is_nowhere_in_the_folder(course: Course) -> None:
+    course.asks("versions")
+    course.run(declared={"nvidia_driver_source": "hunter2"})
+    assert not [path for path in texts(course) if "hunter2" in path.read_text()]
 
 
 @pytest.mark.parametrize(
@@ -483,12 +459,12 @@ def test_a_variable_that_is_declared_is_nowhere_in_the_folder(
     ],
 )
 def test_a_wrong_set_is_one_line(
-    words: list[str], expected: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], expected: str, capsys: pytest.CaptureFixture[str], course: Course
 ) -> None:
-    code, lines = said(capsys, "--output", str(tmp_path / "out"), *words)
+    code, lines = said(capsys, "--output", str(course.output), *words)
     assert code == 2
     assert lines[0].startswith(f"gpuprov: {expected}")
-    assert not (tmp_path / "out").exists()
+    assert not (course.output).exists()
 
 
 @pytest.mark.parametrize("option", ["--minutes", "--burn-seconds"])
@@ -497,11 +473,8 @@ def test_a_wrong_number_is_one_line(option: str, value: str, capsys: pytest.Capt
     with pytest.raises(SystemExit) as ended:
         cli.main(["selftest", f"{option}={value}"])
     assert ended.value.code == 2
-    assert (
-        capsys.readouterr()
-        .err.splitlines()[-1]
-        .endswith(f"argument {option}: must be a whole number above 0")
-    )
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.endswith(f"argument {option}: must be a whole number above 0")
 
 
 def test_the_default_folder_is_new_each_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,19 @@ class Made:
             up += every
         assert self.put(f"telemetry/{spools.BOOT}.csv", "".join(rows).encode()) == ""
 
+    def soak(self, raws: Mapping[int, dict[str, Any] | None], *events: Any, change: Any = None) -> Made:
+        """A whole burn-in: these burns, what else happens meanwhile, and telemetry to the end."""
+        self.steps(raws)
+        self.events = sorted([*self.events, *events], key=lambda one: one["up"])
+        self.finish()
+        self.telemetry(self.now, change)
+        return self
+
+    def sampled(self) -> Watch:
+        watched = self.reported()[1]
+        assert watched is not None
+        return watched
+
     def reported(self) -> tuple[Timeline, Watch | None, Clock]:
         assert self.put("events.jsonl", spools.jsonl(self.events)) == ""
         events = self.spool.events()

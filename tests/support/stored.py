@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from provision import report
+from provision.checks.check import Output
+from provision.runs import store
+from provision.runs.node_facts import NodeFacts
+from provision.runs.store import RunFolder
+from provision.validate import campaign
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "p2p_bandwidth" / "healthy.json"
 GPU = {
@@ -14,6 +23,27 @@ GPU = {
     "architecture": "hopper",
     "pci_ids": ["10de:2330"],
 }
+
+
+def measured(runs: Path, printed: Mapping[str, str], *, written: bool = True) -> RunFolder:
+    """A run in which nvbandwidth printed these texts (node → text), with its report if `written`."""
+    folder = RunFolder.create("validate", {}, runs=runs)
+    folder.note(inventory="inventory.yml", asked=["p2p_bandwidth"])
+    for node, text in printed.items():
+        folder.append("facts", asdict(NodeFacts(node, {}, {"gpu": GPU}, {})))
+        output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
+        store.keep_raw(folder, store.Raw(node, "p2p_bandwidth", (output,), 9.0))
+    if written:
+        report.write_all(campaign.rejudge(folder), folder.path, ["json"])
+    return folder
+
+
+def limits(path: Path, value: float) -> str:
+    """A file of thresholds with this one for copies from the host."""
+    row = {"limit": value, "unit": "GB/s", "direction": "at_least"}
+    row |= {"kind": "measured", "source": "our own fleet"}
+    path.write_text(json.dumps({"sku": "h100-sxm", "thresholds": {"p2p_bandwidth.h2d": row}}))
+    return str(path)
 
 
 def slower(text: str, share: float) -> str:

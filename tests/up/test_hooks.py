@@ -75,13 +75,6 @@ def test_a_hook_for_the_wave_gets_all_names_at_once_and_fails_for_all(tmp_path: 
     assert len(heard) == 1
 
 
-def test_one_hook_that_fails_is_its_nodes_trouble_alone(tmp_path: Path) -> None:
-    calls, _ = runner(program(tmp_path / "hook", 'echo busy >&2; test "$1" != gpu-02'))
-    assert calls.call(DRAIN, ["gpu-01", "gpu-02"], 1, "batch") == {
-        "gpu-02": "its drain hook ended with status 1: busy"
-    }
-
-
 def test_a_hook_that_takes_too_long_is_killed_with_all_it_started(tmp_path: Path) -> None:
     text = (
         "trap '' TERM; sleep 300 & echo $! > child; echo $$ > self; echo waiting for a job; wait; sleep 300"
@@ -113,25 +106,33 @@ def test_endless_output_is_cut_and_a_hook_need_not_read(tmp_path: Path) -> None:
     assert len(heard[0].output) == hooks.OUTPUT
 
 
-def test_what_a_hook_prints_cannot_move_the_cursor(tmp_path: Path) -> None:
-    calls, _ = runner(program(tmp_path / "hook", "printf '\\033[2J all is well\\n'; exit 1"))
-    assert "\x1b" not in calls.call(UNDRAIN, ["gpu-01"], 1, "batch")["gpu-01"]
+@pytest.mark.parametrize(
+    ("text", "hook", "troubles"),
+    [
+        ('echo busy >&2; test "$1" != gpu-02', DRAIN, {"gpu-02": "its drain hook ended with status 1: busy"}),
+        ("kill -9 $$", UNDRAIN, {"gpu-01": "its undrain hook was killed by signal 9"}),
+        (
+            "printf '\\033[2J all is well\\n'; exit 1",
+            UNDRAIN,
+            {"gpu-01": "its undrain hook ended with status 1: \ufffd[2J all is well"},
+        ),
+    ],
+    ids=["one that fails is its node's trouble alone", "killed by a signal", "cannot move the cursor"],
+)
+def test_what_is_said_of_a_hook_that_fails(
+    tmp_path: Path, text: str, hook: str, troubles: dict[str, str]
+) -> None:
+    calls, _ = runner(program(tmp_path / "hook", text))
+    nodes = ["gpu-01", "gpu-02"] if hook == DRAIN else ["gpu-01"]
+    assert calls.call(hook, nodes, 1, "batch") == troubles
 
 
 def test_a_program_that_cannot_be_started_says_why(tmp_path: Path) -> None:
     path = program(tmp_path / "hook", "")
     path.write_bytes(b"\x00\x01")
     calls, _ = runner(path)
-    assert calls.call(UNDRAIN, ["gpu-01"], 1, "batch") == {
-        "gpu-01": "its undrain hook: it could not be started: Exec format error"
-    }
-
-
-def test_a_hook_killed_by_a_signal_has_failed(tmp_path: Path) -> None:
-    calls, _ = runner(program(tmp_path / "hook", "kill -9 $$"))
-    assert calls.call(UNDRAIN, ["gpu-01"], 1, "batch") == {
-        "gpu-01": "its undrain hook was killed by signal 9"
-    }
+    said = "its undrain hook: it could not be started: Exec format error"
+    assert calls.call(UNDRAIN, ["gpu-01"], 1, "batch") == {"gpu-01": said}
 
 
 def test_an_interrupt_ends_every_hook_that_runs(tmp_path: Path) -> None:

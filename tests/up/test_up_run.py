@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from provision.runs.store import RunFolder, latest
 from provision.up.execute import UpOptions
 from provision.up.resume import run_id
 from provision.up.run import UpRun
+from tests.support.commands import ran
 from tests.support.up import DEBIAN, NODES, SECRET, World, drift
 
 
@@ -230,9 +230,7 @@ def test_what_tasks_changed_is_kept_only_where_it_is_said(
 
 def test_an_up_that_asks_no_checks_imports_none() -> None:
     program = "import sys, provision.up.run; print([n for n in sys.modules if '.checks' in n])"
-    answer = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
-    )
+    answer = ran([sys.executable, "-c", program], check=True)
     assert answer.stdout.strip() == "[]"
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from provision.errors import ParseError
 from provision.validate.launch import Authority
+from tests.support.commands import ran
 from tests.support.launching import LAUNCH, SCRIPTS, LaunchNode
 from tests.support.sshd import Sshd
 
@@ -33,12 +34,9 @@ def test_the_certificate_is_for_one_principal_and_one_command_and_runs_out(tmp_p
     began = int(time.time())
     signed = Authority(PRINCIPAL, 3600).sign(keygen(tmp_path / "key"), COMMAND)
     (tmp_path / "key-cert.pub").write_text(signed + "\n")
-    listing = subprocess.run(
+    listing = ran(
         ["ssh-keygen", "-L", "-f", str(tmp_path / "key-cert.pub")],
-        capture_output=True,
-        text=True,
         check=True,
-        timeout=30,
         env={"TZ": "UTC", "PATH": "/usr/bin:/bin"},
     ).stdout
     words = [line.strip() for line in listing.splitlines()]
@@ -147,17 +145,13 @@ def reach(node: LaunchNode, sshd: Sshd) -> Reach:
         command: str, launch: str = LAUNCH, host_key: str | None = None, host: str = "127.0.0.1"
     ) -> subprocess.CompletedProcess[str]:
         key = host_key or " ".join((sshd.folder / "host_ed25519.pub").read_text().split()[:2])
-        return subprocess.run(
+        return ran(
             ["/bin/sh", str(node.home / launch / "reach"), host, command],
             env={
                 "PATH": "/usr/bin:/bin",
                 "GPUPROV_HOST_KEYS": f"[127.0.0.1]:{sshd.port} {key}",
                 "GPUPROV_SSH_PORTS": f"192.0.2.1 22\n127.0.0.1 {sshd.port}",
             },
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
         )
 
     return run
@@ -196,14 +190,10 @@ def accepted(asked: str, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / LAUNCH / "accept").write_text(SCRIPTS["accept"])
     (folder / "orted").write_text('#!/bin/sh\necho "$GPUPROV_LAUNCH" "$@"\n')
     (folder / "orted").chmod(0o755)
-    return subprocess.run(
+    return ran(
         ["/bin/sh", str(folder / LAUNCH / "accept")],
         env={"PATH": f"{folder}:/usr/bin:/bin", "SSH_ORIGINAL_COMMAND": asked},
         cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=30,
     )
 
 

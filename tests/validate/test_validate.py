@@ -58,10 +58,7 @@ def test_healthy_nodes_pass_and_exit_is_0(machines: Machines, validate: Any) -> 
     assert report["nodes"][0]["facts"]["driver"] == "580.126.09"
 
 
-def test_all_checks_on_a_healthy_node_pass_or_say_why_they_do_not_apply(
-    machines: Machines, validate: Any
-) -> None:
-    machines.add("gpu-01")
+def test_all_checks_on_a_healthy_node_pass_or_say_why_they_do_not_apply(validate: Any) -> None:
     code, report, _ = validate(checks=())
     found = {check["check"]: check["verdict"] for check in report["nodes"][0]["checks"]}
     assert {each for each in named(report) if each[3] != "skip"} == set()
@@ -94,7 +91,6 @@ def test_each_result_is_kept_with_what_the_node_was_like(machines: Machines, val
 
 
 def test_the_order_is_quick_pairs_group_heat(machines: Machines, validate: Any) -> None:
-    machines.add("gpu-01")
     validate()
     assert [first for _, first in machines.played] == [
         "journal",
@@ -120,9 +116,8 @@ def test_each_cause_is_named_once(machines: Machines, validate: Any) -> None:
     assert "gpu2-gpu6" in group["findings"][0]["message"]
 
 
-def test_a_limit_that_is_broken_shows(machines: Machines, validate: Any, tmp_path: Path) -> None:
+def test_a_limit_that_is_broken_shows(validate: Any, tmp_path: Path) -> None:
     """The judge uses the limits it is given: a stricter file turns a healthy node red."""
-    machines.add("gpu-01")
     strict = tmp_path / "strict.yml"
     strict.write_text(
         "sku: h100-sxm\nthresholds:\n  nccl_all_reduce.busbw_8gpu:\n"
@@ -166,7 +161,6 @@ def test_a_node_lost_on_the_way_runs_nothing_more(machines: Machines, validate: 
 
 
 def test_a_failed_task_is_an_error_of_that_check(machines: Machines, validate: Any) -> None:
-    machines.add("gpu-01")
     machines.outcomes["gpu-01", "gpu_burn"] = Outcome(
         "gpu-01", "failed", message="Timed out after 195 second(s)."
     )
@@ -202,7 +196,6 @@ def test_a_node_declared_without_gpus_has_no_check_of_gpus(machines: Machines, v
 
 
 def test_a_reboot_during_the_run_is_not_a_pass(machines: Machines, validate: Any) -> None:
-    machines.add("gpu-01")
     machines.boot_id = "boot-2"
     code, report, _ = validate("--stage", "quick")
     assert code == ExitCode.INCOMPLETE
@@ -228,7 +221,6 @@ def test_an_answer_that_lacks_an_output_is_an_error() -> None:
 
 
 def test_an_interrupt_leaves_a_report_and_resume_goes_on(machines: Machines, validate: Any) -> None:
-    machines.add("gpu-01")
     machines.interrupt_at = "all_reduce_perf"
     code, report, folder = validate()
     assert code == ExitCode.INTERRUPTED
@@ -248,7 +240,6 @@ def test_an_interrupt_leaves_a_report_and_resume_goes_on(machines: Machines, val
 
 
 def test_resume_measures_again_what_was_not_measured(machines: Machines, validate: Any) -> None:
-    machines.add("gpu-01")
     machines.outcomes["gpu-01", "nvbandwidth"] = Outcome("gpu-01", "failed", message="Timed out")
     _, _, folder = validate()
     machines.outcomes.clear()
@@ -270,7 +261,6 @@ def test_secrets_stay_out_of_the_run_folder(machines: Machines, validate: Any) -
 
 
 def test_what_the_module_is_given(machines: Machines, validate: Any) -> None:
-    machines.add("gpu-01")
     validate("--checks", "gpu_burn", "--burn-seconds", "300", "--timeout", "20")
     variables = machines.hosts[0]["gpu-01"]
     command, *samplers, answers = variables["gpuprov_commands"]
@@ -283,8 +273,7 @@ def test_what_the_module_is_given(machines: Machines, validate: Any) -> None:
     assert variables["gpuprov_task_timeout"] > command["deadline"]
 
 
-def test_raw_output_is_kept_for_each_node_and_check(machines: Machines, validate: Any) -> None:
-    machines.add("gpu-01")
+def test_raw_output_is_kept_for_each_node_and_check(validate: Any) -> None:
     _, report, folder = validate()
     for check in report["nodes"][0]["checks"]:
         raw = json.loads((folder / check["raw"]).read_text())
@@ -339,7 +328,6 @@ def test_the_summary_says_where_the_report_is(
 
 
 def test_the_place_of_a_tool_may_be_a_template(machines: Machines, validate: Any) -> None:
-    machines.add("gpu-01")
     tools = {"tools": "/opt/tools", "validation_tools_gpu_burn_path": "{{ tools }}/gpu_burn"}
     assert validate("--checks", "gpu_burn", variables=tools)[0] == ExitCode.OK
     command = machines.hosts[0]["gpu-01"]["gpuprov_commands"][0]
@@ -414,8 +402,7 @@ def test_the_look_asks_only_for_the_facts_of_the_checks_asked_for(
     assert machines.played == [("gpu-01", "gpu_burn")] * 2
 
 
-def test_a_run_is_not_judged_without_a_check_that_is_not_here(machines: Machines, validate: Any) -> None:
-    machines.add("gpu-01")
+def test_a_run_is_not_judged_without_a_check_that_is_not_here(validate: Any) -> None:
     _, _, folder = validate()
     RunFolder.open(folder).note(asked=[*FOUR, "site_shelf"])
     with pytest.raises(RunFolderError, match="site_shelf"):

@@ -1,0 +1,14 @@
+"""A machine for the programs that roles write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.roles.scripts import Stage
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)

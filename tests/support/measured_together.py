@@ -1,0 +1,44 @@
+"""Nodes that `gpuprov validate` measures together, by pairs or all at once, with one check alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from provision.checks.check import KERNEL_LOG_DELTA
+from provision.checks.health import from_json
+from provision.validate import campaign
+from tests.support.machines import Machines
+from tests.support.pair_nodes import facts
+
+Answer = tuple[int, dict[str, Any], Path]
+PLAIN = {"stdout": "", "stderr": "", "rc": 0, "seconds": 1.5, "timed_out": False, "truncated": False}
+
+
+class Together(Machines):
+    """`validate` is the fixture of that name."""
+
+    only: tuple[str, ...] = ()
+    validate: Callable[..., Answer]
+
+    def add_nodes(self, count: int) -> None:
+        for number in range(1, count + 1):
+            self.add(f"gpu-{number:02d}", **facts())
+
+    def run(self, count: int = 0, *words: str, code: int | None = None, **more: Any) -> Answer:
+        """Validate so many nodes more: code, report and folder, which is judged again to the same report."""
+        self.add_nodes(count)
+        ended, report, folder = self.validate(*(words or self.only), **more)
+        assert code in (None, ended)
+        assert not report or campaign.rejudge(folder) == from_json(report)
+        return ended, report, folder
+
+
+def answered(*outputs: Mapping[str, Any]) -> dict[str, Any]:
+    """What the module answers: these outputs, which ended well if they do not say otherwise."""
+    log = {"name": KERNEL_LOG_DELTA, "argv": []}
+    return {
+        "outputs": [{**PLAIN, "not_started": "", **output} for output in (*outputs, log)],
+        "boot_id": "boot-1",
+    }
