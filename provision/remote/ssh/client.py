@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from provision.remote.protocol import Clock, NodeError, hung, one_line, unreachable
 from provision.remote.ssh.connection import Hop, Route
-from provision.remote.ssh.execute import Question
+from provision.remote.ssh.execute import RemoteExecution
 from provision.remote.ssh.known_hosts import HostKeys
 from provision.remote.ssh.login import AUTH_TIMEOUT, Login
 
@@ -69,7 +69,7 @@ class Ssh:
             try:
                 transport = self._connect(route.target, route.jumps, clock, stack)
                 channel = transport.open_session(timeout=clock.left(AUTH_TIMEOUT))
-                return Question(channel, route, program, clock).answer()
+                return RemoteExecution(channel, route, program, clock).answer()
             except (self._paramiko.SSHException, OSError, EOFError) as error:
                 clock.left()  # `hung` when `expire` cut the connection: its time was up
                 cause = one_line(str(error)) or type(error).__name__

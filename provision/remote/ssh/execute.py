@@ -126,7 +126,7 @@ class Channel(Protocol):
     def recv_stderr_ready(self) -> bool: ...
 
 
-class Question:
+class RemoteExecution:
     """One program run on one node, over a connection that is logged in."""
 
     def __init__(self, channel: Channel, route: Route, program: bytes, clock: Clock) -> None:

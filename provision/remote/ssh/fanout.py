@@ -24,7 +24,7 @@ from provision.errors import UsageError
 from provision.node_names import fold
 from provision.remote.protocol import NodeError
 from provision.remote.ssh.connection import Route
-from provision.remote.ssh.pool import Threads
+from provision.remote.ssh.pool import SshThreads
 from provision.text import many
 
 if TYPE_CHECKING:
@@ -210,8 +210,8 @@ def _pool(
     connections: int,
     processes: int,
     say: Callable[[str], None],
-) -> Threads | Processes:
-    """Threads of this process, or of so many others where this machine can start them."""
+) -> SshThreads | Processes:
+    """SshThreads of this process, or of so many others where this machine can start them."""
     if processes > 1:
         from provision.remote.ssh.process_pool import Processes
 
@@ -219,7 +219,7 @@ def _pool(
             return Processes(routes, programs, timeout, connections, processes)
         except (OSError, EOFError) as error:
             say(f"all nodes are handled in one process: no other could be started: {error}")
-    return Threads(routes, programs, timeout, connections)
+    return SshThreads(routes, programs, timeout, connections)
 
 
 VARIABLE = "GPUPROV_PROCESSES"

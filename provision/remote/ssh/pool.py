@@ -25,20 +25,20 @@ FASTER = 1.1  # a rise is worth it from here on
 SLOW = 4.0  # times what nodes usually take: such a node holds no place
 
 
-class Level:
-    """`now` is how many may be asked at once. Tell it with `seen` how it goes; `limit` is the most."""
+class Concurrency:
+    """Adaptive concurrency: `now` is how many nodes may be in progress, `limit` the maximum."""
 
     def __init__(self, limit: int, start: int = START) -> None:
         self.limit = limit
         self.now = min(start, limit)
         self._before = self.now
-        self._best = 0.0  # nodes a second at the level before this one
+        self._best = 0.0  # nodes per second with the number before this one
         self._settled = self.now == limit
 
-    def seen(self, seconds: float, done: int, cpu: float) -> None:
-        """What happened in a stretch of time: its seconds, nodes done, and seconds of our processor.
+    def observe(self, seconds: float, done: int, cpu: float) -> None:
+        """Adapt to a measured interval: its seconds, nodes finished, and CPU seconds of this process.
 
-        Rise to twice as many while our processor has time for it; go back when that was not faster."""
+        Doubles the number while this process has CPU time left, and goes back when that was not faster."""
         if self._settled or seconds <= 0:
             return
         rate = done / seconds
@@ -69,11 +69,11 @@ class Done(Generic[Result]):
     seconds: float
 
 
-class Crew(Generic[Result]):
+class HostPool(Generic[Result]):
     """Runs `work(name)` for every name, each about `seconds` long at most, never more than `threads` at once.
 
-    How many it is finds itself (Level); a node that is slow beside the others takes the place of none.
-    Threads are daemons: one that never returns costs a thread, not the run. Results come from `gather`, in
+    The number in use adapts (Concurrency); a node much slower than the others does not count against it.
+    SshThreads are daemons: one that never returns costs a thread, not the run. Results come from `gather`, in
     the caller's thread. `keep`: how many results may wait to be gathered; with more, threads wait too, so
     that a caller who is slow costs no memory (0: any number).
     """
@@ -95,15 +95,15 @@ class Crew(Generic[Result]):
         self._done: queue.Queue[Done[Result]] = queue.Queue(keep)
         self._busy: dict[str, float] = {}
         self._left: set[str] = set(names)
-        self._level = Level(threads)
-        self._hands = 0  # threads at work
-        self._wanted = self._level.now
+        self._concurrency = Concurrency(threads)
+        self._running = 0  # threads in use
+        self._wanted = self._concurrency.now
         self._lock = threading.Lock()
         self._usual: deque[float] = deque(maxlen=64)  # seconds that the last nodes took
         self._since = (time.monotonic(), time.process_time())
         self._count = 0
         self._again = 0.0
-        self._staff()
+        self._adjust()
 
     @property
     def unfinished(self) -> int:
@@ -119,7 +119,7 @@ class Crew(Generic[Result]):
         return [name for name, _ in started if name in self._left]
 
     def stop(self) -> None:
-        """Start nothing more; who is at work is not waited for."""
+        """Start nothing more; nodes in progress are not waited for."""
         while True:
             try:
                 self._waiting.get_nowait()
@@ -141,7 +141,7 @@ class Crew(Generic[Result]):
                 self._count += 1
                 yield done
         yield from self._given_up()
-        self._staff()
+        self._adjust()
 
     def _given_up(self) -> Iterator[Done[Result]]:
         now = time.monotonic()
@@ -152,19 +152,19 @@ class Crew(Generic[Result]):
                     self._leave()
                 yield Done(name, hung(f"no answer within {self._seconds:g} s"), now - started)
 
-    def _staff(self) -> None:
-        """As many threads as the level says, and one more for each node that is slow beside the others."""
+    def _adjust(self) -> None:
+        """Start as many threads as Concurrency allows, and one more for each much slower node."""
         now = time.monotonic()
         if now < self._again:
             return
         self._again = now + PAUSE
-        if self._count >= self._level.now:
+        if self._count >= self._concurrency.now:
             cpu = time.process_time()
-            self._level.seen(now - self._since[0], self._count, cpu - self._since[1])
+            self._concurrency.observe(now - self._since[0], self._count, cpu - self._since[1])
             self._since, self._count = (now, cpu), 0
-        self._wanted = min(self._level.limit, self._level.now + self._slow())
+        self._wanted = min(self._concurrency.limit, self._concurrency.now + self._slow())
         while not self._waiting.empty() and self._enter():
-            self._hire()
+            self._start_thread()
 
     def _slow(self) -> int:
         usual = statistics.median(self._usual) if self._usual else AT_FIRST
@@ -173,31 +173,31 @@ class Crew(Generic[Result]):
 
     def _enter(self) -> bool:
         with self._lock:
-            if self._hands >= min(self._wanted, len(self._left)):
+            if self._running >= min(self._wanted, len(self._left)):
                 return False
-            self._hands += 1
+            self._running += 1
             return True
 
     def _leave(self) -> None:
         with self._lock:
-            self._hands -= 1
+            self._running -= 1
 
     def _too_many(self) -> bool:
         """Whether this thread is one more than wanted, and goes."""
         with self._lock:
-            if self._hands <= self._wanted:
+            if self._running <= self._wanted:
                 return False
-            self._hands -= 1
+            self._running -= 1
             return True
 
-    def _hire(self) -> None:
+    def _start_thread(self) -> None:
         before = threading.stack_size(STACK)
         try:
-            threading.Thread(target=self._labour, daemon=True).start()
+            threading.Thread(target=self._serve, daemon=True).start()
         finally:
             threading.stack_size(before)
 
-    def _labour(self) -> None:
+    def _serve(self) -> None:
         while not self._too_many():
             try:
                 name = self._waiting.get_nowait()
@@ -216,11 +216,11 @@ class Crew(Generic[Result]):
                     "garbage", f"{type(error).__name__}: {error}", "please report this: it is a bug"
                 )
             if self._busy.pop(name, None) is None:
-                return  # given up; somebody else was hired
+                return  # given up: another thread took its place
             self._done.put(Done(name, result, time.monotonic() - started))
 
 
-class Threads(Crew[bytes]):
+class SshThreads(HostPool[bytes]):
     """Runs a program (its text, in ASCII) on each node."""
 
     def __init__(

@@ -3,7 +3,7 @@
 The processes are multiprocessing's, started by its fork server: it imports paramiko once, and neither this
 process's threads nor the fleet in its memory are copied. `ProcessPoolExecutor` does not fit: it breaks as a
 whole when one of its processes dies, and hands over nothing of a task before its end. Here each process runs
-its share of the nodes with as many connections at once as suit it (Threads), and has a pipe of its own, so
+its share of the nodes with as many connections at once as suit it (SshThreads), and has a pipe of its own, so
 that its death costs no other anything.
 """
 
@@ -24,7 +24,7 @@ from multiprocessing.process import BaseProcess
 
 from provision.remote.protocol import NodeError
 from provision.remote.ssh.connection import Route
-from provision.remote.ssh.pool import Done, Threads
+from provision.remote.ssh.pool import Done, SshThreads
 
 PRELOADED = "provision.remote.ssh.client"  # with paramiko: imported once, before the processes are forked
 SILENT = 60.0  # seconds without a message after which a process is given up
@@ -47,9 +47,10 @@ class _Process:
 
 
 class Processes:
-    """Runs a program on each node, as Threads does, with nodes and connections divided among processes. Jump
-    hosts have a connection of each process. Raises OSError or EOFError when one cannot be started. The nodes
-    of a process that dies get an error that names the cause."""
+    """Runs a program on each node, as SshThreads does, with nodes and connections divided among processes.
+
+    Each process has its own connection to a jump host. Raises OSError or EOFError when one cannot be started.
+    The nodes of a process that dies get an error that names the cause."""
 
     def __init__(
         self,
@@ -202,14 +203,14 @@ def work(parent: Connection) -> None:
     """Run a share of the nodes, and send each result as it comes; ends with the parent, however that went."""
     with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone, or wants nothing more
         try:
-            _run(parent, Threads(*parent.recv()))
+            _run(parent, SshThreads(*parent.recv()))
         except (EOFError, ConnectionError):
             raise
         except Exception as error:
             parent.send(f"{type(error).__name__}: {error}")
 
 
-def _run(parent: Connection, threads: Threads) -> None:
+def _run(parent: Connection, threads: SshThreads) -> None:
     threading.Thread(target=_keep_time, args=(threads,), daemon=True).start()
     sent, sent_at = list[str](), time.monotonic()
     while threads.unfinished:
@@ -224,7 +225,7 @@ def _run(parent: Connection, threads: Threads) -> None:
     threads.close()
 
 
-def _keep_time(threads: Threads) -> None:
+def _keep_time(threads: SshThreads) -> None:
     """Nodes get no more time while the parent is slow to take results."""
     while threads.unfinished:
         time.sleep(_POLL)

@@ -1,4 +1,4 @@
-"""A question whose connection is cut under it."""
+"""A remote execution whose connection is cut under it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from provision.remote.protocol import Clock, NodeError
 from provision.remote.ssh.connection import Hop, Route
-from provision.remote.ssh.execute import Question
+from provision.remote.ssh.execute import RemoteExecution
 
 SECONDS = 0.3
 
@@ -48,7 +48,7 @@ class Cut:
 
 @pytest.mark.parametrize(("after", "kind"), [(SECONDS + 0.1, "hung"), (0.0, "garbage")])
 def test_a_node_cut_off_because_its_time_was_up_did_not_answer_badly(after: float, kind: str) -> None:
-    question = Question(Cut(after), Route(Hop("192.0.2.1", 22, "ops")), b"print()", Clock(SECONDS))
+    question = RemoteExecution(Cut(after), Route(Hop("192.0.2.1", 22, "ops")), b"print()", Clock(SECONDS))
     with pytest.raises(NodeError) as error:
         question.answer()
     assert error.value.kind == kind

@@ -1,4 +1,4 @@
-"""The crew: every node gets a result, whatever its work does; more are asked at once while that helps."""
+"""The thread pool: every node gets a result, whatever its work does; concurrency rises while that helps."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 
 from provision.remote.protocol import NodeError
 from provision.remote.ssh import pool as module
-from provision.remote.ssh.pool import Crew, Level
+from provision.remote.ssh.pool import Concurrency, HostPool
 
 
-def gathered(crew: Crew[str]) -> dict[str, str | NodeError]:
+def gathered(pool: HostPool[str]) -> dict[str, str | NodeError]:
     found: dict[str, str | NodeError] = {}
-    while crew.unfinished:
-        for done in crew.gather(wait=0.2):
+    while pool.unfinished:
+        for done in pool.gather(wait=0.2):
             assert done.name not in found
             found[done.name] = done.result
     return found
@@ -47,7 +47,7 @@ def test_every_node_gets_its_result_a_few_at_a_time() -> None:
             return name.upper()
 
     names = [f"n{number}" for number in range(50)]
-    assert gathered(Crew(names, work, seconds=10, threads=4)) == {name: name.upper() for name in names}
+    assert gathered(HostPool(names, work, seconds=10, threads=4)) == {name: name.upper() for name in names}
     assert at_work.most <= 4
 
 
@@ -59,7 +59,7 @@ def test_trouble_of_one_is_not_trouble_of_another() -> None:
             raise KeyError("oops")
         return "fine"
 
-    found = gathered(Crew(["known", "bug", "good"], work, seconds=10, threads=1))
+    found = gathered(HostPool(["known", "bug", "good"], work, seconds=10, threads=1))
     assert found["good"] == "fine"
     assert isinstance(found["known"], NodeError)
     assert found["known"].kind == "auth"
@@ -77,8 +77,8 @@ def test_a_thread_that_never_returns_is_left_behind(monkeypatch: pytest.MonkeyPa
             stuck.wait(60)
         return "fine"
 
-    crew = Crew(["stuck", "a", "b"], work, seconds=0.1, threads=1)
-    found = gathered(crew)
+    pool = HostPool(["stuck", "a", "b"], work, seconds=0.1, threads=1)
+    found = gathered(pool)
     stuck.set()
     assert isinstance(found["stuck"], NodeError)
     assert found["stuck"].kind == "hung"
@@ -94,10 +94,10 @@ def test_nothing_more_is_started_once_it_is_stopped() -> None:
         go.wait(60)
         return name
 
-    crew = Crew(["a", "b", "c"], work, seconds=60, threads=1)
-    crew.stop()
+    pool = HostPool(["a", "b", "c"], work, seconds=60, threads=1)
+    pool.stop()
     go.set()
-    first = [done.name for done in crew.gather(wait=10)]
+    first = [done.name for done in pool.gather(wait=10)]
     assert set(first) <= {"a"}
     assert set(started) <= {"a"}
 
@@ -112,7 +112,7 @@ def test_more_are_asked_at_once_when_all_that_takes_time_is_the_way() -> None:
         return name
 
     names = [f"n{number}" for number in range(1200)]
-    assert len(gathered(Crew(names, work, seconds=60, threads=300))) == 1200
+    assert len(gathered(HostPool(names, work, seconds=60, threads=300))) == 1200
     assert 64 < at_work.most <= 300
 
 
@@ -128,12 +128,12 @@ def test_nodes_that_are_slow_beside_the_others_hold_nobody_up(monkeypatch: pytes
         return name
 
     names = [*(f"slow{number}" for number in range(64)), *(f"n{number}" for number in range(300))]
-    crew = Crew(names, work, seconds=60, threads=200)
+    pool = HostPool(names, work, seconds=60, threads=200)
     done: list[str] = []
-    while crew.unfinished:
-        done += [each.name for each in crew.gather(wait=0.2)]
-        if len(done) == 300 and crew.unfinished == 64:
-            assert sorted(crew.awaited) == sorted(names[:64])
+    while pool.unfinished:
+        done += [each.name for each in pool.gather(wait=0.2)]
+        if len(done) == 300 and pool.unfinished == 64:
+            assert sorted(pool.awaited) == sorted(names[:64])
             others.release(64)
     assert not any(name.startswith("slow") for name in done[:300])
 
@@ -145,37 +145,40 @@ def test_nobody_is_awaited_while_others_wait_for_their_turn() -> None:
         go.wait(60)
         return name
 
-    crew = Crew(["a", "b"], work, seconds=60, threads=1)
-    assert crew.awaited == []
+    pool = HostPool(["a", "b"], work, seconds=60, threads=1)
+    assert pool.awaited == []
     go.set()
-    assert gathered(crew) == {"a": "a", "b": "b"}
-    assert crew.awaited == []
+    assert gathered(pool) == {"a": "a", "b": "b"}
+    assert pool.awaited == []
 
 
-def climb(level: Level, rate: Callable[[int], float], cpu_of_one: float = 0.0) -> list[int]:
-    """The levels it goes through when `rate` says how many nodes a second there are at each."""
-    levels = [level.now]
+def climb(concurrency: Concurrency, rate: Callable[[int], float], cpu_of_one: float = 0.0) -> list[int]:
+    """The numbers it goes through when `rate` says how many nodes a second there are at each."""
+    numbers = [concurrency.now]
     for _ in range(10):
-        seconds = level.now / rate(level.now)
-        level.seen(seconds, level.now, level.now * cpu_of_one)
-        if level.now != levels[-1]:
-            levels.append(level.now)
-    return levels
+        seconds = concurrency.now / rate(concurrency.now)
+        concurrency.observe(seconds, concurrency.now, concurrency.now * cpu_of_one)
+        if concurrency.now != numbers[-1]:
+            numbers.append(concurrency.now)
+    return numbers
 
 
 def test_it_grows_to_the_limit_while_only_time_on_the_way_is_waited_for() -> None:
-    assert climb(Level(500), lambda level: level / 1.5) == [64, 128, 256, 500]
+    assert climb(Concurrency(500), lambda now: now / 1.5) == [64, 128, 256, 500]
 
 
 def test_it_goes_back_where_more_are_not_faster() -> None:
-    assert climb(Level(500), lambda level: min(level / 1.5, 70)) == [64, 128, 256, 128]
+    assert climb(Concurrency(500), lambda now: min(now / 1.5, 70)) == [64, 128, 256, 128]
 
 
 def test_it_stops_where_our_own_processor_is_the_limit() -> None:
     """5 ms each: 200 a second fill a core."""
-    assert climb(Level(500), lambda level: min(level / 0.5, 200), cpu_of_one=0.005) == [64, 128]
+    assert climb(Concurrency(500), lambda now: min(now / 0.5, 200), cpu_of_one=0.005) == [
+        64,
+        128,
+    ]
 
 
 @pytest.mark.parametrize("limit", [1, 7, 64])
 def test_the_limit_is_never_passed(limit: int) -> None:
-    assert climb(Level(limit), lambda level: level) == [limit]
+    assert climb(Concurrency(limit), lambda now: now) == [limit]
