@@ -17,13 +17,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from provision import __version__, atomic_file, paths
 from provision import text as wording
-from provision.checks.check import Output
 from provision.errors import RunFolderError
 from provision.secrets_mask import HIDDEN, is_secret_name
+
+if TYPE_CHECKING:
+    from provision.checks.check import Output
 
 FORMAT = 1  # written into run.json; a newer one is refused politely
 
@@ -366,6 +368,8 @@ def keep_raw(folder: RunFolder, raw: Raw) -> None:
 def read_raw(folder: RunFolder, node: str, check: str) -> Raw | None:
     """What an earlier run stored; None when it did not come that far; of a damaged file, an `error` that
     names it. Raises RunFolderError for a file of a newer gpuprov."""
+    from provision.checks.check import Output  # here, for `up` keeps runs and starts without any check
+
     path = folder.path / raw_path(node, check)
     if not path.exists():
         return None
