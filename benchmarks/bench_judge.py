@@ -36,7 +36,7 @@ MOST = 3  # rounds: a thousand nodes take minutes
 def measure(options: Options) -> Iterator[Finding]:
     """Fleets of several sizes; `--quick`: one, of few nodes."""
     if options.quick:
-        made = raw_fleet.templates(SKUS[:1], good=1, faults=raw_fleet.FAULTS[:1])
+        made = raw_fleet.templates(SKUS[:1], good=1, faults=report_fleet.FAULTS[:1])
     else:
         made = raw_fleet.templates(SKUS)
     rows = []

@@ -55,8 +55,8 @@ def _reports(run: Path, size: int, rounds: int) -> Iterable[Finding]:
         f"report, summary of {size:,} nodes, CPU", "json.loads of the results", ratios,
     )  # fmt: skip
     page = (out / "report.html").stat().st_size / 1e6
-    memory = tuple(most.costs["summary"])
-    yield Result("report.memory" if large else "", f"the same, memory in MB, {size:,} nodes", "", memory)
+    peaks = tuple(most.costs["summary"])
+    yield Result("report.memory" if large else "", f"the same, memory in MB, {size:,} nodes", "", peaks)
     yield Result("report.html" if large else "", f"size of the HTML in MB, {size:,} nodes", "", (page,))
     rows = tuple(
         (

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from benchmarks.costs import ROOT
@@ -157,7 +158,7 @@ def _processes(options: Options) -> Iterator[Finding]:
     rates, idles = Rounds(), Rounds()
     for _ in range(1 if options.quick else max(1, options.rounds // 2)):
         for count in (1, many):
-            wall, idle = idle_while(lambda count=count: at_once(play, hosts, count))
+            wall, idle = idle_while(partial(at_once, play, hosts, count))
             rates.add(str(count), len(hosts) / wall)
             idles.add(str(count), idle)
     full = idles.median("1") < IDLE

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.nodes import FailedError, Nodes
+from benchmarks.nodes import FailedError as FailedError
+from benchmarks.nodes import Nodes
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE_COST = Path(__file__).with_name("tree_cost.py")

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from benchmarks.detection import machine, trial
+from benchmarks.detection.cases import FOUR, Case, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from benchmarks.report_fleet import BAD, CHECKED, FAULTS, SILENT, UNMEASURED
@@ -33,12 +34,12 @@ class Template:
 
 def measured(sku: str, number: int, key: str = "") -> Template:
     """One simulated node through all checks; `key`: what is wrong with it, a class of the catalogue."""
-    rng = trial.generator("judge", sku, number, key)
-    case = trial.draw_case(ENTRIES[key], rng, graded=False)[1] if key else trial.Case()
+    rng = generator("judge", sku, number, key)
+    case = draw_case(ENTRIES[key], rng, graded=False)[1] if key else Case()
     name = f"template-{number}"
     with Machine(sku, name, rng.randrange(2**31), **case.machine) as node:
         trial._break(node, case)
-        declared = {**trial.DECLARED, **(trial.FOUR_GPUS if sku in trial.FOUR else {}), **case.variables}
+        declared = {**trial.DECLARED, **(trial.FOUR_GPUS if sku in FOUR else {}), **case.variables}
         look = trial.looked(node, CHECKED, declared)
         raws = {} if look.error else dict(_raws(node, look))
     return Template(name, json.dumps(asdict(look), default=str), raws)

@@ -14,9 +14,10 @@ from random import Random
 from typing import Any
 
 from benchmarks.detection import machine, trial
+from benchmarks.detection.cases import Case, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision.checks import health
+from provision.checks import health, registry
 from provision.checks.health import CheckResult, FleetHealth, GpuIdentity, NodeHealth
 from provision.checks.judge import Finding, Verdict
 from provision.report import json as report_json
@@ -27,7 +28,7 @@ SKU = "h100-sxm"
 # Classes of benchmarks/detection/catalogue.py that a node's own checks see; a node in BAD has one of them.
 FAULTS = ("14", "15", "17", "18", "20c")
 BAD, SILENT, UNMEASURED = 100, 400, 500  # one node in so many
-CHECKED = tuple(trial.registry.select("burnin"))
+CHECKED = tuple(registry.select("burnin"))
 _FLOOR = """
 import json, sys
 with open(sys.argv[1], "rb", buffering=1 << 20) as file:
@@ -56,8 +57,8 @@ def templates() -> tuple[list[str], list[str]]:
 
 
 def _simulated(number: int, key: str = "") -> NodeHealth:
-    rng = trial.generator("report", number, key)
-    case = trial.draw_case(ENTRIES[key], rng, graded=False)[1] if key else trial.Case()
+    rng = generator("report", number, key)
+    case = draw_case(ENTRIES[key], rng, graded=False)[1] if key else Case()
     with Machine(SKU, f"node-{number + 2}", rng.randrange(2**31), **case.machine) as node:
         trial._break(node, case)
         return trial.validate(node, case.variables, case.event)[0]

@@ -101,9 +101,9 @@ def simulated(words: list[str]) -> dict[str, Any]:
                 on_event(Event("ok", name, "", "", {"gpuprov": answer}))
             return {name: Outcome(name, "ok") for name in hosts}
 
-        validation.observe = observe  # type: ignore[assignment]
+        validation.observe = observe  # type: ignore[attr-defined, assignment]
         partitions.run_sharded = run_sharded  # type: ignore[assignment]
-        campaign.judge_check = judged
+        campaign.judge_check = judged  # type: ignore[assignment]
         Measurement.__init__ = counted(made)  # type: ignore[method-assign]
         Measurement.__setstate__ = counted(Measurement.__setstate__)  # type: ignore[attr-defined]
         found = command(words)

@@ -55,7 +55,7 @@ def _planned(draw: Draw) -> Case:
     """Uplinks that carry less than the racks can send, as the inventory says."""
     times = draw.rng.choice((2.0, 4.0))
     racks = _nodes(draw) // RACK
-    faults = {("uplink", f"r{rack}"): 1 / times for rack in range(racks)}
+    faults: dict[tuple[str, ...], float | None] = {("uplink", f"r{rack}"): 1 / times for rack in range(racks)}
     return Case(fleet=FleetCase(RACK * racks, faults, oversubscription=times))
 
 

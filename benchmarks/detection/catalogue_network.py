@@ -35,9 +35,9 @@ def _direct(draw: Draw) -> Case:
 def _address(draw: Draw) -> Case:
     nic, roce = _nic(draw), draw.rng.random() < 0.4
     if roce:
-        faults = (f"port_gid nic={nic} how=elsewhere", f"port_gid nic={nic} how=absent")
+        faults = [f"port_gid nic={nic} how=elsewhere", f"port_gid nic={nic} how=absent"]
     else:
-        faults = (f"port_pkey nic={nic}", f"port_no_sm nic={nic}", f"port_mtu nic={nic} mtu=1024")
+        faults = [f"port_pkey nic={nic}", f"port_no_sm nic={nic}", f"port_mtu nic={nic} mtu=1024"]
     expected = Expected((f"mlx5_{nic}",), CONFIGURE, verdicts=("fail", "warn"))
     return Case((draw.rng.choice(faults),), expected, machine={"network": "roce" if roce else "ib"})
 

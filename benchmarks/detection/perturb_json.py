@@ -156,7 +156,7 @@ def dcgm(rng: Random, answer: Answer, row: Row) -> Change | None:
     read = _document(answer)
     if read is None:
         return None
-    body = next((value for key, value in read[1].items() if key.startswith("DCGM")), {})
+    body = next((value for key, value in read[1].items() if key.startswith("DCGM")), None)
     if not isinstance(body, dict) or not isinstance(body.get("test_categories"), list):
         return None  # another change has broken it
     found = [

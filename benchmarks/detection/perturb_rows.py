@@ -71,11 +71,11 @@ def stops(rng: Random, answer: Answer, row: Row) -> Change:
     """The sampler ended by itself in the first tenth."""
     lines = answer.text.splitlines(keepends=True)
     kept = lines[: rng.randrange(len(answer.gpus) + 1, max(len(answer.gpus) + 2, len(lines) // 10))]
-    text, devices = "".join(kept), ("node",)
+    text, devices = "".join(kept), ["node"]
     if "words" in row.more:
         text += row.choice(rng, "words").format(address=answer.gpus[0]) + "\n"
-        devices = ("node", "gpu0")
-    return Change(Answer(text, row.choice(rng, "status"), answer.gpus), devices, "end")
+        devices.append("gpu0")
+    return Change(Answer(text, row.choice(rng, "status"), answer.gpus), tuple(devices), "end")
 
 
 def order(rng: Random, answer: Answer, row: Row) -> Change:

@@ -186,7 +186,8 @@ def validate(
     """
     asked = registry.select("burnin")
     node = looked(one, asked, {**DECLARED, **(FOUR_GPUS if one.sku in FOUR else {}), **variables})
-    results, seconds = {}, dict.fromkeys(STAGES, 0.0)
+    results = {}
+    seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
     if not node.error:
         limits = node.limits(OWN_LIMITS)
         for name in asked:

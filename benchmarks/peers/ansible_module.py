@@ -24,7 +24,7 @@ def make(nodes: Nodes, expected: Sequence[Expected], folder: Path, look: bool) -
     play = folder / "play.yml"
     play.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": [task]}], indent=1))
     library = {"ANSIBLE_LIBRARY": str(Path(__file__).with_name("library"))}
-    command = ["ansible-playbook", "-i", nodes.inventory(folder), play]
+    command: list[str | Path] = ["ansible-playbook", "-i", nodes.inventory(folder), play]
     return Work(command, folder, differences, {**ansible_playbook.environment(folder), **library})
 
 

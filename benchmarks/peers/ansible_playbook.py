@@ -57,7 +57,7 @@ def tasks(*more: str) -> Callable[[Nodes, Sequence[Expected], Path, bool], Work]
         named = [{"name": f"{one.kind} {one.name}", **_task(one)} for one in expected]
         play = folder / "play.yml"
         play.write_text(json.dumps([{"hosts": "all", "gather_facts": False, "tasks": named}], indent=1))
-        command = ["ansible-playbook", "-i", nodes.inventory(folder), *more, play]
+        command: list[str | Path] = ["ansible-playbook", "-i", nodes.inventory(folder), *more, play]
         return Work(command, folder, differences, environment(folder))
 
     return make

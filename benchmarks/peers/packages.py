@@ -23,8 +23,8 @@ def peers() -> Path:
     if not (place / "complete").exists():
         print(f"installing {', '.join(PINNED)} into {place}", file=sys.stderr)
         place.mkdir(parents=True, exist_ok=True)
-        pip = [place / "bin" / "python", "-m", "pip", "install", "--quiet", *PINNED]
-        for command in ([sys.executable, "-m", "venv", "--clear", place], pip):
+        pip = [str(place / "bin" / "python"), "-m", "pip", "install", "--quiet", *PINNED]
+        for command in ([sys.executable, "-m", "venv", "--clear", str(place)], pip):
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
             if done.returncode:
                 last = (done.stderr.strip().splitlines() or ["no word why"])[-1]

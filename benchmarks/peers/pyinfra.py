@@ -60,7 +60,7 @@ def make(nodes: Nodes, expected: Sequence[Expected], folder: Path, look: bool) -
         if one.kind == "file":
             (folder / "files" / Path(one.name).name).write_text(one.value)
     how = ["--dry"] if look else ["-y"]
-    command = [
+    command: list[str | Path] = [
         peers() / "pyinfra",
         "--json",
         *how,

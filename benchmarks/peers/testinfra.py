@@ -60,7 +60,7 @@ def over(backend: str) -> Callable[[Nodes, Sequence[Expected], Path, bool], Work
         config.write_text(SSH_CONFIG.format(nodes=nodes, folder=folder))
         hosts = ",".join(f"{backend}://{address}" for address in nodes.addresses.values())
         quiet = ["-q", "-rA", "--tb=no", "--show-capture=no", "-p", "no:cacheprovider", "-p", "no:warnings"]
-        command = [
+        command: list[str | Path] = [
             peers() / "pytest",
             *quiet,
             f"--hosts={hosts}",

@@ -17,7 +17,7 @@ from benchmarks import expected as expectations
 from benchmarks.costs import FailedError, cost_of
 from benchmarks.goals import GOALS
 from benchmarks.nodes import Nodes
-from benchmarks.peers import ansible_module
+from benchmarks.peers import ansible_module, plain_ssh
 from benchmarks.results import Finding, Options, Result, Rounds, Table
 
 pytestmark = pytest.mark.timeout(600)
@@ -226,7 +226,7 @@ def test_who_reports_no_planted_difference_is_not_measured(
     fleet, expected = two
     bench_drift.sees(bench_drift.OURS, fleet, expected, bench_drift._new(tmp_path, "ours"))
     with pytest.raises(FailedError, match="it reports"):  # plain ssh looks at nothing
-        bench_drift.sees(bench_drift.FLOOR, fleet, expected, bench_drift._new(tmp_path, "floor"))
+        bench_drift.sees(plain_ssh.FLOOR, fleet, expected, bench_drift._new(tmp_path, "floor"))
 
 
 def test_who_finds_a_node_not_as_declared_is_not_measured(

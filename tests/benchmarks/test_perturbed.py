@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.detection import perturb, perturb_report, perturb_trial, repeats
-from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer, table
+from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer, Change, table
 from provision.checks.judge import Finding, Verdict
 
 HERE = Path(__file__).parents[1]
@@ -122,7 +122,7 @@ def test_every_row_has_a_label_a_source_and_somebody_who_does_it() -> None:
 
 def fault(label: str, device: str) -> perturb.Perturbed:
     row = next(row for row in table()["smi_xml"] if row.label == label)
-    change = perturb.Change(Answer("", 0), (device,), "")
+    change = Change(Answer("", 0), (device,), "")
     return perturb.Perturbed("smi_xml", 0, Answer("", 0), ((row, change),))
 
 

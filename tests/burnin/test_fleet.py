@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,8 +23,8 @@ WANTED = {"pairs": Between(("pair_bandwidth",))}
 OPTIONAL = {"pairs": Between(("pair_bandwidth",), optional=True)}
 
 
-def waits(node: str, holding: str = "pairs", **more: bool) -> Status:
-    return Status(node, "", alive=True, holding=holding, **more)
+def waits(node: str, holding: str = "pairs", over: bool = False) -> Status:
+    return Status(node, "", alive=True, holding=holding, over=over)
 
 
 @pytest.mark.parametrize(
@@ -44,8 +45,8 @@ def test_pairs_are_measured_once_all_of_a_turn_wait(found: list[Status], ready: 
 def test_the_segments_of_a_profile_from_a_node_are_not_trusted() -> None:
     row = {"name": "x", "kind": "fleet", "checks": ["pair_bandwidth"]}
     assert fleet.segments({"segments": [row, 3]}) == {"x": Between(("pair_bandwidth",))}
-    row |= {"attended": "only", "checks": 3}
-    assert fleet.segments({"segments": [row]}) == {"x": Between((), optional=True)}
+    strange = {**row, "attended": "only", "checks": 3}
+    assert fleet.segments({"segments": [strange]}) == {"x": Between((), optional=True)}
     assert fleet.segments({"segments": "x"}) == fleet.segments(None) == {}
 
 
@@ -122,10 +123,8 @@ def test_what_was_measured_while_a_node_burned_again_is_not_judged(measured: Mea
 def test_nodes_are_let_go_on_whatever_came_of_the_measuring(
     run: Campaign, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, object]] = []
-    monkeypatch.setattr(
-        Campaign, "ask", lambda _self, state, _nodes, **more: asked.append((state, more["shared"])) or {}
-    )
+    ask = Mock(return_value={})
+    monkeypatch.setattr(Campaign, "ask", ask)
 
     def fails(*_: object) -> None:
         raise KeyboardInterrupt
@@ -133,7 +132,8 @@ def test_nodes_are_let_go_on_whatever_came_of_the_measuring(
     monkeypatch.setattr(pair_campaign, "measure", fails)
     with pytest.raises(KeyboardInterrupt):
         fleet.measure(run, "pairs", ["pair_bandwidth"], {"gpu-01": NODE}, print, 5)
-    assert asked == [("release", {"segment": "pairs"})]
+    (asked,) = ask.mock_calls
+    assert (asked.args[0], asked.kwargs["shared"]) == ("release", {"segment": "pairs"})
     assert RunFolder(run.folder.path / "fleet" / "pairs").meta()["asked"] == ["pair_bandwidth"]
 
 

@@ -270,8 +270,9 @@ def test_ports_of_another_rate_are_compared_with_their_like() -> None:
 
     def over(name: str, share: float, rate: float) -> NodeHealth:
         one = node(name, {"": share}, check="nccl_network", metric="rail_share")
+        (check,) = one.checks
         ports = (Measurement("cards", 8, "cards"), Measurement("rate", rate, "Gb/s"))
-        return replace(one, checks=(replace(one.checks[0], measurements=one.checks[0].measurements + ports),))
+        return replace(one, checks=(replace(check, measurements=(*check.measurements, *ports)),))
 
     whole = [over(f"gpu-{i}", 84.0, 400.0) for i in range(5)]
     assert {name for name, _ in accused([*whole, over("gpu-5", 79.0, 400.0)])} == {"gpu-5"}

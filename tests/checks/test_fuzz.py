@@ -54,7 +54,7 @@ def text_of(output: Output) -> str:
 
 def answers(one: Scenario, name: str, text: str, **more: Any) -> tuple[Output, ...]:
     """The outputs of a scenario, one of which says something else."""
-    return tuple(replace(o, **{stream(o): text}, **more) if o.name == name else o for o in one.outputs)
+    return tuple(replace(o, **{stream(o): text, **more}) if o.name == name else o for o in one.outputs)
 
 
 def spoken(one: Scenario, logs: bool = True) -> list[Output]:

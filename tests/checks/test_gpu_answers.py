@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,7 @@ def judged(check: str, *outputs: Output) -> CheckResult:
     return campaign.judge_check(node, store.Raw("gpu-01", check, outputs), {})
 
 
-def answers(text: str, **more: object) -> Output:
+def answers(text: str, **more: Any) -> Output:
     return replace(Output(gpu_answers.NAME, ("nvidia-smi",), 0, text, "", 0.4), **more)
 
 

@@ -46,7 +46,7 @@ def test_measurements() -> None:
 def test_a_limit_condemns_what_peers_cannot() -> None:
     limit = Threshold("gpu_burn.rate", 600_000, "Gflop/s", "at_least", "a made-up limit", "measured")
     output = make_output("gpu_burn", sample("gpu_burn/healthy.txt"), argv=ARGV)
-    findings = judged("gpu_burn", output, **{"gpu_burn.rate": limit})
+    findings = judged("gpu_burn", output, node=None, **{"gpu_burn.rate": limit})
     assert bad(findings) == [(Verdict.FAIL, f"gpu{i}") for i in range(8)]
 
 

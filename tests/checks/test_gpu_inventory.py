@@ -196,7 +196,7 @@ def test_a_failing_nvidia_smi_is_told_once_and_the_kernel_log_still_counts(
     output: dict[str, Any], verdict: Verdict, said: str
 ) -> None:
     broken = {name: make_output(name, **output, argv=("nvidia-smi",)) for name in ("nvidia_smi", "nvlink")}
-    findings = inventory(journal="journal-xids.txt", **broken)
+    findings = inventory(node=None, journal="journal-xids.txt", **broken)
     mine = [f for f in findings if not f.metric.startswith(("xid", "sxid"))]
     assert [f.verdict for f in mine] == [verdict]
     assert said in mine[0].message
@@ -213,8 +213,8 @@ def test_a_failing_nvidia_smi_is_told_once_and_the_kernel_log_still_counts(
 def test_what_was_printed_whole_before_a_program_failed_counts_beside_the_error(
     name: str, file: str, rc: int
 ) -> None:
-    failed = set(flagged(inventory(**{name: make_output(name, sample(f"gpu_inventory/{file}"), rc=rc)})))
-    shown = set(flagged(inventory(**{name: file})))
+    output = make_output(name, sample(f"gpu_inventory/{file}"), rc=rc)
+    failed, shown = (set(flagged(inventory(node=None, **{name: one}))) for one in (output, file))
     (error,) = failed - shown
     assert error[:3] == ("error", "node", "")
     assert failed >= shown

@@ -196,7 +196,7 @@ def test_half_an_answer_of_a_drive_is_an_error(answer: Mapping[str, Any]) -> Non
 
 
 def test_a_container_is_started_only_when_it_is_asked_for() -> None:
-    none = {"container_runtime.all.installed": []}
+    none: dict[str, Any] = {"container_runtime.all.installed": []}
     seven = {"container": {"stdout": LISTED.partition("GPU 7")[0]}}
     assert flagged(judge(answers=seven)) == []
     found = flagged(judge(none, gpuprov_container_image=IMAGE))

@@ -49,7 +49,8 @@ def test_what_is_like_its_peers_is_well() -> None:
     [("persistence", "Disabled"), ("compute_mode", "Exclusive_Process"), ("mig_mode", "Enabled")],
 )
 def test_a_mode_unlike_its_peers(metric: str, value: str) -> None:
-    assert settings(**{metric: {3: value}}) == {("warn", "gpu3", metric, "fix configuration")}
+    changed: dict[str, Any] = {metric: {3: value}}
+    assert settings(**changed) == {("warn", "gpu3", metric, "fix configuration")}
 
 
 def test_firmware_unlike_that_of_its_peers() -> None:

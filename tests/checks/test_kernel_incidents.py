@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import yaml
 
@@ -30,7 +32,7 @@ NONE, RESET, REBOOT = "0x0 (None)", "0x1 (GPU Reset Required)", "0x2 (Node Reboo
 
 def judged(*lines: str, own_test: bool = False, settled: tuple[str, ...] = ()) -> list[Finding]:
     events = kernel_incidents.named(kernel_log.events(lines), GPUS)
-    through = {}
+    through: dict[str, dict[str, Any]] = {}
     for measurement in kernel_incidents.measured(events):
         through.setdefault(measurement.metric, {})[measurement.device] = measurement.value
     again = kernel_incidents.remembered(through)
@@ -153,7 +155,7 @@ def test_corrected_pcie_errors_count_by_the_minute() -> None:
 def test_the_catalogue_leads_nowhere_in_a_circle() -> None:
     codes = list(yaml.safe_load((DATA / "xid.yml").read_text()))
     for start in codes:
-        reached, edge = set(), {start}
+        reached, edge = set[int](), {start}
         while edge:
             edge = {root for code in edge for root in codes if root != code and kernel_log.brings(root, code)}
             assert start not in edge, start
@@ -169,7 +171,7 @@ def measured_node() -> NodeFacts:
     return NodeFacts("gpu-01", {}, node.gpuprov_node, node.variables)
 
 
-def raw(*outputs: Output, **delta: object) -> store.Raw:
+def raw(*outputs: Output, **delta: Any) -> store.Raw:
     log = make_output(KERNEL_LOG_DELTA, **delta)
     return store.Raw("gpu-01", "p2p_bandwidth", (*outputs, log))
 

@@ -37,7 +37,7 @@ def with_ports(*ports: dict[str, Any]) -> CheckNode:
 NODE = with_ports(*map(port, CARDS))
 
 
-def measured(node: CheckNode = NODE, **other: str) -> dict[str, Output]:
+def measured(node: CheckNode = NODE, /, **other: str) -> dict[str, Output]:
     """The outputs of a healthy node; `mlx5_2_host="slow"` puts that sample in the place of a healthy one."""
 
     found = {}

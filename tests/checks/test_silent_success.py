@@ -17,7 +17,7 @@ import yaml
 from provision.checks import health, thresholds
 from provision.checks.check import Output
 from provision.checks.health import CheckResult, FleetHealth
-from provision.checks.judge import Finding, Verdict
+from provision.checks.judge import Finding, Verdict, worst
 from provision.checks.registry import CHECKS
 from provision.desired import expectations, stack
 from provision.drift.drifts import drifts
@@ -116,7 +116,7 @@ def test_readiness_engine_pr_6_a_gate_that_cannot_be_evaluated(check: str) -> No
         verdicts = [finding.verdict for finding in module.judge(well.node, without, limits)]
     except (KeyError, ValueError, StopIteration):
         verdicts = [Verdict.ERROR]  # the campaign turns any exception into this
-    assert campaign.worst(verdicts) is not Verdict.PASS
+    assert worst(verdicts) is not Verdict.PASS
     if check.startswith(("p2p_bandwidth", "nccl_all", "nccl_reduce")):
         assert {f.verdict for f in module.judge(well.node, measured, {})} == {Verdict.WARN}
 

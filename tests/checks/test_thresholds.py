@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -21,8 +22,8 @@ GOOD = {
     "source": "our own fleet, May",
     "kind": "measured",
 }
-TYPICAL = {"value": 380, "machines": 12, "source": "our own fleet, May"}
-SPREAD = {"percent": 0.5, "machines": 12, "source": "our own fleet, May"}
+TYPICAL: dict[str, Any] = {"value": 380, "machines": 12, "source": "our own fleet, May"}
+SPREAD: dict[str, Any] = {"percent": 0.5, "machines": 12, "source": "our own fleet, May"}
 
 
 def write(path: Path, *documents: object) -> Path:

@@ -30,7 +30,7 @@ BAD_GPU = "GPU-9d10300c-d44e-7c25-047b-c52c777a2497"
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     # extractall wants a filter in 3.14 and has none in Debian 12's 3.11.2; the command works in both.
-    unpack = [sys.executable, "-m", "tarfile", "-e", STORED / "runs.tar.xz", tmp_path]
+    unpack = [sys.executable, "-m", "tarfile", "-e", str(STORED / "runs.tar.xz"), str(tmp_path)]
     subprocess.run(unpack, check=True, timeout=60, capture_output=True)
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path))
     return tmp_path

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -186,16 +187,14 @@ def test_where_nodes_differ_in_one_role_the_others_are_not_asked_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _forget(monkeypatch)
-    computed: list[str] = []
-    for name in ("_promised", "_names_anywhere"):
-        real = getattr(expectations, name)
-        monkeypatch.setattr(
-            expectations, name, lambda role, *rest, real=real: computed.append(role.name) or real(role, *rest)
-        )
+    spies = {name: Mock(wraps=getattr(expectations, name)) for name in ("_promised", "_names_anywhere")}
+    for name, spy in spies.items():
+        monkeypatch.setattr(expectations, name, spy)
     for number in range(20):
         declared = {"host_settings_sysctls": {"net.core.somaxconn": number}}
         expectations.of_node(declared, NODE)
         expectations.facts_to_ask(declared)
+    computed = [call.args[0].name for spy in spies.values() for call in spy.call_args_list]
     assert computed.count("host_settings") == 40
     assert computed.count("nvidia_driver") == 2
     assert len(computed) == 40 + 2 * (len(expectations.roles_in_order()) - 1)

@@ -103,7 +103,7 @@ def test_a_missing_key_and_two_groups_for_one_kind_are_named(tmp_path: Path) -> 
 def machine(sku: str | None = "h100-sxm", system: str = "debian 13") -> dict[str, Any]:
     known = skus.all_skus().get(sku or "")
     shape = (known.architecture, known.fabric) if known else (None, "none")
-    gpu = {"sku": sku, "product_names": [], "architecture": shape[0], "fabric": shape[1]}
+    gpu: dict[str, Any] = {"sku": sku, "product_names": [], "architecture": shape[0], "fabric": shape[1]}
     return {**described.machine(system, **gpu), "kernel": {"release": "6.12", "boot_release": "6.12"}}
 
 
@@ -122,7 +122,7 @@ RHEL = Group("rhel 9", "x86_64", ("h100-sxm",), "gpu-11", {"libnccl": "2.29.7-1+
 
 
 def declared(lock: Lock | None, **more: Any) -> dict[str, Any]:
-    given = {"gpuprov_roles": ["nvidia_driver", "package_lock"]}
+    given: dict[str, Any] = {"gpuprov_roles": ["nvidia_driver", "package_lock"]}
     given |= {lockfile.VARIABLE: lock.variable} if lock else {}
     return stack.declared(Node("a", (), {**given, **more}), {})
 

@@ -103,8 +103,8 @@ def test_a_pattern_names_what_ansible_says(
 
 def list_hosts(source: Path, *words: str) -> list[str]:
     """What the command line of Ansible names."""
-    command = [Path(sys.executable).parent / "ansible", "-i", source, "--list-hosts", *words]
-    shown = ran(command, check=True)
+    ansible = Path(sys.executable).parent / "ansible"
+    shown = ran([ansible, "-i", source, "--list-hosts", *words], check=True)
     return [line.strip() for line in shown.stdout.splitlines()[1:]]
 
 

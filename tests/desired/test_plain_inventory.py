@@ -17,6 +17,7 @@ from hypothesis import Phase, given, settings
 from provision.desired import inventory
 from provision.desired.inventory import ansible_inventory
 from provision.desired.inventory import plain as plain_inventory
+from provision.desired.inventory.plain.documents import NotPlainError
 from tests.support import vault
 from tests.support.random_inventories import AnsibleInventory, inventories, write
 from tests.support.seed import times
@@ -48,7 +49,7 @@ def test_any_inventory_means_what_ansible_says(ansible: AnsibleInventory) -> Non
             source = write(Path(folder), files)
             try:
                 answer = plain_inventory.read(source)
-            except plain_inventory.NotPlainError as trouble:
+            except NotPlainError as trouble:
                 told[str(trouble)] += 1
                 return
             told["plain"] += 1
@@ -73,7 +74,7 @@ def test_a_plain_inventory_is_read_without_ansible(
 @pytest.mark.usefixtures("ansible")
 @pytest.mark.parametrize("files", CASES["left_to_ansible"].values(), ids=list(CASES["left_to_ansible"]))
 def test_what_is_unusual_is_left_to_ansible(tmp_path: Path, files: dict[str, str]) -> None:
-    with pytest.raises(plain_inventory.NotPlainError):
+    with pytest.raises(NotPlainError):
         plain_inventory.read(write(tmp_path, files))
 
 
@@ -98,26 +99,26 @@ def test_only_the_vaulted_file_is_asked_of_ansible(
     assert answer == ansible.listed(source, "--vault-password-file", str(password))
     assert len(asked) == 1
     assert source not in asked
-    with pytest.raises(plain_inventory.NotPlainError):
+    with pytest.raises(NotPlainError):
         plain_inventory.read(source)
 
 
 def test_what_is_not_utf8_is_left_to_ansible(tmp_path: Path) -> None:
     (tmp_path / "i").write_bytes(b"h a=\xff\n")
-    with pytest.raises(plain_inventory.NotPlainError):
+    with pytest.raises(NotPlainError):
         plain_inventory.read(tmp_path / "i")
 
 
 def test_a_script_is_left_to_ansible(tmp_path: Path) -> None:
     script = write(tmp_path, {"i": "gpu-1\n"})
     script.chmod(0o755)
-    with pytest.raises(plain_inventory.NotPlainError, match="executed"):
+    with pytest.raises(NotPlainError, match="executed"):
         plain_inventory.read(script)
 
 
 @pytest.mark.parametrize("source", ["a,b,", "$HOME/i"])
 def test_what_is_no_file_is_left_to_ansible(source: str) -> None:
-    with pytest.raises(plain_inventory.NotPlainError):
+    with pytest.raises(NotPlainError):
         plain_inventory.read(Path(source))
 
 
@@ -145,7 +146,7 @@ def test_a_setting_that_might_matter_leaves_it_to_ansible(
         if plain:
             assert plain_inventory.read(source)
         else:
-            with pytest.raises(plain_inventory.NotPlainError):
+            with pytest.raises(NotPlainError):
                 plain_inventory.read(source)
         (tmp_path / place).unlink()
 
@@ -158,7 +159,7 @@ def test_a_variable_of_the_environment_that_might_matter_leaves_it_to_ansible(
     monkeypatch.setenv("ANSIBLE_INVENTORY_UNPARSED_FAILED", "1")  # not handed on to Ansible
     assert plain_inventory.read(source)
     monkeypatch.setenv("ANSIBLE_HASH_BEHAVIOUR", "merge")
-    with pytest.raises(plain_inventory.NotPlainError, match="HASH_BEHAVIOUR"):
+    with pytest.raises(NotPlainError, match="HASH_BEHAVIOUR"):
         plain_inventory.read(source)
 
 
@@ -167,7 +168,7 @@ def test_settings_in_a_file_that_is_named_by_a_variable_leave_it_to_ansible(
 ) -> None:
     source = write(tmp_path, {"i": "h\n"})
     monkeypatch.setenv("ANSIBLE_CONFIG", "$HOME/x.cfg")
-    with pytest.raises(plain_inventory.NotPlainError, match="ANSIBLE_CONFIG"):
+    with pytest.raises(NotPlainError, match="ANSIBLE_CONFIG"):
         plain_inventory.read(source)
 
 
@@ -176,7 +177,7 @@ def test_what_is_nested_very_deeply_is_left_to_ansible(tmp_path: Path) -> None:
     for depth in (300, 900, 100_000):
         value = "[" * depth + "]" * depth
         source = write(tmp_path / str(depth), {"i.yml": f"all: {{hosts: {{h: {{a: {value}}}}}}}\n"})
-        with contextlib.suppress(plain_inventory.NotPlainError):  # and nothing else is raised
+        with contextlib.suppress(NotPlainError):  # and nothing else is raised
             assert plain_inventory.read(source)
 
 
@@ -186,7 +187,7 @@ def test_plugins_of_the_users_leave_it_to_ansible(tmp_path: Path, monkeypatch: p
     (tmp_path / ".ansible/plugins/vars").mkdir(parents=True)
     assert plain_inventory.read(source)
     (tmp_path / ".ansible/plugins/vars/mine.py").touch()
-    with pytest.raises(plain_inventory.NotPlainError, match="plugins"):
+    with pytest.raises(NotPlainError, match="plugins"):
         plain_inventory.read(source)
 
 

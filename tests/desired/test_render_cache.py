@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import ChainMap
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -61,7 +62,7 @@ def test_equal_is_equal_in_type_too(value: Any) -> None:
 
 def test_an_answer_made_of_others_learns_what_mattered_also_from_memory() -> None:
     asked, remembered = Asked(), RenderCache[str]()
-    variables = ChainMap({"a": True}, {"b": "x", "c": 1})
+    variables = ChainMap[str, Any]({"a": True}, {"b": "x", "c": 1})
     for _ in range(2):
         mattered = {"z"}
         remembered.get(variables, 0, asked(variables), mattered)
@@ -71,16 +72,15 @@ def test_an_answer_made_of_others_learns_what_mattered_also_from_memory() -> Non
 
 def test_what_all_nodes_share_is_looked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """`groups` holds all nodes' names, on every node."""
-    seen: list[Any] = []
-    real = render_cache.frozen
-    monkeypatch.setattr(render_cache, "frozen", lambda value: seen.append(value) or real(value))
+    frozen = Mock(wraps=render_cache.frozen)
+    monkeypatch.setattr(render_cache, "frozen", frozen)
     asked, remembered = Asked(), RenderCache[str]()
     shared = {"all": [f"gpu-{number:04}" for number in range(100)]}
     for _ in range(100):
         variables = {"a": True, "b": shared}
         remembered.get(variables, 0, asked(variables))
     assert asked.times == 1
-    assert seen.count(shared) == 1
+    assert frozen.call_args_list.count(call(shared)) == 1
     variables = {"a": True, "b": {"all": ["gpu-0000"]}}
     assert remembered.get(variables, 0, asked(variables)) == "{'all': ['gpu-0000']}"
 

@@ -92,7 +92,7 @@ def seen(source: Path) -> Mapping[str, tuple[Any, Any]]:
     """What `drift` and `up` make of each template on gpu-02: of all in one option, and of `plain`, which no
     other shall have resolved with it, in one of its own. (Each option costs a start of Ansible.)"""
     selected = inventory.select(inventory.load(source), "gpu-02")  # of the others the templates speak
-    found = {}
+    found: dict[str, tuple[Any, Any]] = {}
     for names in (TEMPLATES.keys() - {"plain"}, {"plain"}):
         view, by_drift = seen_by_drift(selected, {name: "{{ " + name + " }}" for name in names})
         by_up = seen_by_up(view)

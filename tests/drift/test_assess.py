@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from provision.desired import inventory, stack
+from provision.desired import expectations, inventory, stack
 from provision.desired.templating import resolve
 from provision.drift import assess
 from provision.errors import CompatibilityError, StackError
@@ -118,7 +118,7 @@ def test_facts_named_after_the_machine_are_asked_for_once_it_is_known(
 ) -> None:
     """What no hypothetical machine had (here: one file) is asked when the node has said what it is."""
     late = "file./etc/modprobe.d/blacklist-nouveau.conf.content"
-    foreseen = assess.facts_to_ask
+    foreseen = expectations.facts_to_ask
     monkeypatch.setattr(assess, "facts_to_ask", lambda view: foreseen(view) - {late})
     nodes = Nodes()
     seen = assess.assess(fleet(gpu_01={}), {}, observe=nodes.observe)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from provision.desired.expectations import Expectation
-from provision.drift.testinfra import fleet
 from provision.drift.testinfra.fleet import Case, base_facts, host_of
 from provision.drift.testinfra.readers import Reader, Unreadable
 from provision.fleet import Fleet, Node
@@ -24,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Host:
     """As much of testinfra's host as the readers use."""
 
-    def __init__(self, files: dict[str, str] | None = None, **answers: tuple[int, str]) -> None:
+    def __init__(self, files: dict[str, str] | None = None, /, **answers: tuple[int, str]) -> None:
         self.files = files or {}
         self.answers = {command.replace("__", " "): answer for command, answer in answers.items()}
         self.asked: list[str] = []
@@ -130,7 +129,7 @@ def test_the_machine_is_told_without_our_observer() -> None:
 
 def reached(monkeypatch: pytest.MonkeyPatch, **variables: Any) -> tuple[str, dict[str, Any]]:
     asked: list[tuple[str, dict[str, Any]]] = []
-    monkeypatch.setattr(fleet.testinfra, "get_host", lambda spec, **more: asked.append((spec, more)))
+    monkeypatch.setattr("testinfra.get_host", lambda spec, **more: asked.append((spec, more)))
     node = Node("gpu-01", (), variables)
     host_of(node, Fleet(Path("hosts.yml"), {"gpu-01": node}, {}), "/tmp/s")
     return asked[0]

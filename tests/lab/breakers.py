@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import shlex
-from typing import Any
+from collections.abc import Callable
 
 from provision.desired.expectations import Expectation
 
@@ -227,7 +227,7 @@ def _runtime_mode(_: str, __: Expectation) -> str:
     return """sed -i 's/^mode = "auto"$/mode = "legacy"/' /etc/nvidia-container-runtime/config.toml"""
 
 
-BREAKERS: dict[tuple[str, str], Any] = {
+BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("file", "content"): _file_content,
     ("file", "mode"): _file_mode,
     ("file", "owner"): lambda path, _: f"chown nobody {shlex.quote(path)}",

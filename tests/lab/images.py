@@ -61,7 +61,8 @@ class Images:
     def with_slurm(self) -> Image:
         """The same with OpenMPI and Slurm, which does not start at boot: there is no cluster."""
         nodes, below = (NodeSpec("gpu-01", "h100-sxm"),), {"gpu-01": self.h100()}
-        return self.made("slurm", nodes, below, _slurm)["images"]["gpu-01"]
+        image: Image = self.made("slurm", nodes, below, _slurm)["images"]["gpu-01"]
+        return image
 
     def made(
         self,

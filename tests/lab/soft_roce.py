@@ -153,11 +153,8 @@ class Machine:
 
     def run(self, command: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a shell command on it as root over ssh."""
-        options = ssh_options(self.known_hosts)
-        done = attempt(
-            *("ssh", "-F", "/dev/null", "-i", self.key, *options, f"root@{self.address}", command),
-            timeout=timeout,
-        )
+        words = ("ssh", "-F", "/dev/null", "-i", str(self.key), *ssh_options(self.known_hosts))
+        done = attempt(*words, f"root@{self.address}", command, timeout=timeout)
         if check and done.returncode:
             pytest.fail(f"{self.name}: {command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
         return done

@@ -24,7 +24,7 @@ PACKAGES = (
     "podman", "docker-cli",
 )  # fmt: skip
 CHECKS = "gpu_inventory,host_health,network_ports,rdma_loopback,disk_speed,gpu_burn,memory_bandwidth"
-IMAGE = {"gpuprov_container_image": "localhost/absent"}
+IMAGE: dict[str, Any] = {"gpuprov_container_image": "localhost/absent"}
 
 
 @dataclass(frozen=True)

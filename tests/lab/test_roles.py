@@ -214,7 +214,7 @@ def test_check_mode_names_what_a_repair_would_change_and_touches_nothing(
     assert "libcuda1" in node.run("apt-mark showhold").stdout.split()
 
 
-REFUSALS = {
+REFUSALS: dict[str, tuple[str, dict[str, Any], list[str]]] = {
     "an unknown version lists what there is": (
         "nvidia_driver",
         {"nvidia_driver_version": "999.99.99"},

@@ -111,10 +111,9 @@ def test_the_port_is_active(machines: Sequence[Machine]) -> None:
 
 def test_the_facts_of_the_rdma_role(operator: Operator) -> None:
     nodes = inventory.load(operator.inventory).nodes
-    about = ("state", "phys_state", "link_layer", "rate", "netdev", "netdev_mtu", "active_mtu")
-    about += ("roce_v2_ipv4",)
+    about = ["state", "phys_state", "link_layer", "rate", "netdev", "netdev_mtu", "active_mtu"]
     asked = ["rdma.devices", "rdma.ports", "hca.ports", "hca.counters", "hca.mtus"]
-    asked += [f"{PORT}.{name}" for name in about]
+    asked += [f"{PORT}.{name}" for name in (*about, "roce_v2_ipv4")]
     for _ in range(TRIES):
         seen = observe(nodes.values(), dict.fromkeys(nodes, asked))
         if not any(seen[name].problems for name in NAMES):

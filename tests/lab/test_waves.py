@@ -187,9 +187,9 @@ def test_nobody_reboots_outside_its_wave_and_nobody_twice(lab: Lab, runs: Path) 
     for name, boots in seen.items():
         assert len(boots) == 2, f"{name} was seen in the boots {boots}: once rebooted"
         assert boots[-1] == now[name], name
-        mine = [number for begins, stop, number in windows[name] if begins - 1 <= booted[name] <= stop + 1]
-        assert len(mine) == 1, (name, booted[name], windows[name])
-        told.append((booted[name], mine[0], name))
+        during = [number for begins, stop, number in windows[name] if begins - 1 <= booted[name] <= stop + 1]
+        assert len(during) == 1, (name, booted[name], windows[name])
+        told.append((booted[name], during[0], name))
     order = [number for _, number, _ in sorted(told)]
     assert order == sorted(order), f"reboots of two waves are mixed: {sorted(told)}"
 

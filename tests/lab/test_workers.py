@@ -130,12 +130,12 @@ def test_nodes_of_a_killed_worker_are_failed_and_the_others_go_on(
     text, _ = process.communicate(timeout=400)
     assert process.returncode == ExitCode.UNHEALTHY, text
     ended = outcomes(newest(two.runs, "up"))
-    for node, worker in halves(lab, workers).items():
+    for name, worker in halves(lab, workers).items():
         if worker == "worker-a":
-            assert ended[node]["status"] == "done", text
+            assert ended[name]["status"] == "done", text
         else:
-            assert ended[node]["status"] == "failed", text
-            assert "worker worker-b: the connection ended too early" in ended[node]["message"]
+            assert ended[name]["status"] == "failed", text
+            assert "worker worker-b: the connection ended too early" in ended[name]["message"]
     wait_for(workers[1], "ansible-playbook", running=False)  # nothing goes on without its controller
 
     again = two.call("up", "--yes")

@@ -283,7 +283,7 @@ def test_a_lock_by_two_workers_is_the_controllers(one: Operator, two: Operator, 
     assert "perftest" in alone[0]["packages"]
     assert shared == alone
     # Nodes are held to it by either; what is not held yet is the same.
-    held = {"gpuprov_roles": ["host_settings", "package_lock"]}
+    held: dict[str, Any] = {"gpuprov_roles": ["host_settings", "package_lock"]}
     asked = ("--json", "--lock", str(folder / "two.lock.yml"))
     first, second = (document(stands.call("drift", *asked, **held), ExitCode.DRIFT) for stands in (one, two))
     assert {row["role"] for row in first["drifts"]} == {"package_lock"}

@@ -225,13 +225,13 @@ def test_two_builders_of_one_thing_are_refused(tmp_path: Path) -> None:
 
 
 def test_missing_programs_are_named_as_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(host.shutil, "which", lambda program, **_: None if "nspawn" in program else "/x")
+    monkeypatch.setattr("shutil.which", lambda program, **_: None if "nspawn" in program else "/x")
     monkeypatch.setattr(host, "KEYRING", tmp_path / "none.gpg")
     assert host.missing_packages() == ["debian-archive-keyring", "systemd-container"]
-    monkeypatch.setattr(host.shutil, "which", lambda program, **_: None if "rpm" in program else "/x")
+    monkeypatch.setattr("shutil.which", lambda program, **_: None if "rpm" in program else "/x")
     assert "rpm" not in host.missing_packages()
     assert "rpm" in host.missing_packages(rpms=True)
-    monkeypatch.setattr(host.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(LabError, match="mmdebstrap"):
         host.install_missing(lambda _: None)
     with pytest.raises(LabError, match=r"createrepo-c .*rpm"):

@@ -82,8 +82,8 @@ def test_who_cleans_up_after_one_tree_leaves_the_builder_of_another_alone(
         (4, ["gpg-agent", "--homedir", f"{tmp_path}/tmp-one/apt"]),
     ]
     monkeypatch.setattr(trees, "_TREES", tmp_path)
-    monkeypatch.setattr(trees.process, "command_lines", lambda: iter(lines))
-    monkeypatch.setattr(trees.process, "stop_pids", lambda pids, **_: stopped.extend(pids))
+    monkeypatch.setattr("provision.lab.process.command_lines", lambda: iter(lines))
+    monkeypatch.setattr("provision.lab.process.stop_pids", lambda pids, **_: stopped.extend(pids))
     trees._abandon(Base("one", "trixie"))
     assert stopped == [1, 4]
     trees._abandon(Base("one-dnf", "trixie", dnf=True))

@@ -112,7 +112,7 @@ class Silicon:
 
     def printed(self, tool: str, *words: str, status: int = 0, **environment: str) -> str:
         """What a tool prints that ends with this status."""
-        done = self.run(tool, *words, **environment)
+        done = self.run(tool, *words, timeout=60, **environment)
         assert done.returncode == status, done.stdout + done.stderr
         return str(done.stdout)
 

@@ -98,8 +98,8 @@ Machine = tuple[str, str]
 
 def _qx(machine: Machine, recording: str, **more: Any) -> Surface:
     """The whole query: a capture's name, or a public file."""
-    place = {"public": recording} if "@" in recording else {"capture": f"nvidia-smi-q-x.{recording}.xml"}
-    return Surface(QX, *machine, shape.xml, **place, **more)
+    capture, public = ("", recording) if "@" in recording else (f"nvidia-smi-q-x.{recording}.xml", "")
+    return Surface(QX, *machine, shape.xml, capture, public, **more)
 
 
 def _smi(words: str, machine: Machine, form: Callable[[str], list[str]], name: str, **more: Any) -> Surface:

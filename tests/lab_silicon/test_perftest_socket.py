@@ -211,7 +211,7 @@ def test_a_client_of_the_same_node_finds_a_server_as_soon_as_it_is_seen(
         assert server.stdout is not None
         while "Waiting" not in server.stdout.readline() if root is None else not listens(port):
             assert server.poll() is None
-        client = one.run(BANDWIDTH[0], *words, "localhost", **at)
+        client = one.run(BANDWIDTH[0], *words, "localhost", timeout=60, **at)
         assert client.returncode == 0, client.stderr
         server.communicate(timeout=30)
         assert server.returncode == 0

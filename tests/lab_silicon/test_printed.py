@@ -16,7 +16,8 @@ from provision.checks.check import Output
 from provision.checks.gpu import dcgm_diag
 from provision.checks.judge import Verdict
 from tests.lab_silicon import printf
-from tests.lab_silicon.programs import READ, RUNS, Surface, run
+from tests.lab_silicon.programs import READ, RUNS, run
+from tests.lab_silicon.surfaces import Surface
 from tests.support.scenarios import machine
 
 Printed = Callable[[Surface], tuple[str, int]]

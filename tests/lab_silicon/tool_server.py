@@ -13,6 +13,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 
 def serve(run: str, requests: socket.socket) -> None:
@@ -34,7 +35,7 @@ def serve(run: str, requests: socket.socket) -> None:
             os.close(handle)
 
 
-def become(run: str, request: dict, stdout: int, stderr: int, told: int) -> None:
+def become(run: str, request: dict[str, Any], stdout: int, stderr: int, told: int) -> None:
     """Start the tool and wait for it: in a process of its own, which ends with it."""
     pid = os.fork()
     if pid:

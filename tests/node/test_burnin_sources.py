@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -151,10 +152,10 @@ def test_one_that_cannot_start_is_said(loop: Loop) -> None:
 
 
 def test_an_answer_in_one_piece_is_asked_again_and_again(loop: Loop) -> None:
-    texts: list[str] = []
-    one = loop.source("print('a\\nb')", once=True, take=lambda text: not texts.append(text))
-    loop.turn(one, lambda: len(texts) >= 3)
-    assert texts[0] == "a\nb\n"
+    take = Mock(return_value=True)
+    one = loop.source("print('a\\nb')", once=True, take=take)
+    loop.turn(one, lambda: take.call_count >= 3)
+    assert take.call_args_list[0] == call("a\nb\n")
     assert loop.told == []
 
 

@@ -66,8 +66,8 @@ def spool(module: ModuleType) -> Path:
 
 
 def ask(module: ModuleType, state: str, **more: Any) -> dict[str, Any]:
-    usual = {"campaign": "", "order": None, "runner": node_program.burnin_program(), "offsets": {}}
-    usual |= {"limit": 10**6, "segment": "", "timeout": 5.0}
+    usual: dict[str, Any] = {"campaign": "", "order": None, "runner": node_program.burnin_program()}
+    usual |= {"offsets": {}, "limit": 10**6, "segment": "", "timeout": 5.0}
     answer: dict[str, Any] = module.STATES[state]({**usual, **more})[1]
     return answer
 

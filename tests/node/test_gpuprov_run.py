@@ -123,15 +123,25 @@ def test_a_child_in_a_session_of_its_own_does_not_hold_us_either(run: Run) -> No
     assert result["rc"] == 0
 
 
+@pytest.fixture
+def started(module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The processes that the module has started."""
+    processes, real = [], module.start
+
+    def start(command: Any) -> Any:
+        processes.append(real(command))
+        return processes[-1]
+
+    monkeypatch.setattr(module, "start", start)
+    return processes
+
+
 def test_a_child_that_cannot_be_killed_is_left(
-    run: Run, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+    run: Run, module: ModuleType, monkeypatch: pytest.MonkeyPatch, started: list[Any]
 ) -> None:
     """A process in D state takes no signal: we must answer all the same."""
     pids: list[int] = []
     monkeypatch.setattr(module, "signal_group", lambda process, _number: pids.append(process.pid))
-    started = []
-    real = module.start
-    monkeypatch.setattr(module, "start", lambda command: started.append(real(command)) or started[0])
     try:
         result = run("sleep", "600", deadline=0.2)
         assert result["timed_out"]
@@ -255,13 +265,10 @@ def test_nothing_a_sampler_does_changes_its_companion(sampler: tuple[str, ...], 
 
 
 def test_a_sampler_that_cannot_be_killed_is_left(
-    run_all: RunAll, module: ModuleType, monkeypatch: pytest.MonkeyPatch
+    run_all: RunAll, module: ModuleType, monkeypatch: pytest.MonkeyPatch, started: list[Any]
 ) -> None:
     """In D state it takes no signal: the answer comes all the same, with what it had said."""
     monkeypatch.setattr(module, "signal_group", lambda _process, _number: None)
-    started: list[Any] = []
-    real = module.start
-    monkeypatch.setattr(module, "start", lambda command: started.append(real(command)) or started[-1])
     try:
         outputs = run_all(
             a_command("sampler", *python(SAMPLER), beside="work"), a_command("work", *python(WORK))

@@ -63,8 +63,10 @@ def test_a_server_that_ended_is_not_waited_for(module: ModuleType) -> None:
     assert "refused" in outputs["client"]["stderr"]
 
 
-def test_a_server_that_never_listens_is_waited_for_only_so_long(module: ModuleType) -> None:
-    module.READY = 0.5
+def test_a_server_that_never_listens_is_waited_for_only_so_long(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READY", 0.5)
     began = time.monotonic()
     outputs = together(module, "import time; time.sleep(60)", free_port())
     assert time.monotonic() - began < 5

@@ -438,7 +438,7 @@ def test_a_file_that_hangs_costs_its_own_fact_only(machine: Machine) -> None:
         "def file_attribute(path, attribute):",
         "def file_attribute(path, attribute):\n    if 'stuck' in path:\n        time.sleep(300)",
     )
-    request = {
+    request: dict[str, Any] = {
         "facts": ["file./etc/stuck.content", "file./etc/after.content", "sysctl.vm.x.value"],
         "root": str(machine.root),
         "probe_seconds": 0.3,

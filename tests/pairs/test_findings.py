@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,7 @@ def told(fleet: Topology, measure: Measure, rails: Sequence[str] = RAILS) -> Any
     return judged_pairs(fleet, campaign(fleet, measure, rails), METRIC)
 
 
-def verdicts(checks: dict[str, CheckResult], *nodes: str) -> set[Verdict]:
+def verdicts(checks: Mapping[str, CheckResult], *nodes: str) -> set[Verdict]:
     return {checks[node].verdict for node in nodes}
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from provision.checks.pairs.blame import Kind
 from provision.checks.pairs.pairing import Outcome, Result, Topology, across, within
 from provision.checks.pairs.suspects import MOST_ROUNDS, diagnose, next_round
-from tests.support.fabric import RATE, Fabric, named, racked
+from tests.support.fabric import RATE, Fabric, Faults, named, racked
 
 SEVERITY = (0.3, 0.5, 0.8, None)  # factors of the rate; None hangs
 
@@ -42,7 +42,7 @@ def suspected(fabric: Fabric) -> list[set[str]]:
 def test_three_bad_nodes_and_a_bad_uplink_of_64_nodes(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311 - a seed reproduces it
     fleet = racked(64, 8)
-    faults = {("node", node): chance.choice(SEVERITY) for node in chance.sample(fleet.nodes, 3)}
+    faults: Faults = {("node", node): chance.choice(SEVERITY) for node in chance.sample(fleet.nodes, 3)}
     faults |= {("uplink", chance.choice(sorted(fleet.members))): chance.uniform(0.2, 0.85)}
     fabric = Fabric(fleet, faults, noise=chance.uniform(0.001, 0.02), seed=seed)
     diagnosis = fabric.run()
@@ -56,7 +56,8 @@ def test_three_bad_nodes_and_a_bad_uplink_of_64_nodes(seed: int) -> None:
 def test_the_rounds_do_not_grow_with_the_fleet(nodes: int) -> None:
     chance = random.Random(nodes)  # noqa: S311 - as above
     fleet = racked(nodes, 8)
-    faults = {("node", node): chance.choice(SEVERITY) for node in chance.sample(fleet.nodes, nodes // 40)}
+    bad = chance.sample(fleet.nodes, nodes // 40)
+    faults: Faults = {("node", node): chance.choice(SEVERITY) for node in bad}
     faults |= {("uplink", "r3"): 0.5, ("leaf", "r9"): 0.4}
     for node in fleet.members["r9"]:
         faults.pop(("node", node), None)  # nothing shows behind a bad leaf
@@ -73,14 +74,14 @@ def broken_fleets(draw: st.DrawFn) -> Fabric:
     sizes = draw(st.lists(st.integers(4, 12), min_size=3, max_size=20))
     racks = {f"n{i}.{place}": f"r{i}" for i, size in enumerate(sizes) for place in range(size)}
     fleet = Topology(tuple(draw(st.permutations(sorted(racks)))), racks)
-    faults: dict[tuple[str, ...], float | None] = {}
+    faults: Faults = {}
     bad = draw(st.sets(st.sampled_from(fleet.nodes), max_size=max(1, len(fleet.nodes) // 12)))
     for node in sorted(bad):
         if sum(other in bad for other in fleet.members[racks[node]]) <= len(fleet.members[racks[node]]) // 4:
             faults["node", node] = draw(st.sampled_from(SEVERITY))
     # Of a rack with more nodes than a third every pair across racks may cross the uplink: then all are slow.
     minor = sorted(rack for rack, nodes in fleet.members.items() if 3 * len(nodes) <= len(fleet.nodes))
-    if minor and draw(st.booleans()):
+    if bool(minor) and draw(st.booleans()):
         faults["uplink", draw(st.sampled_from(minor))] = draw(st.floats(0.1, 0.85))
     return Fabric(fleet, faults, noise=draw(st.floats(0.001, 0.02)), seed=draw(st.integers(0, 9999)))
 
@@ -107,7 +108,7 @@ def test_a_bad_node_never_passes_and_every_node_is_accounted_for(
     told = {node: rack for node, rack in full.racks.items() if chance.random() < share}
     fleet = replace(full, racks=told)
     bad = data.draw(st.sets(st.sampled_from(fleet.nodes), max_size=6))
-    faults = {("node", node): chance.choice(SEVERITY) for node in sorted(bad)}
+    faults: Faults = {("node", node): chance.choice(SEVERITY) for node in sorted(bad)}
     fabric = Fabric(fleet, faults, expected=0.9 * RATE, seed=seed, true_racks=dict(full.racks))
     diagnosis = fabric.run()
     assert fabric.rounds <= MOST_ROUNDS
@@ -126,7 +127,7 @@ def test_a_healthy_fleet_takes_two_rounds_and_accuses_nobody(
     fabric = Fabric(racked(count, size), noise=noise, seed=seed, expected=0.9 * RATE)
     diagnosis = fabric.run()
     assert diagnosis.passed == fabric.fleet.nodes
-    assert diagnosis.culprits == diagnosis.suspects == diagnosis.unsteady == ()
+    assert (diagnosis.culprits, diagnosis.suspects, diagnosis.unsteady) == ((), (), ())
     assert fabric.rounds == (1 if count == 2 else 2)
 
 
@@ -243,7 +244,7 @@ def test_one_noisy_pair_once_is_named_by_nobody_and_said() -> None:
     for node in ("n0", "n7", "n13"):
         fabric = Fabric(racked(16, 4), disturbed={(1, node)})
         diagnosis = fabric.run()
-        assert diagnosis.culprits == diagnosis.suspects == ()
+        assert (diagnosis.culprits, diagnosis.suspects) == ((), ())
         assert diagnosis.passed == fabric.fleet.nodes
         assert len(diagnosis.unsteady) == 1
         assert "good when measured again" in diagnosis.unsteady[0]
@@ -262,7 +263,7 @@ def test_all_equally_slow_names_nobody_and_says_that_the_reference_is_missed() -
     fleet = racked(32, 8)
     fabric = Fabric(fleet, {("node", node): 0.5 for node in fleet.nodes}, expected=0.9 * RATE)
     diagnosis = fabric.run()
-    assert diagnosis.culprits == diagnosis.suspects == diagnosis.passed == ()
+    assert (diagnosis.culprits, diagnosis.suspects, diagnosis.passed) == ((), (), ())
     assert any("hardly any reaches the expected value" in note for note in diagnosis.notes)
     assert set(diagnosis.unjudged) == set(fleet.nodes)
 
@@ -271,7 +272,7 @@ def test_when_nothing_passes_nobody_is_named() -> None:
     fleet = racked(32, 8)
     fabric = Fabric(fleet, {("node", node): None for node in fleet.nodes})
     diagnosis = fabric.run()
-    assert diagnosis.culprits == diagnosis.suspects == diagnosis.passed == ()
+    assert (diagnosis.culprits, diagnosis.suspects, diagnosis.passed) == ((), (), ())
     assert any("none of 32 pairs passes" in note for note in diagnosis.notes)
     assert fabric.rounds == 2, "more pairs of the same teach nothing"
 
@@ -371,7 +372,7 @@ def test_the_end_that_is_proved_to_have_failed_is_named_also_in_a_fleet_of_two()
 
 def test_a_pair_that_did_not_run_is_tried_again_and_passes_nobody() -> None:
     fleet = racked(8, 4)
-    first, second = across(fleet), ()
+    first = across(fleet)
     results = [Result(pair, 1, value=RATE) for pair in first if "n0" not in pair]
     results += [Result(pair, 1, Outcome.NOT_RUN) for pair in first if "n0" in pair]
     second = next_round(fleet, results)
@@ -423,6 +424,6 @@ def test_a_group_of_the_wrong_size_is_no_evidence() -> None:
     results = fabric.measure(racks)
     results[2] = replace(results[2], value=20.0, size=7)
     diagnosis = diagnose(fleet, results)
-    assert diagnosis.culprits == diagnosis.suspects == ()
+    assert (diagnosis.culprits, diagnosis.suspects) == ((), ())
     assert any("the tool ran on 7 nodes, not on 8" in note for note in diagnosis.notes)
     assert set(diagnosis.unjudged) == set(racks[2])

@@ -369,7 +369,7 @@ def test_how_many_processes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_few_nodes_start_no_process(sshd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setattr(fanout.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
     monkeypatch.setattr(process_pool, "_started", lambda _: pytest.fail("a process was started"))
     found = run_programs([sshd.node(ansible_become=False)], {"gpu-01": HELLO})
     assert isinstance(found["gpu-01"], bytes)

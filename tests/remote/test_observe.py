@@ -56,7 +56,7 @@ def test_a_node_that_hangs_is_given_up_after_its_time(sshd: Any) -> None:
 @pytest.fixture
 def program(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Nodes that run something else than the program they are sent."""
-    return lambda text: monkeypatch.setattr(module.node_program, "packed_for", lambda _facts: text)
+    return lambda text: monkeypatch.setattr("provision.remote.node_program.packed_for", lambda _facts: text)
 
 
 FRAME = "def main(r): b = {!r}; print('@gpuprov-facts 1 %d\\n%s\\n@gpuprov-end' % (len(b), b))"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -386,8 +387,6 @@ def test_the_private_folder_of_a_killed_controller_is_removed_and_a_living_ones_
     alive_folder = memory / "gpuprov-alive"
     alive_folder.mkdir()
     (memory / "gpuprov-alive.lock").rename(alive_folder / "lock")
-    import fcntl
-
     with (alive_folder / "lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         run_playbook(playbook(tmp_path, "- ansible.builtin.debug: {msg: x}"), {"a": local()})
@@ -397,14 +396,14 @@ def test_the_private_folder_of_a_killed_controller_is_removed_and_a_living_ones_
 def test_a_folder_that_is_being_made_is_nobody_elses_orphan(
     memory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    locking = handover.fcntl.flock
+    locking = fcntl.flock
 
     def flock(file: Any, how: int) -> None:
-        if not how & handover.fcntl.LOCK_NB:
+        if not how & fcntl.LOCK_NB:
             handover.remove_orphans(memory)  # another run begins, just before this one has its lock
         locking(file, how)
 
-    monkeypatch.setattr(handover.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     with handover.private_folder() as folder:
         handover.remove_orphans(memory)
         assert folder.is_dir()

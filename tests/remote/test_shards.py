@@ -144,7 +144,7 @@ def test_batches_of_hosts_that_wait_are_played_one_after_the_other(monkeypatch: 
             away.setdefault(worker, Share(worker, {})).hosts[name] = {}
         return {}, away
 
-    monkeypatch.setattr(partitions.worker_runs, "run_playbook", by_worker)
+    monkeypatch.setattr("provision.remote.workers.worker_runs.run_playbook", by_worker)
     monkeypatch.setattr(partitions, "shares", divided)
     hosts = behind(a1="a", a2="a", a3="a", b1="b", b2="b", b3="b")
     outcomes = run_sharded(PLAY, hosts, forks=2, waiting=2)

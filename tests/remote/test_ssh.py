@@ -15,15 +15,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
-import paramiko
+import paramiko.common
 import pytest
 
 from provision.remote.protocol import NodeError
 from provision.remote.ssh import client
 from provision.remote.ssh.client import Ssh
 from provision.remote.ssh.config import ConfigFiles
-from provision.remote.ssh.connection import Hop, Route, route_of
+from provision.remote.ssh.connection import Route, route_of
 
 ANSWER = "@gpuprov-facts 1 2\n{}\n@gpuprov-end\n"
 PROGRAM = f"import sys\nsys.stdout.write({ANSWER!r})\n".encode()
@@ -347,12 +348,11 @@ def test_an_sshd_that_takes_few_connections_at_a_time_is_tried_again(
 def test_what_authentication_or_a_host_key_refuses_is_not_tried_again(
     ssh: Ssh, sshd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dialled: list[Hop] = []
-    tcp = client.tcp
-    monkeypatch.setattr(client, "tcp", lambda hop, clock: dialled.append(hop) or tcp(hop, clock))
+    tcp = Mock(wraps=client.tcp)
+    monkeypatch.setattr(client, "tcp", tcp)
     assert trouble(ssh, route(sshd.node(known_hosts=tmp_path / "none"))).kind == "host key"
     assert trouble(ssh, route(sshd.node(key=sshd.keygen("unknown")))).kind == "auth"
-    assert len(dialled) == 2
+    assert tcp.call_count == 2
     known = f"-F none -o UserKnownHostsFile={sshd.known_hosts} -o BatchMode=yes"
     command = f"ssh {known} -i {sshd.folder}/unknown -p {sshd.port} -l {sshd.user} -W %h:%p 127.0.0.1"
     began = time.monotonic()
@@ -383,13 +383,13 @@ class Server(paramiko.ServerInterface):
 
     def check_auth_password(self, _username: str, password: str) -> int:
         self.seen.append(password)
-        return paramiko.AUTH_SUCCESSFUL if password == self.password else paramiko.AUTH_FAILED
+        return paramiko.common.AUTH_SUCCESSFUL if password == self.password else paramiko.common.AUTH_FAILED
 
     def check_auth_publickey(self, _username: str, _key: paramiko.PKey) -> int:
-        return paramiko.AUTH_FAILED if self.password else paramiko.AUTH_SUCCESSFUL
+        return paramiko.common.AUTH_FAILED if self.password else paramiko.common.AUTH_SUCCESSFUL
 
     def check_channel_request(self, _kind: str, _number: int) -> int:
-        return paramiko.OPEN_SUCCEEDED
+        return paramiko.common.OPEN_SUCCEEDED
 
     def check_channel_exec_request(self, channel: paramiko.Channel, _command: bytes) -> bool:
         channel.sendall(ANSWER.encode())

@@ -139,8 +139,7 @@ def test_two_hundred_nodes_with_charts_are_small_and_every_one_is_found(tmp_path
 
 def test_heat_maps_are_images_with_words(tmp_path: Path) -> None:
     """200 nodes with a bad leaf, a hanging node and a slow pair of GPUs."""
-    faults = {("leaf", "rack-04"): 0.4, ("node", "gpu-100"): None}
-    fleet, context = samples.clustered(200, 8, faults)
+    fleet, context = samples.clustered(200, 8, {("leaf", "rack-04"): 0.4, ("node", "gpu-100"): None})
     text = page(fleet, context)
     assert len(text.encode()) < 5_000_000
     steps = """

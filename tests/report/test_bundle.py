@@ -146,7 +146,8 @@ def test_the_archive_has_one_folder_its_own_checksums_and_belongs_to_its_owner(
         "facts.json",
     }
     assert set(inside) == raw | texts | {"MANIFEST.sha256"}
-    sums = dict(reversed(line.split("  ")) for line in inside.pop("MANIFEST.sha256").decode().splitlines())
+    lines = inside.pop("MANIFEST.sha256").decode().splitlines()
+    sums = {name: digest for digest, name in (line.split("  ") for line in lines)}
     assert sums == {name: hashlib.sha256(content).hexdigest() for name, content in inside.items()}
     assert "\x1b" not in inside["raw/gpu_burn.txt"].decode()
     assert json.loads(inside["raw/gpu_burn.json"])["outputs"][0]["stdout"].endswith("\x1b[2J")

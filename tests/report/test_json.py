@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from provision.checks import health, judge
+from provision.checks import check, health, judge
 from provision.paths import DATA
 from provision.report.json import render
 from tests.support import samples
@@ -57,7 +57,7 @@ def test_the_schema_and_the_classes_have_the_same_fields_words_and_version() -> 
         "gpu": health.GpuIdentity,
         "check": health.CheckResult,
         "finding": judge.Finding,
-        "measurement": health.Measurement,
+        "measurement": check.Measurement,
     }.items():
         assert set(definitions[name]["properties"]) == {field.name for field in dataclasses.fields(kind)}
     assert set(SCHEMA["properties"]) == {field.name for field in dataclasses.fields(health.FleetHealth)} | {

@@ -173,7 +173,7 @@ def test_the_maps_stay_within_their_room(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_hostile_devices_and_numbers_are_not_drawn() -> None:
     devices = ["gpu0->gpu1<script>", "<b>0->gpu1", "gpu99999->gpu0", "gpu0->gpu0", "gpu0->gpu1\n", "->", ""]
-    values = ["<script>", float("nan"), float("inf"), -1.0, 1e300, True]
+    values: list[float | str] = ["<script>", float("nan"), float("inf"), -1.0, 1e300, True]
     rows = [Measurement("p2p_write", 300.0, "GB/s", device) for device in devices]
     rows += [Measurement("<script>", value, "GB/s", "gpu0->gpu1") for value in values]
     rows += [Measurement("p2p_read", 300.0, "<script>", "gpu0->gpu1")]

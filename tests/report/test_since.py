@@ -22,8 +22,8 @@ def fleets(**verdicts: tuple[Verdict | None, Verdict | None]) -> tuple[Earlier, 
     """`name=(was, now)`; None: not in that run."""
 
     def of(at: int) -> FleetHealth:
-        nodes = [node(name, each[at]) for name, each in verdicts.items()]
-        return samples.fleet(*(one for one in nodes if one is not None), asked=("gpu_burn",))  # type: ignore[no-any-return]
+        nodes = [node(name, found) for name, each in verdicts.items() if (found := each[at]) is not None]
+        return samples.fleet(*nodes, asked=("gpu_burn",))
 
     before = dataclasses.replace(of(0), run_id="20260503T100000Z-validate", started=DAY)
     names = frozenset(one.node for one in before.nodes)
@@ -31,12 +31,10 @@ def fleets(**verdicts: tuple[Verdict | None, Verdict | None]) -> tuple[Earlier, 
     return Earlier(before, names, since), of(1)
 
 
-def node(name: str, verdict: Verdict | None) -> NodeHealth | None:
-    if verdict is None:
-        return None
+def node(name: str, verdict: Verdict) -> NodeHealth:
     action = "none" if verdict is PASS else "investigate"
     found = Finding("gpu_burn", verdict, "gpu5", f"burns at {verdict}", "rate", 4.0, action=action)
-    return samples.node(name, (samples.result("gpu_burn", [found], [], 1.0),))  # type: ignore[no-any-return]
+    return samples.node(name, (samples.result("gpu_burn", [found], [], 1.0),))
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def test_what_is_no_number_is_left_out_and_an_unknown_sku_has_no_shipped_limit()
 def test_who_stands_out_is_drawn_before_what_is_merely_measured() -> None:
     names = ("p2p_bandwidth.h2d", "p2p_bandwidth.d2h", "p2p_bandwidth.p2p_read", "p2p_bandwidth.p2p_write",
              "nccl_all_reduce.busbw", "nccl_all_gather.busbw", "nccl_alltoall.busbw")  # fmt: skip
-    results = [measured(*name.split(".")) for name in names]
+    results = [measured(check, metric) for check, metric in (name.split(".") for name in names)]
     bad = Finding("disk", Verdict.FAIL, "gpu0", "slow", "local_copy", 1.0, "GB/s", action="investigate")
     results.append(
         measured("memory_bandwidth", "local_copy", dataclasses.replace(bad, check="memory_bandwidth"))
@@ -108,4 +108,4 @@ def with_rates(
     name: str, *findings: Finding, rates: tuple[float | int | str | bool, ...] = (50.0, 40.0, 51.0)
 ) -> NodeHealth:
     rows = [Measurement("rate", rate, "Gflop/s", f"gpu{i}") for i, rate in enumerate(rates)]
-    return samples.node(name, (samples.result("gpu_burn", list(findings), rows, 1.0),))  # type: ignore[no-any-return]
+    return samples.node(name, (samples.result("gpu_burn", list(findings), rows, 1.0),))

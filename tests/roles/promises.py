@@ -9,7 +9,7 @@ from tests.support.described import machine
 
 
 def promised(
-    gpuprov_node: dict[str, Any] | None = None, **declared: Any
+    gpuprov_node: dict[str, Any] | None = None, /, **declared: Any
 ) -> dict[str, expectations.Expectation]:
     """fact → expectation of a node with the default stack and these variables."""
     variables = {**stack.load(stack.DEFAULT).variables, **declared}
@@ -19,7 +19,7 @@ def promised(
 
 
 def promised_by(
-    role: str, gpuprov_node: dict[str, Any] | None = None, **settings: Any
+    role: str, gpuprov_node: dict[str, Any] | None = None, /, **settings: Any
 ) -> dict[str, expectations.Expectation]:
     """fact → expectation of one role with these settings of its own."""
     declared = {f"{role}_{name}": value for name, value in settings.items()}

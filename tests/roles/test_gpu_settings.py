@@ -24,7 +24,7 @@ HALF = ["3g.40gb", "3g.40gb"]
 SCRIPT = "file./usr/local/sbin/gpuprov-gpu-settings.content"
 
 
-def promised(count: int = 8, system: str = "debian 13", **settings: Any) -> dict[str, Any]:
+def promised(count: int = 8, system: str = "debian 13", /, **settings: Any) -> dict[str, Any]:
     """fact → value the role promises to so many GPUs."""
     node = machine(system, count=count, sku="h100-sxm")
     return values(promised_by("gpu_settings", node, **settings))

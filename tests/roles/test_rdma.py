@@ -18,7 +18,7 @@ ROCE = {"device": "mlx5_bond_0", "link_layer": "Ethernet", "rate": 200}
 SETTINGS = {"rdma_roce_netdev_mtu": 9000, "rdma_roce_traffic_class": 106, "rdma_roce_pfc_priority": 3}
 
 
-def ours(gpuprov_node: dict[str, Any] | None = None, **declared: Any) -> dict[str, Any]:
+def ours(gpuprov_node: dict[str, Any] | None = None, /, **declared: Any) -> dict[str, Any]:
     return {fact: each for fact, each in promised(gpuprov_node, **declared).items() if each.role == "rdma"}
 
 

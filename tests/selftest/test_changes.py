@@ -295,7 +295,12 @@ def test_a_clock_that_stays_low_under_load_is_left_over(smi: Smi) -> None:
 def test_nvidia_smi_that_no_longer_answers_leaves_a_word(smi: Smi, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "_SECONDS", 0.5)
     left: list[str] = []
-    bench = Bench(smi, lambda: (smi.add("hang", "-pl"), fail())[1])
+
+    def breaks() -> None:
+        smi.add("hang", "-pl")
+        fail()
+
+    bench = Bench(smi, breaks)
     with pytest.raises(RuntimeError):
         changes.change(bench, plan("power limit"), 7, left.append)  # type: ignore[arg-type]
     assert len(left) == 1

@@ -12,6 +12,7 @@ import pytest
 
 from provision.checks.check import Output
 from provision.lab import replica
+from provision.lab.places import SILICON
 from provision.runs.store import Raw
 from provision.validate.selftest import compare
 from tests.support.commands import ran
@@ -26,7 +27,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Output]:
     made = {**os.environ, **replica.make(tmp_path_factory.mktemp("replica") / "made", SKU, DRIVER)}
 
     def run(*argv: str) -> Output:
-        words = [sys.executable, "-I", "-S", str(replica.SILICON / "run.py"), *argv]
+        words = [sys.executable, "-I", "-S", str(SILICON / "run.py"), *argv]
         done = ran(words, env=made, check=True)
         return Output(argv[-1], argv, 0, done.stdout, "", 1.0)
 

@@ -184,6 +184,6 @@ def test_the_program_that_takes_memory_says_why_it_cannot(monkeypatch: pytest.Mo
     def none(_name: str) -> None:
         raise OSError("libcuda.so.1: cannot open shared object file")
 
-    monkeypatch.setattr(hold_memory.ctypes, "CDLL", none)
+    monkeypatch.setattr("ctypes.CDLL", none)
     said = hold_memory.hold(0, 1, 0)
     assert said == "CUDA's driver library cannot be used: libcuda.so.1: cannot open shared object file"

@@ -10,7 +10,7 @@ import pytest
 
 from provision.checks.health import CheckResult
 from provision.checks.judge import Finding, Verdict
-from provision.validate.selftest import provocations
+from provision.validate.selftest import foreign, provocations
 from provision.validate.selftest.foreign import Foreign, ForeignError
 from provision.validate.selftest.machine import Tool
 from provision.validate.selftest.provocations import Condition, provoke, slow
@@ -95,7 +95,7 @@ class Holder(Foreign):
 def test_the_process_and_its_memory_must_be_right(
     monkeypatch: pytest.MonkeyPatch, findings: list[Finding], process: bool, memory: bool
 ) -> None:
-    monkeypatch.setattr(provocations.foreign, "memory", lambda *_: Holder("a program", 4242, 2048))
+    monkeypatch.setattr(foreign, "memory", lambda *_: Holder("a program", 4242, 2048))
     states = {one.name: provoke(bench(*findings), one, 7).state for one in list(provocations.all_of())[:2]}
     assert [state == PROVEN for state in states.values()] == [process, memory]
 
@@ -134,7 +134,7 @@ def test_a_slow_gpu_must_be_one_that_only_the_load_can_have_slowed(
     state: str,
     why: str,
 ) -> None:
-    monkeypatch.setattr(provocations.foreign, "load", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(foreign, "load", lambda *_: contextlib.nullcontext())
     here = bench(Finding("gpu_burn", Verdict.FAIL, f"gpu{gpu}", "slow"))
     here.accused, here.node.limits = accused, lambda: limits
     done = provoke(here, list(provocations.all_of())[2], gpu)

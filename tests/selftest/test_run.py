@@ -22,7 +22,7 @@ from provision.checks.judge import Finding, Verdict
 from provision.errors import UsageError
 from provision.runs.node_facts import NodeFacts
 from provision.runs.store import Raw
-from provision.validate.selftest import changes, compare, machine, measure, provocations, run
+from provision.validate.selftest import changes, compare, machine, measure, provocations, result, run
 from provision.validate.selftest.machine import SelftestError
 from provision.validate.selftest.result import NOT_PROVEN, PROVEN, Checked, Provoked, Result
 from provision.validate.selftest.run import Settings
@@ -65,7 +65,7 @@ class Course:
         self.monkeypatch, self.output = monkeypatch, output
 
     def asks(self, *names: str) -> None:
-        self.monkeypatch.setattr(run.registry, "of_nodes", lambda _: names)
+        self.monkeypatch.setattr("provision.checks.registry.of_nodes", lambda _: names)
 
     def answers(self, *measurements: Measurement, verdict: Verdict = Verdict.PASS) -> None:
         def one(_bench: object, check: str) -> Any:
@@ -292,8 +292,7 @@ def test_a_signal_ends_it_with_what_there_is(
     assert (found.interrupted, found.code) == (True, 130)
     assert [one.check for one in found.checks] == ["versions"]
     assert signal.getsignal(number) is before
-    for pid in pids.read_text().split():
-        until(lambda pid=pid: not alive(int(pid)), 5)
+    until(lambda: not any(alive(int(pid)) for pid in pids.read_text().split()), 5)
     written = course.read()
     assert (written["interrupted"], written["exit_code"], len(written["checks"])) == (True, 130, 1)
     assert "was interrupted" in course.page()
@@ -321,13 +320,13 @@ def test_a_signal_while_a_program_is_being_started_leaves_none(
 
 def test_ctrl_c_while_it_is_written_loses_nothing(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
     course.passes("versions")
-    render = run.result.render
+    render = result.render
 
     def interrupted(document: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
         yield from render(document)
 
-    monkeypatch.setattr(run.result, "render", interrupted)
+    monkeypatch.setattr(result, "render", interrupted)
     with pytest.raises(KeyboardInterrupt):
         course.run()
     assert "</html>" in course.page()
@@ -429,7 +428,7 @@ def texts(course: Course) -> list[Path]:
 
 def test_masked_it_names_no_gpu_and_no_host(monkeypatch: pytest.MonkeyPatch, course: Course) -> None:
     course.asks("versions")
-    monkeypatch.setattr(run.machine, "name", lambda: "gpu-17.example.org")
+    monkeypatch.setattr(machine, "name", lambda: "gpu-17.example.org")
     monkeypatch.setattr("platform.node", lambda: "gpu-17.example.org")
 
     def look(_facts: object, declared: dict[str, Any]) -> NodeFacts:

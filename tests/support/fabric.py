@@ -10,6 +10,7 @@ from provision.checks.pairs.pairing import Outcome, Result, Topology
 from provision.checks.pairs.suspects import Diagnosis, diagnose, next_round
 
 RATE = 48.0
+Faults = dict[tuple[str, ...], float | None]  # place → factor, None hangs
 
 
 def racked(nodes: int, size: int) -> Topology:
@@ -25,7 +26,7 @@ class Fabric:
     may not say."""
 
     fleet: Topology
-    faults: dict[tuple[str, ...], float | None] = field(default_factory=dict)
+    faults: Faults = field(default_factory=dict)
     noise: float = 0.01
     seed: int = 0
     rails: Sequence[str] = ("",)

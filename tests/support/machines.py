@@ -87,7 +87,7 @@ class Machines:
         self.played: list[tuple[str, str]] = []
         self.hosts: list[Mapping[str, Mapping[str, Any]]] = []
 
-    def add(self, name: str, tools: dict[str, str] = HEALTHY, **facts: Any) -> None:
+    def add(self, name: str, tools: dict[str, str] = HEALTHY, /, **facts: Any) -> None:
         self.tools[name] = tools
         self.facts[name] = {**FACTS, **facts}
 

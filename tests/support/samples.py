@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from provision.checks.check import Measurement
@@ -112,11 +112,12 @@ def checks(
         for m in ("h2d", "d2h")
         for g in range(8)
     ]
-    rates = [Measurement("rate", round(noise.gauss(51900, 300)), "Gflop/s", f"gpu{g}") for g in range(8)]
+    burned = [round(noise.gauss(51900, 300)) for _ in range(8)]
+    rates = [Measurement("rate", rate, "Gflop/s", f"gpu{g}") for g, rate in enumerate(burned)]
     errors = [Measurement("errors", 12843 if g == burn else 0, "", f"gpu{g}") for g in range(8)]
     inventory = [Measurement(m, v, u, f"gpu{g}") for g in range(8) for m, v, u in INVENTORY]
     burn_findings = [
-        passed("gpu_burn", f"gpu{g}", "rate", rates[g].value, "Gflop/s", "≥ 45000 Gflop/s") for g in range(8)
+        passed("gpu_burn", f"gpu{g}", "rate", burned[g], "Gflop/s", "≥ 45000 Gflop/s") for g in range(8)
     ]
     slow_findings = [passed("p2p_bandwidth", f"gpu{g}", "h2d", 55.4, "GB/s", "≥ 48 GB/s") for g in range(8)]
     return (
@@ -143,7 +144,7 @@ INVENTORY = (
 
 
 def result(
-    check: str, findings: list[Finding], measurements: list[Measurement], seconds: float
+    check: str, findings: list[Finding], measurements: Sequence[Measurement], seconds: float
 ) -> CheckResult:
     verdict = worst(finding.verdict for finding in findings)
     return CheckResult(

@@ -154,7 +154,7 @@ def test_an_interrupt_ends_every_hook_that_runs(tmp_path: Path) -> None:
 
 def test_what_is_written_down_before_and_after_tells_who_is_drained() -> None:
     begins = {"what": "begins"}
-    records = [
+    records: list[dict[str, Any]] = [
         {"hook": DRAIN, "nodes": ["a", "b", "c", "d"], **begins},
         {"hook": DRAIN, "nodes": ["a"], "status": 0},
         {"hook": DRAIN, "nodes": ["b"], "status": 1},

@@ -252,7 +252,8 @@ def test_the_document_is_as_its_schema_says_and_the_schema_is_strict_enough_to_n
     assert [wave["kind"] for wave in written["waves"]] == ["canary", "batch"]
     assert written["unreachable"] == {"gpu-7": "no route to host"}
     assert list(written["refused"]) == ["gpu-6"]
-    for damage in ({"format": 1}, {"nodes": {"a": {}}}, {"waves": [["gpu-1"]]}):
+    damages: list[dict[str, Any]] = [{"format": 1}, {"nodes": {"a": {}}}, {"waves": [["gpu-1"]]}]
+    for damage in damages:
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**written, **damage}, SCHEMA)
 

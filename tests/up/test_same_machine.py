@@ -12,7 +12,7 @@ from provision.fleet import Fleet, Node
 from provision.up import resume
 
 
-def fleet(tmp_path: Path, text: str = "", **nodes: dict[str, Any]) -> Fleet:
+def fleet(tmp_path: Path, text: str = "", /, **nodes: dict[str, Any]) -> Fleet:
     source = tmp_path / "fleet.yml"
     source.write_text(text)
     named = {name.replace("_", "-"): given for name, given in nodes.items()}

@@ -43,7 +43,7 @@ def hold(lock: Any, nodes: list[str], heard: list[str]) -> Any:
 
 def test_what_an_earlier_run_left_running_is_waited_for() -> None:
     busy = Answer("a", "taken", busy=("4711 apt-get", "4712 dpkg"))
-    lock, heard = Lock(a=[busy, busy, Answer("a", "mine")], b=[Answer("b", "taken")]), []
+    lock, heard = Lock(a=[busy, busy, Answer("a", "mine")], b=[Answer("b", "taken")]), list[str]()
     with hold(lock, ["a", "b"], heard) as held:
         assert held.lost == {}
         assert lock.did == ["take a b", "take a", "take a", "keep"]

@@ -107,7 +107,7 @@ def test_stages_are_done_in_order_and_batches_keep_the_inventorys_order(fleet: M
     numbers = [{fleet.rollout.stages[node] for node in wave} for wave in made]
     assert all(len(stage) == 1 for stage in numbers)
     assert [min(stage) for stage in numbers] == sorted(min(stage) for stage in numbers)
-    first_of = {}
+    first_of: dict[str, int] = {}
     for number, node in enumerate(fleet.names):
         first_of.setdefault(fleet.rollout.atomic.get(node, node), number)
     for stage in set(fleet.rollout.stages.values()):

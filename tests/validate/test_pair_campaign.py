@@ -469,7 +469,7 @@ def test_an_interrupt_after_all_checks_of_the_nodes_leaves_nobody_healthy(
     def stop(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(validation.pair_campaign, "measure", stop)
+    monkeypatch.setattr("provision.validate.pairs.pair_campaign.measure", stop)
     _, report, _ = machines.run(2, "--pairs", "--checks", "gpu_inventory", code=ExitCode.INTERRUPTED)
     assert set(verdicts(report).values()) == {"error"}
 
@@ -538,7 +538,7 @@ def test_a_line_cut_by_a_kill_is_passed_over_and_one_in_the_middle_is_refused(tm
 
 @pytest.mark.parametrize(
     "noted",
-    [[ID], *({ID: noted} for noted in (3, [], {}, {"nodes": ["gpu-01"]}, {"nodes": 3, "left_out": {}}))],
+    [[ID], {ID: 3}, {ID: []}, {ID: {}}, {ID: {"nodes": ["gpu-01"]}}, {ID: {"nodes": 3, "left_out": {}}}],
 )
 def test_a_run_that_does_not_say_by_check_who_took_part_is_refused(noted: Any, machines: Network) -> None:
     _, _, folder = machines.run(2)
