@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.seed import DRAWN, SEED, VARIABLE, times
+from tests.support.seed import DRAWN, SEED, VARIABLE, Selected, times
 from tests.support.sshd import Sshd
 
 HERE = Path(__file__).parent
@@ -29,6 +29,7 @@ settings.load_profile("gpuprov")
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    Selected.long = "not long" not in config.option.markexpr
     if DRAWN:
         config.option.hypothesis_seed = str(SEED)
 

@@ -23,8 +23,8 @@ from tests.support.scenarios import UNREAD, Scenario, judged, scenarios
 from tests.support.seed import SEED, times
 
 # Where outputs are cut and lines are taken away: in one output at most, and in all samples of a check.
-PLACES = times(10, 40)
-ALL_PLACES = times(60, 1200)
+PLACES = times(5, 40)
+ALL_PLACES = times(30, 1200)
 
 # A log is the sum of its lines: one that is lost is an event nobody can miss. What does notice is the
 # transport (see test_a_cut_log_is_no_quiet_log), and the end of the log, not each line.

@@ -12,6 +12,7 @@ import json
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -25,8 +26,11 @@ from provision.lab.spec import DEFAULT_NODES, NodeSpec
 from tests.lab import slurm_cluster
 from tests.lab.gpuprov_up import Operator, said
 from tests.lab.lab_nodes import SPEED, Image, Lab, boot
+from tests.support.seed import Selected
 
-KINDS = DEFAULT_NODES[:2]
+# `up` of a bare node takes more than a minute of a core: without the long tests, one kind has to do.
+KINDS = DEFAULT_NODES[: 2 if Selected.long else 1]
+FLEET = DEFAULT_NODES if Selected.long else tuple(replace(KINDS[0], name=node.name) for node in DEFAULT_NODES)
 # What the bare nodes go through, in this order.
 STEPS = {"drift before": "drift", "plan": "plan", "up": "up", "drift after": "drift"}
 
@@ -42,17 +46,17 @@ class Images:
         self._used: dict[str, tuple[str, IO[str]]] = {}  # made -> its lab, the lock that keeps it
 
     def up(self) -> Mapping[str, subprocess.CompletedProcess[str]]:
-        """The finished commands of STEPS on two nodes that were bare, one of each kind of DEFAULT_NODES."""
+        """The finished commands of STEPS on nodes that were bare, one of each of KINDS."""
         done = self.made("declared", KINDS, {}, _up)["done"]
         return {step: subprocess.CompletedProcess(*done[step]) for step in STEPS}
 
     def declared(self) -> Mapping[str, Image]:
-        """DEFAULT_NODES after that `up`; a test that needs them fails when it has failed."""
+        """FLEET after that `up`; a test that needs them fails when it has failed."""
         done = self.up()["up"]
         assert done.returncode == ExitCode.OK, said(done)
         made = self.made("declared", KINDS, {}, _up)["images"]
         kinds = {(node.sku, node.release): made[node.name] for node in KINDS}
-        return {node.name: kinds[node.sku, node.release] for node in DEFAULT_NODES}
+        return {node.name: kinds[node.sku, node.release] for node in FLEET}
 
     def h100(self) -> Image:
         """An H100 node on Debian 13 after `up`."""

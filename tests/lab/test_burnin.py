@@ -42,7 +42,7 @@ segments:
   - {name: again, kind: load, checks: [nccl_all_reduce], repeat: 1}
 """
 HOOK = '#!/bin/sh\ncat >> "$(dirname "$0")/drained"\n'
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,6 @@ def test_collect_from_a_machine_that_never_heard_of_it_gives_the_whole_record(
     assert (run / "nodes.pass").read_text() == ""
 
 
-@pytest.mark.long
 def test_stop_leaves_nothing_and_the_nodes_validate(burnins: Burnins, lab: Lab) -> None:
     lab.node("gpu-02").heal()
     done = burnins.call("burnin", "collect", burnins.first, "--remove")

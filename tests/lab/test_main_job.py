@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from provision.errors import ExitCode
-from provision.lab.spec import DEFAULT_NODES
 from tests.lab.gpuprov_up import Operator, said
-from tests.lab.images import Images
+from tests.lab.images import FLEET, Images
 from tests.lab.lab_nodes import Lab, running_lab
 
 pytestmark = pytest.mark.timeout(1800)
@@ -25,9 +24,9 @@ pytestmark = pytest.mark.timeout(1800)
 
 @pytest.fixture(scope="module")
 def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """The default nodes as `up` left such nodes."""
+    """Three nodes as `up` left such nodes."""
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
-    with running_lab("main", DEFAULT_NODES, inventory, images=images.declared()) as running:
+    with running_lab("main", FLEET, inventory, images=images.declared()) as running:
         yield running
 
 
@@ -99,7 +98,7 @@ BREAKAGES = {
     # what an administrator does on a node by hand -> the (node, role, fact) that must be named
     ("gpu-01", "apt-mark unhold nvidia-driver-cuda"): ("nvidia_driver", "package.nvidia-driver-cuda.held"),
     ("gpu-01", "systemctl stop nvidia-persistenced"): ("nvidia_driver", "service.nvidia-persistenced.active"),
-    ("gpu-03", "sed -i '1i # edited' /etc/modprobe.d/*nouveau*.conf"): ("nvidia_driver", "modprobe.d"),
+    ("gpu-01", "sed -i '1i # edited' /etc/modprobe.d/*nouveau*.conf"): ("nvidia_driver", "modprobe.d"),
     ("gpu-03", "sed -i 's/memlock .*/memlock 64/' /etc/security/limits.d/*gpuprov*"): ("rdma", "limits.d"),
     ("gpu-03", "rm /usr/share/keyrings/*cuda*"): ("nvidia_repository", "pgp_key"),
 }

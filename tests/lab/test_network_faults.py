@@ -45,7 +45,7 @@ PORTS, LOOPBACK, RAIL, DISKS, DCGM = (
     "dcgm_diag",
 )
 Validate = Callable[..., tuple[int, set[tuple[str, str, str]]]]
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")
@@ -127,19 +127,12 @@ FAULTS: list[tuple[str, dict[str, Any], list[str], set[tuple[str, str, str]]]] =
     ("tool_garbage", {"tool": "dcgmi"}, [DCGM], {(DCGM, "node", "error")}),
     ("tool_garbage", {"tool": "ib_write_bw"}, [LOOPBACK], {(LOOPBACK, "node", "error")}),
 ]
-ALWAYS = {"port_down", "dcgm_fails"}  # the others are of the long set
 
 
 @pytest.mark.parametrize(
     ("fault", "parameters", "checks", "expected"),
-    [
-        pytest.param(
-            *fault,
-            id=f"{fault[0]}-{fault[1].get('tool', fault[2][-1])}",
-            marks=() if fault[0] in ALWAYS else pytest.mark.long,
-        )
-        for fault in FAULTS
-    ],
+    FAULTS,
+    ids=[f"{fault[0]}-{fault[1].get('tool', fault[2][-1])}" for fault in FAULTS],
 )
 def test_a_fault_is_named_and_nothing_else(
     fault: str,

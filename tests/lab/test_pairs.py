@@ -24,7 +24,7 @@ RACKS = {"n1": "a", "n2": "a", "n3": "a", "n4": "b", "n5": "b", "n6": "b"}
 RAILS = ["mlx5_0", "mlx5_3"]  # of eight: one that hangs takes its deadline on each
 CABLE = "reseat or check cable"
 Report = dict[str, Any]
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,6 @@ def findings(report: Report, name: str) -> list[Report]:
     return [finding for check in node["checks"] for finding in check["findings"]]
 
 
-@pytest.mark.long
 def test_a_healthy_fleet_passes_in_two_rounds(measure: Any) -> None:
     code, report = measure()
     assert (code, fabric(report)) == (ExitCode.OK, [])
@@ -107,7 +106,6 @@ def test_a_slow_link_is_named_and_neither_of_its_ends_is_accused(
     assert "--nodes fabric" not in shown
 
 
-@pytest.mark.long
 def test_a_late_link_is_named_by_its_latency_alone(measure: Any, lab: Lab, operator: Operator) -> None:
     lab.node("n2").fault("link_late", peer="n5", factor=5)
     code, report = measure("--checks", "pair_bandwidth,pair_latency")
@@ -127,7 +125,6 @@ def test_a_late_link_is_named_by_its_latency_alone(measure: Any, lab: Lab, opera
     assert "link n2-n5 has a high latency" in " ".join(told(operator).split())
 
 
-@pytest.mark.long
 def test_a_slow_rail_of_one_node_is_that_nodes(measure: Any, lab: Lab) -> None:
     lab.node("n4").fault("nic_slow", nic=3, factor=0.5)
     code, report = measure()
@@ -137,7 +134,6 @@ def test_a_slow_rail_of_one_node_is_that_nodes(measure: Any, lab: Lab) -> None:
     assert (finding["device"], finding["action"]) == ("mlx5_3", CABLE)
 
 
-@pytest.mark.long
 def test_a_node_that_hangs_is_named_and_leaves_nothing_running(measure: Any, lab: Lab) -> None:
     lab.node("n6").fault("peers_hang")
     code, report = measure()
@@ -151,7 +147,6 @@ def test_a_node_that_hangs_is_named_and_leaves_nothing_running(measure: Any, lab
         assert left.stdout == "", f"{name}: {left.stdout}"
 
 
-@pytest.mark.long
 def test_a_node_without_the_program_is_named_with_what_to_do(measure: Any, lab: Lab) -> None:
     node = lab.node("n1")
     node.as_root("mv /usr/bin/ib_write_bw /usr/bin/ib_write_bw.away")
@@ -165,7 +160,6 @@ def test_a_node_without_the_program_is_named_with_what_to_do(measure: Any, lab: 
     assert "ib_write_bw is not installed: the role rdma installs it" in finding["message"]
 
 
-@pytest.mark.long
 def test_a_node_that_is_gone_is_not_measured_and_the_others_are(measure: Any, lab: Lab) -> None:
     lab.node("n3").power_off()
     try:

@@ -25,7 +25,7 @@ from tests.lab.images import Images
 from tests.lab.lab_nodes import LabNode, running_lab
 from tests.lab.role_playbook import SOURCES
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 SPEED = 20.0  # a burn of 30 s takes 1.5 s: long enough for another program to be seen beside it
 PROGRAM = "cd /opt/gpuprov && exec python3 -m provision.cli selftest"
 CONDITIONS = [
@@ -136,7 +136,6 @@ def test_the_whole_of_it(node: LabNode) -> None:
     assert node.as_root(f"{BURNING} || echo none").stdout == "none\n"
 
 
-@pytest.mark.long
 def test_an_interrupted_one_leaves_nothing_running_and_keeps_what_it_has(node: LabNode) -> None:
     before = settings(node)
     cut = shlex.quote(f"{PROGRAM} --output /root/cut")
@@ -161,7 +160,6 @@ def wait(node: LabNode, until: str, seconds: float = 60) -> None:
         time.sleep(0.2)
 
 
-@pytest.mark.long
 def test_gpus_in_use_are_left_alone(node: LabNode) -> None:
     node.as_root("cd /usr/share/gpu-burn && setsid -f gpu_burn -i 3 4000 > /dev/null 2>&1")
     try:
@@ -175,7 +173,6 @@ def test_gpus_in_use_are_left_alone(node: LabNode) -> None:
     assert "gpu_burn" not in json.loads(brought(node, "/root/used")["selftest.json"])["checks"]
 
 
-@pytest.mark.long
 def test_missing_tools_are_built_from_verified_sources(node: LabNode) -> None:
     """The role runs on this machine itself; the sources are small ones whose programs do nothing."""
     install(node, "ansible-core", "python3-ansible-runner")

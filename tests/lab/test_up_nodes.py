@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from provision.errors import ExitCode
-from provision.lab.spec import DEFAULT_NODES
 from tests.lab.gpuprov_up import Operator
-from tests.lab.images import Images
+from tests.lab.images import FLEET, Images
 from tests.lab.lab_nodes import Lab, running_lab
 
 if TYPE_CHECKING:
     from tests.lab.lab_nodes import LabNode
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
     """gpu-01 is bare, the others are as `up` leaves them."""
     declared = {name: image for name, image in images.declared().items() if name != "gpu-01"}
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
-    with running_lab("upnodes", DEFAULT_NODES, inventory, images=declared) as running:
+    with running_lab("upnodes", FLEET, inventory, images=declared) as running:
         yield running
 
 

@@ -12,3 +12,9 @@ SEED = int(os.environ.get(VARIABLE, "20261124"))
 def times(few: int, many: int) -> int:
     """How often something is tried: `few` times with the fixed seed, `many` with a drawn one."""
     return many if DRAWN else few
+
+
+class Selected:
+    """What this session runs. `long`: also tests marked long (set by tests/conftest.py)."""
+
+    long = True
