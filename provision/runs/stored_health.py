@@ -7,7 +7,6 @@ report.json of another layout is left to `health.from_json`, which needs all of 
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import weakref
@@ -97,14 +96,8 @@ def read(path: Path) -> FleetHealth:
 
 def _streamed(path: Path) -> FleetHealth | None:
     """The report, if it has a line for each node."""
-    collects = gc.isenabled()
-    gc.disable()  # it would go through all nodes again and again, a tenth of the time, and find nothing
-    try:
-        with path.open("rb", buffering=_BUFFER) as file:
-            return _from(path, file)
-    finally:
-        if collects:
-            gc.enable()
+    with path.open("rb", buffering=_BUFFER) as file:
+        return _from(path, file)
 
 
 def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
