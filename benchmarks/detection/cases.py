@@ -124,7 +124,7 @@ class Entry:
     """One class of faults, or one healthy look-alike (`trap`).
 
     `clear` and `graded` are the ranges from which a severity is drawn (in `unit`); without them the fault is
-    there or not. `missing` says why nothing can be drawn yet, `gap` why it is known to be missed.
+    there or not. `missing` says why nothing can be drawn yet.
     """
 
     number: int
@@ -137,7 +137,6 @@ class Entry:
     missing: str = ""
     trap: bool = False
     variant: str = ""
-    gap: str = ""
 
     @property
     def key(self) -> str:

@@ -7,7 +7,6 @@ of files in which the lab's surfaces lie where a node has them mounted.
 from __future__ import annotations
 
 import functools
-import importlib.util
 import multiprocessing
 import os
 import shutil
@@ -23,9 +22,9 @@ from benchmarks.detection.cases import FABRIC, IMEX
 from benchmarks.detection.simulator import simulator
 from benchmarks.detection.virtual_time import Program
 from provision.checks.check import Command
-from provision.paths import NODE
 from provision.remote import node_program
 from provision.remote import protocol as answer
+from provision.validate.selftest.measure import runner
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/cuda/bin"
 LISTENS = 0.1  # seconds until a program that serves another listens
@@ -293,10 +292,4 @@ def _no_entries() -> int:
 @functools.cache
 def _node_module() -> Any:
     """The module that runs programs on nodes; here it is asked for its words, and runs nothing."""
-    path = NODE / "modules/gpuprov_run.py"
-    spec = importlib.util.spec_from_file_location("gpuprov_run_of_a_node", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return runner()

@@ -12,7 +12,6 @@ from provision.errors import ExitCode, GpuprovError, RunFolderError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from provision.checks.health import FleetHealth
     from provision.report.context import Context
@@ -121,7 +120,6 @@ def run(options: argparse.Namespace) -> ExitCode:
 
         return report_history.run(options)
     from dataclasses import replace
-    from pathlib import Path
 
     from provision import report
     from provision.checks.judge import Verdict
@@ -175,8 +173,6 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
 
 def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth, Diff | None]:
     """The run judged again, and what that changed; None when there is no report from before."""
-    from pathlib import Path
-
     from provision.report.diff import diff
     from provision.validate import campaign
 
@@ -193,8 +189,6 @@ def _judged(folder: RunFolder, options: argparse.Namespace) -> tuple[FleetHealth
 
 
 def _write_changes(changed: Diff, target: Path) -> None:
-    import json
-
     from provision import atomic_file
     from provision.report import diff_text
 

@@ -27,7 +27,6 @@ class Release:
     base: Base
     files: Mapping[str, str] = field(default_factory=dict)
     major: str = ""  # of the RHEL family: "9"
-    ubuntu: bool = False
 
     @property
     def dnf(self) -> bool:
@@ -65,7 +64,6 @@ def _ubuntu(base: Base, version: str, point: str, codename: str, animal: str) ->
         base,
         {"usr/lib/os-release": os_release(fields), "etc/lsb-release": lsb},
         version.partition(".")[0],
-        True,
     )
 
 

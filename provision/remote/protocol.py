@@ -89,7 +89,6 @@ BASE_FACTS = frozenset(
     }
 )
 KERNEL = "{kernel.release}"  # in the name of an asked fact; the node answers under its own kernel's release
-Scalar = str | int | bool | None
 
 
 class AnswerError(Exception):

@@ -7,7 +7,6 @@ report.json of another layout is left to `health.from_json`, which needs all of 
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import weakref
@@ -20,16 +19,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from provision.checks import health
-from provision.checks.check import GpuIdentity
 from provision.checks.health import CheckResult, FleetHealth, LazyRows, NodeHealth
-from provision.checks.judge import Verdict
 from provision.errors import RunFolderError
 
 _METRIC = itemgetter("metric")
 _BUFFER = 1 << 20  # bytes: lines have tens of thousands
 _HEAD, _TAIL = b'"nodes": [', b"]}"
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
-_VERDICTS: Mapping[str, Verdict] = {verdict.value: verdict for verdict in Verdict}
 
 
 class StoredNodes(tuple[NodeHealth, ...]):
@@ -100,14 +96,8 @@ def read(path: Path) -> FleetHealth:
 
 def _streamed(path: Path) -> FleetHealth | None:
     """The report, if it has a line for each node."""
-    collects = gc.isenabled()
-    gc.disable()  # it would go through all nodes again and again, a tenth of the time, and find nothing
-    try:
-        with path.open("rb", buffering=_BUFFER) as file:
-            return _from(path, file)
-    finally:
-        if collects:
-            gc.enable()
+    with path.open("rb", buffering=_BUFFER) as file:
+        return _from(path, file)
 
 
 def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
@@ -120,7 +110,7 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
         return None
     lines = Lines(path, os.dup(file.fileno()))
     nodes: list[NodeHealth] = []
-    builder, place = _Builder(lines), file.tell()
+    place = file.tell()
     for line in file:
         text = line.rstrip(b" \r\n,")
         if text == _TAIL and not file.read(4096).strip():
@@ -133,50 +123,25 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
             return None  # another layout, or damaged: whoever reads it whole says which
         lines.add(place, len(text))
         place += len(line)
-        nodes.append(builder.node(record))
+        nodes.append(_node(lines, len(nodes), record))
     return None
 
 
-class _Builder:
-    """Makes the nodes; texts that many nodes share are kept once."""
+def _node(lines: Lines, number: int, record: Mapping[str, Any]) -> NodeHealth:
+    """The node of this line, whose rows are read again when they are asked for."""
+    try:
+        node = health.node_from({**record, "checks": ()})
+        checks = (_check(lines, (number, place), check) for place, check in enumerate(record["checks"]))
+        return replace(node, checks=tuple(checks))
+    except _DAMAGED as error:
+        raise lines.strange(number, error) from error
 
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
-        self._count = 0
-        self._words: dict[str, str] = {}
 
-    def node(self, record: Mapping[str, Any]) -> NodeHealth:
-        number, self._count = self._count, self._count + 1
-        try:
-            checks = record["checks"]
-            return NodeHealth(
-                record["node"],
-                _VERDICTS[record["verdict"]],
-                tuple(self._check(number, place, check) for place, check in enumerate(checks)),
-                tuple(self._gpu(gpu) for gpu in record["gpus"]),
-                {self._word(key): self._word(value) for key, value in dict(record["facts"]).items()},
-                record["error"],
-                record["unreachable"],
-            )
-        except _DAMAGED as error:
-            raise self._lines.strange(number, error) from error
-
-    def _check(self, node: int, place: int, record: Mapping[str, Any]) -> CheckResult:
-        key = node, place
-        wrong = tuple(health.finding_from(row) for row in record["findings"] if row["verdict"] != "pass")
-        metrics = frozenset(map(_METRIC, record["measurements"]))
-        return CheckResult(
-            self._word(record["check"]),
-            _VERDICTS[record["verdict"]],
-            LazyRows(self._lines.findings, key, wrong),
-            LazyRows(self._lines.measurements, key, metrics=metrics),
-            record["seconds"],
-            record["raw"],
-        )
-
-    def _gpu(self, record: Mapping[str, Any]) -> GpuIdentity:
-        name, address = self._word(record["name"]), self._word(record["pci_address"])
-        return GpuIdentity(record["index"], name, record["serial"], record["uuid"], address)
-
-    def _word(self, value: Any) -> Any:
-        return self._words.setdefault(value, value) if isinstance(value, str) else value
+def _check(lines: Lines, key: tuple[int, int], record: Mapping[str, Any]) -> CheckResult:
+    wrong = tuple(health.finding_from(row) for row in record["findings"] if row["verdict"] != "pass")
+    metrics = frozenset(map(_METRIC, record["measurements"]))
+    return replace(
+        health.check_from({**record, "findings": (), "measurements": ()}),
+        findings=LazyRows(lines.findings, key, wrong),
+        measurements=LazyRows(lines.measurements, key, metrics=metrics),
+    )

@@ -80,13 +80,6 @@ def test_more_than_a_node_may_keep_is_refused(made: Made, monkeypatch: pytest.Mo
     assert "GiB" in made.put(f"telemetry/{BOOT}.csv", b"1,1,gpu,gpu0,\n" * 50, offset=700)
 
 
-def test_a_piece_that_a_mask_damaged_is_noticed(made: Made) -> None:
-    import hashlib
-
-    one = {**part("events.jsonl", EVENTS), "sha": hashlib.sha256(b"other").hexdigest()[:16]}
-    assert "damaged on the way" in made.spool.take([one])
-
-
 def test_no_run_of_three_letters_is_left_for_a_mask_to_hit() -> None:
     data = part("events.jsonl", EVENTS)["data"]
     assert max(len(word) for word in data.split(" ")) == 2

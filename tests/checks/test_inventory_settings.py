@@ -34,7 +34,7 @@ def settings(
     }
     values["smi_seconds"] = {"node": seconds}
     node = make_node(gpus, **(declared or {}))
-    return told(inventory_links.judge_settings("gpu_inventory", node, values))
+    return told(inventory_links.judge_settings(node, values))
 
 
 ALL = range(8)

@@ -33,7 +33,7 @@ def judged(output: Output, sku: str = "h100-sxm") -> list[Finding]:
     values: dict[str, dict[str, Any]] = {"name": {f"gpu{index}": "a GPU" for index in range(count)}}
     for one in measured:
         values.setdefault(one.metric, {})[one.device] = one.value
-    return judge_links("gpu_inventory", values, for_sku(sku))
+    return judge_links(values, for_sku(sku))
 
 
 def unhealthy(findings: list[Finding]) -> list[tuple[Any, ...]]:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from provision import paths
+from provision.burnin import node_talk
 from provision.errors import ExitCode
 from provision.lab import cgroups, network
 from provision.lab.spec import NodeSpec
@@ -48,7 +49,7 @@ PLAY = """\
         campaign: "{{ asked.campaign | default('') }}"
         order: "{{ asked.order | default(omit) }}"
         runner: "{{ asked.runner | default('') }}"
-        offsets: "{{ asked.offsets | default({}) }}"
+        offsets: "{{ asked.offsets | default('') }}"
         limit: "{{ asked.limit | default(4194304) }}"
         segment: "{{ asked.segment | default('') }}"
       register: said
@@ -103,7 +104,9 @@ class Node:
             "segments": list(segments),
             **more,
         }
-        self.answer = self.ask("start", order=order, runner=node_program.burnin_program())
+        self.answer = self.ask(
+            "start", order=node_talk.packed(json.dumps(order)), runner=node_program.burnin_program()
+        )
         return Campaign(self, self.node.place.disk / HOME.strip("/") / campaign)
 
     def shell(self, command: str) -> str:
@@ -253,7 +256,7 @@ def test_collect_brings_everything_in_parts_of_the_size_asked(node: Node) -> Non
     campaign.wait_for("finished")
     have: dict[str, bytes] = {}
     for _ in range(100):
-        offsets = {name: len(data) for name, data in have.items()}
+        offsets = node_talk.offsets({name: len(data) for name, data in have.items()})
         answer = node.ask("collect", campaign="parts", offsets=offsets, limit=10000)
         for part in answer["parts"]:
             data = zlib.decompress(base64.b64decode(part["data"]))
@@ -269,7 +272,8 @@ def test_collect_brings_everything_in_parts_of_the_size_asked(node: Node) -> Non
     assert set(have) == set(there) - {"runner.py"}
     for name, data in have.items():
         assert data == there[name].read_bytes(), name
-    again = node.ask("collect", campaign="parts", offsets={name: len(data) for name, data in have.items()})
+    offsets = node_talk.offsets({name: len(data) for name, data in have.items()})
+    again = node.ask("collect", campaign="parts", offsets=offsets)
     assert (again["parts"], again["more"]) == ([], False)
     assert node.ask("remove", campaign="parts")["removed"]
     assert not campaign.spool.exists()

@@ -66,8 +66,10 @@ def spool(module: ModuleType) -> Path:
 
 
 def ask(module: ModuleType, state: str, **more: Any) -> dict[str, Any]:
-    usual: dict[str, Any] = {"campaign": "", "order": None, "runner": node_program.burnin_program()}
-    usual |= {"offsets": {}, "limit": 10**6, "segment": "", "timeout": 5.0}
+    usual: dict[str, Any] = {"campaign": "", "order": "", "runner": node_program.burnin_program(), "offsets": {}}
+    usual |= {"limit": 10**6, "segment": "", "timeout": 5.0}
+    if isinstance(more.get("order"), dict):
+        more["order"] = json.dumps(more["order"])
     answer: dict[str, Any] = module.STATES[state]({**usual, **more})[1]
     return answer
 
@@ -90,7 +92,7 @@ def test_start_installs_a_unit_that_comes_back_after_a_reboot(
 @pytest.mark.usefixtures("systemd")
 def test_start_again_is_answered_and_another_is_refused(module: ModuleType) -> None:
     ask(module, "start", order=ORDER)
-    assert ask(module, "start", order=json.dumps(ORDER))["already"] is True
+    assert ask(module, "start", order=ORDER)["already"] is True
     refused = ask(module, "start", order=dict(ORDER, campaign="other"))
     assert refused == {"started": False, "refused": "the burn-in it runs on this node", "running": "it"}
     assert not (Path(module.HOME) / "other").exists()
@@ -184,8 +186,7 @@ def test_status_tells_of_the_newest_and_survives_broken_files(module: ModuleType
     assert (answer["campaign"], answer["alive"], answer["finished"]) == ("it", True, False)
     assert [event["n"] for event in answer["events"]][-1] == 49
     assert len(answer["events"]) == 20
-    assert answer["order"] == {"segments": ["a"], "node": "gpu-01", "profile": "smoke"}
-    assert answer["sizes"]["order.json"] > 100
+    assert answer["order"] == {"segments": ["a"]}
 
 
 @pytest.mark.usefixtures("systemd")

@@ -14,6 +14,7 @@ from typing import Any
 from provision.checks.check import CheckNode, Command, GpuIdentity, Measurement, Output
 from provision.checks.gpu import gpu_answers, nvidia_smi, nvlink_errors
 from provision.checks.gpu.inventory_links import judge_fabric, judge_links, judge_settings
+from provision.checks.gpu.inventory_rules import ID as ID
 from provision.checks.gpu.inventory_rules import Values, judge_flags, judge_models
 from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
@@ -24,8 +25,6 @@ SUMMARY = (
     "count, model, memory, ECC, row remap, PCIe width, throttling, NVLinks, fabric state, Xids since boot"
 )
 NEEDS: tuple[str, ...] = ("nvidia-smi",)
-
-ID = "gpu_inventory"
 
 # nvidia-smi takes a second per GPU and more without persistence mode, and never returns when the driver is
 # stuck.
@@ -116,19 +115,19 @@ def judge(
     by_metric: dict[str, dict[str, Any]] = defaultdict(dict)
     for measurement in measurements:
         by_metric[measurement.metric][measurement.device] = measurement.value
-    findings = judge_readability(ID, by_metric)
-    findings += judge_no_handle(ID, by_metric)
+    findings = judge_readability(by_metric)
+    findings += judge_no_handle(by_metric)
     if "driver_gpus" in by_metric:
-        findings += judge_counts(ID, node, by_metric)
-        findings += judge_unanswered(ID, by_metric)
-        findings += judge_absent(ID, by_metric)
-        findings += judge_models(ID, node, by_metric, thresholds)
-        findings += judge_flags(ID, node, by_metric)
+        findings += judge_counts(node, by_metric)
+        findings += judge_unanswered(by_metric)
+        findings += judge_absent(by_metric)
+        findings += judge_models(node, by_metric, thresholds)
+        findings += judge_flags(node, by_metric)
         generation = int(limits(f"skus/{node.sku}")["pcie"]["gen"]) if node.sku else 0
-        findings += judge_links(ID, by_metric, thresholds, generation)
+        findings += judge_links(by_metric, thresholds, generation)
         findings += nvlink_errors.judge(ID, by_metric)
-        findings += judge_fabric(ID, node, by_metric)
-        findings += judge_settings(ID, node, by_metric)
+        findings += judge_fabric(node, by_metric)
+        findings += judge_settings(node, by_metric)
     findings += judge_events(by_metric)
     return findings
 
@@ -175,7 +174,7 @@ _BOARD_COUNTS = (1, 2, 4, 8, 16)
 _OF_ONE_READING = (gpu_answers.UNKNOWN, gpu_answers.UNSPECIFIED)
 
 
-def judge_readability(check: str, values: Values) -> list[Finding]:
+def judge_readability(values: Values) -> list[Finding]:
     """What could not be read is an error, except a GPU that is lost: that is a broken GPU."""
     findings = []
     for metric, devices in values.items():
@@ -187,26 +186,24 @@ def judge_readability(check: str, values: Values) -> list[Finding]:
         if "no_handle" in values and metric != "unreadable.kernel_log":
             continue  # the GPU that keeps it from answering is a finding
         if "GPU is lost" in message:
-            findings.append(
-                Finding(check, Verdict.FAIL, "node", message, metric=metric, action="power-cycle")
-            )
+            findings.append(Finding(ID, Verdict.FAIL, "node", message, metric=metric, action="power-cycle"))
         else:
             action = "fix configuration" if "did not start" in message else "investigate"
-            findings.append(unmeasured(check, message, action=action))
+            findings.append(unmeasured(ID, message, action=action))
     if "inforom_corrupted" in values:
         message = "nvidia-smi reports a corrupted infoROM (status 14)"
-        findings.append(Finding(check, Verdict.WARN, "node", message, metric="inforom", action="investigate"))
+        findings.append(Finding(ID, Verdict.WARN, "node", message, metric="inforom", action="investigate"))
     return findings
 
 
-def judge_no_handle(check: str, values: Values) -> list[Finding]:
+def judge_no_handle(values: Values) -> list[Finding]:
     """A GPU that keeps nvidia-smi from answering at all; no more than its address is known."""
     without = "nvidia-smi therefore describes no GPU"
     if "unreadable.nvidia_smi" not in values:
         without = "nvidia-smi therefore lists no NVLinks"
     return [
         Finding(
-            check,
+            ID,
             Verdict.FAIL,
             device,
             f"does not answer: {error!r} at PCI {values['no_handle_address'][device]}; {without}",
@@ -218,7 +215,7 @@ def judge_no_handle(check: str, values: Values) -> list[Finding]:
     ]
 
 
-def judge_unanswered(check: str, values: Values) -> list[Finding]:
+def judge_unanswered(values: Values) -> list[Finding]:
     """A GPU whose readings are NVML errors: broken as far as the driver can tell, whatever else it prints."""
     findings = []
     for device, error in values.get("unanswered", {}).items():
@@ -230,13 +227,13 @@ def judge_unanswered(check: str, values: Values) -> list[Finding]:
         sensor = not values["unanswered_judged"][device] and error in _OF_ONE_READING
         verdict = Verdict.WARN if sensor else Verdict.FAIL
         action = "investigate" if sensor else gpu_answers.ACTIONS[error]
-        findings.append(Finding(check, verdict, device, words, "unanswered", error, action=action))
+        findings.append(Finding(ID, verdict, device, words, "unanswered", error, action=action))
     for device, paths in values.get("forbidden", {}).items():
         words = (
             f"nvidia-smi may not read {paths} ({gpu_answers.NOT_PERMITTED}): gpuprov has to run it as root"
         )
         action = gpu_answers.ACTIONS[gpu_answers.NOT_PERMITTED]
-        findings.append(unmeasured(check, words, device=device, action=action))
+        findings.append(unmeasured(ID, words, device=device, action=action))
     return findings
 
 
@@ -256,7 +253,7 @@ _JUDGED = {
 _OF_ECC = frozenset({"sram_threshold_exceeded", "ecc_uncorrectable"})
 
 
-def judge_absent(check: str, values: Values) -> list[Finding]:
+def judge_absent(values: Values) -> list[Finding]:
     """A reading that is N/A on one GPU, and not on others of its model: which readings a GPU has is a matter
     of the model (NVML_ERROR_NOT_SUPPORTED), so this one was not answered."""
     findings = []
@@ -275,7 +272,7 @@ def judge_absent(check: str, values: Values) -> list[Finding]:
         ]
         if missing:
             said = f"nvidia-smi gives no {', '.join(missing)} of it, and does of the other {name}s"
-            findings.append(unmeasured(check, said, device=device, action="investigate"))
+            findings.append(unmeasured(ID, said, device=device, action="investigate"))
     return findings
 
 
@@ -287,20 +284,18 @@ def _fewer(values: Values, metric: str, device: str, peers: Sequence[str]) -> bo
     return device not in known and 2 * sum(peer in known for peer in peers) > len(peers)
 
 
-def judge_counts(check: str, node: CheckNode, values: Values) -> list[Finding]:
+def judge_counts(node: CheckNode, values: Values) -> list[Finding]:
     """As many GPUs as declared, on the bus and in the driver."""
     seen = int(values["driver_gpus"]["node"])
     declared = node.variables.get("gpuprov_expected_gpus")
     expected = int(declared) if declared is not None else node.gpu_count
     limit = f"= {expected} GPUs"
     source = "gpuprov_expected_gpus" if declared is not None else "PCI devices of the node"
-    if declared is None and seen == node.gpu_count and (odd := _odd_board(check, node, seen)) is not None:
+    if declared is None and seen == node.gpu_count and (odd := _odd_board(node, seen)) is not None:
         return [odd]
     if seen == expected == node.gpu_count:
         return [
-            Finding(
-                check, Verdict.PASS, "node", f"{seen} GPUs, as expected", "driver_gpus", seen, "GPUs", limit
-            )
+            Finding(ID, Verdict.PASS, "node", f"{seen} GPUs, as expected", "driver_gpus", seen, "GPUs", limit)
         ]
     listed = {str(address) for address in values.get("pci_address", {}).values()}
     on_bus = [str(address) for address in node.variables.get("gpuprov_pci_addresses", ())]
@@ -308,10 +303,10 @@ def judge_counts(check: str, node: CheckNode, values: Values) -> list[Finding]:
     message = f"{seen} of {expected} GPUs answer; {node.gpu_count} are on the PCI bus"
     if lost:
         message += f"; the driver does not list {', '.join(lost)}"
-    return [_wrong_count(check, message, seen, limit, source)]
+    return [_wrong_count(message, seen, limit, source)]
 
 
-def _odd_board(check: str, node: CheckNode, seen: int) -> Finding | None:
+def _odd_board(node: CheckNode, seen: int) -> Finding | None:
     """A GPU gone from the PCI bus altogether, on a node whose owner did not say how many it has."""
     if node.gpuprov_node["gpu"].get("fabric", "none") == "none" or seen in _BOARD_COUNTS:
         return None
@@ -320,9 +315,9 @@ def _odd_board(check: str, node: CheckNode, seen: int) -> Finding | None:
         "(set gpuprov_expected_gpus if that is wrong)"
     )
     limit = f"{', '.join(str(count) for count in _BOARD_COUNTS)} GPUs"
-    return _wrong_count(check, message, seen, limit, "NVSwitch boards and their partitions (derived)")
+    return _wrong_count(message, seen, limit, "NVSwitch boards and their partitions (derived)")
 
 
-def _wrong_count(check: str, message: str, seen: int, limit: str, source: str) -> Finding:
+def _wrong_count(message: str, seen: int, limit: str, source: str) -> Finding:
     measured = Measurement("driver_gpus", seen, "GPUs")
-    return finding_on(check, Verdict.FAIL, measured, message, limit, source, "reseat or check cable")
+    return finding_on(ID, Verdict.FAIL, measured, message, limit, source, "reseat or check cable")

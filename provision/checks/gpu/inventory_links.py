@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from provision.checks.check import CheckNode
-from provision.checks.gpu.inventory_rules import Values, all_good, limited, shared
+from provision.checks.gpu.inventory_rules import ID, Values, all_good, limited, shared
 from provision.checks.judge import Finding, Verdict, hotter, unmeasured
 from provision.checks.thresholds import Threshold
 
@@ -16,7 +16,7 @@ from provision.checks.thresholds import Threshold
 WIRED = {"Tesla T4": 8, "NVIDIA A10G": 8}
 
 
-def _generation(check: str, values: Values, of_sku: int) -> list[Finding]:
+def _generation(values: Values, of_sku: int) -> list[Finding]:
     """The highest PCIe generation that GPU and slot allow together, which idle links show as well.
 
     `pcie_gen_max` is the pair's, `pcie_gen_device_max` the GPU's own (from driver 530 on); with older drivers
@@ -44,7 +44,7 @@ def _generation(check: str, values: Values, of_sku: int) -> list[Finding]:
         )
         limit = f"≥ {own_best}"
         found = Finding(
-            check, Verdict.WARN, "node", words, "pcie_gen_max", generation, "", limit,
+            ID, Verdict.WARN, "node", words, "pcie_gen_max", generation, "", limit,
             "the GPUs' own maximum", "fix configuration",
         )  # fmt: skip
         findings.append(found)
@@ -52,7 +52,7 @@ def _generation(check: str, values: Values, of_sku: int) -> list[Finding]:
         wanted = best[str(values["name"].get(device))]
         words = f"its slot allows PCIe generation {generation}, the GPU has {wanted}"
         found = Finding(
-            check, Verdict.FAIL, device, words, "pcie_gen_max", generation, "", f"≥ {wanted}",
+            ID, Verdict.FAIL, device, words, "pcie_gen_max", generation, "", f"≥ {wanted}",
             "the GPU's own maximum, and its peers'", "reseat or check cable",
         )  # fmt: skip
         findings.append(found)
@@ -60,21 +60,19 @@ def _generation(check: str, values: Values, of_sku: int) -> list[Finding]:
 
 
 def judge_links(
-    check: str, values: Values, thresholds: Mapping[str, Threshold], sku_generation: int = 0
+    values: Values, thresholds: Mapping[str, Threshold], sku_generation: int = 0
 ) -> list[Finding]:
     """PCIe width (the present generation is low at idle and says nothing), highest generation and NVLinks.
     `sku_generation`: of PCIe, what GPUs of this SKU have; 0 when it is not known.
     """
     findings: list[Finding] = []
-    width = thresholds.get(f"{check}.pcie_width")
+    width = thresholds.get(f"{ID}.pcie_width")
     if width is not None and "pcie_width" in values:
-        findings += limited(
-            check, "PCIe width", "pcie_width", values["pcie_width"], width, "reseat or check cable"
-        )
+        findings += limited("PCIe width", "pcie_width", values["pcie_width"], width, "reseat or check cable")
     else:
         findings += [
             Finding(
-                check,
+                ID,
                 Verdict.WARN,
                 device,
                 f"PCIe runs x{lanes} of x{values['pcie_width_max'][device]}",
@@ -87,18 +85,18 @@ def judge_links(
             if lanes < values.get("pcie_width_max", {}).get(device, 0)
             and lanes != WIRED.get(str(values["name"].get(device)))
         ]
-    findings += _generation(check, values, sku_generation)
+    findings += _generation(values, sku_generation)
     if strangers := sorted(values.get("nvlink_links", {}).keys() - values["name"].keys()):
         words = f"nvidia-smi nvlink -s lists {', '.join(strangers)}, which nvidia-smi -q -x does not list"
-        findings.append(unmeasured(check, words, action="investigate"))
+        findings.append(unmeasured(ID, words, action="investigate"))
     if partitioned := values.get("nvlink_mig", {}):
         words = "the driver shows no NVLinks of a GPU in MIG mode"
         findings += shared(
-            [Finding(check, Verdict.SKIP, device, words, "nvlink_links") for device in partitioned],
+            [Finding(ID, Verdict.SKIP, device, words, "nvlink_links") for device in partitioned],
             len(values["name"]),
         )
     for metric, what in (("nvlink_links", "active NVLinks"), ("nvlink_speed", "NVLink speed")):
-        threshold = thresholds.get(f"{check}.{metric}")
+        threshold = thresholds.get(f"{ID}.{metric}")
         if threshold is None or "unreadable.nvlink" in values:
             continue
         measured = values.get(metric, {})
@@ -113,18 +111,16 @@ def judge_links(
             if device not in measured and device not in excused and metric == "nvlink_links"
         ]
         findings += [
-            unmeasured(
-                check, "nvidia-smi nvlink -s does not mention this GPU", device=d, action="investigate"
-            )
+            unmeasured(ID, "nvidia-smi nvlink -s does not mention this GPU", device=d, action="investigate")
             for d in missing
         ]
         # Where one is not told of, the rest may be half told as well.
         if measured and not missing and not values["name"].keys() - measured.keys() - excused:
-            findings += limited(check, what, metric, measured, threshold, "reset GPU")
+            findings += limited(what, metric, measured, threshold, "reset GPU")
     return findings
 
 
-def judge_fabric(check: str, node: CheckNode, values: Values) -> list[Finding]:
+def judge_fabric(node: CheckNode, values: Values) -> list[Finding]:
     """GPUs behind NVSwitches must have joined the fabric, else cuInit fails with 802 while nvidia-smi looks
     fine.
     """
@@ -142,16 +138,16 @@ def judge_fabric(check: str, node: CheckNode, values: Values) -> list[Finding]:
             continue
         if state is None:
             findings.append(
-                unmeasured(check, "the driver reports no fabric state", device=device, action="investigate")
+                unmeasured(ID, "the driver reports no fabric state", device=device, action="investigate")
             )
             continue
         words = f"has not joined the NVLink fabric: state {state}, status {status or 'N/A'} (fabric manager)"
         findings.append(
-            Finding(check, Verdict.FAIL, device, words, "fabric_state", state, action="fix configuration")
+            Finding(ID, Verdict.FAIL, device, words, "fabric_state", state, action="fix configuration")
         )
-    findings += _fabric_health(check, values, {finding.device for finding in findings})
+    findings += _fabric_health(values, {finding.device for finding in findings})
     return shared(findings, len(values["name"])) or [
-        all_good(check, "fabric_state", "every GPU has joined the NVLink fabric")
+        all_good("fabric_state", "every GPU has joined the NVLink fabric")
     ]
 
 
@@ -165,7 +161,7 @@ _HEALTH = {
 }
 
 
-def _fabric_health(check: str, values: Values, told: Collection[str]) -> list[Finding]:
+def _fabric_health(values: Values, told: Collection[str]) -> list[Finding]:
     """What the driver says of a GPU that has joined: one finding, with the most telling of its fields."""
     findings = []
     for device in values["name"]:
@@ -179,7 +175,7 @@ def _fabric_health(check: str, values: Values, told: Collection[str]) -> list[Fi
         metric, shown, words = wrong[0]
         action = "fix configuration" if metric == "fabric_configuration" else "reset GPU"
         said = f"joined the NVLink fabric, and {words}: {shown}"
-        findings.append(Finding(check, Verdict.FAIL, device, said, metric, shown, action=action))
+        findings.append(Finding(ID, Verdict.FAIL, device, said, metric, shown, action=action))
     return findings
 
 
@@ -205,17 +201,15 @@ _MODES: dict[str, tuple[str, dict[Any, str]]] = {
 }
 
 
-def judge_settings(check: str, node: CheckNode, values: Values) -> list[Finding]:
+def judge_settings(node: CheckNode, values: Values) -> list[Finding]:
     """Modes, power limits, firmware, foreign processes, heat at rest and the time nvidia-smi took."""
     gpus = len(values["name"])
-    findings = (
-        _modes(check, node, values, gpus) + _mig(check, node, values) + _power(check, node, values, gpus)
-    )
-    findings += _vbios(check, values)
-    return findings + _processes(check, values) + _heat(check, values) + _latency(check, values, gpus)
+    findings = _modes(node, values, gpus) + _mig(node, values) + _power(node, values, gpus)
+    findings += _vbios(values)
+    return findings + _processes(values) + _heat(values) + _latency(values, gpus)
 
 
-def _modes(check: str, node: CheckNode, values: Values, gpus: int) -> list[Finding]:
+def _modes(node: CheckNode, values: Values, gpus: int) -> list[Finding]:
     findings = []
     for metric, (variable, words) in _MODES.items():
         found = {device: str(mode) for device, mode in values.get(metric, {}).items()}
@@ -228,7 +222,7 @@ def _modes(check: str, node: CheckNode, values: Values, gpus: int) -> list[Findi
         name = metric.replace("_mode", " mode").replace("persistence", "persistence mode")
         findings += shared(
             [
-                Finding(check, Verdict.WARN, d, f"{name} is {found[d]}, not {wanted} ({why})", metric,
+                Finding(ID, Verdict.WARN, d, f"{name} is {found[d]}, not {wanted} ({why})", metric,
                         found[d], action="fix configuration")
                 for d in differ
             ],
@@ -237,7 +231,7 @@ def _modes(check: str, node: CheckNode, values: Values, gpus: int) -> list[Findi
     return findings
 
 
-def _mig(check: str, node: CheckNode, values: Values) -> list[Finding]:
+def _mig(node: CheckNode, values: Values) -> list[Finding]:
     on = [device for device, mode in values.get("mig_mode", {}).items() if mode == "Enabled"]
     known = len(values.get("mig_mode", {}))
     declared = node.variables.get("gpu_settings_mig")
@@ -246,14 +240,14 @@ def _mig(check: str, node: CheckNode, values: Values) -> list[Finding]:
     if not declared and 0 < len(on) <= known // 2 and known > _PEERS:
         said = "MIG is on, on its peers it is not"
         return [
-            Finding(check, Verdict.WARN, device, said, "mig_mode", "Enabled", action="fix configuration")
+            Finding(ID, Verdict.WARN, device, said, "mig_mode", "Enabled", action="fix configuration")
             for device in on
         ]
     said = f"MIG is on on {', '.join(on)}: utilisation and tests of whole GPUs do not apply there"
-    return [Finding(check, Verdict.SKIP, "node", said, "mig_mode", "Enabled")]
+    return [Finding(ID, Verdict.SKIP, "node", said, "mig_mode", "Enabled")]
 
 
-def _power(check: str, node: CheckNode, values: Values, gpus: int) -> list[Finding]:
+def _power(node: CheckNode, values: Values, gpus: int) -> list[Finding]:
     limits = {device: float(watts) for device, watts in values.get("power_limit", {}).items()}
     declared = node.variables.get("gpu_settings_power_limit") or 0
     if isinstance(declared, int | float) and not isinstance(declared, bool) and declared > 0:
@@ -271,13 +265,13 @@ def _power(check: str, node: CheckNode, values: Values, gpus: int) -> list[Findi
         said += "" if usual is None else f"; {float(usual):g} W by default"
         verdict = Verdict.FAIL if watts < wanted else Verdict.WARN
         findings.append(
-            Finding(check, verdict, device, said, "power_limit", watts, "W", f"= {wanted:g} W", why,
+            Finding(ID, verdict, device, said, "power_limit", watts, "W", f"= {wanted:g} W", why,
                     "fix configuration")
         )  # fmt: skip
     return shared(findings, gpus)
 
 
-def _vbios(check: str, values: Values) -> list[Finding]:
+def _vbios(values: Values) -> list[Finding]:
     """Firmware is the maker's, and which is right nobody says here: one that differs from most others of its
     model was forgotten, or the GPU is a spare. Two halves of a node are nobody's mistake.
     """
@@ -288,7 +282,7 @@ def _vbios(check: str, values: Values) -> list[Finding]:
             continue
         usual, having = Counter(found.values()).most_common(1)[0]
         findings += [
-            Finding(check, Verdict.WARN, d, f"its VBIOS is {found[d]}, that of {having} peers {usual}",
+            Finding(ID, Verdict.WARN, d, f"its VBIOS is {found[d]}, that of {having} peers {usual}",
                     "vbios", found[d], limit=f"= {usual}", source="most GPUs of its model in the node",
                     action="fix configuration")
             for d in found if found[d] != usual and 2 * having > len(found)
@@ -296,10 +290,10 @@ def _vbios(check: str, values: Values) -> list[Finding]:
     return findings
 
 
-def _processes(check: str, values: Values) -> list[Finding]:
+def _processes(values: Values) -> list[Finding]:
     return [
         Finding(
-            check, Verdict.WARN, device, f"is in use: {text}; end it, or wait for it, and measure again",
+            ID, Verdict.WARN, device, f"is in use: {text}; end it, or wait for it, and measure again",
             "processes", text, action="investigate",
         )
         for device, text in values.get("processes", {}).items()
@@ -307,14 +301,14 @@ def _processes(check: str, values: Values) -> list[Finding]:
     ]  # fmt: skip
 
 
-def _heat(check: str, values: Values) -> list[Finding]:
+def _heat(values: Values) -> list[Finding]:
     busy = {device for device, programs in values.get("processes", {}).items() if programs}
     heat = {d: float(degrees) for d, degrees in values.get("temperature", {}).items() if d not in busy}
     said = "is at {degrees:g} °C at rest, its peers at {middle:g} °C: look at its heat sink and fans"
-    return hotter(check, "temperature", heat, said)
+    return hotter(ID, "temperature", heat, said)
 
 
-def _latency(check: str, values: Mapping[str, Mapping[str, Any]], gpus: int) -> list[Finding]:
+def _latency(values: Mapping[str, Mapping[str, Any]], gpus: int) -> list[Finding]:
     seconds = float(values.get("smi_seconds", {}).get("node", 0.0))
     limit = _GSP_SECONDS + _SECONDS_PER_GPU * gpus
     kept = [mode == "Enabled" for mode in values.get("persistence", {}).values()]
@@ -322,6 +316,6 @@ def _latency(check: str, values: Mapping[str, Mapping[str, Any]], gpus: int) -> 
         return []  # without persistence mode the driver is loaded anew for each call
     said = f"nvidia-smi took {seconds:.0f} s to answer although the driver stays loaded: it waits for a GPU"
     return [
-        Finding(check, Verdict.WARN, "node", said, "smi_seconds", seconds, "s", f"≤ {limit:g} s",
+        Finding(ID, Verdict.WARN, "node", said, "smi_seconds", seconds, "s", f"≤ {limit:g} s",
                 "the driver's 6 s for its firmware, and a second for each GPU (derived)", "investigate")
     ]  # fmt: skip

@@ -17,6 +17,8 @@ from provision.checks.gpu.nvidia_smi import THROTTLE_ALARMS
 from provision.checks.judge import Finding, Verdict, by_threshold, finding_on, limit_text
 from provision.checks.thresholds import Threshold
 
+ID = "gpu_inventory"
+
 Values = Mapping[str, Mapping[str, Any]]  # metric → device → value
 
 # Nodes with more than ten remapped rows regress five times out of six, those with one to ten once in eighteen
@@ -24,8 +26,8 @@ Values = Mapping[str, Mapping[str, Any]]  # metric → device → value
 _MANY_REMAPPED_ROWS = 10
 
 
-def all_good(check: str, metric: str, message: str) -> Finding:
-    return Finding(check, Verdict.PASS, "node", message, metric=metric)
+def all_good(metric: str, message: str) -> Finding:
+    return Finding(ID, Verdict.PASS, "node", message, metric=metric)
 
 
 def shared(findings: list[Finding], gpus: int) -> list[Finding]:
@@ -37,18 +39,14 @@ def shared(findings: list[Finding], gpus: int) -> list[Finding]:
     return findings
 
 
-def judge_models(
-    check: str, node: CheckNode, values: Values, thresholds: Mapping[str, Threshold]
-) -> list[Finding]:
+def judge_models(node: CheckNode, values: Values, thresholds: Mapping[str, Threshold]) -> list[Finding]:
     """One model, the one the PCI ids promise, with all of its memory."""
     names = {device: str(name) for device, name in values["name"].items()}
     if not names:
         return []  # not one GPU answers
     usual = Counter(names.values()).most_common(1)[0][0]
     findings = [
-        Finding(
-            check, Verdict.FAIL, device, f"is a {name} among {usual}s", "name", name, action="replace part"
-        )
+        Finding(ID, Verdict.FAIL, device, f"is a {name} among {usual}s", "name", name, action="replace part")
         for device, name in names.items()
         if name != usual
     ]
@@ -56,29 +54,27 @@ def judge_models(
         message = (
             f"{usual} is not a GPU SKU that gpuprov knows; limits come from --thresholds (sku: any) only"
         )
-        findings.append(
-            Finding(check, Verdict.WARN, "node", message, "name", usual, action="fix configuration")
-        )
+        findings.append(Finding(ID, Verdict.WARN, "node", message, "name", usual, action="fix configuration"))
     elif usual not in (known := node.gpuprov_node["gpu"].get("product_names", ())):
         # Another product fails; another name of the same product (drivers rename) is one to look at.
         same = node.sku.split("-")[0].upper() in re.split(r"\W+", usual.upper())
         message = f"the PCI ids belong to {node.sku} ({' or '.join(known)}), the driver reports {usual}"
         verdict = Verdict.WARN if same else Verdict.FAIL
-        findings.append(Finding(check, verdict, "node", message, "name", usual, action="investigate"))
-    findings = findings or [all_good(check, "name", f"all GPUs are {usual}")]
-    return findings + _memory(check, values, thresholds.get(f"{check}.memory_total"))
+        findings.append(Finding(ID, verdict, "node", message, "name", usual, action="investigate"))
+    findings = findings or [all_good("name", f"all GPUs are {usual}")]
+    return findings + _memory(values, thresholds.get(f"{ID}.memory_total"))
 
 
-def _memory(check: str, values: Values, threshold: Threshold | None) -> list[Finding]:
+def _memory(values: Values, threshold: Threshold | None) -> list[Finding]:
     sizes = values["memory_total"]
     if not sizes:
         return []
     if threshold is not None:
-        return limited(check, "memory", "memory_total", sizes, threshold, "replace part")
+        return limited("memory", "memory_total", sizes, threshold, "replace part")
     largest = max(sizes.values())
     return [
         finding_on(
-            check,
+            ID,
             Verdict.FAIL,
             Measurement("memory_total", size, "MiB", device),
             f"memory is {size} MiB, its peers have {largest} MiB",
@@ -86,23 +82,21 @@ def _memory(check: str, values: Values, threshold: Threshold | None) -> list[Fin
         )
         for device, size in sizes.items()
         if size < 0.98 * largest
-    ] or [all_good(check, "memory_total", f"every GPU has {largest} MiB of memory")]
+    ] or [all_good("memory_total", f"every GPU has {largest} MiB of memory")]
 
 
 def limited(
-    check: str, what: str, metric: str, devices: Mapping[str, Any], threshold: Threshold, action: str
+    what: str, metric: str, devices: Mapping[str, Any], threshold: Threshold, action: str
 ) -> list[Finding]:
     """Each device against one limit; one `pass` for all when none breaks it."""
     findings = [
-        by_threshold(
-            check, what, Measurement(metric, value, threshold.unit, device), threshold, action=action
-        )
+        by_threshold(ID, what, Measurement(metric, value, threshold.unit, device), threshold, action=action)
         for device, value in devices.items()
     ]
     bad = [finding for finding in findings if finding.verdict is not Verdict.PASS]
     return shared(bad, len(devices)) or [
         Finding(
-            check,
+            ID,
             Verdict.PASS,
             "node",
             f"{what} of all {len(findings)} GPUs is {limit_text(threshold)}",
@@ -127,7 +121,7 @@ _FLAGS = {
 _RECOVERY_ACTIONS = {"GPU Reset": "reset GPU", "Node Reboot": "reboot"}
 
 
-def judge_flags(check: str, node: CheckNode, values: Values) -> list[Finding]:
+def judge_flags(node: CheckNode, values: Values) -> list[Finding]:
     """ECC, row remapping, throttling, and what the driver itself asks for."""
     gpus = len(values["name"])
     findings: list[Finding] = []
@@ -135,24 +129,17 @@ def judge_flags(check: str, node: CheckNode, values: Values) -> list[Finding]:
         if metric == "ecc_mode" and node.sku is None:
             continue  # workstation GPUs come with ECC off
         hit = [device for device, value in values.get(metric, {}).items() if value == bad]
-        findings += shared([Finding(check, verdict, d, words, metric, bad, action=action) for d in hit], gpus)
+        findings += shared([Finding(ID, verdict, d, words, metric, bad, action=action) for d in hit], gpus)
     for device, count in values.get("ecc_uncorrectable", {}).items():
         if count > 0:
             words = f"{count} uncorrectable ECC error{'s' * (count != 1)} since the driver was loaded"
             measured = Measurement("ecc_uncorrectable", count, "errors", device)
-            findings.append(
-                finding_on(check, Verdict.FAIL, measured, words, "= 0 errors", action="reset GPU")
-            )
-    findings += (
-        _retired(check, values)
-        + _remapped(check, values)
-        + _throttled(check, values, gpus)
-        + _recovery(check, values, gpus)
-    )
-    return findings or [all_good(check, "ecc_uncorrectable", "ECC, row remapping and clocks are in order")]
+            findings.append(finding_on(ID, Verdict.FAIL, measured, words, "= 0 errors", action="reset GPU"))
+    findings += _retired(values) + _remapped(values) + _throttled(values, gpus) + _recovery(values, gpus)
+    return findings or [all_good("ecc_uncorrectable", "ECC, row remapping and clocks are in order")]
 
 
-def _remapped(check: str, values: Values) -> list[Finding]:
+def _remapped(values: Values) -> list[Finding]:
     findings = []
     for device, correctable in values.get("remapped_correctable", {}).items():
         rows = correctable + values.get("remapped_uncorrectable", {}).get(device, 0)
@@ -163,7 +150,7 @@ def _remapped(check: str, values: Values) -> list[Finding]:
                 Measurement("remapped_rows", rows, "rows", device),
                 f"≤ {_MANY_REMAPPED_ROWS} rows",
             )
-            findings.append(finding_on(check, Verdict.WARN, measured, words, limit, source, "watch"))
+            findings.append(finding_on(ID, Verdict.WARN, measured, words, limit, source, "watch"))
     return findings
 
 
@@ -171,7 +158,7 @@ def _remapped(check: str, values: Values) -> list[Finding]:
 _RETIRED_FAIL, _RETIRED_WARN = 63, 15
 
 
-def _retired(check: str, values: Values) -> list[Finding]:
+def _retired(values: Values) -> list[Finding]:
     """Pages taken out of use, before Ampere."""
     findings = []
     for device, double in values.get("retired_double_bit", {}).items():
@@ -186,12 +173,12 @@ def _retired(check: str, values: Values) -> list[Finding]:
             continue
         source = "NVIDIA DCGM, dcgm_gpu_hardware_limits.h"
         findings.append(
-            Finding(check, verdict, device, words, "retired_pages", pages, "pages", limit, source, action)
+            Finding(ID, verdict, device, words, "retired_pages", pages, "pages", limit, source, action)
         )
     return findings
 
 
-def _throttled(check: str, values: Values, gpus: int) -> list[Finding]:
+def _throttled(values: Values, gpus: int) -> list[Finding]:
     findings = []
     for device, reasons in values.get("throttle", {}).items():
         active = [name for name in THROTTLE_ALARMS if name in str(reasons).split(", ")]
@@ -201,14 +188,14 @@ def _throttled(check: str, values: Values, gpus: int) -> list[Finding]:
         if "hw_power_brake_slowdown" in active:
             words += " (requested by the power supply or BMC, not by the GPU)"
         verdict = Verdict.WARN if active == ["sw_thermal_slowdown"] else Verdict.FAIL
-        findings.append(Finding(check, verdict, device, words, "throttle", reasons, action="investigate"))
+        findings.append(Finding(ID, verdict, device, words, "throttle", reasons, action="investigate"))
     return shared(findings, gpus)
 
 
-def _recovery(check: str, values: Values, gpus: int) -> list[Finding]:
+def _recovery(values: Values, gpus: int) -> list[Finding]:
     findings = [
         Finding(
-            check,
+            ID,
             Verdict.FAIL,
             device,
             f"the driver requests: {wanted}",

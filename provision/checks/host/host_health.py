@@ -146,7 +146,7 @@ def _judge_smart(measurements: Sequence[Measurement]) -> list[Finding]:
         elif m.metric == "unreadable":
             findings.append(unmeasured(ID, str(m.value), device=m.device, action="investigate"))
     for drive, smart in by_drive.items():
-        findings += judge_wear(ID, drive, smart)
+        findings += judge_wear(drive, smart)
     if unasked:
         names = ", ".join(m.device for m in unasked)
         message = f"the wear of {names} is not known: {unasked[0].value} (package nvme-cli)"
@@ -318,7 +318,7 @@ def smart_of(output: Output) -> dict[str, int]:
     return found
 
 
-def judge_wear(check: str, drive: str, smart: Mapping[str, int]) -> list[Finding]:
+def judge_wear(drive: str, smart: Mapping[str, int]) -> list[Finding]:
     """What a drive says of itself."""
     bits = [words for bit, words in enumerate(_WARNINGS) if smart["critical_warning"] >> bit & 1]
     used = limits("host_limits")["nvme_percent_used"]
@@ -335,7 +335,7 @@ def judge_wear(check: str, drive: str, smart: Mapping[str, int]) -> list[Finding
         by: str = "",
     ) -> Finding:
         measured = Measurement(metric, smart[name], unit, drive)
-        return finding_on(check, verdict, measured, f"{drive} {said}", limit, by, action, evidence)
+        return finding_on(ID, verdict, measured, f"{drive} {said}", limit, by, action, evidence)
 
     if smart["critical_warning"]:
         said = f"warns: {'; '.join(bits) or 'of something unknown'}"

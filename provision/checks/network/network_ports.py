@@ -13,6 +13,7 @@ from typing import Any
 from provision.checks.check import CheckNode, Command, Measurement, Output
 from provision.checks.judge import Finding, Verdict, finding_on, unmeasured
 from provision.checks.network import network_rules
+from provision.checks.network.network_rules import ID as ID
 from provision.checks.network.rdma_port import Port, compute_ports, entries, ports_of
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
@@ -25,8 +26,6 @@ FACTS: tuple[str, ...] = (
     *("hca.ports", "hca.counters", "hca.functions", "hca.mtus"),
     *("firmware.rdma", "clock.uptime_s"),
 )
-
-ID = "network_ports"
 
 
 def commands(node: CheckNode, options: Mapping[str, Any]) -> Sequence[Command]:  # noqa: ARG001 - the contract
@@ -92,22 +91,22 @@ def judge(
 def _judge_port(
     node: CheckNode, port: Port, peers: Sequence[Port], declared: Mapping[str, Any], uptime: int | None
 ) -> list[Finding]:
-    unread = network_rules.judge_unread(ID, port)
-    down = network_rules.judge_state(ID, port)
+    unread = network_rules.judge_unread(port)
+    down = network_rules.judge_state(port)
     if down is not None:
         return [*unread, down]
     if not port.active and not unread:
         return []
-    flaps = network_rules.judge_flaps(ID, port, uptime)
-    counted = [*([flaps] if flaps else []), *network_rules.judge_errors(ID, port, uptime)]
+    flaps = network_rules.judge_flaps(port, uptime)
+    counted = [*([flaps] if flaps else []), *network_rules.judge_errors(port, uptime)]
     if not port.active:
         return [*unread, *counted]
     rate = declared.get("rate")
-    one = network_rules.judge_link(ID, port, peers, rate if isinstance(rate, int) else None)
-    found = [*unread, *([one] if one else []), *counted, *network_rules.judge_silence(ID, port, peers)]
+    one = network_rules.judge_link(port, peers, rate if isinstance(rate, int) else None)
+    found = [*unread, *([one] if one else []), *counted, *network_rules.judge_silence(port, peers)]
     if not port.link_layer:
         return found  # what routes its packets depends on it
-    return [*found, *network_rules.judge_routing(ID, port, peers, node.variables, declared)]
+    return [*found, *network_rules.judge_routing(port, peers, node.variables, declared)]
 
 
 def _compute(node: CheckNode, ports: Sequence[Port]) -> list[Port]:

@@ -9,6 +9,8 @@ from provision.checks.judge import Finding, Measurement, Verdict, finding_on, un
 from provision.checks.network.rdma_port import Port, usual
 from provision.checks.thresholds import limits
 
+ID = "network_ports"
+
 CABLE, CONFIGURE = "reseat or check cable", "fix configuration"
 
 
@@ -16,7 +18,7 @@ CABLE, CONFIGURE = "reseat or check cable", "fix configuration"
 _STATES = ("DOWN", "INIT", "ARMED", "ACTIVE", "ACTIVE_DEFER")
 
 
-def judge_unread(check: str, port: Port) -> list[Finding]:
+def judge_unread(port: Port) -> list[Finding]:
     """Every port has a state and a link layer: without one nothing is known of it, least of all its cable."""
     if port.switched_off:
         return []
@@ -26,10 +28,10 @@ def judge_unread(check: str, port: Port) -> list[Finding]:
     if not lost:
         return []
     message = f"{port.name}: the kernel gives no {' and no '.join(lost)} of this port"
-    return [unmeasured(check, message, device=port.name, action="investigate")]
+    return [unmeasured(ID, message, device=port.name, action="investigate")]
 
 
-def judge_state(check: str, port: Port) -> Finding | None:
+def judge_state(port: Port) -> Finding | None:
     """Whether the port is up. None when it is, when nobody knows, or when somebody has switched it off."""
     if port.active or port.switched_off or port.state not in _STATES:
         return None
@@ -41,12 +43,10 @@ def judge_state(check: str, port: Port) -> Finding | None:
         words, action = "is not activated by the subnet manager", CONFIGURE
     else:
         words, action = "has no link: cable, transceiver, or the other end", CABLE
-    return _fail(
-        check, port, "state", f"{port.name} {words} ({said})", port.state, action=action, limit="= ACTIVE"
-    )
+    return _fail(port, "state", f"{port.name} {words} ({said})", port.state, action=action, limit="= ACTIVE")
 
 
-def judge_link(check: str, port: Port, peers: Sequence[Port], declared: int | None) -> Finding | None:
+def judge_link(port: Port, peers: Sequence[Port], declared: int | None) -> Finding | None:
     """Rate and width against what is declared, else against the other ports of its kind."""
     wanted, source = declared, "rdma_expected_ports"
     if wanted is None:
@@ -60,7 +60,7 @@ def judge_link(check: str, port: Port, peers: Sequence[Port], declared: int | No
         f"{port.name} runs at {port.rate} Gb/s{f' ({port.link})' if port.link else ''}, not {wanted} Gb/s"
     )
     return _fail(
-        check, port, "rate", message, port.rate, "Gb/s", action=CABLE, limit=f"≥ {wanted} Gb/s", source=source
+        port, "rate", message, port.rate, "Gb/s", action=CABLE, limit=f"≥ {wanted} Gb/s", source=source
     )
 
 
@@ -72,19 +72,17 @@ _BITS = {
 }  # fmt: skip
 
 
-def _full(check: str, port: Port, name: str) -> Finding | None:
+def _full(port: Port, name: str) -> Finding | None:
     """A counter that can count no more: what it says of a rate is too little."""
     most = 2 ** _BITS[name] - 1
     if port.errors.get(name) != most:
         return None
     message = f"{port.name} has counted {most} {name} or more: the counter is full; reset it (perfquery -R)"
     source = "linux, drivers/infiniband/core/sysfs.c: the counter's width"
-    return Finding(
-        check, Verdict.WARN, port.name, message, name, most, "errors", f"< {most}", source, "watch"
-    )
+    return Finding(ID, Verdict.WARN, port.name, message, name, most, "errors", f"< {most}", source, "watch")
 
 
-def judge_errors(check: str, port: Port, uptime: int | None) -> list[Finding]:
+def judge_errors(port: Port, uptime: int | None) -> list[Finding]:
     """Error counters against the time in which they may have been counted.
 
     A card counts while its link comes up, and what it counted then is no rate: a day is the least.
@@ -102,16 +100,16 @@ def judge_errors(check: str, port: Port, uptime: int | None) -> list[Finding]:
     for name, (limit, source) in allowed.items():
         count = port.errors.get(name, 0)
         if count / hours <= limit:
-            findings += [full] if name in _BITS and (full := _full(check, port, name)) else []
+            findings += [full] if name in _BITS and (full := _full(port, name)) else []
             continue
         message = f"{port.name} has counted {count} {name}, more than {limit:g} an hour in {hours:.0f} h"
         bound = f"≤ {limit:g} an hour"
-        found = _fail(check, port, name, message, count, "errors", action=CABLE, limit=bound, source=source)
+        found = _fail(port, name, message, count, "errors", action=CABLE, limit=bound, source=source)
         findings.append(found)
     return findings
 
 
-def judge_silence(check: str, port: Port, peers: Sequence[Port]) -> list[Finding]:
+def judge_silence(port: Port, peers: Sequence[Port]) -> list[Finding]:
     """What the kernel reads of most ports of a kind, and not of this one (`N/A (no PMA)`, linux, drivers/
     infiniband/core/sysfs.c): errors may have been counted there."""
     others = [peer for peer in peers if peer.active and peer is not port]
@@ -120,7 +118,7 @@ def judge_silence(check: str, port: Port, peers: Sequence[Port]) -> list[Finding
     if not missing:
         return []
     message = f"{port.name} has no readable {', '.join(missing)}, and the ports beside it have"
-    return [unmeasured(check, message, device=port.name, action="investigate")]
+    return [unmeasured(ID, message, device=port.name, action="investigate")]
 
 
 def _readable(port: Port) -> set[str]:
@@ -135,7 +133,7 @@ def downs(port: Port) -> int | None:
     return port.carrier_downs if port.ethernet and port.carrier_downs is not None else counted
 
 
-def judge_flaps(check: str, port: Port, uptime: int | None) -> Finding | None:
+def judge_flaps(port: Port, uptime: int | None) -> Finding | None:
     """A link that keeps going down and comes back is up whenever somebody looks."""
     count = downs(port)
     days = max(1.0, (uptime or 0) / 86400)
@@ -148,12 +146,12 @@ def judge_flaps(check: str, port: Port, uptime: int | None) -> Finding | None:
             measured = Measurement("link_downed", count, "times", port.name)
             message = f"{port.name} has lost its link {count} times in {when}: it flaps"
             source = str(rows[level]["source"])
-            return finding_on(check, verdict, measured, message, f"< {limit:g} a day", source, action)
-    return _full(check, port, "link_downed") if downs(port) == port.errors.get("link_downed") else None
+            return finding_on(ID, verdict, measured, message, f"< {limit:g} a day", source, action)
+    return _full(port, "link_downed") if downs(port) == port.errors.get("link_downed") else None
 
 
 def judge_routing(
-    check: str, port: Port, peers: Sequence[Port], variables: Mapping[str, Any], declared: Mapping[str, Any]
+    port: Port, peers: Sequence[Port], variables: Mapping[str, Any], declared: Mapping[str, Any]
 ) -> list[Finding]:
     """What packets need to reach anybody: subnet manager and P_Key, or a GID; and the MTU."""
     findings = []
@@ -161,12 +159,10 @@ def judge_routing(
     if not port.ethernet:
         if port.sm_lid == 0:
             message = f"{port.name} knows no subnet manager: no route leads to it"
-            findings.append(_fail(check, port, "sm_lid", message, 0, limit="> 0"))
-        findings += _judge_pkeys(check, port, others, declared.get("pkey"))
+            findings.append(_fail(port, "sm_lid", message, 0, limit="> 0"))
+        findings += _judge_pkeys(port, others, declared.get("pkey"))
     else:
-        findings += _judge_gids(
-            check, port, others, variables.get("rdma_roce_gid_index") if declared else None
-        )
+        findings += _judge_gids(port, others, variables.get("rdma_roce_gid_index") if declared else None)
     wanted = variables.get("rdma_mtu") if declared else None
     source = "rdma_mtu"
     if not isinstance(wanted, int):
@@ -175,28 +171,28 @@ def judge_routing(
     if wanted is not None and port.mtu is not None and port.mtu < wanted:
         message = f"{port.name} has an RDMA MTU of {port.mtu} bytes, not {wanted}"
         findings.append(
-            _fail(check, port, "mtu", message, port.mtu, "bytes", limit=f"≥ {wanted} bytes", source=source)
+            _fail(port, "mtu", message, port.mtu, "bytes", limit=f"≥ {wanted} bytes", source=source)
         )
     return findings
 
 
-def _judge_pkeys(check: str, port: Port, others: Sequence[Port], declared: Any) -> list[Finding]:
+def _judge_pkeys(port: Port, others: Sequence[Port], declared: Any) -> list[Finding]:
     has = ", ".join(port.pkeys) or "none"
     if isinstance(declared, str):
         if declared.lower() in port.pkeys:
             return []
         message, limit = f"{port.name} lacks the partition key {declared} (it has {has})", declared
-        return [_fail(check, port, "pkeys", message, has, limit=limit, source="rdma_expected_ports")]
+        return [_fail(port, "pkeys", message, has, limit=limit, source="rdma_expected_ports")]
     wanted = usual([peer.pkeys for peer in (*others, port)])
     if not port.pkeys or (wanted is not None and port.pkeys != wanted):
         message = (
             f"{port.name} has the partition keys {has}; its peers have {', '.join(wanted or ()) or 'others'}"
         )
-        return [_fail(check, port, "pkeys", message, has, source="the node's other ports of this kind")]
+        return [_fail(port, "pkeys", message, has, source="the node's other ports of this kind")]
     return []
 
 
-def _judge_gids(check: str, port: Port, others: Sequence[Port], index: Any) -> list[Finding]:
+def _judge_gids(port: Port, others: Sequence[Port], index: Any) -> list[Finding]:
     has = ", ".join(map(str, port.roce_v2_ipv4)) or "none"
     source = "rdma_roce_gid_index"
     wanted: tuple[int, ...] | None = (
@@ -208,12 +204,11 @@ def _judge_gids(check: str, port: Port, others: Sequence[Port], index: Any) -> l
     if wanted and not set(wanted) <= set(port.roce_v2_ipv4):
         where = ", ".join(map(str, wanted))
         message = f"{port.name} has no IPv4 address for RoCE v2 at GID index {where} (its indexes: {has})"
-        return [_fail(check, port, "gid", message, has, limit=f"index {where}", source=source)]
+        return [_fail(port, "gid", message, has, limit=f"index {where}", source=source)]
     return []
 
 
 def _fail(
-    check: str,
     port: Port,
     metric: str,
     message: str,
@@ -227,4 +222,4 @@ def _fail(
     link = f"rate {port.rate} Gb/s ({port.link}), sm_lid {port.sm_lid}"
     words = f"{port.link_layer}, {port.state}, {port.phys_state}, {link}"
     measured, evidence = Measurement(metric, value, unit, port.name), (f"{port.name}: {words}",)
-    return finding_on(check, Verdict.FAIL, measured, message, limit, source, action, evidence)
+    return finding_on(ID, Verdict.FAIL, measured, message, limit, source, action, evidence)

@@ -9,15 +9,10 @@ import cuda
 import jsoncpp
 from load import Load, wait
 
-_H2D, _D2H = (
-    "memcpy {} CPU(row) -> GPU(column) bandwidth (GB/s)",
-    "memcpy {} CPU(row) <- GPU(column) bandwidth (GB/s)",
+_H2D, _D2H, _BOTH = (
+    f"memcpy {{}} CPU(row) {arrow} GPU(column) bandwidth (GB/s)" for arrow in ("->", "<-", "<->")
 )
-_BOTH = "memcpy {} CPU(row) <-> GPU(column) bandwidth (GB/s)"
-_READ, _WRITE = (
-    "memcpy {} GPU(row) -> GPU(column) bandwidth (GB/s)",
-    "memcpy {} GPU(row) <- GPU(column) bandwidth (GB/s)",
-)
+_READ, _WRITE = (f"memcpy {{}} GPU(row) {arrow} GPU(column) bandwidth (GB/s)" for arrow in ("->", "<-"))
 # name without the engine -> (kind, direction, description); kinds: host, all_host, pair, bidirectional,
 # sum, latency, local
 _CE = [
@@ -47,6 +42,8 @@ CASES["device_to_device_latency_sm"] = (
     "Device to Device Latency SM GPU(row) <-> GPU(column) (ns)",
 )
 CASES["device_local_copy"] = ("local", "", "memcpy local GPU(column) bandwidth (GB/s)")
+_FLAGS = ("json", "verbose", "list", "help")
+_IGNORED = ("-s", "--skipVerification", "-d", "--disableAffinity", "-m", "--useMean", "--perfFormatter")
 _NEEDS_PEERS = ("pair", "bidirectional", "sum", "pair_latency")
 _SECONDS = {"pair": 0.18, "bidirectional": 0.22, "pair_latency": 0.1}
 
@@ -82,26 +79,10 @@ class Options:
                 into.append(name)
 
     def _flag(self, name: str) -> None:
-        flags = {
-            "-j": "json",
-            "--json": "json",
-            "-v": "verbose",
-            "--verbose": "verbose",
-            "-l": "list",
-            "--list": "list",
-        }
-        flags.update({"-h": "help", "--help": "help"})
-        if name in flags:
-            setattr(self, flags[name], True)
-        elif name not in (
-            "-s",
-            "--skipVerification",
-            "-d",
-            "--disableAffinity",
-            "-m",
-            "--useMean",
-            "--perfFormatter",
-        ):
+        known = next((flag for flag in _FLAGS if name in (f"-{flag[0]}", f"--{flag}")), "")
+        if known:
+            setattr(self, known, True)
+        elif name not in _IGNORED:
             self.bad = True
         self.unbound = self.unbound or name in ("-d", "--disableAffinity")
 

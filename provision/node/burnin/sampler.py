@@ -174,7 +174,7 @@ class Sampler:
     def _find_gpus(self, now):
         """Ask the GPUs that are there now: after a boot the driver may come later than we do."""
         self.gpus_due = now + GPUS_EVERY
-        addresses = gpu_addresses()
+        addresses = listed(GPU_FOLDERS)  # in the order of nvidia-smi: by address
         if addresses and not self.gpus:
             self.sources += [self._replays(), self._nvlink()]
         for number, address in enumerate(addresses):
@@ -362,11 +362,6 @@ class Sampler:
         running = sum(cpu_seconds(one.child.pid) for one in self.sources if one.child)
         tools = buried.ru_utime + buried.ru_stime + running
         return {"cpu_s": "%.2f" % (mine.ru_utime + mine.ru_stime), "tools_cpu_s": "%.2f" % tools}
-
-
-def gpu_addresses(folder=GPU_FOLDERS):
-    """The addresses of the GPUs on the driver's list, in the order of nvidia-smi: by address."""
-    return listed(folder)
 
 
 def sampling(spool, order, room, kernel_seen, closed):

@@ -22,15 +22,17 @@ options:
     type: str
     default: ""
   order:
-    description: With C(start), the order as JSON text (plain or packed, base64 of zlib) or as a mapping.
-    type: raw
+    description: With C(start), the order as JSON text, plain or packed (base64 of zlib).
+    type: str
+    default: ""
   runner:
     description: With C(start), the text of the program, plain or packed.
     type: str
     default: ""
   offsets:
-    description: With C(collect), the bytes the caller has of each file, as a mapping or its packed JSON.
-    type: raw
+    description: With C(collect), the bytes the caller has of each file, as JSON text, plain or packed.
+    type: str
+    default: ""
   limit:
     description: With C(collect), the bytes of one answer before they are compressed.
     type: int
@@ -119,12 +121,12 @@ def main():
             "state": {
                 "type": "str",
                 "required": True,
-                "choices": ["start", "status", "collect", "stop", "release", "remove"],
+                "choices": list(STATES),
             },
             "campaign": {"type": "str", "default": ""},
-            "order": {"type": "raw"},
+            "order": {"type": "str", "default": ""},
             "runner": {"type": "str", "default": ""},
-            "offsets": {"type": "raw"},
+            "offsets": {"type": "str", "default": ""},
             "limit": {"type": "int", "default": 4 * 1024 * 1024},
             "segment": {"type": "str", "default": ""},
             "timeout": {"type": "float", "default": 90.0},
@@ -187,21 +189,17 @@ def start(wanted):
 
 def unpacked(value):
     """A text that may have come as base64 of zlib (Ansible finds no template in that); else as it came."""
-    if not isinstance(value, str) or not PACKED.match(value):
-        return json.dumps(value) if isinstance(value, dict) else value
+    if not PACKED.match(value):
+        return value
     try:
         return zlib.decompress(base64.b64decode(value)).decode("utf-8")
     except (ValueError, zlib.error) as error:
         raise ValueError("a parameter cannot be unpacked: %s" % error) from None
 
 
-def order_data(order):
+def order_data(text):
     """(the bytes of order.json, its campaign). Raises ValueError."""
-    if isinstance(order, str):
-        text = order
-        order = json.loads(order)
-    else:
-        text = json.dumps(order)
+    order = json.loads(text)
     campaign = order.get("campaign") if isinstance(order, dict) else None
     if not isinstance(campaign, str) or not CAMPAIGN.match(campaign):
         raise ValueError("order has no campaign, or one that is no name")
@@ -262,9 +260,7 @@ def status(wanted):
         return False, {"campaign": "", "alive": False, "finished": False}
     state = read_json(os.path.join(spool, "state.json"))
     order = read_json(os.path.join(spool, "order.json"))
-    segments = order.get("segments")
-    names = [one.get("name") for one in segments if isinstance(one, dict)] if segments else []
-    about = order.get("about")
+    names = [one.get("name") for one in order.get("segments") or () if isinstance(one, dict)]
     return False, {
         "campaign": campaign,
         "alive": alive(campaign),
@@ -272,12 +268,7 @@ def status(wanted):
         "state": state,
         "holding": state.get("holding") or "",
         "events": last_events(os.path.join(spool, "events.jsonl")),
-        "sizes": {name: size_of(os.path.join(spool, name)) for name in collectable(spool)},
-        "order": {
-            "segments": names,
-            "node": order.get("node"),
-            "profile": about.get("profile") if isinstance(about, dict) else None,
-        },
+        "order": {"segments": names},
     }
 
 

@@ -111,22 +111,16 @@ def run_playbook(
     noted = interrupts or Interrupts()
     stop = Stop(time.monotonic() + timeout if timeout is not None else None, noted)
 
-    def handle(raw: Mapping[str, Any]) -> bool:
-        stop.pid = stop.pid or raw.get("pid")
-        try:
-            event = tally.take(raw)
-            if event is not None and on_event is not None and stop.error is None:
-                on_event(event)
-        except BaseException as error:
-            # Raised through ansible-runner it would leave Ansible running.
-            stop.error = stop.error or error
-        return False  # no event file
+    def take(raw: Mapping[str, Any]) -> None:
+        event = tally.take(raw)
+        if event is not None and on_event is not None and stop.error is None:
+            on_event(event)
 
     with contextlib.nullcontext() if interrupts else noted.noted():
         status = play(
             playbook,
             hosts,
-            handle,
+            take,
             stop,
             extra_vars=extra_vars or {},
             forks=forks,
@@ -135,10 +129,6 @@ def run_playbook(
             vault_password_files=vault_password_files,
             around=around,
         )
-    if stop.error is not None:
-        raise stop.error
-    if stop.interrupted:
-        raise KeyboardInterrupt
     if stop.timed_out:
         return tally.outcomes(f"did not finish in {timeout:.0f} s")
     if not tally.play_started:
@@ -153,7 +143,7 @@ def run_playbook(
 def play(
     playbook: Path,
     hosts: Mapping[str, Mapping[str, Any]],
-    handle: Callable[[Mapping[str, Any]], bool],
+    take: Callable[[Mapping[str, Any]], None],
     stop: Stop,
     *,
     extra_vars: Mapping[str, Any],
@@ -163,8 +153,19 @@ def play(
     vault_password_files: Sequence[Path],
     around: handover.Around | None = None,
 ) -> Any:
-    """Have Ansible play it; `handle` is given each raw event. Returns its exit status, which means little."""
+    """Have Ansible play it; `take` is given each raw event. Returns its exit status, which means little.
+
+    Raises what `take` raises, and KeyboardInterrupt where `stop` was interrupted, once Ansible has ended."""
     import ansible_runner
+
+    def handle(raw: Mapping[str, Any]) -> bool:
+        stop.pid = stop.pid or raw.get("pid")
+        try:
+            take(raw)
+        except BaseException as error:
+            # Raised through ansible-runner it would leave Ansible running.
+            stop.error = stop.error or error
+        return False  # no event file
 
     with handover.private_folder() as folder:
         arguments = ["--check"] * check_mode
@@ -209,6 +210,10 @@ def play(
         runner = ansible_runner.Runner(config, event_handler=handle, cancel_callback=stop.cancel)
         runner.run()
         stop.end_strays()
+    if stop.error is not None:
+        raise stop.error
+    if stop.interrupted:
+        raise KeyboardInterrupt
     return runner.rc
 
 

@@ -170,33 +170,18 @@ def _play(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: lis
     if Path(name).name != name or not (paths.PLAYBOOKS / name).is_file():
         raise GpuprovError(f"there is no playbook {name!r}", "")
     interrupts = Interrupts()
-    stop = runner.Stop(None, interrupts)
-
-    def handle(raw: Mapping[str, Any]) -> bool:
-        stop.pid = stop.pid or raw.get("pid")
-        try:
-            speaker.event(raw)
-        except BaseException as error:
-            # Raised through ansible-runner it would leave Ansible running.
-            stop.error = stop.error or error
-        return False
-
     with interrupts.noted():
         runner.play(
             paths.PLAYBOOKS / name,
             share["inventory"],
-            handle,
-            stop,
+            speaker.event,
+            runner.Stop(None, interrupts),
             extra_vars=share["extravars"],
             forks=share["forks"],
             check_mode=share["check_mode"],
             tags=share["tags"],
             vault_password_files=vault_password_files,
         )
-    if stop.error is not None:
-        raise stop.error
-    if stop.interrupted:
-        raise KeyboardInterrupt
 
 
 class _Relay:

@@ -7,9 +7,10 @@ import contextlib
 import shlex
 import time
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from provision.remote.protocol import NodeError, one_line
+from provision.remote.ssh.execute import Stream
 from provision.remote.workers import PYTHON, Worker, worker_stream
 
 CONNECT = 60.0  # seconds to be logged in there, and to hear who it is
@@ -21,24 +22,13 @@ _KEPT_ERRORS = 8 * 1024
 _LOOK = "look at that machine (memory, its log)"
 
 
-class Channel(Protocol):
-    """What we need of an SSH session's channel."""
-
-    def settimeout(self, timeout: float) -> None: ...
-    def send(self, s: bytes) -> int: ...
-    def shutdown_write(self) -> None: ...
-    def recv(self, nbytes: int) -> bytes: ...
-    def recv_stderr(self, nbytes: int) -> bytes: ...
-    def recv_stderr_ready(self) -> bool: ...
-
-
 class Session:
     """One share done by one worker: what is said to it, and line by line what it says.
 
     `stopping` is asked all the time; once it is true the worker is told to end, and has END seconds for it.
     """
 
-    def __init__(self, worker: Worker, channel: Channel, stopping: Callable[[], bool]) -> None:
+    def __init__(self, worker: Worker, channel: Stream, stopping: Callable[[], bool]) -> None:
         self._worker = worker
         self._channel = channel
         self._stopping = stopping

@@ -7,10 +7,12 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import ModuleType
 from typing import Any, Protocol
 
 from provision.checks.check import Command
 from provision.checks.pairs import groups, nccl_group, nccl_pair, suspects, write_bw, write_lat
+from provision.checks.pairs import perftest_ends as ends
 from provision.checks.pairs.judge import Metric
 from provision.checks.pairs.pairing import (
     Outcome,
@@ -30,7 +32,6 @@ from provision.text import many
 from provision.validate.node_commands import Settings
 from provision.validate.pairs.nccl_pairs import NcclPairs, launcher
 from provision.validate.pairs.pair_plays import Outputs, Plays
-from provision.validate.pairs.perftest_pairs import PerftestPairs
 
 _NEIGHBOURS = 5  # rounds for those next to one another in a bad group, and for those of them that are bad
 _AGAIN = 2  # rounds after every pair was measured, for those that were bad
@@ -64,6 +65,63 @@ class Tool(Protocol):
 
     def close(self) -> None:
         """Remove what `prepare` left on the nodes."""
+
+
+class PerftestPairs:
+    """A server of perftest on the first node, a client on the second. `check`: write_bw or write_lat of
+    provision.checks.pairs."""
+
+    def __init__(self, check: ModuleType, plays: Plays, able: Mapping[str, NodeFacts]) -> None:
+        self.metric: Metric = check.METRIC
+        self._check, self._plays = check, plays
+        self._nodes = {name: node.check_node for name, node in able.items()}
+
+    def takes_part(self, node: str) -> bool:
+        """Whether a node has a port to measure. Raises ParseError when that is not known."""
+        return bool(ends.rails(self._nodes[node]))
+
+    def prepare(self, members: Sequence[str]) -> tuple[dict[str, str], dict[str, str]]:
+        """The version of each node's program ("" if it does not say), and why a node has none."""
+        program = self._check.program
+        todo = {name: [ends.version_command(program(self._nodes[name]))] for name in members}
+        outputs, missing = self._plays.run("version", todo)
+        found = {}
+        for name, said in outputs.items():
+            if name in missing:
+                continue
+            output = next(iter(said.values()))
+            if output.not_started:
+                missing[name] = (
+                    f"{output.not_started}: the role {self.metric.installs} installs it, with perftest"
+                )
+            else:
+                found[name] = ends.version(output)
+        return found, missing
+
+    def expected(self, fleet: Topology, nodes: Sequence[str]) -> list[tuple[str, float | None]]:
+        """Each rail the two share, and what is expected on it."""
+        oversubscription = max(ends.oversubscription(self._plays.variables[node]) for node in nodes)
+        server, client = (self._nodes[node] for node in nodes)
+        return [
+            (ports[0].name, self._check.expected(fleet, nodes, ports, oversubscription))
+            for ports in ends.shared(server, client)
+        ]
+
+    def programs(self, nodes: Sequence[str]) -> dict[str, list[Command]]:
+        """What each of the two runs."""
+        server, client = (self._nodes[node] for node in nodes)
+        serving, asking = self._check.commands(server, client, self._plays.address(nodes[0]))
+        return dict(zip(nodes, (serving, asking), strict=True))
+
+    def results(self, nodes: Sequence[str], number: int, asked: ends.Asked, outputs: Outputs) -> list[Result]:
+        found: list[Result] = self._check.results(nodes, number, asked, outputs)
+        return found
+
+    def after(self, found: Sequence[Result]) -> None:
+        """Its programs end with the step that ran them."""
+
+    def close(self) -> None:
+        """It leaves nothing behind."""
 
 
 TOOLS: Mapping[str, Callable[[Plays, Mapping[str, NodeFacts]], Tool]] = {
