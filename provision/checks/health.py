@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
@@ -141,26 +140,18 @@ def node_from(document: Mapping[str, Any]) -> NodeHealth:
         **_fields(document, "node", "error", "unreachable"),
         verdict=Verdict(document["verdict"]),
         checks=tuple(check_from(check) for check in document["checks"]),
-        gpus=tuple(map(_gpu_from, document["gpus"])),
-        facts={_shared(key): _shared(value) for key, value in dict(document["facts"]).items()},
+        gpus=tuple(
+            GpuIdentity(**_fields(gpu, "index", "name", "serial", "uuid", "pci_address"))
+            for gpu in document["gpus"]
+        ),
+        facts=dict(document["facts"]),
     )
-
-
-def _gpu_from(document: Mapping[str, Any]) -> GpuIdentity:
-    name, address = _shared(document["name"]), _shared(document["pci_address"])
-    return GpuIdentity(document["index"], name, document["serial"], document["uuid"], address)
-
-
-def _shared(value: Any) -> Any:
-    """The same value; a text that many nodes have is kept once."""
-    return sys.intern(value) if type(value) is str else value
 
 
 def check_from(document: Mapping[str, Any]) -> CheckResult:
     """A check of a report. Raises KeyError, TypeError or ValueError when it is none."""
     return CheckResult(
-        **_fields(document, "seconds", "raw"),
-        check=_shared(document["check"]),
+        **_fields(document, "check", "seconds", "raw"),
         verdict=Verdict(document["verdict"]),
         findings=tuple(finding_from(finding) for finding in document["findings"]),
         measurements=tuple(measurement_from(row) for row in document["measurements"]),
@@ -237,6 +228,9 @@ class LazyRows(Sequence[T]):
     ) -> None:
         self._read, self._key, self.wrong = read, key, wrong
         self.metrics = _METRICS.setdefault(metrics, metrics)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LazyRows, (self._read, self._key, self.wrong, self.metrics)
 
     def all(self) -> tuple[T, ...]:
         """The rows."""

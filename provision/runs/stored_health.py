@@ -19,13 +19,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from provision.checks import health
+from provision.checks.check import GpuIdentity
 from provision.checks.health import CheckResult, FleetHealth, LazyRows, NodeHealth
+from provision.checks.judge import Verdict
 from provision.errors import RunFolderError
 
 _METRIC = itemgetter("metric")
 _BUFFER = 1 << 20  # bytes: lines have tens of thousands
 _HEAD, _TAIL = b'"nodes": [', b"]}"
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+_VERDICTS: Mapping[str, Verdict] = {verdict.value: verdict for verdict in Verdict}
 
 
 class StoredNodes(tuple[NodeHealth, ...]):
@@ -110,7 +113,7 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
         return None
     lines = Lines(path, os.dup(file.fileno()))
     nodes: list[NodeHealth] = []
-    place = file.tell()
+    builder, place = _Builder(lines), file.tell()
     for line in file:
         text = line.rstrip(b" \r\n,")
         if text == _TAIL and not file.read(4096).strip():
@@ -123,25 +126,50 @@ def _from(path: Path, file: IO[bytes]) -> FleetHealth | None:
             return None  # another layout, or damaged: whoever reads it whole says which
         lines.add(place, len(text))
         place += len(line)
-        nodes.append(_node(lines, len(nodes), record))
+        nodes.append(builder.node(record))
     return None
 
 
-def _node(lines: Lines, number: int, record: Mapping[str, Any]) -> NodeHealth:
-    """The node of this line, whose rows are read again when they are asked for."""
-    try:
-        node = health.node_from({**record, "checks": ()})
-        checks = (_check(lines, (number, place), check) for place, check in enumerate(record["checks"]))
-        return replace(node, checks=tuple(checks))
-    except _DAMAGED as error:
-        raise lines.strange(number, error) from error
+class _Builder:
+    """Makes the nodes; texts that many nodes share are kept once."""
 
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._count = 0
+        self._words: dict[str, str] = {}
 
-def _check(lines: Lines, key: tuple[int, int], record: Mapping[str, Any]) -> CheckResult:
-    wrong = tuple(health.finding_from(row) for row in record["findings"] if row["verdict"] != "pass")
-    metrics = frozenset(map(_METRIC, record["measurements"]))
-    return replace(
-        health.check_from({**record, "findings": (), "measurements": ()}),
-        findings=LazyRows(lines.findings, key, wrong),
-        measurements=LazyRows(lines.measurements, key, metrics=metrics),
-    )
+    def node(self, record: Mapping[str, Any]) -> NodeHealth:
+        number, self._count = self._count, self._count + 1
+        try:
+            checks = record["checks"]
+            return NodeHealth(
+                record["node"],
+                _VERDICTS[record["verdict"]],
+                tuple(self._check(number, place, check) for place, check in enumerate(checks)),
+                tuple(self._gpu(gpu) for gpu in record["gpus"]),
+                {self._word(key): self._word(value) for key, value in dict(record["facts"]).items()},
+                record["error"],
+                record["unreachable"],
+            )
+        except _DAMAGED as error:
+            raise self._lines.strange(number, error) from error
+
+    def _check(self, node: int, place: int, record: Mapping[str, Any]) -> CheckResult:
+        key = node, place
+        wrong = tuple(health.finding_from(row) for row in record["findings"] if row["verdict"] != "pass")
+        metrics = frozenset(map(_METRIC, record["measurements"]))
+        return CheckResult(
+            self._word(record["check"]),
+            _VERDICTS[record["verdict"]],
+            LazyRows(self._lines.findings, key, wrong),
+            LazyRows(self._lines.measurements, key, metrics=metrics),
+            record["seconds"],
+            record["raw"],
+        )
+
+    def _gpu(self, record: Mapping[str, Any]) -> GpuIdentity:
+        name, address = self._word(record["name"]), self._word(record["pci_address"])
+        return GpuIdentity(record["index"], name, record["serial"], record["uuid"], address)
+
+    def _word(self, value: Any) -> Any:
+        return self._words.setdefault(value, value) if isinstance(value, str) else value

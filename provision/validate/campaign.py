@@ -8,7 +8,7 @@ gives the same health again, or another under other thresholds, without touching
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from provision import __version__
 from provision.checks import health, offenders, registry, thresholds
 from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Command, Measurement, Output
 from provision.checks.fleet import fleet_judge
+from provision.checks.fleet.majority import Voter
 from provision.checks.gpu import gpu_answers, gpu_inventory
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth, roll_up
 from provision.checks.host import kernel_incidents, kernel_log, versions
@@ -27,6 +28,7 @@ from provision.errors import ParseError, RunFolderError
 from provision.runs import fleet_pairs, node_history
 from provision.runs.node_facts import NodeFacts, read_node_facts
 from provision.runs.store import Raw, RunFolder, read_raw
+from provision.validate import parallel_map
 
 
 def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> list[Command]:
@@ -193,12 +195,6 @@ def _header(node: NodeFacts, measurements: Iterable[Measurement]) -> dict[str, A
     }
 
 
-# --- judging of a fleet: each node by itself, then by the other nodes, by earlier runs and by its pairs
-
-
-FEW = 100  # nodes of which all rows are held as objects, about 0.2 MB each; of more they are compressed
-
-
 def fleet_health(
     folder: RunFolder,
     nodes: Iterable[NodeHealth],
@@ -209,28 +205,11 @@ def fleet_health(
     """The whole report: the nodes judged against each other as well, and what run.json says of the run. Of a
     large fleet each node is held compressed. Raises RunFolderError."""
     many = len(seen) > FEW
-    peers, of_kinds = fleet_judge.Peers(), versions.Versions()
-    kept: list[NodeHealth] = []
-    for node in nodes:
-        one = seen.get(node.node)
-        peers.add(fleet_judge.numbers(node))
-        of_kinds.add(node.node, versions.voter_of(node, one.check_node if one else None))
-        kept.append(health.compressed(node) if many else node)
-    by_peers = peers.found()
-    by_versions, ambiguous = of_kinds.found()
-    not_compared = (*peers.not_compared(), *ambiguous)
-    del peers, of_kinds  # what they were compared by is as much as all that is kept of them
-    past, between = node_history.recalled(folder), fleet_pairs.between(folder, seen)
-    for number, node in enumerate(kept):
-        told = node
-        if number in by_peers:
-            told = fleet_judge.extended(told, by_peers[number])
-        if node.node in by_versions:
-            told = versions.extended(told, by_versions[node.node])
-        if any(run.bad for run in past.get(node.node, ())):  # what is bad once is not raised
-            (told,) = offenders.escalate([told], past)
-        told = between.extended(told)
-        kept[number] = health.compressed(told) if many else told
+    each = (alone(node, seen.get(node.node), many) for node in nodes)
+    return judged(folder, _head_of_report(folder, interrupted), each, seen)
+
+
+def _head_of_report(folder: RunFolder, interrupted: bool) -> FleetHealth:
     meta = folder.meta()
     return FleetHealth(
         run_id=folder.path.name,
@@ -239,11 +218,8 @@ def fleet_health(
         started=str(meta.get("started") or ""),
         finished=str(meta.get("measured_until") or meta.get("finished") or meta.get("started") or ""),
         asked=tuple(meta.get("asked", ())),
-        nodes=tuple(kept),
+        nodes=(),
         interrupted=interrupted,
-        not_compared=not_compared,
-        fabric=between.fabric,
-        between=between.told,
     )
 
 
@@ -261,8 +237,13 @@ def rejudge(run_folder: RunFolder | Path, override: Path | None = None) -> Fleet
             "install the distribution it came from, then judge again",
         )
     known = read_node_facts(folder)
-    nodes = (_judged_again(folder, known[name], asked, override) for name in known)
-    return fleet_health(folder, nodes, known, interrupted=bool(meta.get("interrupted")))
+    many = len(known) > FEW
+
+    def judged_alone(name: str) -> Alone:
+        return alone(_judged_again(folder, known[name], asked, override), known[name], many)
+
+    nodes = parallel_map.in_order(judged_alone, known, parallel_map.processes(len(known)))
+    return judged(folder, _head_of_report(folder, bool(meta.get("interrupted"))), nodes, known)
 
 
 def _judged_again(
@@ -275,3 +256,59 @@ def _judged_again(
     ]
     results = {raw.check: judge_check(node, raw, limits) for raw in raws}
     return judge_node(node, results, asked, lost=any(raw.unreachable for raw in raws))
+
+
+# --- judging of a fleet: each node by itself, then by the other nodes, by earlier runs and by its pairs
+
+
+FEW = 100  # nodes of which all rows are held as objects, about 0.2 MB each; of more they are compressed
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A node that was judged by itself, and what of it the fleet compares."""
+
+    node: NodeHealth
+    numbers: tuple[fleet_judge.Measured, ...]
+    voter: Voter | None
+
+
+def alone(node: NodeHealth, one: NodeFacts | None, many: bool) -> Alone:
+    """What has to be kept of a node that was judged by itself. `many`: it is one of more than FEW."""
+    numbers = tuple(fleet_judge.numbers(node))
+    return Alone(
+        health.compressed(node) if many else node,
+        numbers,
+        versions.voter_of(node, one.check_node if one else None),
+    )
+
+
+def judged(
+    folder: RunFolder, head: FleetHealth, nodes: Iterable[Alone], seen: Mapping[str, NodeFacts]
+) -> FleetHealth:
+    """The report of these nodes, in the order given, of which `head` says all but the nodes. `nodes` is gone
+    through once. Raises RunFolderError."""
+    peers, of_kinds = fleet_judge.Peers(), versions.Versions()
+    kept: list[NodeHealth] = []
+    for one in nodes:
+        kept.append(one.node)
+        peers.add(one.numbers)
+        of_kinds.add(one.node.node, one.voter)
+    by_peers = peers.found()
+    by_versions, ambiguous = of_kinds.found()
+    not_compared = (*peers.not_compared(), *ambiguous)
+    del peers, of_kinds  # what they were compared by is as much as all that is kept of them
+    past, between = node_history.recalled(folder), fleet_pairs.between(folder, seen)
+    for number, node in enumerate(kept):
+        told = node
+        if number in by_peers:
+            told = fleet_judge.extended(told, by_peers[number])
+        if node.node in by_versions:
+            told = versions.extended(told, by_versions[node.node])
+        if any(run.bad for run in past.get(node.node, ())):  # what is bad once is not raised
+            (told,) = offenders.escalate([told], past)
+        told = between.extended(told)
+        kept[number] = health.compressed(told) if len(kept) > FEW else told
+    return replace(
+        head, nodes=tuple(kept), not_compared=not_compared, fabric=between.fabric, between=between.told
+    )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
@@ -22,7 +24,7 @@ from provision.report import json as report_json
 from provision.runs import fleet_pairs, node_history, store
 from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
-from provision.validate import campaign
+from provision.validate import campaign, parallel_map
 from tests.support.stored import FACTS, FIXTURE, GPU, slower
 
 ASKED = ("versions", "p2p_bandwidth")
@@ -102,18 +104,51 @@ def test_the_report_is_that_of_a_fleet_held_in_memory(run: RunFolder) -> None:
     assert {node.verdict for node in fleet.nodes} >= {Verdict.FAIL, Verdict.ERROR}
 
 
+def test_several_processes_judge_as_one_does(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel_map, "processes", lambda _: 1)
+    alone = written(campaign.rejudge(run))
+    monkeypatch.setattr(parallel_map, "processes", lambda _: 3)
+    assert written(campaign.rejudge(run)) == alone
+
+
+def test_what_processes_give_comes_in_order_and_what_they_raise_is_raised() -> None:
+    found = list(parallel_map.in_order(lambda n: (n, os.getpid()), range(100), 2))
+    assert [n for n, _ in found] == list(range(100))
+    assert os.getpid() not in {process for _, process in found}
+
+    def refuse(number: int) -> int:
+        if number == 60:
+            raise RunFolderError("node 60 cannot be read", "remove it")
+        return number
+
+    with pytest.raises(RunFolderError, match="node 60") as caught:
+        list(parallel_map.in_order(refuse, range(100), 2))
+    assert caught.value.fix == "remove it"
+
+
+def test_a_process_that_is_killed_is_one_line() -> None:
+    with pytest.raises(RunFolderError, match="was killed"):
+        list(parallel_map.in_order(lambda _: os.kill(os.getpid(), signal.SIGKILL), range(9), 2))
+
+
 def test_a_large_fleet_is_judged_as_a_small_one(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     few = campaign.rejudge(run)
     monkeypatch.setattr(campaign, "FEW", 3)
-    many = campaign.rejudge(run)
-    rows = [rows for n in many.nodes for check in n.checks for rows in (check.findings, check.measurements)]
-    assert all(isinstance(each, LazyRows) for each in rows)
-    assert many == few
-    assert written(many) == written(few)
-    assert [c.wrong for n in many.nodes for c in n.checks] == [c.wrong for n in few.nodes for c in n.checks]
-    assert [c.may_have("h2d") for n in many.nodes for c in n.checks] == [
-        c.may_have("h2d") for n in few.nodes for c in n.checks
-    ]
+    for processes in (1, 3):
+        monkeypatch.setattr(parallel_map, "processes", lambda _, count=processes: count)
+        many = campaign.rejudge(run)
+        rows = [
+            rows for n in many.nodes for check in n.checks for rows in (check.findings, check.measurements)
+        ]
+        assert all(isinstance(each, LazyRows) for each in rows)
+        assert many == few
+        assert written(many) == written(few)
+        assert [c.wrong for n in many.nodes for c in n.checks] == [
+            c.wrong for n in few.nodes for c in n.checks
+        ]
+        assert [c.may_have("h2d") for n in many.nodes for c in n.checks] == [
+            c.may_have("h2d") for n in few.nodes for c in n.checks
+        ]
 
 
 def big(number: int) -> NodeHealth:
