@@ -33,7 +33,7 @@ def test_a_node_says_it_is_its_release(name: str) -> None:
     assert facts["os.family"] == FAMILIES[os_id]
     digits = name.removeprefix(os_id)
     version = facts["os.version_id"]
-    assert digits == (version.replace(".", "") if release.ubuntu else version.partition(".")[0])
+    assert digits == (version.replace(".", "") if os_id == "ubuntu" else version.partition(".")[0])
     assert parse_node(f"gpu-01=b200:{name}").release == name
 
 

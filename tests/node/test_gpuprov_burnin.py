@@ -66,7 +66,12 @@ def spool(module: ModuleType) -> Path:
 
 
 def ask(module: ModuleType, state: str, **more: Any) -> dict[str, Any]:
-    usual: dict[str, Any] = {"campaign": "", "order": "", "runner": node_program.burnin_program(), "offsets": {}}
+    usual: dict[str, Any] = {
+        "campaign": "",
+        "order": "",
+        "runner": node_program.burnin_program(),
+        "offsets": {},
+    }
     usual |= {"limit": 10**6, "segment": "", "timeout": 5.0}
     if isinstance(more.get("order"), dict):
         more["order"] = json.dumps(more["order"])
