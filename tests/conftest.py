@@ -35,8 +35,18 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests on lab nodes first: they wait a lot, and none of their long files shall be the last."""
-    items.sort(key=lambda item: HERE / "lab" not in item.path.parents)
+    """The main job first, whose worker makes the image of a node that other lab tests begin with; meanwhile
+    the lab tests that need none, and the benchmarks. All else comes later: no long file shall be the last."""
+    with_image = {item.path for item in items if "images" in getattr(item, "fixturenames", ())}
+
+    def place(item: pytest.Item) -> int:
+        if HERE / "lab" not in item.path.parents:
+            return 2 if HERE / "benchmarks" in item.path.parents else 4
+        if item.path.name == "test_main_job.py":
+            return 0
+        return 3 if item.path in with_image else 1
+
+    items.sort(key=place)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

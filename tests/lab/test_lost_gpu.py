@@ -1,6 +1,6 @@
 """A GPU that stops answering, on real nodes: every verb names it, judges its neighbours, and ends soon.
 
-gpu-01 loses a GPU at rest; gpu-02 (long set) in the middle of a load, of a burn-in and of `up`.
+gpu-01 loses a GPU at rest; gpu-02 in the middle of a load, of a burn-in and of `up`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ segments:
   - {name: look, kind: load, checks: [gpu_inventory], repeat: 1}
   - {name: heat, kind: soak, checks: [gpu_burn], minutes: 20, step_minutes: 5}
 """
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 class Identity:
@@ -118,7 +118,6 @@ def test_at_rest_every_verb_names_it(lab: Lab, operator: Operator, tmp_path: Pat
 
 
 # A GPU of its own each: one that fails in three runs is to be replaced.
-@pytest.mark.long
 @pytest.mark.usefixtures("whole")
 @pytest.mark.parametrize(
     ("check", "number"), [("memory_bandwidth", 0), ("nccl_all_reduce", 1), ("gpu_burn", 2)]
@@ -138,7 +137,6 @@ def test_under_load_the_check_names_it(check: str, number: int, lab: Lab, operat
     assert "run again" not in {finding["action"] for finding in findings}
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("whole")
 def test_in_a_burn_in_it_is_named_with_its_time(lab: Lab, operator: Operator, tmp_path: Path) -> None:
     (tmp_path / "profile.yml").write_text(PROFILE)
@@ -153,7 +151,6 @@ def test_in_a_burn_in_it_is_named_with_its_time(lab: Lab, operator: Operator, tm
     assert not [other for other in range(8) if other != GPU and f"gpu{other}:" in text]
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("whole")
 def test_up_does_not_wait_for_a_gpu_lost_meanwhile(lab: Lab, operator: Operator) -> None:
     node = lab.node("gpu-02")
