@@ -194,7 +194,7 @@ def _cell(values: Mapping[str, float], name: str) -> tuple[str, str]:
 
 
 def _load_words(seconds: float) -> str:
-    """Seconds under load as a person says them."""
+    """Seconds under load as readable text."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 3600:.2f} h" if seconds >= 3600 else f"{seconds / 60:.1f} min"

@@ -146,7 +146,7 @@ class Status:
 
 
 def status(answer: Answer, campaign: str, refused: str = "") -> Status:
-    """What one answer says of a burn-in."""
+    """The state of a burn-in according to one answer."""
     if answer.error:
         return Status(answer.node, f"status unknown: {answer.error}", error=answer.error)
     if answer.campaign != campaign:

@@ -198,7 +198,7 @@ Cap = tuple[float | None, int | None]  # kilowatts, and nodes under load; None: 
 
 @dataclass(frozen=True)
 class Load:
-    """One node for the plan: `kw` under load and `idle_kw` beside it, None when nobody knows."""
+    """One node for the plan: `kw` under load and `idle_kw` beside it, None when unknown."""
 
     node: str
     rack: str = ""
@@ -232,7 +232,7 @@ def cost(check: str) -> float:
 
 
 def load_of(node: NodeFacts, variables: Mapping[str, Any]) -> Load:
-    """What a node draws: as the inventory says, else its GPUs' limits times what the rest of it adds."""
+    """What a node draws: the inventory's figure, else its GPUs' limits times what the rest of it adds."""
     rack = variables.get("gpuprov_rack")
     name = "" if rack is None else str(rack)
     kw = variables.get("gpuprov_node_kw")

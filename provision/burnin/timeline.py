@@ -224,11 +224,11 @@ def _list(value: Any) -> list[Mapping[str, Any]]:
 
 
 # --- a node's times by the controller's clock. A node's wall clock may be hours off, or be set while it
-# burns. Its seconds since boot only go on: whenever the controller heard from it, both clocks were known at
+# burns. Its seconds since boot only increase: at each answer to the controller, both clocks were known at
 # once.
 
 
-APART = 30.0  # seconds between the two clocks that nobody should live with
+APART = 30.0  # seconds between the two clocks: more is a finding
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ class Clock:
         self.skew = statistics.median(c.now - c.at for c in known) if known else 0.0
         for event in events:
             if event.boot not in {contact.boot for contact in known}:
-                # Nobody spoke with it in that boot. Its last word on the time is its best: clocks are set
+                # There was no contact in that boot. Its last known time is the best: clocks are set
                 # late.
                 self._zero[event.boot] = event.t - event.up - self.skew
 

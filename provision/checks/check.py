@@ -79,7 +79,7 @@ class Output:
     beside: str = ""
 
 
-# CUDA numbers GPUs by speed unless told otherwise; gpu3 is to be nvidia-smi's GPU 3 in every check.
+# CUDA numbers GPUs by speed by default; gpu3 is to be nvidia-smi's GPU 3 in every check.
 BUS_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 KERNEL_LOG_DELTA = "kernel_log_delta"  # the output with the kernel's messages that came while a check ran
 

@@ -353,7 +353,7 @@ def _with_far_pair(able: dict[str, float], *, switched: bool) -> dict[str, float
 
 
 def stated(sku: str, links: Mapping[str, Any]) -> Capacities:
-    """What a file says of its machines' links, over what the SKU's data sheet says."""
+    """A thresholds file's links of its machines, over those of the SKU's data sheet."""
     own = {name: float(value) for name, value in links.items()}
     usual = of_sku(sku)
     if "far_pair" not in own and "far_pair" in usual:

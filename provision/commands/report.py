@@ -315,7 +315,7 @@ def _health(name: str, options: argparse.Namespace) -> FleetHealth:
 
 
 def _bundle(folder: RunFolder, fleet: FleetHealth, options: argparse.Namespace) -> ExitCode:
-    """Write the archive beside the run's report, or into --output, and say what is in it and what is not."""
+    """Write the archive beside the run's report, or into --output, and print what it holds and what not."""
     from provision.report import bundle
 
     node = bundle.find_node(fleet, options.bundle)

@@ -252,7 +252,7 @@ def uncovered(declared: Mapping[str, Any], described: Mapping[str, Any], node: s
 def refuse_contradictions(expected: Mapping[str, Sequence[Expectation]]) -> None:
     """Raise CompatibilityError when the lock file names what a role's own promise cannot be true with.
 
-    `expected`: the expectations of each node; one line is said for each kind of node."""
+    `expected`: the expectations of each node; one line is printed for each kind of node."""
     judged: dict[int, tuple[str, ...]] = {}  # equal nodes share one list
     nodes: dict[tuple[str, ...], list[str]] = {}
     for node, expectations in expected.items():

@@ -13,7 +13,7 @@ from provision.errors import StackError
 
 @dataclass(frozen=True)
 class Sku:
-    """One GPU product. `memory_mib` as nvidia-smi says.
+    """One GPU product. `memory_mib` as nvidia-smi prints it.
 
     `fabric`: what its usual baseboard connects the GPUs with (nvswitch, nvlink5, imex, none)."""
 

@@ -319,7 +319,7 @@ class Pool:
         self._texts: dict[str, str] = {}
 
     def of(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same facts, sharing what others said before."""
+        """The same facts, sharing equal values of earlier nodes."""
         for base in self._bases:
             if base.keys() == facts.keys():
                 own = {

@@ -165,7 +165,7 @@ def worst(errors: set[str]) -> str:
 # --- why nvidia-smi answered with words in place of its document, and what to do about it
 
 
-# nvidia-smi's exit statuses, and its words where they tell more: what to do about it.
+# nvidia-smi's exit statuses, and its messages where they are more specific: what to do about it.
 RC_INFOROM = 14  # the infoROM is corrupted; what was printed is still valid
 _ADVICE = (
     ("version mismatch", "user space and the loaded module differ: reboot the node"),

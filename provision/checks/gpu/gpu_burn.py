@@ -212,7 +212,7 @@ class _Gpu:
 
 
 def failure(output: Output) -> str:
-    """Why gpu_burn could not use the GPUs, in CUDA's words; empty when it does not say.
+    """Why gpu_burn could not use the GPUs, in CUDA's words; empty when it printed no reason.
 
     Debian's 20240115 never ends without a usable GPU: it starts workers for ever, and each aborts with
     `what():  Error (gpu_burn-drv.cpp:302): no CUDA-capable device is detected` on standard error.

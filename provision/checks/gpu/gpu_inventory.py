@@ -216,7 +216,7 @@ def judge_no_handle(values: Values) -> list[Finding]:
 
 
 def judge_unanswered(values: Values) -> list[Finding]:
-    """A GPU whose readings are NVML errors: broken as far as the driver can tell, whatever else it prints."""
+    """A GPU whose readings are NVML errors: broken according to the driver, whatever else it prints."""
     findings = []
     for device, error in values.get("unanswered", {}).items():
         count = values["unanswered_readings"][device]
@@ -307,7 +307,7 @@ def judge_counts(node: CheckNode, values: Values) -> list[Finding]:
 
 
 def _odd_board(node: CheckNode, seen: int) -> Finding | None:
-    """A GPU gone from the PCI bus altogether, on a node whose owner did not say how many it has."""
+    """A GPU gone from the PCI bus altogether, on a node without a declared GPU count."""
     if node.gpuprov_node["gpu"].get("fabric", "none") == "none" or seen in _BOARD_COUNTS:
         return None
     message = (

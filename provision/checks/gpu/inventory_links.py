@@ -183,7 +183,7 @@ def _fabric_health(values: Values, told: Collection[str]) -> list[Finding]:
 # declared, else against the other GPUs: what a site chose for all of them is no fault.
 
 
-_PEERS = 3  # others, below which nobody is compared
+_PEERS = 3  # others: with fewer there is no comparison
 
 # The driver gives its firmware (GSP) 6 s for an answer before it logs Xid 119. With the driver kept loaded,
 # an answer that takes that long and a second more for each GPU has waited for one that did not come.
@@ -216,7 +216,7 @@ def _modes(node: CheckNode, values: Values, gpus: int) -> list[Finding]:
         declared = words.get(node.variables.get(variable, ""))
         wanted = declared or (Counter(found.values()).most_common(1)[0][0] if len(found) > _PEERS else None)
         if wanted is None or (metric == "ecc_mode" and declared is None):
-            continue  # ECC that is off is told of in any case
+            continue  # ECC that is off is reported in any case
         why = variable if declared else "its peers"
         differ = [d for d, mode in found.items() if mode.lower() != wanted.lower()]
         name = metric.replace("_mode", " mode").replace("persistence", "persistence mode")

@@ -219,7 +219,7 @@ def _errors(output: Output) -> list[tuple[int, str]]:
 
 
 def _without_speed(line: str) -> int | None:
-    """The link of which a line says that it is down, or gives an NVML error in place of its speed."""
+    """The link that a line reports as down, or with an NVML error in place of its speed."""
     if (match := _LINK_ERROR.match(line)) and error_text(match[2]) is not None:
         return int(match[1])
     match = _LINK_SENTENCE.search(line)

@@ -199,7 +199,7 @@ _WARNINGS = (
 
 
 def judge_memory(check: str, node: CheckNode) -> list[Finding]:
-    """Errors of memory modules, or of their controller where it cannot tell which."""
+    """Errors of memory modules, or of their controller where the module is unknown."""
     controllers, modules = entries(node, "edac.controllers"), entries(node, "edac.modules")
     days = max(1.0, (number_of(node, "clock.uptime_s") or 0) / 86400)
     per_day = limits("host_limits")["memory_corrected_per_day"]
@@ -319,7 +319,7 @@ def smart_of(output: Output) -> dict[str, int]:
 
 
 def judge_wear(drive: str, smart: Mapping[str, int]) -> list[Finding]:
-    """What a drive says of itself."""
+    """What a drive reports about itself."""
     bits = [words for bit, words in enumerate(_WARNINGS) if smart["critical_warning"] >> bit & 1]
     used = limits("host_limits")["nvme_percent_used"]
     evidence = (", ".join(f"{name} {value}" for name, value in smart.items()),)

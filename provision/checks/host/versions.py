@@ -155,7 +155,7 @@ def _finding(
     return Finding(ID, verdict, "node", message, metric, value, source=source, action=action)
 
 
-# --- the nodes of one kind compared: which of them differ is for majority.py to say, as in `drift`
+# --- the nodes of one kind compared: majority.py decides which of them differ, as in `drift`
 
 
 # Nodes for which the inventory declares another driver, a canary group, are compared among themselves.

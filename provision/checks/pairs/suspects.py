@@ -317,7 +317,7 @@ class _Round:
         return tuple(self.pairs)
 
     def _take(self, candidates: Iterable[Pair]) -> None:
-        """Add the first pair that is free and tells something."""
+        """Add the first free pair whose result adds information."""
         for one, other in candidates:
             if one != other and self.taken.isdisjoint((one, other)) and self._tells((one, other)):
                 self.pairs.append((one, other))

@@ -262,7 +262,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 # Templates that mention one of these mean another value on every node: none can answer for another.
 _OWN_TO_A_NODE = re.compile(r"inventory_hostname|ansible_|hostvars|group_names")
-# Templates that mention one of these need to be told of all nodes.
+# Templates that mention one of these need the whole inventory.
 _NEEDS_ALL_NODES = re.compile(r"\b(?:groups|group_names|hostvars)\b")
 Run = Callable[..., dict[str, Outcome]]
 

@@ -86,7 +86,7 @@ def trouble_of(output):
 
 
 def foreign_holders(ours):
-    """Who holds a GPU beside `ours` (process ids): {"foreign": [[pid, name]]}, and how that was asked."""
+    """The processes on the GPUs but `ours` (process ids): {"foreign": [[pid, name]]}, and the query."""
     output = run_one({"name": "holders", "argv": HOLDERS, "deadline": HOLDERS_DEADLINE}, 65536)
     holders = holders_in(output["stdout"]) if output["rc"] == 0 else None
     answer = {"asked": "nvidia-smi"}

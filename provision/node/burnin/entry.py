@@ -42,7 +42,7 @@ def remove_unit():
 
 
 def systemctl(words, seconds=30.0):
-    """(status, what it printed); (None, why) when it could not be asked."""
+    """(status, what it printed); (None, why) when it could not be started."""
     try:
         done = subprocess.run(
             ["systemctl", *words],

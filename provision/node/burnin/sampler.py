@@ -99,7 +99,7 @@ class Telemetry:
     def _set_stopped(self, stopped):
         if stopped != self.stopped:
             self.stopped = stopped
-            self.known = {}  # after a gap everything is said again
+            self.known = {}  # after a gap every value is written again
             self.said(stopped)
 
     def _write(self, data):

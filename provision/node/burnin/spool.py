@@ -31,7 +31,7 @@ def wall_offset():
 
 
 class ClockWatch:
-    """Notices when somebody sets the wall clock."""
+    """Notices when the wall clock is set."""
 
     def __init__(self, read=wall_offset):
         self.read = read

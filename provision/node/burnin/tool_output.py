@@ -1,4 +1,4 @@
-"""What the kernel and the tools say that are asked for telemetry, and what is asked of nvidia-smi."""
+"""Telemetry from the kernel and from tools, and the fields queried of nvidia-smi."""
 
 import os
 import re
@@ -261,7 +261,7 @@ class KernelWatch:
             self.seen = last
 
     def _allowed(self):
-        """At most so many a minute; how many there were more is told with the next."""
+        """At most so many a minute; the number left out is reported with the next."""
         now = self.clock()
         if now - self.minute >= 60.0:
             if self.dropped:
@@ -274,7 +274,7 @@ class KernelWatch:
 
 
 def message_of(text):
-    """What is told of a message: an Xid, or a line of interest; None for all others."""
+    """What is reported of a message: an Xid, or a line of interest; None for all others."""
     found = XID.search(text)
     if found:
         line = text[:LINE_CAP]

@@ -82,7 +82,7 @@ def link_target(path):
 
 
 def status_of(path):
-    """What stat(2) says of it; None when there is no such file."""
+    """The result of stat(2); None when there is no such file."""
     try:
         return os.stat(at(path))
     except OSError as error:

@@ -133,7 +133,7 @@ def parse_rpm(names, output):
     found = {}
     for package, version, plain in rpm_rows(output):
         entry = {"status": "installed", "version": version, "held": is_locked(locks, package, version)}
-        # A package may be asked for with its version behind: kernel-devel-5.14.0-503.el9.x86_64
+        # A package may be requested with its version appended: kernel-devel-5.14.0-503.el9.x86_64
         whole = package + "-" + plain
         for name in (package, whole, whole.rpartition("-")[0], whole + "." + os.uname().machine):
             found[name] = entry

@@ -82,7 +82,7 @@ def find_tool(name):
 
 
 def units_shown(output, count, needed):
-    """The paragraphs that `systemctl show` prints, one for each unit in the order asked, as dictionaries."""
+    """The paragraphs that `systemctl show` prints, one for each unit in order, as dictionaries."""
     blocks = []
     for text in output.strip().split("\n\n"):
         pairs = [line.partition("=") for line in text.splitlines()]

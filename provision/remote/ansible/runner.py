@@ -42,12 +42,12 @@ def handled(handler: Callable[[int, FrameType | None], None], signals: Collectio
 
 
 def heeded(*signals: int) -> list[int]:
-    """Those of these signals that are not ignored: nohup means what it says."""
+    """Those of these signals that are not ignored: nohup is respected."""
     return [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
 
 
 class Interrupts:
-    """How often it was asked for, by a signal or by us: once means in order, more often means now."""
+    """How often a stop was requested, by a signal or by us: once means in order, more often means now."""
 
     def __init__(self) -> None:
         self.count = 0

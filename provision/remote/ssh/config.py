@@ -185,7 +185,7 @@ def _holds(kind: str, words: tuple[str, ...], name: str, options: Options, final
 
 
 def matches(patterns: Iterable[str], name: str) -> bool:
-    """Whether one of these patterns (* and ?) is for `name`, and none with ! is, as ssh_config(5) says."""
+    """Whether one of these patterns (* and ?) is for `name`, and none with ! is, as in ssh_config(5)."""
     hit = False
     for pattern in patterns:
         # fnmatch gives [ ] a meaning OpenSSH does not: [host]:port is literal.

@@ -67,7 +67,7 @@ _SUDO = (
 def why_no_answer(
     output: bytes, errors: bytes, status: int | None, *, python: str, become: bool
 ) -> NodeError:
-    """The cause of an `output` that is not an answer, from all the node said."""
+    """The cause of an `output` that is not an answer, from everything the node printed."""
     said = errors.decode("utf-8", "replace")
     lines = [line for line in said.splitlines() if line.strip()]
     last = one_line(lines[-1]) if lines else ""

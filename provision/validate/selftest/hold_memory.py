@@ -14,7 +14,7 @@ import time
 
 def hold(index: int, mib: int, seconds: int) -> str | None:
     """Take the memory and keep it; the exit status is 1 with CUDA's number when it does not come."""
-    # CUDA numbers GPUs by speed unless told otherwise; the index is nvidia-smi's.
+    # CUDA numbers GPUs by speed by default; the index is nvidia-smi's.
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:

@@ -162,7 +162,7 @@ def _members(bounds: str) -> Sequence[str]:
 
 
 def add_yaml(document: Mapping[str, Any], groups: Groups) -> None:
-    """Add what a file says. Raises NotPlainError."""
+    """Add the contents of a file. Raises NotPlainError."""
     if "plugin" in document:
         raise NotPlainError("it configures an inventory plugin")
     for name, described in document.items():
@@ -203,7 +203,7 @@ _WORD = re.compile(r"(?!(?:True|False|None)\Z)[A-Za-z_][A-Za-z0-9_./:@-]*|[0-9]+
 
 
 def add_ini(text: str, groups: Groups, known: dict[str, Any]) -> None:
-    """Add what a file says. `known` keeps the values of spellings seen before. Raises NotPlainError."""
+    """Add the contents of a file. `known` keeps the values of spellings seen before. Raises NotPlainError."""
     if text.startswith("\ufeff"):
         raise NotPlainError("it begins with a byte order mark")
     _Reader(groups, known).read(text)

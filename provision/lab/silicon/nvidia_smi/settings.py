@@ -94,7 +94,7 @@ def _switch(value: str) -> bool:
 
 
 class _Change:
-    """What each option does to one GPU; a list it returns is said once, when all is done."""
+    """What each option does to one GPU; a list it returns is printed once, at the end."""
 
     def __init__(self, node, driver: str) -> None:
         self.node, self.driver, self.settings = node, driver, Settings(node)
@@ -146,7 +146,7 @@ class _Change:
     def lock(self, gpu, value: str) -> None:
         numbers = _numbers(value, 1, 2)
         low, high = numbers[0], numbers[-1]
-        # The driver takes the nearest clock it has; the tool repeats what it was told.
+        # The driver takes the nearest clock it has; the tool repeats the requested one.
         known = fabric.graphics_clocks(self.node.sku)
         nearest = [min(known, key=lambda clock: abs(clock - one)) for one in (low, high)]
         self.settings.change(gpu, locked=nearest)

@@ -167,7 +167,7 @@ def _registers(node, options: dict) -> bool:
 
 
 def _no_memory() -> int:
-    """What perftest says when it gets none; its exit status."""
+    """What perftest prints when it gets none; its exit status."""
     for line in ("Couldn't allocate MR with error=14", "failed to create mr", "Failed to create MR"):
         print(line, file=sys.stderr)
     print(" Couldn't create IB resources", file=sys.stderr)
