@@ -233,7 +233,7 @@ CRIO = "#!/bin/sh\necho crio version {}\n"
     ("prepare", "settings", "sentence"),
     [
         ('printf \'{\\n  "a": 1,\\n  "b" 2\\n}\' > /etc/docker/daemon.json', {}, "line 3 column 7"),
-        ("true", {"container_toolkit_runtimes": ["crio"]}, "asks for crio, which is not installed"),
+        ("true", {"container_toolkit_runtimes": ["crio"]}, "requests crio, which is not installed"),
         (
             f"printf '{CRIO.format('1.29.4')}' > /usr/local/bin/crio; chmod 755 /usr/local/bin/crio",
             {"container_toolkit_runtimes": ["crio"]},
