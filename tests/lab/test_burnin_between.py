@@ -105,7 +105,7 @@ def test_where_nobody_attends_it_is_told_and_no_error(lab: Lab, inventory: Path,
     collected = ours.call("burnin", "collect", ours.first, "--json", "--remove")
     assert collected.returncode == ExitCode.OK, collected.stdout
     record = json.loads(collected.stdout)
-    said = "between of n[1-3]: not measured, for nobody attended"
+    said = "between of n[1-3]: not measured, because no controller was attached"
     assert [line for line in record["not_compared"] if line.startswith(said)] != []
     assert said in (ours.run(ours.first) / "record.html").read_text()
     for node in record["nodes"]:
