@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 ROLES = "[nvidia_repository,nvidia_driver,nvlink,cuda_toolkit,validation_tools]"
+PLAYBOOK = str(Path(sys.executable).with_name("ansible-playbook"))  # this environment's, whatever PATH says
 SPEED = 10.0
 HOME = "/var/lib/gpuprov/burnin"
 UNIT = "gpuprov-burnin.service"
@@ -78,7 +79,7 @@ class Node:
         (self.folder / "asked.json").write_text(json.dumps(asked))
         done = subprocess.run(
             [
-                *("ansible-playbook", "-i", str(self.lab.inventory), "-l", self.node.name),
+                *(PLAYBOOK, "-i", str(self.lab.inventory), "-l", self.node.name),
                 *("-e", f"@{self.folder}/asked.json", str(self.folder / "play.yml")),
             ],
             env={**os.environ, "ANSIBLE_LIBRARY": str(paths.MODULES)},
