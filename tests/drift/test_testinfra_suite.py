@@ -81,6 +81,9 @@ DPKG = {"/var/lib/dpkg/status": ""}
         ("driver.loaded_version", Host({"/sys/module/nvidia/version": "580.126.09\n"}), "580.126.09"),
         ("driver.loaded_version", Host(), None),
         ("nvidia_smi.name", Host(**{"nvidia-smi": (0, "NVIDIA H100\nNVIDIA H100\n")}), ["NVIDIA H100"] * 2),
+        ("nvidia_smi.fabric.state", Host(**{"nvidia-smi": (0, "state  In Progress\n")}), ["In Progress"]),
+        ("nvidia_smi.fabric.state", Host(**{"nvidia-smi": (0, "In Progress\n")}), ["In Progress"]),
+        ("nvidia_smi.fabric.status", Host(**{"nvidia-smi": (0, "status  Success\n")}), ["Success"]),
         ("service.x.active", Host(), None),
     ],
 )

@@ -161,7 +161,10 @@ class Reader:
         said = self.host.run("nvidia-smi --query-gpu=%s --format=csv,noheader,nounits", rest)
         if said.rc != 0:
             raise Unreadable(f"nvidia-smi ended with {said.rc}")
-        return [line.strip() for line in said.stdout.splitlines() if line.strip()]
+        lines = [line.strip() for line in said.stdout.splitlines() if line.strip()]
+        # Drivers 535 to 580 print the last word of the field before its value: `state  Completed`.
+        label = f"{rest.rpartition('.')[2]} " if rest.startswith("fabric.") else ""
+        return [line.removeprefix(label).strip() for line in lines]
 
     # --- the machine
 
