@@ -139,8 +139,13 @@ def breaks(expectation: Expectation) -> str:
 
 
 def rounds(promised: list[Expectation]) -> Iterator[list[Expectation]]:
-    """The promises to break together: in each round one of every file, package and unit."""
+    """The promises to break together: in each round one of every file, package and unit. What nvidia-smi
+    says comes first and alone: once the driver is broken, it says nothing of the GPUs."""
     left = list({each.fact: each for each in promised}.values())
+    said_by_tool = [each for each in left if each.fact.startswith("nvidia_smi.")]
+    if said_by_tool:
+        yield said_by_tool
+        left = [each for each in left if each not in said_by_tool]
     while left:
         items: set[str] = set()
         chosen = []
