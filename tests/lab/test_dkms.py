@@ -36,8 +36,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def node(lab: Any) -> Any:
-    """A node with a kernel of Debian's in /boot, and without its headers."""
+    """A node with a kernel of Debian's in /boot, and without its headers. nouveau, which the first boot
+    loaded, is out of memory: it would be the reason to reboot, and not the kernel that will boot."""
     node = lab.node("gpu-01")
+    node.as_root("echo blacklist nouveau > /etc/modprobe.d/site.conf")
+    node.reboot()
     node.run("sudo apt-get update -q", timeout=300)
     node.run(
         "sudo DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends linux-image-amd64",
