@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,11 +51,6 @@ def _read(sku: str) -> Sku:
         ) from None
 
 
-@functools.cache
-def _by_pci_id() -> Mapping[str, Sku]:
-    return {pci_id: sku for sku in all_skus().values() for pci_id in sku.pci_ids}
-
-
 def kinds() -> tuple[tuple[str | None, str], ...]:
     """Every (architecture, fabric) a node may have, unknown hardware included."""
     seen: dict[tuple[str | None, str], None] = {(None, "none"): None, (None, "nvswitch"): None}
@@ -65,33 +60,16 @@ def kinds() -> tuple[tuple[str | None, str], ...]:
     return tuple(seen)
 
 
-def describe_gpus(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The `gpu` part of `gpuprov_node` from the base facts `gpu.count`, `gpu.pci`, `gpu.nvswitch_count`.
-
-    GPUs of several products have no SKU (`sku` is None); `architecture` is given if they share it.
-    """
-    devices: Sequence[Mapping[str, Any]] = facts.get("gpu.pci") or ()
-    ids = sorted({str(device.get("device_id", "")).lower() for device in devices})
-    found = {_by_pci_id().get(pci_id) for pci_id in ids}
-    sku = found.pop() if len(found) == 1 else None
+@functools.cache
+def by_pci_id() -> Mapping[str, dict[str, Any]]:
+    """What gpuprov_node takes from the SKU of each PCI id: {sku, architecture, fabric, product_names}."""
     return {
-        "sku": sku.id if sku else None,
-        "count": int(facts.get("gpu.count") or 0),
-        "architecture": _shared_architecture(ids),
-        "fabric": _fabric(sku, int(facts.get("gpu.nvswitch_count") or 0)),
-        "pci_ids": ids,
-        "product_names": list(sku.product_names) if sku else [],
+        pci_id: {
+            "sku": sku.id,
+            "architecture": sku.architecture,
+            "fabric": sku.fabric,
+            "product_names": list(sku.product_names),
+        }
+        for sku in all_skus().values()
+        for pci_id in sku.pci_ids
     }
-
-
-def _shared_architecture(ids: Sequence[str]) -> str | None:
-    architectures = {sku.architecture if (sku := _by_pci_id().get(pci_id)) else None for pci_id in ids}
-    return architectures.pop() if len(architectures) == 1 else None
-
-
-def _fabric(sku: Sku | None, nvswitches: int) -> str:
-    """B200 and B300 baseboards have switches that are no PCI devices, those of an NVL72 rack are in
-    trays of their own; all before show theirs."""
-    if nvswitches > 0:
-        return "nvswitch"
-    return sku.fabric if sku is not None and sku.fabric in ("nvlink5", "imex") else "none"

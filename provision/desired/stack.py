@@ -17,6 +17,7 @@ from provision.desired import skus, variables
 from provision.errors import StackError
 from provision.fleet import Node
 from provision.nearest import did_you_mean
+from provision.node import description
 
 DEFAULT = "r580-cuda12.9"
 _KEYS = frozenset({"name", "summary", "sources", "variables"})
@@ -87,8 +88,4 @@ def describe_node(facts: Mapping[str, Any]) -> dict[str, Any]:
     kernel: {release, boot_release}, gpu: {sku, count, architecture, fabric, pci_ids, product_names}}.
 
     `sku`, `architecture` are None when unknown; `fabric` is one of nvswitch, nvlink5, imex, none."""
-    return {
-        "os": {key: facts.get(f"os.{key}") for key in ("id", "version_id", "codename", "family", "arch")},
-        "kernel": {key: facts.get(f"kernel.{key}") for key in ("release", "boot_release")},
-        "gpu": skus.describe_gpus(facts),
-    }
+    return dict(description.describe(facts, skus.by_pci_id()))

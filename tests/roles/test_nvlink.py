@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from provision.desired import expectations, skus
+from provision.desired import expectations, stack
 from tests.roles import promises
 from tests.support import described
 
@@ -16,7 +16,7 @@ SYSTEMS = {"debian": "debian 13", "ubuntu": "ubuntu 24.04", "rocky": "rocky 9.4"
 def machine(pci_id: str, count: int = 8, switches: int = 0, os_id: str = "debian") -> dict[str, Any]:
     devices = [{"address": str(number), "device_id": f"10de:{pci_id}"} for number in range(count)]
     seen = {"gpu.count": count, "gpu.pci": devices, "gpu.nvswitch_count": switches}
-    return {**described.machine(SYSTEMS[os_id]), "gpu": skus.describe_gpus(seen)}
+    return {**described.machine(SYSTEMS[os_id]), "gpu": stack.describe_node(seen)["gpu"]}
 
 
 def promised(node: dict[str, Any], **declared: Any) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from provision import paths
 from provision.desired import expectations
 from provision.desired.role import all_roles
 
-ROLES = sorted(path.name for path in paths.ROLES.iterdir() if path.is_dir())
+# node_facts is what the others depend on: it installs nothing, and promises nothing.
+ROLES = sorted(path.name for path in paths.ROLES.iterdir() if path.is_dir() and path.name != "node_facts")
 OUR_MODULES = {file.stem for file in paths.MODULES.glob("gpuprov_*.py")}
 ORDER = [
     "nvidia_repository",
@@ -76,6 +77,17 @@ def test_a_role_has_all_its_parts(role: str) -> None:
     parts += " tasks/preflight.yml vars/debian.yml vars/ubuntu.yml vars/redhat.yml"
     for part in parts.split():
         assert (folder / part).is_file(), part
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_depends_on_the_description_of_the_node(role: str) -> None:
+    assert load(paths.ROLES / role / "meta/main.yml")["dependencies"] == ["node_facts"]
+
+
+def test_fabric_manager_alone_has_the_version_of_the_drivers_default() -> None:
+    driver = load(paths.ROLES / "nvidia_driver/defaults/main.yml")["nvidia_driver_version"]
+    fabric = load(paths.ROLES / "nvlink/defaults/main.yml")["nvlink_version"]
+    assert f"default('{driver}')" in fabric
 
 
 @pytest.mark.parametrize("role", ROLES)

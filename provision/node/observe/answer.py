@@ -224,9 +224,9 @@ class Observer:
         child.abandon()
 
 
-def main(request):
-    """Answer one request: `facts` (names), `probe_seconds` and `seconds` (time for one probe, for all),
-    `bytes` (size of all values), `root` (put before every path; tests only)."""
+def answer(request):
+    """The answer to one request, as JSON: `facts` (names), `probe_seconds` and `seconds` (time for one probe,
+    for all), `bytes` (size of all values), `root` (put before every path; tests only)."""
     ROOT[0] = request.get("root", "").encode("utf-8")
     release = os.uname().release
     probes, unknown = plan([name.replace(KERNEL, release) for name in request.get("facts", ())])
@@ -244,8 +244,13 @@ def main(request):
         '},"problems":{',
         ",".join(problems),
     )
-    body = ("".join(parts) + "}}").encode("utf-8", "replace")
-    answer = ("\n%s %d\n" % (BEGIN, len(body))).encode("ascii") + body + ("\n%s\n" % END).encode("ascii")
+    return ("".join(parts) + "}}").encode("utf-8", "replace")
+
+
+def main(request):
+    """Print the answer to one request."""
+    body = answer(request)
+    framed = ("\n%s %d\n" % (BEGIN, len(body))).encode("ascii") + body + ("\n%s\n" % END).encode("ascii")
     sys.stdout.flush()
-    write_all(answer)
+    write_all(framed)
     os._exit(0)  # no clean-up to wait for: a child may be stuck
