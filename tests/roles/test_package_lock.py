@@ -22,7 +22,7 @@ PACKAGES = {"libnccl2": "2.29.7-1+cuda12.9", "libibverbs1": "1:56.1-1~deb13u1"}
 
 @pytest.fixture(scope="module")
 def offered() -> ModuleType:
-    return modules.load("gpuprov_offered")
+    return modules.load("gpuprov_packages")
 
 
 def pins(system: str = "debian 13") -> tuple[str, str]:
@@ -44,18 +44,18 @@ def test_every_role_that_asks_for_a_version_gets_the_locked_one_first(
     file = tmp_path / path.lstrip("/")
     file.parent.mkdir(parents=True)
     file.write_text(text)
-    locks = offered.locked(str(tmp_path))
+    locks = offered.pinned(str(tmp_path))
     assert locks == PACKAGES
     there = {"libnccl2": ["2.30-1", "2.29.7-1+cuda13.2", "2.29.7-1+cuda12.9"], "mft": ["4-2", "4-1"]}
-    first = offered.locked_first(there, locks)
+    first = offered.pinned_first(there, locks)
     assert first == {"libnccl2": ["2.29.7-1+cuda12.9", "2.30-1", "2.29.7-1+cuda13.2"], "mft": ["4-2", "4-1"]}
     assert offered.choose(first["libnccl2"], "") == "2.29.7-1+cuda12.9"
     assert offered.choose(first["libnccl2"], "2.30") == "2.30-1", "a role's own exact wish stays"
 
 
 def test_without_a_lock_the_newest_comes_first(offered: ModuleType, tmp_path: Path) -> None:
-    assert offered.locked(str(tmp_path)) == {}
-    assert offered.locked_first({"mft": ["4-2", "4-1"]}, {}) == {"mft": ["4-2", "4-1"]}
+    assert offered.pinned(str(tmp_path)) == {}
+    assert offered.pinned_first({"mft": ["4-2", "4-1"]}, {}) == {"mft": ["4-2", "4-1"]}
 
 
 @pytest.mark.skipif(shutil.which("apt-cache") is None, reason="apt is not installed")

@@ -1,4 +1,4 @@
-"""Our modules that ask the package manager and hold packages, against stand-ins for apt and dpkg on PATH."""
+"""Our module for packages on Debian and Ubuntu, against stand-ins for apt and dpkg on PATH."""
 
 from __future__ import annotations
 
@@ -32,10 +32,14 @@ unknown amd64 unknown not-installed
 
 class Node(Host):
     def offered(self, check: bool = False, **more: Any) -> dict[str, Any]:
-        return self.module("gpuprov_offered", check, **more)
+        return self.module("gpuprov_packages", check, state="asked", **more)
 
-    def hold(self, check: bool = False, **more: Any) -> dict[str, Any]:
-        return self.module("gpuprov_hold", check, **more)
+    def hold(self, *names: str, check: bool = False, held: bool = True, **more: Any) -> dict[str, Any]:
+        packages = dict.fromkeys(names, "")
+        return self.module("gpuprov_packages", check, state="held", packages=packages, held=held, **more)
+
+    def install(self, check: bool = False, /, **more: Any) -> dict[str, Any]:
+        return self.module("gpuprov_packages", check, **more)
 
 
 @pytest.fixture
@@ -128,21 +132,23 @@ def test_check_mode_does_not_refresh(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "module", "wanted", "said"),
+    ("program", "wanted", "told", "said"),
     [
-        ("apt-get", "gpuprov_offered", {"absent": "1"}, "Release file is expired"),
-        ("apt-mark", "gpuprov_hold", ["libcuda1"], "No such package"),
+        ("apt-get", {"absent": "1"}, {"state": "asked"}, "Release file is expired"),
+        ("apt-mark", {"libcuda1": ""}, {"state": "held", "held": True}, "No such package"),
     ],
 )
-def test_what_apt_refuses_is_named(node: Node, program: str, module: str, wanted: Any, said: str) -> None:
+def test_what_apt_refuses_is_named(
+    node: Node, program: str, wanted: Any, told: dict[str, Any], said: str
+) -> None:
     node.says(program, f"E: {said}\n", status=100, stream=2)
-    answer = node.module(module, packages=wanted)
+    answer = node.install(packages=wanted, **told)
     assert answer["failed"] is True
     assert said in answer["msg"]
 
 
 def test_holding_marks_what_is_not_held_in_one_call(node: Node) -> None:
-    answer = node.hold(packages=["libcuda1", "nvidia-driver-cuda", "libnvidia-ml1"])
+    answer = node.hold("libcuda1", "nvidia-driver-cuda", "libnvidia-ml1")
     assert answer["marked"] == ["libcuda1", "libnvidia-ml1"], "held for one of two architectures is not held"
     assert node.ran()[-1] == "apt-mark hold libcuda1 libnvidia-ml1"
 
@@ -154,24 +160,24 @@ def test_patterns_take_only_packages_of_the_version(node: Node) -> None:
 
 
 def test_what_is_held_already_is_no_change(node: Node) -> None:
-    assert node.hold(packages=["nvidia-driver-cuda"])["changed"] is False
+    assert node.hold("nvidia-driver-cuda")["changed"] is False
     assert node.ran("apt-mark") == []
 
 
 def test_letting_go_is_the_reverse(node: Node) -> None:
-    answer = node.hold(packages=["libcuda1", "nvidia-driver-cuda", "absent"], held=False)
+    answer = node.hold("libcuda1", "nvidia-driver-cuda", "absent", held=False)
     assert answer["marked"] == ["nvidia-driver-cuda"]
     assert node.ran()[-1] == "apt-mark unhold nvidia-driver-cuda"
 
 
 def test_what_is_not_installed_cannot_be_held(node: Node) -> None:
-    answer = node.hold(packages=["absent", "nvidia-settings"])
+    answer = node.hold("absent", "nvidia-settings")
     assert answer["failed"] is True
     assert "absent, nvidia-settings" in answer["msg"]
 
 
 def test_check_mode_expects_what_an_earlier_task_would_install(node: Node) -> None:
-    answer = node.hold(check=True, packages=["absent", "libcuda1"])
+    answer = node.hold("absent", "libcuda1", check=True)
     assert answer["marked"] == ["absent", "libcuda1"]
     assert node.ran("apt-mark") == []
 
@@ -188,3 +194,134 @@ def test_versions_count_only_from_the_repositories_asked_for(node: Node) -> None
     assert from_vendor["missing"] == [
         "libnccl2 2.18.5-1 is not offered; offered are: 2.29.7-1+cuda13.2, 2.29.7-1+cuda12.9."
     ]
+
+
+# What the module asks of dpkg-query for one package, and of all.
+ONE = "${Package} ${db:Status-Status} ${Version}"
+APT = (
+    "apt-get -q -y -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold "
+    "-o DPkg::Lock::Timeout=600 --allow-change-held-packages"
+)
+INSTALL = f"{APT} --allow-downgrades --no-install-recommends install"
+
+
+def stand(node: Node, one: str, all_of_them: str = STATUS) -> None:
+    """dpkg-query answers to both of its forms."""
+    (node.folder / "one").write_text(one)
+    (node.folder / "all").write_text(all_of_them)
+    script = f"case \"$*\" in *'{ONE}'*) cat {node.folder}/one ;; *) cat {node.folder}/all ;; esac"
+    node.program("dpkg-query", script)
+
+
+DRIVER = {"nvidia-driver-cuda": "595.71.05"}
+
+
+def test_what_differs_moves_in_one_transaction_and_keeps_its_mark(node: Node) -> None:
+    lost = STATUS.replace("nvidia-driver-cuda amd64 hold", "nvidia-driver-cuda amd64 install")
+    stand(node, "nvidia-driver-cuda installed 580.126.09-1\n")
+    node.program("apt-get", f"echo '{lost}' > {node.folder}/all")  # apt forgets it
+    answer = node.install(packages=DRIVER | {"libnccl2": "2.29.7-1+cuda12.9"})
+    assert answer["moved"] is True
+    assert answer["marked"] == ["nvidia-driver-cuda"]
+    assert [line for line in node.ran() if line.startswith(("apt-get", "apt-mark"))] == [
+        f"{INSTALL} libnccl2=2.29.7-1+cuda12.9 nvidia-driver-cuda=595.71.05-1",
+        "apt-mark hold nvidia-driver-cuda",
+    ]
+
+
+def test_packages_of_the_replaced_version_are_let_go_before(node: Node) -> None:
+    stand(node, "nvidia-driver-cuda installed 580.126.09-1\n")
+    held = STATUS.replace("libcuda1 amd64 install", "libcuda1 amd64 hold")
+    (node.folder / "all").write_text(held.replace("toolkit amd64 install", "toolkit amd64 hold"))
+    node.install(packages=DRIVER, patterns=["libcuda*", "*nvidia*"], version="595.71.05")
+    marks = [line for line in node.ran() if line.startswith(("apt-mark", "apt-get"))]
+    assert marks == ["apt-mark unhold libcuda1", f"{INSTALL} nvidia-driver-cuda=595.71.05-1"]
+
+
+def test_a_version_that_is_not_offered_is_refused_before_anything_changes(node: Node) -> None:
+    stand(node, "")
+    told = {"title": "NCCL 9", "advice": "Choose another.", "replaces": ["*nvidia*"]}
+    for check in (False, True):
+        answer = node.install(check, packages={"libnccl2": "9"}, **told)
+        assert answer["msg"].startswith(
+            "NCCL 9 cannot be installed: libnccl2 9 is not offered; offered are: 2.29.7"
+        )
+        assert answer["msg"].endswith(" Choose another.")
+    assert node.install(packages={"libnccl2": "9"}, state="asked", required=True, **told)["failed"] is True
+    assert node.ran("apt-get") == ["apt-get -q update"] * 2, "and none in check mode"
+
+
+def test_check_mode_without_the_repository_is_a_change_and_no_refusal(node: Node) -> None:
+    stand(node, "")
+    node.says("apt-cache", "")
+    answer = node.install(True, packages={"libnccl2": "9"}, held=True)
+    assert (answer["changed"], answer["marked"]) == (True, ["libnccl2"])
+    assert node.ran("apt-get") == []
+
+
+def test_what_must_not_change_is_tried_before(node: Node) -> None:
+    stand(node, "")
+    node.says("apt-get", "Inst libnccl2 (2.29.7)\nRemv libcuda1 [580.126.09-1]\nConf libnccl2 (2.29.7)\n")
+    answer = node.install(packages={"libnccl2": ""}, untouched=["libcuda*"], title="NCCL")
+    assert (
+        answer["msg"] == "NCCL cannot be installed: that would also change libcuda1, which has another owner."
+    )
+    (trial,) = node.ran("apt-get")
+    assert "--simulate" in trial
+
+
+def test_packages_with_the_same_files_go_once_the_new_ones_are_downloaded(node: Node) -> None:
+    stand(node, "")
+    node.install(packages={"libnccl2": "2.18.5-1-2"}, replaces=["libnvidia-*", "libnccl*"])
+    install = INSTALL.removeprefix("apt-get ")
+    assert node.ran("apt-get") == [
+        f"apt-get --download-only {install} libnccl2=2.18.5-1-2",
+        f"{APT} remove libnvidia-ml1",
+        f"{INSTALL} libnccl2=2.18.5-1-2",
+    ]
+
+
+def test_the_first_of_several_names_that_is_offered_is_meant(node: Node) -> None:
+    stand(node, "libnccl2 installed 2.29.7-1+cuda12.9\n")
+    answer = node.offered(packages={"libnccl3|nvidia-driver-cuda|libnccl2": ""})
+    assert answer["versions"] == {"nvidia-driver-cuda": "595.71.05-1"}
+    assert answer["satisfied"] is False
+    answer = node.offered(packages={"libnccl3|libnccl2": "2.29.7-1+cuda12.9"})
+    assert answer["satisfied"] is True
+    assert node.offered(packages={"a|b": ""})["missing"] == ["No repository offers the package a or b."]
+
+
+def test_what_is_optional_and_not_offered_is_left_out(node: Node) -> None:
+    stand(node, "")
+    assert node.install(packages={"pinning-580.1|pinning-580": ""}, optional=True)["changed"] is False
+
+
+def test_files_that_a_package_brings_come_back_with_their_modes(node: Node, tmp_path: Path) -> None:
+    stand(node, "libnccl2 installed 2.29.7-1+cuda12.9\n")
+    gone, loose = tmp_path / "gone", tmp_path / "loose"
+    loose.touch(mode=0o600)
+    brings = {str(gone): "", str(loose): "0755"}
+    for check in (True, False):
+        answer = node.install(check, packages={"libnccl2": ""}, brings=brings)
+        assert answer["restored"] == [str(gone), str(loose)]
+    assert node.ran("apt-get") == [f"{APT} --reinstall install libnccl2"]
+    assert loose.stat().st_mode & 0o777 == 0o755
+    gone.touch()
+    assert node.install(packages={"libnccl2": ""}, brings=brings)["changed"] is False
+
+
+def test_removing_takes_what_is_there(node: Node) -> None:
+    packages = {"libcuda1": "", "absent": ""}
+    assert node.install(True, packages=packages, state="absent")["changed"] is True
+    assert node.install(packages=packages, state="absent", purge=True)["changed"] is True
+    assert node.install(packages={"absent": ""}, state="absent")["changed"] is False
+    assert node.ran("apt-get") == [f"{APT} --purge remove libcuda1"]
+
+
+def test_a_lock_of_apt_that_is_never_let_go_is_named(node: Node) -> None:
+    stand(node, "")
+    node.says(
+        "apt-get", "E: Could not get lock /var/lib/dpkg/lock. It is held by process 7 (x)\n", 100, stream=2
+    )
+    answer = node.install(packages={"libnccl2": ""}, lock_timeout=0)
+    assert "another program has held its lock for 0 s: E: Could not get lock" in answer["msg"]

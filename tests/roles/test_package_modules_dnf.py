@@ -1,4 +1,4 @@
-"""Our modules for the package manager on the RHEL family, against stand-ins on PATH that say what dnf 4 and
+"""Our module for packages on the RHEL family, against stand-ins on PATH that say what dnf 4 and
 rpm 4.20 printed on a node with NVIDIA's module streams."""
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ LOCKS = """\
 nvidia-driver-cuda-3:580.126.09-1.el9.*
 """
 RHEL = 'NAME="Rocky Linux"\nID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.6"\n'
-ADD = "dnf --quiet --assumeyes --setopt=exit_on_lock=True --disablerepo=* versionlock add --raw"
-DELETE = "dnf --quiet --assumeyes --setopt=exit_on_lock=True --disablerepo=* versionlock delete"
-# The modules open these; on this machine they are another system's, or not there.
+ADD = "dnf --quiet --setopt=exit_on_lock=True --assumeyes --disablerepo=* versionlock add --raw"
+DELETE = "dnf --quiet --setopt=exit_on_lock=True --assumeyes --disablerepo=* versionlock delete"
+# The module opens these; on this machine they are another system's, or not there.
 REDIRECTED = ("/etc/os-release", "/etc/dnf/plugins/versionlock.list", "/etc/dnf/plugins/versionlock.conf")
 BEFORE = """
 import builtins, os
@@ -62,9 +62,15 @@ class Node(Host):
     def file(self, path: str, text: str) -> None:
         (self.folder / path.rpartition("/")[2]).write_text(text)
 
-    def run(self, module: str, /, check: bool = False, **arguments: Any) -> dict[str, Any]:
+    def run(self, check: bool = False, /, **arguments: Any) -> dict[str, Any]:
         where = {path: str(self.folder / path.rpartition("/")[2]) for path in REDIRECTED}
-        return self.module(module, check, BEFORE.format(where), **arguments)
+        return self.module("gpuprov_packages", check, BEFORE.format(where), **arguments)
+
+    def asked(self, check: bool = False, /, **arguments: Any) -> dict[str, Any]:
+        return self.run(check, state="asked", **arguments)
+
+    def hold(self, *names: str, check: bool = False, held: bool = True, **arguments: Any) -> dict[str, Any]:
+        return self.run(check, state="held", packages=dict.fromkeys(names, ""), held=held, **arguments)
 
 
 @pytest.fixture
@@ -84,8 +90,7 @@ def node(tmp_path: Path) -> Node:
 
 def test_versions_and_specs_have_what_dnf_needs(node: Node) -> None:
     node.says("rpm", "package nvidia-driver-cuda is not installed\n", status=1)
-    answer = node.run(
-        "gpuprov_offered",
+    answer = node.asked(
         packages={
             "nvidia-driver-cuda": "580.95.05",
             "libnccl": "2.29.7-1+cuda12.9",
@@ -97,18 +102,13 @@ def test_versions_and_specs_have_what_dnf_needs(node: Node) -> None:
         "libnccl": "2.29.7-1+cuda12.9",
         "nvidia-kmod-common": "3:580.126.09-1.el9",
     }
-    assert answer["specs"] == [
-        "libnccl-2.29.7-1+cuda12.9.x86_64",
-        "nvidia-driver-cuda-3:580.95.05-1.el9.x86_64",
-        "nvidia-kmod-common-3:580.126.09-1.el9.noarch",
-    ]
     assert answer["satisfied"] is False
     assert answer["missing"] == []
     assert not node.ran("apt-cache")
 
 
 def test_what_a_lock_hides_is_offered_all_the_same(node: Node) -> None:
-    node.run("gpuprov_offered", packages={"nvidia-driver-cuda": "580.95.05"})
+    node.asked(packages={"nvidia-driver-cuda": "580.95.05"})
     (query,) = node.ran("dnf")
     assert "--disableplugin=versionlock" in query
     assert "--cacheonly" not in query
@@ -116,43 +116,42 @@ def test_what_a_lock_hides_is_offered_all_the_same(node: Node) -> None:
 
 def test_the_newest_is_chosen_by_value_not_by_letter(node: Node) -> None:
     node.says("rpm", "", status=1)
-    answer = node.run("gpuprov_offered", packages={"nvidia-driver-cuda": "580.*", "libnccl": ""})
+    answer = node.asked(packages={"nvidia-driver-cuda": "580.*", "libnccl": ""})
     assert answer["versions"] == {"nvidia-driver-cuda": "3:580.126.09-1.el9", "libnccl": "2.29.7-1+cuda13.2"}
 
 
 def test_what_is_installed_as_wanted_is_not_looked_up(node: Node) -> None:
-    answer = node.run("gpuprov_offered", packages={"nvidia-driver-cuda": "580.126.09", "nvlsm": ""})
+    answer = node.asked(packages={"nvidia-driver-cuda": "580.126.09", "nvlsm": ""})
     assert answer["satisfied"] is True
     assert answer["versions"] == {"nvidia-driver-cuda": "3:580.126.09-1.el9", "nvlsm": "2025.10.14-1"}
-    assert answer["specs"] == ["nvidia-driver-cuda-3:580.126.09-1.el9.x86_64", "nvlsm-2025.10.14-1.x86_64"]
     assert not node.ran("dnf")
 
 
 def test_what_is_missing_is_said_after_one_refresh_and_in_check_mode_without(node: Node) -> None:
     wanted = {"nvidia-driver-cuda": "999.1", "no-such-package": ""}
-    answer = node.run("gpuprov_offered", packages=wanted)
+    answer = node.asked(packages=wanted)
     assert sorted(answer["missing"]) == [
         "No repository offers the package no-such-package.",
         "nvidia-driver-cuda 999.1 is not offered; offered are: 3:580.126.09-1.el9, 3:580.95.05-1.el9.",
     ]
     assert [line for line in node.ran("dnf") if "makecache" in line] == [
-        "dnf --quiet --assumeyes --setopt=exit_on_lock=True --refresh makecache"
+        "dnf --quiet --setopt=exit_on_lock=True --assumeyes --refresh makecache"
     ]
     node.log.write_text("")
-    node.run("gpuprov_offered", check=True, packages=wanted)
+    node.asked(True, packages=wanted)
     assert ["--cacheonly" in line for line in node.ran("dnf")] == [True]
 
 
 def test_only_repositories_of_the_origin_count(node: Node) -> None:
     node.says("rpm", "", status=1)
-    answer = node.run("gpuprov_offered", packages={"libnccl": ""}, origin="^system$")
+    answer = node.asked(packages={"libnccl": ""}, origin="^system$")
     assert answer["versions"] == {}
 
 
 def test_a_repository_out_of_reach_is_named(node: Node) -> None:
     said = "Error: Failed to download metadata for repo 'nvidia-cuda': Cannot download repomd.xml"
     node.says("dnf", said, status=1, stream=2)
-    answer = node.run("gpuprov_offered", packages={"absent": ""})
+    answer = node.asked(packages={"absent": ""})
     assert answer["failed"] is True
     assert "nvidia-cuda" in answer["msg"]
 
@@ -181,11 +180,11 @@ def test_versions_are_compared_as_rpm_does(node: Node, newer: str, older: str) -
             version, _, release = (rest if colon else text).rpartition("-")
             lines.append(f"x|{epoch if colon else '0'}|{version}|{release}|x86_64|r")
         node.says("dnf", "\n".join(lines) + "\n")
-        assert node.run("gpuprov_offered", packages={"x": ""})["versions"] == {"x": newer}
+        assert node.asked(packages={"x": ""})["versions"] == {"x": newer}
 
 
 def test_holding_locks_the_installed_version_and_asks_no_repository(node: Node) -> None:
-    answer = node.run("gpuprov_hold", patterns=["*nvidia*"], version="580.126.09")
+    answer = node.hold(patterns=["*nvidia*"], version="580.126.09")
     assert answer["marked"] == ["libnvidia-ml", "nvidia-kmod-common"], "one is locked already"
     assert node.ran("dnf") == [
         f"{ADD} libnvidia-ml-3:580.126.09-1.el9.* nvidia-kmod-common-3:580.126.09-1.el9.*"
@@ -194,14 +193,14 @@ def test_holding_locks_the_installed_version_and_asks_no_repository(node: Node) 
 
 
 def test_what_is_locked_at_its_version_is_no_change(node: Node) -> None:
-    answer = node.run("gpuprov_hold", packages=["nvidia-driver-cuda"])
+    answer = node.hold("nvidia-driver-cuda")
     assert answer["changed"] is False
     assert not node.ran("dnf")
 
 
 def test_a_lock_at_another_version_is_replaced(node: Node) -> None:
     node.file("/etc/dnf/plugins/versionlock.list", "nvidia-driver-cuda-3:580.95.05-1.el9.*\nvim-2:9-1.*\n")
-    answer = node.run("gpuprov_hold", packages=["nvidia-driver-cuda"])
+    answer = node.hold("nvidia-driver-cuda")
     assert answer["marked"] == ["nvidia-driver-cuda"]
     assert node.ran("dnf") == [
         f"{DELETE} nvidia-driver-cuda-3:580.95.05-1.el9.*",
@@ -211,33 +210,33 @@ def test_a_lock_at_another_version_is_replaced(node: Node) -> None:
 
 def test_a_pattern_that_lets_the_next_version_in_is_no_hold(node: Node) -> None:
     node.file("/etc/dnf/plugins/versionlock.list", "*nvidia*580*\n")
-    assert node.run("gpuprov_hold", packages=["nvlsm", "libnvidia-ml"])["marked"] == ["libnvidia-ml", "nvlsm"]
+    assert node.hold("nvlsm", "libnvidia-ml")["marked"] == ["libnvidia-ml", "nvlsm"]
     assert not [line for line in node.ran("dnf") if "delete" in line], "somebody else's line stays"
 
 
 def test_letting_go_deletes_the_lines_of_the_package(node: Node) -> None:
-    answer = node.run("gpuprov_hold", packages=["nvidia-driver-cuda", "nvlsm", "absent"], held=False)
+    answer = node.hold("nvidia-driver-cuda", "nvlsm", "absent", held=False)
     assert answer["marked"] == ["nvidia-driver-cuda"]
     assert node.ran("dnf") == [f"{DELETE} nvidia-driver-cuda-3:580.126.09-1.el9.*"]
 
 
 def test_the_plugin_is_installed_when_it_is_missing(node: Node) -> None:
     (node.folder / "versionlock.conf").unlink()
-    node.run("gpuprov_hold", packages=["nvlsm"])
+    node.hold("nvlsm")
     assert node.ran("dnf")[0].endswith("install python3-dnf-plugin-versionlock")
 
 
 def test_check_mode_changes_nothing_and_a_missing_package_is_named(node: Node) -> None:
-    assert node.run("gpuprov_hold", check=True, packages=["absent", "nvlsm"])["marked"] == ["absent", "nvlsm"]
+    assert node.hold("absent", "nvlsm", check=True)["marked"] == ["absent", "nvlsm"]
     assert not node.ran("dnf")
-    answer = node.run("gpuprov_hold", packages=["absent"])
+    answer = node.hold("absent")
     assert answer["failed"] is True
     assert "absent" in answer["msg"]
 
 
 def test_a_refusal_of_dnf_is_named(node: Node) -> None:
     node.says("dnf", "Error: There is no space left on device\n", status=1, stream=2)
-    answer = node.run("gpuprov_hold", packages=["nvlsm"])
+    answer = node.hold("nvlsm")
     assert answer["failed"] is True
     assert "no space left" in answer["msg"]
 
@@ -245,52 +244,77 @@ def test_a_refusal_of_dnf_is_named(node: Node) -> None:
 QUIET = "dnf --quiet --setopt=exit_on_lock=True"
 
 
-def test_installing_says_what_came_and_went(node: Node) -> None:
-    newer = INSTALLED.replace("580.126.09", "580.95.05")
-    node.program("dnf", f"printf '{newer}' > {node.folder}/rpm.txt")
-    answer = node.run(
-        "gpuprov_dnf",
-        name=["nvidia-driver-cuda-3:580.95.05-1.el9.x86_64"],
-        install_weak_deps=False,
-        allowerasing=True,
-        exclude=["kmod-nvidia*"],
+NO_MORE = "--setopt=install_weak_deps=False"
+WANTED = {
+    "nvidia-driver-cuda": "580.95.05",
+    "libnccl": "2.29.7-1+cuda12.9",
+    "nvidia-kmod-common": "580.126.09",
+}
+SPECS = (
+    "libnccl-2.29.7-1+cuda12.9.x86_64 nvidia-driver-cuda-3:580.95.05-1.el9.x86_64 "
+    "nvidia-kmod-common-3:580.126.09-1.el9.noarch"
+)
+
+
+def answers(node: Node, *, after: str = INSTALLED, status: int = 0, said: str = "") -> None:
+    """dnf lists what it offers, and otherwise does something else."""
+    (node.folder / "offered").write_text(REPOQUERY)
+    (node.folder / "after").write_text(after)
+    (node.folder / "said").write_text(said)
+    installs = f"cp {node.folder}/after {node.folder}/rpm.txt; cat {node.folder}/said >&2; exit {status}"
+    node.program(
+        "dnf",
+        f'case "$*" in *repoquery*) cat {node.folder}/offered ;; *install*|*remove*) {installs} ;; esac',
     )
-    assert answer["changed"] is True
-    assert "nvidia-driver-cuda|3|580.95.05|1.el9|x86_64" in answer["installed"]
-    assert "nvidia-driver-cuda|3|580.126.09|1.el9|x86_64" in answer["removed"]
-    assert node.ran("dnf") == [
-        f"{QUIET} --assumeyes --setopt=install_weak_deps=False --allowerasing --exclude=kmod-nvidia* install "
-        "nvidia-driver-cuda-3:580.95.05-1.el9.x86_64"
+
+
+def done(node: Node) -> list[str]:
+    return [line for line in node.ran("dnf") if "repoquery" not in line]
+
+
+def test_what_differs_moves_in_one_transaction_and_is_let_go_before(node: Node) -> None:
+    answers(node, after=INSTALLED.replace("cuda|3|580.126.09", "cuda|3|580.95.05"))
+    answer = node.run(packages=WANTED, erase=True, untouched=["kmod-nvidia*"])
+    assert answer["moved"] is True
+    assert answer["marked"] == ["nvidia-driver-cuda"], "it was locked, and is locked at its new version"
+    assert done(node) == [
+        f"{DELETE} nvidia-driver-cuda-3:580.126.09-1.el9.*",
+        f"{QUIET} --assumeyes {NO_MORE} --allowerasing --exclude=kmod-nvidia* install {SPECS}",
+        f"{DELETE} nvidia-driver-cuda-3:580.126.09-1.el9.*",
+        f"{ADD} nvidia-driver-cuda-3:580.95.05-1.el9.*",
     ]
 
 
-def test_what_is_there_is_no_change(node: Node) -> None:
-    assert node.run("gpuprov_dnf", name=["nvlsm"])["changed"] is False
-
-
-def test_removing_keeps_what_others_brought_when_told(node: Node) -> None:
-    node.run("gpuprov_dnf", name=["nvlsm"], state="absent", autoremove=False)
-    assert node.ran("dnf") == [f"{QUIET} --assumeyes remove --noautoremove nvlsm"]
+def test_removing_keeps_what_others_brought_unless_told(node: Node) -> None:
+    answers(node, after="")
+    assert node.run(packages={"nvlsm": "", "absent": ""}, state="absent")["changed"] is True
+    node.file("/rpm.txt", INSTALLED)
+    node.run(packages={"nvlsm": ""}, state="absent", autoremove=True)
+    assert done(node) == [
+        f"{QUIET} --assumeyes remove --noautoremove nvlsm",
+        f"{QUIET} --assumeyes remove nvlsm",
+    ]
 
 
 @pytest.mark.parametrize(("status", "said", "changed"), [(1, "Operation aborted.\n", True), (0, "", False)])
 def test_check_mode_asks_dnf_and_says_no(node: Node, status: int, said: str, changed: bool) -> None:
-    node.says("dnf", said, status=status, stream=2)
-    assert node.run("gpuprov_dnf", check=True, name=["libnccl"])["changed"] is changed
-    assert node.ran("dnf") == [f"{QUIET} --assumeno --cacheonly install libnccl"]
+    answers(node, status=status, said=said)
+    assert node.run(True, packages={"libnccl": ""})["changed"] is changed
+    assert done(node) == [
+        f"{QUIET} --assumeno --cacheonly {NO_MORE} install libnccl-2.29.7-1+cuda13.2.x86_64"
+    ]
 
 
 def test_what_dnf_refuses_is_said_in_its_words(node: Node) -> None:
-    said = "Error: Unable to find a match: libnccl-9.9-1.x86_64\n"
-    node.says("dnf", said, status=1, stream=2)
+    answers(node, status=1, said="Error: Unable to find a match: libnccl-9.9-1.x86_64\n")
     for check in (False, True):
-        answer = node.run("gpuprov_dnf", check=check, name=["libnccl-9.9-1.x86_64"])
+        answer = node.run(check, packages={"libnccl": ""})
         assert answer["failed"] is True
         assert "Unable to find a match: libnccl-9.9-1" in answer["msg"]
 
 
 def test_a_lock_that_is_never_let_go_is_named(node: Node) -> None:
     node.says("dnf", "", status=200)
-    answer = node.run("gpuprov_dnf", name=["libnccl"], lock_timeout=0)
+    answer = node.run(packages={"libnccl": ""}, lock_timeout=0)
     assert answer["failed"] is True
-    assert "held dnf's lock for 0 seconds" in answer["msg"]
+    assert "another program has held its lock for 0 s" in answer["msg"]

@@ -168,9 +168,11 @@ class Installed(modules.Host):
     def run(
         self, fingerprint: str = FINGERPRINT, check: bool = False, url: str = "", state: str = "present"
     ) -> dict[str, Any]:
-        told = {"state": state, "url": url or self.source.as_uri(), "path": str(self.path)}
-        told |= {"fingerprint": fingerprint, "mode": "0644", "_ansible_remote_tmp": str(self.folder)}
-        return self.module("gpuprov_pgp_key", check, **told)
+        key = {"url": url or self.source.as_uri(), "path": str(self.path), "fingerprint": fingerprint}
+        told: dict[str, Any] = {"keys": [key]}
+        if state == "absent":
+            told = {"revoked": ["0" * 40, fingerprint], "keyrings": [str(self.folder / "*.gpg")]}
+        return self.module("gpuprov_pgp_key", check, **told, _ansible_remote_tmp=str(self.folder))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -147,13 +148,17 @@ def test_preflight_changes_nothing(role: str) -> None:
         if file != "preflight.yml":
             continue
         name = action(task)
-        ours = ("gpuprov_offered", "gpuprov_gpu_settings")
+        ours = ("gpuprov_packages", "gpuprov_gpu_settings")
         assert name in ours or name in {f"ansible.builtin.{each}" for each in looking}, name
         if name == "ansible.builtin.command":
             assert task["changed_when"] is False
+        if name == "gpuprov_packages":
+            assert task[name]["state"] == "asked"
         if name == "ansible.builtin.assert":
-            message = task[name]["fail_msg"]
-            assert len(message) > 40, f"{role}: a refusal says what to do: {message}"
+            chain = task.get("vars", {}).get(f"__{role}_refused", task[name]["fail_msg"])
+            sentences = re.split(r"\{%- (?:if|elif|endif) ?.*?-%\}|\{%- endif -%\}", chain, flags=re.DOTALL)
+            for message in (sentence.strip() for sentence in sentences):
+                assert not message or len(message) > 40, f"{role}: a refusal says what to do: {message}"
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -164,5 +169,7 @@ def test_files_are_written_by_templates_the_controller_can_render(role: str) -> 
         assert (arguments["owner"], arguments["group"]) == ("root", "root"), arguments["src"]
         assert arguments["mode"] in ("0644", "0755"), arguments["src"]
     used = {task["ansible.builtin.template"]["src"] for task in written}
+    looked_up = "\n".join(json.dumps(task) for _, task in tasks_of(role) if "gpuprov_files" in task)
+    used.update(re.findall(r"lookup\('ansible\.builtin\.template', '([^']+)'[,)]", looked_up))
     promised = {item["template"] for item in load(paths.ROLES / role / "expect.yml") if "template" in item}
     assert templates == used == promised

@@ -1,58 +1,76 @@
 #!/usr/bin/python
-"""Installs the one OpenPGP key a package repository is trusted by, or takes a key out of a keyring."""
+"""Installs the OpenPGP keys package repositories are trusted by, and takes keys out of keyrings."""
 
 DOCUMENTATION = r"""
 module: gpuprov_pgp_key
-short_description: Install a package repository's OpenPGP key, checked against its fingerprint
+short_description: Install OpenPGP keys of package repositories, checked against their fingerprints
 description:
-  - Downloads a public key, computes the fingerprint of its primary key on the node, and installs it as a
+  - Downloads public keys, computes the fingerprint of each primary key on the node, and installs it as a
     binary keyring for apt's C(Signed-By) only when it is the expected one. Needs no gpg on the node.
   - A keyring that already holds exactly the expected key is left alone, without a download.
+  - Keyrings belong to root, with mode 0644; folders that are missing on the way are made.
 options:
-  url:
-    description: Where the key is, armoured or binary. Required unless O(state=absent).
-    type: str
-  path:
-    description: The keyring file to write, or to take the key out of.
-    type: path
-    required: true
-  fingerprint:
-    description: Fingerprint of the primary key, 40 (version 4) or 64 (version 6) hexadecimal digits.
-    type: str
-    required: true
-  state:
-    description: V(absent) takes the key out of the keyring, and removes a keyring that held no other.
-    type: str
-    choices: [present, absent]
-    default: present
+  keys:
+    description: Keys that must be there.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      url:
+        description: Where the key is, armoured or binary.
+        type: str
+        required: true
+      path:
+        description: The keyring file to write.
+        type: path
+        required: true
+      fingerprint:
+        description: Fingerprint of the primary key, 40 (version 4) or 64 (version 6) hexadecimal digits.
+        type: str
+        required: true
+  revoked:
+    description:
+      - Fingerprints of keys to take out of O(keyrings). A keyring that held no other key is removed.
+    type: list
+    elements: str
+    default: []
+  keyrings:
+    description: Keyring files, as shell patterns.
+    type: list
+    elements: str
+    default: []
   timeout:
-    description: Seconds to wait for the download.
+    description: Seconds to wait for each download.
     type: int
     default: 60
-extends_documentation_fragment: [ansible.builtin.files]
 author: gpuprov
 """
 
 EXAMPLES = r"""
 - name: Install NVIDIA's key
   gpuprov_pgp_key:
-    url: https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub
-    path: /usr/share/keyrings/nvidia-cuda.gpg
-    fingerprint: EB693B3035CD5710E231E123A4B469963BF863CC
+    keys:
+      - url: https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub
+        path: /usr/share/keyrings/nvidia-cuda.gpg
+        fingerprint: EB693B3035CD5710E231E123A4B469963BF863CC
+    revoked: [AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80]
+    keyrings: [/etc/apt/trusted.gpg, "/etc/apt/trusted.gpg.d/*"]
 """
 
 RETURN = r"""
-fingerprint:
-  description: The fingerprint of the key now in the keyring.
+paths:
+  description: Keyrings that were changed (or would be, in check mode).
   returned: success
-  type: str
+  type: list
 """
 
 import base64  # noqa: E402
 import binascii  # noqa: E402
+import glob  # noqa: E402
 import hashlib  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
+import stat  # noqa: E402
 import tempfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
@@ -238,14 +256,37 @@ def write(module, path, data):
     module.atomic_move(temporary, path)
 
 
+def install(module, key):
+    """Have the keyring at the key's path hold this key alone. Returns whether that is a change."""
+    path, expected = key["path"], key["fingerprint"]
+    if installed(path) != [expected]:
+        data = checked_key(module, key["url"], expected)
+        if not module.check_mode:
+            os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
+            write(module, path, data)
+            own(path)
+        return True
+    status = os.stat(path)
+    if (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o644, 0, 0):
+        return False
+    if not module.check_mode:
+        own(path)
+    return True
+
+
+def own(path):
+    os.chown(path, 0, 0)
+    os.chmod(path, 0o644)
+
+
 def remove(module, path, unwanted):
-    """Take the key out of the keyring at `path`; ends the module."""
+    """Take a key out of the keyring at `path`. Returns whether that is a change."""
     try:
         with open(path, "rb") as keyring:
             data = keyring.read(LARGEST_KEY)
         kept = without(dearmour(data), unwanted)
-    except (FileNotFoundError, NotAKeyError):
-        module.exit_json(changed=False)
+    except (EnvironmentError, NotAKeyError):
+        return False
     changed = len(kept) != len(dearmour(data))
     if changed and not module.check_mode and kept:
         mode = os.stat(path).st_mode & 0o7777
@@ -253,39 +294,39 @@ def remove(module, path, unwanted):
         os.chmod(path, mode)
     elif changed and not module.check_mode:
         os.unlink(path)
-    module.exit_json(changed=changed, fingerprint=unwanted)
+    return changed
+
+
+def fingerprint(module, text):
+    found = text.replace(" ", "").upper()
+    if not re.match(r"^([0-9A-F]{40}|[0-9A-F]{64})$", found):
+        module.fail_json(msg="'{0}' is not a fingerprint: 40 or 64 hexadecimal digits.".format(found))
+    return found
 
 
 def main():
+    key = {
+        "url": {"type": "str", "required": True},
+        "path": {"type": "path", "required": True},
+        "fingerprint": {"type": "str", "required": True, "no_log": False},
+    }
     module = AnsibleModule(
         argument_spec={
-            "url": {"type": "str"},
-            "state": {"type": "str", "choices": ["present", "absent"], "default": "present"},
-            "path": {"type": "path", "required": True},
-            "fingerprint": {"type": "str", "required": True, "no_log": False},
+            "keys": {"type": "list", "elements": "dict", "default": [], "options": key, "no_log": False},
+            "revoked": {"type": "list", "elements": "str", "default": []},
+            "keyrings": {"type": "list", "elements": "str", "default": [], "no_log": False},
             "timeout": {"type": "int", "default": 60},
         },
-        required_if=[("state", "present", ["url"])],
-        add_file_common_args=True,
         supports_check_mode=True,
     )
-    path = module.params["path"]
-    expected = module.params["fingerprint"].replace(" ", "").upper()
-    if not re.match(r"^([0-9A-F]{40}|[0-9A-F]{64})$", expected):
-        module.fail_json(msg="'{0}' is not a fingerprint: 40 or 64 hexadecimal digits.".format(expected))
-
-    if module.params["state"] == "absent":
-        remove(module, path, expected)
-
-    changed = installed(path) != [expected]
-    if changed:
-        data = checked_key(module, module.params["url"], expected)
-        if module.check_mode:
-            module.exit_json(changed=True, fingerprint=expected)
-        write(module, path, data)
-    attributes = module.load_file_common_arguments(module.params)
-    changed = module.set_fs_attributes_if_different(attributes, changed)
-    module.exit_json(changed=changed, fingerprint=expected)
+    options = module.params
+    keys = [dict(key, fingerprint=fingerprint(module, key["fingerprint"])) for key in options["keys"]]
+    revoked = [fingerprint(module, text) for text in options["revoked"]]
+    paths = [key["path"] for key in keys if install(module, key)]
+    for path in sorted(path for pattern in options["keyrings"] for path in glob.glob(pattern)):
+        removed = [remove(module, path, unwanted) for unwanted in revoked]
+        paths.extend([path] if any(removed) else [])
+    module.exit_json(changed=bool(paths), paths=paths)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,149 @@
+#!/usr/bin/python
+"""Writes and removes a role's files: one task for all of a step, instead of one for each."""
+
+DOCUMENTATION = r"""
+module: gpuprov_files
+short_description: Write and remove several files in one task
+description:
+  - Each file belongs to root and is replaced in one step, so that nobody reads half of it. Folders that are
+    missing on the way are made, with mode 0755.
+  - Supports check mode and C(--diff).
+options:
+  files:
+    description: The files, in the order in which they are written.
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      path:
+        description: Absolute path.
+        type: path
+        required: true
+      content:
+        description: The whole text. A file without it is removed.
+        type: str
+      mode:
+        description: Permissions, octal, in quotes.
+        type: str
+        default: "0644"
+  absent:
+    description: Paths of files to remove before the others are written.
+    type: list
+    elements: path
+    default: []
+author: gpuprov
+"""
+
+EXAMPLES = r"""
+- name: Write the settings, and remove those of an older release
+  gpuprov_files:
+    files:
+      - path: /etc/nccl.conf
+        content: "{{ lookup('ansible.builtin.template', 'nccl.conf.j2') }}"
+    absent: [/etc/nccl.conf.old]
+"""
+
+RETURN = r"""
+paths:
+  description: Paths that were written, removed, or given another owner or mode (or would be, in check mode).
+  returned: success
+  type: list
+"""
+
+import io  # noqa: E402
+import os  # noqa: E402
+import stat  # noqa: E402
+import tempfile  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+
+def found(path):
+    """(text or None, what os.stat says or None). A link counts as what it leads to."""
+    try:
+        with io.open(path, encoding="utf-8", errors="surrogateescape", newline="") as text:
+            return text.read(), os.fstat(text.fileno())
+    except FileNotFoundError:
+        return None, None
+
+
+def write(module, path, content, mode):
+    folder = os.path.dirname(path)
+    os.makedirs(folder, 0o755, exist_ok=True)
+    number, temporary = tempfile.mkstemp(dir=module.tmpdir)
+    with io.open(number, "w", encoding="utf-8", newline="") as text:
+        text.write(content)
+    os.chmod(temporary, mode)
+    module.atomic_move(temporary, path)
+
+
+def make(module, entry):
+    """Bring one file to its state. Returns the difference for --diff, or None when there is none."""
+    path, content = entry["path"], entry["content"]
+    before, status = found(path)
+    if content is None:
+        if status is None and not os.path.islink(path):
+            return None
+        if not module.check_mode:
+            os.unlink(path)
+        return difference(path, before, None)
+    mode = int(entry["mode"], 8)
+    if before != content:
+        if not module.check_mode:
+            write(module, path, content, mode)
+            own(path, mode)
+        return difference(path, before, content)
+    if (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (mode, 0, 0):
+        return None
+    if not module.check_mode:
+        own(path, mode)
+    was = "mode {0:04o}, owner {1}:{2}\n".format(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+    return difference(path, was, "mode {0:04o}, owner 0:0\n".format(mode))
+
+
+def own(path, mode):
+    os.chown(path, 0, 0)
+    os.chmod(path, mode)
+
+
+def difference(path, before, after):
+    return {
+        "before": before or "",
+        "after": after or "",
+        "before_header": path,
+        "after_header": path if after is not None else path + " (removed)",
+    }
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "files": {
+                "type": "list",
+                "elements": "dict",
+                "default": [],
+                "options": {
+                    "path": {"type": "path", "required": True},
+                    "content": {"type": "str"},
+                    "mode": {"type": "str", "default": "0644"},
+                },
+            },
+            "absent": {"type": "list", "elements": "path", "default": []},
+        },
+        supports_check_mode=True,
+    )
+    paths, differences = [], []
+    absent = [{"path": path, "content": None} for path in module.params["absent"]]
+    for entry in absent + module.params["files"]:
+        try:
+            changed = make(module, entry)
+        except (IOError, OSError) as error:
+            module.fail_json(msg="{0}: {1}".format(entry["path"], error.strerror or error), paths=paths)
+        if changed:
+            paths.append(entry["path"])
+            differences.append(changed)
+    module.exit_json(changed=bool(paths), paths=paths, diff=differences)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,720 @@
+#!/usr/bin/python
+"""Asks for, installs, removes and holds packages, with apt or dnf: one task for what a role does to them."""
+
+DOCUMENTATION = r"""
+module: gpuprov_packages
+short_description: Install packages in exactly the wanted versions and hold them, with apt or dnf
+description:
+  - Compares the wanted versions with what is installed and, unless that is all that is wanted, with what the
+    package manager's lists offer. The lists are refreshed once when something is missing (not in check mode).
+  - Fails before it has changed anything when a version is not offered.
+  - Moves all that differs in one transaction, up or down. Packages that are held are let go before and held
+    after it.
+  - Uses apt on Debian and Ubuntu, the command dnf on the RHEL family (whatever Python dnf is made for). What
+    modular filtering hides is not offered; what versionlock hides is.
+  - Of several versions that would do, takes the one that the role package_lock has pinned, else the newest.
+  - In check mode a repository that is not configured yet offers nothing, which proves nothing. The answer is
+    then a change.
+options:
+  packages:
+    description:
+      - Package name to wanted version. A version without distribution revision (C(580.126.09)) matches any
+        revision of it; one that ends in C(.*) (C(580.*)) any that begins so; an empty one matches all.
+      - Of several names with C(|) between them, the first that is there or offered in that version is meant.
+    type: dict
+    default: {}
+  state:
+    description:
+      - V(present) installs and V(absent) removes the packages; V(asked) changes nothing and only answers;
+        V(held) only holds them or lets them go.
+    type: str
+    choices: [present, absent, asked, held]
+    default: present
+  held:
+    description:
+      - Whether the packages are held afterwards. Without it, those that were held stay so (V(present)).
+      - A hold is C(apt-mark hold), or a line of C(dnf versionlock) that names the installed version. The
+        plugin that heeds it is installed when it is missing. A line that names another version of the package
+        is replaced; lines that are patterns over several packages are somebody else's, and left alone.
+    type: bool
+  patterns:
+    description: Shell patterns; every installed package whose name matches one is held, or let go, as well.
+    type: list
+    elements: str
+    default: []
+  version:
+    description:
+      - Narrows O(patterns) to packages of this version, with or without distribution revision; before a
+        transaction, to packages of the version that is replaced.
+    type: str
+    default: ""
+  origin:
+    description:
+      - Only versions from repositories that this regular expression finds in count, in the words of
+        C(apt-cache madison) (C(http://deb.debian.org/debian trixie/non-free amd64 Packages)), or by dnf's
+        repository id.
+    type: str
+    default: ""
+  required:
+    description: Whether it fails when a version is not offered (V(asked); V(present) always does).
+    type: bool
+    default: false
+  title:
+    description: What the packages are, in the sentences about them.
+    type: str
+    default: This
+  advice:
+    description: A sentence with what to do when a version is not offered.
+    type: str
+    default: ""
+  brings:
+    description:
+      - Files that the packages bring, with the mode each must have (empty: any). Where one is missing the
+        packages are installed again; one of another mode or owner is given back to root (V(present)).
+    type: dict
+    default: {}
+  recommended:
+    description: Whether packages that are only recommended come along.
+    type: bool
+    default: false
+  replaces:
+    description:
+      - Shell patterns of packages with the same files, as those of another branch; the wanted ones are not
+        meant. apt removes them, once the others are downloaded; for dnf see O(erase).
+    type: list
+    elements: str
+    default: []
+  erase:
+    description: Whether dnf removes packages that are in the way, in the same transaction.
+    type: bool
+    default: false
+  optional:
+    description: Whether packages that are not offered are left out, instead of refused.
+    type: bool
+    default: false
+  untouched:
+    description: Shell patterns of packages that must not change; where they would, the task fails before.
+    type: list
+    elements: str
+    default: []
+  purge:
+    description: Whether apt removes the settings of the packages as well (V(absent)).
+    type: bool
+    default: false
+  autoremove:
+    description: Whether dnf also removes what the packages had brought and nobody else needs (V(absent)).
+    type: bool
+    default: false
+  lock_timeout:
+    description: Seconds to wait while another program holds the package manager's lock.
+    type: int
+    default: 600
+author: gpuprov
+"""
+
+EXAMPLES = r"""
+- name: Install the driver in one version, and hold it
+  gpuprov_packages:
+    packages: {nvidia-driver-cuda: "580.126.09"}
+    patterns: ["libnvidia-*"]
+    version: "580.126.09"
+    held: true
+    title: Driver 580.126.09
+"""
+
+RETURN = r"""
+satisfied:
+  description: Whether every package was installed, whole, in its wanted version (V(present), V(asked)).
+  returned: success
+  type: bool
+installed:
+  description: The full version of each package that was installed before (V(present), V(asked)).
+  returned: success
+  type: dict
+versions:
+  description: The full version of each package that is offered or right already (V(present), V(asked)).
+  returned: success
+  type: dict
+missing:
+  description: One sentence for each package whose wanted version is not offered (V(present), V(asked)).
+  returned: success
+  type: list
+known:
+  description: Whether any version of any of the packages is offered or installed (V(present), V(asked)).
+  returned: success
+  type: bool
+moved:
+  description: Whether packages were installed or removed (or would be, in check mode).
+  returned: success
+  type: bool
+restored:
+  description: Files of O(brings) that were missing, or of another mode or owner.
+  returned: success
+  type: list
+marked:
+  description: Packages that were held or let go (or would be, in check mode).
+  returned: success
+  type: list
+"""
+
+import fnmatch  # noqa: E402
+import functools  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import stat  # noqa: E402
+import time  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+# apt's pins are for what apt chooses itself; who names a version, as we do, has to look.
+LOCKS = ("/etc/apt/preferences.d/gpuprov-lock", "/etc/dnf/gpuprov-lock.list")
+DPKG = "${Package} ${Architecture} ${db:Status-Want} ${db:Status-Status} ${Version}\n"
+RPM = "%{NAME}|%{EPOCH}|%{VERSION}|%{RELEASE}|%{ARCH}\n"
+DNF = ("dnf", "--quiet", "--setopt=exit_on_lock=True")
+DNF_LOCKED = 200  # its exit status when another program has the lock
+DNF_ABORTED = "Operation aborted"  # what it says when there is something to do and it was not told to
+VERSIONLOCK = "python3-dnf-plugin-versionlock"
+VERSIONLOCK_SETTINGS = "/etc/dnf/plugins/versionlock.conf"
+VERSIONLOCK_LIST = "/etc/dnf/plugins/versionlock.list"
+LANGUAGE = {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive", "APT_LISTCHANGES_FRONTEND": "none"}
+
+
+def family():
+    """`redhat` or `debian`: a machine may have the other's package manager, too."""
+    found = {}
+    with open("/etc/os-release", encoding="utf-8") as text:
+        for line in text:
+            key, _, value = line.strip().partition("=")
+            found[key] = value.strip("\"'")
+    kin = [found.get("ID"), *found.get("ID_LIKE", "").split()]
+    return "redhat" if {"rhel", "fedora", "centos"} & set(kin) else "debian"
+
+
+def upstream(version):
+    """A version without epoch and distribution revision: 1:580.126.09-1 → 580.126.09."""
+    return version.split(":", 1)[-1].rsplit("-", 1)[0]
+
+
+def choose(offered, wanted):
+    """The first of `offered` that is `wanted` (any revision; 580.*: of the branch; empty: any), or None."""
+    for version in offered:
+        if not wanted or wanted in (version, upstream(version)):
+            return version
+        if wanted.endswith(".*") and upstream(version).startswith(wanted[:-1]):
+            return version
+    return None
+
+
+def matches(name, patterns):
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+class Manager:
+    """What both package managers are asked, and how one waits for them."""
+
+    def __init__(self, module):
+        self.module = module
+        self.options = module.params
+
+    def run(self, *command):
+        """A program's exit status, output and errors, once no other program has the lock it needs."""
+        deadline = time.time() + self.options["lock_timeout"]
+        while True:
+            code, out, error = self.module.run_command(list(command), environ_update=LANGUAGE)
+            if code == 0 or not self.waits(code, error):
+                return code, out, error
+            if time.time() > deadline:
+                said = "another program has held its lock for {0} s".format(self.options["lock_timeout"])
+                self.fail(command, code, out, ": ".join([said, *error.split("\n")[:1]]).strip(": "))
+            time.sleep(3)
+
+    def must(self, *command):
+        """A program's output; ends the task when it fails."""
+        code, out, error = self.run(*command)
+        if code:
+            self.fail(command, code, out, error)
+        return out
+
+    def fail(self, command, code, out, error):
+        words = [word for word in command if not word.startswith("-") and "=" not in word][:2]
+        said = error.strip() or out.strip() or "no word why"
+        self.module.fail_json(
+            msg="{0} failed ({1}): {2}".format(" ".join(words), code, said), rc=code, stdout=out, stderr=error
+        )
+
+
+class Apt(Manager):
+    def waits(self, _code, error):
+        return "Could not get lock" in error or "Unable to acquire the dpkg frontend lock" in error
+
+    def status(self):
+        """{package: (held, version)}. One that is there for two architectures is held only when both are."""
+        found = {}
+        for line in self.must("dpkg-query", "-W", "-f", DPKG).splitlines():
+            fields = line.split()
+            if len(fields) == 5 and fields[3] != "not-installed" and fields[3] != "config-files":
+                held = fields[2] == "hold" and found.get(fields[0], (True, ""))[0]
+                found[fields[0]] = (held, fields[4])
+        return found
+
+    def installed(self, packages):
+        """{package: version} of what is installed and configured."""
+        # Its exit status says that one of them is unknown, which is an answer.
+        form = "${Package} ${db:Status-Status} ${Version}\n"
+        _code, out, _error = self.run("dpkg-query", "-W", "-f", form, *sorted(packages))
+        lines = [line.split() for line in out.splitlines()]
+        return {fields[0]: fields[2] for fields in lines if len(fields) == 3 and fields[1] == "installed"}
+
+    def look_up(self, packages):
+        """{package: [version, newest first]} of what the wanted origin offers."""
+        found = {}
+        for line in self.must("apt-cache", "madison", *sorted(packages)).splitlines():
+            fields = [field.strip() for field in line.split("|")]
+            if len(fields) == 3 and fields[2].endswith("Packages"):
+                versions = found.setdefault(fields[0], [])
+                if fields[1] not in versions and re.search(self.options["origin"], fields[2]):
+                    versions.append(fields[1])
+        return {name: versions for name, versions in found.items() if versions}
+
+    def refresh(self):
+        self.must("apt-get", "-q", "update")
+
+    def spec(self, name, version):
+        return "{0}={1}".format(name, version)
+
+    def command(self, *words):
+        # What Ansible's module for apt says, too: the machine's settings files stay as they are.
+        settings = ["Dpkg::Options::=--force-confdef", "Dpkg::Options::=--force-confold"]
+        settings.append("DPkg::Lock::Timeout={0}".format(self.options["lock_timeout"]))
+        options = [word for setting in settings for word in ("-o", setting)]
+        return ["apt-get", "-q", "-y", *options, "--allow-change-held-packages", *words]
+
+    def installing(self, specs):
+        words = ["--allow-downgrades"] + ([] if self.options["recommended"] else ["--no-install-recommends"])
+        return self.command(*words, "install", *specs)
+
+    def install(self, specs):
+        command = self.installing(specs)
+        if self.module.check_mode or self.options["untouched"]:
+            trial = self.must(command[0], "--simulate", *command[1:])
+            moves = [line.split() for line in trial.splitlines() if re.match("(Inst|Remv) ", line)]
+            touched = sorted({words[1] for words in moves if matches(words[1], self.options["untouched"])})
+            if touched:
+                said = "{0} cannot be installed: that would also change {1}, which has another owner. {2}"
+                title, advice = self.options["title"], self.options["advice"]
+                self.module.fail_json(msg=said.format(title, ", ".join(touched), advice).strip())
+        if not self.module.check_mode:
+            self.must(*command)
+        return True
+
+    def install_again(self, names):
+        self.must(*self.command("--reinstall", "install", *names))
+
+    def remove(self, names):
+        if not self.module.check_mode:
+            self.must(*self.command(*(["--purge"] if self.options["purge"] else []), "remove", *names))
+        return True
+
+    def make_room(self, others, specs):
+        """Packages may share files without saying that they cannot be there together."""
+        if not self.module.check_mode:
+            command = self.installing(specs)
+            self.must(command[0], "--download-only", *command[1:])
+        return self.remove(others)
+
+    def let_go_before(self, names, named):
+        """apt moves a held package when it is named."""
+        return [name for name in names if name not in named]
+
+    def mark(self, held, names):
+        self.must("apt-mark", "hold" if held else "unhold", *names)
+
+
+class Dnf(Manager):
+    def __init__(self, module):
+        super(Dnf, self).__init__(module)
+        self.architecture = {}
+        self.locks = []
+        self.versions = {}
+
+    def waits(self, code, _error):
+        return code == DNF_LOCKED
+
+    def status(self):
+        """{package: (held, version)}. Of several side by side (kernels) all must be held."""
+        self.locks = read_locks()
+        self.versions = {}
+        found = {}
+        for line in self.must("rpm", "-qa", "--qf", RPM).splitlines():
+            fields = line.split("|")
+            if len(fields) != 5 or fields[0] == "gpg-pubkey":
+                continue
+            name, epoch = fields[0], "0" if fields[1] == "(none)" else fields[1]
+            version = "{0}:{1}-{2}".format(epoch, fields[2], fields[3])
+            self.versions.setdefault(name, []).append(version)
+            held = is_locked(self.locks, name, version) and found.get(name, (True, ""))[0]
+            found[name] = (held, version[2:] if version.startswith("0:") else version)
+        return found
+
+    def installed(self, packages):
+        """{package: version}. Of several versions side by side (kernels) the newest."""
+        # Its exit status counts those that are not installed, which is an answer.
+        _code, out, _error = self.run("rpm", "-q", "--qf", RPM, *sorted(packages))
+        return {name: versions[0] for name, versions in self.parse(out).items()}
+
+    def look_up(self, packages):
+        """{package: [version, newest first]}; what is locked at another version counts as well."""
+        form = "%{name}|%{epoch}|%{version}|%{release}|%{arch}|%{repoid}\n"
+        words = ["--disableplugin=versionlock", *(["--cacheonly"] if self.module.check_mode else [])]
+        command = [*DNF, "--assumeyes", *words, "repoquery", "--available", "--qf", form, *sorted(packages)]
+        code, out, error = self.run(*command)
+        # Without lists yet, in check mode: nobody is known to offer anything.
+        if code and not self.module.check_mode:
+            self.fail(command, code, out, error)
+        return self.parse(out)
+
+    def parse(self, text):
+        """Lines of name|epoch|version|release|arch, a repository behind it or not → {package: [version…]}."""
+        found = {}
+        for line in text.splitlines():
+            fields = line.strip().split("|")
+            if len(fields) not in (5, 6) or fields[4] not in ("noarch", os.uname().machine):
+                continue
+            if len(fields) == 6 and not re.search(self.options["origin"], fields[5]):
+                continue
+            epoch = "" if fields[1] in ("0", "(none)") else fields[1] + ":"
+            version = "{0}{1}-{2}".format(epoch, fields[2], fields[3])
+            versions = found.setdefault(fields[0], [])
+            if version not in versions:
+                versions.append(version)
+            self.architecture[fields[0], version] = fields[4]
+        for versions in found.values():
+            versions.sort(key=functools.cmp_to_key(compare), reverse=True)
+        return found
+
+    def refresh(self):
+        self.must(*DNF, "--assumeyes", "--refresh", "makecache")
+
+    def spec(self, name, version):
+        return "{0}-{1}.{2}".format(name, version, self.architecture[name, version])
+
+    def change(self, *words):
+        """Whether the transaction changed (or in check mode would change) anything."""
+        if self.module.check_mode:  # it answers from the lists it has, and no to what it would do
+            command = [*DNF, "--assumeno", "--cacheonly", *words]
+            code, out, error = self.run(*command)
+            if code and DNF_ABORTED not in error + out:
+                self.fail(command, code, out, error)
+            return code != 0
+        before = self.must("rpm", "-qa")
+        self.must(*DNF, "--assumeyes", *words)
+        return sorted(before.split()) != sorted(self.must("rpm", "-qa").split())
+
+    def install(self, specs):
+        words = [] if self.options["recommended"] else ["--setopt=install_weak_deps=False"]
+        words += ["--allowerasing"] if self.options["erase"] else []
+        words += ["--exclude=" + pattern for pattern in self.options["untouched"]]
+        return self.change(*words, "install", *specs)
+
+    def install_again(self, names):
+        self.must(*DNF, "--assumeyes", "reinstall", *names)
+
+    def remove(self, names):
+        return self.change("remove", *([] if self.options["autoremove"] else ["--noautoremove"]), *names)
+
+    def make_room(self, _others, _specs):
+        return False
+
+    def let_go_before(self, names, _named):
+        """A lock keeps dnf from what it is told, too."""
+        return names
+
+    def mark(self, held, names):
+        """Lock `names` at the versions that are installed, or take every lock of theirs away."""
+        if held and not os.path.exists(VERSIONLOCK_SETTINGS):
+            self.must(*DNF, "--assumeyes", "install", VERSIONLOCK)
+        # Neither needs a repository, which may be out of reach.
+        command = [*DNF, "--assumeyes", "--disablerepo=*", "versionlock"]
+        wanted = [
+            "{0}-{1}.*".format(name, version) for name in names for version in self.versions.get(name, [])
+        ]
+        old = [lock for lock in self.locks if any(is_lock_of(lock, name) for name in names)]
+        stale = [lock for lock in old if not held or lock not in wanted]
+        if stale:
+            self.must(*command, "delete", *stale)
+        missing = [lock for lock in wanted if lock not in self.locks]
+        if held and missing:
+            self.must(*command, "add", "--raw", *missing)
+
+
+def compare(one, other):
+    """Two versions as rpm compares them, epoch first: below, at or above zero."""
+    found = 0
+    for number in range(3):
+        found = found or compare_text(parts(one)[number], parts(other)[number])
+    return found
+
+
+def parts(version):
+    epoch, colon, rest = version.partition(":")
+    return (epoch, *rest.rsplit("-", 1)) if colon else ("0", *version.rsplit("-", 1))
+
+
+def compare_text(one, other):
+    """rpmvercmp: numbers by value, above letters; ~ below the end of the text, ^ just above it."""
+    pattern = "[0-9]+|[a-zA-Z]+|[~^]"
+    left, right = re.findall(pattern, one), re.findall(pattern, other)
+    for number in range(max(len(left), len(right))):
+        pair = [words[number] if number < len(words) else "" for words in (left, right)]
+        ranks = [(rank(word), int(word) if word.isdigit() else word) for word in pair]
+        if ranks[0] != ranks[1]:
+            return -1 if ranks[0] < ranks[1] else 1
+    return 0
+
+
+def rank(word):
+    if word.isdigit():
+        return 4
+    return {"~": 0, "": 1, "^": 2}.get(word, 3)
+
+
+def read_locks():
+    """The lines of versionlock's list that lock something."""
+    try:
+        with open(VERSIONLOCK_LIST, encoding="utf-8") as text:
+            lines = [line.partition("#")[0].strip() for line in text]
+    except FileNotFoundError:
+        return []
+    return [line for line in lines if line]
+
+
+def is_lock_of(lock, name):
+    """Whether a line is about this package alone, and not a pattern over several."""
+    return re.match(r"!?(\d+:)?{0}-(\d+:)?\d".format(re.escape(name)), lock) is not None
+
+
+def is_locked(locks, name, version):
+    """Whether a line keeps the package at exactly this version (0:580.126.09-1.el9)."""
+    ends = ("", ".noarch", "." + os.uname().machine)
+    epoch, _, rest = version.partition(":")
+    base, _, release = rest.rpartition("-")
+
+    def found(lock, base):
+        forms = ["{0}-{1}:{2}-{3}", "{0}-{2}-{3}", "{1}:{0}-{2}-{3}"]
+        texts = [form.format(name, epoch, base, release) for form in forms]
+        return any(fnmatch.fnmatchcase(text + end, lock) for text in texts for end in ends)
+
+    return any(found(lock, base) and not found(lock, base + ".999") for lock in locks if lock[0] != "!")
+
+
+def pinned(root=""):
+    """{package: version} of the lock that the role package_lock keeps on this machine."""
+    found = {}
+    name = ""
+    for path in LOCKS:
+        try:
+            with open(root + path, encoding="utf-8") as text:
+                lines = [line.split() for line in text if not line.startswith("#")]
+        except (IOError, OSError):
+            continue
+        for words in lines:
+            if words[:1] == ["Package:"] and len(words) == 2:
+                name = words[1]
+            elif words[:2] == ["Pin:", "version"] and len(words) == 3:
+                found[name] = words[2]
+            elif len(words) == 2 and not words[0].endswith(":"):
+                found[words[0]] = words[1]
+    return found
+
+
+def pinned_first(offered, pins):
+    """What is offered, the pinned version of each package before its others."""
+    return {
+        name: sorted(versions, key=lambda version, name=name: version != pins.get(name))
+        for name, versions in offered.items()
+    }
+
+
+def sentence(names, wanted, offered):
+    name = ([name for name in names if name in offered] + list(names))[0]
+    if name not in offered:
+        return "No repository offers the package {0}.".format(" or ".join(names))
+    return "{0} {1} is not offered; offered are: {2}.".format(name, wanted, ", ".join(offered[name]))
+
+
+def ask(manager, wanted, check_mode):
+    """What of [((name, other name, ...), version)] is there, offered and missing, in the words of RETURN."""
+    there = manager.installed({name for names, _ in wanted for name in names}) if wanted else {}
+    chosen, offered = {}, {}
+    right = {name: [version] for name, version in there.items()}
+    absent = take([((names[0],), version) for names, version in wanted], right, chosen)
+    absent = [(names, version) for names, version in wanted if ((names[0],), version) in absent]
+    for again in (False, True) if absent else ():
+        if again:
+            manager.refresh()
+        offered = pinned_first(manager.look_up({name for names, _ in absent for name in names}), pinned())
+        both = {name: right.get(name, []) + offered.get(name, []) for name in set(right) | set(offered)}
+        absent = take(absent, both, chosen)
+        if check_mode or not absent:
+            break
+    return {
+        "satisfied": not absent and all(there.get(name) == version for name, version in chosen.items()),
+        "installed": there,
+        "versions": chosen,
+        "missing": sorted(sentence(names, version, offered) for names, version in absent),
+        "known": bool(offered or there),
+    }
+
+
+def take(wanted, offered, chosen):
+    """Put into `chosen` what {name: [version]} has of `wanted`. Returns what it has not."""
+    absent = []
+    for names, version in wanted:
+        found = [(name, choose(offered.get(name, ()), version)) for name in names]
+        found = [pair for pair in found if pair[1]]
+        chosen.update(found[:1])
+        absent.extend([] if found else [(names, version)])
+    return absent
+
+
+def select(status, packages, patterns, versions):
+    """The installed packages that are named, or match a pattern and are of one of `versions` (none: any)."""
+    chosen = {name for name in packages if name in status}
+    for name, (_held, found) in status.items():
+        if (not versions or {found, upstream(found)} & set(versions)) and matches(name, patterns):
+            chosen.add(name)
+    return chosen
+
+
+def refuse(module, answer):
+    """Fail when a version is not offered, unless that proves nothing."""
+    if answer["missing"] and (answer["known"] or not module.check_mode):
+        title, advice = module.params["title"], module.params["advice"]
+        said = "{0} cannot be installed: {1} {2}".format(title, " ".join(answer["missing"]), advice)
+        module.fail_json(msg=said.strip(), **answer)
+
+
+def install(module, manager, answer):
+    """Move the packages to the versions of `answer`. Returns (moved, names that were held before)."""
+    options, wanted = module.params, answer["versions"]
+    if not options["optional"]:
+        refuse(module, answer)
+    if answer["missing"]:
+        return not options["optional"], []
+    status = manager.status() if options["replaces"] or not answer["satisfied"] else {}
+    specs = [manager.spec(name, version) for name, version in sorted(wanted.items())]
+    others = sorted(select(status, (), options["replaces"], ()) - set(wanted))
+    removed = manager.make_room(others, specs) if others else False
+    if answer["satisfied"]:
+        return removed, []
+    replaced = {upstream(version) for version in answer["installed"].values()} if options["version"] else ()
+    chosen = select(status, wanted, options["patterns"] if answer["installed"] else (), replaced)
+    held = sorted(name for name in chosen if status[name][0])
+    loose = manager.let_go_before(held, wanted)
+    if loose and not module.check_mode:
+        manager.mark(False, loose)
+    return manager.install(specs), held
+
+
+def remove(module, manager, packages):
+    status = manager.status()
+    there = sorted(set(packages) & set(status))
+    if not there:
+        return False
+    loose = manager.let_go_before([name for name in there if status[name][0]], there)
+    if loose and not module.check_mode:
+        manager.mark(False, loose)
+    return manager.remove(there)
+
+
+def hold_again(manager, names):
+    """apt forgets the mark of a package that it moves, and dnf's names a version. Returns those it marked."""
+    status = manager.status()
+    lost = sorted(name for name in names if name in status and not status[name][0])
+    if lost:
+        manager.mark(True, lost)
+    return lost
+
+
+def complete(module, manager, names, brings):
+    """Have the files of the packages there, with their modes. Returns the paths that were not right."""
+    missing = sorted(path for path in brings if not os.path.exists(path))
+    if missing and not module.check_mode:
+        manager.install_again(names)
+    wrong = [path for path, mode in brings.items() if mode and os.path.exists(path) and not owned(path, mode)]
+    for path in wrong if not module.check_mode else ():
+        os.chown(path, 0, 0)
+        os.chmod(path, int(str(brings[path]), 8))
+    return sorted(set(missing + wrong))
+
+
+def owned(path, mode):
+    status = os.stat(path)
+    return (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (int(str(mode), 8), 0, 0)
+
+
+def hold(module, manager, names, held, missing_is_wrong):
+    """Hold the packages or let them go. Returns those whose mark changed."""
+    status = manager.status()
+    absent = sorted(set(names) - set(status))
+    if absent and held and missing_is_wrong:
+        module.fail_json(msg="Not installed, so they cannot be held: {0}.".format(", ".join(absent)))
+    versions = [module.params["version"]] if module.params["version"] else ()
+    chosen = select(status, names, module.params["patterns"], versions)
+    # In check mode an absent package would have been installed before, and held now.
+    marked = sorted([name for name in chosen if status[name][0] != held] + (absent if held else []))
+    if marked and not module.check_mode:
+        manager.mark(held, marked)
+    return marked
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "packages": {"type": "dict", "default": {}},
+            "state": {"type": "str", "choices": ["present", "absent", "asked", "held"], "default": "present"},
+            "held": {"type": "bool"},
+            "patterns": {"type": "list", "elements": "str", "default": []},
+            "version": {"type": "str", "default": ""},
+            "origin": {"type": "str", "default": ""},
+            "required": {"type": "bool", "default": False},
+            "title": {"type": "str", "default": "This"},
+            "advice": {"type": "str", "default": ""},
+            "brings": {"type": "dict", "default": {}},
+            "recommended": {"type": "bool", "default": False},
+            "replaces": {"type": "list", "elements": "str", "default": []},
+            "erase": {"type": "bool", "default": False},
+            "optional": {"type": "bool", "default": False},
+            "untouched": {"type": "list", "elements": "str", "default": []},
+            "purge": {"type": "bool", "default": False},
+            "autoremove": {"type": "bool", "default": False},
+            "lock_timeout": {"type": "int", "default": 600},
+        },
+        supports_check_mode=True,
+    )
+    options, state = module.params, module.params["state"]
+    manager = Dnf(module) if family() == "redhat" else Apt(module)
+    wanted = [(tuple(key.split("|")), str(version or "")) for key, version in options["packages"].items()]
+    answer = ask(manager, wanted, module.check_mode) if state in ("present", "asked") else {}
+    moved, restored, marked = False, [], []
+    if options["required"]:
+        refuse(module, answer)
+    if state == "present":
+        moved, before = install(module, manager, answer)
+        if not moved:
+            restored = complete(module, manager, sorted(answer["versions"]), options["brings"])
+        if options["held"] is None and before and not module.check_mode:
+            marked = hold_again(manager, before)
+    elif state == "absent":
+        moved = remove(module, manager, [name for names, _ in wanted for name in names])
+    if options["held"] is not None and state in ("present", "held"):
+        right = answer.get("versions", {})
+        names = sorted(([name for name in names if name in right] + list(names))[0] for names, _ in wanted)
+        marked = hold(module, manager, names, options["held"], not module.check_mode)
+    module.exit_json(
+        changed=bool(moved or restored or marked), moved=moved, restored=restored, marked=marked, **answer
+    )
+
+
+if __name__ == "__main__":
+    main()

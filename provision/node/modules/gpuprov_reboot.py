@@ -1,0 +1,57 @@
+#!/usr/bin/python
+"""Asks for a reboot of the machine, and says what it is for."""
+
+DOCUMENTATION = r"""
+module: gpuprov_reboot
+short_description: Ask for a reboot, as Debian's packages do
+description:
+  - Writes C(/run/reboot-required) and one line of C(/run/reboot-required.pkgs).
+  - Reboots nothing; C(gpuprov up) does, one wave after the other, and so may anyone else.
+options:
+  why:
+    description: What it is for; one line, which begins with the name of the software.
+    type: str
+    required: true
+author: gpuprov
+"""
+
+EXAMPLES = r"""
+- name: Ask for a reboot
+  gpuprov_reboot:
+    why: rdma (another ib_core is loaded than the installed one)
+"""
+
+RETURN = r""" # """
+
+import io  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+REQUIRED = "/run/reboot-required"
+
+
+def read(path):
+    try:
+        with io.open(path, encoding="utf-8", errors="replace") as text:
+            return text.read()
+    except FileNotFoundError:
+        return None
+
+
+def main():
+    module = AnsibleModule(argument_spec={"why": {"type": "str", "required": True}}, supports_check_mode=True)
+    why = " ".join(module.params["why"].split())
+    required, reasons = read(REQUIRED), read(REQUIRED + ".pkgs") or ""
+    told = required is not None and why in reasons.splitlines()
+    if not told and not module.check_mode:
+        if required is None:
+            with io.open(REQUIRED, "w", encoding="utf-8") as text:
+                text.write("*** System restart required ***\n")
+        if why not in reasons.splitlines():
+            with io.open(REQUIRED + ".pkgs", "a", encoding="utf-8") as text:
+                text.write(("" if reasons.endswith("\n") or not reasons else "\n") + why + "\n")
+    module.exit_json(changed=not told)
+
+
+if __name__ == "__main__":
+    main()
