@@ -139,7 +139,7 @@ def everything_compared() -> dict[str, set[str]]:
     found = {str(path.relative_to(PACKAGE)): compared(path) for path in READERS}
     found |= {
         str(path.relative_to(ROOT)): compared_by_role(path)
-        for part in ("tasks/*.yml", "expect.yml")
+        for part in ("tasks/*.yml", "vars/*.yml", "expect.yml")
         for path in ROOT.glob(f"roles/*/{part}")
         if path.name != "preflight.yml"  # judges what a person wrote
     }
