@@ -32,6 +32,10 @@ GOALS = {
     "drift.node": Goal("`drift`, node CPU", 2.5, against="`python3 -I -S -c pass` over ssh"),
     "drift.wall": Goal("`drift`, wall time", 1.3, against="`python3 -c pass` over ssh, as many at a time"),
     "drift.memory": Goal("`drift`, memory at 10,000 nodes", 200, "MB"),
+    "roles.cpu": Goal(
+        "`up` of a bare node, controller CPU", 0.4, against="the first roles under plain Ansible"
+    ),
+    "roles.wall": Goal("the same, wall time", 0.6, against="the first roles under plain Ansible"),
     "up.converged": Goal("`up` of a converged fleet, controller CPU", 1.2, against="`drift`"),
     "up.ansible": Goal("`up` when Ansible must run, CPU", 1.05, against="bare `ansible-playbook`"),
     "up.large": Goal("the same with results of 20 KB", 1.2, against="bare `ansible-playbook`"),

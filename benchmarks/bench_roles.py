@@ -1,0 +1,135 @@
+"""What `gpuprov up` costs on bare nodes, against the roles as they were under plain ansible-playbook.
+
+Both bring the same bare lab node (8 x H100, Debian 13; needs root) to the same state, in turns, each time
+from nothing. The floor is roles, modules and playbook of revision FLOOR with pipelining, told what the node
+is: it looks at nothing before, verifies nothing afterwards, and does not reboot, as `up` does. The repair of
+a stopped service is `up` whole: look, repair, look again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from benchmarks.costs import ROOT, Cost, FailedError, cost_of, environment, gpuprov
+from benchmarks.results import Finding, Options, Result, Rounds, Table, number
+
+FLOOR = "360de97"
+LAB, NODE = "bench-roles", "bare-01"
+# What `up` leaves out here, because nothing of it is declared.
+UNDECLARED = "gpu_settings,gpudirect_rdma,package_lock"
+SERVICE = "nvidia-fabricmanager.service"
+
+
+def old_roles(folder: Path) -> Path:
+    """The roles of FLOOR, with the modules and playbook they had. Raises FailedError without its history."""
+    command = ["git", "-C", str(ROOT), "archive", FLOOR, "roles", "playbooks", "provision/node/modules"]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    if done.returncode:
+        raise FailedError(f"{FLOOR} is not in this checkout: git fetch --unshallow")
+    with tarfile.open(fileobj=BytesIO(done.stdout)) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+def bare_node(folder: Path) -> Path:
+    """A fresh lab of one bare node; returns its inventory."""
+    inventory = folder / "inventory.yml"
+    lab("down", "--lab", LAB)
+    lab("up", "--lab", LAB, "--fresh", "--node", f"{NODE}=h100-sxm", "--inventory", str(inventory))
+    return inventory
+
+
+def lab(*words: str) -> None:
+    done = subprocess.run(gpuprov("lab", *words), capture_output=True, text=True, check=False, timeout=600)
+    if done.returncode and words[0] != "down":
+        raise FailedError(f"gpuprov lab {words[0]} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+
+
+def described() -> dict[str, Any]:
+    """What those roles have to be told of the node."""
+    return {
+        "os": {
+            "id": "debian",
+            "version_id": "13",
+            "codename": "trixie",
+            "family": "debian",
+            "arch": "x86_64",
+        },
+        "kernel": {"release": os.uname().release},
+        "gpu": {"sku": "h100-sxm", "count": 8, "architecture": "hopper", "fabric": "nvswitch", "pci_ids": []},
+    }
+
+
+def plain(folder: Path, inventory: Path) -> Cost:
+    """Plain ansible-playbook with the old roles."""
+    (folder / "described.json").write_text(json.dumps({"gpuprov_node": described()}))
+    command = ["ansible-playbook", "-i", str(inventory), "-e", f"@{folder}/described.json"]
+    command += ["--skip-tags", UNDECLARED, str(folder / "playbooks/up.yml")]
+    settings = {
+        "ANSIBLE_LIBRARY": str(folder / "provision/node/modules"),
+        "ANSIBLE_ROLES_PATH": str(folder / "roles"),
+        "ANSIBLE_PIPELINING": "1",
+        "ANSIBLE_STDOUT_CALLBACK": "minimal",
+        "ANSIBLE_NOCOLOR": "1",
+    }
+    return succeeded(cost_of(command, environment={**environment(folder), **settings}), "ansible-playbook")
+
+
+def up(folder: Path, inventory: Path) -> Cost:
+    command = gpuprov("up", str(inventory), "--yes")
+    return succeeded(cost_of(command, environment=environment(folder)), "gpuprov up")
+
+
+def succeeded(cost: Cost, name: str) -> Cost:
+    if cost.code:
+        raise FailedError(f"{name} ended with {cost.code}:\n{(cost.output + cost.trouble)[-3000:]}")
+    return cost
+
+
+def stop_service(inventory: Path) -> None:
+    command = ["ansible", "-i", str(inventory), "-b", NODE, "-m", "ansible.builtin.systemd_service"]
+    command += ["-a", json.dumps({"name": SERVICE, "state": "stopped"})]
+    subprocess.run(command, capture_output=True, check=True, timeout=120)
+
+
+def measure(options: Options) -> Iterator[Finding]:
+    """Both from a bare node in turns; then `up` of that node with a service stopped."""
+    if os.geteuid():
+        raise FailedError("lab nodes need root")
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    cpu, wall, repair = Rounds(), Rounds(), Rounds()
+    before = old_roles(options.folder / "old")
+    try:
+        for _ in range(1 if options.quick else min(options.rounds, 3)):
+            for name in ("plain", "up"):
+                inventory = bare_node(options.folder)
+                cost = plain(before, inventory) if name == "plain" else up(options.folder, inventory)
+                cpu.add(name, cost.controller)
+                wall.add(name, cost.wall)
+            stop_service(inventory)
+            repair.add("up", up(options.folder, inventory).wall)
+    finally:
+        lab("down", "--lab", LAB)
+    floor, note = (
+        f"the roles of {FLOOR} under plain ansible-playbook",
+        f"plain: {number(cpu.median('plain'))} s of CPU",
+    )
+    yield Result(
+        "roles.cpu",
+        "`up` of a bare node with 8 x H100, controller CPU",
+        floor,
+        cpu.ratios("up", "plain"),
+        note,
+    )
+    note = f"plain: {number(wall.median('plain'))} s, without the reboot"
+    yield Result("roles.wall", "the same, wall time", floor, wall.ratios("up", "plain"), note)
+    rows = ((f"{SERVICE} stopped", number(repair.median("up"))),)
+    yield Table("Repair of one service, seconds until it is seen to run", ("what was broken", "wall"), rows)
