@@ -57,12 +57,14 @@ class Journal:
 
     def event(self, event: Event) -> None:
         """Record what a task did. Starts and skips are not worth a line; output is kept of failures."""
-        if event.kind in ("started", "skipped"):
+        if event.kind in ("started", "skipped", "said"):
             return
         record: dict[str, Any] = {"node": event.node, "role": event.role, "task": event.task}
         record["kind"] = event.kind
         if "item" in event.result:
             record["item"] = event.result["item"]
+        if "diff" in event.result:
+            record["diff"] = event.result["diff"]
         if event.kind in ("failed", "unreachable"):
             record["ignored"] = event.ignored
             for name in ("msg", "rc", "stdout", "stderr"):
@@ -196,6 +198,8 @@ class AnsibleExecutor:
                 forks=min(forks, len(some)),
                 timeout=(self.options.wave_minutes or minutes) * 60 * math.ceil(len(some) / forks),
                 check_mode=self.options.check_mode,
+                diff=self.options.diff,
+                verbosity=self.options.verbosity,
                 tags=tags,
                 vault_password_files=self.known.fleet.vault_password_files,
                 secrets=self.known.vaulted,
