@@ -35,21 +35,38 @@ KEY = "-----BEGIN KEY-----\nMIIabcdefgh\nQRSTuvwxyz12\n-----END KEY-----"
     ],
 )  # fmt: skip
 def test_the_shapes_that_modules_return(diff: Any, shown: str) -> None:
-    assert diffs.text(diff) == shown
+    assert diffs.text({"diff": diff}) == shown
+
+
+@pytest.mark.parametrize(
+    ("headers", "result", "name"),
+    [
+        ({"before_header": "/etc/x"}, {"dest": "/etc/y"}, "/etc/x"),
+        ({}, {"dest": "/etc/y"}, "/etc/y"),
+        ({}, {"path": "/etc/z"}, "/etc/z"),
+        ({}, {}, "x.conf"),
+    ],
+)
+def test_a_file_is_named_as_it_is_called_on_the_node(
+    headers: dict[str, str], result: dict[str, str], name: str
+) -> None:
+    """Not as the temporary file, which has another name for each node: equal changes would look different."""
+    diff = {"before": "", "after": "a\n", "after_header": "/dev/shm/gpuprov-1/tmp2/x.conf.j2", **headers}
+    assert f"--- before: {name}\n+++ after: {name}\n" in diffs.text({"diff": diff, **result})
 
 
 def test_a_secret_is_masked_and_so_is_the_one_it_replaces() -> None:
     before = "user=bob\npassword=0ld-w0rd\nurl=http://bob:0ld-w0rd@mirror/\nport=1\n"
     after = f"user=bob\npassword={SECRET}\nurl=http://bob:{SECRET}@mirror/\nport=2\n"
-    shown = diffs.text({"before": before, "after": after}, [SECRET])
+    shown = diffs.text({"diff": {"before": before, "after": after}}, [SECRET])
     assert "w0rd" not in shown
     assert SECRET not in shown
     assert "-port=1\n+port=2\n" in shown
 
 
 def test_where_only_a_secret_differs_it_is_said_so() -> None:
-    diff = {"before": "password=0ld-w0rd\n", "after": f"password={SECRET}\n", "after_header": "/etc/x"}
-    assert diffs.text(diff, [SECRET]) == "after: /etc/x: only masked values differ\n"
+    diff = {"before": "password=0ld-w0rd\n", "after": f"password={SECRET}\n", "before_header": "/etc/x"}
+    assert diffs.text({"diff": diff}, [SECRET]) == "after: /etc/x: only masked values differ\n"
 
 
 @pytest.mark.parametrize("side", ["before", "after"])
@@ -57,7 +74,7 @@ def test_where_only_a_secret_differs_it_is_said_so() -> None:
 def test_no_line_of_a_key_is_left_behind_a_sign(side: str, indent: str) -> None:
     """Ansible would put a sign in front of each line, and no text of it would be the secret any more."""
     text = "\n".join(indent + line for line in KEY.splitlines()) + "\n"
-    shown = diffs.text({"before": "x\n", "after": "x\n", side: f"x\n{text}"}, [KEY])
+    shown = diffs.text({"diff": {"before": "x\n", "after": "x\n", side: f"x\n{text}"}}, [KEY])
     assert "********" in shown
     assert not [line for line in KEY.splitlines() if line in shown]
-    assert not [line for line in KEY.splitlines() if line in diffs.text({"prepared": text}, [KEY])]
+    assert not [line for line in KEY.splitlines() if line in diffs.text({"diff": {"prepared": text}}, [KEY])]

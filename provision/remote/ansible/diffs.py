@@ -11,6 +11,7 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from provision.secrets_mask import HIDDEN, masked
@@ -24,29 +25,30 @@ _LEFT_OUT = {
 _SHORTEST = 8  # characters from which a line of a secret (a key in a file) is one by itself
 
 
-def text(diff: Any, secrets: Collection[str] = ()) -> str:
+def text(result: Mapping[str, Any], secrets: Collection[str] = ()) -> str:
     """Empty when nothing differs. Secrets are masked before lines get their signs, then once more by line."""
-    parts = diff if isinstance(diff, list) else [diff]
-    lines = [line for part in parts if isinstance(part, Mapping) for line in _lines(masked(part, secrets))]
+    diff = result.get("diff")
+    parts = [part for part in (diff if isinstance(diff, list) else [diff]) if isinstance(part, Mapping)]
+    file = str(result.get("dest") or result.get("path") or "")
+    lines = [line for part in parts for line in _lines(masked(part, secrets), file)]
     of_secrets = {line for secret in secrets for line in secret.splitlines() if len(line) >= _SHORTEST}
     return str(masked("".join(lines), sorted(of_secrets, key=len, reverse=True)))
 
 
-def _lines(part: Mapping[str, Any]) -> Iterator[str]:
+def _lines(part: Mapping[str, Any], file: str) -> Iterator[str]:
     yield from (f"{why}: no difference shown\n" for name, why in _LEFT_OUT.items() if name in part)
     if "before" in part and "after" in part:
         after = _whole(part["after"])
         before = _as_hidden(_whole(part["before"]), after)
+        # Ansible names the file that was rendered, which is a temporary one, and another for each node.
+        rendered = PurePath(str(part.get("after_header") or "")).name.removesuffix(".j2")
+        name = part.get("before_header") or file or rendered
+        named = f": {name}" if name else ""
         if before == after and part["before"] != part["after"]:
-            yield f"{_name('after', part)}: only masked values differ\n"
-        yield from difflib.unified_diff(before, after, _name("before", part), _name("after", part))
+            yield f"after{named}: only masked values differ\n"
+        yield from difflib.unified_diff(before, after, f"before{named}", f"after{named}")
     if "prepared" in part:
         yield f"{part['prepared']}\n"
-
-
-def _name(side: str, part: Mapping[str, Any]) -> str:
-    header = part.get(f"{side}_header")
-    return f"{side}: {header}" if header else side
 
 
 def _whole(side: Any) -> list[str]:

@@ -188,7 +188,7 @@ class Tally:
 
     def _fields(self, kind: str, result: Mapping[str, Any], secrets: tuple[str, ...]) -> dict[str, Any]:
         fields = named_fields(result, secrets)
-        if self._diff and kind == "changed" and (text := diffs.text(result.get("diff"), secrets)):
+        if self._diff and kind == "changed" and (text := diffs.text(result, secrets)):
             fields["diff"] = text[:STDERR_LIMIT]
         if self._verbosity and kind != "started":
             left_out = {"diff", "results", *(() if self._verbosity > 2 else ("invocation",))}
