@@ -16,7 +16,7 @@ from provision.drift import assess
 from provision.drift.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
-from provision.remote.ansible import handover
+from provision.remote.ansible import accelerator, handover
 from provision.remote.ansible.events import Event
 from provision.remote.ansible.runner import handled, heeded
 from provision.remote.fleet_lock import FleetLock
@@ -85,6 +85,10 @@ class UpRun:
     def _run(self) -> ExitCode:
         resume.refuse_twice_named(self.fleet)
         found = hooks.load(self.fleet, self.overrides)
+        name = accelerator.VARIABLE
+        accelerator.check(
+            [self.overrides.get(name, node.variables.get(name)) for node in self.fleet.nodes.values()]
+        )
         handover.remove_orphans()
         known = self._look()
         made = self._plan(known)

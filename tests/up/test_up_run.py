@@ -252,6 +252,32 @@ def test_diffs_are_in_the_json_document(world: World) -> None:
     assert json.loads(world.out)["diffs"] == [shown]
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_accelerator_is_for_the_roles_and_not_for_the_reboot(
+    world: World, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    monkeypatch.setattr("provision.remote.ansible.accelerator.check", lambda _asked: None)
+    if asked:
+        world.declare(gpuprov_accelerator="mitogen")
+    world.missing = {"gpu-01": [drift("gpu-01", reboot=True)]}
+    played: list[object] = []
+    world.on_play = lambda: played.append(world.asked["extra_vars"])
+    assert world.up() == ExitCode.OK
+    assert [name for name, _, _ in world.played][:2] == ["up.yml", "reboot.yml"]
+    assert played[:2] == [{"gpuprov_strategy": "mitogen_free"} if asked else {}, None]
+
+
+def test_an_accelerator_that_is_not_there_is_named_before_any_node_is_looked_at(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provision.remote.ansible.accelerator._PACKAGE", "ansible_mitogen_not_there")
+    world.lack("gpu-01")
+    assert world.up("-e", "gpuprov_accelerator=mitogen") == ExitCode.ERROR
+    assert "mitogen is not installed" in world.err
+    assert world.observed == []
+    assert world.played == []
+
+
 def test_verbose_prints_every_result_as_it_comes(world: World) -> None:
     world.lack("gpu-01")
     world.more = {"detail": '{"rc": 0}'}

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from provision.errors import GpuprovError
-from provision.remote.ansible import handover
+from provision.remote.ansible import accelerator, handover
 from provision.remote.ansible.events import Event as Event
 from provision.remote.ansible.events import Outcome as Outcome
 from provision.remote.ansible.events import Tally
@@ -190,7 +190,7 @@ def play(
             arguments += ["--limit", f"@{handover.write_limit(folder, hosts)}"]
         if extra_vars:
             handover.write_extra_vars(folder, extra_vars)
-        wanted = handover.environment(folder, forks)
+        wanted = handover.environment(folder, forks) | accelerator.environment(extra_vars)
         config = ansible_runner.RunnerConfig(
             private_data_dir=str(folder),
             # Relative key files in an inventory are relative to where gpuprov was started.
