@@ -84,12 +84,31 @@ def _wanted_verb(argv: Sequence[str]) -> list[str]:
     return [word for word in argv if word in COMMANDS][:1]
 
 
+def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Raises UsageError for what an Ansible user types from habit; argparse's own exit for other mistakes."""
+    if arguments and arguments[0] not in COMMANDS:
+        from provision.commands import ansible_habits
+
+        ansible_habits.refuse_words(arguments, COMMANDS)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        from provision.commands import ansible_habits
+
+        ansible_habits.refuse_flags(options.verb, unknown)
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     gc.set_threshold(5_000, 10, 10)  # Python's own, 700, costs drift 5% more CPU; 20,000 would cost memory
     arguments = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser(_wanted_verb(arguments))
-    options = parser.parse_args(arguments)
+    try:
+        options = _parsed(parser, arguments)
+    except GpuprovError as error:
+        _complain(error)
+        return error.exit_code
     if options.print_completion:
         import shtab
 

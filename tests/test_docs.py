@@ -138,3 +138,16 @@ def test_what_the_glossary_names_exists(place: str) -> None:
         wanted = rf"^class {place}\b" if place[0].isupper() else rf"\"{re.escape(place)}[\"/]"
         sources = (file.read_text(encoding="utf-8") for file in (ROOT / "provision").rglob("*.py"))
         assert any(re.search(wanted, text, re.MULTILINE) for text in sources)
+
+
+def test_the_execution_environment_takes_the_collection_from_where_it_is_written() -> None:
+    """ansible-builder puts what is in `src` into `dest`, and ansible-galaxy finds it there under `name`."""
+    file = ROOT / "docs" / "examples" / "execution-environment.yml"
+    document = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert document["version"] == 3
+    (taken,) = document["additional_build_files"]
+    (collection,) = document["dependencies"]["galaxy"]["collections"]
+    folder = re.search(r"collection\.py --tree (\w+)", file.read_text(encoding="utf-8"))
+    assert folder
+    assert (file.parent / taken["src"]).resolve() == ROOT / folder[1] / "ansible_collections"
+    assert collection == {"name": f"{taken['dest']}/gpuprov/gpu", "type": "dir"}

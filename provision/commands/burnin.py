@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--remove", action="store_true", help="collect: remove a finished burn-in's data from the nodes"
     )
-    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes contacted at the same time")
+    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes contacted at the same time", "-f")
     parser.add_argument("--list", action="store_true", help="list the profiles and exit")
 
 

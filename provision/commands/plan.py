@@ -32,7 +32,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="plan every role on every node, needed or not")
     add_wave_options(parser)
     parser.add_argument(
-        "--reasons", action="store_true", help="show all reasons (default: six for each role)"
+        "-v",
+        "--verbose",
+        "--reasons",
+        dest="reasons",
+        action="store_true",
+        help="show all reasons (default: six for each role)",
     )
     parser.add_argument("--markdown", action="store_true", help="print Markdown for a pull request comment")
 

@@ -51,11 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fleet_options.add_count(
         parser, "--minutes", 20, "time limit; steps that do not start in time are reported as not proven"
     )
-    fleet_options.add_repeatable(
-        parser,
-        "--set",
-        "KEY=VALUE",
-        "set an inventory variable for this machine; the value is YAML (repeatable)",
+    fleet_options.add_variables(
+        parser, "set an inventory variable for this machine; the value is YAML (repeatable)"
     )
 
 

@@ -31,7 +31,7 @@ examples:
   gpuprov up fleet.yml --nodes 'rack1:!gpu-07'        part of the fleet
   gpuprov up --wave 10% --max-failures 2              waves of 10 %; stop when more than 2 nodes have failed
   gpuprov up --gate quick --reboots-at-once 4         check each wave's GPUs; reboot 4 nodes at a time
-  gpuprov up --check                                  show what the roles would change; change nothing
+  gpuprov up --check --diff                           show what the roles would change; change nothing
   gpuprov up --resume                                 continue the last run, with its inventory and options
 """
 
@@ -62,7 +62,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="maximum number of nodes rebooting at the same time (default: all of the wave that need it)",
     )
-    add("--check", action="store_true", help="run the roles in check mode: show what they would change")
+    add("-C", "--check", action="store_true", help="run the roles in check mode: show what they would change")
+    add(
+        "-D",
+        "--diff",
+        action="store_true",
+        help="show the differences in files that the roles change, or with --check would change",
+    )
+    add(
+        "-v",
+        "--verbose",
+        action="count",
+        default=0,
+        help="show the result of every task as it comes; -vvv also its arguments and Ansible's connections",
+    )
     add(
         "--resume",
         nargs="?",
@@ -71,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="continue a run (its folder or name; default: the last run), with its inventory and options",
     )
     add("--break-lock", action="store_true", help="take over nodes that another gpuprov up has locked")
-    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes changed at the same time")
+    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes changed at the same time", "-f")
     add(
         "--wave-timeout",
         type=fleet_options.count,
@@ -116,6 +129,8 @@ def _options(options: argparse.Namespace, resumed: RunFolder | None) -> UpOption
         may_reboot=not options.no_reboot,
         reboots_at_once=options.reboots_at_once,
         check_mode=options.check,
+        diff=options.diff,
+        verbosity=options.verbose,
         break_lock=options.break_lock,
         forks=options.forks,
         connections=options.connections,

@@ -77,7 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--thresholds", metavar="FILE", help="thresholds that override or extend the shipped ones"
     )
-    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes checked at the same time")
+    fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes checked at the same time", "-f")
     parser.add_argument(
         "--format",
         type=_formats,

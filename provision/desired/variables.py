@@ -47,6 +47,7 @@ OWN = {
     "gpuprov_hook_scope": "node: a hook is called for each node; wave: once with all of a wave",
     "gpuprov_package_lock_timeout": "seconds to wait for another package manager; 600 when absent",
     "gpuprov_ignore_majority": "facts in which this node may differ from the rest of the fleet",
+    "gpuprov_accelerator": "mitogen: the roles run with the strategy of the Python package mitogen",
     "gpuprov_worker": "the machine that does this node's work: a member of the group gpuprov_workers",
     "gpuprov_worker_python": "a worker's interpreter that has gpuprov; python3 when absent",
     "gpuprov_reboot_timeout": "seconds a node has to come back after a reboot",
@@ -118,6 +119,7 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "a list of options, each with its value: --partition=gpu",
     ),
     (("gpuprov_nccl_net",), _text(r"[0-9A-Za-z][0-9A-Za-z ._-]*"), "the name of a plugin, such as IB"),
+    (("gpuprov_accelerator",), lambda value: value == "mitogen", "mitogen, or absent"),
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )
 # Observed, never declared.
@@ -161,7 +163,11 @@ def check(fleet: Fleet, overrides: Mapping[str, Any]) -> None:
             value = overrides.get(name, node.variables.get(name))
             if value is not None and (name, repr(value)) not in seen:
                 seen.add((name, repr(value)))
-                _check_own(name, value, node.name)
+                try:
+                    _check_own(name, value, node.name)
+                except StackError as wrong:
+                    place = "" if name in overrides else written(name, fleet.source)
+                    raise StackError(f"{place}: {wrong.what}" if place else wrong.what, wrong.fix) from None
 
 
 def _suspect(name: str, ours: Collection[str]) -> bool:

@@ -28,17 +28,23 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
         "used in this folder)",
     )
     parser.add_argument(
-        "--inventory", dest="inventory_option", metavar="FILE", help="the inventory, as an option"
+        "-i",
+        "--inventory",
+        dest="inventory_option",
+        action=_Once,
+        metavar="FILE",
+        help="the inventory, as an option",
     )
     parser.add_argument(
+        "-l",
+        "--limit",
         "--nodes",
+        dest="nodes",
         default="all",
         metavar="PATTERN",
         help="Ansible host pattern: all, gpu-01, rack1:!gpu-07 …, @FILE (node names, one per line)",
     )
-    add_repeatable(
-        parser, "--set", "KEY=VALUE", "override a variable on all nodes; the value is YAML (repeatable)"
-    )
+    add_variables(parser, "override a variable on all nodes; the value is YAML (repeatable)")
     add_repeatable(
         parser,
         "--vault-password-file",
@@ -68,9 +74,93 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
     parser.add_argument("--json", action="store_true", help="print one JSON document on stdout")
 
 
-def add_count(parser: argparse.ArgumentParser, name: str, default: int, what: str) -> None:
+def add_variables(parser: argparse.ArgumentParser, what: str) -> None:
+    """`--set`, and `-e` as Ansible has it; both fill `set`, in the order of the command line."""
+    add_repeatable(parser, "--set", "KEY=VALUE", what)
+    parser.add_argument(
+        "-e",
+        "--extra-vars",
+        dest="set",
+        type=extra_vars,
+        action="extend",
+        metavar="VARS",
+        help="the same in Ansible's notation: 'KEY=VALUE KEY=VALUE', '{KEY: VALUE}' or @FILE (repeatable)",
+    )
+
+
+class _Once(argparse.Action):
+    """Ansible merges several inventories; taking the last one in silence would be worse than refusing."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, options: argparse.Namespace, value: Any, name: Any = None
+    ) -> None:
+        if getattr(options, self.dest) not in (None, value):
+            parser.error(f"argument {name}: given twice; for several files give the folder that holds them")
+        setattr(options, self.dest, value)
+
+
+def extra_vars(text: str) -> list[str]:
+    """The variables of one `-e TEXT`, as `--set` takes them: KEY=VALUE with a value in YAML.
+
+    As in Ansible: `@FILE` and `{…}` are YAML, else the text is words KEY=VALUE, quoted as in a shell. In
+    those a number, true, false and null are what they look like, lists and mappings too, and anything else is
+    text. Raises UsageError, which names the file but repeats no value.
+    """
+    import json
+    import shlex
+    from pathlib import Path
+
+    from provision import yamlfile
+
+    if text.startswith(("@", "{")):
+        where = Path(text[1:]).expanduser() if text[0] == "@" else "-e {…}"
+        body = yamlfile.read_text(where, UsageError) if isinstance(where, Path) else text
+        if body.startswith("$ANSIBLE_VAULT") or "!vault" in body:
+            raise UsageError(
+                f"-e: {where} is vaulted, and gpuprov decrypts only what the inventory holds",
+                "put it into group_vars, and give --vault-password-file",
+            )
+        named = yamlfile.parse(body, str(where), UsageError)
+        if not isinstance(named, dict):
+            raise UsageError(
+                f"-e: {where} must be a mapping of names to values", "for example {a: 1, b: two}"
+            )
+        if odd := [key for key in named if not str(key).isidentifier()]:
+            raise UsageError(f"-e: {where}: {odd[0]!r} is no name of a variable", "letters, digits and _")
+        return [f"{key}={json.dumps(value, ensure_ascii=False, default=str)}" for key, value in named.items()]
+    try:
+        words = shlex.split(text)
+    except ValueError as trouble:
+        raise UsageError(f"-e: a quote is not closed ({trouble})", "quote as in a shell") from None
+    if not words or not all(word.partition("=")[0].isidentifier() and "=" in word for word in words):
+        raise UsageError(
+            "-e takes KEY=VALUE, several of them in quotes, {KEY: VALUE} or @FILE",
+            "a value with a space in it needs quotes of its own: -e 'motd=\"two words\"'",
+        )
+    return [f"{key}={_yaml_of(value)}" for key, _, value in (word.partition("=") for word in words)]
+
+
+def _yaml_of(value: str) -> str:
+    import json
+
+    from provision import yamlfile
+
+    if value.startswith(("[", "{")) and not value.startswith("{{"):
+        return value
+    try:
+        meant = yamlfile.parse(value, "-e", UsageError) if value else ""
+    except UsageError:  # `@file`, `%h`: text to Ansible
+        meant = ""
+    # `0644` and `12.90` would lose digits.
+    number = isinstance(meant, int | float) and json.dumps(meant) == value
+    return value if isinstance(meant, bool | None) or number else json.dumps(value, ensure_ascii=False)
+
+
+def add_count(parser: argparse.ArgumentParser, name: str, default: int, what: str, *short: str) -> None:
     """An option that takes a whole number above 0."""
-    parser.add_argument(name, type=count, default=default, metavar="N", help=f"{what} (default {default})")
+    parser.add_argument(
+        *short, name, type=count, default=default, metavar="N", help=f"{what} (default {default})"
+    )
 
 
 def add_repeatable(parser: argparse.ArgumentParser, name: str, metavar: str, what: str) -> None:

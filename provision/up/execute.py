@@ -47,6 +47,8 @@ class UpOptions:
     may_reboot: bool = True
     reboots_at_once: int | None = None
     check_mode: bool = False
+    diff: bool = False
+    verbosity: int = 0  # as Ansible's -v, -vv …
     break_lock: bool = False
     forks: int = 50
     connections: int = 64

@@ -11,7 +11,7 @@ from typing import Any
 from provision import paths, text
 from provision.drift import assess, diagnosis
 from provision.drift.assess import Assessment
-from provision.remote.ansible import partitions
+from provision.remote.ansible import accelerator, partitions
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.observe import Observation
 from provision.runs.store import RunFolder, file_name
@@ -57,12 +57,14 @@ class Journal:
 
     def event(self, event: Event) -> None:
         """Record what a task did. Starts and skips are not worth a line; output is kept of failures."""
-        if event.kind in ("started", "skipped"):
+        if event.kind in ("started", "skipped", "said"):
             return
         record: dict[str, Any] = {"node": event.node, "role": event.role, "task": event.task}
         record["kind"] = event.kind
         if "item" in event.result:
             record["item"] = event.result["item"]
+        if "diff" in event.result:
+            record["diff"] = event.result["diff"]
         if event.kind in ("failed", "unreachable"):
             record["ignored"] = event.ignored
             for name in ("msg", "rc", "stdout", "stderr"):
@@ -146,7 +148,7 @@ class AnsibleExecutor:
         longest = max((self.plan.nodes[node].minutes for node in roles), default=0.0)
         # Without its tag a role that no node needs costs Ansible one skip for each of its tasks on each node.
         needed = {role for names in roles.values() for role in names}
-        return self._run("up.yml", hosts, _BASE_MINUTES + 4 * longest, needed)
+        return self._run("up.yml", hosts, _BASE_MINUTES + 4 * longest, needed, self._strategy)
 
     def reboot(self, nodes: Sequence[str]) -> Mapping[str, Outcome]:
         """Reboot nodes and wait for them; a node that does not come back has failed."""
@@ -171,6 +173,11 @@ class AnsibleExecutor:
         """The quick checks, with `--gate quick`."""
         return self.health(nodes) if self.options.gate == QUICK else {}
 
+    @property
+    def _strategy(self) -> dict[str, str]:
+        asked = any(declared.get(accelerator.VARIABLE) for declared in self.known.declared.values())
+        return {accelerator.ASKED: accelerator.FREE} if asked else {}
+
     def _hosts(self, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
         described = {**self.known.described, **self._described}
         hosts = self.known.hosts({node: described[node] for node in nodes})
@@ -182,6 +189,7 @@ class AnsibleExecutor:
         hosts: Mapping[str, Mapping[str, Any]],
         minutes: float,
         tags: Collection[str] = (),
+        extra_vars: Mapping[str, str] | None = None,
     ) -> Mapping[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
         names, forks = list(hosts), self.options.forks
@@ -196,7 +204,10 @@ class AnsibleExecutor:
                 forks=min(forks, len(some)),
                 timeout=(self.options.wave_minutes or minutes) * 60 * math.ceil(len(some) / forks),
                 check_mode=self.options.check_mode,
+                diff=self.options.diff,
+                verbosity=self.options.verbosity,
                 tags=tags,
+                extra_vars=extra_vars,
                 vault_password_files=self.known.fleet.vault_password_files,
                 secrets=self.known.vaulted,
             )

@@ -176,10 +176,19 @@ def next_command(results: Iterable[Result], inventory: str, run: str) -> str:
 
 
 def document(
-    results: Sequence[Result], run: str, exit_code: int, next_command: str, drained: Collection[str]
+    results: Sequence[Result],
+    run: str,
+    exit_code: int,
+    next_command: str,
+    drained: Collection[str],
+    diffs: Mapping[tuple[str, str, str], Sequence[str]],
 ) -> dict[str, Any]:
     """The summary as JSON (`--json`)."""
     return {
+        "diffs": [
+            {"role": role, "task": task, "nodes": list(nodes), "diff": diff}
+            for (role, task, diff), nodes in diffs.items()
+        ],
         "run": run,
         "exit_code": exit_code,
         "counts": counts(results),
@@ -253,3 +262,10 @@ def would_change(tasks: Mapping[tuple[str, str], Sequence[str]]) -> Iterator[str
     """`--check`: a line for each task. `tasks`: role and task → the nodes that it would change."""
     for (role, task), nodes in tasks.items():
         yield printable(f"  would change: {role + ' · ' if role else ''}{task}: {fold(nodes)}")
+
+
+def differences(diffs: Mapping[tuple[str, str, str], Sequence[str]]) -> Iterator[str]:
+    """`--diff`: what tasks changed, or would change. `diffs`: role, task and difference → the nodes."""
+    for (role, task, diff), nodes in diffs.items():
+        head = f"{role + ' · ' if role else ''}{task}: {fold(nodes)}"
+        yield printable(f"{head}\n{diff.rstrip()}\n", limit=100_000)

@@ -16,7 +16,7 @@ from provision.drift import assess
 from provision.drift.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
-from provision.remote.ansible import handover
+from provision.remote.ansible import accelerator, handover
 from provision.remote.ansible.events import Event
 from provision.remote.ansible.runner import handled, heeded
 from provision.remote.fleet_lock import FleetLock
@@ -41,7 +41,8 @@ _FEW = 32  # nodes whose every role is worth a line where there is no terminal
 @dataclass
 class UpRun:
     """One `up`. `results` fills as nodes end; whatever happens, the run folder records how far it came.
-    `changes`: role and task → the nodes it would change, with --check."""
+    `changes`: role and task → the nodes it would change, with --check; `diffs`: role, task and what it
+    changes in files → the nodes, with --diff."""
 
     fleet: Fleet
     overrides: Mapping[str, Any]
@@ -49,6 +50,7 @@ class UpRun:
     folder: RunFolder
     results: dict[str, Result] = field(default_factory=dict)
     changes: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    diffs: dict[tuple[str, str, str], list[str]] = field(default_factory=dict)
     _secrets: tuple[str, ...] = ()
     _clocks: Mapping[str, str] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
@@ -83,6 +85,10 @@ class UpRun:
     def _run(self) -> ExitCode:
         resume.refuse_twice_named(self.fleet)
         found = hooks.load(self.fleet, self.overrides)
+        name = accelerator.VARIABLE
+        accelerator.check(
+            [self.overrides.get(name, node.variables.get(name)) for node in self.fleet.nodes.values()]
+        )
         handover.remove_orphans()
         known = self._look()
         made = self._plan(known)
@@ -280,10 +286,17 @@ class UpRun:
     def _heard(self, event: Event, progress: Progress) -> None:
         """Tell a person what is happening: every task on a terminal, every role elsewhere; of a large fleet
         the node that comes first."""
+        if "detail" in event.result:
+            where = [event.node, event.kind, event.role, event.task, str(event.result.get("item", ""))]
+            progress.say(" · ".join([*filter(None, where), event.result["detail"]]))
         # Only where it will be said: it grows with tasks times nodes.
-        if self.options.check_mode and event.kind == "changed" and "item" not in event.result:
+        if event.kind == "changed" and (self.options.check_mode or "diff" in event.result):
             node = self.fleet.nodes[event.node].name  # the text that is there anyway
-            self.changes.setdefault((event.role, event.task), []).append(node)
+            if self.options.check_mode and "item" not in event.result:
+                self.changes.setdefault((event.role, event.task), []).append(node)
+            if "diff" in event.result:
+                key = (event.role, event.task, event.result["diff"])
+                self.diffs.setdefault(key, []).append(node)
         if event.kind != "started":
             return
         if sys.stderr.isatty():
@@ -331,8 +344,9 @@ class UpRun:
             said = f"{many(len(results), 'node')} already as declared\nnext: {command}\nrun:  {run}"
         if self.options.check_mode:
             said = "\n".join([*up_result.would_change(self.changes), said])
+        said = "\n".join([*masked(list(up_result.differences(self.diffs)), self._secrets), said])
         if self.options.json:
-            document = up_result.document(results, run, code, command, drained)
+            document = up_result.document(results, run, code, command, drained, self.diffs)
             sys.stdout.write(json.dumps(masked(document, self._secrets), indent=1, default=str) + "\n")
         else:
             sys.stdout.write(said + "\n")

@@ -105,6 +105,7 @@ def test_the_line_of_a_mistyped_variable_is_named(tmp_path: Path) -> None:
         ({"gpuprov_expected_gpus": "8"}, "must be a whole number"),
         ({"gpuprov_expected_gpus": True}, "must be a whole number"),
         ({"gpuprov_sku": "h100"}, "no SKU called 'h100'"),
+        ({"gpuprov_accelerator": "turbo"}, "gpuprov_accelerator must be mitogen, or absent, not 'turbo'"),
         ({"gpuprov_roles": "nccl"}, "must be a list"),
         ({"gpuprov_ignore_majority": "firmware.gpu_vbios"}, "must be a list"),
         ({"gpuprov_ignore_majority": ["firmware.vbios"]}, "is not compared"),

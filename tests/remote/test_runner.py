@@ -246,6 +246,76 @@ def test_check_mode_changes_nothing(tmp_path: Path) -> None:
     assert not made.exists()
 
 
+def written(folder: Path) -> tuple[Path, Path]:
+    """A playbook that writes a file with a secret in it, and that file, which has another one."""
+    file = folder / "app.conf"
+    file.write_text("password=0ld-w0rd\nport=1\n")
+    tasks = playbook(
+        folder,
+        f"""
+        - name: Write
+          ansible.builtin.copy: {{dest: "{file}", content: "password={{{{ app_password }}}}\\nport=2\\n"}}
+        - name: Say
+          ansible.builtin.command: {{argv: [echo, "{{{{ app_password }}}}"]}}
+          changed_when: false
+        - name: Keep quiet
+          ansible.builtin.command: {{argv: [echo, unheard]}}
+          changed_when: false
+          no_log: true
+        """,
+    )
+    return tasks, file
+
+
+@pytest.mark.parametrize("check_mode", [False, True])
+def test_differences_are_in_the_events_without_secrets(tmp_path: Path, check_mode: bool) -> None:
+    tasks, file = written(tmp_path)
+    events: list[Event] = []
+    run_playbook(
+        tasks,
+        {"a": local(app_password=SECRET)},
+        on_event=events.append,
+        diff=True,
+        check_mode=check_mode,
+    )
+    (diff,) = [event.result["diff"] for event in events if "diff" in event.result]
+    assert f"--- before: {file}\n" in diff
+    assert "-port=1\n+port=2\n" in diff
+    assert "********" in diff
+    assert not [text for text in (SECRET, "0ld-w0rd") if text in str(events)]
+    assert ("port=2" in file.read_text()) is not check_mode
+
+
+def test_without_diff_there_are_none(tmp_path: Path) -> None:
+    events: list[Event] = []
+    run_playbook(written(tmp_path)[0], {"a": local(app_password=SECRET)}, on_event=events.append)
+    assert [event.kind for event in events if event.task == "Write"] == ["started", "changed"]
+    assert not [event for event in events if {"diff", "detail"} & event.result.keys()]
+
+
+@pytest.mark.parametrize("verbosity", [1, 3])
+def test_what_verbosity_adds_is_masked_and_has_arguments_from_the_third_on(
+    tmp_path: Path, verbosity: int
+) -> None:
+    events: list[Event] = []
+    run_playbook(
+        written(tmp_path)[0],
+        {"a": local(app_password=SECRET)},
+        on_event=events.append,
+        diff=True,
+        verbosity=verbosity,
+    )
+    details = {event.task: event.result["detail"] for event in events if "detail" in event.result}
+    said = json.loads(details["Say"])
+    assert said["stdout"] == "********"
+    assert said["rc"] == 0
+    assert ("invocation" in said) is (verbosity == 3)
+    said_of_none = [event.result["detail"] for event in events if event.kind == "said"]
+    assert any("ESTABLISH LOCAL CONNECTION" in text for text in said_of_none) is (verbosity == 3)
+    assert bool(said_of_none) is (verbosity == 3)
+    assert not [text for text in (SECRET, "0ld-w0rd", "unheard") if text in str(events)]
+
+
 def test_hosts_that_take_too_long_are_failed_and_their_processes_ended(tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
     tasks = playbook(

@@ -155,6 +155,8 @@ class World:
     played: list[tuple[str, dict[str, Any], bool]] = field(default_factory=list)
     observed: list[str] = field(default_factory=list)
     on_play: Callable[[], None] = lambda: None
+    more: dict[str, Any] = field(default_factory=dict)  # in each task's result
+    asked: dict[str, Any] = field(default_factory=dict)  # the other options of the last playbook
     holders: dict[str, dict[str, str]] = field(default_factory=dict)  # node → whose lock is on it
     locked: list[tuple[str, str]] = field(default_factory=list)
     clock: float = 0.0  # seconds the nodes' clocks are ahead
@@ -242,15 +244,17 @@ class World:
         *,
         on_event: Callable[[Event], None],
         check_mode: bool,
-        **_options: Any,
+        **options: Any,
     ) -> dict[str, Outcome]:
+        self.asked = options
         self.played.append((playbook.name, dict(hosts), check_mode))
         self.on_play()
         outcomes = {}
         for name, variables in hosts.items():
             for role in variables.get("gpuprov_roles", ["reboot"]):
                 on_event(Event("started", name, role, "Install"))
-                on_event(Event("changed", name, role, "Install", {"msg": f"password {SECRET}"}))
+                result = {"msg": f"password {SECRET}", **self.more}
+                on_event(Event("changed", name, role, "Install", result))
             outcomes[name] = self.failing.get(name, Outcome(name, "ok", 1))
             if outcomes[name].status == "ok" and name not in self.stubborn and not check_mode:
                 reboots = playbook.name == "reboot.yml"

@@ -94,6 +94,21 @@ def test_the_run_folder_tells_all_and_no_secret(world: World) -> None:
         assert not path.is_file() or SECRET not in path.read_text(), path
 
 
+@pytest.mark.parametrize("text", ["app_token={secret} tier=a", '{{"app_token": "{secret}", "tier": "a"}}'])
+def test_extra_vars_go_to_the_roles_and_a_secret_among_them_nowhere_else(world: World, text: str) -> None:
+    secret = "s3cret;$(id)"
+    world.lack("gpu-01")
+    world.more = {"msg": f"said {secret}", "diff": f"+token {secret}\n"}
+    quoted = f"'{secret}'" if text.startswith("app") else secret
+    assert world.up("-D", "-e", text.format(secret=quoted), "--set", "tier=b") == ExitCode.OK
+    ((_, hosts, _),) = world.played
+    assert (hosts["gpu-01"]["app_token"], hosts["gpu-01"]["tier"]) == (secret, "b")
+    assert newest().meta()["arguments"]["set"] == {"app_token": "********", "tier": "b"}
+    assert secret not in world.out + world.err
+    for path in newest().path.rglob("*"):
+        assert not path.is_file() or secret not in path.read_text(), path
+
+
 def test_what_remains_is_said_with_fact_expected_found_and_the_next_command(world: World) -> None:
     world.lack("gpu-01", "gpu-02")
     world.stubborn = {"gpu-01", "gpu-02"}
@@ -214,6 +229,61 @@ def test_check_says_what_would_change_and_changes_nothing(world: World) -> None:
     out = world.out
     assert "would change: nccl · Install: gpu-01" in out
     assert "next: gpuprov up" in out
+
+
+@pytest.mark.parametrize("words", [("--diff",), ("--check", "--diff")])
+def test_diff_shows_what_was_changed_once_for_all_nodes_alike(world: World, words: tuple[str, ...]) -> None:
+    world.lack("gpu-01", "gpu-02")
+    world.more = {"diff": f"--- before: /etc/x\n-a\n+b {SECRET}\n\x1b[2J"}
+    assert world.up(*words) == ExitCode.OK
+    assert world.asked["diff"] is True
+    out = world.out
+    assert out.count("nccl · Install: gpu-[01-02]\n--- before: /etc/x\n-a\n+b ********\n") == 1
+    assert SECRET not in out
+    assert "\x1b" not in out
+    assert [record["diff"].count("+b ********") for record in newest().read("events")] == [1, 1]
+
+
+def test_diffs_are_in_the_json_document(world: World) -> None:
+    world.lack("gpu-01")
+    world.more = {"diff": f"-a\n+{SECRET}\n"}
+    world.up("--diff", "--json")
+    shown = {"role": "nccl", "task": "Install", "nodes": ["gpu-01"], "diff": "-a\n+********\n"}
+    assert json.loads(world.out)["diffs"] == [shown]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_an_accelerator_is_for_the_roles_and_not_for_the_reboot(
+    world: World, monkeypatch: pytest.MonkeyPatch, asked: bool
+) -> None:
+    monkeypatch.setattr("provision.remote.ansible.accelerator.check", lambda _asked: None)
+    if asked:
+        world.declare(gpuprov_accelerator="mitogen")
+    world.missing = {"gpu-01": [drift("gpu-01", reboot=True)]}
+    played: list[object] = []
+    world.on_play = lambda: played.append(world.asked["extra_vars"])
+    assert world.up() == ExitCode.OK
+    assert [name for name, _, _ in world.played][:2] == ["up.yml", "reboot.yml"]
+    assert played[:2] == [{"gpuprov_strategy": "mitogen_free"} if asked else {}, None]
+
+
+def test_an_accelerator_that_is_not_there_is_named_before_any_node_is_looked_at(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("provision.remote.ansible.accelerator._PACKAGE", "ansible_mitogen_not_there")
+    world.lack("gpu-01")
+    assert world.up("-e", "gpuprov_accelerator=mitogen") == ExitCode.ERROR
+    assert "mitogen is not installed" in world.err
+    assert world.observed == []
+    assert world.played == []
+
+
+def test_verbose_prints_every_result_as_it_comes(world: World) -> None:
+    world.lack("gpu-01")
+    world.more = {"detail": '{"rc": 0}'}
+    assert world.up("-vv") == ExitCode.OK
+    assert world.asked["verbosity"] == 2
+    assert 'gpu-01 · changed · nccl · Install · {"rc": 0}\n' in world.err
 
 
 @pytest.mark.parametrize(("check_mode", "kept"), [(False, {}), (True, {("nccl", "Install"): ["gpu-01"]})])

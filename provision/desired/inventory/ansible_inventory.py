@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from provision import yamlfile
-from provision.errors import InventoryError
+from provision.errors import InventoryError, UsageError
 
 TIMEOUT = 600.0  # seconds; 10,000 hosts in YAML take about 45
 
 _UNPARSED = re.compile(r"Unable to parse (?P<source>.+?) as an inventory source")
+_PLAYS = re.compile(r"^(?:- |  )(?:hosts|(?:ansible\.builtin\.)?import_playbook)\s*:", re.MULTILINE)
 _PLACE = re.compile(r"^Origin: (?P<place>/[^\n]+?:\d+(?::\d+)?)$", re.MULTILINE)
 _CAUSE = re.compile(r"Failed to parse inventory with '(?P<plugin>\w+)' plugin: (?P<cause>[^\n]+)")
 
@@ -109,6 +110,16 @@ def _check_yaml(source: Path) -> None:
         text = yamlfile.read_text(source, InventoryError)
         if not text.startswith("$ANSIBLE_VAULT"):
             yamlfile.check_syntax(text, str(source), InventoryError)
+            _refuse_playbook(text, source)
+
+
+def _refuse_playbook(text: str, source: Path) -> None:
+    written = (line for line in text.splitlines() if line.strip() and not line.startswith(("#", "---")))
+    if next(written, "").startswith("- ") and _PLAYS.search(text):  # an inventory is never a list
+        raise UsageError(
+            f"{source} is a playbook, not an inventory: gpuprov runs its own roles",
+            f"gpuprov up -i INVENTORY; or ansible-playbook -i INVENTORY {source}: docs/ansible.md",
+        )
 
 
 def _check_yaml_of_folders(source: Path) -> None:

@@ -8,6 +8,7 @@ null, "res": {"msg": "…", "rc": 100, "stderr": "…", "invocation": {…}}}}`.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections import deque
@@ -15,6 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from provision.remote.ansible import diffs
 from provision.remote.ansible.messages import message_of
 from provision.secrets_mask import masked as masked
 
@@ -37,11 +39,13 @@ _OF_A_ROLE = re.compile(r"/roles/([^/]+)/(?:tasks|handlers)/[^/]")
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened to one node. `kind`: ok, changed, failed, unreachable, skipped, started.
+    """One thing that happened to one node. `kind`: ok, changed, failed, unreachable, skipped, started; or
+    said, by Ansible and of no node (`-vvv`: its connections).
 
     `result` holds named fields only: `msg`, `rc`, `stdout` and `stderr` (their ends; `truncated` says when
     cut), `item` (the label, for one turn of a loop), and what a module of ours returned under `gpuprov`;
-    never task arguments."""
+    with `--diff` also `diff`, and with `-v` `detail`: the whole result as text. Task arguments are in that
+    alone, and only with `-vvv`."""
 
     kind: str
     node: str
@@ -121,9 +125,13 @@ def role_of(data: Mapping[str, Any]) -> str:
 class Tally:
     """Takes raw events one by one; gives typed ones, and in the end one Outcome per host."""
 
-    def __init__(self, secrets: Mapping[str, tuple[str, ...]]) -> None:
+    def __init__(
+        self, secrets: Mapping[str, tuple[str, ...]], *, diff: bool = False, verbosity: int = 0
+    ) -> None:
         self._hosts = {name: _Host() for name in secrets}
         self._secrets = secrets
+        self._diff = diff
+        self._verbosity = verbosity
         self._stats: Mapping[str, Mapping[str, int]] | None = None
         self._said: deque[str] = deque(maxlen=40)
         self.play_started = False
@@ -134,8 +142,13 @@ class Tally:
         lines = [re.sub(r"\x1b\[[0-9;]*[A-Za-z]", "", line).strip() for line in self._said]
         errors = [number for number, line in enumerate(lines) if "ERROR" in line]
         lines = lines[errors[-1] :][:8] if errors else lines[-8:]
-        everything = {secret for secrets in self._secrets.values() for secret in secrets}
-        return str(masked("\n".join(line for line in lines if line), everything))[-2000:]
+        return str(masked("\n".join(line for line in lines if line), self._every_secret))[-2000:]
+
+    @functools.cached_property
+    def _every_secret(self) -> tuple[str, ...]:
+        """The longest first, as in each node's own."""
+        every = {secret for secrets in self._secrets.values() for secret in secrets}
+        return tuple(sorted(every, key=lambda text: (-len(text), text)))
 
     def take(self, raw: Mapping[str, Any]) -> Event | None:
         """One raw event; a typed one comes back when it is about a host."""
@@ -147,6 +160,9 @@ class Tally:
             self.play_started = True
         elif name in ("verbose", "error", "warning", "") and raw.get("stdout"):
             self._said.append(str(raw["stdout"])[:1000])
+            if self._verbosity > 2 and name == "verbose":
+                text = str(masked(str(raw["stdout"])[:STDERR_LIMIT], self._every_secret))
+                return Event("said", "", "", "", {"detail": text})
         node = data.get("host")
         if name not in _KINDS or node not in self._hosts:
             return None
@@ -166,9 +182,23 @@ class Tally:
                 host.item = (
                     f"{label}: {message_of(result, secrets)}" if label else message_of(result, secrets)
                 )
-            return Event(kind, node, host.role, host.task, named_fields(result, secrets))
+            return Event(kind, node, host.role, host.task, self._fields(kind, result, secrets))
         self._note(host, node, kind, result, ignored)
-        return Event(kind, node, host.role, host.task, named_fields(result, secrets), ignored)
+        return Event(kind, node, host.role, host.task, self._fields(kind, result, secrets), ignored)
+
+    def _fields(self, kind: str, result: Mapping[str, Any], secrets: tuple[str, ...]) -> dict[str, Any]:
+        fields = named_fields(result, secrets)
+        if self._diff and kind == "changed" and (text := diffs.text(result, secrets)):
+            fields["diff"] = text[:STDERR_LIMIT]
+        if self._verbosity and kind != "started":
+            left_out = {"diff", "results", *(() if self._verbosity > 2 else ("invocation",))}
+            shown = {
+                name: value
+                for name, value in result.items()
+                if name not in left_out and not name.startswith("_ansible_")
+            }
+            fields["detail"] = json.dumps(masked(shown, secrets), ensure_ascii=False, default=str)
+        return fields
 
     def _note(self, host: _Host, node: str, kind: str, result: Mapping[str, Any], ignored: bool) -> None:
         host.started = True

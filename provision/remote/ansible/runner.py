@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from provision.errors import GpuprovError
-from provision.remote.ansible import handover
+from provision.remote.ansible import accelerator, handover
 from provision.remote.ansible.events import Event as Event
 from provision.remote.ansible.events import Outcome as Outcome
 from provision.remote.ansible.events import Tally
@@ -84,6 +84,8 @@ def run_playbook(
     forks: int = 25,
     timeout: float | None = None,
     check_mode: bool = False,
+    diff: bool = False,
+    verbosity: int = 0,
     tags: Collection[str] = (),
     vault_password_files: Sequence[Path] = (),
     secrets: Collection[str] = (),
@@ -95,11 +97,11 @@ def run_playbook(
     run on it").
 
     `on_event` is called in this thread. After `timeout` seconds Ansible is stopped, and hosts that had not
-    finished are failed. `tags`: only what has one of these tags (or `always`) is run; none stands for all.
-    `secrets` are texts to mask in what comes back, beside the values of variables named
-    like secrets. `around`: what templates may speak of beside these hosts, which alone are played.
-    `interrupts`: noted by a caller that runs several playbooks at once in threads; without it
-    signals are noted here.
+    finished are failed. `diff`, `verbosity`: as Ansible's --diff and -v; what they add is in the events.
+    `tags`: only what has one of these tags (or `always`) is run; none stands for all. `secrets` are texts to
+    mask in what comes back, beside the values of variables named like secrets. `around`: what templates may
+    speak of beside these hosts, which alone are played. `interrupts`: noted by a caller that runs several
+    playbooks at once in threads; without it signals are noted here.
 
     Raises GpuprovError when the playbook could not be run at all, and KeyboardInterrupt after Ansible was
     stopped on SIGINT, SIGTERM or SIGHUP.
@@ -107,7 +109,11 @@ def run_playbook(
     if not hosts:
         return {}
     known = {"secret": list(secrets)}
-    tally = Tally({name: secrets_of(variables, extra_vars or {}, known) for name, variables in hosts.items()})
+    tally = Tally(
+        {name: secrets_of(variables, extra_vars or {}, known) for name, variables in hosts.items()},
+        diff=diff,
+        verbosity=verbosity,
+    )
     noted = interrupts or Interrupts()
     stop = Stop(time.monotonic() + timeout if timeout is not None else None, noted)
 
@@ -125,6 +131,8 @@ def run_playbook(
             extra_vars=extra_vars or {},
             forks=forks,
             check_mode=check_mode,
+            diff=diff,
+            verbosity=verbosity,
             tags=tags,
             vault_password_files=vault_password_files,
             around=around,
@@ -149,6 +157,8 @@ def play(
     extra_vars: Mapping[str, Any],
     forks: int,
     check_mode: bool,
+    diff: bool,
+    verbosity: int,
     tags: Collection[str],
     vault_password_files: Sequence[Path],
     around: handover.Around | None = None,
@@ -168,7 +178,9 @@ def play(
         return False  # no event file
 
     with handover.private_folder() as folder:
-        arguments = ["--check"] * check_mode
+        arguments = ["--check"] * check_mode + ["--diff"] * diff
+        if verbosity:
+            arguments.append(f"-{'v' * verbosity}")
         if tags:
             arguments += ["--tags", ",".join(sorted(tags))]
         for file in vault_password_files:
@@ -178,7 +190,7 @@ def play(
             arguments += ["--limit", f"@{handover.write_limit(folder, hosts)}"]
         if extra_vars:
             handover.write_extra_vars(folder, extra_vars)
-        wanted = handover.environment(folder, forks)
+        wanted = handover.environment(folder, forks) | accelerator.environment(extra_vars)
         config = ansible_runner.RunnerConfig(
             private_data_dir=str(folder),
             # Relative key files in an inventory are relative to where gpuprov was started.

@@ -179,6 +179,8 @@ def _play(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: lis
             extra_vars=share["extravars"],
             forks=share["forks"],
             check_mode=share["check_mode"],
+            diff=share["diff"],
+            verbosity=share["verbosity"],
             tags=share["tags"],
             vault_password_files=vault_password_files,
         )

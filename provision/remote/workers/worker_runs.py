@@ -32,6 +32,8 @@ def run_playbook(
     forks: int = 25,
     timeout: float | None = None,
     check_mode: bool = False,
+    diff: bool = False,
+    verbosity: int = 0,
     tags: Collection[str] = (),
     vault_password_files: Sequence[Path] = (),
     secrets: Collection[str] = (),
@@ -40,7 +42,11 @@ def run_playbook(
     """`runner.run_playbook`, by `worker`. What it cannot do is told for its hosts, with its name: unreachable
     when nothing was begun, else failed; a host is `ok` only when the worker came to the end of it all."""
     known = {"secret": list(secrets)}
-    tally = Tally({name: secrets_of(variables, extra_vars or {}, known) for name, variables in hosts.items()})
+    tally = Tally(
+        {name: secrets_of(variables, extra_vars or {}, known) for name, variables in hosts.items()},
+        diff=diff,
+        verbosity=verbosity,
+    )
     stop = Stop(timeout, interrupts or Interrupts())
     said = {
         "playbook": _shipped(playbook),
@@ -48,6 +54,8 @@ def run_playbook(
         "extravars": extra_vars or {},
         "forks": forks,
         "check_mode": check_mode,
+        "diff": diff,
+        "verbosity": verbosity,
         "tags": sorted(tags),
         "vault_passwords": passwords(vault_password_files),
     }

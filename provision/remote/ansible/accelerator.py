@@ -1,0 +1,51 @@
+"""Mitogen, which takes Ansible to nodes faster, where the inventory asks for it. It is no dependency of ours:
+nothing here imports it."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from provision.errors import GpuprovError
+
+VARIABLE = "gpuprov_accelerator"  # of the inventory
+ASKED = "gpuprov_strategy"  # in a playbook's extra variables
+FREE = "mitogen_free"  # of its strategies the one that is Ansible's `free`
+_PACKAGE = "ansible_mitogen"  # the part of mitogen that Ansible loads
+
+
+def check(asked: Collection[object]) -> None:
+    """`asked`: what each node of a run has for the variable. Raises GpuprovError when they differ, and when
+    this Python has no mitogen, or one that does not load with its ansible-core."""
+    if len(set(map(repr, asked))) > 1:
+        raise GpuprovError(
+            f"{VARIABLE} is not the same for all nodes of this run", "set it for all, under all: vars:"
+        )
+    if "mitogen" not in asked:
+        return
+    install = f"{sys.executable} -m pip install --upgrade mitogen; or remove gpuprov_accelerator"
+    if importlib.util.find_spec(_PACKAGE) is None:
+        raise GpuprovError(
+            "gpuprov_accelerator is mitogen, and the package mitogen is not installed", install
+        )
+    loaded = subprocess.run(
+        [sys.executable, "-c", f"import {_PACKAGE}.loaders, {_PACKAGE}.strategy"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if loaded.returncode != 0:
+        why = (loaded.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+        raise GpuprovError(f"mitogen does not load with the installed ansible-core: {why}", install)
+
+
+def environment(extra_vars: Mapping[str, Any]) -> dict[str, str]:
+    """What a playbook needs beside `extra_vars`: where the strategy is, if they name it."""
+    found = importlib.util.find_spec(_PACKAGE) if ASKED in extra_vars else None
+    places = found.submodule_search_locations if found else None
+    return {"ANSIBLE_STRATEGY_PLUGINS": str(Path(places[0], "plugins", "strategy"))} if places else {}

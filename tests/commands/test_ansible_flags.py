@@ -1,0 +1,204 @@
+"""The flags that an Ansible user types: what they mean here, and what is said where gpuprov has none."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision import cli
+from provision.commands.ansible_habits import FLAGS, WORDS
+from provision.drift import fleet_options
+from provision.errors import ExitCode
+
+OF_FLEETS = ("plan", "up", "validate", "drift", "burnin", "lock")
+
+
+def parsed(*words: str) -> Any:
+    return cli.build_parser(words[:1]).parse_args(words)
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """What a command line that is refused prints: one line, or one and what to do."""
+    capsys.readouterr()
+    assert cli.main(words) == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert not out
+    assert "Traceback" not in err
+    return err
+
+
+@pytest.mark.parametrize("verb", OF_FLEETS)
+def test_flags_that_ansible_has_too_go_where_gpuprovs_own_go(verb: str) -> None:
+    ours = parsed(verb, "--inventory", "f.yml", "--nodes", "a:!b", "--set", "x=1")
+    assert vars(parsed(verb, "-i", "f.yml", "-l", "a:!b", "-e", "x=1")) == vars(ours)
+    long = parsed(verb, "--inventory=f.yml", "--limit", "a:!b", "--extra-vars", "x=1")
+    assert vars(long) == vars(ours)
+
+
+def test_flags_of_up() -> None:
+    ours = parsed("up", "--check", "--diff", "--verbose", "--verbose", "--forks", "7")
+    assert vars(parsed("up", "-CDvv", "-f", "7")) == vars(ours)
+    assert (ours.check, ours.diff, ours.verbose) == (True, True, 2)
+    assert parsed("plan", "-v").reasons
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        ("a=1 b=two", {"a": 1, "b": "two"}),
+        ("a='two words' b=\"it's: fine\"", {"a": "two words", "b": "it's: fine"}),
+        ("mode=0644 version=12.90 empty= gone=null on=true", {"mode": "0644", "version": "12.90", "empty": ""}
+         | {"gone": None, "on": True}),
+        ("url='{{ base }}/x' at=@there percent=%h", {"url": "{{ base }}/x", "at": "@there", "percent": "%h"}),
+        ("list='[a, 2]'", {"list": ["a", 2]}),
+        ("a=b=c", {"a": "b=c"}),
+        ('{"a": 1, "b": {"c": [true, "x y"]}}', {"a": 1, "b": {"c": [True, "x y"]}}),
+        ("{a: 1, b: 'é\"\\n'}", {"a": 1, "b": 'é"\\n'}),
+        ("@vars.yml", {"a": 1, "b": ["x"]}),
+        ("@vars.json", {"a": "1"}),
+        # As with --set: what a role declares as text stays text.
+        ("{cuda_toolkit_version: 12.9}", {"cuda_toolkit_version": "12.9"}),
+        ("cuda_toolkit_version=12.9", {"cuda_toolkit_version": "12.9"}),
+    ],
+)  # fmt: skip
+def test_extra_vars_in_each_of_ansibles_notations(
+    text: str, meant: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("vars.yml").write_text("a: 1\nb:\n  - x\n")
+    Path("vars.json").write_text('{"a": "1"}')
+    assert fleet_options.overrides(parsed("plan", "-e", text)) == meant
+
+
+def test_the_last_of_set_and_extra_vars_counts() -> None:
+    assert fleet_options.overrides(parsed("plan", "-e", "a=1 b=1", "--set", "a=2")) == {"a": 2, "b": 1}
+    assert fleet_options.overrides(parsed("plan", "--set", "a=2", "-e", "{a: 1}")) == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("novalue", "-e takes KEY=VALUE"),
+        ("a=1 lost", "-e takes KEY=VALUE"),
+        ("a='open", "a quote is not closed"),
+        ("@nowhere.yml", "nowhere.yml: cannot be read: No such file"),
+        ("@list.yml", "list.yml must be a mapping"),
+        ("@broken.yml", "broken.yml:2:1: not valid YAML"),
+        ("@vault.yml", "vault.yml is vaulted"),
+        ("{a: !vault x}", "is vaulted"),
+        ("{a: [1}", "-e {…}:1:"),
+        ("{a b: s3cret-word}", "'a b' is no name of a variable"),
+    ],
+)
+def test_extra_vars_that_cannot_be_meant_are_one_error_without_the_values(
+    text: str,
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    Path("inventory.yml").write_text("all: {hosts: {gpu-01: }}\n")
+    Path("list.yml").write_text("- a\n")
+    Path("broken.yml").write_text("a: [s3cret-word\n")
+    Path("vault.yml").write_text("$ANSIBLE_VAULT;1.1;AES256\n61\n")
+    answer = said(capsys, "plan", "-e", text)
+    assert words in answer
+    assert "s3cret-word" not in answer
+
+
+def test_a_second_inventory_is_refused_and_not_silently_the_only_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parsed("plan", "-i", "a.yml", "-i", "b.yml")
+    assert ended.value.code == ExitCode.USAGE
+    assert "given twice" in capsys.readouterr().err
+
+
+# --- habits ---
+
+EVERY_FLAG = [(name, answer) for names, answer in FLAGS.items() for name in names.split()]
+EVERY_WORD = [(word, answer) for words, answer in WORDS.items() for word in words.split()]
+
+
+@pytest.mark.parametrize(("name", "answer"), EVERY_FLAG, ids=[name for name, _ in EVERY_FLAG])
+def test_a_flag_of_ansibles_that_a_command_has_not_is_answered(
+    name: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By `report`, which has none of them, in one line."""
+    assert said(capsys, "report", name) == f"gpuprov: report has no {name}: {answer}\n"
+
+
+@pytest.mark.parametrize(("word", "answer"), EVERY_WORD, ids=[word for word, _ in EVERY_WORD])
+def test_a_word_that_is_no_command_is_answered(
+    word: str, answer: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert said(capsys, word, "x.yml") == f"gpuprov: there is no command {word}: {answer}\n"
+
+
+def test_every_command_that_an_answer_names_can_be_typed() -> None:
+    named = {
+        line for answer in (*FLAGS.values(), *WORDS.values()) for line in re.findall(r"`([^`]+)`", answer)
+    }
+    commands = {line for line in named if line.startswith("gpuprov ")}
+    assert len(commands) > 15
+    assert named - commands == {"ansible"}
+    for line in commands:
+        words = shlex.split(re.sub(r" [NS]$", " 5", line))[1:]
+        options, unknown = cli.build_parser(words[:1]).parse_known_args(words)
+        assert unknown == [], line
+        if getattr(options, "set", None):
+            fleet_options.overrides(options)
+
+
+@pytest.mark.parametrize(
+    ("line", "answer"),
+    [
+        ("up -b", "up has no -b: leave it out"),
+        ("up -bK", "up has no -b: leave it out"),
+        ("up --tags=nccl", "up has no --tags: up runs only the roles that a node needs"),
+        ("up -uroot", "up has no -u: set ansible_user"),
+        ("up fleet.yml -u root --list-hosts", "up has no -u: set ansible_user"),
+        ("plan -f 10", "plan has no -f: `gpuprov up --forks N`"),
+        ("drift -v", "drift has no -v: `gpuprov up -v`"),
+        ("all -m ping", "there is no command all: gpuprov runs no single modules"),
+        ("gpu_nodes -b -m setup", "there is no command gpu_nodes: gpuprov runs no single modules"),
+        ("all", "the command comes first: `gpuprov plan -l all`"),
+        ("fleet.yml", "the command comes first: `gpuprov plan -i fleet.yml`"),
+        ("-i fleet.yml up", "the command comes first: `gpuprov up -i …`"),
+        ("-i fleet.yml", "the command comes first: `gpuprov plan -i …`"),
+        ("-C plan", "the command comes first: `gpuprov up -C …`"),
+        ("-b up", "gpuprov has no -b: leave it out"),
+        ("up site.yml", "site.yml is a playbook, not an inventory"),
+        ("plan -i imports.yml", "imports.yml is a playbook, not an inventory"),
+    ],
+)
+def test_habits_as_they_are_typed(
+    line: str,
+    answer: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    Path("fleet.yml").write_text("all: {hosts: {gpu-01: }}\n")
+    Path("site.yml").write_text("---\n# ours\n- name: All\n  hosts: all\n  roles: [x]\n")
+    Path("imports.yml").write_text("- ansible.builtin.import_playbook: site.yml\n")
+    assert said(capsys, *line.split()).startswith(f"gpuprov: {answer}")
+
+
+@pytest.mark.parametrize("line", ["frobnicate", "up --nonsense", "--nonsense", "lab -x"])
+def test_what_no_ansible_user_types_is_left_to_argparse(
+    line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(line.split())
+    assert ended.value.code == ExitCode.USAGE
+    assert "usage: gpuprov" in capsys.readouterr().err
