@@ -29,7 +29,8 @@ class Expectation:
 
     `operator` is one of equals, version, at_least, one_of, contains, matches, template (see docs/facts.md);
     `value` is what it compares with, rendered. `reboot`: if it still does not hold after the role ran, a
-    reboot is what makes it hold. `restarts`: the services the role restarts to make it hold. `role` is
+    reboot is what makes it hold. `restarts`: the services the role restarts to make it hold. `step`: the part
+    of the role that makes it hold (empty: it takes the whole role), tagged ROLE_STEP there. `role` is
     HARDWARE for what the inventory says of the machine itself.
     """
 
@@ -40,6 +41,7 @@ class Expectation:
     why: str
     reboot: bool = False
     restarts: tuple[str, ...] = ()
+    step: str = ""
 
     def holds(self, found: Any) -> bool:
         """Whether an observed value satisfies it; an absent fact (None) only satisfies `equals: null`."""
@@ -198,7 +200,14 @@ def _render(promise: Promise, role: Role, renderer: Renderer) -> Iterator[Expect
             raise _cannot_render(promise, trouble) from None
         _check_value(promise, value)
         yield Expectation(
-            role.name, fact, promise.operator, value, promise.why, promise.reboot, promise.restarts
+            role.name,
+            fact,
+            promise.operator,
+            value,
+            promise.why,
+            promise.reboot,
+            promise.restarts,
+            str(renderer.value(promise.step, local)) if promise.step else "",
         )
 
 

@@ -12,7 +12,7 @@ from provision import paths, yamlfile
 from provision.errors import StackError
 
 OPERATORS = frozenset({"equals", "version", "at_least", "one_of", "contains", "matches", "template"})
-_KEYS = OPERATORS | {"fact", "why", "when", "loop", "reboot", "restarts"}
+_KEYS = OPERATORS | {"fact", "why", "when", "loop", "reboot", "restarts", "step"}
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class Promise:
     loop: Any
     reboot: bool
     restarts: tuple[str, ...]
+    step: str
     where: str
 
 
@@ -138,6 +139,7 @@ def _promises(file: Path) -> Iterator[Promise]:
             loop=item.get("loop"),
             reboot=bool(item.get("reboot", False)),
             restarts=tuple(item.get("restarts", [])),
+            step=item.get("step", ""),
             where=f"{where} ({item['fact']})",
         )
 
@@ -156,4 +158,6 @@ def _problem(item: Any) -> str:
     restarts = item.get("restarts", [])
     if not isinstance(restarts, list) or not all(isinstance(unit, str) for unit in restarts):
         return "`restarts` must be a list of units"
+    if not isinstance(item.get("step", ""), str):
+        return "`step` must be the name of a step, as text"
     return ""

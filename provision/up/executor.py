@@ -117,6 +117,7 @@ class AnsibleExecutor:
     on_event: Callable[[Event], None]
     _described: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _looked: int = 0
+    _applied: set[str] = field(default_factory=set)
     _applying: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,7 +148,8 @@ class AnsibleExecutor:
         }
         longest = max((self.plan.nodes[node].minutes for node in roles), default=0.0)
         # Without its tag a role that no node needs costs Ansible one skip for each of its tasks on each node.
-        needed = {role for names in roles.values() for role in names}
+        needed = {tag for node, names in roles.items() for role in names for tag in self._tags(node, role)}
+        self._applied.update(roles)
         return self._run("up.yml", hosts, _BASE_MINUTES + 4 * longest, needed, self._strategy)
 
     def reboot(self, nodes: Sequence[str]) -> Mapping[str, Outcome]:
@@ -177,6 +179,18 @@ class AnsibleExecutor:
     def _strategy(self) -> dict[str, str]:
         asked = any(declared.get(accelerator.VARIABLE) for declared in self.known.declared.values())
         return {accelerator.ASKED: accelerator.FREE} if asked else {}
+
+    def _tags(self, node: str, role: str) -> set[str]:
+        """The steps of the role that can make the node as declared; the whole role where one is not known.
+
+        So it is in check mode, where a step cannot build on what another one would have done, and the second
+        time, when what differs now was not made by the steps."""
+        options = self.options
+        if options.full or options.check_mode or node in self._applied:
+            return {role}
+        ours = [drift for drift in self.plan.nodes[node].drifts if drift.expectation.role == role]
+        steps = {"" if drift.unknown else drift.expectation.step for drift in ours}
+        return {role} if not steps or "" in steps else {f"{role}_{step}" for step in steps}
 
     def _hosts(self, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
         described = {**self.known.described, **self._described}

@@ -142,6 +142,22 @@ def test_main_is_a_table_of_contents_that_respects_enabled(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
+def test_each_step_has_a_tag_and_begins_with_the_preflight(role: str) -> None:
+    preflight, *entries = load(paths.ROLES / role / "tasks/main.yml")
+    tags = {tag for entry in entries for tag in entry["tags"]}
+    assert set(preflight["tags"]) == tags
+    for entry in (preflight, *entries):
+        assert entry["tags"][0] == role
+        assert all(tag.startswith(f"{role}_") for tag in entry["tags"][1:])
+        included = entry.get("ansible.builtin.include_tasks")
+        assert included is None or included["apply"]["tags"] == entry["tags"], "an include's tags are its own"
+    steps = [str(item["step"]) for item in load(paths.ROLES / role / "expect.yml") if "step" in item]
+    for step in steps:
+        (name,) = re.findall(r"ternary\('', '(\w+)'\)", step) or [step]
+        assert f"{role}_{name}" in tags
+
+
+@pytest.mark.parametrize("role", ROLES)
 def test_preflight_changes_nothing(role: str) -> None:
     looking = {"assert", "include_vars", "command", "find", "stat", "slurp", "set_fact"}
     for file, task in tasks_of(role):

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from provision import paths, yamlfile
+from provision.desired.expectations import Expectation
 from provision.desired.templating import resolve
 from provision.drift import assess
 from provision.drift.assess import Assessment
+from provision.drift.drifts import Drift
 from provision.fleet import Fleet, Node
 from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.runner import Outcome
@@ -105,6 +107,34 @@ def test_ansible_hears_only_of_roles_that_a_node_needs(tmp_path: Path, ansible: 
     assert set(given["tags"]) == {"nccl", "rdma"}
     roles = {name: variables["gpuprov_roles"] for name, variables in hosts.items()}
     assert roles == {"gpu-0000": ["nccl"], "gpu-0001": ["rdma", "nccl"]}
+
+
+def drift(step: str, *, role: str = "nccl", unknown: bool = False) -> Drift:
+    expectation = Expectation(role, f"file.{step}", "equals", True, "", step=step)
+    return Drift("gpu-0000", expectation, None, unknown)
+
+
+@pytest.mark.parametrize(
+    ("drifts", "options", "tags"),
+    [
+        ([drift("install"), drift("configure")], {}, {"nccl_install", "nccl_configure"}),
+        ([drift("configure"), drift("", role="rdma")], {}, {"nccl_configure"}),
+        ([drift("configure"), drift("")], {}, {"nccl"}),
+        ([drift("configure", unknown=True)], {}, {"nccl"}),
+        ([drift("configure")], {"full": True}, {"nccl"}),
+        ([drift("configure")], {"check_mode": True}, {"nccl"}),
+        ([], {}, {"nccl"}),
+    ],
+    ids=["steps", "of the role alone", "one without", "one not read", "full", "check mode", "no reason"],
+)
+def test_only_the_steps_run_that_can_make_what_differs_as_declared(
+    tmp_path: Path, ansible: Ansible, drifts: list[Drift], options: dict[str, Any], tags: set[str]
+) -> None:
+    executor = executor_of(tmp_path, 1, **options)
+    executor.plan = Plan({"gpu-0000": NodePlan("gpu-0000", ("nccl",), tuple(drifts), False, 1.0)}, (), {})
+    for expected in (tags, {"nccl"}):  # what differs the second time was not made by the steps
+        executor.apply({"gpu-0000": ("nccl",)})
+        assert set(ansible.runs[-1][2]["tags"]) == expected
 
 
 def test_every_role_of_the_playbook_has_its_name_as_tag_and_asks_for_it() -> None:
