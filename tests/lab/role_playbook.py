@@ -30,13 +30,14 @@ def environment() -> dict[str, str]:
 
 
 def described(lab: Any) -> dict[str, Any]:
-    """gpuprov_node for each node of the lab, from what is known about it and not from our observer."""
+    """What gpuprov hands over for each node, from what is known of the lab and not from our observer."""
     kinds = {"h100-sxm": ("hopper", "nvswitch"), "l40s": ("ada", "none")}
     hosts = {}
     for node in lab.nodes:
         architecture, fabric = kinds[node.sku]
         version, codename = {"debian13": ("13", "trixie"), "debian12": ("12", "bookworm")}[node.release]
         hosts[node.name] = {
+            "gpuprov_run": "by hand",
             "gpuprov_node": {
                 "os": {
                     **{"id": "debian", "version_id": version, "codename": codename},
@@ -47,7 +48,7 @@ def described(lab: Any) -> dict[str, Any]:
                     **{"sku": node.sku, "count": 8, "architecture": architecture},
                     **{"fabric": fabric, "pci_ids": []},
                 },
-            }
+            },
         }
     return hosts
 
