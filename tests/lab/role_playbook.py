@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from provision import paths
 from provision.desired import stack
+from tests.support.plays import recap
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,11 +71,7 @@ class Playbook:
             check=False,
             timeout=1400,
         )
-        counts = {
-            match[1]: {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match[2])}
-            for match in re.finditer(r"^(\S+) +: (ok=.*)$", done.stdout, re.MULTILINE)
-        }
-        return done.returncode, done.stdout + done.stderr, counts
+        return done.returncode, done.stdout + done.stderr, recap(done.stdout)
 
 
 SOURCES = {  # what the real build leaves, made without a compiler
