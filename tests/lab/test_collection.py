@@ -230,9 +230,13 @@ def test_a_play_without_hosts_ends_well(stranger: Stranger) -> None:
 def test_facts_of_another_node_are_not_used(stranger: Stranger) -> None:
     """The other one has another package manager."""
     nodes, other = ALONE[:1], ALONE[1]
+
+    def family(name: str) -> dict[str, Any]:
+        return {"ansible.builtin.assert": {"that": f"gpuprov_node.os.family == '{name}'"}}
+
     look = {"gpuprov.gpu.node_facts": {}, "delegate_to": other, "delegate_facts": False}
-    done = stranger.play(nodes, "host_settings", pre_tasks=[look], options=("--check",))
-    assert good(done, nodes)[nodes[0]] > 0
+    mixed: dict[str, Any] = {"pre_tasks": [look, family("redhat")], "post_tasks": [family("debian")]}
+    good(stranger.play(nodes, "host_settings", options=("--check",), **mixed), nodes)
 
 
 # --- one role after the other
