@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from provision import paths
 from provision.desired import stack
+from tests.support.plays import recap
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,13 +30,14 @@ def environment() -> dict[str, str]:
 
 
 def described(lab: Any) -> dict[str, Any]:
-    """gpuprov_node for each node of the lab, from what is known about it and not from our observer."""
+    """What gpuprov hands over for each node, from what is known of the lab and not from our observer."""
     kinds = {"h100-sxm": ("hopper", "nvswitch"), "l40s": ("ada", "none")}
     hosts = {}
     for node in lab.nodes:
         architecture, fabric = kinds[node.sku]
         version, codename = {"debian13": ("13", "trixie"), "debian12": ("12", "bookworm")}[node.release]
         hosts[node.name] = {
+            "gpuprov_run": "by hand",
             "gpuprov_node": {
                 "os": {
                     **{"id": "debian", "version_id": version, "codename": codename},
@@ -47,7 +48,7 @@ def described(lab: Any) -> dict[str, Any]:
                     **{"sku": node.sku, "count": 8, "architecture": architecture},
                     **{"fabric": fabric, "pci_ids": []},
                 },
-            }
+            },
         }
     return hosts
 
@@ -70,11 +71,7 @@ class Playbook:
             check=False,
             timeout=1400,
         )
-        counts = {
-            match[1]: {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match[2])}
-            for match in re.finditer(r"^(\S+) +: (ok=.*)$", done.stdout, re.MULTILINE)
-        }
-        return done.returncode, done.stdout + done.stderr, counts
+        return done.returncode, done.stdout + done.stderr, recap(done.stdout)
 
 
 SOURCES = {  # what the real build leaves, made without a compiler

@@ -4,62 +4,96 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from provision.paths import NODE, PACKAGE, ROLES
+from provision.paths import NODE, ROLES
 from provision.remote import node_program
+from tests.support.collection import Controller, build, play
 
-ROOT = PACKAGE.parent
+LOCAL = ("-i", "localhost,", "-c", "local", "-e", f"ansible_python_interpreter={sys.executable}")
+# What is remembered of a machine, here of another one.
+REMEMBERED = {
+    "os": {"id": "debian", "version_id": "1", "family": "debian"},
+    "kernel": {"release": "remembered"},
+}
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="the role looks as root: sudo scripts/test")
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of collections with ours in it, installed from the archive."""
-    folder = tmp_path_factory.mktemp("collection")
-    words = [sys.executable, str(ROOT / "scripts" / "collection.py"), "--output", str(folder)]
-    built = subprocess.run(words, check=True, capture_output=True, text=True, timeout=100, cwd=folder)
-    archive = Path(built.stdout.strip())
-    with tarfile.open(archive) as found:
-        assert "roles/nccl/tasks/main.yml" in found.getnames()
-    _ansible("ansible-galaxy", folder, "collection", "install", str(archive), "-p", str(folder))
-    return folder
+def controller(tmp_path_factory: pytest.TempPathFactory) -> Controller:
+    """This environment's Ansible with the collection, installed from the archive."""
+    made = Controller(tmp_path_factory.mktemp("collection"), Path(sys.executable).parent)
+    made.install(build(tmp_path_factory.mktemp("archive")))
+    return made
 
 
-def _ansible(program: str, collections: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """A program of Ansible's that finds no role or module but those of the collection."""
-    return subprocess.run(
-        [str(Path(sys.executable).with_name(program)), *words],
-        capture_output=True, text=True, timeout=100, check=False, cwd=collections,
-        env={
-            **{"HOME": str(collections), "LC_ALL": "C.UTF-8"},
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "ANSIBLE_COLLECTIONS_PATH": str(collections),
-        },
-    )  # fmt: skip
-
-
-def test_every_role_is_found_with_all_its_modules(installed: Path) -> None:
-    roles = sorted(folder.name for folder in ROLES.iterdir() if folder.is_dir())
-    play = [{"hosts": "all", "become": True, "roles": [f"gpuprov.gpu.{role}" for role in roles]}]
-    (installed / "play.yml").write_text(json.dumps(play))
-    done = _ansible("ansible-playbook", installed, "-i", "node,", "--syntax-check", "play.yml")
+def test_every_role_is_found_with_all_its_modules(controller: Controller) -> None:
+    every = play(*sorted(folder.name for folder in ROLES.iterdir() if folder.is_dir()))
+    done = controller.play(every, "-i", "node,", "--syntax-check")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_module_describes_a_node_and_reads_facts_by_name(installed: Path) -> None:
+def test_the_module_describes_a_node_and_reads_facts_by_name(controller: Controller) -> None:
     asked = {"facts": ["sysctl.kernel.ostype.value", "no.such"]}
     words = ["localhost", "-c", "local", "-m", "gpuprov.gpu.node_facts", "-a", json.dumps(asked)]
-    done = _ansible("ansible", installed, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout.partition("=>")[2])
+    found = json.loads(controller.call("ansible", *words).partition("=>")[2])
     assert found["facts"]["sysctl.kernel.ostype.value"] == "Linux"
     assert found["problems"] == {"no.such": "no such fact"}
     assert found["ansible_facts"]["gpuprov_node"]["kernel"]["release"] == os.uname().release
+
+
+def described(**keywords: Any) -> dict[str, Any]:
+    """A play of node_facts that prints the description it was given and the one that roles then have."""
+    show = {"ansible.builtin.debug": {"msg": "{{ gpuprov_node.kernel.release | default('none') }}"}}
+    before = [*keywords.pop("pre_tasks", []), {"name": "given", **show}]
+    return play(
+        "node_facts", become=False, gather_facts=False, pre_tasks=before, post_tasks=[show], **keywords
+    )
+
+
+def releases(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The kernels in the descriptions that `described` printed."""
+    return re.findall(r'"msg": "(.*)"', done.stdout)
+
+
+@needs_root
+@pytest.mark.parametrize("origin", ["a cache of facts", "an earlier task", "the playbook"])
+def test_a_description_of_another_moment_or_machine_is_not_used(
+    controller: Controller, origin: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remember = {
+        "ansible.builtin.set_fact": {"gpuprov_node": REMEMBERED, "cacheable": origin == "a cache of facts"}
+    }
+    facts = {"hosts": "all", "gather_facts": False, "tasks": [remember]}
+    if origin == "a cache of facts":
+        monkeypatch.setitem(controller.settings, "ANSIBLE_CACHE_PLUGIN", "jsonfile")
+        monkeypatch.setitem(controller.settings, "ANSIBLE_CACHE_PLUGIN_CONNECTION", str(tmp_path))
+        assert controller.play(facts, *LOCAL).returncode == 0
+        done = controller.play(described(), *LOCAL)
+    elif origin == "an earlier task":
+        done = controller.play(described(pre_tasks=[remember]), *LOCAL)
+    else:
+        done = controller.play(described(vars={"gpuprov_node": REMEMBERED}), *LOCAL)
+    assert releases(done) == ["remembered", os.uname().release], done.stdout + done.stderr
+
+
+@needs_root
+def test_a_description_that_cannot_be_replaced_is_refused(controller: Controller) -> None:
+    done = controller.play(described(), *LOCAL, "-e", json.dumps({"gpuprov_node": REMEMBERED}))
+    assert done.returncode == 2
+    assert "gpuprov_node is given with -e or as a variable of a role" in done.stdout
+
+
+def test_what_gpuprov_hands_over_is_used_without_a_second_look(controller: Controller) -> None:
+    handed = {"gpuprov_node": REMEMBERED, "gpuprov_run": "run-1"}
+    done = controller.play(described(vars=handed), *LOCAL)
+    assert releases(done) == ["remembered", "remembered"], done.stdout + done.stderr
 
 
 def test_the_module_knows_every_family_of_facts() -> None:
@@ -68,10 +102,9 @@ def test_the_module_knows_every_family_of_facts() -> None:
     assert {name.strip(" ,") for name in listed.splitlines() if name.strip()} == node_program.families()
 
 
-def test_ansible_doc_shows_options_returns_and_two_examples(installed: Path) -> None:
-    done = _ansible("ansible-doc", installed, "--json", "gpuprov.gpu.node_facts")
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)["gpuprov.gpu.node_facts"]
-    assert set(shown["doc"]["options"]) == {"facts", "timeout"}
-    assert {"facts", "problems", "root", "ansible_facts"} <= set(shown["return"])
-    assert shown["examples"].count("gpuprov.gpu.node_facts:") == 2
+def test_ansible_doc_shows_options_returns_and_two_examples(controller: Controller) -> None:
+    shown = json.loads(controller.call("ansible-doc", "--json", "gpuprov.gpu.node_facts"))
+    described = shown["gpuprov.gpu.node_facts"]
+    assert set(described["doc"]["options"]) == {"facts", "timeout"}
+    assert {"facts", "problems", "root", "ansible_facts"} <= set(described["return"])
+    assert described["examples"].count("gpuprov.gpu.node_facts:") == 2

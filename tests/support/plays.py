@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -47,3 +48,11 @@ def playing(play: str, book: Path, memory: Path) -> subprocess.Popen[bytes]:
         env={**os.environ, "PYTHONPATH": str(paths.PACKAGE.parent)},
         stdout=subprocess.DEVNULL,
     )
+
+
+def recap(output: str) -> dict[str, dict[str, int]]:
+    """Node → how many tasks were ok, changed, failed, … by the last lines of ansible-playbook."""
+    return {
+        match[1]: {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match[2])}
+        for match in re.finditer(r"^(\S+) +: (ok=.*)$", output, re.MULTILINE)
+    }

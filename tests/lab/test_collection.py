@@ -1,0 +1,303 @@
+"""The collection on bare nodes, from a controller without gpuprov: each role alone in a plain playbook, all
+of them in one play, what a stranger does wrong, and every ansible-core that the collection is for.
+
+What a role leaves is judged by gpuprov's own expectations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.desired.expectations import roles_in_order
+from provision.errors import ExitCode
+from provision.lab.spec import NodeSpec
+from tests.lab.gpuprov_up import Operator, said
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
+from tests.support.collection import Controller, build, play
+from tests.support.plays import recap
+
+CORES = ("2.17", "2.18", "2.19", "newest")
+ALONE = ("alone-01", "alone-02")  # for the roles one by one
+TOGETHER = ("free-01", "free-02")  # for all of them in one play
+NODES = (
+    NodeSpec("alone-01", "b200", network="ib"),  # has the longest list of expectations
+    NodeSpec("alone-02", "h100-sxm", "rhel9"),
+    NodeSpec("free-01", "h100-sxm"),
+    NodeSpec("free-02", "l40s", "debian12"),
+    *(NodeSpec(f"core-{core.replace('.', '')}", "l40s", "debian12") for core in CORES),
+)
+ROLES = roles_in_order()
+# A role that does nothing unless it is told to promises little: here it is told.
+DECLARED: dict[str, Any] = {"gpu_settings_power_limit": 300}
+# What NVIDIA's repository has to be configured for.
+BUILDS_ON_PACKAGES = (
+    *("nvidia_driver", "nvlink", "cuda_toolkit", "nccl", "container_toolkit", "validation_tools"),
+)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with running_lab("collection", NODES, tmp_path_factory.mktemp("lab") / "lab.yml") as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("archive"))
+
+
+def pythons() -> list[str]:
+    """The interpreters of this machine, ours first and then the newest."""
+    found = {}
+    places = [*Path("/usr/bin").glob("python3.*"), *Path.home().glob(".pyenv/versions/*/bin/python3.*")]
+    for place in places:
+        minor = place.name.removeprefix("python3.")
+        if minor.isdigit():
+            found[int(minor)] = str(place)
+    return [sys.executable, *(found[minor] for minor in sorted(found, reverse=True))]
+
+
+def controller(folder: Path, archive: Path, wanted: str) -> Controller:
+    """ansible-core of this version with the collection. Skips the test where pip cannot have it here."""
+    for number, python in enumerate(pythons()):
+        place = folder / f"environment-{number}"
+        subprocess.run([python, "-m", "venv", str(place)], check=True, timeout=100)
+        words = [str(place / "bin" / "pip"), "install", "--quiet", wanted]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=600, check=False)
+        if done.returncode == 0:
+            return installed(folder / "home", place / "bin", archive)
+    pytest.skip(f"{wanted}: {said(done)[-300:]}")
+
+
+def installed(home: Path, programs: Path, archive: Path) -> Controller:
+    home.mkdir()
+    made = Controller(home, programs)
+    made.install(archive)
+    gpuprov = made.run("python", "-c", "import provision")
+    assert "ModuleNotFoundError: No module named 'provision'" in gpuprov.stderr, said(gpuprov)
+    return made
+
+
+class Stranger:
+    """Who has the collection, an inventory of the lab and no gpuprov."""
+
+    def __init__(self, lab: Lab, controller: Controller) -> None:
+        self.lab = lab
+        self.controller = controller
+
+    def play(
+        self, nodes: tuple[str, ...], *roles: str, options: tuple[str, ...] = (), **keywords: Any
+    ) -> subprocess.CompletedProcess[str]:
+        variables = ("-e", json.dumps(DECLARED), *options)
+        chosen = ("-i", str(self.lab.inventory), "-l", ",".join(nodes))
+        return self.controller.play(play(*roles, **keywords), *chosen, *variables, timeout=1500)
+
+    def converge(self, nodes: tuple[str, ...], *roles: str, **keywords: Any) -> None:
+        """The playbook, and where a role asks for a reboot the same again after it."""
+        good(self.play(nodes, *roles, **keywords), nodes)
+        if rebooted(self.lab, nodes):
+            good(self.play(nodes, *roles, **keywords), nodes)
+
+
+def rebooted(lab: Lab, nodes: tuple[str, ...]) -> bool:
+    """Reboot the nodes that ask for it; whether there were any."""
+    waiting = [
+        node
+        for node in map(lab.node, nodes)
+        if not node.run("test -e /run/reboot-required", False).returncode
+    ]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(LabNode.reboot, waiting))
+    return bool(waiting)
+
+
+def good(done: subprocess.CompletedProcess[str], nodes: tuple[str, ...]) -> dict[str, int]:
+    """Node → how many tasks changed something, of a playbook that came to its end on all of them."""
+    counts = recap(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert counts.keys() == set(nodes), done.stdout
+    assert all(each["ok"] > 5 for each in counts.values()), f"the roles did not run: {done.stdout}"
+    return {node: each["changed"] for node, each in counts.items()}
+
+
+def refused(done: subprocess.CompletedProcess[str], nodes: tuple[str, ...], sentence: str) -> None:
+    """Every node failed with this sentence (a regular expression), before anything was changed."""
+    counts = recap(done.stdout)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert {node: (each["failed"], each["changed"]) for node, each in counts.items()} == dict.fromkeys(
+        nodes, (1, 0)
+    ), done.stdout
+    for node in nodes:
+        assert re.search(rf"fatal: \[{node}\].*({sentence})", done.stdout), done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+@contextlib.contextmanager
+def unchanged(lab: Lab, nodes: tuple[str, ...]) -> Iterator[None]:
+    """No file of these nodes is written meanwhile. (Byte code is Python's, and where packages come from is
+    read anew.)"""
+    listed = "ls -R /etc /opt /usr/local; systemctl list-unit-files --no-legend"
+    before = {node: lab.node(node).as_root(f"touch /run/before; {listed}").stdout for node in nodes}
+    yield
+    for node in nodes:
+        written = lab.node(node).as_root("find /etc /usr /opt -newer /run/before -type f ! -name '*.pyc'")
+        assert written.stdout == "", node
+        assert lab.node(node).as_root(listed).stdout == before[node], node
+
+
+@pytest.fixture(scope="module")
+def stranger(lab: Lab, archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Stranger:
+    made = controller(tmp_path_factory.mktemp("newest"), archive, "ansible-core")
+    made.settings["ANSIBLE_PIPELINING"] = "1"  # saves half of the time; the versions below play without it
+    return Stranger(lab, made)
+
+
+@pytest.fixture(scope="module")
+def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    return Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
+
+
+def as_declared(operator: Operator, nodes: tuple[str, ...], **variables: Any) -> None:
+    done = operator.call(
+        "drift", "--json", "--no-majority", "--nodes", ",".join(nodes), **DECLARED, **variables
+    )
+    assert done.returncode == ExitCode.OK, said(done)
+    found = json.loads(done.stdout)
+    assert (found["nodes"], found["as_declared"]) == (len(nodes), len(nodes))
+    assert found["expectations"] >= len(nodes)
+
+
+# --- bare nodes: nothing is there of what a role builds on
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_check_mode_of_bare_nodes_ends_well_and_changes_nothing(stranger: Stranger, role: str) -> None:
+    with unchanged(stranger.lab, ALONE):
+        good(stranger.play(ALONE, role, options=("--check",)), ALONE)
+
+
+@pytest.mark.parametrize("role", BUILDS_ON_PACKAGES)
+def test_without_the_repository_a_role_says_what_is_missing(stranger: Stranger, role: str) -> None:
+    # Debian has an NCCL of its own; on RHEL 9 the driver is a module stream.
+    missing = "No repository offers|is not offered; offered are:|The module stream [^ ]+ cannot be enabled"
+    with unchanged(stranger.lab, ALONE):
+        refused(stranger.play(ALONE, role), ALONE, missing)
+
+
+def test_a_user_who_may_not_become_root_is_told_so(stranger: Stranger) -> None:
+    # The inventory says it too, and is stronger than the play.
+    mere = stranger.play(ALONE, "host_settings", options=("-e", "ansible_become=false"), become=False)
+    refused(mere, ALONE, "Set become: true for the play, or log in as root.")
+
+
+@pytest.mark.parametrize(
+    ("system", "sentence"),
+    [
+        (
+            "ID=opensuse-leap\nVERSION_ID=15.6",
+            "No role of gpuprov knows the distribution family opensuse-leap",
+        ),
+        ("ID=debian\nVERSION_ID=11", "The role host_settings knows debian 12, debian 13."),
+    ],
+)
+def test_an_unsupported_system_is_refused(stranger: Stranger, system: str, sentence: str) -> None:
+    node = stranger.lab.node("alone-01")
+    node.as_root("rm /etc/os-release; cat > /etc/os-release", said=system)
+    try:
+        with unchanged(stranger.lab, (node.name,)):
+            refused(stranger.play((node.name,), "host_settings"), (node.name,), sentence)
+    finally:
+        node.as_root("ln -sf ../usr/lib/os-release /etc/os-release")
+
+
+def test_a_play_without_hosts_ends_well(stranger: Stranger) -> None:
+    done = stranger.play(ALONE, *ROLES, hosts="all:!gpu_nodes")
+    assert done.returncode == 0, said(done)
+    assert "skipping: no hosts matched" in done.stdout
+
+
+def test_facts_of_another_node_are_not_used(stranger: Stranger) -> None:
+    """The other one has another package manager."""
+    nodes, other = ALONE[:1], ALONE[1]
+
+    def family(name: str) -> dict[str, Any]:
+        return {"ansible.builtin.assert": {"that": f"gpuprov_node.os.family == '{name}'"}}
+
+    look = {"gpuprov.gpu.node_facts": {}, "delegate_to": other, "delegate_facts": False}
+    mixed: dict[str, Any] = {"pre_tasks": [look, family("redhat")], "post_tasks": [family("debian")]}
+    good(stranger.play(nodes, "host_settings", options=("--check",), **mixed), nodes)
+
+
+# --- one role after the other
+
+
+@pytest.fixture(scope="module")
+def applied() -> list[str]:
+    """The roles that the nodes ALONE have."""
+    return []
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_role_alone_makes_its_expectations_hold(
+    stranger: Stranger, operator: Operator, applied: list[str], role: str
+) -> None:
+    for needed in ROLES[: ROLES.index(role) + 1]:
+        if needed not in applied:
+            stranger.converge(ALONE, needed)
+            applied.append(needed)
+    unmoved = dict.fromkeys(ALONE, 0)
+    again = stranger.play(ALONE, role)
+    assert good(again, ALONE) == unmoved, again.stdout
+    looked = stranger.play(ALONE, role, options=("--check", "--diff"))
+    assert good(looked, ALONE) == unmoved, looked.stdout
+    as_declared(operator, ALONE, gpuprov_roles=[role])
+
+
+def test_all_roles_in_one_play_with_gathered_facts_each_node_at_its_own_pace(
+    stranger: Stranger, operator: Operator
+) -> None:
+    keywords: dict[str, Any] = {"strategy": "free", "gather_facts": True}
+    stranger.converge(TOGETHER, *ROLES, **keywords)
+    again = stranger.play(TOGETHER, *ROLES, **keywords)
+    assert good(again, TOGETHER) == dict.fromkeys(TOGETHER, 0), again.stdout
+    as_declared(operator, TOGETHER)
+
+
+# --- every ansible-core
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_a_version_of_ansible_core(
+    lab: Lab, archive: Path, operator: Operator, tmp_path: Path, core: str
+) -> None:
+    wanted = f"ansible-core=={newest(tmp_path) if core == 'newest' else core + '.*'}"
+    stranger = Stranger(lab, controller(tmp_path, archive, wanted))
+    nodes = (f"core-{core.replace('.', '')}",)
+    syntax = stranger.play(nodes, *ROLES, options=("--syntax-check",))
+    assert syntax.returncode == 0, said(syntax)
+    roles = ("nvidia_repository", "nccl")
+    good(stranger.play(nodes, *roles, options=("--check",)), nodes)
+    assert good(stranger.play(nodes, *roles), nodes)[nodes[0]] > 0
+    assert good(stranger.play(nodes, *roles), nodes)[nodes[0]] == 0
+    as_declared(operator, nodes, gpuprov_roles=list(roles))
+
+
+def newest(folder: Path) -> str:
+    """The newest version in the index, whatever Python it wants."""
+    words = ["download", "--quiet", "--no-deps", "--python-version", "3.99", "--only-binary", ":all:"]
+    subprocess.run(
+        [sys.executable, "-m", "pip", *words, "--dest", str(folder), "ansible-core"], check=True, timeout=300
+    )
+    (wheel,) = folder.glob("ansible_core-*.whl")
+    return wheel.name.split("-")[1]
