@@ -39,6 +39,14 @@ def test_every_role_is_found_with_all_its_modules(controller: Controller) -> Non
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_step_is_chosen_by_its_tag_with_what_it_builds_on(controller: Controller) -> None:
+    done = controller.play(play("nccl"), "-i", "node,", "--list-tasks", "--tags", "nccl_configure")
+    listed = [line.partition("TAGS:")[0] for line in done.stdout.splitlines() if "TAGS:" in line]
+    for part in ("Look at the machine", "Refuse what cannot work", "Pin the build"):
+        assert [line for line in listed if part in line], done.stdout
+    assert not [line for line in listed if "Install NCCL" in line]
+
+
 def test_the_module_describes_a_node_and_reads_facts_by_name(controller: Controller) -> None:
     asked = {"facts": ["sysctl.kernel.ostype.value", "no.such"]}
     words = ["localhost", "-c", "local", "-m", "gpuprov.gpu.node_facts", "-a", json.dumps(asked)]

@@ -82,7 +82,8 @@ def test_a_role_has_all_its_parts(role: str) -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_role_depends_on_the_description_of_the_node(role: str) -> None:
-    assert load(paths.ROLES / role / "meta/main.yml")["dependencies"] == ["node_facts"]
+    wanted = {"role": "node_facts", "tags": ["always", "node_facts"]}  # also where a play chooses tags
+    assert load(paths.ROLES / role / "meta/main.yml")["dependencies"] == [wanted]
 
 
 def test_fabric_manager_alone_has_the_version_of_the_drivers_default() -> None:

@@ -182,7 +182,8 @@ def play(
         if verbosity:
             arguments.append(f"-{'v' * verbosity}")
         if tags:
-            arguments += ["--tags", ",".join(sorted(tags))]
+            # The roles' own look at a node, which a play with tags needs anyway, is for those without gpuprov.
+            arguments += ["--tags", ",".join(sorted(tags)), "--skip-tags", "node_facts"]
         for file in vault_password_files:
             arguments += ["--vault-password-file", str(Path(file).absolute())]
         inventory = handover.write_inventory(folder, hosts, around)
