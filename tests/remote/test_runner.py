@@ -227,7 +227,9 @@ def test_only_what_has_one_of_the_tags_is_run_with_all_that_a_role_includes(tmp_
     play = tmp_path / "play.yml"
     play.write_text(
         "- hosts: all\n  gather_facts: false\n"
-        "  pre_tasks: [{ansible.builtin.debug: {msg: before}, tags: always}]\n"
+        "  pre_tasks:\n"
+        "    - {ansible.builtin.debug: {msg: before}, tags: always}\n"
+        "    - {ansible.builtin.debug: {msg: the roles' own look}, tags: [always, node_facts]}\n"
         "  roles: [{role: one, tags: one}, {role: two, tags: two}]\n"
     )
     events: list[Event] = []
