@@ -175,6 +175,17 @@ def next_command(results: Iterable[Result], inventory: str, run: str) -> str:
     return f"gpuprov validate {inventory}"
 
 
+def after_removal(roles: Sequence[str], listing: Sequence[str], inventory: str) -> str:
+    """What to do now that roles are removed. `listing`: nodes whose `gpuprov_roles` would bring them back."""
+    if not listing:
+        return f"gpuprov plan {shlex.quote(inventory)}"
+    names = ", ".join(roles)
+    return (
+        f"take {names} out of gpuprov_roles of {fold(listing)} (every role, where that variable is not set), "
+        "or the next gpuprov up installs it again"
+    )
+
+
 def document(
     results: Sequence[Result], run: str, exit_code: int, next_command: str, drained: Collection[str]
 ) -> dict[str, Any]:
