@@ -113,15 +113,19 @@ def _others(view: View, remove: Collection[str]) -> set[str]:
 
 
 def _listed(role: str, what: str, view: View, node: Mapping[str, Any]) -> list[str]:
-    """`__ROLE_needs` or `__ROLE_stays` on this node."""
+    """`__ROLE_needs` or `__ROLE_stays` on this node; empty where the role has no such variable."""
+    owner, name = all_roles()[role], f"__{role}_{what}"
+    if name not in owner.own_vars(node["os"]):
+        return []
 
     def compute(mentioned: set[str]) -> list[str]:
-        renderer = renderer_for(all_roles()[role], view, node, mentioned)
         try:
-            return [str(name) for name in renderer.value(f"{{{{ __{role}_{what} | default([]) }}}}")]
+            found = renderer_for(owner, view, node, mentioned).value("{{ " + name + " }}")
         except (BadTemplateError, NotPlainError) as trouble:
-            where = f"{all_roles()[role].path}: __{role}_{what}"
-            raise StackError(f"{where}: {trouble}", "look at the variables it mentions") from None
+            raise StackError(
+                f"{owner.path}: {name}: {trouble}", "look at the variables it mentions"
+            ) from None
+        return [str(each) for each in found]
 
     return _lists[role, what].get(view, (id(all_roles()), frozen(node)), compute)
 

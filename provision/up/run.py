@@ -331,10 +331,10 @@ class UpRun:
     def _close(self, code: ExitCode, *, interrupted: bool = False) -> ExitCode:
         results = [self.results[node] for node in self.fleet.nodes if node in self.results]
         run = str(self.folder.path)
-        command = up_result.next_command(results, str(self.fleet.source), run)
+        command = up_result.next_command(results, str(self.fleet.source), run, self.options.remove)
         if interrupted:
             command = f"gpuprov up --resume {self.folder.path}"
-        elif self.options.remove and not code:
+        elif self.options.remove and not code and not self.options.check_mode:
             command = up_result.after_removal(self.options.remove, self._listing, str(self.fleet.source))
         self.folder.note(counts=up_result.counts(results), interrupted=interrupted)
         self.folder.finish(code)

@@ -45,7 +45,13 @@ def _ansible(program: str, collections: Path, *words: str) -> subprocess.Complet
 
 def test_every_role_is_found_with_all_its_modules(installed: Path) -> None:
     roles = sorted(folder.name for folder in ROLES.iterdir() if folder.is_dir())
-    play = [{"hosts": "all", "become": True, "roles": [f"gpuprov.gpu.{role}" for role in roles]}]
+    remove = [
+        {"ansible.builtin.import_role": {"name": f"gpuprov.gpu.{role}", "tasks_from": "remove"}}
+        for role in roles
+    ]
+    play = [
+        {"hosts": "all", "become": True, "roles": [f"gpuprov.gpu.{role}" for role in roles], "tasks": remove}
+    ]
     (installed / "play.yml").write_text(json.dumps(play))
     done = _ansible("ansible-playbook", installed, "-i", "node,", "--syntax-check", "play.yml")
     assert done.returncode == 0, done.stdout + done.stderr
