@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from provision.drift import fleet_options
-from provision.errors import ExitCode
+from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from provision.drift.assess import Assessment
@@ -21,6 +21,7 @@ examples:
   gpuprov plan
   gpuprov plan --nodes 'rack1:!gpu-07'
   gpuprov plan --set gpuprov_stack=r595-cuda13.2
+  gpuprov plan --remove nccl                          what taking this role off the nodes would change
   gpuprov plan --json | jq '.nodes[] | select(.reboot == "yes")'
   gpuprov plan --markdown >> "$GITHUB_STEP_SUMMARY"
 """
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     fleet_options.add_arguments(parser)
     parser.add_argument("--full", action="store_true", help="plan every role on every node, needed or not")
+    add_removal(parser)
     add_wave_options(parser)
     parser.add_argument(
         "-v",
@@ -46,12 +48,14 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.drift import drift_text
     from provision.up import durations, plan, plan_report
 
-    seen = fleet_options.assess(options, "plan")
+    remove = removed(options)
+    seen = fleet_options.assess(options, "plan", remove=remove)
     made = plan.make(
         seen.drifts,
         seen.observations,
         full=options.full,
         takes_part=seen.roles,
+        remove=remove,
         rollout=rollout(options, seen),
         minutes=durations.learn(str(seen.fleet.source.absolute())),
     )
@@ -69,6 +73,27 @@ def run(options: argparse.Namespace) -> ExitCode:
     if seen.refused:
         return ExitCode.UNHEALTHY
     return ExitCode.INCOMPLETE if seen.unreachable else ExitCode.OK
+
+
+def add_removal(parser: argparse.ArgumentParser) -> None:
+    fleet_options.add_repeatable(
+        parser,
+        "--remove",
+        "ROLE",
+        "take this role off the nodes again: packages, files, holds and services; nothing else is changed "
+        "(repeatable)",
+    )
+
+
+def removed(options: argparse.Namespace) -> tuple[str, ...]:
+    """The roles to be removed, in that order. Raises UsageError."""
+    from provision.desired import removal
+
+    if options.remove and options.full:
+        raise UsageError(
+            "--remove and --full contradict each other", "--full applies roles, --remove removes them"
+        )
+    return removal.named(options.remove)
 
 
 def add_wave_options(parser: argparse.ArgumentParser) -> None:

@@ -32,6 +32,7 @@ examples:
   gpuprov up --wave 10% --max-failures 2              waves of 10 %; stop when more than 2 nodes have failed
   gpuprov up --gate quick --reboots-at-once 4         check each wave's GPUs; reboot 4 nodes at a time
   gpuprov up --check --diff                           show what the roles would change; change nothing
+  gpuprov up --remove nccl                            take a role off the nodes again
   gpuprov up --resume                                 continue the last run, with its inventory and options
 """
 
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fleet_options.add_arguments(parser)
     add = parser.add_argument
     add("--full", action="store_true", help="apply every role to every node, needed or not")
+    plan.add_removal(parser)
     plan.add_wave_options(parser)
     add(
         "--max-failures",
@@ -101,6 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     resumed = _resumed(options) if options.resume is not None else None
+    remove = plan.removed(options)
     fleet, overrides = fleet_options.load(options)
 
     from provision.runs.store import RunFolder
@@ -112,10 +115,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     folder.note(inventory=str(fleet.source.absolute()), nodes=list(fleet.nodes))
     if resumed is not None:
         folder.note(resumes=str(resumed.path.absolute()))
-    return UpRun(fleet, overrides, _options(options, resumed), folder).run()
+    return UpRun(fleet, overrides, _options(options, remove, resumed), folder).run()
 
 
-def _options(options: argparse.Namespace, resumed: RunFolder | None) -> UpOptions:
+def _options(options: argparse.Namespace, remove: tuple[str, ...], resumed: RunFolder | None) -> UpOptions:
     from provision.up import resume
     from provision.up.execute import EarlierRuns, UpOptions
     from provision.up.waves import Share
@@ -124,6 +127,7 @@ def _options(options: argparse.Namespace, resumed: RunFolder | None) -> UpOption
         wave_size=options.wave,
         canary=not options.no_canary,
         full=options.full,
+        remove=remove,
         max_failures=options.max_failures or Share(0),
         gate=options.gate or "expectations",
         may_reboot=not options.no_reboot,
@@ -149,7 +153,7 @@ def _at_a_terminal() -> bool:
 # What a resumed run takes over from the one it goes on with, where the command line says nothing else.
 _TAKEN_OVER = (
     *("nodes", "wave", "no_canary", "full", "max_failures", "gate", "no_reboot", "reboots_at_once"),
-    *("vault_password_file", "lock", "no_lock"),
+    *("vault_password_file", "lock", "no_lock", "remove"),
 )
 _SHARES = ("wave", "max_failures")
 

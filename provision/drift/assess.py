@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from provision.desired import compatibility, lockfile, stack, variables
+from provision.desired import compatibility, lockfile, removal, stack, variables
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
 from provision.desired.templating import resolve
@@ -40,6 +40,7 @@ class LookOptions(TypedDict, total=False):
     observe: Observe | None
     also: Collection[str]  # facts to ask of every node beside those its roles promise
     on_judged: OnJudged | None  # is given each node once its drifts are known, while others are still asked
+    remove: tuple[str, ...]  # roles to be taken off the nodes: these alone are looked at (removal.py)
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Assessment:
     `declared` is what the inventory says; `views` is what templates see (never to be stored: it may hold
     secrets, of which those that were vaulted are in `vaulted`). `observations` has every node, `described`
     (its gpuprov_node) those that answered; `refused` those a compatibility rule forbids to touch; `expected`
-    and `drifts` the others.
+    and `drifts` the others. With `remove`, they are about what these roles left, and nothing else.
     """
 
     fleet: Fleet
@@ -62,6 +63,7 @@ class Assessment:
     expected: Mapping[str, list[Expectation]] = field(default_factory=dict)
     drifts: Mapping[str, list[Drift]] = field(default_factory=dict)
     refused: Mapping[str, list[Refusal]] = field(default_factory=dict)
+    remove: tuple[str, ...] = ()
 
     @functools.cached_property
     def secrets(self) -> tuple[str, ...]:
@@ -84,6 +86,8 @@ class Assessment:
 
     def causes(self) -> dict[diagnosis.Diagnosis, list[str]]:
         """What is wrong with the driver stack: each cause with its nodes (`diagnosis.lines` words it)."""
+        if self.remove:
+            return {}
         return diagnosis.causes(
             {
                 name: (said.facts, self.expected.get(name, ()))
@@ -99,8 +103,10 @@ class Assessment:
 
     @property
     def roles(self) -> dict[str, tuple[str, ...]]:
-        """Node → the roles it takes part in: all, or those of its `gpuprov_roles`."""
+        """Node → the roles it takes part in: all, or those of its `gpuprov_roles`; those to be removed."""
         order = roles_in_order()
+        if self.remove:
+            return dict.fromkeys(self.declared, self.remove)
         chosen = {node: declared.get("gpuprov_roles") for node, declared in self.declared.items()}
         return {
             node: order if names is None else tuple(role for role in order if role in names)
@@ -136,10 +142,13 @@ def assess(
     variables.check(fleet, overrides)
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
     resolved = resolve.resolve(fleet, declared, run)
-    _refuse_impossible(resolved.views)
-    start = Assessment(fleet, overrides, declared, resolved.views, resolved.secrets, {})
+    remove = options.get("remove", ())
+    if not remove:
+        _refuse_impossible(resolved.views)
+    start = Assessment(fleet, overrides, declared, resolved.views, resolved.secrets, {}, remove=remove)
     seen = look(start, list(fleet.nodes), **options)
-    lockfile.refuse_contradictions(seen.expected)
+    if not remove:
+        lockfile.refuse_contradictions(seen.expected)
     return seen
 
 
@@ -157,7 +166,11 @@ def look(known: Assessment, chosen: Collection[str], **options: Unpack[LookOptio
     """Observe these nodes (again) and compare: an assessment of them alone, declared as in `known`."""
     beside = diagnosis.FACTS.union(options.get("also", ()))  # in the same round trip
     whole = functools.cache(beside.union)  # one set for all that are asked the same
-    ask = {name: whole(facts_to_ask(known.views[name])) for name in chosen}
+    remove = known.remove
+    ask = {
+        name: whole(removal.asked(view, remove) if remove else facts_to_ask(view))
+        for name, view in ((name, known.views[name]) for name in chosen)
+    }
     nodes = [known.fleet.nodes[name] for name in chosen]
     on_done = options.get("on_done")
     ours = functools.partial(
@@ -208,13 +221,17 @@ class _Judge:
         if observation.error is None:
             machine = stack.describe_node(observation.facts)
             described = self._described[name] = self._machines.setdefault(frozen(machine), machine)
-            view = self._known.views[name]
-            against = compatibility.check_node(view, described, name)
-            against = against or lockfile.uncovered(view, described, name)
+            view, remove = self._known.views[name], self._known.remove
+            if remove:
+                against = removal.refusals(view, remove, described, name)
+            else:
+                against = compatibility.check_node(view, described, name)
+                against = against or lockfile.uncovered(view, described, name)
             if against:
                 self._refused[name] = against
             else:
-                expected = self._expected[name] = of_node(view, described)
+                expected = removal.of_view(view, remove, described) if remove else of_node(view, described)
+                self._expected[name] = expected
                 missing = _missing(expected, observation)
                 if missing:
                     self.missing[name], self._first[name] = missing, observation

@@ -102,8 +102,9 @@ def _newest(home: Path) -> list[RunFolder]:
 
 def _durations(folder: RunFolder, meta: Mapping[str, Any]) -> dict[Key, float]:
     """Seconds by key, the median over the nodes of one run; nothing for a run that is not over, or that
-    changed nothing on purpose (--check)."""
-    if meta.get("finished") is None or (meta.get("arguments") or {}).get("check"):
+    changed nothing on purpose (--check) or removed roles."""
+    asked = meta.get("arguments") or {}
+    if meta.get("finished") is None or asked.get("check") or asked.get("remove"):
         return {}
     kept = _kept(folder)
     if kept is None:

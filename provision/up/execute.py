@@ -37,7 +37,8 @@ class EarlierRuns:
 @dataclass(frozen=True)
 class UpOptions:
     """The options of one `up`. More than `max_failures` nodes in trouble: no further wave is begun.
-    `confirm`: ask before anything is changed."""
+    `confirm`: ask before anything is changed. `remove`: roles to be taken off, the last one first, instead of
+    what is declared."""
 
     wave_size: Share | None = None
     canary: bool = True
@@ -56,6 +57,7 @@ class UpOptions:
     wave_minutes: float | None = None
     confirm: bool = False
     json: bool = False
+    remove: tuple[str, ...] = ()
     earlier: EarlierRuns = EarlierRuns()
 
 

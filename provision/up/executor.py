@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision import paths, text
+from provision.desired import removal
 from provision.drift import assess, diagnosis
 from provision.drift.assess import Assessment
 from provision.remote.ansible import accelerator, partitions
@@ -87,7 +88,8 @@ def looks(found: Assessment) -> dict[str, Look]:
             answers[node] = Look(node, error="\n".join(refusal.what for refusal in refused))
         else:
             drifts = tuple(found.drifts.get(node, ()))
-            why = diagnosis.diagnose(said.facts, found.expected.get(node, ())) if drifts else ()
+            expected = found.expected.get(node, ())
+            why = diagnosis.diagnose(said.facts, expected) if drifts and not found.remove else ()
             causes = tuple(cause.line([node]) for cause in why)
             answers[node] = Look(node, drifts, _boot_reason(said.facts), causes=causes)
     return answers
@@ -140,13 +142,19 @@ class AnsibleExecutor:
         return answers
 
     def apply(self, roles: Mapping[str, tuple[str, ...]]) -> Mapping[str, Outcome]:
-        """Run each node's roles, and only those."""
+        """Run each node's roles, and only those; or remove them."""
         self._applying = roles
+        remove = self.known.remove
         hosts = {
-            node: {**variables, "gpuprov_roles": list(roles[node])}
+            node: {
+                **variables,
+                **(self._removal(node, roles[node]) if remove else {"gpuprov_roles": list(roles[node])}),
+            }
             for node, variables in self._hosts(list(roles)).items()
         }
         longest = max((self.plan.nodes[node].minutes for node in roles), default=0.0)
+        if remove:
+            return self._run("remove.yml", hosts, _BASE_MINUTES + 4 * longest)
         # Without its tag a role that no node needs costs Ansible one skip for each of its tasks on each node.
         needed = {tag for node, names in roles.items() for role in names for tag in self._tags(node, role)}
         self._applied.update(roles)
@@ -191,6 +199,13 @@ class AnsibleExecutor:
         ours = [drift for drift in self.plan.nodes[node].drifts if drift.expectation.role == role]
         steps = {"" if drift.unknown else drift.expectation.step for drift in ours}
         return {role} if not steps or "" in steps else {f"{role}_{step}" for step in steps}
+
+    def _removal(self, node: str, roles: Sequence[str]) -> dict[str, Any]:
+        """What playbooks/remove.yml is told of a node."""
+        remove = self.known.remove
+        keep = removal.kept(self.known.views[node], remove, self.known.described[node])
+        enabled = {f"{role}_enabled": True for role in roles}
+        return {**enabled, "gpuprov_remove": [role for role in remove if role in roles], "gpuprov_keep": keep}
 
     def _hosts(self, nodes: Sequence[str]) -> dict[str, dict[str, Any]]:
         described = {**self.known.described, **self._described}

@@ -68,15 +68,18 @@ def make(
     *,
     full: bool = False,
     takes_part: Mapping[str, Collection[str]] | None = None,
+    remove: Sequence[str] = (),
     rollout: waves.Rollout | None = None,
     minutes: Minutes | None = None,
 ) -> Plan:
     """`found` has the drifts of each node that answered. `full`: every role a node takes part in
-    (`takes_part`, by default all). `minutes`: what is known of durations (default: estimates).
+    (`takes_part`, by default all). `remove`: the order of the roles, where these are taken off. `minutes`:
+    what is known of durations (default: estimates).
 
     `rollout` divides the nodes with something to do into waves. A fact that could not be read calls for its
     role: the plan cannot promise that the node is as declared."""
-    everything = roles_in_order() if full else ()
+    order = tuple(remove) or roles_in_order()
+    everything = order if full else ()
     durations = minutes or Minutes()
     nodes = {
         node: _of_node(
@@ -85,6 +88,7 @@ def make(
             observations[node].facts if node in observations else {},
             (takes_part or {}).get(node, everything) if full else (),
             durations,
+            order,
         )
         for node, drifts in found.items()
     }
@@ -99,9 +103,10 @@ def _of_node(
     facts: Mapping[str, Any],
     anyway: Collection[str],
     durations: Minutes,
+    order: Sequence[str],
 ) -> NodePlan:
     needed = {drift.expectation.role for drift in drifts} - {HARDWARE}
-    roles = tuple(role for role in roles_in_order() if role in anyway or role in needed)
+    roles = tuple(role for role in order if role in anyway or role in needed)
     ours = [drift for drift in drifts if drift.expectation.role != HARDWARE]
     waiting = [drift for drift in ours if drift.expectation.reboot and not drift.unknown]
     asks = facts.get("boot.required") is True and bool(roles)

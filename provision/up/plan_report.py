@@ -28,6 +28,7 @@ def document(seen: Assessment, made: Plan) -> dict[str, Any]:
         "gpuprov": __version__,
         "written": now("seconds"),
         "inventory": str(seen.fleet.source),
+        "remove": list(seen.remove),
         "minutes": round(whole.minutes, 1),
         "learnt_from_runs": whole.runs,
         "nodes": {name: _record(node) for name, node in made.nodes.items()},
@@ -70,8 +71,9 @@ def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False) -> list[st
     said += drift_text.trouble(seen.refused, seen.unreachable)
     idle = [name for name, node in made.nodes.items() if node.as_declared]
     if idle:
-        said.append(f"{many(len(idle), 'node')} as declared: {fold(idle)}")
-    return [*said, *_rollout(made)]
+        what = f"without anything of {', '.join(seen.remove)}" if seen.remove else "as declared"
+        said.append(f"{many(len(idle), 'node')} {what}: {fold(idle)}")
+    return [*said, *_rollout(made, seen.remove)]
 
 
 def markdown(seen: Assessment, made: Plan) -> list[str]:
@@ -101,7 +103,7 @@ def markdown(seen: Assessment, made: Plan) -> list[str]:
         *said,
         "",
         *_as_list(drift_text.trouble(seen.refused, seen.unreachable)),
-        *_as_list(_rollout(made)),
+        *_as_list(_rollout(made, seen.remove)),
     ]
 
 
@@ -215,12 +217,13 @@ def _transition(package: PackageChange) -> str:
     return words[package.change] + held
 
 
-def _rollout(made: Plan) -> list[str]:
+def _rollout(made: Plan, remove: Sequence[str]) -> list[str]:
     busy = sum(len(wave) for wave in made.waves)
     if not busy:
         return []
     waves = f"{len(made.waves)} waves" if len(made.waves) > 1 else "one wave"
-    said = [f"gpuprov up would change {many(busy, 'node')} in {waves}, in {about(made.minutes())}"]
+    command = " ".join(["gpuprov up", *(f"--remove {role}" for role in remove)])
+    said = [f"{command} would change {many(busy, 'node')} in {waves}, in {about(made.minutes())}"]
     if len(made.waves) > 1:
         for number, wave in enumerate(made.waves, 1):
             reboots = sum(made.nodes[name].reboot for name in wave)

@@ -156,10 +156,11 @@ def text(
     return printable("\n".join(lines), limit=20_000)
 
 
-def next_command(results: Iterable[Result], inventory: str, run: str) -> str:
-    """What to type now."""
+def next_command(results: Iterable[Result], inventory: str, run: str, remove: Sequence[str] = ()) -> str:
+    """What to type now. `remove`: the roles this run was to remove."""
     ended = {result.status for result in results}
     inventory = shlex.quote(inventory)
+    up = " ".join(["gpuprov up", inventory, *(f"--remove {role}" for role in remove)])
     if ended & {Status.FAILED, Status.NOT_HELD, Status.UNHEALTHY, Status.DRAINED}:
         return f"repair the nodes above, then: gpuprov up --resume {shlex.quote(run)}"
     if ended & {Status.INTERRUPTED, Status.NOT_ATTEMPTED}:
@@ -167,12 +168,23 @@ def next_command(results: Iterable[Result], inventory: str, run: str) -> str:
     if Status.REFUSED in ended:
         return "correct the inventory as described above, then: gpuprov plan " + inventory
     if Status.REBOOT_NEEDED in ended:
-        return f"gpuprov up {inventory}  (without --no-reboot)"
+        return f"{up}  (without --no-reboot)"
     if Status.UNREACHABLE in ended or Status.UNREADABLE in ended:
-        return f"gpuprov up {inventory}  (once they answer: nodes that are done cost one look)"
+        return f"{up}  (once they answer: nodes that are done cost one look)"
     if Status.CHECKED in ended:
-        return f"gpuprov up {inventory}"
+        return up
     return f"gpuprov validate {inventory}"
+
+
+def after_removal(roles: Sequence[str], listing: Sequence[str], inventory: str) -> str:
+    """What to do now that roles are removed. `listing`: nodes whose `gpuprov_roles` would bring them back."""
+    if not listing:
+        return f"gpuprov plan {shlex.quote(inventory)}"
+    names = ", ".join(roles)
+    return (
+        f"take {names} out of gpuprov_roles of {fold(listing)} (every role, where that variable is not set), "
+        "or the next gpuprov up installs it again"
+    )
 
 
 def document(

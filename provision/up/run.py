@@ -55,6 +55,7 @@ class UpRun:
     _clocks: Mapping[str, str] = field(default_factory=dict)
     _started: float = field(default_factory=time.monotonic)
     _roles: dict[str, str] = field(default_factory=dict)
+    _listing: tuple[str, ...] = ()  # nodes whose declared roles still have one that was removed
 
     def run(self) -> ExitCode:
         """Raises GpuprovError when it is stopped by a named error, after noting it in the run folder."""
@@ -211,8 +212,15 @@ class UpRun:
             timeout=self.options.timeout,
             connections=self.options.connections,
             say=None,
+            remove=self.options.remove,
         )
         self._secrets = known.secrets
+        self._listing = tuple(
+            node
+            for node, declared in known.declared.items()
+            for roles in [declared.get("gpuprov_roles")]
+            if roles is None or set(self.options.remove).intersection(roles)
+        )
         self._journal.looked(known, "before")
         for node, look in looks(known).items():
             if node in known.refused:
@@ -239,6 +247,7 @@ class UpRun:
             full=options.full,
             rollout=replace(rollout, proved=proved),
             takes_part=known.roles,
+            remove=options.remove,
             minutes=durations.learn(str(self.fleet.source.absolute())),
         )
         for node in verified:
@@ -267,6 +276,9 @@ class UpRun:
         reboots = sum(node.reboot for node in busy) if self.options.may_reboot else 0
         minutes = made.minutes(self.options.forks).minutes
         words = [f"{len(busy)} of {len(self.fleet.nodes)} nodes differ from their declared state"]
+        if self.options.remove:
+            names = ", ".join(self.options.remove)
+            words = [f"{names} to be removed from {len(busy)} of {len(self.fleet.nodes)} nodes"]
         if self.options.full:
             words = [f"every role on {len(busy)} of {len(self.fleet.nodes)} nodes"]
         canaries = sum(len(wave) for wave in made.waves if wave.kind == CANARY)
@@ -332,16 +344,21 @@ class UpRun:
     def _close(self, code: ExitCode, *, interrupted: bool = False) -> ExitCode:
         results = [self.results[node] for node in self.fleet.nodes if node in self.results]
         run = str(self.folder.path)
-        command = up_result.next_command(results, str(self.fleet.source), run)
+        command = up_result.next_command(results, str(self.fleet.source), run, self.options.remove)
         if interrupted:
             command = f"gpuprov up --resume {self.folder.path}"
+        elif self.options.remove and not code and not self.options.check_mode:
+            command = up_result.after_removal(self.options.remove, self._listing, str(self.fleet.source))
         self.folder.note(counts=up_result.counts(results), interrupted=interrupted)
         self.folder.finish(code)
         minutes = (time.monotonic() - self._started) / 60
         drained = self._drained
         said = masked(up_result.text(results, command, run, minutes, drained), self._secrets)
         if results and not drained and all(result.status is Status.AS_DECLARED for result in results):
-            said = f"{many(len(results), 'node')} already as declared\nnext: {command}\nrun:  {run}"
+            what = "already as declared"
+            if self.options.remove:
+                what = f"without anything of {', '.join(self.options.remove)}"
+            said = f"{many(len(results), 'node')} {what}\nnext: {command}\nrun:  {run}"
         if self.options.check_mode:
             said = "\n".join([*up_result.would_change(self.changes), said])
         said = "\n".join([*masked(list(up_result.differences(self.diffs)), self._secrets), said])

@@ -213,3 +213,26 @@ def test_what_ansible_cannot_say_either_is_an_error_naming_the_variable() -> Non
     broken = fleet(gpu_01={"nccl_version": "{{ lookup('file', '/nonexistent/file') }}"})
     with pytest.raises(StackError, match=r"gpu-01: Ansible cannot resolve nccl_version: .*nonexistent"):
         assess.assess(broken, {}, observe=Nodes().observe)
+
+
+def test_what_removed_roles_left_is_all_that_is_asked_and_found() -> None:
+    nodes = Nodes({"gpu-01": {"package.libnccl2.version": "2.29", "file./etc/nccl.conf.exists": True}})
+    declared: dict[str, Any] = {"gpuprov_roles": ["rdma"]}
+    seen = assess.assess(fleet(gpu_01=declared), {}, observe=nodes.observe, remove=("nccl",))
+    assert {each.expectation.fact for each in seen.drifts["gpu-01"]} >= {
+        "package.libnccl2.version",
+        "file./etc/nccl.conf.exists",
+    }
+    assert {each.expectation.role for each in seen.drifts["gpu-01"]} == {"nccl"}
+    assert len(nodes.asked) == 1
+    assert not [fact for fact in nodes.asked[0]["gpu-01"] if "rdma" in fact]
+    assert seen.roles == {"gpu-01": ("nccl",)}
+
+
+def test_a_role_that_is_needed_is_refused_on_its_nodes_and_the_others_go_on() -> None:
+    without: dict[str, Any] = {"gpuprov_roles": ["nvidia_driver"]}
+    seen = assess.assess(
+        fleet(gpu_01={}, gpu_02=without), {}, observe=Nodes().observe, remove=("nvidia_driver",)
+    )
+    assert [each.rule for each in seen.refused["gpu-01"]] == ["role-needed"]
+    assert list(seen.drifts) == ["gpu-02"]

@@ -273,3 +273,29 @@ def test_every_runtime_that_is_installed_can_be_meant(lab: Lab, node: LabNode) -
     assert (
         told["crio"]["runtime"]["runtimes"]["nvidia"]["runtime_path"] == "/usr/bin/nvidia-container-runtime"
     )
+
+
+def test_a_toolkit_that_is_removed_leaves_the_runtimes_as_they_were_without_it(
+    lab: Lab, node: LabNode
+) -> None:
+    told: dict[str, Any] = {"gpuprov_roles": ROLES[:2], "container_toolkit_runtimes": "auto"}
+    node.as_root("chmod 640 /etc/docker/daemon.json; cp -p /etc/docker/daemon.json /root/daemon.json")
+    default = 's/"log-level"/"default-runtime": "nvidia", "log-level"/'
+    node.as_root(f"sed -i '{default}' /etc/docker/daemon.json")
+    code, said = gpuprov(lab, "up", "--yes", "--remove", "container_toolkit", **told)
+    assert code == ExitCode.UNHEALTHY, said
+    assert "makes nvidia the default runtime" in said
+    assert changed(lab) == []
+    node.as_root("cp -p /root/daemon.json /etc/docker/daemon.json")
+
+    code, said = gpuprov(lab, "up", "--yes", "--remove", "container_toolkit", **told)
+    assert code == ExitCode.OK, said
+    settings = json.loads(node.as_root("cat /etc/docker/daemon.json").stdout)
+    assert settings == {"log-level": "warn", "features": {"buildkit": True, "cdi": True}, "runtimes": {}}
+    assert node.as_root("stat -c %a /etc/docker/daemon.json").stdout.strip() == "640"
+    assert "nvidia" not in node.run("sudo docker info --format '{{json .Runtimes}}'").stdout
+    read = tomllib.loads(node.as_root("containerd config dump").stdout)
+    assert list(read["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]) == ["runc"]
+    assert "nvidia" not in node.as_root("find /etc /run/cdi -name '*nvidia*' -path '*[cC]*ontainer*'").stdout
+    for runtime in ("podman", "docker"):
+        assert node.run(f"{RUN[runtime]} lab ls /").returncode == 0

@@ -75,7 +75,7 @@ def test_the_order_of_roles_is_the_playbooks() -> None:
 def test_a_role_has_all_its_parts(role: str) -> None:
     folder = paths.ROLES / role
     parts = "README.md expect.yml defaults/main.yml meta/main.yml meta/argument_specs.yml tasks/main.yml"
-    parts += " tasks/preflight.yml vars/debian.yml vars/ubuntu.yml vars/redhat.yml"
+    parts += " tasks/preflight.yml tasks/remove.yml vars/debian.yml vars/ubuntu.yml vars/redhat.yml"
     for part in parts.split():
         assert (folder / part).is_file(), part
 

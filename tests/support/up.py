@@ -26,10 +26,11 @@ from provision.up.execute import Execution, Look, UpOptions
 from provision.up.plan import NodePlan, Plan
 from provision.up.result import Result
 from provision.up.waves import BATCH, CANARY, Wave
+from tests.support.described import machine
 
 SECRET = "corr3ct-h0rse"
 NODES = ("gpu-01", "gpu-02", "gpu-03")
-DEBIAN: dict[str, Any] = {"os": {"id": "debian", "version_id": "13"}, "gpu": {"sku": "h100-sxm"}}
+DEBIAN = machine(sku="h100-sxm")
 
 
 def drift(
@@ -216,11 +217,11 @@ class World:
             answers[node] = b"@gpuprov-facts 1 %d\n%s\n@gpuprov-end\n" % (len(body), body)
         return answers
 
-    def assess(self, fleet: Fleet, overrides: Mapping[str, Any], **_options: Any) -> Assessment:
+    def assess(self, fleet: Fleet, overrides: Mapping[str, Any], **options: Any) -> Assessment:
         declared = {name: {**node.variables, **overrides} for name, node in fleet.nodes.items()}
         views = resolve.views_of(fleet, declared)
         start = Assessment(fleet, overrides, declared, views, frozenset({SECRET}), {})
-        return self.look(start, list(fleet.nodes))
+        return self.look(replace(start, remove=options.get("remove", ())), list(fleet.nodes))
 
     def look(self, known: Assessment, chosen: Collection[str], **_options: Any) -> Assessment:
         self.observed += chosen
@@ -251,14 +252,15 @@ class World:
         self.on_play()
         outcomes = {}
         for name, variables in hosts.items():
-            for role in variables.get("gpuprov_roles", ["reboot"]):
+            roles = variables.get("gpuprov_remove") or variables.get("gpuprov_roles", ["reboot"])
+            for role in roles:
                 on_event(Event("started", name, role, "Install"))
                 result = {"msg": f"password {SECRET}", **self.more}
                 on_event(Event("changed", name, role, "Install", result))
             outcomes[name] = self.failing.get(name, Outcome(name, "ok", 1))
             if outcomes[name].status == "ok" and name not in self.stubborn and not check_mode:
                 reboots = playbook.name == "reboot.yml"
-                done = set(variables.get("gpuprov_roles", ()))
+                done = set(roles)
                 self.missing[name] = [
                     each
                     for each in self.missing.get(name, ())

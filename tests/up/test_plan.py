@@ -278,3 +278,22 @@ def test_markdown_is_one_table_whose_cells_no_node_can_break_out_of() -> None:
     assert rows[0].replace("\\|", "").count("|") == 7
     assert "<img" not in rows[0]
     assert rows[0].endswith("| no | about 6 min (estimate) |")
+
+
+def test_a_plan_to_remove_roles_has_them_in_that_order_and_says_so() -> None:
+    found = [
+        of_package("libnccl2", "version", "2.29", None, role="nccl"),
+        of_package("libcuda1", "version", "580", None),
+    ]
+    made = make({"a": found}, remove=("nccl", "nvidia_driver"))
+    assert made.nodes["a"].roles == ("nccl", "nvidia_driver")
+    assert [package.change for package in made.nodes["a"].packages] == [Change.REMOVE] * 2
+    fleet = Fleet(Path("f.yml"), {"a": Node("a", (), {}), "b": Node("b", (), {})}, {})
+    seen = Assessment(fleet, {}, {}, {}, frozenset(), {}, remove=("nccl", "nvidia_driver"))
+    text = "\n".join(plan_report.lines(seen, replace(made, nodes={**made.nodes, **make({"b": []}).nodes})))
+    assert "libnccl2 2.29 removed" in text
+    assert "1 node without anything of nccl, nvidia_driver: b" in text
+    assert "gpuprov up --remove nccl --remove nvidia_driver would change 1 node" in text
+    document = json.loads(json.dumps(plan_report.document(seen, made)))
+    assert document["remove"] == ["nccl", "nvidia_driver"]
+    jsonschema.validate(document, SCHEMA)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import sys
 from pathlib import Path
@@ -573,3 +574,59 @@ def test_bad_numbers_are_a_usage_error(world: World, bad: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         world.up(*bad)
     assert caught.value.code == ExitCode.USAGE
+
+
+def test_a_role_is_removed_and_nothing_else_is_run(world: World) -> None:
+    world.missing = {"gpu-01": [drift("gpu-01", "nccl")], "gpu-02": [drift("gpu-02", "nccl")]}
+    assert world.up("--remove", "nccl", "--remove", "nvlink") == ExitCode.OK
+    assert "nvlink, nccl" not in world.err
+    assert "nccl, nvlink to be removed from 2 of 3 nodes" in world.err
+    ((playbook, hosts, _),) = world.played
+    assert (playbook, sorted(hosts)) == ("remove.yml", ["gpu-01", "gpu-02"])
+    told = hosts["gpu-01"]
+    assert told["gpuprov_remove"] == ["nccl"]
+    assert told["nccl_enabled"] is True
+    assert "libcuda1" in told["gpuprov_keep"]["packages"]
+    assert "libnccl2" not in told["gpuprov_keep"]["packages"]
+    assert "gpuprov_roles" not in told
+    assert ends() == {"gpu-01": "done", "gpu-02": "done", "gpu-03": "as declared"}
+    assert "take nccl, nvlink out of gpuprov_roles of gpu-[01-03]" in world.out
+
+
+def test_what_is_gone_already_is_said_so(world: World) -> None:
+    assert world.up("--remove", "nccl", "--set", "gpuprov_roles=[rdma]") == ExitCode.OK
+    assert world.played == []
+    assert "3 nodes without anything of nccl" in world.out
+    assert "next: gpuprov plan" in world.out
+
+
+def test_a_removal_in_check_mode_changes_nothing_and_names_its_command(world: World) -> None:
+    world.lack("gpu-01")
+    assert world.up("--remove", "nccl", "--check") == ExitCode.OK
+    assert [(playbook, check) for playbook, _, check in world.played] == [("remove.yml", True)]
+    assert re.search(r"next: gpuprov up \S+ --remove nccl$", world.out, re.MULTILINE)
+
+
+def test_a_removal_that_was_cut_off_goes_on_as_one(world: World) -> None:
+    world.lack("gpu-01", "gpu-02")
+    world.fail("gpu-02")
+    assert world.up("--remove", "nccl") == ExitCode.UNHEALTHY
+    world.failing = {}
+    assert world.resume() == ExitCode.OK
+    playbook, hosts, _ = world.played[-1]
+    assert (playbook, sorted(hosts)) == ("remove.yml", ["gpu-02"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--remove", "ncll"), "no role called 'ncll'\n  → did you mean nccl?"),
+        (("--remove", "nccl", "--full"), "--remove and --full contradict each other"),
+    ],
+)
+def test_a_removal_that_makes_no_sense_is_refused_before_anything_is_asked(
+    world: World, words: tuple[str, ...], said: str
+) -> None:
+    assert world.up(*words) == ExitCode.USAGE
+    assert said in world.err
+    assert world.observed == []

@@ -151,6 +151,10 @@ restored:
   description: Files of O(brings) that were missing, or of another mode or owner.
   returned: success
   type: list
+removed:
+  description: What dnf took away, with version (C(name-version-release.arch)).
+  returned: success
+  type: list
 marked:
   description: Packages that were held or let go (or would be, in check mode).
   returned: success
@@ -211,6 +215,8 @@ def matches(name, patterns):
 
 class Manager:
     """What both package managers are asked, and how one waits for them."""
+
+    removed = ()
 
     def __init__(self, module):
         self.module = module
@@ -334,6 +340,7 @@ class Dnf(Manager):
     def __init__(self, module):
         super(Dnf, self).__init__(module)
         self.architecture = {}
+        self.removed = []
         self.locks = []
         self.versions = {}
 
@@ -406,9 +413,11 @@ class Dnf(Manager):
             if code and DNF_ABORTED not in error + out:
                 self.fail(command, code, out, error)
             return code != 0
-        before = self.must("rpm", "-qa")
+        before = set(self.must("rpm", "-qa").split())
         self.must(*DNF, "--assumeyes", *words)
-        return sorted(before.split()) != sorted(self.must("rpm", "-qa").split())
+        after = set(self.must("rpm", "-qa").split())
+        self.removed = sorted(before - after)
+        return before != after
 
     def install(self, specs):
         words = [] if self.options["recommended"] else ["--setopt=install_weak_deps=False"]
@@ -712,7 +721,12 @@ def main():
         names = sorted(([name for name in names if name in right] + list(names))[0] for names, _ in wanted)
         marked = hold(module, manager, names, options["held"], not module.check_mode)
     module.exit_json(
-        changed=bool(moved or restored or marked), moved=moved, restored=restored, marked=marked, **answer
+        changed=bool(moved or restored or marked),
+        moved=moved,
+        restored=restored,
+        marked=marked,
+        removed=manager.removed,
+        **answer,
     )
 
 

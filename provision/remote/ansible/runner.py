@@ -182,7 +182,7 @@ def play(
         if verbosity:
             arguments.append(f"-{'v' * verbosity}")
         if tags:
-            # The roles' own look at a node, which a play with tags needs anyway, is for those without gpuprov.
+            # The roles' own look at a node is for plays without gpuprov, whatever their tags.
             arguments += ["--tags", ",".join(sorted(tags)), "--skip-tags", "node_facts"]
         for file in vault_password_files:
             arguments += ["--vault-password-file", str(Path(file).absolute())]
