@@ -36,9 +36,8 @@ class EarlierRuns:
 
 @dataclass(frozen=True)
 class UpOptions:
-    """The options of one `up`. More than `max_failures` nodes in trouble: no further wave is begun.
-    `confirm`: ask before anything is changed. `remove`: roles to be taken off, the last one first, instead of
-    what is declared."""
+    """More than `max_failures` nodes in trouble: no further wave is begun. `confirm`: ask before anything is
+    changed. `remove`: roles to be taken off, the last one first."""
 
     wave_size: Share | None = None
     canary: bool = True
@@ -356,8 +355,8 @@ class WaveWork:
         return {node: looks[node] for node in nodes if node in looks}
 
     def _again(self, look: Look, known: set[tuple[str, str]], every: bool) -> tuple[str, ...]:
-        """The roles worth running once more: their promise was broken meanwhile, or they had waited for a
-        reboot, or were interrupted (`every`)."""
+        """The roles worth running once more: their promise was broken meanwhile, a step of theirs was not
+        enough, or they had waited for a reboot, or were interrupted (`every`)."""
         wanted = {
             drift.expectation.role
             for drift in look.drifts
@@ -373,8 +372,7 @@ class WaveWork:
         if all(drift.unknown for drift in look.drifts):
             end(node, Status.UNREADABLE, count_of(look.drifts, "could not be read"), drifts=look.drifts)
         elif not self.options.may_reboot and all(drift.expectation.reboot for drift in look.drifts):
-            message = "only a reboot is missing (--no-reboot)"
-            end(node, Status.REBOOT_NEEDED, message, drifts=look.drifts)
+            end(node, Status.REBOOT_NEEDED, "only a reboot is missing (--no-reboot)", drifts=look.drifts)
         else:
             message = "\n".join([count_of(look.drifts, "still not as declared"), *look.causes])
             end(node, Status.NOT_HELD, message, drifts=look.drifts)
@@ -386,7 +384,7 @@ def _of(outcomes: Mapping[str, Outcome], node: str) -> Outcome:
 
 
 def _facts(drifts: Iterable[Drift]) -> set[tuple[str, str]]:
-    return {(drift.expectation.role, drift.expectation.fact) for drift in drifts}
+    return {(d.expectation.role, d.expectation.fact) for d in drifts if not d.expectation.step}
 
 
 def _is_moving(look: Look) -> bool:

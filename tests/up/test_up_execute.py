@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -87,6 +88,15 @@ def test_a_node_that_comes_back_has_its_roles_run_again(booted: bool, why: str) 
     assert ends(up) == "a done, b done"
     assert executor.called("apply") == [{"a": ("nccl",), "b": ("nccl",)}, {"a": ("nccl",)}]
     assert f"a: {why} in the middle of nccl · Install; it answers again" in heard
+
+
+def test_where_a_step_was_not_enough_the_role_is_run_once_more() -> None:
+    whole = drift("a")
+    step = replace(whole, expectation=replace(whole.expectation, step="install"))
+    for found, passes in ((step, 2), (whole, 1)):
+        executor = ScriptedExecutor(looks={"a": [Look("a", (found,))]})
+        assert ends(carry_out(plan_of({"a": [found]}), executor)) == "a not_held"
+        assert executor.called("apply") == [{"a": ("nccl",)}] * passes
 
 
 def test_a_host_the_playbook_said_nothing_about_has_failed() -> None:
