@@ -95,7 +95,7 @@ def test_where_a_step_was_not_enough_the_role_is_run_once_more() -> None:
     step = replace(whole, expectation=replace(whole.expectation, step="install"))
     for found, passes in ((step, 2), (whole, 1)):
         executor = ScriptedExecutor(looks={"a": [Look("a", (found,))]})
-        assert ends(carry_out(plan_of({"a": [found]}), executor)) == "a not_held"
+        assert ends(carry_out(plan_of({"a": [found]}), executor)) == "a not as declared"
         assert executor.called("apply") == [{"a": ("nccl",)}] * passes
 
 
