@@ -250,11 +250,11 @@ def _tasks(node: Any) -> Iterator[dict[str, Any]]:
 
 # What is looked at again afterwards, by another task: the state counts, not how the attempt ended.
 ASKED_OTHERWISE = {
-    "roles/nvidia_driver/tasks/disk.yml: Build what DKMS has not built for the kernel that will boot",
+    "roles/nvidia_driver/tasks/incomplete.yml: Build what DKMS has not built for the kernel that will boot",
     # What is stopped is removed right after, whether it could be stopped or not; expectations see to that.
-    "roles/host_settings/tasks/boot.yml: Stop it",
-    "roles/gpu_settings/tasks/remove.yml: Make them no longer; those in force stay until the next boot",
-    "roles/rdma/tasks/roce.yml: Stop it",
+    "roles/node_facts/tasks/remove.yml: Stop the units of {{ role_name }}",
+    # `up --remove` looks whether it is loaded, and reboots where it is.
+    "roles/gpudirect_rdma/tasks/remove.yml: Unload nvidia-peermem",
     # A unit that failed makes it end with 1; every expectation of the node is checked right after.
     "playbooks/reboot.yml: Wait until everything that starts at boot has started",
 }
