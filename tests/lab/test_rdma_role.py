@@ -93,7 +93,7 @@ def test_a_second_run_changes_nothing(lab: Lab, tmp_path: Path) -> None:
         status, output, counts = Playbook(lab, tmp_path).run("--limit", node, *tags, **variables)
         assert status == 0, output
         assert (counts[node]["changed"], counts[node]["failed"]) == (0, 0), output
-        assert counts[node]["ok"] > 30, "the roles did run"
+        assert counts[node]["ok"] > 20, "the roles did run"
 
 
 def test_access_control_is_cleared_again_after_the_firmware_set_it_at_boot(
