@@ -118,17 +118,10 @@ def measure(options: Options) -> Iterator[Finding]:
             repair.add("up", up(options.folder, inventory).wall)
     finally:
         lab("down", "--lab", LAB)
-    floor, note = (
-        f"the roles of {FLOOR} under plain ansible-playbook",
-        f"plain: {number(cpu.median('plain'))} s of CPU",
-    )
-    yield Result(
-        "roles.cpu",
-        "`up` of a bare node with 8 x H100, controller CPU",
-        floor,
-        cpu.ratios("up", "plain"),
-        note,
-    )
+    floor = f"the roles of {FLOOR} under plain ansible-playbook"
+    what = "`up` of a bare node with 8 x H100, controller CPU"
+    note = f"plain: {number(cpu.median('plain'))} s of CPU"
+    yield Result("roles.cpu", what, floor, cpu.ratios("up", "plain"), note)
     note = f"plain: {number(wall.median('plain'))} s, without the reboot"
     yield Result("roles.wall", "the same, wall time", floor, wall.ratios("up", "plain"), note)
     rows = ((f"{SERVICE} stopped", number(repair.median("up"))),)

@@ -35,7 +35,7 @@ FLAGS = {
     "-T": "write `gpuprov plan --timeout S`: the time limit for each node",
     "-J --ask-vault-pass --ask-vault-password": "give `gpuprov up --vault-password-file FILE`",
     "--vault-id --vault-pass-file": "give `gpuprov up --vault-password-file FILE`",
-    "-t --tags --skip-tags": "up runs only the roles that a node needs; to choose among them: "
+    "-t --tags --skip-tags": "up runs only the steps that a node needs; to choose among roles: "
     "`gpuprov up -e '{gpuprov_roles: [nccl]}'`",
     "--start-at-task --step": "up begins with what still differs; `gpuprov up --resume` continues a run",
     "-f --forks": "`gpuprov up --forks N` limits how many nodes are changed at the same time, "

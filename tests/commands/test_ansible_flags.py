@@ -31,6 +31,13 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return err
 
 
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder to work in, of a user who has run nothing yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+
 @pytest.mark.parametrize("verb", OF_FLEETS)
 def test_flags_that_ansible_has_too_go_where_gpuprovs_own_go(verb: str) -> None:
     ours = parsed(verb, "--inventory", "f.yml", "--nodes", "a:!b", "--set", "x=1")
@@ -65,10 +72,8 @@ def test_flags_of_up() -> None:
         ("cuda_toolkit_version=12.9", {"cuda_toolkit_version": "12.9"}),
     ],
 )  # fmt: skip
-def test_extra_vars_in_each_of_ansibles_notations(
-    text: str, meant: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("folder")
+def test_extra_vars_in_each_of_ansibles_notations(text: str, meant: dict[str, Any]) -> None:
     Path("vars.yml").write_text("a: 1\nb:\n  - x\n")
     Path("vars.json").write_text('{"a": "1"}')
     assert fleet_options.overrides(parsed("plan", "-e", text)) == meant
@@ -79,6 +84,7 @@ def test_the_last_of_set_and_extra_vars_counts() -> None:
     assert fleet_options.overrides(parsed("plan", "--set", "a=2", "-e", "{a: 1}")) == {"a": 1}
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -95,14 +101,8 @@ def test_the_last_of_set_and_extra_vars_counts() -> None:
     ],
 )
 def test_extra_vars_that_cannot_be_meant_are_one_error_without_the_values(
-    text: str,
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    text: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     Path("inventory.yml").write_text("all: {hosts: {gpu-01: }}\n")
     Path("list.yml").write_text("- a\n")
     Path("broken.yml").write_text("a: [s3cret-word\n")
@@ -157,12 +157,13 @@ def test_every_command_that_an_answer_names_can_be_typed() -> None:
             fleet_options.overrides(options)
 
 
+@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
         ("up -b", "up has no -b: leave it out"),
         ("up -bK", "up has no -b: leave it out"),
-        ("up --tags=nccl", "up has no --tags: up runs only the roles that a node needs"),
+        ("up --tags=nccl", "up has no --tags: up runs only the steps that a node needs"),
         ("up -uroot", "up has no -u: set ansible_user"),
         ("up fleet.yml -u root --list-hosts", "up has no -u: set ansible_user"),
         ("plan -f 10", "plan has no -f: `gpuprov up --forks N`"),
@@ -179,15 +180,7 @@ def test_every_command_that_an_answer_names_can_be_typed() -> None:
         ("plan -i imports.yml", "imports.yml is a playbook, not an inventory"),
     ],
 )
-def test_habits_as_they_are_typed(
-    line: str,
-    answer: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+def test_habits_as_they_are_typed(line: str, answer: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("fleet.yml").write_text("all: {hosts: {gpu-01: }}\n")
     Path("site.yml").write_text("---\n# ours\n- name: All\n  hosts: all\n  roles: [x]\n")
     Path("imports.yml").write_text("- ansible.builtin.import_playbook: site.yml\n")

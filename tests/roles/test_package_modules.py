@@ -247,7 +247,7 @@ def test_a_version_that_is_not_offered_is_refused_before_anything_changes(node: 
             "NCCL 9 cannot be installed: libnccl2 9 is not offered; offered are: 2.29.7"
         )
         assert answer["msg"].endswith(" Choose another.")
-    assert node.install(packages={"libnccl2": "9"}, state="asked", required=True, **told)["failed"] is True
+    assert node.install(packages={"libnccl2": "9"}, state="asked", **told)["failed"] is True
     assert node.ran("apt-get") == ["apt-get -q update"] * 2, "and none in check mode"
 
 
@@ -316,6 +316,22 @@ def test_removing_takes_what_is_there(node: Node) -> None:
     assert node.install(packages=packages, state="absent", purge=True)["changed"] is True
     assert node.install(packages={"absent": ""}, state="absent")["changed"] is False
     assert node.ran("apt-get") == [f"{APT} --purge remove libcuda1"]
+
+
+def test_what_an_earlier_removal_left_is_purged(node: Node) -> None:
+    assert node.install(packages={"nvidia-settings": ""}, state="absent")["changed"] is False
+    assert node.install(packages={"nvidia-settings": ""}, state="absent", purge=True)["changed"] is True
+    stand(node, "")
+    node.install(packages={"libnccl2": "2.18.5-1-2"}, replaces=["nvidia-settings"], purge=True)
+    assert node.ran("apt-get")[0] == node.ran("apt-get")[2] == f"{APT} --purge remove nvidia-settings"
+
+
+def test_dpkg_that_another_program_has_locked_is_waited_for(node: Node) -> None:
+    said = "dpkg: error: dpkg frontend lock was locked by another process with pid 7"
+    once = f"test -e {node.folder}/again || {{ touch {node.folder}/again; echo '{said}' >&2; exit 100; }}"
+    node.program("apt-mark", once)
+    assert node.hold("libcuda1")["marked"] == ["libcuda1"]
+    assert len(node.ran("apt-mark")) == 2
 
 
 def test_a_lock_of_apt_that_is_never_let_go_is_named(node: Node) -> None:

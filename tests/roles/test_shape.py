@@ -13,6 +13,7 @@ import yaml
 from provision import paths
 from provision.desired import expectations
 from provision.desired.role import all_roles
+from tests.support import modules
 
 # node_facts is what the others depend on: it installs nothing, and promises nothing.
 ROLES = sorted(path.name for path in paths.ROLES.iterdir() if path.is_dir() and path.name != "node_facts")
@@ -133,6 +134,17 @@ def test_tasks_use_builtin_modules_or_ours_by_full_name(role: str) -> None:
         if name in ("ansible.builtin.command", "ansible.builtin.shell"):
             assert "changed_when" in task, f"{role}/{file}: {task['name']}"
             assert "argv" in task[name], f"{role}/{file}: {task['name']} is text, not an argument list"
+
+
+def options_of(module: str) -> set[str]:
+    return set(yaml.safe_load(modules.load(module).DOCUMENTATION)["options"])
+
+
+@pytest.mark.parametrize("role", [*ROLES, "node_facts"])
+def test_tasks_give_our_modules_options_that_they_have(role: str) -> None:
+    for file, task in tasks_of(role):
+        for name in OUR_MODULES & set(task):
+            assert set(task[name]) <= options_of(name), f"{role}/{file}: {task['name']}"
 
 
 @pytest.mark.parametrize("role", ROLES)

@@ -52,58 +52,54 @@ paths:
 
 import io  # noqa: E402
 import os  # noqa: E402
-import stat  # noqa: E402
 import tempfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 
 def found(path):
-    """(text or None, what os.stat says or None). A link counts as what it leads to."""
+    """The text of the file, or None. A link counts as what it leads to."""
     try:
         with io.open(path, encoding="utf-8", errors="surrogateescape", newline="") as text:
-            return text.read(), os.fstat(text.fileno())
+            return text.read()
     except FileNotFoundError:
-        return None, None
+        return None
 
 
-def write(module, path, content, mode):
+def write(module, path, content):
     folder = os.path.dirname(path)
     os.makedirs(folder, 0o755, exist_ok=True)
     number, temporary = tempfile.mkstemp(dir=module.tmpdir)
     with io.open(number, "w", encoding="utf-8", newline="") as text:
         text.write(content)
-    os.chmod(temporary, mode)
     module.atomic_move(temporary, path)
 
 
 def make(module, entry):
     """Bring one file to its state. Returns the difference for --diff, or None when there is none."""
     path, content = entry["path"], entry["content"]
-    before, status = found(path)
+    before = found(path)
     if content is None:
-        if status is None and not os.path.islink(path):
+        if not os.path.lexists(path):
             return None
         if not module.check_mode:
             os.unlink(path)
         return difference(path, before, None)
-    mode = int(entry["mode"], 8)
     if before != content:
         if not module.check_mode:
-            write(module, path, content, mode)
-            own(path, mode)
+            write(module, path, content)
+            give(module, path, entry["mode"])
         return difference(path, before, content)
-    if (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (mode, 0, 0):
-        return None
-    if not module.check_mode:
-        own(path, mode)
-    was = "mode {0:04o}, owner {1}:{2}\n".format(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
-    return difference(path, was, "mode {0:04o}, owner 0:0\n".format(mode))
+    attributes = {}
+    changed = give(module, path, entry["mode"], attributes)
+    return difference(path, attributes["before"], attributes["after"]) if changed else None
 
 
-def own(path, mode):
-    os.chown(path, 0, 0)
-    os.chmod(path, mode)
+def give(module, path, mode, attributes=None):
+    """Give a file to root, with this mode; `attributes` gets what differed. Returns whether anything did."""
+    changed = module.set_mode_if_different(path, mode, False, attributes)
+    changed = module.set_owner_if_different(path, "root", changed, attributes)
+    return module.set_group_if_different(path, "root", changed, attributes)
 
 
 def difference(path, before, after):

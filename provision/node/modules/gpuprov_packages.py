@@ -25,7 +25,7 @@ options:
     default: {}
   state:
     description:
-      - V(present) installs and V(absent) removes the packages; V(asked) changes nothing and only answers;
+      - V(present) installs and V(absent) removes the packages; V(asked) only fails where V(present) would;
         V(held) only holds them or lets them go.
     type: str
     choices: [present, absent, asked, held]
@@ -55,10 +55,6 @@ options:
         repository id.
     type: str
     default: ""
-  required:
-    description: Whether it fails when a version is not offered (V(asked); V(present) always does).
-    type: bool
-    default: false
   title:
     description: What the packages are, in the sentences about them.
     type: str
@@ -69,8 +65,9 @@ options:
     default: ""
   brings:
     description:
-      - Files that the packages bring, with the mode each must have (empty: any). Where one is missing the
-        packages are installed again; one of another mode or owner is given back to root (V(present)).
+      - Files that the packages bring, with the mode each must have; an empty text stands for any. Where one
+        is missing the packages are installed again; one of another mode or owner is given back to root
+        (V(present)).
     type: dict
     default: {}
   recommended:
@@ -98,7 +95,8 @@ options:
     elements: str
     default: []
   purge:
-    description: Whether apt removes the settings of the packages as well (V(absent)).
+    description:
+      - Whether apt also removes the settings of what it removes, and those that an earlier removal left.
     type: bool
     default: false
   autoremove:
@@ -165,7 +163,6 @@ import fnmatch  # noqa: E402
 import functools  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
-import stat  # noqa: E402
 import time  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
@@ -251,14 +248,16 @@ class Manager:
 
 class Apt(Manager):
     def waits(self, _code, error):
-        return "Could not get lock" in error or "Unable to acquire the dpkg frontend lock" in error
+        # Of apt-get; of the dpkg that apt-mark starts.
+        return "Could not get lock" in error or "lock was locked by another process" in error
 
     def status(self):
         """{package: (held, version)}. One that is there for two architectures is held only when both are."""
         found = {}
         for line in self.must("dpkg-query", "-W", "-f", DPKG).splitlines():
             fields = line.split()
-            if len(fields) == 5 and fields[3] != "not-installed" and fields[3] != "config-files":
+            gone = ("not-installed",) if self.options["purge"] else ("not-installed", "config-files")
+            if len(fields) == 5 and fields[3] not in gone:
                 held = fields[2] == "hold" and found.get(fields[0], (True, ""))[0]
                 found[fields[0]] = (held, fields[4])
         return found
@@ -647,19 +646,20 @@ def hold_again(manager, names):
 
 def complete(module, manager, names, brings):
     """Have the files of the packages there, with their modes. Returns the paths that were not right."""
-    missing = sorted(path for path in brings if not os.path.exists(path))
+    missing = [path for path in brings if not os.path.exists(path)]
     if missing and not module.check_mode:
         manager.install_again(names)
-    wrong = [path for path, mode in brings.items() if mode and os.path.exists(path) and not owned(path, mode)]
-    for path in wrong if not module.check_mode else ():
-        os.chown(path, 0, 0)
-        os.chmod(path, int(str(brings[path]), 8))
+    wrong = [
+        path for path, mode in brings.items() if mode and os.path.exists(path) and give(module, path, mode)
+    ]
     return sorted(set(missing + wrong))
 
 
-def owned(path, mode):
-    status = os.stat(path)
-    return (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (int(str(mode), 8), 0, 0)
+def give(module, path, mode):
+    """Give a file to root, with this mode. Returns whether that is a change."""
+    changed = module.set_mode_if_different(path, mode, False)
+    changed = module.set_owner_if_different(path, "root", changed)
+    return module.set_group_if_different(path, "root", changed)
 
 
 def hold(module, manager, names, held, missing_is_wrong):
@@ -686,7 +686,6 @@ def main():
             "patterns": {"type": "list", "elements": "str", "default": []},
             "version": {"type": "str", "default": ""},
             "origin": {"type": "str", "default": ""},
-            "required": {"type": "bool", "default": False},
             "title": {"type": "str", "default": "This"},
             "advice": {"type": "str", "default": ""},
             "brings": {"type": "dict", "default": {}},
@@ -706,7 +705,7 @@ def main():
     wanted = [(tuple(key.split("|")), str(version or "")) for key, version in options["packages"].items()]
     answer = ask(manager, wanted, module.check_mode) if state in ("present", "asked") else {}
     moved, restored, marked = False, [], []
-    if options["required"]:
+    if state == "asked":
         refuse(module, answer)
     if state == "present":
         moved, before = install(module, manager, answer)

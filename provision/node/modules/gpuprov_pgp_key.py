@@ -70,7 +70,6 @@ import glob  # noqa: E402
 import hashlib  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
-import stat  # noqa: E402
 import tempfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
@@ -264,19 +263,16 @@ def install(module, key):
         if not module.check_mode:
             os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
             write(module, path, data)
-            own(path)
+            give(module, path)
         return True
-    status = os.stat(path)
-    if (stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid) == (0o644, 0, 0):
-        return False
-    if not module.check_mode:
-        own(path)
-    return True
+    return give(module, path)
 
 
-def own(path):
-    os.chown(path, 0, 0)
-    os.chmod(path, 0o644)
+def give(module, path):
+    """Give a keyring to root, readable by all. Returns whether that is a change."""
+    changed = module.set_mode_if_different(path, "0644", False)
+    changed = module.set_owner_if_different(path, "root", changed)
+    return module.set_group_if_different(path, "root", changed)
 
 
 def remove(module, path, unwanted):
