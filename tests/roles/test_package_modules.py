@@ -293,7 +293,10 @@ def test_the_first_of_several_names_that_is_offered_is_meant(node: Node) -> None
 
 def test_what_is_optional_and_not_offered_is_left_out(node: Node) -> None:
     stand(node, "")
-    assert node.install(packages={"pinning-580.1|pinning-580": ""}, optional=True)["changed"] is False
+    told: dict[str, Any] = {"packages": {"pinning-580.1|pinning-580": ""}, "optional": True}
+    assert node.install(**told)["changed"] is False
+    assert node.install(**told, replaces=["libcuda*"])["moved"] is True, "what it would have replaced goes"
+    assert node.ran("apt-get")[-1] == f"{APT} remove libcuda1"
 
 
 def test_files_that_a_package_brings_come_back_with_their_modes(node: Node, tmp_path: Path) -> None:

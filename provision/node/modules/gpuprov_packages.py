@@ -86,7 +86,7 @@ options:
     type: bool
     default: false
   optional:
-    description: Whether packages that are not offered are left out, instead of refused.
+    description: Whether packages that are not offered are left out, and not refused. O(replaces) still go.
     type: bool
     default: false
   untouched:
@@ -322,7 +322,7 @@ class Apt(Manager):
 
     def make_room(self, others, specs):
         """Packages may share files without saying that they cannot be there together."""
-        if not self.module.check_mode:
+        if specs and not self.module.check_mode:
             command = self.installing(specs)
             self.must(command[0], "--download-only", *command[1:])
         return self.remove(others)
@@ -605,15 +605,14 @@ def refuse(module, answer):
 def install(module, manager, answer):
     """Move the packages to the versions of `answer`. Returns (moved, names that were held before)."""
     options, wanted = module.params, answer["versions"]
-    if not options["optional"]:
+    if answer["missing"] and not options["optional"]:
         refuse(module, answer)
-    if answer["missing"]:
-        return not options["optional"], []
+        return True, []
     status = manager.status() if options["replaces"] or not answer["satisfied"] else {}
     specs = [manager.spec(name, version) for name, version in sorted(wanted.items())]
     others = sorted(select(status, (), options["replaces"], ()) - set(wanted))
     removed = manager.make_room(others, specs) if others else False
-    if answer["satisfied"]:
+    if answer["satisfied"] or not specs:
         return removed, []
     replaced = {upstream(version) for version in answer["installed"].values()} if options["version"] else ()
     chosen = select(status, wanted, options["patterns"] if answer["installed"] else (), replaced)
