@@ -10,6 +10,7 @@ from typing import Any
 
 from provision import paths, text
 from provision.desired import removal
+from provision.desired.expectations import roles_in_order
 from provision.drift import assess, diagnosis
 from provision.drift.assess import Assessment
 from provision.remote.ansible import accelerator, partitions
@@ -23,6 +24,7 @@ from provision.up.plan import Plan
 from provision.up.waves import Wave
 
 _BASE_MINUTES = 60.0  # for one playbook on one node, beyond what its roles are expected to need
+_ROLES_OWN_LOOK = "node_facts"  # the tag of what plays without gpuprov need
 SHARD = 500  # nodes one ansible-playbook gets: what it keeps of each host, and looks through, grows
 _KEPT_OUTPUT = 4000  # characters of a failed task's output in events.jsonl
 
@@ -155,10 +157,14 @@ class AnsibleExecutor:
         longest = max((self.plan.nodes[node].minutes for node in roles), default=0.0)
         if remove:
             return self._run("remove.yml", hosts, _BASE_MINUTES + 4 * longest)
-        # Without its tag a role that no node needs costs Ansible one skip for each of its tasks on each node.
-        needed = {tag for node, names in roles.items() for role in names for tag in self._tags(node, role)}
+        # Without its tag a role that no node needs costs Ansible one skip for each of its tasks on each node;
+        # the comparison with its argument specification, which is tagged `always` too, would remain.
+        tags = {tag for node, names in roles.items() for role in names for tag in self._tags(node, role)}
+        unneeded = set(roles_in_order()).difference(*roles.values()) | {_ROLES_OWN_LOOK}
         self._applied.update(roles)
-        return self._run("up.yml", hosts, _BASE_MINUTES + 4 * longest, needed, self._strategy)
+        return self._run(
+            "up.yml", hosts, _BASE_MINUTES + 4 * longest, tags, unneeded, extra_vars=self._strategy
+        )
 
     def reboot(self, nodes: Sequence[str]) -> Mapping[str, Outcome]:
         """Reboot nodes and wait for them; a node that does not come back has failed."""
@@ -218,6 +224,7 @@ class AnsibleExecutor:
         hosts: Mapping[str, Mapping[str, Any]],
         minutes: float,
         tags: Collection[str] = (),
+        skip_tags: Collection[str] = (),
         extra_vars: Mapping[str, str] | None = None,
     ) -> Mapping[str, Outcome]:
         outcomes: dict[str, Outcome] = {}
@@ -236,6 +243,7 @@ class AnsibleExecutor:
                 diff=self.options.diff,
                 verbosity=self.options.verbosity,
                 tags=tags,
+                skip_tags=skip_tags,
                 extra_vars=extra_vars,
                 vault_password_files=self.known.fleet.vault_password_files,
                 secrets=self.known.vaulted,

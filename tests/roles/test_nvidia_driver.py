@@ -183,8 +183,8 @@ def test_packages_of_the_other_source_are_known_by_name(
         all_roles()["nvidia_driver"],
         {
             "nvidia_driver_source": source,
-            "__nvidia_driver_installed": {
-                "stdout_lines": [f"installed {package} 1.2-3", "installed dpkg 1.22"]
+            "__nvidia_driver_before": {
+                "programs": {"packages": {"stdout": f"installed {package} 1.2-3\ninstalled dpkg 1.22"}}
             },
         },
         machine(release),

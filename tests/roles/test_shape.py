@@ -180,7 +180,7 @@ def test_preflight_changes_nothing(role: str) -> None:
         if name == "ansible.builtin.include_tasks":
             assert task[name].startswith("preflight_")
             continue
-        ours = ("gpuprov_packages", "gpuprov_gpu_settings")
+        ours = ("gpuprov_packages", "gpuprov_gpu_settings", "gpuprov_look")
         assert name in ours or name in {f"ansible.builtin.{each}" for each in looking}, name
         if name == "ansible.builtin.command":
             assert task["changed_when"] is False

@@ -87,6 +87,7 @@ def run_playbook(
     diff: bool = False,
     verbosity: int = 0,
     tags: Collection[str] = (),
+    skip_tags: Collection[str] = (),
     vault_password_files: Sequence[Path] = (),
     secrets: Collection[str] = (),
     interrupts: Interrupts | None = None,
@@ -98,10 +99,10 @@ def run_playbook(
 
     `on_event` is called in this thread. After `timeout` seconds Ansible is stopped, and hosts that had not
     finished are failed. `diff`, `verbosity`: as Ansible's --diff and -v; what they add is in the events.
-    `tags`: only what has one of these tags (or `always`) is run; none stands for all. `secrets` are texts to
-    mask in what comes back, beside the values of variables named like secrets. `around`: what templates may
-    speak of beside these hosts, which alone are played. `interrupts`: noted by a caller that runs several
-    playbooks at once in threads; without it signals are noted here.
+    `tags`: only what has one of these tags (or `always`) and none of `skip_tags` is run; none stands for all.
+    `secrets` are texts to mask in what comes back, beside the values of variables named like secrets.
+    `around`: what templates may speak of beside these hosts, which alone are played. `interrupts`: noted by a
+    caller that runs several playbooks at once in threads; without it signals are noted here.
 
     Raises GpuprovError when the playbook could not be run at all, and KeyboardInterrupt after Ansible was
     stopped on SIGINT, SIGTERM or SIGHUP.
@@ -134,6 +135,7 @@ def run_playbook(
             diff=diff,
             verbosity=verbosity,
             tags=tags,
+            skip_tags=skip_tags,
             vault_password_files=vault_password_files,
             around=around,
         )
@@ -160,6 +162,7 @@ def play(
     diff: bool,
     verbosity: int,
     tags: Collection[str],
+    skip_tags: Collection[str],
     vault_password_files: Sequence[Path],
     around: handover.Around | None = None,
 ) -> Any:
@@ -182,8 +185,9 @@ def play(
         if verbosity:
             arguments.append(f"-{'v' * verbosity}")
         if tags:
-            # The roles' own look at a node is for plays without gpuprov, whatever their tags.
-            arguments += ["--tags", ",".join(sorted(tags)), "--skip-tags", "node_facts"]
+            arguments += ["--tags", ",".join(sorted(tags))]
+        if skip_tags:
+            arguments += ["--skip-tags", ",".join(sorted(skip_tags))]
         for file in vault_password_files:
             arguments += ["--vault-password-file", str(Path(file).absolute())]
         inventory = handover.write_inventory(folder, hosts, around)

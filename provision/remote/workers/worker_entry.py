@@ -182,6 +182,7 @@ def _play(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: lis
             diff=share["diff"],
             verbosity=share["verbosity"],
             tags=share["tags"],
+            skip_tags=share["skip_tags"],
             vault_password_files=vault_password_files,
         )
 

@@ -35,6 +35,7 @@ def run_playbook(
     diff: bool = False,
     verbosity: int = 0,
     tags: Collection[str] = (),
+    skip_tags: Collection[str] = (),
     vault_password_files: Sequence[Path] = (),
     secrets: Collection[str] = (),
     interrupts: Interrupts | None = None,
@@ -57,6 +58,7 @@ def run_playbook(
         "diff": diff,
         "verbosity": verbosity,
         "tags": sorted(tags),
+        "skip_tags": sorted(skip_tags),
         "vault_passwords": passwords(vault_password_files),
     }
 

@@ -1,0 +1,215 @@
+#!/usr/bin/python
+"""Reads all that a step of a role decides by: one task instead of one for each file and program."""
+
+DOCUMENTATION = r"""
+module: gpuprov_look
+short_description: Read several files, folders and programs' answers in one task
+description:
+  - What is not there is no error, but null; a program that cannot be run has the exit status 127, and one
+    that gives no answer in time 124.
+  - Changes nothing, in check mode or without it.
+options:
+  files:
+    description: Names, and of each the absolute path of the file to read.
+    type: dict
+    default: {}
+  paths:
+    description: Names, and of each an absolute path. Asked is whether it exists, and where it leads.
+    type: dict
+    default: {}
+  programs:
+    description:
+      - Names, and of each the program to run with its arguments, as a list. It gets no shell and no input,
+        and speaks English.
+    type: dict
+    default: {}
+  folders:
+    description:
+      - Names, and of each which files to look for. C(path) is the folder, C(names) the shell patterns of
+        their names (without it, all), C(depth) how many folders deep (1 is the folder itself), C(contains) a
+        regular expression that a line of the file begins with.
+    type: dict
+    default: {}
+  timeout:
+    description: Seconds for each program.
+    type: int
+    default: 60
+author: gpuprov
+"""
+
+EXAMPLES = r"""
+- name: See which driver is loaded and which one the next boot would load
+  gpuprov_look:
+    files:
+      loaded: /proc/driver/nvidia/version
+    paths:
+      library: /usr/lib/x86_64-linux-gnu/libcuda.so.1
+    programs:
+      on_disk: [modinfo, -F, version, nvidia]
+    folders:
+      build_logs: {path: /var/lib/dkms, names: [make.log], depth: 4}
+  register: look
+"""
+
+RETURN = r"""
+files:
+  description:
+    - The text of each file (at most 1 MiB of it) by its name; null when there is none. It is empty for a
+      folder, and for what cannot be read.
+  returned: success
+  type: dict
+paths:
+  description: The real path that each path leads to; null when there is nothing.
+  returned: success
+  type: dict
+programs:
+  description: Of each program C(rc), C(stdout) and C(stderr).
+  returned: success
+  type: dict
+folders:
+  description: Of each folder the paths of the files that were found, sorted.
+  returned: success
+  type: dict
+"""
+
+import fnmatch  # noqa: E402
+import io  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import subprocess  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule  # noqa: E402
+
+MOST = 1024 * 1024  # characters of one file
+NOT_RUN, NO_ANSWER = 127, 124  # as a shell and timeout(1) say it
+
+
+def text_of(path):
+    if not os.path.lexists(path):
+        return None
+    try:
+        with io.open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(MOST)
+    except (IOError, OSError):
+        return ""
+
+
+def end_of(path):
+    return os.path.realpath(path) if os.path.exists(path) else None
+
+
+def answer_of(argv, timeout):
+    """What a program printed and how it ended."""
+    environment = dict(os.environ, LC_ALL="C", LANGUAGE="C")
+    try:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+        )
+    except (IOError, OSError) as error:
+        return {"rc": NOT_RUN, "stdout": "", "stderr": "{0}: {1}".format(argv[0], error.strerror)}
+    code = None
+    try:
+        output, trouble = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        # Its children may still hold the pipes: what it printed is not waited for.
+        output, trouble = b"", "no answer within {0} s".format(timeout).encode("utf-8")
+        code = NO_ANSWER
+    return {
+        "rc": process.returncode if code is None else code,
+        "stdout": output.decode("utf-8", "replace").rstrip("\r\n"),
+        "stderr": trouble.decode("utf-8", "replace").rstrip("\r\n"),
+    }
+
+
+def found_in(path, names, depth, contains):
+    """Paths of files below a folder, not through links to folders."""
+    wanted = re.compile(contains) if contains else None
+    top, found = path.rstrip("/"), []
+    for folder, folders, files in os.walk(top):
+        if folder[len(top) :].count("/") >= depth - 1:
+            del folders[:]
+        for name in files:
+            place = os.path.join(folder, name)
+            fits = any(fnmatch.fnmatch(name, pattern) for pattern in names)
+            if fits and (wanted is None or any(map(wanted.match, (text_of(place) or "").splitlines()))):
+                found.append(place)
+    return sorted(found)
+
+
+def mistake(name, value, check):
+    """Of an option that is a dictionary, what is wrong with a value; None when nothing is."""
+    try:
+        check(value)
+    except (KeyError, TypeError, ValueError, re.error) as error:
+        return "{0}: {1!r} cannot be used: {2}".format(name, value, error)
+    return None
+
+
+def a_path(value):
+    if not os.path.isabs(value):
+        raise ValueError("an absolute path is needed")
+
+
+def a_program(value):
+    if not value or not isinstance(value, list):
+        raise ValueError("a list is needed, the program first")
+
+
+def a_folder(value):
+    strange = sorted(set(value) - {"path", "names", "depth", "contains"})
+    if strange:
+        raise ValueError("there is no " + ", ".join(strange))
+    a_path(value["path"])
+    re.compile(value.get("contains") or "")
+    int(value.get("depth", 1))
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "files": {"type": "dict", "default": {}},
+            "paths": {"type": "dict", "default": {}},
+            "programs": {"type": "dict", "default": {}},
+            "folders": {"type": "dict", "default": {}},
+            "timeout": {"type": "int", "default": 60},
+        },
+        supports_check_mode=True,
+    )
+    asked = module.params
+    for option, check in (
+        ("files", a_path),
+        ("paths", a_path),
+        ("programs", a_program),
+        ("folders", a_folder),
+    ):
+        for name, value in asked[option].items():
+            wrong = mistake("{0}: {1}".format(option, name), value, check)
+            if wrong:
+                module.fail_json(msg=wrong)
+    module.exit_json(
+        changed=False,
+        files={name: text_of(path) for name, path in asked["files"].items()},
+        paths={name: end_of(path) for name, path in asked["paths"].items()},
+        programs={
+            name: answer_of([str(word) for word in argv], asked["timeout"])
+            for name, argv in asked["programs"].items()
+        },
+        folders={
+            name: found_in(
+                folder["path"],
+                folder.get("names") or ["*"],
+                int(folder.get("depth", 1)),
+                folder.get("contains"),
+            )
+            for name, folder in asked["folders"].items()
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
