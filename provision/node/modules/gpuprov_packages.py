@@ -103,6 +103,12 @@ options:
     description: Whether dnf also removes what the packages had brought and nobody else needs (V(absent)).
     type: bool
     default: false
+  refresh:
+    description:
+      - Whether the lists are refreshed before anything else (not in check mode), which counts as a change. A
+        list that cannot be fetched is an error then.
+    type: bool
+    default: false
   lock_timeout:
     description: Seconds to wait while another program holds the package manager's lock.
     type: int
@@ -281,8 +287,10 @@ class Apt(Manager):
                     versions.append(fields[1])
         return {name: versions for name, versions in found.items() if versions}
 
-    def refresh(self):
-        self.must("apt-get", "-q", "update")
+    def refresh(self, *, strict=False):
+        """With `strict` a list that cannot be fetched is an error, and not a warning about an old one."""
+        strictly = ["-o", "APT::Update::Error-Mode=any", "-o", "Acquire::Retries=3"] if strict else []
+        self.must("apt-get", "-q", *strictly, "update")
 
     def spec(self, name, version):
         return "{0}={1}".format(name, version)
@@ -398,7 +406,7 @@ class Dnf(Manager):
             versions.sort(key=functools.cmp_to_key(compare), reverse=True)
         return found
 
-    def refresh(self):
+    def refresh(self, *, strict=False):  # noqa: ARG002 (dnf always is)
         self.must(*DNF, "--assumeyes", "--refresh", "makecache")
 
     def spec(self, name, version):
@@ -695,6 +703,7 @@ def main():
             "untouched": {"type": "list", "elements": "str", "default": []},
             "purge": {"type": "bool", "default": False},
             "autoremove": {"type": "bool", "default": False},
+            "refresh": {"type": "bool", "default": False},
             "lock_timeout": {"type": "int", "default": 600},
         },
         supports_check_mode=True,
@@ -702,6 +711,8 @@ def main():
     options, state = module.params, module.params["state"]
     manager = Dnf(module) if family() == "redhat" else Apt(module)
     wanted = [(tuple(key.split("|")), str(version or "")) for key, version in options["packages"].items()]
+    if options["refresh"] and not module.check_mode:
+        manager.refresh(strict=True)
     answer = ask(manager, wanted, module.check_mode) if state in ("present", "asked") else {}
     moved, restored, marked = False, [], []
     if state == "asked":
@@ -719,7 +730,7 @@ def main():
         names = sorted(([name for name in names if name in right] + list(names))[0] for names, _ in wanted)
         marked = hold(module, manager, names, options["held"], not module.check_mode)
     module.exit_json(
-        changed=bool(moved or restored or marked),
+        changed=bool(moved or restored or marked or options["refresh"]),
         moved=moved,
         restored=restored,
         marked=marked,

@@ -161,7 +161,7 @@ class _Work:
         self, place: Run | None, hosts: Mapping[str, Mapping[str, Any]], forks: int, timeout: float | None
     ) -> None:
         """Have `place` play on these hosts once `finish` is called."""
-        # The thread that starts Ansible must live as long: the kernel ends Ansible with it (ENDS_WITH_US).
+        # The thread that starts Ansible must live as long: the kernel ends Ansible with it (handover.py).
         thread = threading.Thread(
             target=self._play, args=(place, hosts, forks, timeout), name="shard", daemon=True
         )

@@ -218,7 +218,7 @@ def play(
         # it added.
         kept = (*wanted, *_RUNNERS_OWN)
         config.env = {name: value for name, value in config.env.items() if name in kept}
-        config.command = [*handover.ENDS_WITH_US, str(os.getpid()), *config.command]
+        config.command = [*handover.ANSIBLE, str(os.getpid()), *config.command]
         config.suppress_output_file = True
         config.pexpect_timeout = POLL
         # A pattern that always matches: without it ansible-runner keeps all that was ever printed, and looks
