@@ -7,6 +7,7 @@ python scripts/collection.py --tree FOLDER   # FOLDER/ansible_collections/gpupro
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import shutil
 import subprocess
@@ -23,6 +24,18 @@ from provision.desired import skus
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = "ansible_collections.gpuprov.gpu.plugins"
 MODULE = re.compile(r"^ +(?:gpuprov\.gpu\.)?(\w+):$", re.MULTILINE)
+# Of a playbook, which has no collection of its own to look into first.
+OWN_MODULE = re.compile(r"^( +)(gpuprov_\w+):$", re.MULTILINE)
+PLAYBOOKS = ("up.yml", "reboot.yml", "remove.yml")
+# Headings of CHANGELOG.md, in the words of antsibull-changelog.
+SECTIONS = {
+    "Added": "minor_changes",
+    "Changed": "minor_changes",
+    "Deprecated": "deprecated_features",
+    "Removed": "removed_features",
+    "Fixed": "bugfixes",
+    "Security": "security_fixes",
+}
 OURS = re.compile(r"^from provision\.node\.", re.MULTILINE)
 # The first line that Galaxy wants of each Python file, and the license.
 HEADER = "# Copyright: The gpuprov authors\n# SPDX-License-Identifier: Apache-2.0\n"
@@ -38,6 +51,20 @@ GALAXY: dict[str, Any] = {
     "tags": ["nvidia", "gpu", "cuda", "infrastructure", "linux", "hpc"],
     "dependencies": {},
 }
+# What `antsibull-changelog lint` wants to know of a collection's changes.
+CHANGELOG: dict[str, Any] = {
+    "title": "gpuprov.gpu",
+    "changes_file": "changelog.yaml",
+    "changes_format": "combined",
+    "keep_fragments": False,
+    "changelog_filename_template": "../CHANGELOG.md",
+    "changelog_filename_version_depth": 0,
+    "output": [{"file": "CHANGELOG.md", "format": "md"}],
+    "mention_ancestor": True,
+    "notesdir": "fragments",
+    "prelude_section_name": "release_summary",
+    "sections": [[name, title] for title, name in SECTIONS.items() if title != "Changed"],
+}
 
 
 def lay_out(place: Path) -> Path:
@@ -46,6 +73,10 @@ def lay_out(place: Path) -> Path:
     roles = sorted(folder for folder in paths.ROLES.iterdir() if folder.is_dir())
     for role in roles:
         shutil.copytree(role, top / "roles" / role.name, ignore=shutil.ignore_patterns("expect.yml"))
+        _write(top / "docs" / f"{role.name}.md", _page(role))
+    for name in PLAYBOOKS:
+        text = (paths.PLAYBOOKS / name).read_text(encoding="utf-8")
+        _write(top / "playbooks" / name, OWN_MODULE.sub(r"\1gpuprov.gpu.\2:", text))
     for name in _modules(roles):
         _python(paths.MODULES / f"{name}.py", top / "plugins" / "modules" / f"{name}.py")
     utilities = top / "plugins" / "module_utils"
@@ -59,7 +90,55 @@ def lay_out(place: Path) -> Path:
     _write(top / "README.md", (ROOT / "docs" / "ansible.md").read_text(encoding="utf-8"))
     for name in ("CHANGELOG.md", "LICENSE"):
         _write(top / name, (ROOT / name).read_text(encoding="utf-8"))
+    _write(top / "changelogs" / "changelog.yaml", yaml.safe_dump(_changes(), sort_keys=False, width=120))
+    _write(top / "changelogs" / "config.yaml", yaml.safe_dump(CHANGELOG, sort_keys=False))
     return top
+
+
+def _page(role: Path) -> str:
+    """What the role does and every option, from its argument specification."""
+    specs = yaml.safe_load((role / "meta" / "argument_specs.yml").read_text(encoding="utf-8"))[
+        "argument_specs"
+    ]
+    lines = [f"# gpuprov.gpu.{role.name}", ""]
+    for entry, spec in specs.items():
+        lines += [] if entry == "main" else [f"## `tasks_from: {entry}`", ""]
+        lines += [f"{spec['short_description']}.", "", *spec["description"], ""]
+        if spec.get("options"):
+            lines += ["| option | type | default | meaning |", "|---|---|---|---|"]
+        for name, option in spec.get("options", {}).items():
+            kind = option["type"] + (f" of {option['elements']}" if "elements" in option else "")
+            default = (
+                f"`{json.dumps(option['default'])}`"
+                if "default" in option
+                else "required"
+                if option.get("required")
+                else ""
+            )
+            told = option["description"]
+            meaning = " ".join([told] if isinstance(told, str) else told)
+            if "choices" in option:
+                meaning += f" One of {', '.join(f'`{json.dumps(choice)}`' for choice in option['choices'])}."
+            lines.append(f"| `{name}` | {kind} | {default} | {meaning.replace('|', chr(92) + '|')} |")
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _changes() -> dict[str, Any]:
+    """CHANGELOG.md as antsibull-changelog has it. What is not released yet belongs to the coming version."""
+    releases: dict[str, Any] = {}
+    version, section = "", ""
+    for line in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines():
+        if heading := re.match(r"## \[?(\S+?)\]?(?: - (\d{4}-\d{2}-\d{2}))?$", line):
+            version = __version__ if heading[1] == "Unreleased" else heading[1]
+            releases[version] = {"changes": {}} | ({"release_date": heading[2]} if heading[2] else {})
+        elif line.startswith("### "):
+            section = SECTIONS[line[4:].strip()]
+        elif version and line.startswith("- "):
+            releases[version]["changes"].setdefault(section, []).append(line[2:])
+        elif version and line.startswith("  "):
+            releases[version]["changes"][section][-1] += " " + line.strip()
+    return {"ancestor": None, "releases": releases}
 
 
 def _modules(roles: list[Path]) -> list[str]:

@@ -28,12 +28,14 @@ from tests.support.plays import recap
 
 CORES = ("2.17", "2.18", "2.19", "newest")
 ALONE = ("alone-01", "alone-02")  # for the roles one by one
+BY_PLAYBOOK = ("book-01",)  # for the collection's playbooks
 TOGETHER = ("free-01", "free-02")  # for all of them in one play
 NODES = (
     NodeSpec("alone-01", "b200", network="ib"),  # has the longest list of expectations
     NodeSpec("alone-02", "h100-sxm", "rhel9"),
     NodeSpec("free-01", "h100-sxm"),
     NodeSpec("free-02", "l40s", "debian12"),
+    NodeSpec("book-01", "h100-sxm"),
     *(NodeSpec(f"core-{core.replace('.', '')}", "l40s", "debian12") for core in CORES),
 )
 ROLES = roles_in_order()
@@ -272,6 +274,33 @@ def test_all_roles_in_one_play_with_gathered_facts_each_node_at_its_own_pace(
     again = stranger.play(TOGETHER, *ROLES, **keywords)
     assert good(again, TOGETHER) == dict.fromkeys(TOGETHER, 0), again.stdout
     as_declared(operator, TOGETHER)
+
+
+def test_the_playbooks_bring_bare_nodes_up_reboot_them_and_take_a_role_off(
+    stranger: Stranger, operator: Operator
+) -> None:
+    def run(playbook: str, **variables: Any) -> int:
+        told = ("-e", json.dumps(DECLARED | variables))
+        chosen = ("-i", str(stranger.lab.inventory), "-l", ",".join(BY_PLAYBOOK))
+        done = stranger.controller.run("ansible-playbook", playbook, *chosen, *told, timeout=1500)
+        assert done.returncode == 0, said(done)
+        counts = recap(done.stdout)
+        assert counts.keys() == set(BY_PLAYBOOK)
+        return sum(each["changed"] for each in counts.values())
+
+    node = stranger.lab.node(BY_PLAYBOOK[0])
+    boot = "cat /proc/sys/kernel/random/boot_id"
+    before = node.run(boot).stdout
+    assert run("gpuprov.gpu.up") > 0
+    assert not node.run("test -e /run/reboot-required", False).returncode
+    assert run("gpuprov.gpu.reboot") == len(BY_PLAYBOOK)
+    assert node.run(boot).stdout != before
+    run("gpuprov.gpu.up")  # what waited for the driver
+    assert run("gpuprov.gpu.up") == 0
+    as_declared(operator, BY_PLAYBOOK)
+    assert run("gpuprov.gpu.remove", gpuprov_remove=["nccl"]) > 0
+    assert "installed" not in node.run("dpkg-query -Wf '${db:Status-Status}' libnccl2", False).stdout
+    assert run("gpuprov.gpu.remove", gpuprov_remove=["nccl"]) == 0
 
 
 # --- every ansible-core
