@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -25,7 +26,9 @@ FLOOR = "360de97"
 LAB, NODE = "bench-roles", "bare-01"
 # What `up` leaves out here, because nothing of it is declared.
 UNDECLARED = "gpu_settings,gpudirect_rdma,package_lock"
-SERVICE = "nvidia-fabricmanager.service"
+# The lab's fabric manager takes four seconds to start, as a real one takes its time.
+SERVICES = ("nvidia-persistenced.service", "nvidia-fabricmanager.service")
+STARTED = ("InactiveExitTimestampMonotonic", "ActiveEnterTimestampMonotonic")  # microseconds
 
 
 def old_roles(folder: Path) -> Path:
@@ -94,10 +97,20 @@ def succeeded(cost: Cost, name: str) -> Cost:
     return cost
 
 
-def stop_service(inventory: Path) -> None:
-    command = ["ansible", "-i", str(inventory), "-b", NODE, "-m", "ansible.builtin.systemd_service"]
-    command += ["-a", json.dumps({"name": SERVICE, "state": "stopped"})]
-    subprocess.run(command, capture_output=True, check=True, timeout=120)
+def systemctl(inventory: Path, *words: str) -> str:
+    """What systemctl on the node prints."""
+    command = ["ansible", "-i", str(inventory), "-b", NODE, "-m", "ansible.builtin.command"]
+    command += ["-a", " ".join(["systemctl", *words])]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+
+
+def repaired(folder: Path, inventory: Path, service: str) -> tuple[float, float]:
+    """Seconds of an `up` that starts a stopped service again, and what the service itself took of them."""
+    systemctl(inventory, "stop", service)
+    wall = up(folder, inventory).wall
+    said = systemctl(inventory, "show", service, *(f"--property={name}" for name in STARTED))
+    began, ended = (int(found) for name in STARTED for found in re.findall(rf"{name}=(\d+)", said))
+    return wall, (ended - began) / 1e6
 
 
 def measure(options: Options) -> Iterator[Finding]:
@@ -105,7 +118,7 @@ def measure(options: Options) -> Iterator[Finding]:
     if os.geteuid():
         raise FailedError("lab nodes need root")
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    cpu, wall, repair = Rounds(), Rounds(), Rounds()
+    cpu, wall, repair, start = Rounds(), Rounds(), Rounds(), Rounds()
     before = old_roles(options.folder / "old")
     try:
         for _ in range(1 if options.quick else min(options.rounds, 3)):
@@ -114,8 +127,10 @@ def measure(options: Options) -> Iterator[Finding]:
                 cost = plain(before, inventory) if name == "plain" else up(options.folder, inventory)
                 cpu.add(name, cost.controller)
                 wall.add(name, cost.wall)
-            stop_service(inventory)
-            repair.add("up", up(options.folder, inventory).wall)
+            for service in SERVICES:
+                whole, own = repaired(options.folder, inventory, service)
+                repair.add(service, whole)
+                start.add(service, own)
     finally:
         lab("down", "--lab", LAB)
     floor = f"the roles of {FLOOR} under plain ansible-playbook"
@@ -124,5 +139,8 @@ def measure(options: Options) -> Iterator[Finding]:
     yield Result("roles.cpu", what, floor, cpu.ratios("up", "plain"), note)
     note = f"plain: {number(wall.median('plain'))} s, without the reboot"
     yield Result("roles.wall", "the same, wall time", floor, wall.ratios("up", "plain"), note)
-    rows = ((f"{SERVICE} stopped", number(repair.median("up"))),)
-    yield Table("Repair of one service, seconds until it is seen to run", ("what was broken", "wall"), rows)
+    rows = tuple(
+        (service, number(repair.median(service)), number(start.median(service))) for service in SERVICES
+    )
+    columns = ("stopped service", "wall", "of which it took to start")
+    yield Table("Repair of one service, seconds until it is seen to run", columns, rows)

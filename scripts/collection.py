@@ -57,8 +57,6 @@ CHANGELOG: dict[str, Any] = {
     "changes_file": "changelog.yaml",
     "changes_format": "combined",
     "keep_fragments": False,
-    "changelog_filename_template": "../CHANGELOG.md",
-    "changelog_filename_version_depth": 0,
     "output": [{"file": "CHANGELOG.md", "format": "md"}],
     "mention_ancestor": True,
     "notesdir": "fragments",
