@@ -7,12 +7,14 @@ python scripts/collection.py --tree FOLDER   # FOLDER/ansible_collections/gpupro
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import tokenize
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,9 @@ from provision.desired import skus
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = "ansible_collections.gpuprov.gpu.plugins"
 MODULE = re.compile(r"^ +(?:gpuprov\.gpu\.)?(\w+):$", re.MULTILINE)
-# Of a playbook, which has no collection of its own to look into first.
-OWN_MODULE = re.compile(r"^( +)(gpuprov_\w+):$", re.MULTILINE)
+OUR_MODULES = "|".join(sorted(file.stem for file in paths.MODULES.glob("gpuprov_*.py")))
+OURS_SHORT = re.compile(rf"^( +)({OUR_MODULES}):(?=$| [*{{])", re.MULTILINE)
+CORES = ("2.17", "2.18", "2.19", "2.20", "2.21")  # of ansible-core
 PLAYBOOKS = ("up.yml", "reboot.yml", "remove.yml")
 # Headings of CHANGELOG.md, in the words of antsibull-changelog.
 SECTIONS = {
@@ -71,18 +74,22 @@ def lay_out(place: Path) -> Path:
     roles = sorted(folder for folder in paths.ROLES.iterdir() if folder.is_dir())
     for role in roles:
         shutil.copytree(role, top / "roles" / role.name, ignore=shutil.ignore_patterns("expect.yml"))
+        for tasks in (top / "roles" / role.name).glob("tasks/*.yml"):
+            _write(tasks, _in_full(tasks))
         _write(top / "docs" / f"{role.name}.md", _page(role))
     for name in PLAYBOOKS:
-        text = (paths.PLAYBOOKS / name).read_text(encoding="utf-8")
-        _write(top / "playbooks" / name, OWN_MODULE.sub(r"\1gpuprov.gpu.\2:", text))
+        _write(top / "playbooks" / name, _in_full(paths.PLAYBOOKS / name))
     for name in _modules(roles):
         _python(paths.MODULES / f"{name}.py", top / "plugins" / "modules" / f"{name}.py")
     utilities = top / "plugins" / "module_utils"
     for file in (paths.NODE / "observe").glob("*.py"):
         _python(file, utilities / "observe" / file.name)
     _python(paths.NODE / "description.py", utilities / "description.py")
-    products = f'"""The products by PCI id."""\n\nPRODUCTS = {dict(skus.by_pci_id())!r}\n'
+    table = json.dumps(dict(skus.by_pci_id()), indent=4)  # texts and lists of them: Python as well
+    products = f'"""The products by PCI id."""\n\nPRODUCTS = {table}\n'
     _write(utilities / "products.py", HEADER + products)
+    for core in CORES:
+        _write(top / "tests" / "sanity" / f"ignore-{core}.txt", _ignored(top / "plugins" / "modules"))
     _write(top / "galaxy.yml", yaml.safe_dump(GALAXY | {"version": __version__}, sort_keys=False))
     _write(top / "meta" / "runtime.yml", 'requires_ansible: ">=2.17.0"\n')
     _write(top / "README.md", (ROOT / "docs" / "ansible.md").read_text(encoding="utf-8"))
@@ -91,6 +98,11 @@ def lay_out(place: Path) -> Path:
     _write(top / "changelogs" / "changelog.yaml", yaml.safe_dump(_changes(), sort_keys=False, width=120))
     _write(top / "changelogs" / "config.yaml", yaml.safe_dump(CHANGELOG, sort_keys=False))
     return top
+
+
+def _in_full(file: Path) -> str:
+    """The text of tasks, with the names of our modules as Ansible finds them in a collection."""
+    return OURS_SHORT.sub(r"\1gpuprov.gpu.\2:", file.read_text(encoding="utf-8"))
 
 
 def _page(role: Path) -> str:
@@ -142,14 +154,32 @@ def _changes() -> dict[str, Any]:
 def _modules(roles: list[Path]) -> list[str]:
     """Our modules that a task of the roles names."""
     ours = {file.stem for file in paths.MODULES.glob("*.py")}
-    texts = [file.read_text(encoding="utf-8") for role in roles for file in role.glob("*/*.yml")]
+    texts = [file.read_text(encoding="utf-8") for role in roles for file in role.glob("tasks/*.yml")]
     return sorted({name for text in texts for name in MODULE.findall(text)} & ours)
 
 
 def _python(source: Path, target: Path) -> None:
     text = OURS.sub(f"from {PLUGINS}.module_utils.", source.read_text(encoding="utf-8"))
     shebang, _, rest = text.partition("\n") if text.startswith("#!") else ("", "", text)
-    _write(target, (f"{shebang}\n" if shebang else "") + HEADER + rest)
+    _write(target, (f"{shebang}\n" if shebang else "") + HEADER + _without_underscores(rest))
+
+
+def _without_underscores(source: str) -> str:
+    """`dummy` for each name `_`, which Ansible's checks keep for translations."""
+    lines = source.splitlines(keepends=True)
+    for token in reversed(list(tokenize.generate_tokens(io.StringIO(source).readline))):
+        if token.type == tokenize.NAME and token.string == "_":
+            (row, begin), (_, end) = token.start, token.end
+            lines[row - 1] = f"{lines[row - 1][:begin]}dummy{lines[row - 1][end:]}"
+    return "".join(lines)
+
+
+def _ignored(modules: Path) -> str:
+    """What `ansible-test sanity` need not say: our license."""
+    lines = [
+        f"plugins/modules/{file.name} validate-modules:missing-gplv3-license" for file in modules.glob("*.py")
+    ]
+    return "".join(f"{line}\n" for line in sorted(lines))
 
 
 def _write(file: Path, text: str) -> None:

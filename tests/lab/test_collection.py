@@ -298,9 +298,10 @@ def test_the_playbooks_bring_bare_nodes_up_reboot_them_and_take_a_role_off(
     run("gpuprov.gpu.up")  # what waited for the driver
     assert run("gpuprov.gpu.up") == 0
     as_declared(operator, BY_PLAYBOOK)
-    assert run("gpuprov.gpu.remove", gpuprov_remove=["nccl"]) > 0
+    removed = ["validation_tools", "nccl"]  # the tools cannot be without NCCL
+    assert run("gpuprov.gpu.remove", gpuprov_remove=removed) > 0
     assert "installed" not in node.run("dpkg-query -Wf '${db:Status-Status}' libnccl2", False).stdout
-    assert run("gpuprov.gpu.remove", gpuprov_remove=["nccl"]) == 0
+    assert run("gpuprov.gpu.remove", gpuprov_remove=removed) == 0
 
 
 # --- every ansible-core

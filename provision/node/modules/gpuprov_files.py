@@ -31,7 +31,8 @@ options:
     type: list
     elements: path
     default: []
-author: gpuprov
+author:
+  - The gpuprov authors (@gpuprov)
 """
 
 EXAMPLES = r"""

@@ -17,7 +17,8 @@ options:
     type: list
     elements: str
     default: []
-author: gpuprov
+author:
+  - The gpuprov authors (@gpuprov)
 """
 
 EXAMPLES = r"""
@@ -28,11 +29,26 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
-ready: {description: Whether nvidia-smi answered; without a loaded driver nothing is known., type: bool}
-refusals: {description: A sentence for each impossible setting with GPUs and what is possible., type: list}
-differs: {description: Names of the settings that some GPU does not have., type: list}
-ecc: {description: Indexes of the GPUs whose next ECC mode is not the wanted one., type: list}
-pending: {description: What the GPUs wait with until the next reset or reboot., type: list}
+ready:
+  description: Whether nvidia-smi answered; without a loaded driver nothing is known.
+  returned: success
+  type: bool
+refusals:
+  description: A sentence for each impossible setting with GPUs and what is possible.
+  returned: success
+  type: list
+differs:
+  description: Names of the settings that some GPU does not have.
+  returned: success
+  type: list
+ecc:
+  description: Indexes of the GPUs whose next ECC mode is not the wanted one.
+  returned: success
+  type: list
+pending:
+  description: What the GPUs wait with until the next reset or reboot.
+  returned: success
+  type: list
 """
 
 import re  # noqa: E402

@@ -16,7 +16,8 @@ options:
     description: What has to be in it. Mappings are merged, everything else is replaced.
     type: dict
     required: true
-author: gpuprov
+author:
+  - The gpuprov authors (@gpuprov)
 """
 
 EXAMPLES = r"""

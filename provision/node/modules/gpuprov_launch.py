@@ -44,7 +44,8 @@ options:
     description: The public key of the authority that signed it, as in a file of authorized keys.
     type: str
     default: ""
-author: gpuprov
+author:
+  - The gpuprov authors (@gpuprov)
 """
 
 EXAMPLES = r"""

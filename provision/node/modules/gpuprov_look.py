@@ -34,7 +34,8 @@ options:
     description: Seconds for each program.
     type: int
     default: 60
-author: gpuprov
+author:
+  - The gpuprov authors (@gpuprov)
 """
 
 EXAMPLES = r"""
@@ -76,12 +77,12 @@ import fnmatch  # noqa: E402
 import io  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
-import subprocess  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 MOST = 1024 * 1024  # characters of one file
-NOT_RUN, NO_ANSWER = 127, 124  # as a shell and timeout(1) say it
+NO_ANSWER = 124  # as timeout(1) says it
+ENGLISH = {"LC_ALL": "C", "LANGUAGE": "C"}
 
 
 def text_of(path):
@@ -98,32 +99,16 @@ def end_of(path):
     return os.path.realpath(path) if os.path.exists(path) else None
 
 
-def answer_of(argv, timeout):
+def answer_of(module, argv, timeout):
     """What a program printed and how it ended."""
-    environment = dict(os.environ, LC_ALL="C", LANGUAGE="C")
-    try:
-        process = subprocess.Popen(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=environment,
-        )
-    except (IOError, OSError) as error:
-        return {"rc": NOT_RUN, "stdout": "", "stderr": "{0}: {1}".format(argv[0], error.strerror)}
-    code = None
-    try:
-        output, trouble = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        # Its children may still hold the pipes: what it printed is not waited for.
-        output, trouble = b"", "no answer within {0} s".format(timeout).encode("utf-8")
-        code = NO_ANSWER
-    return {
-        "rc": process.returncode if code is None else code,
-        "stdout": output.decode("utf-8", "replace").rstrip("\r\n"),
-        "stderr": trouble.decode("utf-8", "replace").rstrip("\r\n"),
-    }
+    # It ends what the program has started, too.
+    words = ["timeout", "--kill-after=5", str(timeout)] + [str(word) for word in argv]
+    code, output, trouble = module.run_command(
+        words, environ_update=ENGLISH, data="", errors="replace", expand_user_and_vars=False
+    )
+    if code == NO_ANSWER and not trouble:
+        trouble = "no answer within {0} s".format(timeout)
+    return {"rc": code, "stdout": output.rstrip("\r\n"), "stderr": trouble.rstrip("\r\n")}
 
 
 def found_in(path, names, depth, contains):
@@ -196,8 +181,7 @@ def main():
         files={name: text_of(path) for name, path in asked["files"].items()},
         paths={name: end_of(path) for name, path in asked["paths"].items()},
         programs={
-            name: answer_of([str(word) for word in argv], asked["timeout"])
-            for name, argv in asked["programs"].items()
+            name: answer_of(module, argv, asked["timeout"]) for name, argv in asked["programs"].items()
         },
         folders={
             name: found_in(

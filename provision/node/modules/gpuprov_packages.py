@@ -113,7 +113,8 @@ options:
     description: Seconds to wait while another program holds the package manager's lock.
     type: int
     default: 600
-author: gpuprov
+author:
+  - The gpuprov authors (@gpuprov)
 """
 
 EXAMPLES = r"""

@@ -43,7 +43,8 @@ options:
     description: Seconds to wait for each download.
     type: int
     default: 60
-author: gpuprov
+author:
+  - The gpuprov authors (@gpuprov)
 """
 
 EXAMPLES = r"""

@@ -12,7 +12,8 @@ options:
     description: What it is for; one line, which begins with the name of the software.
     type: str
     required: true
-author: gpuprov
+author:
+  - The gpuprov authors (@gpuprov)
 """
 
 EXAMPLES = r"""

@@ -32,7 +32,8 @@ options:
     description: Whether the service ends its containers itself when it stops.
     type: bool
     default: false
-author: gpuprov
+author:
+  - The gpuprov authors (@gpuprov)
 """
 
 EXAMPLES = r"""

@@ -89,7 +89,7 @@ from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 from provision.node.products import PRODUCTS  # noqa: E402
 
 from provision.node.description import describe  # noqa: E402
-from provision.node.observe import (  # noqa: E402, F401
+from provision.node.observe import (  # noqa: E402
     clock,
     container,
     container_runtime,
@@ -118,6 +118,36 @@ from provision.node.observe import (  # noqa: E402, F401
     sysctl,
 )
 from provision.node.observe.answer import answer  # noqa: E402
+
+# Each knows facts by itself; named here, they are sent along to the node.
+READERS = (
+    clock,
+    container,
+    container_runtime,
+    cpu,
+    dkms,
+    driver,
+    edac,
+    fabric,
+    file,
+    firmware,
+    hca,
+    kernel,
+    limits,
+    memory,
+    mig,
+    module,
+    nvidia_smi,
+    nvme,
+    package,
+    packages,
+    pci,
+    pgp_key,
+    rdma,
+    secure_boot,
+    service,
+    sysctl,
+)
 
 
 def main():

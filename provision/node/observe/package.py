@@ -32,8 +32,7 @@ def dpkg_paragraphs():
         yield paragraph.lstrip(b"\n")  # several blank lines separate as one does
     for name in names_in("/var/lib/dpkg/updates"):
         if name.isdigit():
-            for paragraph in (read_bytes("/var/lib/dpkg/updates/" + name) or b"").split(b"\n\n"):
-                yield paragraph
+            yield from (read_bytes("/var/lib/dpkg/updates/" + name) or b"").split(b"\n\n")
 
 
 def dpkg_packages(names):
