@@ -26,7 +26,7 @@ from tests.lab.lab_nodes import Lab, LabNode, running_lab
 from tests.support.collection import Controller, build, play
 from tests.support.plays import recap
 
-CORES = ("2.17", "2.18", "2.19", "newest")
+CORES = ("2.17", "2.18", "2.19", "2.20", "newest")
 ALONE = ("alone-01", "alone-02")  # for the roles one by one
 BY_PLAYBOOK = ("book-01",)  # for the collection's playbooks
 TOGETHER = ("free-01", "free-02")  # for all of them in one play

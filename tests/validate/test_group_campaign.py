@@ -255,6 +255,19 @@ def test_a_node_that_cannot_be_opened_or_admitted_is_left_out_with_the_reason(ma
     assert machines.launches[-1] == ("close", ALL), "what was opened half is closed, too"
 
 
+@pytest.mark.parametrize("able", [0, 1], ids=["nobody", "one alone"])
+def test_where_nobody_can_start_mpi_the_report_says_why_for_each_node(able: int, machines: Cluster) -> None:
+    names = sorted(ALL)[:3]
+    for name in names[able:]:
+        machines.answers[name] = {"mpirun": "", "version": "", "mpirun_missing": "no such file: mpirun"}
+    _, report, _ = machines.run(3, code=ExitCode.INCOMPLETE)
+    assert verdicts(report) == dict.fromkeys(names, "error")
+    for name in names[able:]:
+        assert "no such file: mpirun: the role validation_tools, with validation_tools_mpi: true" in message(
+            report, name
+        )
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -38,6 +38,8 @@ def neighbours(fleet: Topology, results: Sequence[Result], metric: Metric) -> tu
     order of the nodes, as NCCL's rings go, that have not met; in two rounds, for they must be disjoint. None
     when there are none left, or somebody is suspected.
     """
+    if len(fleet.nodes) < 2:
+        return ()
     found = diagnose(fleet, results, tolerance=metric.tolerance, direction=metric.direction)
     if found.culprits or found.suspects:
         return ()
