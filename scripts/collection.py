@@ -68,8 +68,9 @@ CHANGELOG: dict[str, Any] = {
 }
 
 
-def lay_out(place: Path) -> Path:
-    """Write the collection's files below `place`; the folder that ansible-galaxy builds."""
+def lay_out(place: Path, repository: str = "") -> Path:
+    """Write the collection's files below `place`; the folder that ansible-galaxy builds. `repository`: the
+    address that Galaxy wants of a collection that is published."""
     top = place / "ansible_collections" / "gpuprov" / "gpu"
     roles = sorted(folder for folder in paths.ROLES.iterdir() if folder.is_dir())
     for role in roles:
@@ -90,7 +91,8 @@ def lay_out(place: Path) -> Path:
     _write(utilities / "products.py", HEADER + products)
     for core in CORES:
         _write(top / "tests" / "sanity" / f"ignore-{core}.txt", _ignored(top / "plugins" / "modules"))
-    _write(top / "galaxy.yml", yaml.safe_dump(GALAXY | {"version": __version__}, sort_keys=False))
+    metadata = GALAXY | {"version": __version__} | ({"repository": repository} if repository else {})
+    _write(top / "galaxy.yml", yaml.safe_dump(metadata, sort_keys=False))
     _write(top / "meta" / "runtime.yml", 'requires_ansible: ">=2.17.0"\n')
     _write(top / "README.md", (ROOT / "docs" / "ansible.md").read_text(encoding="utf-8"))
     for name in ("CHANGELOG.md", "LICENSE"):
@@ -187,12 +189,12 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text, encoding="utf-8")
 
 
-def build(output: Path) -> Path:
+def build(output: Path, repository: str) -> Path:
     """The archive, in `output`."""
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as place:
         galaxy = Path(sys.executable).with_name("ansible-galaxy")
-        words = [str(galaxy), "collection", "build", str(lay_out(Path(place))), "--force"]
+        words = [str(galaxy), "collection", "build", str(lay_out(Path(place), repository)), "--force"]
         subprocess.run(
             [*words, "--output-path", str(output)], check=True, stdout=subprocess.DEVNULL, timeout=300
         )
@@ -203,8 +205,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, default=ROOT / "dist", help="where the archive goes")
     parser.add_argument("--tree", type=Path, help="write the files below this folder, and no archive")
+    parser.add_argument("--repository", default="", help="the address of the source, which Galaxy wants")
     options = parser.parse_args()
-    print(lay_out(options.tree) if options.tree else build(options.output))
+    repository = options.repository
+    print(lay_out(options.tree, repository) if options.tree else build(options.output, repository))
 
 
 if __name__ == "__main__":

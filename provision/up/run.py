@@ -12,10 +12,12 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
+from provision.desired import stack
 from provision.drift import assess
 from provision.drift.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
+from provision.node_names import fold
 from provision.remote.ansible import accelerator, handover
 from provision.remote.ansible.events import Event
 from provision.remote.ansible.runner import handled, heeded
@@ -272,13 +274,14 @@ class UpRun:
 
     def _confirm(self, made: Plan) -> None:
         """Say what is about to happen; ask where a person can answer. Raises GpuprovError for a no."""
-        busy = [made.nodes[node] for wave in made.waves for node in wave]
+        names = [node for wave in made.waves for node in wave]
+        busy = [made.nodes[node] for node in names]
         reboots = sum(node.reboot for node in busy) if self.options.may_reboot else 0
         minutes = made.minutes(self.options.forks).minutes
         words = [f"{len(busy)} of {len(self.fleet.nodes)} nodes differ from their declared state"]
         if self.options.remove:
-            names = ", ".join(self.options.remove)
-            words = [f"{names} to be removed from {len(busy)} of {len(self.fleet.nodes)} nodes"]
+            roles = ", ".join(self.options.remove)
+            words = [f"{roles} to be removed from {len(busy)} of {len(self.fleet.nodes)} nodes"]
         if self.options.full:
             words = [f"every role on {len(busy)} of {len(self.fleet.nodes)} nodes"]
         canaries = sum(len(wave) for wave in made.waves if wave.kind == CANARY)
@@ -287,10 +290,13 @@ class UpRun:
         if reboots and not self.options.check_mode:
             words.append(f"{reboots} to reboot")
         words.append(f"about {minutes:.0f} min")
+        source, which = self.fleet.source, fold(names)
+        stacks = {stack.node_stack(self.fleet.nodes[node], self.overrides).name for node in names}
+        sys.stderr.write(f"{source} · stack {', '.join(sorted(stacks))} · {which}\n")
         sys.stderr.write(" · ".join(words) + "\n")
         if not self.options.confirm:
             return
-        sys.stderr.write("continue? [y/N] ")
+        sys.stderr.write(f"change {many(len(names), 'node')} of {source} ({which})? [y/N] ")
         sys.stderr.flush()
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise GpuprovError("stopped before anything was changed", "--yes skips the confirmation")

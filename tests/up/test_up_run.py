@@ -329,6 +329,9 @@ def test_a_person_at_a_terminal_is_asked_and_may_say_no(
     assert world.up() == ExitCode.ERROR
     assert world.played == []
     assert "1 of 3 nodes" in world.err
+    inventory = re.escape(str(newest().meta()["inventory"]))
+    assert re.search(rf"^{inventory} · stack r580-cuda12.9 · gpu-01$", world.err, re.MULTILINE)
+    assert re.search(rf"^change 1 node of {inventory} \(gpu-01\)\? \[y/N\] ", world.err, re.MULTILINE)
     assert world.up() == ExitCode.OK
     assert world.played
     world.lack("gpu-01")
