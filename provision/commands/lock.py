@@ -149,6 +149,7 @@ def _say(
         lines.append(f"{fold(unfit)}: used though drifted, or skipped because unreachable (--force)")
     lines += [
         f"written to {target}",
-        "gpuprov drift now reports every package that differs; gpuprov up installs the locked version",
+        "until gpuprov up has pinned these versions, gpuprov drift reports every node of these kinds, also "
+        "nodes that have them; gpuprov up installs them where they differ",
     ]
     sys.stdout.write(drift_text.safe(lines))

@@ -61,6 +61,7 @@ def test_a_fleet_is_locked_and_what_moves_is_named(
     assert code == ExitCode.OK, err
     file = tmp_path / lockfile.NAME
     assert f"debian 13 x86_64, l40s: 1 package, taken from gpu-[01-03]\nwritten to {file}\n" in out
+    assert "gpuprov drift reports every node of these kinds, also nodes that have them" in out
     assert lockfile.read(file).origin["nodes"] == "gpu-[01-03]"
     packages["gpu-02"]["libnccl2"] = "2.30-1"
     code, out, _ = gpuprov(capsys, "plan", "--json")
