@@ -215,6 +215,8 @@ def node_lists(fleet: FleetHealth) -> dict[str, list[str]]:
 
 
 def _steps(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[_Step]:
+    # Whoever pastes a command means this fleet, wherever another inventory would be found.
+    of = f" {shlex.quote(one_line(fleet.inventory, 4096))}" if fleet.inventory else ""
     failed = _on(found, Verdict.FAIL)
     configuration = [
         n for c in found if c.verdict is Verdict.FAIL and c.action == "fix configuration" for n in c.nodes
@@ -228,32 +230,32 @@ def _steps(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[_Step]:
         )
     if configuration:
         yield _Step(
-            "gpuprov plan",
+            f"gpuprov plan{of}",
             "shows what `gpuprov up` would correct on these nodes",
             configuration,
             "misconfigured",
         )
     if failed:
-        yield _Step("gpuprov validate", "after the repair: verifies it", failed, "fail")
+        yield _Step(f"gpuprov validate{of}", "after the repair: verifies it", failed, "fail")
     elif fleet.fabric:
         names = ",".join(dict.fromkeys(finding.check for finding in fleet.fabric))
-        yield _Step(f"gpuprov validate --checks {names}", "after the repair of the fabric: verifies it")
+        yield _Step(f"gpuprov validate{of} --checks {names}", "after the repair of the fabric: verifies it")
     elif again and not fleet.interrupted:
-        yield _Step("gpuprov validate", "repeats the measurements that failed", again, "error")
+        yield _Step(f"gpuprov validate{of}", "repeats the measurements that failed", again, "error")
     if silent:
         yield _Step(
-            "gpuprov drift",
+            f"gpuprov drift{of}",
             "once they are back: shows whether they answer and still match the stack",
             silent,
             "unreachable",
         )
     if not fleet.nodes:
-        yield _Step("gpuprov validate --nodes all", "measures every node of the inventory")
+        yield _Step(f"gpuprov validate{of} --nodes all", "measures every node of the inventory")
     elif not found and not fleet.interrupted:
-        yield _Step("gpuprov drift", "any time later: shows whether anything has changed since")
+        yield _Step(f"gpuprov drift{of}", "any time later: shows whether anything has changed since")
     elif not any((failed, again, silent, fleet.fabric, fleet.interrupted)):
         warned = _on(found, *HEADINGS)
-        yield _Step("gpuprov validate", "after looking at the warnings above", warned, "warn")
+        yield _Step(f"gpuprov validate{of}", "after looking at the warnings above", warned, "warn")
 
 
 def _on(found: Sequence[Cause], *verdicts: Verdict) -> list[str]:

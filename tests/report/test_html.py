@@ -97,7 +97,7 @@ def test_the_culprits_are_there_with_everything_needed_to_pull_them() -> None:
         samples.SOURCE,
         "GPU 5: FAULTY",
         "12 of 12",
-        "gpuprov validate --nodes gpu-03",
+        "gpuprov validate /srv/fleet/inventory.yml --nodes gpu-03",
     ):
         assert wanted in shown, wanted
 

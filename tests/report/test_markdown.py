@@ -86,4 +86,7 @@ def test_what_lies_between_nodes_is_there() -> None:
     failed = ticket.partition("## ✗ Failed")[2].partition("\n## ")[0]
     assert "link gpu-01-gpu-03/rail mlx5_2 is slow" in failed
     assert "    gpu-01 and gpu-03 on rail mlx5_2 in round 1: 150 Gb/s" in failed
-    assert "`gpuprov validate --checks pair_bandwidth`: after the repair of the fabric" in ticket
+    assert (
+        "`gpuprov validate /srv/fleet/inventory.yml --checks pair_bandwidth`: after the repair of the fabric"
+        in ticket
+    )

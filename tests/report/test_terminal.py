@@ -41,7 +41,7 @@ def test_the_demos_two_faults_are_named_with_serial_number_limit_and_action() ->
         "gpu-03 gpu2-gpu6 (gpu2 serial 1652823055002, 00000000:38:00.0; gpu6 serial 1652823055006,"
     ) in flat(told)
     assert "12 of 12 checks measured" in told
-    assert "next: gpuprov validate --nodes gpu-03\n" in told
+    assert "next: gpuprov validate /srv/fleet/inventory.yml --nodes gpu-03\n" in told
     assert "gpu-01" not in told
     assert "\x1b" not in told
 
@@ -49,7 +49,7 @@ def test_the_demos_two_faults_are_named_with_serial_number_limit_and_action() ->
 def test_a_healthy_fleet_is_told_in_a_few_lines() -> None:
     told = summary(samples.healthy())
     assert told.startswith("all 3 nodes healthy\n")
-    assert "next: gpuprov drift\n" in told
+    assert "next: gpuprov drift /srv/fleet/inventory.yml\n" in told
     assert len(told.splitlines()) < 8
     assert not any(word in told for word in ("FAIL", "ERROR", "WARN", "SKIP"))
 
@@ -65,7 +65,10 @@ def test_forty_nodes_with_one_cause_are_one_line_and_one_range() -> None:
     told = summary(samples.fleet(*nodes, asked=("gpu_inventory",)))
     assert "40 nodes: gpu_inventory: fabric manager is not running → fix configuration" in told
     assert "      gpu-[01-40]\n" in told
-    assert f"next: gpuprov plan --nodes {','.join(node.node for node in nodes)}\n" in told
+    assert (
+        f"next: gpuprov plan /srv/fleet/inventory.yml --nodes {','.join(node.node for node in nodes)}\n"
+        in told
+    )
     assert len(told.splitlines()) < 14
 
 
@@ -101,7 +104,7 @@ def test_what_was_not_measured_is_as_loud_as_a_failure() -> None:
     assert "? ERROR gpu_burn: gpu_burn did not end within 180 s and was killed → reboot gpu-01" in flat(told)
     assert "? ERROR did not run: nccl_all_reduce → run again gpu-03" in flat(told)
     assert "- SKIP nccl_all_reduce: one GPU: there is nobody to reduce with gpu-04" in flat(told)
-    assert "then: gpuprov drift --nodes gpu-07,gpu-08" in told
+    assert "then: gpuprov drift /srv/fleet/inventory.yml --nodes gpu-07,gpu-08" in told
 
 
 def test_worst_comes_first() -> None:
@@ -145,12 +148,14 @@ def test_a_nodes_text_cannot_reach_the_terminal() -> None:
     told = summary(samples.hostile())
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]", told)
     assert len(told) < 20_000
-    assert "next: gpuprov validate --nodes all" in told
+    assert "next: gpuprov validate /srv/fleet/inventory.yml --nodes all" in told
 
 
 def test_a_command_to_type_is_quoted() -> None:
     bad = dataclasses.replace(samples.demo().nodes[2], node="gpu 3;reboot")
-    assert "next: gpuprov validate --nodes 'gpu 3;reboot'\n" in summary(samples.fleet(bad))
+    assert "next: gpuprov validate /srv/fleet/inventory.yml --nodes 'gpu 3;reboot'\n" in summary(
+        samples.fleet(bad)
+    )
 
 
 @pytest.mark.parametrize(
@@ -189,7 +194,7 @@ def test_what_lies_between_nodes_is_told_and_proved_by_measuring_pairs_again() -
     assert "✗ FAIL pair_bandwidth: link gpu-01-gpu-03/rail mlx5_2 is slow" in flat(told)
     assert "! WARN 2 nodes: pair_bandwidth: it is at link gpu-01-gpu-03/rail mlx5_2" in flat(told)
     assert "\n      gpu-[01,03]\n" in told
-    assert "next: gpuprov validate --checks pair_bandwidth\n" in told
+    assert "next: gpuprov validate /srv/fleet/inventory.yml --checks pair_bandwidth\n" in told
     assert "then:" not in told
     assert "--nodes" not in told
     assert overall(fleet) is Verdict.FAIL
@@ -202,7 +207,7 @@ def test_what_lies_between_nodes_is_told_and_proved_by_measuring_pairs_again() -
 def test_a_node_called_fabric_is_a_node() -> None:
     burnt = samples.node("fabric", samples.checks(3, burn=5))
     told = summary(dataclasses.replace(samples.fleet(burnt), fabric=(samples.LINK,)))
-    assert "next: gpuprov validate --nodes fabric\n" in told
+    assert "next: gpuprov validate /srv/fleet/inventory.yml --nodes fabric\n" in told
 
 
 def test_commands_for_many_nodes_name_a_file_that_the_run_wrote(tmp_path: Path) -> None:
@@ -228,7 +233,7 @@ def test_commands_for_many_nodes_name_a_file_that_the_run_wrote(tmp_path: Path) 
         html_module.unescape((folder / "report.html").read_text()),
     ]
     for command, name in (("plan", "nodes.misconfigured"), ("validate", "nodes.fail")):
-        typed = f"gpuprov {command} --nodes {shlex.quote(f'@{folder / name}')}"
+        typed = f"gpuprov {command} /srv/fleet/inventory.yml --nodes {shlex.quote(f'@{folder / name}')}"
         assert all(typed in text for text in texts)
         assert shlex.split(typed)[-1] == f"@{folder}/{name}"
         assert (folder / name).read_text().splitlines() == bad
