@@ -265,7 +265,7 @@ def kill() -> Iterator[Callable[[int, Path], None]]:
 
     def send(number: int, file: Path) -> None:
         def wait() -> None:
-            until(lambda: file.exists() and file.read_text().endswith("\n"), 20)
+            until(lambda: file.exists() and file.read_text().endswith("\n"), 100)
             os.kill(os.getpid(), number)
 
         threads.append(threading.Thread(target=wait))
