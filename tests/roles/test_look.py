@@ -58,6 +58,17 @@ def test_programs_answer_in_english_without_a_shell(node: Node) -> None:
     assert "no-such-program" in found["programs"]["none"]["stderr"]
 
 
+@pytest.mark.parametrize("argv", [["tool"], ["no-such-program"]])
+def test_a_needed_program_that_fails_ends_the_task_with_its_words(node: Node, argv: list[str]) -> None:
+    node.program("tool", "echo database is locked >&2\nexit 3")
+    asked = {"packages": argv, "other": ["false"]}
+    assert not node.look(programs=asked).get("failed")
+    answer = node.look(programs=asked, needed=["packages"])
+    assert answer["failed"]
+    assert answer["msg"].startswith(f"{argv[0]} ended with ")
+    assert ("database is locked" if argv == ["tool"] else "no-such-program") in answer["msg"]
+
+
 def test_a_program_that_never_answers_costs_its_own_answer_only(node: Node) -> None:
     node.program("hangs", "sleep 60")
     begun = time.monotonic()

@@ -23,6 +23,11 @@ options:
         and speaks English.
     type: dict
     default: {}
+  needed:
+    description: Names of the programs that must end with 0; where one does not, the task fails.
+    type: list
+    elements: str
+    default: []
   folders:
     description:
       - Names, and of each which files to look for. C(path) is the folder, C(names) the shell patterns of
@@ -160,6 +165,7 @@ def main():
             "files": {"type": "dict", "default": {}},
             "paths": {"type": "dict", "default": {}},
             "programs": {"type": "dict", "default": {}},
+            "needed": {"type": "list", "elements": "str", "default": []},
             "folders": {"type": "dict", "default": {}},
             "timeout": {"type": "int", "default": 60},
         },
@@ -176,13 +182,19 @@ def main():
             wrong = mistake("{0}: {1}".format(option, name), value, check)
             if wrong:
                 module.fail_json(msg=wrong)
+    answers = {name: answer_of(module, argv, asked["timeout"]) for name, argv in asked["programs"].items()}
+    for name in asked["needed"]:
+        answer = answers[name]
+        if answer["rc"]:
+            said = answer["stderr"] or "no word why"
+            module.fail_json(
+                msg="{0} ended with {1}: {2}".format(asked["programs"][name][0], answer["rc"], said)
+            )
     module.exit_json(
         changed=False,
         files={name: text_of(path) for name, path in asked["files"].items()},
         paths={name: end_of(path) for name, path in asked["paths"].items()},
-        programs={
-            name: answer_of(module, argv, asked["timeout"]) for name, argv in asked["programs"].items()
-        },
+        programs=answers,
         folders={
             name: found_in(
                 folder["path"],
