@@ -21,7 +21,7 @@ class Node:
 class Fleet:
     """The machines of one inventory, in inventory order. `groups` maps each group to its node names.
 
-    `others` are those of the inventory that were not selected: templates may speak of them.
+    `others` are those of the inventory that were not selected by `pattern`: templates may speak of them.
     `vault_password_files` are those it was read with: who hands its variables to Ansible needs them too.
     """
 
@@ -30,3 +30,10 @@ class Fleet:
     groups: Mapping[str, tuple[str, ...]]
     vault_password_files: tuple[Path, ...] = ()
     others: Mapping[str, Node] = field(default_factory=dict)
+    pattern: str = "all"
+
+    @property
+    def place(self) -> str:
+        """The inventory as every folder can name it: its absolute path; a list of hosts (`a,b,`) as it is."""
+        listed = "," in str(self.source) and not self.source.exists()
+        return str(self.source if listed else self.source.absolute())

@@ -1,4 +1,4 @@
-"""Folding of many node names into ranges: `gpu-[01-03,07]`."""
+"""Folding of many node names into ranges, and back: `gpu-[01-03,07]`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from itertools import pairwise
 from provision.text import one_line
 
 _LAST_NUMBER = re.compile(r"^(.*?)(\d+)(\D*)$", re.DOTALL)
+_RANGES = re.compile(r"([^\[\]]*)\[(\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*)\]([^\[\]]*)")
+_MOST_UNFOLDED = 100_000
 _ADDRESS = re.compile(r"^[\d.]+$|:")
 
 
@@ -42,6 +44,26 @@ def fold(names: Iterable[str], limit: int = 400) -> str:
         length += len(text) + 2
         shown += count
     return ", ".join(pieces)
+
+
+def unfold(text: str) -> list[str]:
+    """The names that one folded text stands for; none when it is not one, or stands for too many.
+
+    >>> unfold("gpu-[08-10,12].pod3")
+    ['gpu-08.pod3', 'gpu-09.pod3', 'gpu-10.pod3', 'gpu-12.pod3']
+    """
+    match = _RANGES.fullmatch(text)
+    if match is None:
+        return []
+    before, ranges, after = match.groups()
+    names: list[str] = []
+    for piece in ranges.split(","):
+        start, _, end = piece.partition("-")
+        if len(piece) > 40 or int(end or start) - int(start) > _MOST_UNFOLDED - len(names):
+            return []
+        width = len(start) if start.startswith("0") else 0
+        names += [f"{before}{number:0{width}d}{after}" for number in range(int(start), int(end or start) + 1)]
+    return names
 
 
 def _folded(names: list[str], limit: int) -> Iterable[tuple[str, int]]:

@@ -186,14 +186,14 @@ def new(
     """A new burn-in, with everything kept that its judging needs; and the order of each node."""
     folder = RunFolder.create(VERB, arguments)
     folder.note(
-        inventory=str(fleet.source.absolute()),
+        inventory=fleet.place,
         nodes=list(fleet.nodes),
         asked=[*profile.checks, VERB],
         profile=orders.described(profile),
         not_burned_in=dict(unable),
     )
     folder.write_json("plan.json", orders.document(profile, planned, unable))
-    about = {"inventory": str(fleet.source.absolute()), "asked": [*profile.checks, VERB]}
+    about = {"inventory": fleet.place, "asked": [*profile.checks, VERB]}
     given: dict[str, dict[str, Any]] = {}
     for node in looked.seen.values():
         folder.append("facts", asdict(node))
@@ -249,7 +249,7 @@ def ask_nodes(
     folder = RunFolder.adopt(name, VERB, {})
     moment = f"{name[:4]}-{name[4:6]}-{name[6:8]}T{name[9:11]}:{name[11:13]}:{name[13:19]}Z"
     folder.note(
-        inventory=str(fleet.source.absolute()),
+        inventory=fleet.place,
         # One that cannot be asked may be part of it: it is named until it says otherwise.
         nodes=[node for node in variables if node in there[name] or answers[node].error],
         asked=folder.meta().get("asked") or [VERB],

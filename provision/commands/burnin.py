@@ -53,7 +53,7 @@ def _minutes(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    fleet_options.add_arguments(parser, lock=False)
+    fleet_options.add_arguments(parser, lock=False, last_used=False)
     parser.add_argument(
         "run",
         nargs="?",
@@ -154,6 +154,7 @@ def _act(action: str, options: argparse.Namespace) -> ExitCode:
     folder = campaign.known_here(named)
     if folder is not None and not (options.inventory or options.inventory_option):
         options.inventory = folder.meta().get("inventory") or None
+    options.last_used = action in ("status", "attach", "collect")  # they start and end nothing
     fleet, overrides = fleet_options.load(options)
     return actions.run(action, named, folder, fleet, overrides, _options(options))
 

@@ -57,7 +57,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         takes_part=seen.roles,
         remove=remove,
         rollout=rollout(options, seen),
-        minutes=durations.learn(str(seen.fleet.source.absolute())),
+        minutes=durations.learn(seen.fleet.place),
     )
     if options.json:
         import json

@@ -39,7 +39,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    fleet_options.add_arguments(parser)
+    fleet_options.add_arguments(parser, last_used=False)
     add = parser.add_argument
     add("--full", action="store_true", help="apply every role to every node, needed or not")
     plan.add_removal(parser)
@@ -112,7 +112,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     if "@" in options.nodes:  # a resumed run is for the same nodes, whatever became of the file
         options.nodes = ",".join(fleet.nodes)
     folder = RunFolder.create("up", _remembered(options))
-    folder.note(inventory=str(fleet.source.absolute()), nodes=list(fleet.nodes))
+    folder.note(inventory=fleet.place, nodes=list(fleet.nodes))
     if resumed is not None:
         folder.note(resumes=str(resumed.path.absolute()))
     return UpRun(fleet, overrides, _options(options, remove, resumed), folder).run()

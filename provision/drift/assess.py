@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from provision.desired import compatibility, lockfile, removal, stack, variables
+from provision.desired import compatibility, inventory, lockfile, removal, stack, variables
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
 from provision.desired.templating import resolve
@@ -95,6 +95,10 @@ class Assessment:
                 if said.error is None
             }
         )
+
+    def arguments(self, nodes: Iterable[str] | None = None) -> str:
+        """These nodes, or all that were chosen, as a command takes them."""
+        return inventory.arguments(self.fleet, nodes)
 
     @property
     def unreachable(self) -> dict[str, str]:

@@ -6,19 +6,18 @@ the facts that give it away. A rule that misses a fact is silent: the drift itse
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from provision.desired import versions
 from provision.desired.expectations import Expectation
-from provision.node_names import fold, natural
+from provision.node_names import fold
 from provision.text import one_line
 
-NODES = "{nodes}"  # in a next step: the nodes it is for
+NODES = "{nodes}"  # in a next step: the inventory and the nodes it is for, as a command takes them
+Arguments = Callable[[Iterable[str]], str]  # what stands there: desired.inventory.arguments of the fleet
 _LONGEST = 320  # characters of what a node said (a compiler's message is the longest)
-_LISTED = 12  # node names a command is shown with; it is typed, so it is not folded
 
 # Asked of every node beside what its roles promise; from files, but for one modinfo.
 FACTS = frozenset(
@@ -37,21 +36,9 @@ class Diagnosis:
     cause: str
     next_step: str
 
-    def line(self, nodes: Iterable[str]) -> str:
+    def line(self, nodes: Iterable[str], arguments: Arguments) -> str:
         """The diagnosis in one line, the next step with these nodes in it."""
-        return f"{self.cause}; next: {self.next_step.replace(NODES, selection(nodes))}"
-
-
-def selection(nodes: Iterable[str]) -> str:
-    """Node names as `--nodes` takes them: `gpu-01,gpu-02`; of many the first and an ellipsis.
-
-    >>> selection(["gpu-2", "gpu-10", "gpu-1"])
-    'gpu-1,gpu-2,gpu-10'
-    """
-    names = sorted(set(nodes), key=natural)
-    if len(names) <= _LISTED:
-        return shlex.quote(",".join(names))
-    return f"{','.join(names[:3])},… ({len(names)} nodes)"
+        return f"{self.cause}; next: {self.next_step.replace(NODES, arguments(nodes))}"
 
 
 @dataclass(frozen=True)
@@ -116,14 +103,14 @@ def causes(
     return alike
 
 
-def lines(found: Mapping[Diagnosis, Sequence[str]]) -> list[str]:
+def lines(found: Mapping[Diagnosis, Sequence[str]], arguments: Arguments) -> list[str]:
     """One line for each cause, with its nodes before it."""
-    return [f"{fold(names)}  {each.line(names)}" for each, names in found.items()]
+    return [f"{fold(names)}  {each.line(names, arguments)}" for each, names in found.items()]
 
 
-def section(found: Mapping[Diagnosis, Sequence[str]]) -> list[str]:
+def section(found: Mapping[Diagnosis, Sequence[str]], arguments: Arguments) -> list[str]:
     """The lines under a heading, as plan, up and drift show them; nothing when there is no cause to name."""
-    told = [f"  {line}" for line in lines(found)]
+    told = [f"  {line}" for line in lines(found, arguments)]
     return ["cause and next step", *told, ""] if told else []
 
 
@@ -135,7 +122,7 @@ def _nouveau(seen: _Seen) -> Diagnosis | None:
     return Diagnosis(
         "nouveau-loaded",
         f"nouveau is loaded and holds the GPUs, so the NVIDIA driver cannot have them ({why})",
-        f"gpuprov up --nodes {NODES} (blacklists nouveau, rebuilds the initramfs and reboots)",
+        f"gpuprov up {NODES} (blacklists nouveau, rebuilds the initramfs and reboots)",
     )
 
 
@@ -171,7 +158,7 @@ def _dkms(seen: _Seen) -> Diagnosis | None:
         "dkms-build-failed",
         f"DKMS could not build the driver for kernel {kernel}{left}: {error}",
         "choose a driver that builds on this kernel (nvidia_driver_version, nvidia_driver_flavour or "
-        f"nvidia_driver_source), then gpuprov up --nodes {NODES}",
+        f"nvidia_driver_source), then gpuprov up {NODES}",
     )
 
 
@@ -185,7 +172,7 @@ def _headers(seen: _Seen) -> Diagnosis | None:
     return Diagnosis(
         "headers-missing",
         f"the headers of kernel {seen.boots}{running} are not installed: DKMS cannot build the driver",
-        f"gpuprov up --nodes {NODES} (installs them, and with them the module)",
+        f"gpuprov up {NODES} (installs them, and with them the module)",
     )
 
 
@@ -197,10 +184,10 @@ def _split(seen: _Seen) -> Diagnosis | None:
     cause += ': every program fails with "Driver/library version mismatch"'
     if library == on_disk:
         cause += " (an upgrade replaced the files and nothing reloaded the module)"
-        following = f"drain and reboot; gpuprov up --nodes {NODES} does it within its wave"
+        following = f"drain and reboot; gpuprov up {NODES} does it within its wave"
     else:
         cause += f" (the module on disk is {on_disk or 'absent'}: an upgrade took only a part)"
-        following = f"gpuprov up --nodes {NODES} (brings every part to {seen.driver_wanted or 'one version'})"
+        following = f"gpuprov up {NODES} (brings every part to {seen.driver_wanted or 'one version'})"
     return Diagnosis("library-module-split", cause, following)
 
 
@@ -212,7 +199,7 @@ def _reboot_pending(seen: _Seen) -> Diagnosis | None:
     return Diagnosis(
         "reboot-pending",
         f"the module on disk is {on_disk} and in memory is {seen.loaded}: the next boot changes the driver",
-        f"gpuprov up --nodes {NODES} (makes them one, and reboots within its wave if that is needed)",
+        f"gpuprov up {NODES} (makes them one, and reboots within its wave if that is needed)",
     )
 
 
@@ -227,7 +214,7 @@ def _fabric_manager(seen: _Seen) -> Diagnosis | None:
         "fabric-manager-mismatch",
         f"fabric manager is {version} ({package}) and the driver {driver}: it refuses to start the fabric, "
         "and CUDA programs end with error 802",
-        f"gpuprov up --nodes {NODES}{both}",
+        f"gpuprov up {NODES}{both}",
     )
 
 
@@ -248,7 +235,7 @@ def _fabric_not_ready(seen: _Seen) -> Diagnosis | None:
         "fabric-not-ready",
         f'{what}: CUDA programs end with error 802 "system not yet initialized"',
         "read /var/log/fabricmanager.log and `journalctl -u nvidia-fabricmanager` on the node, "
-        f"then gpuprov up --nodes {NODES}",
+        f"then gpuprov up {NODES}",
     )
 
 

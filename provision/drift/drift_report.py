@@ -13,7 +13,7 @@ from provision.desired import compared
 from provision.desired.expectations import by_fact
 from provision.drift import drift_text
 from provision.drift.assess import Assessment
-from provision.drift.diagnosis import NODES, Diagnosis, selection
+from provision.drift.diagnosis import NODES, Arguments, Diagnosis
 from provision.drift.drifts import Drift
 from provision.errors import ExitCode
 from provision.runs import fingerprint, node_history
@@ -118,7 +118,7 @@ class Expiry:
     def command(self) -> str:
         """What makes these checks count again, with NODES where the nodes belong."""
         only = "" if self.everything else f" --checks {','.join(self.checks)}"
-        return f"gpuprov validate --nodes {NODES}{only}"
+        return f"gpuprov validate {NODES}{only}"
 
 
 def expiries(standings: Sequence[Standing]) -> list[Expiry]:
@@ -154,9 +154,9 @@ class Finding:
     text: str
     more: str
 
-    def advice(self, nodes: Sequence[str] = ()) -> str:
+    def advice(self, arguments: Arguments, nodes: Sequence[str] = ()) -> str:
         """`more` with its nodes (or those given) where a command names them."""
-        return self.more.replace(NODES, selection(nodes or self.nodes))
+        return self.more.replace(NODES, arguments(nodes or self.nodes))
 
 
 def findings(report: DriftReport) -> list[Finding]:

@@ -16,16 +16,21 @@ if TYPE_CHECKING:
     from provision.fleet import Fleet
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None:
-    """`lock`: whether the verb holds nodes to a lock file."""
+def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True, last_used: bool = True) -> None:
+    """`lock`: whether the verb holds nodes to a lock file; `last_used`: whether it takes the inventory last
+    used, which a verb that changes or loads nodes does not."""
     # A verb may give one of these a meaning of its own by defining it again afterwards.
     parser.conflict_handler = "resolve"
     parser.add_argument(
         "inventory",
         nargs="?",
         metavar="INVENTORY",
-        help="any Ansible inventory (default: $GPUPROV_INVENTORY, ./inventory.yml, or the inventory last "
-        "used in this folder)",
+        help="any Ansible inventory (default: $GPUPROV_INVENTORY, "
+        + (
+            "./inventory.yml, or the inventory last used in this folder)"
+            if last_used
+            else "or ./inventory.yml)"
+        ),
     )
     parser.add_argument(
         "-i",
@@ -64,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
         512,
         "maximum concurrent SSH connections; the number in use is tuned automatically",
     )
-    parser.set_defaults(lock=None, no_lock=not lock)
+    parser.set_defaults(lock=None, no_lock=not lock, last_used=last_used)
     if lock:
         where = (
             "require the package versions in this lock file (default: gpuprov.lock.yml beside the inventory)"
@@ -227,9 +232,9 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     from provision.remote import workers
 
     chosen = overrides(options)
-    source = inventory.find(options.inventory, options.inventory_option)
+    source = inventory.find(options.inventory, options.inventory_option, last_used=options.last_used)
     fleet = inventory.load(source, vault_password_files(options))
-    inventory.remember(source)
+    inventory.remember(fleet)
     if options.lock:
         options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere
     fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)

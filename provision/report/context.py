@@ -50,7 +50,8 @@ class Pairs:
 class Context:
     """`earlier`: what the runs before said, None when there is none. `loads`: node → the load of each check
     that kept samples, for the nodes that are worst; `not_read`: the nodes whose samples were left alone.
-    `pairs`: the checks between nodes. `folder`: where the lists of nodes are that proposed commands name.
+    `pairs`: the checks between nodes. For proposed commands: `folder`, where the lists of nodes are that they
+    name, and `pattern`, the nodes that the run was asked for, as --nodes has them.
     """
 
     earlier: Earlier | None = None
@@ -58,6 +59,7 @@ class Context:
     not_read: tuple[str, ...] = ()
     pairs: tuple[Pairs, ...] = ()
     folder: str = ""
+    pattern: str = "all"
 
 
 NOTHING = Context()
@@ -80,6 +82,7 @@ def of_run(folder: RunFolder, fleet: FleetHealth) -> Context:
         loads={name: found for name, found in loads.items() if found},
         not_read=tuple(node.node for node in sampled[_NODES:]),
         pairs=tuple(_pairs(folder, fleet)),
+        pattern=str(folder.meta().get("pattern") or "all"),
     )
 
 

@@ -51,7 +51,7 @@ def _pieces(fleet: FleetHealth, context: Context) -> Iterator[str]:
     if healthy:
         yield f"\n## ✓ Healthy\n\n{many(len(healthy), 'node')}: {escape(fold(healthy, 2000))}\n"
     yield "\n## Next\n\n"
-    for command, why in next_commands(fleet, found, context.folder):
+    for command, why in next_commands(fleet, found, context):
         yield f"- {_code(command)}: {escape(why)}\n"
 
 

@@ -54,7 +54,7 @@ def summary(fleet: FleetHealth, width: int = 100, color: bool = False, context: 
         group = [cause for cause in found if cause.verdict is verdict]
         if group:
             lines += ["", ink.paint(verdict, HEADINGS[verdict], bold=True), *_section(group, ink)]
-    lines += ["", *_next(fleet, found, ink, context.folder)]
+    lines += ["", *_next(fleet, found, ink, context)]
     return "\n".join(lines) + "\n"
 
 
@@ -165,9 +165,9 @@ def _identity(gpu: GpuIdentity, of_many: bool) -> str:
     return which + ", ".join(filter(None, known))
 
 
-def _next(fleet: FleetHealth, found: Sequence[Cause], ink: _Ink, folder: str) -> Iterator[str]:
+def _next(fleet: FleetHealth, found: Sequence[Cause], ink: _Ink, context: Context) -> Iterator[str]:
     """The command to type now."""
-    for number, (command, why) in enumerate(next_commands(fleet, found, folder)):
+    for number, (command, why) in enumerate(next_commands(fleet, found, context)):
         label = "next: " if number == 0 else "then: "
         text = f"{label}{command}"
         yield ink.paint(Verdict.PASS, text, bold=True) if ink.color else text
@@ -204,19 +204,22 @@ class _Step:
         return f"{self.command} --nodes {shlex.quote(pattern)}"
 
 
-def next_commands(fleet: FleetHealth, found: Sequence[Cause], folder: str = "") -> Iterator[tuple[str, str]]:
-    """Commands to type next, with the reason; at least one. `folder`: where `node_lists` are written."""
-    return ((step.text(folder), step.why) for step in _steps(fleet, found))
+def next_commands(
+    fleet: FleetHealth, found: Sequence[Cause], context: Context = NOTHING
+) -> Iterator[tuple[str, str]]:
+    """Commands to type next, with the reason; at least one."""
+    return ((step.text(context.folder), step.why) for step in _steps(fleet, found, context.pattern))
 
 
 def node_lists(fleet: FleetHealth) -> dict[str, list[str]]:
     """File name → the nodes in it, of the commands to type next that are for more than a line can name."""
-    return {step.file: step.names for step in _steps(fleet, causes(fleet)) if step.file}
+    return {step.file: step.names for step in _steps(fleet, causes(fleet), "all") if step.file}
 
 
-def _steps(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[_Step]:
+def _steps(fleet: FleetHealth, found: Sequence[Cause], pattern: str) -> Iterator[_Step]:
     # Whoever pastes a command means this fleet, wherever another inventory would be found.
     of = f" {shlex.quote(one_line(fleet.inventory, 4096))}" if fleet.inventory else ""
+    chosen = of if pattern == "all" else f"{of} --nodes {shlex.quote(one_line(pattern, 4096))}"
     failed = _on(found, Verdict.FAIL)
     configuration = [
         n for c in found if c.verdict is Verdict.FAIL and c.action == "fix configuration" for n in c.nodes
@@ -239,7 +242,9 @@ def _steps(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[_Step]:
         yield _Step(f"gpuprov validate{of}", "after the repair: verifies it", failed, "fail")
     elif fleet.fabric:
         names = ",".join(dict.fromkeys(finding.check for finding in fleet.fabric))
-        yield _Step(f"gpuprov validate{of} --checks {names}", "after the repair of the fabric: verifies it")
+        yield _Step(
+            f"gpuprov validate{chosen} --checks {names}", "after the repair of the fabric: verifies it"
+        )
     elif again and not fleet.interrupted:
         yield _Step(f"gpuprov validate{of}", "repeats the measurements that failed", again, "error")
     if silent:
@@ -252,7 +257,7 @@ def _steps(fleet: FleetHealth, found: Sequence[Cause]) -> Iterator[_Step]:
     if not fleet.nodes:
         yield _Step(f"gpuprov validate{of} --nodes all", "measures every node of the inventory")
     elif not found and not fleet.interrupted:
-        yield _Step(f"gpuprov drift{of}", "any time later: shows whether anything has changed since")
+        yield _Step(f"gpuprov drift{chosen}", "any time later: shows whether anything has changed since")
     elif not any((failed, again, silent, fleet.fabric, fleet.interrupted)):
         warned = _on(found, *HEADINGS)
         yield _Step(f"gpuprov validate{of}", "after looking at the warnings above", warned, "warn")

@@ -92,7 +92,7 @@ def looks(found: Assessment) -> dict[str, Look]:
             drifts = tuple(found.drifts.get(node, ()))
             expected = found.expected.get(node, ())
             why = diagnosis.diagnose(said.facts, expected) if drifts and not found.remove else ()
-            causes = tuple(cause.line([node]) for cause in why)
+            causes = tuple(cause.line([node], found.arguments) for cause in why)
             answers[node] = Look(node, drifts, _boot_reason(said.facts), causes=causes)
     return answers
 

@@ -67,13 +67,13 @@ def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False) -> list[st
             *_of_node(node, all_reasons),
             "",
         ]
-    said += diagnosis.section(seen.causes())
+    said += diagnosis.section(seen.causes(), seen.arguments)
     said += drift_text.trouble(seen.refused, seen.unreachable)
     idle = [name for name, node in made.nodes.items() if node.as_declared]
     if idle:
         what = f"without anything of {', '.join(seen.remove)}" if seen.remove else "as declared"
         said.append(f"{many(len(idle), 'node')} {what}: {fold(idle)}")
-    return [*said, *_rollout(made, seen.remove)]
+    return [*said, *_rollout(made, seen)]
 
 
 def markdown(seen: Assessment, made: Plan) -> list[str]:
@@ -103,7 +103,7 @@ def markdown(seen: Assessment, made: Plan) -> list[str]:
         *said,
         "",
         *_as_list(drift_text.trouble(seen.refused, seen.unreachable)),
-        *_as_list(_rollout(made, seen.remove)),
+        *_as_list(_rollout(made, seen)),
     ]
 
 
@@ -217,12 +217,12 @@ def _transition(package: PackageChange) -> str:
     return words[package.change] + held
 
 
-def _rollout(made: Plan, remove: Sequence[str]) -> list[str]:
+def _rollout(made: Plan, seen: Assessment) -> list[str]:
     busy = sum(len(wave) for wave in made.waves)
     if not busy:
         return []
     waves = f"{len(made.waves)} waves" if len(made.waves) > 1 else "one wave"
-    command = " ".join(["gpuprov up", *(f"--remove {role}" for role in remove)])
+    command = " ".join(["gpuprov up", seen.arguments(), *(f"--remove {role}" for role in seen.remove)])
     said = [f"{command} would change {many(busy, 'node')} in {waves}, in {about(made.minutes())}"]
     if len(made.waves) > 1:
         for number, wave in enumerate(made.waves, 1):

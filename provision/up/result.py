@@ -156,30 +156,30 @@ def text(
     return printable("\n".join(lines), limit=20_000)
 
 
-def next_command(results: Iterable[Result], inventory: str, run: str, remove: Sequence[str] = ()) -> str:
-    """What to type now. `remove`: the roles this run was to remove."""
+def next_command(results: Iterable[Result], fleet: str, run: str, remove: Sequence[str] = ()) -> str:
+    """What to type now. `fleet`: inventory and nodes as a command takes them; `remove`: the roles that this
+    run was to remove."""
     ended = {result.status for result in results}
-    inventory = shlex.quote(inventory)
-    up = " ".join(["gpuprov up", inventory, *(f"--remove {role}" for role in remove)])
+    up = " ".join(["gpuprov up", fleet, *(f"--remove {role}" for role in remove)])
     if ended & {Status.FAILED, Status.NOT_HELD, Status.UNHEALTHY, Status.DRAINED}:
         return f"repair the nodes above, then: gpuprov up --resume {shlex.quote(run)}"
     if ended & {Status.INTERRUPTED, Status.NOT_ATTEMPTED}:
         return f"gpuprov up --resume {shlex.quote(run)}"
     if Status.REFUSED in ended:
-        return "correct the inventory as described above, then: gpuprov plan " + inventory
+        return "correct the inventory as described above, then: gpuprov plan " + fleet
     if Status.REBOOT_NEEDED in ended:
         return f"{up}  (without --no-reboot)"
     if Status.UNREACHABLE in ended or Status.UNREADABLE in ended:
         return f"{up}  (once they answer: nodes that are done cost one look)"
     if Status.CHECKED in ended:
         return up
-    return f"gpuprov validate {inventory}"
+    return f"gpuprov validate {fleet}"
 
 
-def after_removal(roles: Sequence[str], listing: Sequence[str], inventory: str) -> str:
+def after_removal(roles: Sequence[str], listing: Sequence[str], fleet: str) -> str:
     """What to do now that roles are removed. `listing`: nodes whose `gpuprov_roles` would bring them back."""
     if not listing:
-        return f"gpuprov plan {shlex.quote(inventory)}"
+        return f"gpuprov plan {fleet}"
     names = ", ".join(roles)
     return (
         f"take {names} out of gpuprov_roles of {fold(listing)} (every role, where that variable is not set), "

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import FrameType
 from typing import Any
 
-from provision.desired import stack
+from provision.desired import inventory, stack
 from provision.drift import assess
 from provision.drift.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
@@ -250,7 +250,7 @@ class UpRun:
             rollout=replace(rollout, proved=proved),
             takes_part=known.roles,
             remove=options.remove,
-            minutes=durations.learn(str(self.fleet.source.absolute())),
+            minutes=durations.learn(self.fleet.place),
         )
         for node in verified:
             self._note(Result(node, Status.AS_DECLARED))
@@ -350,11 +350,12 @@ class UpRun:
     def _close(self, code: ExitCode, *, interrupted: bool = False) -> ExitCode:
         results = [self.results[node] for node in self.fleet.nodes if node in self.results]
         run = str(self.folder.path)
-        command = up_result.next_command(results, str(self.fleet.source), run, self.options.remove)
+        fleet = inventory.arguments(self.fleet)
+        command = up_result.next_command(results, fleet, run, self.options.remove)
         if interrupted:
             command = f"gpuprov up --resume {self.folder.path}"
         elif self.options.remove and not code and not self.options.check_mode:
-            command = up_result.after_removal(self.options.remove, self._listing, str(self.fleet.source))
+            command = up_result.after_removal(self.options.remove, self._listing, fleet)
         self.folder.note(counts=up_result.counts(results), interrupted=interrupted)
         self.folder.finish(code)
         minutes = (time.monotonic() - self._started) / 60

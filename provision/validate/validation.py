@@ -52,7 +52,7 @@ def open_folder(resume: str | None, fleet: Fleet, asked: Sequence[str], settings
         folder = RunFolder.create("validate", {**settings.options, "nodes": list(fleet.nodes)})
     else:
         folder = _to_go_on_with(resume)
-    folder.note(inventory=str(fleet.source), asked=list(asked), interrupted=False)
+    folder.note(inventory=fleet.place, pattern=fleet.pattern, asked=list(asked), interrupted=False)
     return folder
 
 

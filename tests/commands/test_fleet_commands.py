@@ -144,7 +144,7 @@ def test_the_plan_groups_equal_nodes_and_gives_reasons(
     assert "gpu-[01-02]  (2 nodes)  1 role, less than 1 min (estimate)\n  nvidia_driver\n" in out
     assert "    service.nvidia-persistenced.active is inactive, must be active" in out
     assert "1 node as declared: gpu-03" in out
-    assert "gpuprov up would change 2 nodes in 2 waves, in about 1 min (estimate)" in out
+    assert "gpuprov up inventory.yml would change 2 nodes in 2 waves, in about 1 min (estimate)" in out
 
 
 @pytest.mark.parametrize("verb", ["plan", "drift"])
@@ -154,7 +154,7 @@ def test_the_cause_and_the_next_step_are_named(
     trouble["gpu-01"] = trouble["gpu-03"] = {"module.nouveau.loaded": True}
     _, out, _ = gpuprov(capsys, verb)
     assert "cause and next step\n  gpu-[01,03]  nouveau is loaded and holds the GPUs" in out
-    assert "; next: gpuprov up --nodes gpu-01,gpu-03 (" in out
+    assert "; next: gpuprov up inventory.yml --nodes gpu-01,gpu-03 (" in out
 
 
 @pytest.mark.usefixtures("trouble")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from provision.desired import inventory
 from provision.errors import InventoryError, UsageError
+from provision.fleet import Fleet, Node
 from tests.support import vault
 from tests.support.random_inventories import write
 
@@ -137,10 +139,13 @@ def test_which_inventory_is_used(here: Path, monkeypatch: pytest.MonkeyPatch) ->
         (here / name).touch()
     with pytest.raises(InventoryError, match="no inventory"):
         inventory.find(None, None)
-    inventory.remember(Path("d"))
+    inventory.remember(Fleet(Path("d"), {}, {}))
     assert inventory.find(None, None) == here / "d"
+    with pytest.raises(InventoryError, match="does not take the inventory last used") as caught:
+        inventory.find(None, None, last_used=False)
+    assert str(here / "d") in caught.value.fix
     (here / "inventory.yml").touch()
-    assert inventory.find(None, None) == Path("inventory.yml")
+    assert inventory.find(None, None) == inventory.find(None, None, last_used=False) == Path("inventory.yml")
     monkeypatch.setenv("GPUPROV_INVENTORY", "c")
     assert inventory.find(None, None) == Path("c")
     assert inventory.find(None, "b") == Path("b")
@@ -151,7 +156,7 @@ def test_which_inventory_is_used(here: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_last_used_one_is_remembered_for_each_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "a").touch()
-    inventory.remember(Path("a"))
+    inventory.remember(Fleet(Path("a"), {}, {}))
     (here / "other").mkdir()
     monkeypatch.chdir(here / "other")
     with pytest.raises(InventoryError):
@@ -160,10 +165,63 @@ def test_the_last_used_one_is_remembered_for_each_folder(here: Path, monkeypatch
 
 def test_a_remembered_inventory_that_is_gone_says_where_it_was(here: Path) -> None:
     (here / "a").touch()
-    inventory.remember(Path("a"))
+    inventory.remember(Fleet(Path("a"), {}, {}))
     (here / "a").unlink()
     with pytest.raises(InventoryError, match="the one last used in this folder"):
         inventory.find(None, None)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_list_of_hosts_is_remembered_as_it_is() -> None:
+    inventory.remember(Fleet(Path("gpu-01,gpu-02,"), {}, {}))
+    assert inventory.find(None, None) == Path("gpu-01,gpu-02,")
+
+
+def _fleet(*nodes: str, source: str = "fleet.yml", **groups: tuple[str, ...]) -> Fleet:
+    return Fleet(Path(source), {name: Node(name, (), {}) for name in nodes}, {"all": nodes, **groups})
+
+
+GPUS = tuple(f"gpu-{number:03}" for number in range(1, 401))
+
+
+@pytest.mark.parametrize(
+    ("fleet", "chosen", "expected"),
+    [
+        (_fleet(*GPUS), GPUS, "fleet.yml"),
+        (_fleet(*GPUS), ["gpu-010", "gpu-009"], "fleet.yml --nodes gpu-009,gpu-010"),
+        (_fleet(*GPUS, source="a b.yml"), ["gpu-001"], "'a b.yml' --nodes gpu-001"),
+        (_fleet(*GPUS), [*GPUS[:40], "gpu-100"], "fleet.yml --nodes 'gpu-[001-040,100]'"),
+        (_fleet(*GPUS, "login"), [*GPUS[:40], "login"], "fleet.yml --nodes 'gpu-[001-040],login'"),
+    ],
+)
+def test_a_command_names_inventory_and_nodes(fleet: Fleet, chosen: list[str], expected: str) -> None:
+    assert inventory.arguments(fleet, chosen) == expected
+    words = shlex.split(expected)
+    pattern = words[2] if len(words) > 1 else "all"
+    assert set(inventory.select(fleet, pattern).nodes) == set(chosen)
+
+
+def test_a_command_for_the_nodes_that_were_chosen_repeats_the_choice() -> None:
+    fleet = inventory.select(_fleet(*GPUS, rack1=GPUS[:20]), "rack1:!gpu-003")
+    assert inventory.arguments(fleet) == "fleet.yml --nodes 'rack1:!gpu-003'"
+    assert inventory.arguments(fleet, ["gpu-004"]) == "fleet.yml --nodes gpu-004"
+
+
+@pytest.mark.parametrize(
+    "fleet",
+    [
+        # positions in the group
+        _fleet(
+            *(f"gpu{number:02}" for number in range(41)),
+            gpu=tuple(f"gpu{number:02}" for number in range(2, 41)),
+        ),
+        # a character class
+        _fleet(*(f"gpu{number}.dc" for number in range(41))),
+    ],
+)
+def test_folded_names_that_ansible_reads_as_something_else_are_not_proposed(fleet: Fleet) -> None:
+    chosen = list(fleet.nodes)[1:21]
+    assert inventory.arguments(fleet, chosen) == f"fleet.yml --nodes {','.join(chosen)}"
 
 
 @pytest.mark.usefixtures("here")

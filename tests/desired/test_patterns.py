@@ -121,6 +121,7 @@ def test_the_command_line_of_ansible_agrees(source: Path, fleet: Fleet) -> None:
         ("rack1[9]", "there are only 4 nodes", "the last one is [3]"),
         ("rack1:!rack1", "no node is left", "widen"),
         ("gpu-0[12]", "nothing in the inventory is called 'gpu-0[12]'", "gpu-0[12]*"),
+        ("gpu-[01-04,11]", "not in the inventory: gpu-11", "there are: "),
         ("~(", "is not a pattern", ""),
         ("@file", "file cannot be read: No such file or directory", "node names, one per line"),
     ],
@@ -130,6 +131,19 @@ def test_a_pattern_that_names_nothing_is_refused(fleet: Fleet, pattern: str, wha
         inventory.select(fleet, pattern)
     assert what in caught.value.what
     assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("pattern", "nodes"),
+    [
+        ("gpu-[01-03]", ["gpu-01", "gpu-02", "gpu-03"]),
+        ("gpu-[01-03,05,10],login", ["gpu-01", "gpu-02", "gpu-03", "gpu-05", "gpu-10", "login"]),
+        ("rack1:!gpu-[02-03]", ["gpu-01", "gpu-04"]),
+        ("rack1[0-1]", ["gpu-01", "gpu-02"]),  # positions in a group, as in Ansible
+    ],
+)
+def test_names_folded_as_reports_print_them(fleet: Fleet, pattern: str, nodes: list[str]) -> None:
+    assert sorted(inventory.select(fleet, pattern).nodes) == sorted(nodes)
 
 
 def test_groups_keep_their_members_when_some_nodes_are_selected(fleet: Fleet) -> None:

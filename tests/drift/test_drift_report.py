@@ -119,7 +119,7 @@ def passed(
 def expiry(part: str, nodes: str, named: str, change: str) -> str:
     """What is said of the checks whose results depend on the part, in the order they run."""
     checks = [check for check in CHECKS if part in fingerprint.depends(check)]
-    run = f"gpuprov validate --nodes {named} --checks {','.join(checks)}"
+    run = f"gpuprov validate inventory.yml --nodes {named} --checks {','.join(checks)}"
     return f"  {nodes}  passed {', '.join(checks)} on 2026-11-03, expired: {change}\n      run: {run}\n"
 
 
@@ -212,7 +212,10 @@ def test_a_node_that_was_never_validated_is_said(twenty: Twenty, gpuprov: Any) -
     passed(twenty, *NAMES[:18])
     code, out = gpuprov()
     assert code == ExitCode.OK
-    assert "gpu-[19-20]  never validated\n      run: gpuprov validate --nodes gpu-19,gpu-20\n" in out
+    assert (
+        "gpu-[19-20]  never validated\n      run: gpuprov validate inventory.yml --nodes gpu-19,gpu-20\n"
+        in out
+    )
     assert gpuprov("--require-validated")[0] == ExitCode.INCOMPLETE
 
 
@@ -329,7 +332,7 @@ def test_markdown_shows_the_words_of_nodes_as_words(twenty: Twenty, gpuprov: Any
     assert "<img" not in out
     assert r"&lt;img src=x&gt;\|\[a\]\(http\://b\)\`c\`&amp;amp;" in row
     assert r"| gpu-\[03,08,15\] | firmware.gpu\_vbios is" in out
-    assert "gpuprov validate --nodes gpu-07,gpu-09" in out
+    assert "gpuprov validate inventory.yml --nodes gpu-07,gpu-09" in out
 
 
 def test_junit_blames_nodes_and_gives_the_tie_a_case_of_its_own(twenty: Twenty, gpuprov: Any) -> None:

@@ -265,7 +265,7 @@ def test_equal_nodes_are_told_once_and_the_worst_first() -> None:
     assert "gpu-[2-3]  (2 nodes)  1 role, reboot, about 11 min (estimate)" in said
     assert "    libcuda1, libnvidia-ml1 570.1-1 → 580.1\n" in said
     assert "  restarts x.service\n  reboot:\n    driver.flavour (nvidia_driver): why\n" in said
-    assert "gpuprov up would change 3 nodes in 2 waves" in said
+    assert "gpuprov up fleet.yml would change 3 nodes in 2 waves" in said
     assert "  wave 1 (canary): gpu-[1-2], up to 1 reboot\n  wave 2 (batch): gpu-3, up to 1 reboot" in said
 
 
@@ -293,7 +293,7 @@ def test_a_plan_to_remove_roles_has_them_in_that_order_and_says_so() -> None:
     text = "\n".join(plan_report.lines(seen, replace(made, nodes={**made.nodes, **make({"b": []}).nodes})))
     assert "libnccl2 2.29 removed" in text
     assert "1 node without anything of nccl, nvidia_driver: b" in text
-    assert "gpuprov up --remove nccl --remove nvidia_driver would change 1 node" in text
+    assert "gpuprov up f.yml --remove nccl --remove nvidia_driver would change 1 node" in text
     document = json.loads(json.dumps(plan_report.document(seen, made)))
     assert document["remove"] == ["nccl", "nvidia_driver"]
     jsonschema.validate(document, SCHEMA)

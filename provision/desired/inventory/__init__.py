@@ -8,6 +8,7 @@ import ipaddress
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,13 +20,16 @@ from provision.desired.inventory.plain.documents import NotPlainError
 from provision.errors import InventoryError, UsageError
 from provision.fleet import Fleet, Node
 from provision.nearest import did_you_mean
+from provision.node_names import fold, natural, unfold
 
 START_HERE = "gpuprov init writes a commented starter; or name one: gpuprov plan INVENTORY"
 
 
-def find(argument: str | None, option: str | None) -> Path:
+def find(argument: str | None, option: str | None, *, last_used: bool = True) -> Path:
     """The inventory to use: argument, --inventory, GPUPROV_INVENTORY, ./inventory.yml, the last used here.
 
+    `last_used`: whether that last one is taken. A verb that changes or loads nodes takes only one that was
+    named, or that lies here.
     Raises UsageError when argument and option disagree, InventoryError when there is none.
     """
     if argument and option and argument != option:
@@ -41,7 +45,13 @@ def find(argument: str | None, option: str | None) -> Path:
         return here
     note = _last_used_note()
     if note.is_file():
-        return _existing(note.read_text(encoding="utf-8").strip(), " (the one last used in this folder)")
+        noted = note.read_text(encoding="utf-8").strip()
+        if last_used:
+            return _existing(noted, " (the one last used in this folder)")
+        raise InventoryError(
+            "no inventory: this command changes or loads nodes, so it does not take the inventory last used",
+            f"name it: that was {shlex.quote(noted)}",
+        )
     raise InventoryError("no inventory: there is no inventory.yml in this folder", START_HERE)
 
 
@@ -58,12 +68,12 @@ def _last_used_note() -> Path:
     return paths.state_home() / "inventories" / here
 
 
-def remember(source: Path) -> None:
+def remember(fleet: Fleet) -> None:
     """Note the inventory as the one last used in this working directory. A read-only home is no error."""
     try:
         note = _last_used_note()
         note.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        atomic_file.write(note, f"{source.resolve()}\n", sync=False)
+        atomic_file.write(note, f"{fleet.place}\n", sync=False)
     except OSError:
         return
 
@@ -129,13 +139,43 @@ def select(fleet: Fleet, pattern: str) -> Fleet:
         raise InventoryError(f"--nodes {pattern}: no node is left", "widen the pattern")
     chosen = {name: fleet.nodes[name] for name in names}
     others = {name: node for name, node in fleet.nodes.items() if name not in chosen}
-    return replace(fleet, nodes=chosen, others={**fleet.others, **others})
+    return replace(fleet, nodes=chosen, others={**fleet.others, **others}, pattern=pattern)
 
 
-# --- host patterns: `all`, names, globs, `~regex`, `a:b`, `a,b`, `:&`, `:!`, `group[0:2]`, `@FILE`
+_LISTED = 12  # names that a command lists one by one
+
+
+def arguments(fleet: Fleet, nodes: Iterable[str] | None = None) -> str:
+    """The fleet, or these nodes of it, as a command takes them: `fleet.yml --nodes gpu-01,gpu-02`.
+
+    Pasted, it means the same nodes, wherever another inventory would be found. Many nodes are folded, where
+    `matching` reads exactly them from that.
+    """
+    names = sorted(set(fleet.nodes if nodes is None else nodes), key=natural)
+    pattern = ",".join(names)
+    if set(names) == set(fleet.nodes):
+        pattern = fleet.pattern
+    elif len(names) > _LISTED:
+        folded = fold(names, limit=1_000_000).replace(", ", ",")
+        if _means(folded, fleet) == set(names):
+            pattern = folded
+    chosen = "" if pattern == "all" else f" --nodes {shlex.quote(pattern)}"
+    return shlex.quote(str(fleet.source)) + chosen
+
+
+def _means(pattern: str, fleet: Fleet) -> set[str]:
+    try:
+        return set(matching(pattern, [*fleet.nodes, *fleet.others], fleet.groups))
+    except InventoryError:
+        return set()
+
+
+# --- host patterns: `all`, names, globs, `~regex`, `a:b`, `a,b`, `:&`, `:!`, `group[0:2]`, `@FILE`; and what
+# Ansible does not know, names as our reports fold them: `gpu-[01-03,07]`
 
 # A term of a `:`-separated pattern: anything but a separator, or one whole [bracketed] expression.
 _TERM = re.compile(r"(?:[^\s:\[\]]|\[[^\]]*\])+")
+_COMMA = re.compile(r",(?![^\[\]]*\])")  # one inside brackets separates numbers
 _SUBSCRIPT = re.compile(r"^(.+)\[(?:(-?[0-9]+)|([0-9]+)[:-]([0-9]*))\]$")
 
 
@@ -163,7 +203,7 @@ def _split(pattern: str) -> list[str]:
     if _is_address(pattern) or _is_file(pattern):
         terms = [pattern]
     elif "," in pattern:
-        terms = pattern.split(",")
+        terms = _COMMA.split(pattern)
     else:
         terms = _TERM.findall(pattern)
     return [term.strip() for term in terms if term.strip()]
@@ -203,6 +243,8 @@ def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], w
         return {name: None for line in lines for name in _one(line, hosts, groups, f"{term}: {line}")}
     if term == "all":
         return dict.fromkeys(hosts)
+    if "," in term and (names := _unfolded(term, hosts, whole)):  # a comma in brackets is not Ansible's
+        return names
     expression, subscript = _subscript(term)
     matches = _expression(expression, whole)
     named = [group for group in groups if matches(group)]
@@ -210,6 +252,8 @@ def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], w
     if not named or expression[0] == "~" or any(special in expression for special in ".?*["):
         found += [host for host in hosts if matches(host)]
     if not named and not found:
+        if names := _unfolded(term, hosts, whole):
+            return names
         raise InventoryError(
             f"--nodes {whole}: nothing in the inventory is called {term!r}",
             f"[…] at the end picks by position; for names, write {term}*"
@@ -217,6 +261,17 @@ def _one(term: str, hosts: Sequence[str], groups: Mapping[str, Sequence[str]], w
             else did_you_mean(term, [*groups, *hosts], _what_there_is(hosts, groups)),
         )
     return dict.fromkeys(_picked(list(dict.fromkeys(found)), subscript, term))
+
+
+def _unfolded(term: str, hosts: Sequence[str], whole: str) -> dict[str, None]:
+    """The hosts of `gpu-[01-03,07]`; none when it is not that, or names no host at all."""
+    known, names = set(hosts), dict.fromkeys(unfold(term))
+    absent = [name for name in names if name not in known]
+    if absent and len(absent) < len(names):
+        raise InventoryError(
+            f"--nodes {whole}: not in the inventory: {fold(absent)}", _what_there_is(hosts, {})
+        )
+    return {} if absent else names
 
 
 def _lines(file: Path, whole: str) -> list[str]:

@@ -18,7 +18,7 @@ def render(report: DriftReport) -> str:
     lines = []
     for finding, nodes in grouped(findings(report)):
         title = _property(f"{fold(nodes, 120)}: {finding.rule}"[:_TITLE])
-        message = _data(f"{fold(nodes)}: {finding.text}\n{finding.advice(nodes)}")
+        message = _data(f"{fold(nodes)}: {finding.text}\n{finding.advice(report.seen.arguments, nodes)}")
         lines.append(f"::{_COMMANDS[finding.level]} file={file},title={title}::{message}\n")
     return "".join(lines)
 

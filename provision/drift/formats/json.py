@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from provision.drift import drift_text
+from provision.drift.diagnosis import NODES
 from provision.drift.drift_report import DriftReport
 
 FORMAT = 1
@@ -27,7 +28,14 @@ def document(report: DriftReport) -> dict[str, Any]:
         "expectations": seen.expectations,
         "drifts": [drift_text.record(drift) for drifts in seen.drifts.values() for drift in drifts],
         "majority": _majority(report),
-        "diagnoses": [{**asdict(cause), "nodes": list(nodes)} for cause, nodes in report.causes.items()],
+        "diagnoses": [
+            {
+                **asdict(cause),
+                "next_step": cause.next_step.replace(NODES, seen.arguments(nodes)),
+                "nodes": list(nodes),
+            }
+            for cause, nodes in report.causes.items()
+        ],
         "validation": {
             "required": report.required,
             "validated": [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterable
 
+from provision.drift.diagnosis import Arguments
 from provision.drift.drift_report import DriftReport, Finding, findings
 from provision.terminal import printable
 
@@ -30,15 +31,17 @@ def render(report: DriftReport) -> str:
         for kind, members in (("failure", real), ("error", unknown)):
             if members:
                 message = members[0].text.splitlines()[0]
-                ElementTree.SubElement(case, kind, message=message).text = _lines(members, name)
+                ElementTree.SubElement(case, kind, message=message).text = _lines(
+                    members, name, report.seen.arguments
+                )
         if notes:
-            ElementTree.SubElement(case, "system-out").text = _lines(notes, name)
+            ElementTree.SubElement(case, "system-out").text = _lines(notes, name, report.seen.arguments)
         failures += bool(real)
         errors += bool(unknown)
     suite.attrib.update(tests=str(len(cases)), failures=str(failures), errors=str(errors))
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _lines(found: Iterable[Finding], name: str) -> str:
+def _lines(found: Iterable[Finding], name: str, arguments: Arguments) -> str:
     nodes = () if name == _FLEET else (name,)
-    return "\n".join(f"{each.text}\n  {each.advice(nodes)}" for each in found)
+    return "\n".join(f"{each.text}\n  {each.advice(arguments, nodes)}" for each in found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 
+from provision.drift.diagnosis import Arguments
 from provision.drift.drift_report import DriftReport, Finding, findings, grouped
 from provision.drift.formats import text
 from provision.errors import ExitCode
@@ -34,14 +35,14 @@ def render(report: DriftReport) -> str:
         chosen = [(finding, nodes) for finding, nodes in rows if finding.level == level]
         if chosen:
             lines += ["", f"### {heading}", "", "| nodes | finding | reason, or next step |", "|---|---|---|"]
-            lines += [_row(finding, nodes) for finding, nodes in chosen[:_LIMIT]]
+            lines += [_row(finding, nodes, report.seen.arguments) for finding, nodes in chosen[:_LIMIT]]
             if len(chosen) > _LIMIT:
                 lines += ["", f"and {len(chosen) - _LIMIT} more: `gpuprov drift --format json` has them all"]
     return "\n".join(lines) + "\n"
 
 
-def _row(finding: Finding, nodes: list[str]) -> str:
-    return f"| {_plain(fold(nodes))} | {_plain(finding.text)} | {_plain(finding.advice(nodes))} |"
+def _row(finding: Finding, nodes: list[str], arguments: Arguments) -> str:
+    return f"| {_plain(fold(nodes))} | {_plain(finding.text)} | {_plain(finding.advice(arguments, nodes))} |"
 
 
 def _plain(words: str) -> str:

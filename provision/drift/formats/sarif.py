@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from provision import __version__
+from provision.drift.diagnosis import NODES, Arguments
 from provision.drift.drift_report import DriftReport, Finding, findings
 from provision.errors import ExitCode
 
@@ -40,7 +41,7 @@ def render(report: DriftReport) -> str:
                 "toolExecutionNotifications": [_notification(each) for each in silent],
             }
         ],
-        "results": [_result(each, index, uri) for each in found if each.rule in index],
+        "results": [_result(each, index, uri, report.seen.arguments) for each in found if each.rule in index],
         "columnKind": "unicodeCodePoints",
     }
     log = {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
@@ -52,12 +53,12 @@ def _rule(rule: str, first: Finding) -> dict[str, Any]:
         "id": rule,
         "name": rule.replace("/", "-"),
         "shortDescription": {"text": rule},
-        "fullDescription": {"text": first.more.replace("{nodes}", "NODES") or rule},
+        "fullDescription": {"text": first.more.replace(NODES, "INVENTORY --nodes NODES") or rule},
         "defaultConfiguration": {"level": first.level},
     }
 
 
-def _result(found: Finding, index: dict[str, int], uri: str) -> dict[str, Any]:
+def _result(found: Finding, index: dict[str, int], uri: str, arguments: Arguments) -> dict[str, Any]:
     nodes = list(found.nodes)
     who = nodes[0] if len(nodes) == 1 else f"{len(nodes)} nodes"
     identity = "\n".join([found.rule, *sorted(nodes)])
@@ -65,7 +66,7 @@ def _result(found: Finding, index: dict[str, int], uri: str) -> dict[str, Any]:
         "ruleId": found.rule,
         "ruleIndex": index[found.rule],
         "level": found.level,
-        "message": {"text": f"{who}: {found.text} ({found.advice()})"},
+        "message": {"text": f"{who}: {found.text} ({found.advice(arguments)})"},
         # The inventory is the file that says what the node should be; it is what a viewer can open.
         "locations": [
             {

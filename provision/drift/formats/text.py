@@ -5,7 +5,7 @@ from __future__ import annotations
 from provision.checks.fleet.majority import outlier_text, tie_text
 from provision.desired import compared
 from provision.drift import diagnosis, drift_text
-from provision.drift.diagnosis import NODES, selection
+from provision.drift.diagnosis import NODES
 from provision.drift.drift_report import DriftReport, Expiry, expiries
 from provision.drift.drifts import Drift
 from provision.node_names import fold
@@ -15,7 +15,12 @@ from provision.text import many
 def render(report: DriftReport) -> str:
     """The whole report, safe to print."""
     seen = report.seen
-    lines = [*_drifts(report), *_odd(report), *diagnosis.section(report.causes), *_validation(report)]
+    lines = [
+        *_drifts(report),
+        *_odd(report),
+        *diagnosis.section(report.causes, report.seen.arguments),
+        *_validation(report),
+    ]
     lines += drift_text.trouble(seen.refused, seen.unreachable)
     lines += totals(report)
     if report.run_folder:
@@ -70,7 +75,7 @@ def _validation(report: DriftReport) -> list[str]:
     lines = ["no current validation"]
     for expiry, nodes in alike.items():
         lines += [f"  {fold(nodes)}  {expiry.text()}"]
-        lines += [f"      run: {expiry.command.replace(NODES, selection(nodes))}"]
+        lines += [f"      run: {expiry.command.replace(NODES, report.seen.arguments(nodes))}"]
     return [*lines, ""]
 
 
