@@ -6,7 +6,8 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,10 @@ from provision.validate import validation
 _EVERY = 20.0  # seconds between two looks of `attach`
 
 
+# The nodes it is given for us alone while a burn-in starts; a burn-in of the name it is given is ours.
+Alone = Callable[..., AbstractContextManager[None]]
+
+
 @dataclass(frozen=True)
 class BurninOptions:
     """The options of the actions. `every_node`: no --nodes was given."""
@@ -52,16 +57,18 @@ def start(
     looked: Looked,
     planned: Plan,
     unable: Mapping[str, str],
+    alone: Alone,
     options: BurninOptions,
 ) -> ExitCode:
-    """Begin a burn-in; unless detached, stay and watch."""
+    """Begin a burn-in; unless detached, stay and watch. Raises LockedError when another run has a node."""
     hooks.load(fleet, overrides)  # one that cannot be called is refused before a node is loaded
     arguments = {"profile": profile.name, "minutes": profile.minutes, "nodes": list(fleet.nodes)}
-    run, given = campaign.new(
-        fleet, profile, looked, planned, unable, forks=options.forks, arguments=arguments
-    )
-    _say(orders.lines(profile, planned, unable))
-    refused = run.begin(given, node_program.burnin_program())
+    with alone([part.node for part in planned.parts]):
+        run, given = campaign.new(
+            fleet, profile, looked, planned, unable, forks=options.forks, arguments=arguments
+        )
+        _say(orders.lines(profile, planned, unable))
+        refused = run.begin(given, node_program.burnin_program())
     for name, why in refused.items():
         sys.stderr.write(f"{name}: the burn-in did not start: {why}\n")
     begun = [name for name in given if name not in refused]
@@ -85,6 +92,7 @@ def run(
     folder: RunFolder | None,
     fleet: Fleet,
     overrides: Mapping[str, Any],
+    alone: Alone,
     options: BurninOptions,
 ) -> ExitCode:
     """One of status, attach, stop, collect and resume, of the burn-in in `folder`, or of that name on the
@@ -95,7 +103,7 @@ def run(
     if action == "stop":
         return _stop(run)
     if action == "resume":
-        _resume(run)
+        _resume(run, alone)
     if action in ("attach", "resume"):
         return _attach(run, fleet, overrides, options)
     return _collect(run, fleet, overrides, options)
@@ -175,7 +183,7 @@ def _stop(run: Campaign) -> ExitCode:
     return ExitCode.INCOMPLETE if bad else ExitCode.OK
 
 
-def _resume(run: Campaign) -> None:
+def _resume(run: Campaign, alone: Alone) -> None:
     """Give their order once more to the nodes that do not burn."""
     orders = {str(row["node"]): row["order"] for row in run.folder.read("orders")}
     for name in _burning(run):
@@ -185,7 +193,8 @@ def _resume(run: Campaign) -> None:
     if not given:
         _say(["every reachable node is burning in or done"])
         return
-    refused = run.begin(given, node_program.burnin_program())
+    with alone(given, run.name):
+        refused = run.begin(given, node_program.burnin_program())
     for name in given:
         _say([f"{name}: {refused.get(name) or 'continues'}"])
 

@@ -25,6 +25,7 @@ from provision.checks import registry
 from provision.errors import GpuprovError, RunFolderError
 from provision.fleet import Fleet
 from provision.node_names import fold
+from provision.remote.fleet_lock import me
 from provision.remote.observe import observe
 from provision.runs import fingerprint, node_history
 from provision.runs.fingerprint import Fingerprint
@@ -32,6 +33,7 @@ from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder, latest, runs_home
 from provision.secrets_mask import secrets_of
 from provision.terminal import Progress
+from provision.text import now
 from provision.validate import validation
 
 VERB = "burnin"
@@ -194,6 +196,7 @@ def new(
     )
     folder.write_json("plan.json", orders.document(profile, planned, unable))
     about = {"inventory": fleet.place, "asked": [*profile.checks, VERB]}
+    about |= {"who": me(), "since": now("seconds")}  # for whoever finds the nodes in use
     given: dict[str, dict[str, Any]] = {}
     for node in looked.seen.values():
         folder.append("facts", asdict(node))

@@ -10,10 +10,14 @@ from provision.drift import fleet_options
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
-    from provision.burnin.actions import BurninOptions
+    from collections.abc import Collection
+    from contextlib import AbstractContextManager
+
+    from provision.burnin.actions import Alone, BurninOptions
     from provision.burnin.campaign import Looked
     from provision.burnin.plan import Plan
     from provision.burnin.profile import Profile
+    from provision.fleet import Fleet
 
 ACTIONS = ("status", "attach", "stop", "collect")
 
@@ -85,6 +89,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--remove", action="store_true", help="collect: remove a finished burn-in's data from the nodes"
     )
     fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes contacted at the same time", "-f")
+    fleet_options.add_break_lock(parser, "also burn in")
     parser.add_argument("--list", action="store_true", help="list the profiles and exit")
 
 
@@ -136,6 +141,7 @@ def _start(options: argparse.Namespace) -> ExitCode:
     thresholds.for_sku(None, Path(options.thresholds) if options.thresholds else None)
     fleet, overrides = fleet_options.load(options)
     variables.check(fleet, overrides)
+    fleet_options.say_what(fleet)
     from provision.burnin.campaign import look
 
     looked = look(fleet, overrides, chosen, timeout=options.timeout, connections=options.connections)
@@ -144,7 +150,9 @@ def _start(options: argparse.Namespace) -> ExitCode:
         return _show(chosen, planned, unable, options)
     from provision.burnin import actions
 
-    return actions.start(fleet, overrides, chosen, looked, planned, unable, _options(options))
+    return actions.start(
+        fleet, overrides, chosen, looked, planned, unable, _alone(options, fleet), _options(options)
+    )
 
 
 def _act(action: str, options: argparse.Namespace) -> ExitCode:
@@ -156,7 +164,19 @@ def _act(action: str, options: argparse.Namespace) -> ExitCode:
         options.inventory = folder.meta().get("inventory") or None
     options.last_used = action in ("status", "attach", "collect")  # they start and end nothing
     fleet, overrides = fleet_options.load(options)
-    return actions.run(action, named, folder, fleet, overrides, _options(options))
+    return actions.run(action, named, folder, fleet, overrides, _alone(options, fleet), _options(options))
+
+
+def _alone(options: argparse.Namespace, fleet: Fleet) -> Alone:
+    from dataclasses import replace
+
+    from provision.remote import fleet_lock
+
+    def alone(nodes: Collection[str], burnin: str = "") -> AbstractContextManager[None]:
+        part = replace(fleet, nodes={name: fleet.nodes[name] for name in nodes})
+        return fleet_options.alone(options, "start", fleet_lock.fresh_name(), part, [burnin])
+
+    return alone
 
 
 def _options(options: argparse.Namespace) -> BurninOptions:

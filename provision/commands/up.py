@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         help="continue a run (its folder or name; default: the last run), with its inventory and options",
     )
-    add("--break-lock", action="store_true", help="take over nodes that another gpuprov up has locked")
+    fleet_options.add_break_lock(parser, "take over")
     fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes changed at the same time", "-f")
     add(
         "--wave-timeout",

@@ -46,7 +46,7 @@ def _formats(text: str) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    fleet_options.add_arguments(parser)
+    fleet_options.add_arguments(parser, last_used=False)
     parser.set_defaults(
         timeout=None
     )  # checks have limits of their own; one that was typed holds for them too
@@ -88,6 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", metavar="RUN", help="continue a run with its checks; skip what is already measured"
     )
+    fleet_options.add_break_lock(parser, "also measure")
     parser.add_argument("--list", action="store_true", help="list the checks and exit")
 
 
@@ -99,10 +100,14 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.checks import registry, thresholds
     from provision.checks.registry import PAIRS
     from provision.desired import variables
+    from provision.remote import fleet_lock
+    from provision.text import many
     from provision.validate import validation
 
-    goes_on = options.resume and not options.stage and not options.checks
-    checks = validation.asked_before(options.resume) if goes_on else options.checks
+    before = validation.to_go_on_with(options.resume) if options.resume else None
+    checks = options.checks
+    if before is not None:
+        checks = _taken_over(options, before)
     asked = registry.select(options.stage or "standard", checks)
     more = {"pairs": options.pairs and not registry.of_pairs(asked), "group": options.group}
     added = [name for name, one in PAIRS.entries.items() if more.get(one.stage)]
@@ -122,12 +127,28 @@ def run(options: argparse.Namespace) -> ExitCode:
         vault_password_files=fleet_options.vault_password_files(options),
     )
     variables.check(fleet, overrides)
-    folder = validation.open_folder(options.resume, fleet, asked, settings)
-    health, code = validation.validate(folder, fleet, overrides, asked, settings)
+    fleet_options.say_what(fleet, many(len(asked), "check"))
+    held_as = str((before and before.meta().get("lock")) or fleet_lock.fresh_name())
+    with fleet_options.alone(options, "validate", held_as, fleet):
+        folder = validation.open_folder(before, fleet, asked, settings)
+        folder.note(lock=held_as)
+        health, code = validation.validate(folder, fleet, overrides, asked, settings)
     _publish(health, folder, options)
     folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
     folder.finish(code)
     return code
+
+
+def _taken_over(options: argparse.Namespace, before: RunFolder) -> list[str]:
+    """What a resumed run takes from `before` where the command line says nothing else: inventory and nodes;
+    and the checks, which are returned."""
+    meta = before.meta()
+    if not (options.inventory or options.inventory_option):
+        options.inventory = meta.get("inventory") or None
+    if options.nodes == "all":
+        options.nodes = str(meta.get("pattern") or "all")
+    goes_on = not options.stage and not options.checks
+    return [str(name) for name in meta.get("asked", ())] if goes_on else options.checks
 
 
 def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace) -> None:

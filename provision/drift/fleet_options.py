@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import UsageError
+from provision.terminal import printable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -242,6 +245,48 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     fleet = resolve.reachable(inventory.select(fleet, options.nodes), chosen)
     chosen = resolve.without_templates(chosen)
     return workers.linked(fleet, resolve.reachable(others, {}), chosen), chosen
+
+
+def add_break_lock(parser: argparse.ArgumentParser, what: str) -> None:
+    """`what`: what a verb does all the same with nodes that another run has."""
+    parser.add_argument(
+        "--break-lock", action="store_true", help=f"{what} nodes that another up, validate or burn-in has"
+    )
+
+
+@contextlib.contextmanager
+def alone(
+    options: argparse.Namespace, verb: str, run: str, fleet: Fleet, before: Sequence[str] = ()
+) -> Iterator[None]:
+    """The nodes of `fleet` for this run alone, unless --break-lock was given. Raises LockedError. Nodes that
+    cannot be locked are said, and are not left out: whether they can be reached, the verb finds out."""
+    import sys
+
+    from provision.remote import fleet_lock
+
+    def say(line: str) -> None:
+        sys.stderr.write(printable(line) + "\n")
+
+    if options.break_lock:
+        yield
+        return
+    limits = {"timeout": options.timeout or 60.0, "connections": options.connections}
+    with fleet_lock.alone(verb, run, fleet, before=before, say=say, **limits) as answers:
+        for answer in answers.values():
+            if answer.error and not answer.unreachable:
+                say(f"{answer.node}: {answer.error}: whether another gpuprov is at work there is not known")
+        yield
+
+
+def say_what(fleet: Fleet, *more: str) -> None:
+    """What a verb is about to work on, before it does, on standard error: inventory, nodes, and `more`."""
+    import sys
+
+    from provision.node_names import fold
+    from provision.text import many
+
+    words = [str(fleet.source), fold(fleet.nodes), many(len(fleet.nodes), "node"), *more]
+    sys.stderr.write(printable(" · ".join(words)) + "\n")
 
 
 def assess(options: argparse.Namespace, title: str, **more: Unpack[LookOptions]) -> Assessment:

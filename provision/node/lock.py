@@ -3,7 +3,7 @@
 The controller sends this text, followed by a call of `main`, to `python3 -I -S -`, as it does with the
 program that observes. The lock is one small file in /run, which a reboot clears, with who holds it and when
 that was last confirmed, by the node's own clock since boot: nobody's wall clock matters. It is advisory: what
-asks for it is gpuprov.
+asks for it is gpuprov. A burn-in needs no such file: who asks for the lock is told of one that runs.
 
 Standard library only, Python 3.6 syntax. Ansible may template the text on its way: no two characters in it
 may open a template.
@@ -12,6 +12,9 @@ may open a template.
 import os
 
 LOCK_FOLDER = "/run/gpuprov"
+BURNIN_UNIT = "gpuprov-burnin.service"  # as provision/node/modules/gpuprov_burnin.py has it
+BURNIN_UNIT_FILE = "/etc/systemd/system/" + BURNIN_UNIT
+BURNIN_HOME = "/var/lib/gpuprov/burnin"
 MARK = b"GPUPROV_RUN="  # in the environment of what gpuprov's Ansible runs on a node (playbooks/up.yml)
 WAIT = 10.0  # seconds for another controller that is asking at the same moment
 MOST = 20  # processes that are named
@@ -23,11 +26,12 @@ class LockError(Exception):
 
 def main(request):
     import json
+    import subprocess
 
     answer = {"state": "", "holder": None, "age": None, "busy": [], "time": 0.0, "problem": ""}
     try:
         answer.update(lock_operation(request))
-    except (LockError, OSError, ValueError) as error:
+    except (LockError, OSError, ValueError, subprocess.SubprocessError) as error:
         answer["problem"] = str(error) or type(error).__name__
     body = json.dumps(answer)
     print("@gpuprov-facts 1 %d\n%s\n@gpuprov-end" % (len(body), body), flush=True)
@@ -47,6 +51,10 @@ def lock_operation(request):
         now = time.monotonic()
         age = None if held is None else now - held["confirmed"]
         state = decide(request, held, age)
+        if request["op"] == "take" and state in ("taken", "mine") and not request.get("force"):
+            burnin = burning(request)
+            if burnin is not None and burnin["run"] not in {request["run"], *request.get("before", ())}:
+                return {"state": "held", "holder": burnin, "age": 0.0, "busy": [], "time": time.time()}
         if state in ("taken", "mine") and request["op"] != "release":
             write_lock(path, request, held if state == "mine" else None, now)
         if state == "mine" and request["op"] == "release":
@@ -126,13 +134,48 @@ def read_lock(path):
 
 
 def told(held):
-    return None if held is None else {name: held[name] for name in ("run", "node", "who", "since")}
+    if held is None:
+        return None
+    return dict(
+        {name: held[name] for name in ("run", "node", "who", "since")}, verb=str(held.get("verb", "up"))
+    )
+
+
+def burning(request):
+    """Who burns this node in, told as the holder of a lock; None when nobody does."""
+    import json
+    import re
+    import subprocess
+
+    root = request.get("root", "")
+    try:
+        with open(root + BURNIN_UNIT_FILE) as file:
+            found = re.search(r"^Description=gpuprov burn-in ([\w.-]+)$", file.read(65536), re.MULTILINE)
+    except OSError:
+        return None
+    if not found:
+        return None
+    words = ["systemctl", "show", "--property=ActiveState", BURNIN_UNIT]
+    state = subprocess.check_output(words, stderr=subprocess.DEVNULL, timeout=30).decode("ascii", "replace")
+    if state.strip().partition("=")[2] not in ("active", "activating", "deactivating", "reloading"):
+        return None
+    about = {}
+    try:
+        with open("%s%s/%s/order.json" % (root, BURNIN_HOME, found.group(1))) as file:
+            about = json.load(file)["about"]
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # it burns, whoever began it
+    who, since = (
+        (str(about.get(name, "")) for name in ("who", "since")) if isinstance(about, dict) else ("", "")
+    )
+    holder = {"run": found.group(1), "node": request["node"], "verb": "burnin"}
+    return dict(holder, who=who or "somebody", since=since or "some time")
 
 
 def write_lock(path, request, before, now):
     import json
 
-    fresh = {name: request[name] for name in ("run", "node", "who", "since", "lease")}
+    fresh = {name: request[name] for name in ("run", "node", "who", "since", "lease", "verb")}
     if before is not None:
         fresh["since"] = before["since"]
     fresh["confirmed"] = now

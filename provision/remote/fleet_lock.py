@@ -1,8 +1,9 @@
-"""Advisory lock on the nodes: only one `up` at a time changes a node.
+"""Advisory lock on the nodes: only one `up` at a time changes a node, and nobody measures it meanwhile.
 
-Two controllers exclude each other that way, and `up` on disjoint parts of a fleet does not wait.
+`up` and `validate` hold it while they work, `burnin` while it starts; a burn-in counts as a lock for as long
+as it runs. Two controllers exclude each other that way, and runs on disjoint parts of a fleet do not wait.
 
-A lock lasts LEASE seconds after it was last confirmed; while `up` works it confirms its locks every RENEW
+A lock lasts LEASE seconds after it was last confirmed; while a run works it confirms its locks every RENEW
 seconds. A controller that was killed therefore blocks nobody for longer than that, and nobody at all who
 resumes its run. The program on the node is node/lock.py.
 """
@@ -14,20 +15,28 @@ import getpass
 import json
 import os
 import platform
+import random
+import shlex
+import signal
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from provision import paths
 from provision.errors import GpuprovError
+from provision.fleet import Fleet
 from provision.node_names import fold
+from provision.remote.observe import run_programs
 from provision.remote.protocol import AnswerError, NodeError, one_line, unframed
+from provision.text import now
 
 # A renewal is one connection to every node: of 10,000 in ten minutes it is 17 a second.
 RENEW = 600.0
 LEASE = 3 * RENEW
+RETRY = 3.0  # about so many seconds after a refusal the locks are tried once more
 SKEW = 24 * 3600.0  # seconds a node's clock may be off before it is worth a word
 _STATES = {"taken", "mine", "twin", "held", "released", "not ours"}
 
@@ -35,7 +44,7 @@ Run = Callable[[Mapping[str, str]], Mapping[str, bytes | NodeError]]  # node →
 
 
 class LockedError(GpuprovError):
-    """Nodes are in the hands of another `up`."""
+    """Nodes are in the hands of another run."""
 
 
 @dataclass(frozen=True)
@@ -62,15 +71,40 @@ def me() -> str:
     return f"{name}@{platform.node()} (process {os.getpid()})"
 
 
+def on_fleet(fleet: Fleet, *, timeout: float, connections: int) -> Run:
+    """Programs run on the nodes of `fleet`, reached as they are looked at."""
+
+    def run(programs: Mapping[str, str]) -> Mapping[str, bytes | NodeError]:
+        return run_programs(
+            [fleet.nodes[node] for node in programs],
+            programs,
+            timeout=timeout,
+            connections=connections,
+            vault_password_files=fleet.vault_password_files,
+        )
+
+    return run
+
+
 class FleetLock:
     """The locks of one run. `run` is its id, `before` the ids of the runs it goes on with, whose locks it
-    takes over; `force` takes locks from anybody."""
+    takes over; `force` takes locks from anybody, and ignores burn-ins. `fleet`: named in what is proposed."""
 
     def __init__(
-        self, run: str, programs: Run, *, before: Sequence[str] = (), force: bool = False, since: str = ""
+        self,
+        run: str,
+        programs: Run,
+        *,
+        verb: str = "up",
+        before: Sequence[str] = (),
+        force: bool = False,
+        since: str = "",
+        fleet: Fleet | None = None,
     ) -> None:
         self.lost = ""  # why the locks are no longer ours; then nothing more may be begun
         self._run = run
+        self._verb = verb
+        self._fleet = fleet
         self._programs = programs
         self._before = tuple(before)
         self._force = force
@@ -93,7 +127,7 @@ class FleetLock:
         )
         try:
             _refuse_twins(answers.values())
-            _refuse_held(answers.values())
+            _refuse_held(answers.values(), self._fleet)
         except LockedError:
             self.release()
             raise
@@ -106,7 +140,7 @@ class FleetLock:
         for said in self._ask("renew", chosen).values() if chosen else ():
             if said.state in ("held", "twin"):
                 self._held.pop(said.node, None)
-                self.lost = self.lost or f"the lock of {said.node} was taken by {_holder(said)}"
+                self.lost = self.lost or f"the lock of {said.node} was taken for {_holder(said)}"
 
     def release(self) -> tuple[str, ...]:
         """Give all back. Those that did not answer are returned: their locks end by themselves."""
@@ -132,7 +166,7 @@ class FleetLock:
 
     def _ask(self, operation: str, nodes: Collection[str]) -> dict[str, Answer]:
         request = {"op": operation, "run": self._run, "who": me(), "since": self._since, "lease": LEASE}
-        request |= {"before": list(self._before), "force": self._force}
+        request |= {"before": list(self._before), "force": self._force, "verb": self._verb}
         programs = {node: _program({**request, "node": node}) for node in nodes}
         return {node: _understood(node, output) for node, output in self._programs(programs).items()}
 
@@ -159,7 +193,10 @@ def _understood(node: str, output: bytes | NodeError) -> Answer:
             raise ValueError("an unknown state")
         if said["state"] in ("held", "twin") and not holder:
             raise ValueError("nobody holds it")
-        told = holder and {name: one_line(str(holder[name]), 200) for name in ("run", "node", "who", "since")}
+        names = ("run", "node", "who", "since", "verb")
+        told = holder and {name: one_line(str(holder[name]), 200) for name in names}
+        if told and told["verb"] not in _WORK:
+            raise ValueError("an unknown verb")
         skew = float(said["time"]) - time.time()
         return Answer(node, said["state"], told, float(said["age"] or 0), busy, skew)
     except (
@@ -184,26 +221,108 @@ def _refuse_twins(answers: Iterable[Answer]) -> None:
         )
 
 
-def _refuse_held(answers: Iterable[Answer]) -> None:
+# What a node is in the hands of, and how that ends.
+_WORK = {
+    "up": "gpuprov up",
+    "validate": "gpuprov validate",
+    "start": "gpuprov burnin, which is starting,",
+    "burnin": "the burn-in {run}",
+}
+_ENDS = {
+    "up": "wait for it; if it was killed, `gpuprov up --resume` on its own controller ({run}) goes on",
+    "validate": "wait for it, or press Ctrl-C where it runs",
+    "start": "wait for it",
+    "burnin": "`gpuprov burnin stop {run}{source}` ends it",
+}
+_NAMED = 3  # runs whose end is told
+
+
+def _refuse_held(answers: Iterable[Answer], fleet: Fleet | None) -> None:
     holders: dict[str, list[Answer]] = {}
     for said in answers:
         if said.state == "held":
             holders.setdefault(_holder(said), []).append(said)
     if not holders:
         return
-    told = "; ".join(f"{fold(said.node for said in held)} by {who}" for who, held in holders.items())
-    runs = sorted({str((said.holder or {})["run"]) for held in holders.values() for said in held})
-    left = max(LEASE - said.age for held in holders.values() for said in held)
+    told = "; ".join(f"{fold(said.node for said in held)}: {who}" for who, held in holders.items())
+    taken = [said for held in holders.values() for said in held]
+    source = f" -i {shlex.quote(fleet.place)}" if fleet else ""
+    ends = [_worded(_ENDS, held[0], source) for held in holders.values()][:_NAMED]
+    leases = [LEASE - said.age for said in taken if (said.holder or {}).get("verb") != "burnin"]
+    if leases:
+        ends.append(f"locks of a killed run end by themselves in {max(1, round(max(leases) / 60))} min")
+    others = "".join(f":!{name}" for name in fold((said.node for said in taken), 10_000).split(", "))
+    pattern = shlex.quote((fleet.pattern if fleet else "all") + others)
     raise LockedError(
-        f"another gpuprov up is at work on nodes of yours: {told}",
-        f"wait for it. If it was killed: `gpuprov up --resume` on its own controller ({', '.join(runs)}), "
-        f"or --break-lock; its locks end by themselves in {max(1, round(left / 60))} min",
+        f"another gpuprov is at work on nodes of yours: {told}",
+        f"{'; '.join(ends)}; --nodes {pattern} leaves these nodes out; --break-lock takes them all the same",
     )
 
 
 def _holder(said: Answer) -> str:
+    """`gpuprov up by alice@controller-1 (process 4711), since 10:00`"""
     holder = said.holder or {}
-    return f"{holder.get('who', 'somebody')}, since {holder.get('since', 'some time')}"
+    work = _worded(_WORK, said)
+    return f"{work} by {holder.get('who', 'somebody')}, since {holder.get('since', 'some time')}"
+
+
+def _worded(words: Mapping[str, str], said: Answer, source: str = "") -> str:
+    holder = said.holder or {}
+    return words[holder.get("verb", "up")].format(run=shlex.quote(holder.get("run", "")), source=source)
+
+
+@contextlib.contextmanager
+def held(
+    lock: FleetLock,
+    nodes: Collection[str],
+    *,
+    say: Callable[[str], None],
+    pause: Callable[[float], None] = time.sleep,
+) -> Iterator[dict[str, Answer]]:
+    """Hold the locks of `nodes`, confirmed until the end. Raises LockedError when another run has one.
+
+    They are tried twice: who is refused holds some for a moment, and two who begin at the same time refuse
+    each other. To be terminated is to be interrupted: the locks are released."""
+    from provision.remote.ansible.runner import handled, heeded
+
+    try:
+        with handled(_interrupt, heeded(signal.SIGTERM, signal.SIGHUP)):
+            try:
+                answers = lock.take(nodes)
+            except LockedError:
+                pause(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - not for secrets
+                answers = lock.take(nodes)
+            lock.keep()
+            yield answers
+    finally:
+        if left := lock.release():
+            minutes = round(LEASE / 60)
+            say(f"{fold(left)}: the lock could not be released; it ends by itself within {minutes} min")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def fresh_name() -> str:
+    """A name for a run that has no folder yet."""
+    return f"{now()} {me()}"
+
+
+def alone(
+    verb: str,
+    run: str,
+    fleet: Fleet,
+    *,
+    before: Sequence[str] = (),
+    timeout: float,
+    connections: int,
+    say: Callable[[str], None],
+) -> contextlib.AbstractContextManager[dict[str, Answer]]:
+    """The nodes of `fleet` for the `run` of this `verb` alone, as `held`."""
+    programs = on_fleet(fleet, timeout=timeout, connections=connections)
+    lock = FleetLock(run, programs, verb=verb, before=before, since=now("seconds"), fleet=fleet)
+    return held(lock, fleet.nodes, say=say)
 
 
 def skewed(answers: Iterable[Answer]) -> dict[str, str]:

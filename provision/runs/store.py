@@ -65,6 +65,11 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
+    @property
+    def id(self) -> str:
+        """The name a run has on nodes and for hooks: two controllers may begin in the same millisecond."""
+        return f"{self.path.name}@{self.meta().get('controller', '')}"
+
     @classmethod
     def create(cls, verb: str, arguments: Mapping[str, Any], runs: Path | None = None) -> RunFolder:
         """A new folder below `runs` (default: GPUPROV_RUNS, else the state folder), mode 0700."""

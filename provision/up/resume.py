@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import random
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from provision.errors import GpuprovError, InventoryError, RunFolderError
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote import fleet_lock
-from provision.remote.fleet_lock import Answer, FleetLock, LockedError
+from provision.remote.fleet_lock import Answer, FleetLock
 from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
 from provision.remote.ssh.connection import ansible_defaults, route_of
 from provision.runs.store import RunFolder
@@ -32,12 +31,6 @@ _LONGEST = 100  # runs in a chain of resumptions
 _RUNNING = "running.lock"
 BUSY_SECONDS = 900.0  # how long what an earlier run left running on a node is waited for
 BUSY_PAUSE = 5.0
-RETRY = 3.0  # about so many seconds after a refusal it is tried once more
-
-
-def run_id(folder: RunFolder) -> str:
-    """The name a run has on nodes and for hooks: two controllers may begin in the same millisecond."""
-    return f"{folder.path.name}@{folder.meta().get('controller', '')}"
 
 
 def chain(folder: RunFolder) -> list[RunFolder]:
@@ -64,7 +57,7 @@ def earlier(folder: RunFolder) -> EarlierRuns:
         for record in run.read("outcomes")
     ]
     return EarlierRuns(
-        tuple(run_id(run) for run in runs),
+        tuple(run.id for run in runs),
         frozenset(node for node, status in dict(ends).items() if status in (Status.DONE, Status.AS_DECLARED)),
         frozenset(node for node, status in ends if status == Status.DONE),
         hooks.left_drained(record for run in oldest_first for record in run.read("hooks")),
@@ -118,31 +111,14 @@ def locked(
     say: Callable[[str], None],
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[Locked]:
-    """Hold the locks of `nodes`. Raises LockedError when another `up` has one of them."""
-    try:
-        answers = _taken(lock, nodes, pause)
+    """Hold the locks of `nodes`. Raises LockedError when another run has one of them."""
+    with fleet_lock.held(lock, nodes, say=say, pause=pause) as answers:
         made = Locked({said.node: _unlocked(said) for said in answers.values() if said.error})
         made.clocks = fleet_lock.skewed(answers.values())
         for node, why in made.clocks.items():
             say(f"{node}: {why}: certificates and package lists may not be believed there")
         made.lost.update(_still_busy(lock, answers, say, pause))
-        lock.keep()
         yield made
-    finally:
-        left = lock.release()
-        if left:
-            minutes = round(fleet_lock.LEASE / 60)
-            say(f"{fold(left)}: the lock could not be released; it ends by itself within {minutes} min")
-
-
-def _taken(lock: FleetLock, nodes: Sequence[str], pause: Callable[[float], None]) -> dict[str, Answer]:
-    """Take the locks, at the second attempt if need be: who is refused holds some for a moment, and two who
-    begin at the same time refuse each other."""
-    try:
-        return lock.take(nodes)
-    except LockedError:
-        pause(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - not for secrets
-    return lock.take(nodes)
 
 
 def _unlocked(said: Answer) -> Result:

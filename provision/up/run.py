@@ -18,12 +18,11 @@ from provision.drift.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
 from provision.node_names import fold
+from provision.remote import fleet_lock
 from provision.remote.ansible import accelerator, handover
 from provision.remote.ansible.events import Event
 from provision.remote.ansible.runner import handled, heeded
 from provision.remote.fleet_lock import FleetLock
-from provision.remote.observe import run_programs
-from provision.remote.protocol import NodeError
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.terminal import Progress, printable
@@ -34,7 +33,7 @@ from provision.up.execute import Execution, UpOptions
 from provision.up.executor import AnsibleExecutor, Journal, looks
 from provision.up.plan import Plan
 from provision.up.result import Result, Status, count_of, exit_code
-from provision.up.resume import StillRunning, locked, run_id
+from provision.up.resume import StillRunning, locked
 from provision.up.waves import BATCH, CANARY, Wave
 
 _FEW = 32  # nodes whose every role is worth a line where there is no terminal
@@ -116,11 +115,12 @@ class UpRun:
         Raises LockedError when another `up` holds one of the nodes."""
         options = self.options
         lock = FleetLock(
-            run_id(self.folder),
-            self._programs,
+            self.folder.id,
+            fleet_lock.on_fleet(self.fleet, timeout=options.timeout, connections=options.connections),
             before=options.earlier.ids,
             force=options.break_lock,
             since=str(self.folder.meta()["started"]),
+            fleet=self.fleet,
         )
         executor = AnsibleExecutor(
             options,
@@ -172,16 +172,7 @@ class UpRun:
             progress.step(f"{event} hooks")
             self._journal.write("hooks", {"hook": event, "nodes": list(nodes), "what": "begins"})
 
-        return hooks.Runner(found, run_id(self.folder), self.fleet.source, begun, self._journal.called, about)
-
-    def _programs(self, programs: Mapping[str, str]) -> Mapping[str, bytes | NodeError]:
-        return run_programs(
-            [self.fleet.nodes[node] for node in programs],
-            programs,
-            timeout=self.options.timeout,
-            connections=self.options.connections,
-            vault_password_files=self.fleet.vault_password_files,
-        )
+        return hooks.Runner(found, self.folder.id, self.fleet.source, begun, self._journal.called, about)
 
     def _quick_checks(self, nodes: Sequence[str], progress: Progress) -> Mapping[str, str]:
         from provision.up import health_gate  # it imports every check

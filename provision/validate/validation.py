@@ -32,7 +32,7 @@ from provision.validate.node_commands import Settings as Settings
 from provision.validate.pairs import pair_campaign
 
 
-def _to_go_on_with(resume: str) -> RunFolder:
+def to_go_on_with(resume: str) -> RunFolder:
     """The run a user names: a path, or a name below the runs."""
     path = Path(resume) if Path(resume).is_dir() else runs_home() / resume
     folder = RunFolder.open(path)
@@ -41,17 +41,11 @@ def _to_go_on_with(resume: str) -> RunFolder:
     return folder
 
 
-def asked_before(resume: str) -> tuple[str, ...]:
-    """The checks that an earlier run was asked for."""
-    return tuple(str(name) for name in _to_go_on_with(resume).meta().get("asked", ()))
-
-
-def open_folder(resume: str | None, fleet: Fleet, asked: Sequence[str], settings: Settings) -> RunFolder:
-    """A new run folder, or the one to go on with."""
-    if resume is None:
-        folder = RunFolder.create("validate", {**settings.options, "nodes": list(fleet.nodes)})
-    else:
-        folder = _to_go_on_with(resume)
+def open_folder(
+    before: RunFolder | None, fleet: Fleet, asked: Sequence[str], settings: Settings
+) -> RunFolder:
+    """A new run folder, or `before`, to go on with it."""
+    folder = before or RunFolder.create("validate", {**settings.options, "nodes": list(fleet.nodes)})
     folder.note(inventory=fleet.place, pattern=fleet.pattern, asked=list(asked), interrupted=False)
     return folder
 

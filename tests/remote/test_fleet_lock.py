@@ -14,10 +14,15 @@ from pathlib import Path
 
 import pytest
 
+from provision.fleet import Fleet
 from provision.remote import fleet_lock
 from provision.remote.fleet_lock import FleetLock, LockedError
 from provision.remote.protocol import NodeError, unreachable
 from tests.support.processes import until
+
+BURNIN = "20261121T101500.000Z-burnin"
+ORDER = {"about": {"who": "carol@ctl-3 (process 9)", "since": "2026-11-21T10:15:00Z"}}
+GPUS = Fleet(Path("/srv/fleet.yml"), {}, {}, pattern="rack1")
 
 
 @dataclass
@@ -39,13 +44,15 @@ class Machines:
             if node in self.dead:
                 answers[node] = unreachable("no route to host")
                 continue
-            placed = program.replace("main(dict(op=", f"main(dict(folder={str(self.folder(node))!r}, op=")
+            machine = str(self.folder(node))
+            placed = program.replace("main(dict(op=", f"main(dict(folder={machine!r}, root={machine!r}, op=")
             assert placed != program
             done = subprocess.run(
                 [sys.executable, "-I", "-S", "-"],
                 input=placed.encode("ascii"),
                 capture_output=True,
                 check=True,
+                env={"PATH": f"{machine}/bin"},
             )
             answers[node] = done.stdout
         return answers
@@ -62,6 +69,21 @@ class Machines:
         (self.folder(node) / "lock").write_text(
             json.dumps({**held, "confirmed": float(str(held["confirmed"])) - seconds})
         )
+
+    def burn_in(self, node: str, state: str = "active", order: object = None) -> None:
+        """Let systemd have the unit of a burn-in there. `order`: what its order.json holds."""
+        root = self.folder(node)
+        spool = root / "var/lib/gpuprov/burnin" / BURNIN
+        for folder in (spool, root / "bin", root / "etc/systemd/system"):
+            folder.mkdir(parents=True, exist_ok=True)
+        root.chmod(0o700)
+        (root / "etc/systemd/system/gpuprov-burnin.service").write_text(
+            f"[Unit]\nDescription=gpuprov burn-in {BURNIN}\n"
+        )
+        (spool / "order.json").write_text(json.dumps(order))
+        systemctl = root / "bin/systemctl"
+        systemctl.write_text(f"#!/bin/sh\necho ActiveState={state}\n")
+        systemctl.chmod(0o755)
 
     def reboot(self, node: str) -> None:
         (self.folder(node) / "lock").unlink()
@@ -81,7 +103,7 @@ def test_the_second_is_refused_with_holder_and_nodes_and_keeps_nothing(machines:
     first.take(["gpu-02", "gpu-03"])
     with pytest.raises(LockedError) as refused:
         second.take(["gpu-01", "gpu-02", "gpu-03"])
-    assert "gpu-[02-03] by " in refused.value.what
+    assert "gpu-[02-03]: gpuprov up by " in refused.value.what
     assert f"(process {os.getpid()}), since 10:00" in refused.value.what
     assert "run-1" in refused.value.fix
     assert "--break-lock" in refused.value.fix
@@ -128,6 +150,65 @@ def test_what_was_not_confirmed_for_long_is_nobodys(machines: Machines) -> None:
     assert second.nodes == ("gpu-01",)
 
 
+@pytest.mark.parametrize("state", ["active", "activating", "deactivating"])
+def test_a_node_that_burns_in_is_refused_with_who_since_when_and_how_it_ends(
+    machines: Machines, state: str
+) -> None:
+    machines.burn_in("gpu-02", state, ORDER)
+    lock = controller(machines, "run-1", fleet=GPUS)
+    with pytest.raises(LockedError) as refused:
+        lock.take(["gpu-01", "gpu-02"])
+    assert refused.value.what == (
+        "another gpuprov is at work on nodes of yours: gpu-02: the burn-in 20261121T101500.000Z-burnin by "
+        "carol@ctl-3 (process 9), since 2026-11-21T10:15:00Z"
+    )
+    assert refused.value.fix == (
+        f"`gpuprov burnin stop {BURNIN} -i /srv/fleet.yml` ends it; --nodes 'rack1:!gpu-02' leaves these "
+        "nodes out; --break-lock takes them all the same"
+    )
+    assert (machines.lock("gpu-01"), machines.lock("gpu-02"), lock.nodes) == (None, None, ())
+
+
+@pytest.mark.parametrize("state", ["inactive", "failed"])
+def test_a_burn_in_that_does_not_run_refuses_nobody(machines: Machines, state: str) -> None:
+    machines.burn_in("gpu-01", state, ORDER)
+    controller(machines, "run-1").take(["gpu-01"])
+    assert machines.lock("gpu-01")
+
+
+@pytest.mark.parametrize("how", [{"force": True}, {"before": [BURNIN]}])
+def test_who_insists_or_whose_burn_in_it_is_may_go_on(machines: Machines, how: dict[str, object]) -> None:
+    machines.burn_in("gpu-01", order=ORDER)
+    controller(machines, "run-1", **how).take(["gpu-01"])
+    assert machines.lock("gpu-01")
+
+
+@pytest.mark.parametrize("order", [None, [], {"about": 7}, {"about": {"who": None}}])
+def test_a_burn_in_that_does_not_say_whose_it_is_is_somebodys(machines: Machines, order: object) -> None:
+    machines.burn_in("gpu-01", order=order)
+    with pytest.raises(LockedError, match=r"by somebody|by None"):
+        controller(machines, "run-1").take(["gpu-01"])
+
+
+def test_a_burn_in_that_cannot_be_asked_about_is_not_none(machines: Machines) -> None:
+    machines.burn_in("gpu-01", order=ORDER)
+    (machines.folder("gpu-01") / "bin/systemctl").write_text("#!/bin/sh\nexit 1\n")
+    assert "it cannot be locked" in controller(machines, "run-1").take(["gpu-01"])["gpu-01"].error
+    assert machines.lock("gpu-01") is None
+
+
+def test_two_holders_are_told_apart(machines: Machines) -> None:
+    machines.burn_in("gpu-01", order=ORDER)
+    controller(machines, "run-1", verb="validate").take(["gpu-02", "gpu-03"])
+    with pytest.raises(LockedError) as refused:
+        controller(machines, "run-2").take(["gpu-01", "gpu-02", "gpu-03"])
+    assert "; gpu-[02-03]: gpuprov validate by " in refused.value.what
+    assert (
+        "press Ctrl-C where it runs; locks of a killed run end by themselves in 30 min" in refused.value.fix
+    )
+    assert "--nodes 'all:!gpu-[01-03]' leaves" in refused.value.fix
+
+
 def test_a_lock_from_another_boot_is_nobodys(machines: Machines) -> None:
     controller(machines, "run-1").take(["gpu-01"])
     machines.age("gpu-01", -1e9)  # confirmed later than now, by a clock that begins at boot
@@ -145,7 +226,7 @@ def test_renewal_confirms_takes_again_after_a_reboot_and_notices_a_thief(machine
     assert lock.lost == ""
     controller(machines, "run-2", force=True).take(["gpu-03"])
     lock.renew()
-    assert "the lock of gpu-03 was taken by " in lock.lost
+    assert "the lock of gpu-03 was taken for gpuprov up by " in lock.lost
     assert lock.nodes == ("gpu-01", "gpu-02")
     lock.release()
     assert machines.lock("gpu-03")["run"] == "run-2"  # type: ignore[index]

@@ -13,10 +13,12 @@ from provision import cli
 from provision.checks.check import KERNEL_LOG_DELTA
 from provision.drift import fleet_options
 from provision.fleet import Fleet, Node
+from provision.remote import fleet_lock
 from provision.remote.ansible import runner
 from provision.remote.ansible.runner import Event, Outcome
 from provision.remote.observe import Observation
 from provision.validate import validation
+from tests.support.locks import NodeLocks
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 HEALTHY = {
@@ -86,6 +88,7 @@ class Machines:
         self.problems: dict[str, str] = {}
         self.played: list[tuple[str, str]] = []
         self.hosts: list[Mapping[str, Mapping[str, Any]]] = []
+        self.locks = NodeLocks()
 
     def add(self, name: str, tools: dict[str, str] = HEALTHY, /, **facts: Any) -> None:
         self.tools[name] = tools
@@ -154,6 +157,8 @@ class Machines:
 def replaced(found: M, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> M:
     """Put these machines behind the two doors, and everything that is kept below `tmp_path`."""
     monkeypatch.setattr(validation, "observe", found.observe)
+    monkeypatch.setattr(fleet_lock, "run_programs", found.locks.programs)
+    monkeypatch.setattr(fleet_lock, "RETRY", 0.0)
     monkeypatch.setattr(runner, "run_playbook", found.run_playbook)
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "runs"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

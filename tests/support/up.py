@@ -4,8 +4,6 @@ line."""
 from __future__ import annotations
 
 import json
-import re
-import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from provision.up.plan import NodePlan, Plan
 from provision.up.result import Result
 from provision.up.waves import BATCH, CANARY, Wave
 from tests.support.described import machine
+from tests.support.locks import NodeLocks
 
 SECRET = "corr3ct-h0rse"
 NODES = ("gpu-01", "gpu-02", "gpu-03")
@@ -158,9 +157,7 @@ class World:
     on_play: Callable[[], None] = lambda: None
     more: dict[str, Any] = field(default_factory=dict)  # in each task's result
     asked: dict[str, Any] = field(default_factory=dict)  # the other options of the last playbook
-    holders: dict[str, dict[str, str]] = field(default_factory=dict)  # node → whose lock is on it
-    locked: list[tuple[str, str]] = field(default_factory=list)
-    clock: float = 0.0  # seconds the nodes' clocks are ahead
+    locks: NodeLocks = field(default_factory=NodeLocks)
     variables: dict[str, str] = field(default_factory=lambda: {"ansible_become_password": SECRET})
 
     def __post_init__(self) -> None:
@@ -194,28 +191,6 @@ class World:
     def fail(self, *nodes: str, message: str = "broken") -> None:
         """A role fails on these nodes, from now on."""
         self.failing = {node: Outcome(node, "failed", 0, "nccl", "Install", message) for node in nodes}
-
-    def programs(self, _nodes: Any, texts: Mapping[str, str], **_options: Any) -> dict[str, bytes]:
-        """The lock's program, as the nodes would answer it."""
-        answers = {}
-        for node, text in texts.items():
-            call = text.rpartition("main(dict(")[2]
-            asked = dict(re.findall(r"(\w+)='([^']*)'", call))
-            before = re.findall(r"'([^']*)'", call.partition("before=[")[2].partition("]")[0])
-            holder = self.holders.get(node)
-            self.locked.append((asked["op"], node))
-            ours = holder is None or holder["run"] in (asked["run"], *before) or "force=True" in call
-            state = "taken" if ours else "held"
-            if ours and asked["op"] == "release":
-                self.holders.pop(node)
-            elif ours:
-                self.holders[node] = {name: asked[name] for name in ("run", "node", "who", "since")}
-            body = json.dumps(
-                {"state": state, "holder": holder, "age": 1.0, "busy": [], "problem": ""}
-                | {"time": time.time() + self.clock}
-            ).encode()
-            answers[node] = b"@gpuprov-facts 1 %d\n%s\n@gpuprov-end\n" % (len(body), body)
-        return answers
 
     def assess(self, fleet: Fleet, overrides: Mapping[str, Any], **options: Any) -> Assessment:
         declared = {name: {**node.variables, **overrides} for name, node in fleet.nodes.items()}

@@ -17,10 +17,10 @@ from provision.desired.compatibility import Refusal
 from provision.desired.expectations import roles_in_order
 from provision.drift import assess
 from provision.errors import ExitCode, GpuprovError
+from provision.remote import fleet_lock
 from provision.remote.ansible import runner
 from provision.runs.store import RunFolder, latest
 from provision.up.execute import UpOptions
-from provision.up.resume import run_id
 from provision.up.run import UpRun
 from tests.support.commands import ran
 from tests.support.up import DEBIAN, NODES, SECRET, World, drift
@@ -34,8 +34,8 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.setattr(assess, "assess", made.assess)
     monkeypatch.setattr(assess, "look", made.look)
     monkeypatch.setattr(runner, "run_playbook", made.play)
-    monkeypatch.setattr("provision.up.run.run_programs", made.programs)
-    monkeypatch.setattr("provision.up.resume.RETRY", 0.0)
+    monkeypatch.setattr(fleet_lock, "run_programs", made.locks.programs)
+    monkeypatch.setattr(fleet_lock, "RETRY", 0.0)
     return made
 
 
@@ -390,45 +390,51 @@ def test_a_failed_canary_leaves_the_rest_untouched_and_says_how_to_go_on(world: 
 def test_locks_are_taken_of_what_is_changed_and_always_given_back(world: World) -> None:
     world.lack("gpu-01")
     assert world.up() == ExitCode.OK
-    assert world.locked == [("take", "gpu-01"), ("release", "gpu-01")]
+    assert world.locks.asked == [("take", "gpu-01"), ("release", "gpu-01")]
 
     def fail() -> None:
-        assert set(world.holders) == {"gpu-02"}
+        assert set(world.locks.holders) == {"gpu-02"}
         raise ZeroDivisionError
 
     world.missing, world.on_play = {"gpu-02": [drift("gpu-02")]}, fail
     assert world.up() == ExitCode.BUG
-    assert world.holders == {}
+    assert world.locks.holders == {}
 
 
 def test_a_check_locks_nothing_and_calls_no_hook(world: World) -> None:
     world.lack("gpu-01")
     assert world.up("--check") == ExitCode.OK
-    assert world.locked == []
+    assert world.locks.asked == []
 
 
-OTHERS = {"run": "20261121-up@ctl-2", "node": "gpu-02", "who": "bob@ctl-2 (process 7)", "since": "10:00"}
+OTHERS = {
+    "run": "20261121-up@ctl-2",
+    "node": "gpu-02",
+    "who": "bob@ctl-2 (process 7)",
+    "since": "10:00",
+    "verb": "up",
+}
 
 
 def test_a_second_up_is_refused_with_holder_and_nodes_before_anything_is_touched(world: World) -> None:
     world.lack(*NODES)
-    world.holders = {"gpu-02": OTHERS}
+    world.locks.holders = {"gpu-02": OTHERS}
     assert world.up() == ExitCode.ERROR
-    assert "gpu-02 by bob@ctl-2 (process 7), since 10:00" in world.err
+    assert "gpu-02: gpuprov up by bob@ctl-2 (process 7), since 10:00" in world.err
     assert world.played == []
-    assert world.holders == {"gpu-02": OTHERS}
+    assert world.locks.holders == {"gpu-02": OTHERS}
     assert world.up("--nodes", "all", "--break-lock") == ExitCode.OK
-    assert world.holders == {}
+    assert world.locks.holders == {}
 
 
 def test_a_resumed_run_takes_over_what_the_killed_one_had_locked(world: World) -> None:
     world.lack(*NODES)
     world.fail("gpu-01")
     assert world.up() == ExitCode.UNHEALTHY
-    world.holders = {"gpu-01": {**OTHERS, "run": run_id(newest())}}
+    world.locks.holders = {"gpu-01": {**OTHERS, "run": newest().id}}
     world.failing = {}
     assert world.resume() == ExitCode.OK
-    assert world.holders == {}
+    assert world.locks.holders == {}
 
 
 def test_a_run_that_is_still_going_on_is_not_resumed(world: World) -> None:
@@ -441,7 +447,7 @@ def test_a_run_that_is_still_going_on_is_not_resumed(world: World) -> None:
 
 
 def test_a_clock_that_is_far_off_is_said_and_stands_beside_a_failure(world: World) -> None:
-    world.clock = 400 * 86400
+    world.locks.clock = 400 * 86400
     world.lack("gpu-01", "gpu-02")
     world.fail("gpu-01", message="Release file expired")
     assert world.up() == ExitCode.UNHEALTHY
@@ -551,7 +557,7 @@ def test_termination_is_an_interrupt(world: World) -> None:
     world.on_play = lambda: signal.raise_signal(signal.SIGTERM)
     before = signal.getsignal(signal.SIGTERM)
     assert world.up() == ExitCode.INTERRUPTED
-    assert world.holders == {}
+    assert world.locks.holders == {}
     assert signal.getsignal(signal.SIGTERM) == before
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from provision.checks.health import from_json
 from provision.checks.judge import Finding, Verdict
 from provision.checks.registry import CHECKS
 from provision.checks.table import STAGES, Entry
+from provision.drift import fleet_options
 from provision.errors import ExitCode, InventoryError, RunFolderError, UsageError
 from provision.paths import ROLES
 from provision.remote.ansible.runner import Outcome
@@ -237,6 +239,60 @@ def test_an_interrupt_leaves_a_report_and_resume_goes_on(machines: Machines, val
     assert code == ExitCode.OK
     assert not report["interrupted"]
     assert verdicts(report) == {"gpu-01": "pass"}
+
+
+OTHERS = {
+    **{"run": "20261121-up@ctl-2", "node": "gpu-01", "who": "bob@ctl-2 (process 7)"},
+    **{"since": "10:00", "verb": "up"},
+}
+
+
+def test_a_node_that_another_run_has_is_not_measured(
+    machines: Machines, validate: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machines.add("gpu-01")
+    machines.locks.holders = {"gpu-01": OTHERS}
+    (tmp_path / "inventory.yml").write_text("all: {hosts: {gpu-01: {}, gpu-02: {}}}\n")
+    assert cli.main(["validate", "--nodes", "gpu-01"]) == ExitCode.ERROR
+    err = capsys.readouterr().err
+    assert "gpu-01: gpuprov up by bob@ctl-2 (process 7), since 10:00" in err
+    assert "--nodes 'gpu-01:!gpu-01' leaves" in err
+    assert (machines.played, list((tmp_path / "runs").glob("*"))) == ([], [])
+    assert machines.locks.holders == {"gpu-01": OTHERS}
+    code, _, _ = validate("--break-lock")
+    assert code == ExitCode.OK
+    assert machines.locks.holders == {"gpu-01": OTHERS}
+
+
+def test_nodes_are_locked_while_they_are_measured_and_freed_after_an_interrupt(
+    machines: Machines, validate: Any
+) -> None:
+    machines.interrupt_at = "all_reduce_perf"
+    _, _, folder = validate()
+    assert machines.locks.asked == [("take", "gpu-01"), ("release", "gpu-01")]
+    killed = str(RunFolder.open(folder).meta()["lock"])
+    machines.locks.holders = {"gpu-01": {**OTHERS, "run": killed, "verb": "validate"}}
+    machines.interrupt_at = ""
+    assert validate("--resume", folder.name)[0] == ExitCode.OK
+    assert machines.locks.holders == {}
+
+
+def test_a_resumed_run_is_for_its_own_inventory_and_nodes(
+    machines: Machines, validate: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machines.interrupt_at = "all_reduce_perf"
+    _, _, folder = validate()
+    RunFolder.open(folder).note(pattern="rack1")
+    asked: list[tuple[str | None, str]] = []
+
+    def load(options: argparse.Namespace) -> None:
+        asked.append((options.inventory or options.inventory_option, options.nodes))
+        raise InventoryError("seen", "")
+
+    monkeypatch.setattr(fleet_options, "load", load)
+    cli.main(["validate", "--resume", folder.name])
+    cli.main(["validate", "--resume", folder.name, "-i", "other.yml", "-l", "gpu-07"])
+    assert asked == [(str(tmp_path / "inventory.yml"), "rack1"), ("other.yml", "gpu-07")]
 
 
 def test_resume_measures_again_what_was_not_measured(machines: Machines, validate: Any) -> None:

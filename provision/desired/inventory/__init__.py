@@ -202,7 +202,7 @@ def _split(pattern: str) -> list[str]:
     terms: Iterable[str]
     if _is_address(pattern) or _is_file(pattern):
         terms = [pattern]
-    elif "," in pattern:
+    elif _COMMA.search(pattern):
         terms = _COMMA.split(pattern)
     else:
         terms = _TERM.findall(pattern)
