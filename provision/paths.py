@@ -1,4 +1,4 @@
-"""Paths of playbooks, roles and data: beside the package in a checkout, inside it in a wheel."""
+"""Paths of playbooks, roles, documents and data: beside the package in a checkout, inside it in a wheel."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ _HOME = _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "
 
 PLAYBOOKS = _HOME / "playbooks"
 ROLES = _HOME / "roles"
+DOCS = _HOME / "docs"
+README = _HOME / "README.md"
+CHANGELOG = _HOME / "CHANGELOG.md"
 DATA = PACKAGE / "data"
 NODE = PACKAGE / "node"  # programs that run on nodes
 MODULES = NODE / "modules"  # our own Ansible modules
