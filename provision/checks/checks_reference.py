@@ -99,7 +99,5 @@ def readers_of(fact: str, form: re.Pattern[str] | None) -> tuple[str, ...]:
     return tuple(
         check
         for check, entry in registry.table().items()
-        if any(
-            each == fact or (form and form.fullmatch(each)) for each in getattr(entry.load(), "FACTS", ())
-        )
+        if any(each == fact or (form and form.fullmatch(each)) for each in getattr(entry.load(), "FACTS", ()))
     )

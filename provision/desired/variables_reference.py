@@ -1,4 +1,4 @@
-"""Every variable with its type, default and choices, of which docs/variables.md and `gpuprov docs` are made."""
+"""Every variable with type, default and choices: what docs/variables.md and `gpuprov docs` say of it."""
 
 from __future__ import annotations
 
