@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 from pathlib import Path
+
+from provision.errors import GpuprovError
 
 PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parent
@@ -24,5 +27,24 @@ MODULES = NODE / "modules"  # our own Ansible modules
 
 def state_home() -> Path:
     """The folder for what gpuprov remembers between invocations (never inside the user's project)."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "gpuprov"
+    chosen = os.environ.get("XDG_STATE_HOME")
+    return Path(chosen) / "gpuprov" if chosen else home() / ".local" / "state" / "gpuprov"
+
+
+def home() -> Path:
+    """The user's home folder. Raises GpuprovError where there is none, as in some containers."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise GpuprovError("this user has no home folder: HOME is not set", "set HOME") from None
+
+
+def user() -> str:
+    """The user's name. Raises GpuprovError where there is none, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        raise GpuprovError(
+            f"this user (uid {os.getuid()}) has no name",
+            "add the uid to /etc/passwd: ssh works for no other user",
+        ) from None

@@ -200,7 +200,7 @@ def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -
     who = "--set" if "--set" in where else fold(where)
     if name in RESERVED:
         return StackError(f"{at}{name} ({who}) is a fact that gpuprov observes", "remove it; use gpuprov_sku")
-    hint = did_you_mean(name, ours, "roles/*/README.md list the variables")
+    hint = did_you_mean(name, ours, "gpuprov docs variables lists them")
     return StackError(f"{at}unknown variable {name} ({who})", hint)
 
 
