@@ -207,6 +207,20 @@ def test_links_between_documents_lead_somewhere() -> None:
             assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
+def anchors(document: Path) -> set[str]:
+    """What links may lead to in a document: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_into_documents_lead_to_a_heading() -> None:
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text):
+            file = document.parent / target if target else document
+            assert anchor in anchors(file), f"{document.name}: {target}#{anchor}"
+
+
 GLOSSARY = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")
 TERMS = re.findall(r"^\| ([^|]+) \| [^|]+ \| `([^`|]+)` \|$", GLOSSARY, re.MULTILINE)
 

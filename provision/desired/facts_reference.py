@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from provision import paths, yamlfile
 from provision.desired.compared import compared_facts
@@ -73,6 +75,11 @@ def expectations_of(fact: Fact, name: str) -> Iterator[tuple[str, Promise]]:
                 yield role.name, promise
 
 
+def _shown(value: Any) -> str:
+    """On one line, as YAML has it."""
+    return " ".join((value if isinstance(value, str) else json.dumps(value)).split())
+
+
 def explained(name: str, readers: tuple[str, ...]) -> Iterator[str]:
     """The lines of `gpuprov docs NAME` for a fact; `readers` are the checks that read it."""
     fact = find(name)
@@ -92,8 +99,7 @@ def explained(name: str, readers: tuple[str, ...]) -> Iterator[str]:
     expected = list(expectations_of(fact, name))
     yield f"expected    {'by these roles' if expected else 'by no role'}"
     for role, promise in expected:
-        value = "" if promise.operator == "template" else f" {' '.join(str(promise.value).split())}"
-        yield f"  {role}: {promise.fact} {promise.operator}{value}"
+        yield f"  {role}: {promise.fact} {promise.operator} {_shown(promise.value)}"
         yield f"    {promise.why}"
     yield ""
     yield "more: gpuprov docs facts"
