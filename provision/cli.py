@@ -26,6 +26,7 @@ COMMANDS = {
     "report": "render, judge again, compare or pack stored runs",
     "selftest": "prove that the checks work on this GPU machine, without SSH or inventory",
     "lab": "run a fleet of simulated GPU nodes on this machine",
+    "docs": "print a page of the documentation, or what is known of a role, check, fact or variable",
 }
 
 EPILOG = """\

@@ -1,9 +1,12 @@
-"""Paths of playbooks, roles and data: beside the package in a checkout, inside it in a wheel."""
+"""Paths of playbooks, roles, documents and data: beside the package in a checkout, inside it in a wheel."""
 
 from __future__ import annotations
 
+import getpass
 import os
 from pathlib import Path
+
+from provision.errors import GpuprovError
 
 PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parent
@@ -14,6 +17,9 @@ _HOME = _CHECKOUT if (_CHECKOUT / "pyproject.toml").is_file() and (_CHECKOUT / "
 
 PLAYBOOKS = _HOME / "playbooks"
 ROLES = _HOME / "roles"
+DOCS = _HOME / "docs"
+README = _HOME / "README.md"
+CHANGELOG = _HOME / "CHANGELOG.md"
 DATA = PACKAGE / "data"
 NODE = PACKAGE / "node"  # programs that run on nodes
 MODULES = NODE / "modules"  # our own Ansible modules
@@ -21,5 +27,24 @@ MODULES = NODE / "modules"  # our own Ansible modules
 
 def state_home() -> Path:
     """The folder for what gpuprov remembers between invocations (never inside the user's project)."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(base) / "gpuprov"
+    chosen = os.environ.get("XDG_STATE_HOME")
+    return Path(chosen) / "gpuprov" if chosen else home() / ".local" / "state" / "gpuprov"
+
+
+def home() -> Path:
+    """The user's home folder. Raises GpuprovError where there is none, as in some containers."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise GpuprovError("this user has no home folder: HOME is not set", "set HOME") from None
+
+
+def user() -> str:
+    """The user's name. Raises GpuprovError where there is none, as in some containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        raise GpuprovError(
+            f"this user (uid {os.getuid()}) has no name",
+            "add the uid to /etc/passwd: ssh works for no other user",
+        ) from None

@@ -75,6 +75,26 @@ def test_a_named_error_is_one_line_what_and_one_line_what_to_do(
     assert capsys.readouterr().err == "gpuprov: inventory.yml:3: bad indentation\n  → fix line 3\n"
 
 
+def test_a_user_without_a_name_or_a_home_gets_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As in containers that run under any user id."""
+
+    def unknown(_id: object) -> None:
+        raise KeyError("uid not found")
+
+    inventory = tmp_path / "inventory.yml"
+    inventory.write_text("all: {hosts: {gpu-01: {ansible_host: 127.0.0.1, ansible_port: 1}}}")
+    for name in ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    assert cli.main(["drift", str(inventory)]) == ExitCode.ERROR
+    assert capsys.readouterr().err == "gpuprov: this user has no home folder: HOME is not set\n  → set HOME\n"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cli.main(["drift", str(inventory)]) == ExitCode.ERROR
+    assert "has no name\n  → add the uid to /etc/passwd" in capsys.readouterr().err
+
+
 def test_a_nodes_escape_codes_do_not_reach_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

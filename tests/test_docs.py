@@ -3,6 +3,7 @@ no shipped one is missing."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from pathlib import Path
@@ -12,6 +13,7 @@ import yaml
 
 from provision import cli
 from provision.checks import registry
+from provision.desired import variables
 from provision.desired.role import all_roles
 from provision.errors import ExitCode
 from provision.lab.releases import RELEASES
@@ -56,6 +58,96 @@ def test_every_shown_command_parses(command: str) -> None:
     words = shlex.split(command)[1:]
     options = cli.build_parser().parse_args(words)
     assert options.verb in cli.COMMANDS
+
+
+def spans(start: str) -> list[tuple[str, str]]:
+    """(document, text) of every `code span` that begins so, outside of fenced blocks."""
+    found = []
+    for document in DOCUMENTS:
+        text = re.sub(r"^ *```.*?^ *```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
+        found += [(document.name, " ".join(span.split())) for span in re.findall(rf"`({start}[^`]*)`", text)]
+    return found
+
+
+def test_every_command_in_a_sentence_parses(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = cli.build_parser()
+    for document, text in spans("gpuprov "):
+        command = text.partition(" > ")[0].removesuffix("…")
+        try:
+            parser.parse_args(shlex.split(command)[1:])
+        except SystemExit:  # --version and --help end, too
+            said = capsys.readouterr().err
+            assert not said, f"{document}: {command}: {said}"
+
+
+def options_of(parser: argparse.ArgumentParser) -> set[str]:
+    found = set(parser._option_string_actions)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            found |= {name for child in action.choices.values() for name in options_of(child)}
+    return found
+
+
+# Those of Ansible, of pytest and of our scripts, where a document speaks of them.
+OPTIONS_OF_OTHERS = {
+    "ansible.md": {"--tags", "--start-at-task", "--list-hosts"},
+    "ci.md": {"--gpuprov-nodes", "--gpuprov-set", "--gpuprov-vault-password-file"},
+    "detection.md": {"--", "--classes"},
+    "performance.md": {"--only", "--quick", "--rounds"},
+    "CONTRIBUTING.md": {"--tree"},
+}
+
+
+def test_every_option_in_a_sentence_exists() -> None:
+    known = options_of(cli.build_parser())
+    for document, text in spans("--"):
+        option = text.split()[0].partition("=")[0]
+        assert option in known | OPTIONS_OF_OTHERS.get(document, set()), f"{document}: {text}"
+
+
+# Names of that form which are none: a group, what gpuprov hands to Ansible, modules, steps of roles, a tool.
+NO_VARIABLES = {
+    *("gpuprov_workers", "gpuprov_keep", "gpuprov_files", "gpuprov_look", "gpuprov_packages"),
+    *("nccl_configure", "nccl_install", "nccl_tests"),
+}
+
+
+def test_every_variable_in_a_sentence_exists() -> None:
+    known = {*variables.known(), *variables.RESERVED, *registry.table(), *all_roles(), *NO_VARIABLES}
+    for document, text in spans(f"(?:{'|'.join(['gpuprov', *all_roles()])})_"):
+        name = re.split(r"[:=. ]", text)[0]  # `gpuprov_wave: 2`, the metric `gpu_burn.rate`
+        pattern = re.sub(r"[*…]|(?<=_)$", ".+", name)  # `rdma_doca_*`, `gpuprov_…`, the prefix `nccl_`
+        assert any(re.fullmatch(pattern, each) for each in known), f"{document}: {text}"
+
+
+def test_every_connection_variable_is_one_that_gpuprov_reads() -> None:
+    """What Ansible alone reads is not in these pages, so that a mistyped name is found."""
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "provision").rglob("*.py"))
+    shown = {name for document, name in spans(r"ansible_\w+") if document in ("connecting.md", "errors.md")}
+    names = {match[0] for each in shown if (match := re.match(r"\w+", each))}
+    assert len(names) >= 10
+    assert {name for name in names if f'"{name}"' not in sources} == set()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda document: document.name)
+def test_every_variable_of_an_example_in_yaml_exists(document: Path) -> None:
+    prefixes = "|".join(["gpuprov", *all_roles()])
+    for block in re.findall(r"```yaml\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL):
+        for name in re.findall(rf"^[\s{{-]*((?:{prefixes})_\w+):", block, re.MULTILINE):
+            assert name in {*variables.known(), *variables.RESERVED, *NO_VARIABLES}, name
+
+
+def test_every_variable_of_the_environment_is_read() -> None:
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "provision").rglob("*.py"))
+    sources += (ROOT / "tests/support/seed.py").read_text(encoding="utf-8")
+    for document in DOCUMENTS:
+        for name in re.findall(r"\bGPUPROV_[A-Z_]+", document.read_text(encoding="utf-8")):
+            assert f'"{name}"' in sources, f"{document.name}: {name}"
+
+
+def test_the_readme_links_to_every_page() -> None:
+    linked = set(re.findall(r"\]\((docs/[\w-]+\.md)[)#]", README))
+    assert linked == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")}
 
 
 def test_the_readme_names_every_check_and_no_other() -> None:
@@ -113,6 +205,20 @@ def test_links_between_documents_lead_somewhere() -> None:
     for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text(encoding="utf-8")):
             assert (document.parent / target).exists(), f"{document.name}: {target}"
+
+
+def anchors(document: Path) -> set[str]:
+    """What links may lead to in a document: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_into_documents_lead_to_a_heading() -> None:
+    for document in DOCUMENTS:
+        text = document.read_text(encoding="utf-8")
+        for target, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", text):
+            file = document.parent / target if target else document
+            assert anchor in anchors(file), f"{document.name}: {target}#{anchor}"
 
 
 GLOSSARY = (ROOT / "docs/glossary.md").read_text(encoding="utf-8")

@@ -37,7 +37,8 @@ def test_everything_a_run_needs_is_inside(wheel: Path) -> None:
     inside = set(zipfile.ZipFile(wheel).namelist())
     assert "provision/py.typed" in inside  # without it mypy ignores the types of an installed gpuprov
     assert below("provision") <= inside
-    assert {f"provision/_packed/{name}" for name in below("playbooks", "roles")} <= inside
+    packed = below("playbooks", "roles", "docs", "README.md", "CHANGELOG.md")
+    assert {f"provision/_packed/{name}" for name in packed} <= inside
 
 
 @pytest.mark.timeout(400)
@@ -68,6 +69,7 @@ def test_it_runs_from_an_empty_folder_in_a_new_environment(wheel: Path, tmp_path
     assert (empty / "inventory.yml").is_file()
     listed = gpuprov("validate", "--list")
     assert "gpu_burn" in listed.stdout, listed.stderr
+    assert "## Bastions" in gpuprov("docs", "connecting").stdout
     # The packed roles are found: an unknown role variable is told from a known one.
     refused = gpuprov("plan", "--set", "nvidia_driver_versoin=1")
     assert "nvidia_driver_version" in refused.stderr, refused.stderr

@@ -122,6 +122,15 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("gpuprov_accelerator",), lambda value: value == "mitogen", "mitogen, or absent"),
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )
+_OTHERS = {
+    "gpuprov_stack": "a stack's name, or a path",
+    "gpuprov_roles": "a list of roles",
+    "gpuprov_sku": "a SKU, such as h100-sxm",
+    "gpuprov_expected_nics": "a number, or a list of names",
+    "gpuprov_expected_nvmes": "a whole number",
+    "gpuprov_container_image": "an image, by name or by id",
+    "gpuprov_ignore_majority": "a list of facts",
+}
 # Observed, never declared.
 RESERVED = frozenset({"gpuprov_node", "gpuprov_run"})
 _SURE = 0.9  # similarity from which a name without our prefix is taken for one of ours mistyped
@@ -130,6 +139,13 @@ _SURE = 0.9  # similarity from which a name without our prefix is taken for one 
 def known() -> frozenset[str]:
     """The name of every variable that means something to gpuprov or its roles."""
     return frozenset(OWN).union(*(role.options for role in all_roles().values()))
+
+
+def form(name: str) -> str:
+    """What a value of one of OWN has to be, in words."""
+    if name in _NUMBERS:
+        return "a whole number"
+    return next((wanted for names, _, wanted in _PLAIN if name in names), _OTHERS.get(name, ""))
 
 
 def is_text(name: str) -> bool:
@@ -184,7 +200,7 @@ def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -
     who = "--set" if "--set" in where else fold(where)
     if name in RESERVED:
         return StackError(f"{at}{name} ({who}) is a fact that gpuprov observes", "remove it; use gpuprov_sku")
-    hint = did_you_mean(name, ours, "roles/*/README.md list the variables")
+    hint = did_you_mean(name, ours, "gpuprov docs variables lists them")
     return StackError(f"{at}unknown variable {name} ({who})", hint)
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import fnmatch
 import functools
-import getpass
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from provision import paths
 
 SSH_PORT = 22
 SYSTEM_CONFIG = "/etc/ssh/ssh_config"
@@ -173,8 +174,8 @@ def _holds(kind: str, words: tuple[str, ...], name: str, options: Options, final
         subjects = {
             "host": options.get("hostname", [name])[0].replace("%h", name),
             "originalhost": name,
-            "user": options.get("user", [getpass.getuser()])[0],
-            "localuser": getpass.getuser(),
+            "user": options.get("user", [paths.user()])[0],
+            "localuser": paths.user(),
         }
         if criterion.lstrip("!") not in subjects or not left:
             raise NotUnderstoodError(f"`Match {' '.join(words)}` in an ssh_config file")

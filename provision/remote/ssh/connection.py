@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import configparser
 import functools
-import getpass
 import os
 import re
 import shlex
@@ -18,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from provision import paths
 from provision.remote.ssh.config import (
     SSH_PORT,
     ConfigFiles,
@@ -115,9 +115,9 @@ def hop(
     first = {keyword: values[0] for keyword, values in options.items()}
     host = _expand(first.get("hostname", name), {"h": name, "n": name})
     port = _number(first.get("port", str(SSH_PORT)), "port")
-    me = getpass.getuser()
+    me = paths.user()
     tokens = {"h": host, "n": name, "p": str(port), "r": first.get("user", me)}
-    tokens |= {"u": me, "d": str(Path.home())}
+    tokens |= {"u": me, "d": str(paths.home())}
     strict = first.get("stricthostkeychecking", "ask").lower()
     if strict not in ("ask", "yes", "accept-new"):
         raise NotUnderstoodError(f"StrictHostKeyChecking is {strict}")

@@ -1,0 +1,142 @@
+"""gpuprov docs: prints a page of the documentation, or what is known of a role, check, fact or variable."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from provision.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+EPILOG = """\
+Without NAME the pages, roles and checks are listed. The text comes from this installation: it describes this
+version. On a terminal it goes through $PAGER, where that is set.
+
+examples:
+  gpuprov docs
+  gpuprov docs errors
+  gpuprov docs nvidia_driver
+  gpuprov docs gpu_burn
+  gpuprov docs driver.loaded_version
+  gpuprov docs nccl_version
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="a page, role, check, fact or variable (default: list them)"
+    )
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    _show("\n".join(_overview() if options.name is None else _about(options.name)) + "\n")
+    return ExitCode.OK
+
+
+def pages() -> dict[str, Path]:
+    """Every page by name: the documents, then the roles' README."""
+    from provision import paths
+
+    documents = {file.stem: file for file in sorted(paths.DOCS.glob("*.md"))}
+    roles = {file.parent.name: file for file in sorted(paths.ROLES.glob("*/README.md"))}
+    return {"readme": paths.README, "changelog": paths.CHANGELOG, **documents, **roles}
+
+
+def _about(name: str) -> Iterator[str]:
+    """The lines about what is called so. Raises UsageError with the nearest names."""
+    from provision.checks import registry
+
+    wanted = name.removeprefix("docs/").removesuffix(".md")
+    files = pages()
+    for page in (wanted, wanted.lower()):
+        if page in files:
+            return iter(files[page].read_text(encoding="utf-8").splitlines())
+    if wanted in registry.table():
+        from provision.checks import checks_reference
+
+        return checks_reference.explained(wanted)
+    return _of_node(wanted)
+
+
+def _of_node(name: str) -> Iterator[str]:
+    """About a fact or a variable."""
+    from provision.checks import checks_reference, registry
+    from provision.desired import facts_reference, variables_reference
+    from provision.nearest import did_you_mean
+
+    variables = variables_reference.all_variables()
+    if name in variables:
+        return variables_reference.explained(name)
+    if fact := facts_reference.find(name):
+        whole = fact.form if name == fact.name else None
+        return facts_reference.explained(name, checks_reference.readers_of(name, whole))
+    known = [*pages(), *registry.table(), *variables, *facts_reference.all_facts()]
+    raise UsageError(
+        f"no page, role, check, fact or variable is called {name!r}",
+        did_you_mean(name, known, "gpuprov docs lists them"),
+    )
+
+
+def _overview() -> Iterator[str]:
+    from provision import paths
+    from provision.checks import registry
+
+    files = pages()
+    yield "pages (gpuprov docs NAME)"
+    for name, file in files.items():
+        if file.parent.parent != paths.ROLES:
+            yield f"  {name:<20} {_title(file)}"
+    yield ""
+    yield "roles"
+    for name, file in files.items():
+        if file.parent.parent == paths.ROLES:
+            yield f"  {name:<20} {_what_a_role_is(file.parent)}"
+    yield ""
+    yield "checks"
+    for name, entry in registry.table().items():
+        yield f"  {name:<20} {entry.load().SUMMARY}"
+    yield ""
+    yield "facts and variables: by name; gpuprov docs facts and gpuprov docs variables have them all"
+
+
+def _title(page: Path) -> str:
+    with page.open(encoding="utf-8") as lines:
+        return next((line[2:].strip() for line in lines if line.startswith("# ")), "")
+
+
+def _what_a_role_is(role: Path) -> str:
+    from provision import yamlfile
+
+    specs = yamlfile.load_mapping(role / "meta" / "argument_specs.yml")
+    return str(specs["argument_specs"]["main"]["short_description"])
+
+
+def _show(text: str) -> None:
+    """On standard output; through $PAGER where that is a terminal."""
+    import shlex
+    import signal
+    import subprocess
+
+    pager = shlex.split(os.environ.get("PAGER", "")) if sys.stdout.isatty() else []
+    if not pager:
+        sys.stdout.write(text)
+        return
+    try:
+        process = subprocess.Popen(
+            pager, stdin=subprocess.PIPE, env={"LESS": "FRX", **os.environ}, text=True, encoding="utf-8"
+        )
+    except OSError as trouble:
+        raise UsageError(
+            f"PAGER: {pager[0]} cannot be started: {trouble.strerror}", "correct PAGER, or unset it"
+        ) from None
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the pager's
+    try:
+        process.communicate(text)
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,169 @@
+"""gpuprov docs: everything that has a page is found and printed; a typing error gets the nearest name."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provision import cli, paths
+from provision.checks import checks_reference, registry, thresholds
+from provision.commands import docs
+from provision.desired import facts_reference, variables_reference
+from provision.desired.role import all_roles
+from provision.errors import ExitCode
+
+HEAVY = ("ansible", "ansible_runner", "jinja2", "matplotlib", "paramiko", "rich")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *name: str) -> str:
+    assert cli.main(["docs", *name]) == ExitCode.OK
+    return capsys.readouterr().out
+
+
+def test_the_overview_names_every_page_role_and_check(capsys: pytest.CaptureFixture[str]) -> None:
+    names = re.findall(r"^  (\S+) +\S", printed(capsys), re.MULTILINE)
+    assert {path.stem for path in paths.DOCS.glob("*.md")} <= set(names)
+    assert {*all_roles(), *registry.table(), "node_facts", "readme"} <= set(names)
+    assert len(names) == len(set(names)), "one name, one thing"
+
+
+def test_no_two_things_have_one_name() -> None:
+    every = [
+        *docs.pages(),
+        *registry.table(),
+        *variables_reference.all_variables(),
+        *facts_reference.all_facts(),
+    ]
+    assert len(every) == len(set(every))
+
+
+@pytest.mark.parametrize("name", ["connecting", "docs/connecting.md", "connecting.md", "Connecting"])
+def test_a_page_is_printed_as_it_is(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, name) == (paths.DOCS / "connecting.md").read_text("utf-8")
+
+
+def test_a_role_is_its_readme(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, "nccl") == (paths.ROLES / "nccl" / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("check", sorted(registry.table()))
+def test_every_check_says_what_it_finds_when_it_runs_and_its_limits(
+    check: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, check)
+    assert f"finds    {checks_reference.finds(check)}\n" in text
+    assert len(checks_reference.finds(check)) > 20
+    assert f"stage    {registry.table()[check].stage}: " in text
+    for sku in thresholds.available():
+        for metric, limit in thresholds.for_sku(sku).items():
+            if metric.startswith(f"{check}."):
+                assert f"  {metric}\n" in text
+                assert " ".join(limit.cited.split()) in text
+
+
+def test_every_limit_that_is_no_skus_belongs_to_a_check() -> None:
+    shown = {(file, key) for file, keys in checks_reference.FIXED.values() for key in keys}
+    kept = {(file, key) for file in ("host_limits", "port_limits") for key in thresholds.limits(file)}
+    assert shown == kept
+
+
+@pytest.mark.parametrize("fact", sorted(facts_reference.all_facts()))
+def test_every_fact_says_its_meaning(fact: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, fact)
+    assert text.startswith(f"{fact}\n\n{facts_reference.all_facts()[fact].meaning}\n\nobserved")
+
+
+def test_a_fact_says_which_roles_expect_it_and_which_checks_read_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    text = printed(capsys, "driver.loaded_version")
+    assert "  nvidia_driver: driver.loaded_version equals {{ nvidia_driver_version }}\n" in text
+    assert "checks      versions, gpu_burn\n" in text
+    assert "compared    between nodes" in text
+    assert "expected    by no role\n" in printed(capsys, "gpu.pci")
+
+
+def test_a_name_of_a_node_is_the_fact_of_its_form(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "service.nvidia-persistenced.active")
+    assert text.startswith("service.nvidia-persistenced.active (service.UNIT.active)\n")
+    assert "  nvidia_driver: service.nvidia-persistenced.active" in text
+    assert "chrony" not in text
+
+
+def test_every_promise_of_a_role_is_of_a_documented_fact() -> None:
+    for role in all_roles().values():
+        for promise in role.promises:
+            assert facts_reference.find(re.sub(r"\{\{.*?\}\}", "x", promise.fact)), promise.where
+
+
+def test_a_variable_says_type_default_and_choices(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "container_toolkit_restart")
+    assert "type         str\ndefault      auto\nchoices      auto, always, never\n" in text
+    assert "kilowatts" in printed(capsys, "gpuprov_rack_kw")
+
+
+def test_a_typing_error_gets_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["docs", "conecting"]) == ExitCode.USAGE
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.endswith("'conecting'\n  → did you mean connecting?\n")
+    assert cli.main(["docs", "../../etc/passwd"]) == ExitCode.USAGE
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_it_through_the_pager(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    monkeypatch.setattr(sys, "stdout", terminal := Terminal())
+    monkeypatch.setenv("PAGER", f"tee {taken}")
+    assert cli.main(["docs", "nccl"]) == ExitCode.OK
+    assert taken.read_text("utf-8") == (paths.ROLES / "nccl" / "README.md").read_text("utf-8")
+    monkeypatch.setenv("PAGER", "true")  # it has read enough before the end
+    assert cli.main(["docs", "detection"]) == ExitCode.OK
+    assert terminal.getvalue() == ""
+    monkeypatch.setenv("PAGER", "no-such-pager -R")
+    assert cli.main(["docs", "nccl"]) == ExitCode.USAGE
+    assert "no-such-pager" in capsys.readouterr().err
+    monkeypatch.delenv("PAGER")
+    assert cli.main(["docs", "nccl"]) == ExitCode.OK
+    assert terminal.getvalue().startswith("# nccl")
+
+
+@pytest.mark.parametrize("name", [[], ["nccl"], ["gpu_burn"], ["driver.flavour"], ["nccl_version"]])
+def test_it_loads_neither_ansible_nor_ssh(name: list[str]) -> None:
+    program = (
+        "import sys\nfrom provision import cli\n"
+        f"code = cli.main(['docs', *{name!r}])\n"
+        f"assert not (found := [each for each in {HEAVY!r} if each in sys.modules]), found\n"
+        "sys.exit(code)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(paths.PACKAGE.parent)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=60)
+
+
+def test_the_page_of_variables_is_what_the_command_writes(tmp_path: Path) -> None:
+    page = paths.DOCS / "variables.md"
+    copy = tmp_path / "variables.md"
+    copy.write_text(page.read_text("utf-8").partition("<!-- variables: begin -->")[0], "utf-8")
+    script = paths.PACKAGE.parent / "scripts" / "variables_page.py"
+    subprocess.run([sys.executable, script, "--write", copy], check=True, timeout=60)
+    assert copy.read_text("utf-8") == page.read_text("utf-8"), (
+        "write it again: python scripts/variables_page.py --write docs/variables.md"
+    )
+
+
+def test_every_variable_has_a_meaning_and_a_form() -> None:
+    for each in variables_reference.all_variables().values():
+        assert each.meaning, each.name
+        assert each.type, each.name
