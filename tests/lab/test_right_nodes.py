@@ -122,7 +122,9 @@ def test_a_node_that_is_measured_is_neither_changed_nor_burned_in(
 
 
 FORMS = ("text", "github", "markdown", "junit", "sarif", "json")
-COMMAND = re.compile(r"gpuprov (?:plan|up|drift|validate) [^\s`|]+(?: --[a-z]+ (?:'[^'\n]*'|[\w./@,-]+))*")
+COMMAND = re.compile(
+    r"""gpuprov (?:plan|up|drift|validate) [^\s`|)<"\\]+(?: --[a-z]+ (?:'[^'\n]*'|[\w./@,-]+))*"""
+)
 
 
 @pytest.fixture
@@ -156,7 +158,11 @@ def call(folder: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[
 
 def logins(lab: Lab) -> int:
     """How often anybody has logged in to gpu-02 so far, this look included."""
-    return len(lab.node("gpu-02").as_root("journalctl -o cat -u ssh | grep Accepted").stdout.splitlines())
+    return len(
+        lab.node("gpu-02")
+        .as_root("journalctl --sync; journalctl -o cat -u ssh | grep Accepted")
+        .stdout.splitlines()
+    )
 
 
 def test_every_command_that_is_proposed_means_the_fleet_it_was_proposed_for(lab: Lab, fleets: Path) -> None:
