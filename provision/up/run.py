@@ -26,7 +26,7 @@ from provision.remote.observe import run_programs
 from provision.remote.protocol import NodeError
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
-from provision.terminal import Progress, printable
+from provision.terminal import Progress, live, printable
 from provision.text import many
 from provision.up import durations, hooks, plan, resume, waves
 from provision.up import result as up_result
@@ -317,7 +317,7 @@ class UpRun:
                 self.diffs.setdefault(key, []).append(node)
         if event.kind != "started":
             return
-        if sys.stderr.isatty():
+        if live(sys.stderr):
             progress.step(f"{event.node}: {event.role + ' · ' if event.role else ''}{event.task}")
             return
         whose = event.node if progress.total <= _FEW else "all"
