@@ -16,7 +16,7 @@ def render(report: DriftReport) -> str:
     """The whole report, safe to print."""
     seen = report.seen
     lines = [*_drifts(report), *_odd(report), *diagnosis.section(report.causes), *_validation(report)]
-    lines += drift_text.trouble(seen.refused, seen.unreachable)
+    lines += drift_text.trouble(seen.refused, seen.troubles)
     lines += totals(report)
     if report.run_folder:
         lines.append(f"run folder {report.run_folder}")
