@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 
 from provision import __version__
-from provision.errors import ExitCode, GpuprovError
+from provision.errors import ExitCode, GpuprovError, OutputError
 
 # verb -> what `gpuprov --help` says. The module is provision/commands/<verb>.py.
 COMMANDS = {
@@ -35,6 +34,7 @@ exit codes:
   1 stopped by a named error      5 incomplete: a node was unreachable or not measurable
   2 wrong command line            70 a bug in gpuprov
   3 unhealthy, or a role failed   130 interrupted
+                                  141 the reader of the output has gone (| head)
 
 start here:
   gpuprov init                    then edit inventory.yml
@@ -44,8 +44,42 @@ start here:
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """Refuses what it does not know itself, with its own usage and the nearest that it knows: argparse leaves
+    a verb's unknown options to the parser of the program. Raises UsageError for habits of Ansible's users."""
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            from provision.commands import ansible_habits
+
+            words = self.prog.split()
+            ansible_habits.refuse_flags(words[1] if len(words) > 1 else None, unknown)
+            known = [name for action in self._actions for name in action.option_strings]
+            flag = next((word for word in unknown if word.startswith("-")), "")
+            hint = _hint(flag.partition("=")[0], known)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return options, unknown
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            error.message += _hint(str(value), [str(choice) for choice in action.choices or ()])
+            raise
+
+
+def _hint(wrong: str, known: Sequence[str]) -> str:
+    from provision.nearest import did_you_mean
+
+    meant = did_you_mean(wrong, known)
+    return f"\n  → {meant}" if meant else ""
+
+
 def _top_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="gpuprov",
         description="GPU machines from bare Linux to proven ready for production, from one inventory.",
         epilog=EPILOG,
@@ -54,7 +88,9 @@ def _top_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"gpuprov {__version__}")
     parser.add_argument(
-        "--print-completion", choices=["bash", "zsh", "tcsh"], help="print a shell completion script and exit"
+        "--print-completion",
+        choices=["bash", "zsh", "fish", "tcsh"],
+        help="print a shell completion script and exit",
     )
     return parser
 
@@ -85,31 +121,13 @@ def _wanted_verb(argv: Sequence[str]) -> list[str]:
     return [word for word in argv if word in COMMANDS][:1]
 
 
-def _parsed(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Raises UsageError for what an Ansible user types from habit; argparse's own exit for other mistakes."""
+def _command(arguments: Sequence[str]) -> int:
+    parser = build_parser(_wanted_verb(arguments))
     if arguments and arguments[0] not in COMMANDS:
         from provision.commands import ansible_habits
 
         ansible_habits.refuse_words(arguments, COMMANDS)
-    options, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        from provision.commands import ansible_habits
-
-        ansible_habits.refuse_flags(options.verb, unknown)
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    return options
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    gc.set_threshold(5_000, 10, 10)  # Python's own, 700, costs drift 5% more CPU; 20,000 would cost memory
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = build_parser(_wanted_verb(arguments))
-    try:
-        options = _parsed(parser, arguments)
-    except GpuprovError as error:
-        _complain(error)
-        return error.exit_code
+    options = parser.parse_args(arguments)
     if options.print_completion:
         import shtab
 
@@ -118,18 +136,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.verb is None:
         parser.print_help()
         return ExitCode.USAGE
+    return int(_command_module(options.verb).run(options))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code. Raises SystemExit where argparse ends it."""
     try:
-        return int(_command_module(options.verb).run(options))
+        if argv is None:
+            from provision import terminal
+
+            terminal.take_streams()
+        gc.set_threshold(
+            5_000, 10, 10
+        )  # Python's own, 700, costs drift 5% more CPU; 20,000 would cost memory
+        try:
+            return _command(sys.argv[1:] if argv is None else argv)
+        finally:
+            sys.stdout.flush()  # while a failure can still be told
+    except OutputError as error:
+        if error.exit_code is not ExitCode.CLOSED_PIPE:  # the reader has what it wanted
+            _complain(error)
+        return error.exit_code
     except GpuprovError as error:
         _complain(error)
         return error.exit_code
     except KeyboardInterrupt:
         sys.stderr.write("\ngpuprov: interrupted\n")
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader (head, less) has gone: not our error. Keep the interpreter from complaining at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return ExitCode.OK
     except Exception:
         return _report_bug()
 

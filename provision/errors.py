@@ -6,6 +6,8 @@ GpuprovError                 stopped by a named error                     exit 1
 ├── StackError               unknown stack or variable, bad stack file    exit 1
 ├── CompatibilityError       versions that cannot live together           exit 1
 ├── RunFolderError           a run folder is unreadable or too new        exit 1
+├── IncompleteError          no node could be reached, or none be measured exit 5
+├── OutputError              standard output cannot be written to         exit 1, 141 when its reader has gone
 ├── ParseError               tool output that was not understood (checks turn it into the verdict `error`)
 └── LabError                 the lab cannot be built on this machine      exit 1
 """
@@ -26,6 +28,7 @@ class ExitCode(enum.IntEnum):
     INCOMPLETE = 5  # something was unreachable or could not be measured, and nothing worse
     BUG = 70  # our mistake; the traceback is kept
     INTERRUPTED = 130
+    CLOSED_PIPE = 141  # the reader of the output has gone; 128 + SIGPIPE, as the shell has it for other tools
 
 
 class GpuprovError(Exception):
@@ -61,6 +64,19 @@ class RunFolderError(GpuprovError):
 
 class ParseError(GpuprovError):
     pass
+
+
+class IncompleteError(GpuprovError):
+    exit_code = ExitCode.INCOMPLETE
+
+
+class OutputError(GpuprovError):
+    """`cause`: what the system said."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f"standard output cannot be written to: {cause.strerror}")
+        if isinstance(cause, BrokenPipeError):
+            self.exit_code = ExitCode.CLOSED_PIPE
 
 
 class LabError(GpuprovError):

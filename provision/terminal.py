@@ -1,4 +1,4 @@
-"""Progress output of a running command; the only module that imports rich.
+"""Standard output and error, and the progress of a running command; the only module that imports rich.
 
 On a terminal a live table of what each node is doing; elsewhere (CI, a pipe) plain lines, one per change.
 Everything that came from a node passes through `printable` first: its answers are untrusted input.
@@ -7,6 +7,8 @@ Everything that came from a node passes through `printable` first: its answers a
 from __future__ import annotations
 
 import contextlib
+import io
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +23,82 @@ def printable(text: str, limit: int = 2000) -> str:
     """`text` without control characters (a node must not move our cursor), newlines kept, cut to `limit`."""
     safe = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+class _Stream(io.TextIOWrapper):
+    """Standard output or error, from its first failure on /dev/null: neither a later write nor the end of the
+    interpreter fails once more."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError as cause:
+            self._failed(cause)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError as cause:
+            self._failed(cause)
+
+    def _failed(self, cause: OSError) -> None:  # noqa: ARG002
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self.fileno())
+        os.close(nowhere)
+
+
+class _Output(_Stream):
+    """Standard output: what nobody can read is an error."""
+
+    def _failed(self, cause: OSError) -> None:
+        super()._failed(cause)
+        from provision.errors import OutputError
+
+        raise OutputError(cause) from None
+
+
+def take_streams() -> None:
+    """Make standard output raise OutputError where it cannot be written to, and standard error never fail: a
+    message that nobody can read must not end an `up` half-way.
+
+    A stream that is closed (`>&-`) is opened on /dev/null, so that no other file gets its number; standard
+    output in such a way that writing to it fails.
+    """
+    for number, mode in enumerate((os.O_RDONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, mode)  # takes the lowest number that is free
+    sys.stdin = sys.stdin or open(0, closefd=False)  # noqa: SIM115 - as long as the process
+    sys.stdout = _taken(sys.stdout, 1, _Output)
+    sys.stderr = _taken(sys.stderr, 2, _Stream)
+
+
+def _taken(stream: TextIO | None, number: int, kind: type[_Stream]) -> _Stream:
+    if not isinstance(stream, io.TextIOWrapper):
+        stream = open(number, "w", closefd=False)  # noqa: SIM115 - as long as the process
+    # In a locale without our arrows and dots, a question mark is better than an error.
+    errors = "replace" if stream.errors == "strict" else stream.errors
+    how = (stream.encoding, errors, None, stream.line_buffering, stream.write_through)
+    return kind(stream.detach(), *how)
+
+
+def coloured(stream: TextIO) -> bool:
+    """Whether to write colours to `stream`: on a terminal that has any, unless NO_COLOR is set.
+
+    FORCE_COLOR and CLICOLOR_FORCE ask for them elsewhere, too (a CI's log). As with other tools, a variable
+    that is empty counts as not set, and NO_COLOR is stronger (no-color.org, force-color.org)."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR") or os.environ.get("CLICOLOR_FORCE", "0") not in ("", "0"):
+        return True
+    return live(stream)
+
+
+def live(stream: TextIO) -> bool:
+    """Whether `stream` is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Progress:
@@ -41,7 +119,7 @@ class Progress:
         self._started = time.monotonic()
 
     def __enter__(self) -> Progress:
-        if self._stream.isatty():
+        if live(self._stream):
             from rich.console import Console
             from rich.progress import (
                 BarColumn,

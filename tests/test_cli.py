@@ -61,10 +61,88 @@ def test_a_wrong_command_line_is_exit_2_without_a_traceback(arguments: list[str]
     assert "Traceback" not in shown.stderr
 
 
-def test_completion_scripts_name_the_verbs() -> None:
-    shown = gpuprov("--print-completion", "bash")
+# A verb, of some a verb of its own, and an option of it.
+OPTIONS = {
+    **{"init": "--host", "plan": "--nodes", "up": "--max-failures", "validate": "--burn-seconds"},
+    **{
+        "burnin": "--detach",
+        "lock": "--majority",
+        "baseline learn": "--margin",
+        "drift": "--require-validated",
+    },
+    **{"report": "--rejudge", "selftest": "--mask-serials", "lab up": "--inventory"},
+}
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """What a wrong command line prints."""
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(words)
+    assert stopped.value.code == ExitCode.USAGE
+    out, err = capsys.readouterr()
+    assert not out
+    return err.splitlines()
+
+
+@pytest.mark.parametrize("verb", OPTIONS)
+@pytest.mark.parametrize("value", [(), ("x",)], ids=["alone", "with a value"])
+def test_a_mistyped_option_shows_the_verbs_usage_and_the_nearest_option(
+    verb: str, value: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    option = OPTIONS[verb]
+    typo = option[:4] + option[5:] if len(option) > 6 else option[:-1]
+    said = complaint(capsys, *verb.split(), "=".join([typo, *value]))
+    assert said[0].startswith(f"usage: gpuprov {verb} [-h] ")
+    assert said[-2].startswith(f"gpuprov {verb}: error: unrecognized arguments: {typo}")
+    assert said[-1].startswith(f"  → did you mean {option}")
+
+
+def test_every_verb_is_mistyped_once() -> None:
+    assert {verb.partition(" ")[0] for verb in OPTIONS} == set(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("verb", cli.COMMANDS)
+def test_a_mistyped_verb_shows_the_nearest(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(capsys, verb[0] + verb)  # iinit, pplan
+    assert said[0].startswith("usage: gpuprov [-h] ")
+    assert said[-1].startswith(f"  → did you mean {verb}")
+
+
+@pytest.mark.parametrize(
+    ("words", "usage", "meant"),
+    [
+        (["--verison"], "gpuprov", "--version"),
+        (["lab", "staus"], "gpuprov lab", "status"),
+        (["baseline", "lern"], "gpuprov baseline", "learn"),
+        (["drift", "--format", "jsn"], "gpuprov drift", "json"),
+        (["up", "--gate", "quik"], "gpuprov up", "quick"),
+    ],
+)
+def test_other_mistakes_show_what_is_near(
+    words: list[str], usage: str, meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = complaint(capsys, *words)
+    assert said[0].startswith(f"usage: {usage} [-h] ")
+    assert said[-1].startswith(f"  → did you mean {meant}")
+
+
+def test_what_is_near_nothing_gets_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    assert complaint(capsys, "plan", "--qqqq")[-1] == "gpuprov plan: error: unrecognized arguments: --qqqq"
+
+
+def test_an_option_before_its_command_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--burn-seconds", "60", "validate"]) == ExitCode.USAGE
+    assert capsys.readouterr().err == (
+        "gpuprov: the command comes first: `gpuprov validate --burn-seconds …`\n"
+    )
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish", "tcsh"])
+def test_completion_scripts_name_the_verbs_and_their_options(shell: str) -> None:
+    shown = gpuprov("--print-completion", shell)
     assert shown.returncode == 0
     assert all(verb in shown.stdout for verb in cli.COMMANDS)
+    assert "require-validated" in shown.stdout
 
 
 def test_a_named_error_is_one_line_what_and_one_line_what_to_do(

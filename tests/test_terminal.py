@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 
-from provision.terminal import Progress, printable
+import pytest
+
+from provision.errors import ExitCode, OutputError
+from provision.terminal import Progress, _Output, printable
 
 
 def test_printable_keeps_text_and_drops_control_characters() -> None:
@@ -37,3 +41,16 @@ def test_a_nodes_text_cannot_forge_a_line_ending_or_colour() -> None:
         progress.say("\x1b[32mall fine\x1b[0m\r")
     assert "\x1b" not in stream.getvalue()
     assert "\r" not in stream.getvalue()
+
+
+def test_an_output_that_fails_is_said_once() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as pipe:
+        output = _Output(pipe, "utf-8")
+        with pytest.raises(OutputError, match="Broken pipe") as failed:
+            output.write("x" * 100_000)
+        assert failed.value.exit_code == ExitCode.CLOSED_PIPE
+        output.write("y" * 100_000)
+        output.flush()
+        output.detach()

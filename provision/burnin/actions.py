@@ -170,7 +170,7 @@ def _stop(run: Campaign) -> ExitCode:
     for name, answer in answers.items():
         left = answer.said.get("left")
         if answer.error:
-            said = f"status unknown: {answer.error}"
+            said = answer.trouble
         elif left:
             said = f"not stopped: {', '.join(map(str, left))[:300]}" if isinstance(left, list) else "?"
         elif answer.true("stopped"):
@@ -262,6 +262,10 @@ def _collect(run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options:
     )
     for name, why in troubles.items():
         sys.stderr.write(f"{name}: {why}\n")
+    code = _code(found)
+    if found.over:
+        run.folder.note(counts={verdict.value: count for verdict, count in found.health.counts.items()})
+        run.folder.finish(code)
     if options.output:
         _copy(files, options.output)
     if options.json:
@@ -270,10 +274,6 @@ def _collect(run: Campaign, fleet: Fleet, overrides: Mapping[str, Any], options:
         _say([*acceptance.summary(run, found, drained), "", f"record      {files['record']}"])
     if options.remove and found.over:
         run.ask("remove", [name for name in names if not run.silence.get(name)])
-    code = _code(found)
-    if found.over:
-        run.folder.note(counts={verdict.value: count for verdict, count in found.health.counts.items()})
-        run.folder.finish(code)
     return code
 
 

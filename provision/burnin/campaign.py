@@ -22,7 +22,7 @@ from provision.burnin.profile import Profile
 from provision.burnin.spool import Spool
 from provision.burnin.timeline import Contact
 from provision.checks import registry
-from provision.errors import GpuprovError, RunFolderError
+from provision.errors import GpuprovError, IncompleteError, RunFolderError
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote.fleet_lock import me
@@ -105,7 +105,7 @@ class Campaign:
         refused = {}
         for name, answer in answers.items():
             if answer.error:
-                refused[name] = answer.error
+                refused[name] = answer.trouble
             elif not answer.true("started"):
                 other = str(answer.said.get("running") or "")[:100]
                 why = str(answer.said.get("refused") or "it gave no reason")[:300]
@@ -159,7 +159,7 @@ class Campaign:
 
     def _problem(self, answer: Answer) -> str:
         if answer.error:
-            return answer.error
+            return answer.trouble
         if answer.campaign != self.name:
             has = f"the burn-in {answer.campaign}" if answer.campaign else "no burn-in"
             return f"it has {has}, not {self.name}"
@@ -233,7 +233,7 @@ def ask_nodes(
     named: str, variables: Mapping[str, Mapping[str, Any]], fleet: Fleet, forks: int
 ) -> tuple[Campaign, dict[str, Answer]]:
     """The burn-in that the nodes have, where this machine does not know of it. Raises RunFolderError when
-    none has it."""
+    none has it, and IncompleteError when that is not known of all of them."""
     wanted = "" if named == "latest" else named
     answers = node_talk.ask(
         "status", wanted, variables, forks=forks, vault_password_files=fleet.vault_password_files
@@ -244,11 +244,11 @@ def ask_nodes(
             there.setdefault(answer.campaign, []).append(answer.node)
     name = max(there, default="") if not wanted else (wanted if wanted in there else "")
     if not name:
-        silent = [answer.node for answer in answers.values() if answer.error]
-        said = f"; {fold(silent)} did not answer" if silent else ""
         other = f"they have {', '.join(sorted(there)[-3:])}" if there else "gpuprov burnin starts one"
-        what = f"no node has the burn-in {wanted}" if wanted else "no node has a burn-in"
-        raise RunFolderError(f"{what}{said}", other)
+        what = f"the burn-in {wanted}" if wanted else "a burn-in"
+        if any(answer.error for answer in answers.values()):
+            raise IncompleteError(_not_known(what, answers), other if there else "")
+        raise RunFolderError(f"no node has {what}", other)
     folder = RunFolder.adopt(name, VERB, {})
     moment = f"{name[:4]}-{name[4:6]}-{name[6:8]}T{name[9:11]}:{name[11:13]}:{name[13:19]}Z"
     folder.note(
@@ -260,6 +260,17 @@ def ask_nodes(
         adopted=True,
     )
     return Campaign(folder, variables, forks, fleet.vault_password_files), answers
+
+
+def _not_known(what: str, answers: Mapping[str, Answer]) -> str:
+    """That no node that answered has it, and why the others did not."""
+    silent: dict[str, list[str]] = {}
+    for answer in answers.values():
+        if answer.error:
+            silent.setdefault(answer.trouble.replace(answer.node, "the node"), []).append(answer.node)
+    none = len(answers) > sum(map(len, silent.values()))
+    said = f"no node that answered has {what}" if none else f"whether a node has {what} is not known"
+    return "\n  ".join([said, *(f"{fold(nodes)}: {why}" for why, nodes in silent.items())])
 
 
 # --- observation of the nodes before their burn-in
@@ -298,5 +309,5 @@ def look(
             looked.seen[name] = node
             if not node.error:
                 looked.known[name] = fingerprint.of(found[name].facts, found[name].problems)
-            progress.done(f"{name}: {node.error}" if node.error else "")
+            progress.done(f"{name}: {node.trouble}" if node.error else "")
     return looked

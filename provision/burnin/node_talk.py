@@ -15,12 +15,14 @@ from typing import Any
 
 from provision import paths
 from provision.burnin.timeline import SERIOUS
+from provision.remote.protocol import state_word
 from provision.text import one_line
 from provision.validate import node_commands
 
 PLAYBOOK = paths.PLAYBOOKS / "burnin.yml"
 LIMIT = 4 * 1024 * 1024  # bytes of files that one answer brings
 _TASK = 120  # seconds for a node to answer one word; stopping ends hung programs first
+_FIX = "is it powered on, and are address, port, login and network right?"
 _SETUP = 60.0  # seconds for the connection, beyond that
 
 
@@ -37,6 +39,14 @@ class Answer:
     now: float = 0.0
     up: float = 0.0
     boot: str = ""
+
+    @property
+    def trouble(self) -> str:
+        """`unreachable: cause → next step`, or `unreadable: …`; empty when it answered."""
+        if not self.error:
+            return ""
+        fix = _FIX if self.unreachable else "log in and check sudo and python3"
+        return f"{state_word(self.unreachable)}: {self.error} → {fix}"
 
     @property
     def campaign(self) -> str:
@@ -148,7 +158,7 @@ class Status:
 def status(answer: Answer, campaign: str, refused: str = "") -> Status:
     """The state of a burn-in according to one answer."""
     if answer.error:
-        return Status(answer.node, f"status unknown: {answer.error}", error=answer.error)
+        return Status(answer.node, answer.trouble, error=answer.error)
     if answer.campaign != campaign:
         has = f"has the burn-in {answer.campaign}" if answer.campaign else "has no burn-in"
         words = f"{has}; it was not started: {refused}" if refused else has

@@ -66,7 +66,7 @@ def results(run: Campaign, override: Path | None = None) -> Results:
         over = run.over.get(name, False) or bool(refused.get(name))
         node = seen.get(name) or _seen_by_order(name, order, silence)
         if name in seen and node.error:  # it never took part
-            silence, over = node.error, True
+            silence, over = node.trouble, True
         events = spool.events()
         clock = Clock(contacts.get(name, ()), events)
         happened = timeline(events, clock)

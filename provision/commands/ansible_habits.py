@@ -71,8 +71,12 @@ WORDS = {
     "report",
     "diff": "`gpuprov drift` shows what differs, `gpuprov up --check --diff` what the roles would change",
     "inventory hosts list ls": "`gpuprov plan -i INVENTORY` lists every node",
+    "completion completions": "`gpuprov --print-completion bash` prints it, also for zsh, fish and tcsh",
     "vault": "ansible-vault encrypts; `gpuprov up --vault-password-file FILE` reads what it wrote",
 }
+
+# Flags that stand before a command, or instead of one.
+_BEFORE = ("-h", "--help", "--version", "--print-completion")
 
 # Flags that stand after the command, and those of gpuprov's commands that have them.
 _AFTER = {
@@ -100,6 +104,9 @@ def refuse_words(arguments: Sequence[str], verbs: Collection[str]) -> None:
                 verb = next((each for each in arguments if each in having), having[0])
                 raise UsageError(f"the command comes first: `gpuprov {verb} {_name(word)} …`")
         refuse_flags(None, [word])
+        verb = next((each for each in arguments if each in verbs), "")
+        if verb and _name(word) not in _BEFORE:
+            raise UsageError(f"the command comes first: `gpuprov {verb} {_name(word)} …`")
         return
     for names, answer in WORDS.items():
         if word in names.split():

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from provision.drift import fleet_options
-from provision.errors import ExitCode, UsageError
+from provision.errors import ExitCode, IncompleteError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,8 +34,8 @@ Ctrl-C detaches, and the burn-in continues.
 RUN is the name of a burn-in, or `latest`. These actions work from any machine that has the inventory: without
 the run folder, gpuprov reads the burn-in's data from the nodes.
 
-exit codes: 3 when a node failed; otherwise 5 when a node is not done or something was not measured;
-otherwise 0.
+exit codes: 3 when a node failed; otherwise 5 when a node is unreachable, unreadable, without a GPU or not
+done, or something was not measured; otherwise 0.
 
 examples:
   gpuprov burnin --nodes rack1 --profile day --plan
@@ -199,10 +199,10 @@ def _planned(chosen: Profile, looked: Looked) -> tuple[Plan, dict[str, str]]:
     """The plan, and the nodes that cannot take part with the reason."""
     from provision.burnin import orders, plan
 
-    unable = {name: node.error for name, node in looked.seen.items() if node.error}
+    unable = {name: node.trouble for name, node in looked.seen.items() if node.error}
     if not looked.able:
         name, why = next(iter(unable.items()))
-        raise UsageError(
+        raise IncompleteError(
             f"no node can be burned in; {name}: {why}", "widen --nodes, or repair the nodes first"
         )
     caps = plan.caps(looked.variables)

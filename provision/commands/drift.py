@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 exit codes: 4 when a node differs from its declared state or from the majority of its kind; otherwise 5 when
-a node could not be observed, a node is refused, or a fact could not be read; otherwise 0. With
+a node is unreachable, unreadable or refused, or a fact could not be read; otherwise 0. With
 --require-validated also 3 when a node's newest check failed, and 5 when a node has no current pass.
 
 drift changes nothing, and opens one connection per node. For hundreds of nodes, and with more than one CPU

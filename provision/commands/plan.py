@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 EPILOG = """\
-exit codes: 3 when a node is refused; otherwise 5 when a node could not be observed; otherwise 0.
+exit codes: 3 when a node is refused; otherwise 5 when a node is unreachable or unreadable; otherwise 0.
 
 examples:
   gpuprov plan

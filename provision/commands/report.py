@@ -212,6 +212,7 @@ def _print(
 
     from provision.report import diff_text, nodes, terminal
     from provision.report import json as json_report
+    from provision.terminal import coloured
 
     if "nodes" in files and (said := nodes.left_out(health)):
         sys.stderr.write(f"{said}\n")
@@ -230,9 +231,8 @@ def _print(
         if options.rejudge:
             sys.stderr.writelines(f"{line}\n" for line in lines)
         return
-    color = sys.stdout.isatty()
     width = shutil.get_terminal_size((100, 24)).columns
-    sys.stdout.write(terminal.summary(health, width=width, color=color, context=context))
+    sys.stdout.write(terminal.summary(health, width=width, color=coloured(sys.stdout), context=context))
     if options.rejudge:
         told = [*(lines or ["no verdict changed"]), *(f"  {line}" for line in more)]
         sys.stdout.write("\njudged again:\n" + "".join(f"  {line}\n" for line in told))
@@ -248,9 +248,14 @@ def find_run(name: str | None, runs: Path | None) -> RunFolder:
     from provision.nearest import did_you_mean
     from provision.runs import store
 
-    if name is None:
-        return store.latest("validate", runs)
     home = runs or store.runs_home()
+    if name is None:
+        if not any((path / "run.json").is_file() for path in home.glob("*Z-validate")):
+            raise RunFolderError(
+                f"never validated: there is no validate run in {home}",
+                "run: gpuprov validate --nodes all; or set GPUPROV_RUNS if the runs are in another folder",
+            )
+        return store.latest("validate", runs)
     here = Path(name).parent if Path(name).name == "report.json" else Path(name)
     path = next((path for path in (here, home / name) if (path / "run.json").is_file()), None)
     if path is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -41,9 +42,10 @@ def _of_node(nodes: Mapping[str, Sequence[NodeRun]], node: str, home: Path) -> d
     from provision.runs import node_history
 
     if node not in nodes:
+        meant = did_you_mean(node, nodes)
         raise RunFolderError(
-            f"no run in {home} has a verdict for {node}",
-            did_you_mean(node, nodes, "gpuprov report --history lists the known nodes"),
+            f"{node}: never validated: no run in {home} has a verdict for it",
+            f"{f'{meant} otherwise ' if meant else ''}run: gpuprov validate --nodes {shlex.quote(node)}",
         )
     return {
         "node": node,
@@ -57,7 +59,10 @@ def _of_all(nodes: Mapping[str, Sequence[NodeRun]], home: Path) -> dict[str, Any
     from provision.runs import node_history
 
     if not nodes:
-        raise RunFolderError(f"no run in {home} has a verdict for any node", "gpuprov validate creates one")
+        raise RunFolderError(
+            f"never validated: no run in {home} has a verdict for any node",
+            "run: gpuprov validate --nodes all",
+        )
     flips = {node: times for node, runs in nodes.items() if (times := node_history.flips(runs))}
     repeats = [one for node, runs in nodes.items() for one in node_history.repeats(node, runs)]
     return {

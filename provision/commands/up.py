@@ -23,8 +23,8 @@ each SKU and operating system (the canaries); the other nodes follow in waves, o
 The roles run in one ansible-playbook process per CPU core of this machine, each with 50 nodes or more;
 --forks is divided among the processes. GPUPROV_PROCESSES sets another number of processes.
 
-exit codes: 3 when a role failed on a node, or the node still differs from its declared state; otherwise 5
-when a node could not be reached or read; otherwise 0.
+exit codes: 3 when a role failed on a node, a node is refused or still differs from its declared state;
+otherwise 5 when a node is unreachable or unreadable; otherwise 0.
 
 examples:
   gpuprov up                                          all nodes of ./inventory.yml

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 FORMATS = ("html", "md", "junit", "json", "nodes")
 
 EPILOG = """\
-exit codes: 3 when a node failed a check; otherwise 5 when a node could not be reached or measured;
-otherwise 0. A warning alone exits 0: the node needs attention, not a repair.
+exit codes: 3 when a node failed a check; otherwise 5 when a node is unreachable, unreadable, without a GPU
+or not measured; otherwise 0. A warning alone exits 0: the node needs attention, not a repair.
 
 --timeout also limits each program that a check starts, in addition to the duration of its load. A program
 that exceeds its limit is killed, and the check's verdict is `error`.
@@ -133,9 +133,11 @@ def run(options: argparse.Namespace) -> ExitCode:
         folder = validation.open_folder(before, fleet, asked, settings)
         folder.note(lock=held_as)
         health, code = validation.validate(folder, fleet, overrides, asked, settings)
-    _publish(health, folder, options)
-    folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
-    folder.finish(code)
+    try:
+        _publish(health, folder, options)
+    finally:
+        folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
+        folder.finish(code)
     return code
 
 
@@ -160,6 +162,7 @@ def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace
     from provision.report import json as json_report
     from provision.report import nodes, terminal
     from provision.report.context import of_run
+    from provision.terminal import coloured
 
     context = of_run(folder, health)
     files = report.write_all(health, folder, options.format, context)
@@ -171,7 +174,7 @@ def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace
         sys.stdout.writelines(json_report.render(health))
         return
     width = shutil.get_terminal_size((100, 24)).columns
-    sys.stdout.write(terminal.summary(health, width=width, color=sys.stdout.isatty(), context=context))
+    sys.stdout.write(terminal.summary(health, width=width, color=coloured(sys.stdout), context=context))
     sys.stdout.write(f"\nrun folder  {folder.path}\n")
     for name, file in files.items():
         sys.stdout.write(f"{name:<11} {file}\n")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from provision import paths, yamlfile
-from provision.desired import versions
+from provision.desired import skus, versions
 from provision.desired.role import Role, all_defaults, all_roles
 from provision.desired.templating import BadTemplateError, NotPlainError, Renderer
 from provision.desired.templating.render_cache import RenderCache, frozen
@@ -223,8 +223,7 @@ def _product(subject: Subject) -> str:
 def _has_gpu(rule: Mapping[str, Any], subject: Subject) -> Said:
     if subject.gpu("count") or subject.get(rule["unless_false"]) in (False, None):
         return None
-    fix = "check power and seating (lspci -d 10de:); none on purpose: leave it out with --nodes, or set"
-    return "no NVIDIA GPU on the PCI bus", f"{fix} {rule['unless_false']}: false"
+    return skus.NO_GPU, f"{skus.NO_GPU_FIX}; {skus.NO_GPU_ON_PURPOSE}"
 
 
 def _supported_release(_rule: Mapping[str, Any], subject: Subject) -> Said:

@@ -10,6 +10,13 @@ from typing import Any
 from provision import paths, yamlfile
 from provision.errors import StackError
 
+NO_GPU = "no NVIDIA GPU on the PCI bus"
+NO_GPU_FIX = "check power and seating (lspci -d 10de:)"
+NO_GPU_ON_PURPOSE = (
+    "none on purpose: leave it out with --nodes, or set nvidia_driver_require_gpu: false and "
+    "gpuprov_expected_gpus: 0"
+)
+
 
 @dataclass(frozen=True)
 class Sku:

@@ -106,6 +106,11 @@ class Assessment:
         return {node: said.error for node, said in self.observations.items() if said.error is not None}
 
     @property
+    def troubles(self) -> dict[str, str]:
+        """The same in words for people, which begin with the node's state."""
+        return {node: said.trouble for node, said in self.observations.items() if said.trouble}
+
+    @property
     def roles(self) -> dict[str, tuple[str, ...]]:
         """Node → the roles it takes part in: all, or those of its `gpuprov_roles`; those to be removed."""
         order = roles_in_order()
@@ -162,7 +167,9 @@ def with_progress(
     """`assess`, with progress shown; nodes in trouble are named as they come."""
     with Progress(title, total=len(fleet.nodes)) as progress:
         options.setdefault("say", progress.say)
-        options["on_done"] = lambda said: progress.done(f"{said.node}: {said.error}" if said.error else "")
+        options["on_done"] = lambda said: progress.done(
+            f"{said.node}: {said.trouble}" if said.trouble else ""
+        )
         return assess(fleet, overrides, **options)
 
 

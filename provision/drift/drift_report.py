@@ -185,8 +185,8 @@ def findings(report: DriftReport) -> list[Finding]:
         for refusal in refusals:
             text = refusal.what.removeprefix(f"{node}: ")
             add(f"refused/{refusal.rule}", [node], "error", text, refusal.fix)
-    for node, why in seen.unreachable.items():
-        add("node/unreachable", [node], "warning", f"not observed: {why}", "its state is unknown")
+    for node, why in seen.troubles.items():
+        add("node/unreachable", [node], "warning", why, "its state is unknown")
     for node, standings in report.standings.items():
         for expiry in expiries(standings):
             rule = "validation/expired" if expiry.why else f"validation/{expiry.verdict or 'never'}"

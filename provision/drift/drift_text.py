@@ -63,8 +63,8 @@ def without(document: Any, secrets: Collection[str]) -> Any:
     return masked(document, occurring(document, secrets) if len(secrets) > FEW else secrets)
 
 
-def trouble(refused: Mapping[str, list[Refusal]], unreachable: Mapping[str, str]) -> list[str]:
-    """What is to be said of nodes that are refused or could not be asked, equal words once."""
+def trouble(refused: Mapping[str, list[Refusal]], troubles: Mapping[str, str]) -> list[str]:
+    """What is to be said of nodes that are refused, unreachable or unreadable, equal words once."""
     lines = []
     said: dict[tuple[str, str, str], list[str]] = {}
     for node, refusals in refused.items():
@@ -73,8 +73,8 @@ def trouble(refused: Mapping[str, list[Refusal]], unreachable: Mapping[str, str]
             said.setdefault(key, []).append(node)
     for (what, fix, source), nodes in said.items():
         lines += [f"{fold(nodes)}  refused: {what}", f"      {fix} [{source}]"]
-    for _, nodes in grouped({node: why.replace(node, "") for node, why in unreachable.items()}):
-        lines.append(f"{fold(nodes)}  not observed: {unreachable[nodes[0]]}")
+    for _, nodes in grouped({node: why.replace(node, "") for node, why in troubles.items()}):
+        lines.append(f"{fold(nodes)}  {troubles[nodes[0]]}")
     return [*lines, ""] if lines else []
 
 

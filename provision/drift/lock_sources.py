@@ -55,9 +55,9 @@ def _with_packages(facts: Collection[str], patterns: Iterable[str]) -> frozenset
 def unfit(seen: Assessment) -> dict[str, str]:
     """Node → why it is no source: nobody looked at it, or it is not as declared. (What the role package_lock
     promises does not count: the lock file is about to be written again.)"""
-    found = dict(seen.unreachable)
+    found = seen.troubles
     for node, refusals in seen.refused.items():
-        found[node] = refusals[0].what.removeprefix(f"{node}: ")
+        found[node] = f"refused: {refusals[0].what.removeprefix(f'{node}: ')} → {refusals[0].fix}"
     for node, drifts in seen.drifts.items():
         other = [drift for drift in drifts if drift.expectation.role != lockfile.ROLE]
         if other:

@@ -12,7 +12,7 @@ from typing import Any
 from provision import paths
 from provision.fleet import Node
 from provision.remote import node_program
-from provision.remote.protocol import AnswerError, NodeError, facts_of, one_line, unframed
+from provision.remote.protocol import AnswerError, NodeError, facts_of, one_line, state_word, unframed
 from provision.remote.ssh import fanout
 from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
 from provision.remote.ssh.connection import Route, ansible_defaults, route_of
@@ -42,6 +42,11 @@ class Observation:
     error: str | None = None
     unreachable: bool = False
     seconds: float = 0.0
+
+    @property
+    def trouble(self) -> str:
+        """`unreachable: cause → next step`, or `unreadable: …`; empty when it answered."""
+        return f"{state_word(self.unreachable)}: {self.error}" if self.error is not None else ""
 
 
 def observe(

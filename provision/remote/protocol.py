@@ -47,6 +47,11 @@ class NodeError(GpuprovError):
         return self.kind in ("unreachable", "host key", "auth", "hung")
 
 
+def state_word(unreachable: bool) -> str:
+    """The state of a node that gave no answer, or none that can be used, as every verb says it."""
+    return "unreachable" if unreachable else "unreadable"
+
+
 def unreachable(
     what: str, fix: str = "is it powered on, and are address, port and network right?"
 ) -> NodeError:

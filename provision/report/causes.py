@@ -121,7 +121,8 @@ def _culprits(fleet: FleetHealth) -> Iterator[Culprit]:
         yield Culprit(NodeHealth(FABRIC, finding.verdict, ()), finding)
     for node in fleet.nodes:
         if node.unreachable or node.error:
-            action = "investigate" if node.unreachable else "run again"
+            told = " → " in node.error  # it says itself what to do
+            action = "none" if told else "investigate" if node.unreachable else "run again"
             yield Culprit(node, Finding("", Verdict.ERROR, "node", silence(node), action=action))
         elif absent := missing(fleet, node):
             message = f"did not run: {', '.join(absent)}"

@@ -10,10 +10,9 @@ from typing import Any
 from provision.checks import thresholds
 from provision.checks.check import CheckNode
 from provision.checks.thresholds import Threshold
+from provision.desired.skus import NO_GPU, NO_GPU_FIX, NO_GPU_ON_PURPOSE
 from provision.errors import InventoryError, RunFolderError
 from provision.runs.store import RunFolder
-
-_NO_GPU = "no NVIDIA GPU on its PCI bus: not a GPU node, or its GPUs are not seated or have no power"
 
 # What a check may know of a node's variables. Never all of them: there are passwords among them.
 _VARIABLES = (
@@ -51,6 +50,11 @@ class NodeFacts:
     unreachable: bool = False
     missing_gpus: bool = False
     problems: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def trouble(self) -> str:
+        """Why no check can run on it, in words that begin with the node's state."""
+        return f"unreachable: {self.error}" if self.unreachable else self.error
 
     @property
     def without_gpus(self) -> bool:
@@ -91,8 +95,10 @@ def node_facts_of(
             f"gpuprov_expected_gpus of {name} is {expected!r}", "give the number of GPUs, without quotes"
         )
     none_wanted = "gpuprov_expected_gpus" in variables and not expected
-    error = "" if gpuprov_node["gpu"]["count"] or none_wanted else _NO_GPU
+    error = "" if gpuprov_node["gpu"]["count"] or none_wanted else f"{NO_GPU} → {NO_GPU_FIX}"
     missing = bool(error and expected)
+    if error and not missing:
+        error += f"; {NO_GPU_ON_PURPOSE}"
     return NodeFacts(name, facts, gpuprov_node, variables, error, missing_gpus=missing, problems=problems)
 
 

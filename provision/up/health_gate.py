@@ -13,6 +13,7 @@ from provision.checks.judge import Verdict
 from provision.errors import ExitCode
 from provision.fleet import Fleet
 from provision.report import context
+from provision.report.causes import silence
 from provision.runs.store import RunFolder
 from provision.up.execute import QUICK, UpOptions
 from provision.validate import validation
@@ -55,7 +56,7 @@ def quick(
 
 def _why(node: NodeHealth) -> str:
     if node.error:
-        return f"the quick checks could not be run: {node.error}"
+        return f"the quick checks could not be run: {silence(node)}"
     bad = [
         finding
         for check in node.checks

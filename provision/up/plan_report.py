@@ -68,7 +68,7 @@ def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False) -> list[st
             "",
         ]
     said += diagnosis.section(seen.causes(), seen.arguments)
-    said += drift_text.trouble(seen.refused, seen.unreachable)
+    said += drift_text.trouble(seen.refused, seen.troubles)
     idle = [name for name, node in made.nodes.items() if node.as_declared]
     if idle:
         what = f"without anything of {', '.join(seen.remove)}" if seen.remove else "as declared"
@@ -102,7 +102,7 @@ def markdown(seen: Assessment, made: Plan) -> list[str]:
     return [
         *said,
         "",
-        *_as_list(drift_text.trouble(seen.refused, seen.unreachable)),
+        *_as_list(drift_text.trouble(seen.refused, seen.troubles)),
         *_as_list(_rollout(made, seen)),
     ]
 

@@ -25,7 +25,7 @@ from provision.remote.ansible.runner import handled, heeded
 from provision.remote.fleet_lock import FleetLock
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
-from provision.terminal import Progress, printable
+from provision.terminal import Progress, live, printable
 from provision.text import many
 from provision.up import durations, hooks, plan, resume, waves
 from provision.up import result as up_result
@@ -308,7 +308,7 @@ class UpRun:
                 self.diffs.setdefault(key, []).append(node)
         if event.kind != "started":
             return
-        if sys.stderr.isatty():
+        if live(sys.stderr):
             progress.step(f"{event.node}: {event.role + ' · ' if event.role else ''}{event.task}")
             return
         whose = event.node if progress.total <= _FEW else "all"

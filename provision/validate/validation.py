@@ -178,17 +178,18 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
             run.known[name] = fingerprint.of(found[name].facts, found[name].problems)
             node_history.note_look(run.folder, name, run.known[name])
         if node.error:
-            progress.done(f"{name}: {node.error}", count=len(run.asked))
+            progress.done(f"{name}: {node.trouble}", count=len(run.asked))
 
 
 def seen_of(observation: Observation, variables: Mapping[str, Any]) -> NodeFacts:
     """What checks may know of a node that was looked at; `error` says why they cannot run on it."""
     name, facts = observation.node, observation.facts
     if observation.error:
-        return NodeFacts(name, {}, {}, {}, observation.error, observation.unreachable)
+        silent = observation.unreachable  # the reports say that word themselves
+        return NodeFacts(name, {}, {}, {}, observation.error if silent else observation.trouble, silent)
     if not isinstance(facts.get("gpu.count"), int):
         why = observation.problems.get("gpu") or observation.problems.get("gpu.count") or "no answer"
-        return NodeFacts(name, dict(facts), {}, {}, f"its PCI devices could not be read: {why}")
+        return NodeFacts(name, dict(facts), {}, {}, f"unreadable: its PCI devices could not be read: {why}")
     return node_facts_of(name, dict(facts), dict(observation.problems), stack.describe_node(facts), variables)
 
 

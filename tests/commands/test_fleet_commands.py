@@ -91,7 +91,7 @@ def test_not_knowing_is_5_and_real_drift_beside_it_is_4(
     trouble["gpu-03"] = {"error": "no route to host"}
     code, out, _ = gpuprov(capsys, "drift")
     assert code == ExitCode.INCOMPLETE
-    assert "gpu-03  not observed: no route to host" in out
+    assert "gpu-03  unreachable: no route to host" in out
     trouble["gpu-01"] = {"module.nouveau.loaded": True}
     assert gpuprov(capsys, "drift")[0] == ExitCode.DRIFT
 

@@ -96,11 +96,14 @@ def test_nodes_that_are_no_good_are_named_unless_forced(
     packages["gpu-03"]["error"] = "no route to gpu-03"
     code, _, err = gpuprov(capsys, "lock")
     assert code == ExitCode.ERROR
-    assert "these nodes cannot be the source of a lock file:\n  gpu-03: no route to the node\n  → " in err
+    assert (
+        "these nodes cannot be the source of a lock file:\n  gpu-03: unreadable: no route to the node\n  → "
+        in err
+    )
     code, out, _ = gpuprov(capsys, "lock", "--force", "--json")
     assert code == ExitCode.OK
     document = json.loads(out)
-    assert document["forced"] == {"gpu-03": "no route to gpu-03"}
+    assert document["forced"] == {"gpu-03": "unreadable: no route to gpu-03"}
     assert document["groups"][0]["nodes"] == "gpu-[01-02]"
 
 

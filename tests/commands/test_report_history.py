@@ -84,10 +84,10 @@ def test_what_is_not_known_is_refused(
 ) -> None:
     assert main(["report", "--history", "gpu-04"]) == 1
     said = capsys.readouterr().err
-    assert "has a verdict for gpu-04" in said
+    assert "gpu-04: never validated: no run in " in said
     assert "did you mean gpu-0" in said
     assert main(["report", "--history", "--rejudge"]) == 2
     assert "--history cannot be combined with --rejudge" in capsys.readouterr().err
     monkeypatch.setenv("GPUPROV_RUNS", str(tmp_path / "none"))
     assert main(["report", "--history"]) == 1
-    assert "gpuprov validate creates one" in capsys.readouterr().err
+    assert "→ run: gpuprov validate --nodes all" in capsys.readouterr().err

@@ -285,7 +285,7 @@ def test_sarif_is_2_1_0_with_a_result_for_each_node_and_rule(twenty: Twenty, gpu
     (invocation,) = run["invocations"]
     assert (invocation["exitCode"], invocation["executionSuccessful"]) == (code, False)
     (silent,) = invocation["toolExecutionNotifications"]
-    assert silent["message"]["text"] == "gpu-20: not observed: no route to host"
+    assert silent["message"]["text"] == "gpu-20: unreachable: no route to host"
 
 
 def test_an_alert_stays_the_same_when_only_the_value_moves(twenty: Twenty, gpuprov: Any) -> None:

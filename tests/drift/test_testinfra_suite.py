@@ -180,7 +180,7 @@ def test_a_node_that_cannot_be_reached_is_a_failed_test_and_not_a_missing_one(tm
     done = suite(tmp_path, "--gpuprov-inventory", "hosts")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "1 failed" in done.stdout
-    assert "gpu-01: it could not be reached: " in done.stdout
+    assert "gpu-01: unreachable: " in done.stdout
 
 
 def test_a_mistake_in_the_inventory_is_one_line(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_burn_in_outlives_its_controller_a_cut_link_and_a_reboot(burnins: Burn
     try:
         cut = burnins.call("burnin", "status", burnins.first)
         assert cut.returncode == ExitCode.INCOMPLETE
-        assert re.search(r"gpu-02 +status unknown", cut.stdout)
+        assert re.search(r"gpu-02 +unreachable: ", cut.stdout)
     finally:
         network.plug(lab.record.octet, member.index, True)
     FAULT["reboot"] = time.time()

@@ -75,8 +75,8 @@ class Suite:
 
 
 def _cases(name: str, seen: assess.Assessment) -> list[Case]:
-    if name in seen.unreachable:
-        return [Case(name, trouble=f"it could not be reached: {seen.unreachable[name]}")]
+    if name in seen.troubles:
+        return [Case(name, trouble=seen.troubles[name])]
     refusals = seen.refused.get(name, ())
     if refusals:
         return [Case(name, trouble=f"{each.what} ({each.fix})") for each in refusals]
