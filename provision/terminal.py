@@ -7,6 +7,8 @@ Everything that came from a node passes through `printable` first: its answers a
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -21,6 +23,26 @@ def printable(text: str, limit: int = 2000) -> str:
     """`text` without control characters (a node must not move our cursor), newlines kept, cut to `limit`."""
     safe = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
+
+
+def colored(stream: TextIO) -> bool:
+    """Whether to print colours there: a terminal that has them, and NO_COLOR (no-color.org) is not set."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+_COLORS = {"+": "32", "~": "33", "-": "31", "?": "33", "!": "31"}  # green, yellow, red
+_SIGNED = re.compile(r"^( *)(([+~?!-])(?![+-]).*?)((?:  \[[^\]]*\])?)$", re.MULTILINE)
+
+
+def painted(text: str) -> str:
+    """`text` with its lines that begin with a sign (`+ ~ - ? !`) in that sign's colour, and what stands in
+    brackets at their end dimmed. It must be printable already."""
+
+    def paint(line: re.Match[str]) -> str:
+        space, words, sign, more = line.groups()
+        return f"{space}\033[{_COLORS[sign]}m{words}\033[0m" + (f"\033[2m{more}\033[0m" if more else "")
+
+    return _SIGNED.sub(paint, text)
 
 
 class Progress:

@@ -8,6 +8,7 @@ from provision.drift import diagnosis, drift_text
 from provision.drift.diagnosis import NODES, selection
 from provision.drift.drift_report import DriftReport, Expiry, expiries
 from provision.drift.drifts import Drift
+from provision.drift.sentences import sentence
 from provision.node_names import fold
 from provision.text import many
 
@@ -35,14 +36,14 @@ def _drifts(report: DriftReport) -> list[str]:
     for nodes, likenesses in by_nodes.items():
         lines.append(f"{fold(nodes)}  ({many(len(nodes), 'node')})")
         for role, fact, difference, why in likenesses:
-            lines += [f"  {fact} {difference}", f"      {role}: {why}"]
+            lines += [f"  {difference}  [{fact}]", f"      {role}: {why}"]
         lines.append("")
     return lines
 
 
 def _likeness(drift: Drift) -> tuple[str, ...]:
     expectation = drift.expectation
-    return expectation.role, expectation.fact, drift_text.difference(drift), expectation.why
+    return expectation.role, expectation.fact, sentence(drift), expectation.why
 
 
 def _odd(report: DriftReport) -> list[str]:
