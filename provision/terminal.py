@@ -30,19 +30,20 @@ def colored(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-_COLORS = {"+": "32", "~": "33", "-": "31", "?": "33", "!": "31"}  # green, yellow, red
-_SIGNED = re.compile(r"^( *)(([+~?!-])(?![+-]).*?)((?:  \[[^\]]*\])?)$", re.MULTILINE)
+_COLORS = {"+": 32, "~": 33, "-": 31, "?": 33, "!": 31}  # green, yellow, red
+_LINE = re.compile(r"^( *)(?:([+~?!-])(?![+-]))?(.*?)((?:  \[[^\]]*\])?)$", re.MULTILINE)
 
 
 def painted(text: str) -> str:
-    """`text` with its lines that begin with a sign (`+ ~ - ? !`) in that sign's colour, and what stands in
-    brackets at their end dimmed. It must be printable already."""
+    """`text` with each line that begins with a sign (`+ ~ - ? !`) in that sign's colour, and what stands in
+    brackets at a line's end dimmed. It must be printable already."""
 
     def paint(line: re.Match[str]) -> str:
-        space, words, sign, more = line.groups()
-        return f"{space}\033[{_COLORS[sign]}m{words}\033[0m" + (f"\033[2m{more}\033[0m" if more else "")
+        space, sign, words, more = line.groups()
+        shown = f"\033[{_COLORS[sign]}m{sign}{words}\033[0m" if sign else words
+        return space + shown + (f"\033[2m{more}\033[0m" if more else "")
 
-    return _SIGNED.sub(paint, text)
+    return _LINE.sub(paint, text)
 
 
 class Progress:

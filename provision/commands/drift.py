@@ -147,6 +147,8 @@ def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
     import importlib
     from pathlib import Path
 
+    from provision.terminal import colored, painted
+
     names = [name for name, _ in wanted]
     for name, file in wanted:
         # Only the formats that are wanted are imported.
@@ -155,7 +157,7 @@ def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
             form.summarize(report)
         text = form.render(report)
         if file == "-":
-            sys.stdout.write(text)
+            sys.stdout.write(painted(text) if name == "text" and colored(sys.stdout) else text)
             continue
         try:
             Path(file).write_text(text, encoding="utf-8")

@@ -212,6 +212,7 @@ def _print(
 
     from provision.report import diff_text, nodes, terminal
     from provision.report import json as json_report
+    from provision.terminal import colored
 
     if "nodes" in files and (said := nodes.left_out(health)):
         sys.stderr.write(f"{said}\n")
@@ -230,7 +231,7 @@ def _print(
         if options.rejudge:
             sys.stderr.writelines(f"{line}\n" for line in lines)
         return
-    color = sys.stdout.isatty()
+    color = colored(sys.stdout)
     width = shutil.get_terminal_size((100, 24)).columns
     sys.stdout.write(terminal.summary(health, width=width, color=color, context=context))
     if options.rejudge:

@@ -139,6 +139,7 @@ def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace
     from provision.report import json as json_report
     from provision.report import nodes, terminal
     from provision.report.context import of_run
+    from provision.terminal import colored
 
     context = of_run(folder, health)
     files = report.write_all(health, folder, options.format, context)
@@ -150,7 +151,7 @@ def _publish(health: FleetHealth, folder: RunFolder, options: argparse.Namespace
         sys.stdout.writelines(json_report.render(health))
         return
     width = shutil.get_terminal_size((100, 24)).columns
-    sys.stdout.write(terminal.summary(health, width=width, color=sys.stdout.isatty(), context=context))
+    sys.stdout.write(terminal.summary(health, width=width, color=colored(sys.stdout), context=context))
     sys.stdout.write(f"\nrun folder  {folder.path}\n")
     for name, file in files.items():
         sys.stdout.write(f"{name:<11} {file}\n")

@@ -12,6 +12,7 @@ from typing import Any
 from provision.drift.drifts import Drift
 from provision.text import value_text
 
+_FEW = 6  # elements of a list that are said
 _REASON = 240  # characters of the reason why there is none: it names the part and what to do
 
 
@@ -40,9 +41,7 @@ _TABLE: Sequence[tuple[str, _Words]] = (
     (r"kernel\.initramfs_stale", _Words("initramfs", yes="out of date", no="up to date")),
     (
         r"secure_boot\.rejects_dkms",
-        _Words(
-            "Secure Boot", yes="set to reject modules built here", no="not set to reject modules built here"
-        ),
+        _Words("Secure Boot", yes="set to reject DKMS modules", no="not set to reject DKMS modules"),
     ),
     (r"module\.(.+)\.loaded", _Words(r"kernel module \1", yes="loaded", no="not loaded")),
     (r"package\.(.+)\.version", _Words(r"package \1", _INSTALLED)),
@@ -168,8 +167,7 @@ def unread(what: str, problem: str) -> str:
 
 
 def of_service(drifts: Sequence[Drift]) -> str:
-    """The same of a service and all that differs of it: `service x is inactive and disabled, must be active and
-    enabled`."""
+    """A service in one sentence: `service x is inactive and disabled, must be active and enabled`."""
     found = dict.fromkeys(_state(drift.found) for drift in drifts)
     wanted = dict.fromkeys(
         _must(drift.expectation.operator, drift.expectation.value).removeprefix("must be ")
@@ -199,10 +197,19 @@ def _content(drift: Drift) -> str:
         for number, (want, have) in enumerate(
             zip_longest(expected.splitlines(), str(found).splitlines()), start=1
         ):
+            if want is None:
+                return f": line {number} must not be there: {_quoted(have)}"
+            if have is None:
+                return f": line {number} is missing: {_quoted(want)}"
             if want != have:
-                return f": line {number} is {value_text(have)}, must be {value_text(want)}"
+                return f": line {number} is {_quoted(have)}, must be {_quoted(want)}"
         return " differs in its line ends"
     return f" is {value_text(found)}, {_must(drift.expectation.operator, expected)}"
+
+
+def _quoted(line: str) -> str:
+    text = value_text(line)
+    return text if text.startswith('"') else f'"{text}"'
 
 
 def _value(what: Any) -> str:
@@ -212,13 +219,9 @@ def _value(what: Any) -> str:
     if isinstance(what, list):
         if len(what) > 1 and all(each == what[0] for each in what):
             return f"{value_text(what[0])} ({len(what)} times)"
-        return ", ".join(map(value_text, what[:_FEW])) + (
-            f" and {len(what) - _FEW} more" * (len(what) > _FEW)
-        )
+        more = f" and {len(what) - _FEW} more" if len(what) > _FEW else ""
+        return ", ".join(map(value_text, what[:_FEW])) + more
     return value_text(what)
-
-
-_FEW = 6  # elements of a list that are said
 
 
 def _state(what: Any) -> str:

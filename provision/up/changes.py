@@ -65,10 +65,13 @@ def count(items: Mapping[str, Sequence[Item]]) -> dict[Sign, int]:
 def count_all(made: Plan) -> dict[Sign, int]:
     """The same of the whole fleet: a package on two nodes is two things."""
     found = dict.fromkeys(Sign, 0)
+    alike: dict[object, dict[Sign, int]] = {}  # expectations are shared by nodes that are declared alike
     for node in made.nodes.values():
-        if not node.as_declared:
-            for sign, number in count(of_node(node)).items():
-                found[sign] += number
+        key = (node.packages, tuple((id(each.expectation), _sign_of(each)) for each in node.drifts))
+        if key not in alike:
+            alike[key] = count(of_node(node))
+        for sign, number in alike[key].items():
+            found[sign] += number
     return found
 
 
@@ -178,6 +181,7 @@ def _of_file(name: str, drifts: Sequence[Drift], diff: bool, secrets: Collection
             _of_attribute(attribute, drift, path) for attribute, drift in by_attribute.items()
         )
     content = by_attribute.get("content")
+    drifts = sorted(drifts, key=lambda drift: drift is not content)  # its reason is the file's
     return Item(sign, text, tuple(drifts), diff=_diff(path, content, secrets) if diff and content else ())
 
 
@@ -192,9 +196,7 @@ def _diff(path: str, drift: Drift, secrets: Collection[str]) -> tuple[str, ...]:
     about a part of it."""
     wanted = drift.expectation.value
     if drift.expectation.operator not in ("template", "equals"):
-        return (
-            "only a part of this file is declared: gpuprov up --check --diff shows what its role would do",
-        )
+        return ("only a part of it is declared: gpuprov up --check --diff shows what its role would do",)
     difference = {"before": drift.found, "after": wanted, "before_header": path}
     return tuple(diffs.text({"diff": difference}, secrets).splitlines())
 
@@ -228,6 +230,8 @@ def _sign(drifts: Iterable[Drift]) -> Sign:
 
 
 def _sign_of(drift: Drift) -> Sign:
+    if drift.unknown:
+        return Sign.UNREAD
     found, wanted = drift.found, drift.expectation.value
     if drift.expectation.fact.endswith(".exists"):
         return Sign.ADD if wanted else Sign.REMOVE

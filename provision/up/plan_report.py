@@ -18,6 +18,7 @@ from provision.up.durations import Expected
 from provision.up.plan import NodePlan, PackageChange, Plan, because
 
 FORMAT = 2  # of the JSON document; data/schemas/plan.schema.json describes it
+FACTS = 4  # names of facts after a line; the rest are counted
 REASONS = 12  # lines for each role; the rest are counted
 
 
@@ -80,8 +81,9 @@ def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False, diff: bool
 
 
 def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
-    """The plan as a comment on a pull request: a table, the details folded away, in the order of `lines`. What
-    would not fit into a summary of GitHub is counted."""
+    """The plan as a comment on a pull request: a table, the details folded away, in the order of `lines`.
+
+    What would not fit into a summary of GitHub is counted."""
     busy = sum(len(wave) for wave in made.waves)
     groups = _groups(made, diff)
     end = [
@@ -177,14 +179,13 @@ _WORDS = {
 }
 
 
-def tally(made: Plan, reboots: int, minutes: Expected) -> str:
-    """`3 to add, 2 to change, 1 to remove, 1 reboot, about 12 min (estimate)`, of all nodes together."""
+def tally(made: Plan) -> str:
+    """`3 to add, 2 to change, 1 to remove`, of all nodes together."""
     counted = changes.count_all(made)
     always = (Sign.ADD, Sign.CHANGE, Sign.REMOVE)
-    parts = [f"{counted[sign]:,} {word}" for sign, word in _WORDS.items() if counted[sign] or sign in always]
-    if reboots:
-        parts.append(many(reboots, "reboot"))
-    return ", ".join([*parts, about(minutes)])
+    return ", ".join(
+        f"{counted[sign]:,} {word}" for sign, word in _WORDS.items() if counted[sign] or sign in always
+    )
 
 
 def _of_node(node: NodePlan, items: Mapping[str, Sequence[Item]], all_reasons: bool) -> list[str]:
@@ -219,7 +220,8 @@ def _of_role(role: str, items: Sequence[Item], everything: bool) -> list[str]:
 
 def _facts(item: Item) -> str:
     names = list(dict.fromkeys(drift.expectation.fact for drift in item.drifts))
-    return f"  [{changes.listed(names)}]" if names else ""
+    more = f" and {len(names) - FACTS} more" if len(names) > FACTS else ""
+    return f"  [{', '.join(names[:FACTS])}{more}]" if names else ""
 
 
 def _packages(packages: Sequence[PackageChange]) -> list[str]:
@@ -243,5 +245,5 @@ def _rollout(made: Plan, remove: Sequence[str]) -> list[str]:
     waves = f"{len(made.waves)} waves" if len(made.waves) > 1 else "one wave"
     command = " ".join(["gpuprov up", *(f"--remove {role}" for role in remove)])
     reboots = sum(node.reboot for node in made.nodes.values())
-    what = tally(made, reboots, made.minutes())
-    return [*said, f"{command} would change {many(busy, 'node')} in {waves}: {what}"]
+    parts = [tally(made), *([many(reboots, "reboot")] if reboots else []), about(made.minutes())]
+    return [*said, f"{command} would change {many(busy, 'node')} in {waves}: {', '.join(parts)}"]

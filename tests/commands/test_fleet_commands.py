@@ -63,12 +63,10 @@ def test_drift_names_node_fact_expected_found_and_role(
     trouble["gpu-03"] = {"driver.loaded_version": "570.1"}
     code, out, _ = gpuprov(capsys, "drift")
     assert code == ExitCode.DRIFT
-    assert (
-        "gpu-[02-03]  (2 nodes)\n  driver.loaded_version is 570.1, must be 580.126.09\n      nvidia_driver: "
-        in out
-    )
-    assert f"gpu-02  (1 node)\n  {CONFIG} line " in out
-    assert " is # edited, must be blacklist nouveau\n" in out
+    differs = "NVIDIA driver: 570.1 is loaded, 580.126.09 is declared  [driver.loaded_version]\n"
+    assert f"gpu-[02-03]  (2 nodes)\n  {differs}      nvidia_driver: " in out
+    assert "gpu-02  (1 node)\n  file /etc/modprobe.d/blacklist-nouveau.conf: line " in out
+    assert f' is "# edited", must be "blacklist nouveau"  [{CONFIG}]\n' in out
     assert "1 of 3 nodes as declared" in out
 
     run = store.latest("drift")
@@ -87,7 +85,7 @@ def test_not_knowing_is_5_and_real_drift_beside_it_is_4(
     trouble["gpu-02"] = {"problems": {"driver": "timed out"}}
     code, out, _ = gpuprov(capsys, "drift")
     assert code == ExitCode.INCOMPLETE
-    assert "driver.loaded_version could not be read: timed out" in out
+    assert "NVIDIA driver could not be read: timed out  [driver.loaded_version]\n" in out
     trouble["gpu-03"] = {"error": "no route to host"}
     code, out, _ = gpuprov(capsys, "drift")
     assert code == ExitCode.INCOMPLETE
@@ -141,10 +139,11 @@ def test_the_plan_groups_equal_nodes_and_gives_reasons(
     trouble["gpu-01"] = trouble["gpu-02"] = {"service.nvidia-persistenced.active": "inactive"}
     code, out, _ = gpuprov(capsys, "plan")
     assert code == ExitCode.OK
-    assert "gpu-[01-02]  (2 nodes)  1 role, less than 1 min (estimate)\n  nvidia_driver\n" in out
-    assert "    service.nvidia-persistenced.active is inactive, must be active" in out
+    assert "gpu-[01-02]  (2 nodes)  1 to change, less than 1 min (estimate)\n  nvidia_driver\n" in out
+    assert "    ~ service nvidia-persistenced is inactive, must be active\n" in out
     assert "1 node as declared: gpu-03" in out
-    assert "gpuprov up would change 2 nodes in 2 waves, in about 1 min (estimate)" in out
+    assert "gpuprov up would change 2 nodes in 2 waves: " in out
+    assert ", about 1 min (estimate)\n" in out
 
 
 @pytest.mark.parametrize("verb", ["plan", "drift"])
