@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 
-from provision.terminal import Progress, printable
+import pytest
+
+from provision.terminal import Progress, colored, painted, printable
 
 
 def test_printable_keeps_text_and_drops_control_characters() -> None:
@@ -37,3 +40,37 @@ def test_a_nodes_text_cannot_forge_a_line_ending_or_colour() -> None:
         progress.say("\x1b[32mall fine\x1b[0m\r")
     assert "\x1b" not in stream.getvalue()
     assert "\r" not in stream.getvalue()
+
+
+PLAN = (
+    "head\n  + file /etc/x  [file./etc/x.content]\n  - old\n        --- before\n        +line\nup: 1 to add\n"
+)
+
+
+def test_signs_have_colours_and_names_of_facts_are_dim() -> None:
+    shown = painted(PLAN).splitlines()
+    assert shown[1] == "  \033[32m+ file /etc/x\033[0m\033[2m  [file./etc/x.content]\033[0m"
+    assert shown[2] == "  \033[31m- old\033[0m"
+    assert shown[4] == "        \033[32m+line\033[0m"
+    assert [shown[0], shown[3], shown[5]] == ["head", "        --- before", "up: 1 to add"]
+    assert re.sub("\033\\[[0-9]+m", "", painted(PLAN)) == PLAN
+
+
+@pytest.mark.parametrize(
+    ("terminal", "environment", "expected"),
+    [
+        (True, {}, True),
+        (False, {}, False),
+        (True, {"NO_COLOR": "1"}, False),
+        (True, {"NO_COLOR": ""}, True),
+        (True, {"TERM": "dumb"}, False),
+    ],
+)
+def test_colours_are_for_terminals_that_have_them_and_people_who_want_them(
+    terminal: bool, environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"NO_COLOR": "", "TERM": "xterm", **environment}.items():
+        monkeypatch.setenv(name, value)
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: terminal, raising=False)
+    assert colored(stream) is expected
