@@ -14,7 +14,7 @@ from provision.desired.expectations import by_fact
 from provision.drift.assess import Assessment
 from provision.drift.diagnosis import NODES, Diagnosis, selection
 from provision.drift.drifts import Drift
-from provision.drift.sentences import sentence
+from provision.drift.sentences import for_fleet
 from provision.errors import ExitCode
 from provision.runs import fingerprint, node_history
 from provision.runs.fingerprint import Standing
@@ -168,6 +168,7 @@ def findings(report: DriftReport) -> list[Finding]:
         clean = [printable(str(masked(words, seen.secrets))) for words in (rule, text, more)]
         found.append(Finding(clean[0], tuple(nodes), level, clean[1], clean[2]))
 
+    sentence = for_fleet()
     for drifts in seen.drifts.values():
         for drift in drifts:
             level = "warning" if drift.unknown else "error"

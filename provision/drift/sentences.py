@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -164,6 +164,25 @@ def sentence(drift: Drift) -> str:
 def unread(what: str, problem: str) -> str:
     """`clock could not be read: timed out`"""
     return f"{what} could not be read: {value_text(problem, _REASON)}"
+
+
+def likeness(drift: Drift) -> tuple[Any, ...]:
+    """Equal for what is said alike: nodes that are declared alike share their expectations."""
+    found = drift.found if type(drift.found) is str else repr(drift.found)
+    return (id(drift.expectation), drift.unknown, drift.problem, found)
+
+
+def for_fleet() -> Callable[[Drift], str]:
+    """`sentence`, which puts what thousands of nodes have in common into words once."""
+    said: dict[tuple[Any, ...], str] = {}
+
+    def one(drift: Drift) -> str:
+        key = likeness(drift)
+        if key not in said:
+            said[key] = sentence(drift)
+        return said[key]
+
+    return one
 
 
 def of_service(drifts: Sequence[Drift]) -> str:

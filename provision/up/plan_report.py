@@ -9,7 +9,7 @@ from typing import Any
 from provision import __version__
 from provision.drift import diagnosis, drift_text
 from provision.drift.assess import Assessment
-from provision.drift.sentences import sentence, subject
+from provision.drift.sentences import likeness, sentence, subject
 from provision.node_names import fold
 from provision.text import many, now
 from provision.up import changes
@@ -142,14 +142,22 @@ def about(expected: Expected) -> str:
 def _groups(made: Plan, contents: bool = False) -> list[list[str]]:
     """Nodes that differ in the same way; first what no role repairs, then by reboot and time. `contents`:
     files count as the same only when all of their lines are."""
-    others = {name: _likeness(node, contents) for name, node in made.nodes.items() if not node.as_declared}
-    groups = [names for _, names in drift_text.grouped(others)]
+    others = {name: _found(node) for name, node in made.nodes.items() if not node.as_declared}
+    alike: dict[Any, list[str]] = {}
+    for _, names in drift_text.grouped(others):  # of equal nodes one is put into words
+        alike.setdefault(_likeness(made.nodes[names[0]], contents), []).extend(names)
+    groups = list(alike.values())
 
     def badness(names: Sequence[str]) -> tuple[Any, ...]:
         node = made.nodes[names[0]]
         return (not node.roles, node.reboot_sure, node.reboot, node.minutes)
 
     return sorted(groups, key=badness, reverse=True)
+
+
+def _found(node: NodePlan) -> tuple[Any, ...]:
+    """What was found, as it came; nodes that are declared alike share their expectations."""
+    return (node.roles, node.reboot_because, tuple(map(likeness, node.drifts)))
 
 
 def _likeness(node: NodePlan, contents: bool) -> tuple[Any, ...]:

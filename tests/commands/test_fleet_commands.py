@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from provision import cli
+from provision import cli, terminal
 from provision.desired import expectations, inventory, stack, variables
 from provision.errors import ExitCode, UsageError
 from provision.fleet import Node
@@ -292,3 +292,32 @@ def test_an_interrupted_drift_leaves_what_it_saw_and_says_where(
         assert kept
         assert secret not in (cut.path / f"{name}.jsonl").read_text()
     assert "********" in (cut.path / "facts.jsonl").read_text()
+
+
+@pytest.mark.parametrize(("verb", "shown"), [("plan", "\x1b[33m~ service "), ("drift", "\x1b[2m  [service.")])
+def test_a_terminal_gets_colours_and_nothing_else_does(
+    verb: str,
+    shown: str,
+    trouble: Facts,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trouble["gpu-01"] = {"service.nvidia-persistenced.active": "\x1b[31minactive"}
+    assert "\x1b" not in gpuprov(capsys, verb)[1]
+    monkeypatch.setattr(terminal, "colored", lambda _stream: True)
+    out = gpuprov(capsys, verb)[1]
+    assert shown in out
+    assert "\x1b[31m" not in out, "a node chooses no colour"
+    assert "\x1b" not in gpuprov(capsys, verb, "--json")[1]
+
+
+def test_the_plan_shows_what_would_become_of_a_file(
+    trouble: Facts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trouble["gpu-01"] = {CONFIG: "options nouveau modeset=1\n"}
+    code, out, _ = gpuprov(capsys, "plan", "--diff")
+    assert code == ExitCode.OK
+    assert "        -options nouveau modeset=1\n" in out
+    assert "        +blacklist nouveau\n" in out
+    assert "+blacklist nouveau\n" in gpuprov(capsys, "plan", "--diff", "--markdown")[1]
+    assert "+blacklist nouveau\n" not in gpuprov(capsys, "plan")[1]

@@ -7,8 +7,7 @@ from provision.desired import compared
 from provision.drift import diagnosis, drift_text
 from provision.drift.diagnosis import NODES, selection
 from provision.drift.drift_report import DriftReport, Expiry, expiries
-from provision.drift.drifts import Drift
-from provision.drift.sentences import sentence
+from provision.drift.sentences import for_fleet
 from provision.node_names import fold
 from provision.text import many
 
@@ -26,9 +25,12 @@ def render(report: DriftReport) -> str:
 
 def _drifts(report: DriftReport) -> list[str]:
     alike: dict[tuple[str, ...], list[str]] = {}
+    sentence = for_fleet()
     for name, drifts in report.seen.drifts.items():
         for drift in drifts:
-            alike.setdefault(_likeness(drift), []).append(name)
+            expected = drift.expectation
+            said = (expected.role, expected.fact, sentence(drift), expected.why)
+            alike.setdefault(said, []).append(name)
     by_nodes: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for likeness, names in alike.items():
         by_nodes.setdefault(tuple(names), []).append(likeness)
@@ -39,11 +41,6 @@ def _drifts(report: DriftReport) -> list[str]:
             lines += [f"  {difference}  [{fact}]", f"      {role}: {why}"]
         lines.append("")
     return lines
-
-
-def _likeness(drift: Drift) -> tuple[str, ...]:
-    expectation = drift.expectation
-    return expectation.role, expectation.fact, sentence(drift), expectation.why
 
 
 def _odd(report: DriftReport) -> list[str]:
