@@ -86,11 +86,11 @@ def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
     What would not fit into a summary of GitHub is counted."""
     busy = sum(len(wave) for wave in made.waves)
     groups = _groups(made, diff)
-    end = [
-        "",
-        *_as_list(drift_text.trouble(seen.refused, seen.unreachable)),
-        *_as_list(_rollout(made, seen.remove)),
-    ]
+    told = [*diagnosis.lines(seen.causes()), *drift_text.trouble(seen.refused, seen.unreachable)]
+    trouble = _as_list(told)
+    some = trouble[: drift_text.fitting([[line] for line in trouble], drift_text.SUMMARY // 4)]
+    more = [f"- and {len(trouble) - len(some)} more"] if len(some) < len(trouble) else []
+    end = ["", *some, *more, *_as_list(_rollout(made, seen.remove))]
     rows: list[str] = []
     details: list[list[str]] = []
     for names in groups:
@@ -114,10 +114,10 @@ def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
     if rows:
         said += ["| nodes | roles | packages | restarts | reboot | time |", "|---|---|---|---|---|---|"]
         said += rows[:shown]
-    told = drift_text.fitting(details[:shown], room - drift_text.size(rows[:shown]))
-    said += [line for detail in details[:told] for line in detail]
-    if told < len(groups):
-        left = f"{len(groups) - told} of {many(len(groups), 'group')} of nodes are not shown whole here"
+    whole = drift_text.fitting(details[:shown], room - drift_text.size(rows[:shown]))
+    said += [line for detail in details[:whole] for line in detail]
+    if whole < len(groups):
+        left = f"{len(groups) - whole} of {many(len(groups), 'group')} of nodes are not shown whole here"
         said += ["", f"{left}: `gpuprov plan --json` has them all"]
     return [*said, *end]
 

@@ -169,6 +169,23 @@ def test_markdown_ends_before_github_refuses_it(monkeypatch: pytest.MonkeyPatch)
     assert "would change 40 nodes" in cut
 
 
+def test_markdown_names_causes_and_silent_nodes_as_far_as_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    silent = {f"gpu-{number}": f"answer {number}" for number in range(2, 200)}
+    seen = seen_of({"gpu-1": bare(), **silent})
+    made = plan.make(seen.drifts, seen.observations)
+    whole = "\n".join(plan_report.markdown(seen, made))
+    assert "- gpu-1  nouveau is loaded and holds the GPUs" in whole
+    assert whole.count("not observed: answer ") == len(silent)
+    monkeypatch.setattr(drift_text, "SUMMARY", 16_000)
+    cut = "\n".join(plan_report.markdown(seen, made))
+    left = len(silent) - cut.count("not observed: answer ")
+    assert 0 < left < len(silent)
+    assert f"\n- and {left} more\n" in cut
+    assert len(cut.encode()) < 16_000
+
+
 if __name__ == "__main__":
     PLANS.mkdir(exist_ok=True)
     for name, made in CASES.items():
