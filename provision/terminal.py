@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -99,6 +100,22 @@ def coloured(stream: TextIO) -> bool:
 def live(stream: TextIO) -> bool:
     """Whether `stream` is a terminal that can move its cursor."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+_COLORS = {"+": 32, "~": 33, "-": 31, "?": 33, "!": 31}  # green, yellow, red
+_LINE = re.compile(r"^( *)(?:([+~?!-])(?![+-]))?(.*?)((?:  \[[^\]]*\])?)$", re.MULTILINE)
+
+
+def painted(text: str) -> str:
+    """`text` with each line that begins with a sign (`+ ~ - ? !`) in that sign's colour, and what stands in
+    brackets at a line's end dimmed. It must be printable already."""
+
+    def paint(line: re.Match[str]) -> str:
+        space, sign, words, more = line.groups()
+        shown = f"\033[{_COLORS[sign]}m{sign}{words}\033[0m" if sign else words
+        return space + shown + (f"\033[2m{more}\033[0m" if more else "")
+
+    return _LINE.sub(paint, text)
 
 
 class Progress:

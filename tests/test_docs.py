@@ -24,11 +24,12 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 
 
 def shown_commands() -> list[str]:
-    """Every `gpuprov …` line of the fenced blocks of all documents."""
+    """Every `gpuprov …` line of the fenced blocks of all documents, but for what commands print (`text`)."""
     commands = []
     for document in DOCUMENTS:
-        for block in re.findall(r"```[a-z]*\n(.*?)```", document.read_text(encoding="utf-8"), re.DOTALL):
-            for line in block.splitlines():
+        text = document.read_text(encoding="utf-8")
+        for language, block in re.findall(r"```([a-z]*)\n(.*?)```", text, re.DOTALL):
+            for line in block.splitlines() if language != "text" else ():
                 line = line.split("  #")[0].strip().removeprefix("sudo ")
                 if line.startswith("gpuprov "):
                     commands.append(line)

@@ -82,8 +82,8 @@ def names(words: list[str]) -> str:
 
 
 def errors(text: str | None) -> list[str]:
-    """Standard error without progress, which is no error."""
-    progress = ("[", "127.0.0.1", "in no node list")
+    """Standard error without progress and what is worked on, which is no error."""
+    progress = ("[", "127.0.0.1", "in no node list", "inventory.yml · ")
     return [line for line in (text or "").splitlines() if line and not line.startswith(progress)]
 
 
@@ -207,6 +207,7 @@ VERBS = {
     "report": ["report", "--format", "none"],
     "selftest": ["selftest", "--output", "/dev/null/none"],
     "lab": ["lab", "fault", "--list"],
+    "docs": ["docs", "glossary"],
 }
 
 

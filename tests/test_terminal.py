@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import re
 
 import pytest
 
 from provision.errors import ExitCode, OutputError
-from provision.terminal import Progress, _Output, printable
+from provision.terminal import Progress, _Output, painted, printable
 
 
 def test_printable_keeps_text_and_drops_control_characters() -> None:
@@ -54,3 +55,17 @@ def test_an_output_that_fails_is_said_once() -> None:
         output.write("y" * 100_000)
         output.flush()
         output.detach()
+
+
+PLAN = (
+    "head\n  + file /etc/x  [file./etc/x.content]\n  - old\n        --- before\n        +line\nup: 1 to add\n"
+)
+
+
+def test_signs_have_colours_and_names_of_facts_are_dim() -> None:
+    shown = painted(PLAN).splitlines()
+    assert shown[1] == "  \033[32m+ file /etc/x\033[0m\033[2m  [file./etc/x.content]\033[0m"
+    assert shown[2] == "  \033[31m- old\033[0m"
+    assert shown[4] == "        \033[32m+line\033[0m"
+    assert [shown[0], shown[3], shown[5]] == ["head", "        --- before", "up: 1 to add"]
+    assert re.sub("\033\\[[0-9]+m", "", painted(PLAN)) == PLAN

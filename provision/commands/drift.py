@@ -147,11 +147,17 @@ def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
     import importlib
     from pathlib import Path
 
+    from provision.terminal import coloured, painted
+
+    names = [name for name, _ in wanted]
     for name, file in wanted:
         # Only the formats that are wanted are imported.
-        text = importlib.import_module(f"provision.drift.formats.{name}").render(report)
+        form = importlib.import_module(f"provision.drift.formats.{name}")
+        if name == "github" and "markdown" not in names:  # who asks for that puts it where it belongs
+            form.summarize(report)
+        text = form.render(report)
         if file == "-":
-            sys.stdout.write(text)
+            sys.stdout.write(painted(text) if name == "text" and coloured(sys.stdout) else text)
             continue
         try:
             Path(file).write_text(text, encoding="utf-8")

@@ -21,6 +21,7 @@ examples:
   gpuprov plan
   gpuprov plan --nodes 'rack1:!gpu-07'
   gpuprov plan --set gpuprov_stack=r595-cuda13.2
+  gpuprov plan --diff                                 also what would become of the files that differ
   gpuprov plan --remove nccl                          what taking this role off the nodes would change
   gpuprov plan --json | jq '.nodes[] | select(.reboot == "yes")'
   gpuprov plan --markdown >> "$GITHUB_STEP_SUMMARY"
@@ -39,13 +40,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reasons",
         dest="reasons",
         action="store_true",
-        help="show all reasons (default: six for each role)",
+        help="show every change with its reason and the names of its facts (default: 12 lines for each role)",
+    )
+    parser.add_argument(
+        "-D",
+        "--diff",
+        action="store_true",
+        help="show the differences in the content of files that roles write whole, with secrets masked",
     )
     parser.add_argument("--markdown", action="store_true", help="print Markdown for a pull request comment")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
     from provision.drift import drift_text
+    from provision.terminal import coloured, painted
     from provision.up import durations, plan, plan_report
 
     remove = removed(options)
@@ -65,11 +73,12 @@ def run(options: argparse.Namespace) -> ExitCode:
         document = drift_text.without(plan_report.document(seen, made), seen.secrets)
         sys.stdout.write(json.dumps(document, indent=1, default=str) + "\n")
     elif options.markdown:
-        sys.stdout.write(drift_text.safe(plan_report.markdown(seen, made), seen.secrets))
+        lines = plan_report.markdown(seen, made, diff=options.diff)
+        sys.stdout.write(drift_text.safe(lines, seen.secrets))
     else:
-        sys.stdout.write(
-            drift_text.safe(plan_report.lines(seen, made, all_reasons=options.reasons), seen.secrets)
-        )
+        lines = plan_report.lines(seen, made, all_reasons=options.reasons, diff=options.diff)
+        text = drift_text.safe(lines, seen.secrets)
+        sys.stdout.write(painted(text) if coloured(sys.stdout) else text)
     if seen.refused:
         return ExitCode.UNHEALTHY
     return ExitCode.INCOMPLETE if seen.unreachable else ExitCode.OK

@@ -11,10 +11,10 @@ from provision.checks.fleet import majority
 from provision.checks.fleet.majority import Comparison, Voter, outlier_text, tie_text
 from provision.desired import compared
 from provision.desired.expectations import by_fact
-from provision.drift import drift_text
 from provision.drift.assess import Assessment
 from provision.drift.diagnosis import NODES, Arguments, Diagnosis
 from provision.drift.drifts import Drift
+from provision.drift.sentences import for_fleet
 from provision.errors import ExitCode
 from provision.runs import fingerprint, node_history
 from provision.runs.fingerprint import Standing
@@ -168,10 +168,11 @@ def findings(report: DriftReport) -> list[Finding]:
         clean = [printable(str(masked(words, seen.secrets))) for words in (rule, text, more)]
         found.append(Finding(clean[0], tuple(nodes), level, clean[1], clean[2]))
 
+    sentence = for_fleet()
     for drifts in seen.drifts.values():
         for drift in drifts:
             level = "warning" if drift.unknown else "error"
-            text = f"{drift.expectation.fact} {drift_text.difference(drift)}"
+            text = f"{sentence(drift)} ({drift.expectation.fact})"
             add(rule_of(drift), [drift.node], level, text, drift.expectation.why)
     for outlier in report.odd.outliers if report.odd else ():
         text = f"{outlier.fact} {outlier_text(outlier)}"
@@ -207,3 +208,12 @@ def grouped(found: Sequence[Finding]) -> list[tuple[Finding, list[str]]]:
         key = (each.rule, each.level, each.text, each.more)
         groups.setdefault(key, (each, {}))[1].update(dict.fromkeys(each.nodes))
     return [(finding, list(nodes)) for finding, nodes in groups.values()]
+
+
+def together(found: Sequence[Finding]) -> list[tuple[list[str], list[Finding]]]:
+    """The same, with those of equal nodes, level and role (or kind: majority, validation) side by side."""
+    groups: dict[tuple[str, ...], tuple[list[str], list[Finding]]] = {}
+    for finding, nodes in grouped(found):
+        key = (finding.level, finding.rule.partition("/")[0], *nodes)
+        groups.setdefault(key, (nodes, []))[1].append(finding)
+    return list(groups.values())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterable, Mapping
-from itertools import zip_longest
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from provision.desired.compatibility import Refusal
@@ -12,37 +11,10 @@ from provision.drift.drifts import Drift
 from provision.node_names import fold
 from provision.secrets_mask import masked, occurring
 from provision.terminal import printable
-from provision.text import value_text
 
-_REASON = 240  # of the reason why there is none: it names the part and what to do
+# Bytes of Markdown. GitHub drops a step's whole summary above 1024 KiB; some is left for who writes first.
+SUMMARY = 960 * 1024
 FEW = 16  # secrets that are cheaper to look for in each text than in all of a document first
-
-_MUST = {
-    "equals": "must be",
-    "version": "must be version",
-    "at_least": "must be at least",
-    "one_of": "must be one of",
-    "contains": "must contain",
-    "matches": "must match",
-    "template": "must be as rendered",
-}
-
-
-def difference(drift: Drift) -> str:
-    """What is wrong, in one line: `is 570.1, must be 580.126.09`, or the first line where files differ."""
-    expected, found = drift.expectation.value, drift.found
-    if drift.unknown:
-        return f"could not be read: {value_text(drift.problem, _REASON)}"
-    if isinstance(expected, str) and isinstance(found, str) and "\n" in expected:
-        for number, (want, have) in enumerate(
-            zip_longest(expected.splitlines(), found.splitlines()), start=1
-        ):
-            if want != have:
-                return f"line {number} is {value_text(have)}, must be {value_text(want)}"
-        return "differs in its line ends"
-    if drift.expectation.operator == "template" and found is None:
-        return "is absent"
-    return f"is {value_text(found)}, {_MUST[drift.expectation.operator]} {value_text(expected)}"
 
 
 def record(drift: Drift, secrets: Collection[str] = ()) -> dict[str, Any]:
@@ -76,6 +48,20 @@ def trouble(refused: Mapping[str, list[Refusal]], troubles: Mapping[str, str]) -
     for _, nodes in grouped({node: why.replace(node, "") for node, why in troubles.items()}):
         lines.append(f"{fold(nodes)}  {troubles[nodes[0]]}")
     return [*lines, ""] if lines else []
+
+
+def size(lines: Iterable[str]) -> int:
+    """The bytes that lines take in a file."""
+    return sum(len(line.encode(errors="replace")) + 1 for line in lines)
+
+
+def fitting(blocks: Sequence[Sequence[str]], room: int) -> int:
+    """How many of these blocks of lines, from the first on, take no more than `room` bytes."""
+    for number, block in enumerate(blocks):
+        room -= size(block)
+        if room < 0:
+            return number
+    return len(blocks)
 
 
 def arguments(options: argparse.Namespace) -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _of_node(
         packages_of(ours, facts),
         tuple(dict.fromkeys(unit for drift in ours for unit in drift.expectation.restarts)),
         asks or any(_in_use(drift) for drift in waiting),
-        (*(_because(drift) for drift in waiting), *([_asked_for(facts)] if asks else [])),
+        (*(because(drift) for drift in waiting), *([_asked_for(facts)] if asks else [])),
         min((each.runs for each in expected), default=0),
     )
 
@@ -145,7 +145,8 @@ def _in_use(drift: Drift) -> bool:
     return drift.expectation.fact.partition(".")[0] in _LOADED and drift.found not in (None, False, "", [])
 
 
-def _because(drift: Drift) -> str:
+def because(drift: Drift) -> str:
+    """Why a drift takes a reboot, as programs are told."""
     expectation = drift.expectation
     return f"{expectation.fact} ({expectation.role}): {expectation.why}"
 

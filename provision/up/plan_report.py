@@ -9,15 +9,17 @@ from typing import Any
 from provision import __version__
 from provision.drift import diagnosis, drift_text
 from provision.drift.assess import Assessment
-from provision.drift.drifts import Drift
+from provision.drift.sentences import likeness, sentence, subject
 from provision.node_names import fold
-from provision.text import many, now, value_text
+from provision.text import many, now
+from provision.up import changes
+from provision.up.changes import Item, Sign
 from provision.up.durations import Expected
-from provision.up.plan import Change, NodePlan, PackageChange, Plan
+from provision.up.plan import NodePlan, PackageChange, Plan, because
 
 FORMAT = 2  # of the JSON document; data/schemas/plan.schema.json describes it
-REASONS = 6  # per role; the rest are counted
-PACKAGES = 12  # names on one line; the rest are counted
+FACTS = 4  # names of facts after a line; the rest are counted
+REASONS = 12  # lines for each role; the rest are counted
 
 
 def document(seen: Assessment, made: Plan) -> dict[str, Any]:
@@ -57,14 +59,16 @@ def reboot_word(node: NodePlan) -> str:
     return "yes" if node.reboot_sure else "may" if node.reboot else "no"
 
 
-def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False) -> list[str]:
-    """The plan for a person."""
+def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False, diff: bool = False) -> list[str]:
+    """The plan for a person. `diff`: what would become of files, line by line, with secrets masked."""
     said: list[str] = []
-    for names in _groups(made):
+    secrets = seen.secrets if diff else ()
+    for names in _groups(made, diff):
         node = made.nodes[names[0]]
+        items = changes.of_node(node, every=all_reasons, diff=diff, secrets=secrets)
         said += [
-            f"{fold(names)}  ({many(len(names), 'node')})  {_effort(node)}",
-            *_of_node(node, all_reasons),
+            f"{fold(names)}  ({many(len(names), 'node')})  {_effort(node, items)}",
+            *_of_node(node, items, all_reasons),
             "",
         ]
     said += diagnosis.section(seen.causes(), seen.arguments)
@@ -76,15 +80,22 @@ def lines(seen: Assessment, made: Plan, *, all_reasons: bool = False) -> list[st
     return [*said, *_rollout(made, seen)]
 
 
-def markdown(seen: Assessment, made: Plan) -> list[str]:
-    """The plan as a comment on a pull request: a table, the details folded away."""
+def markdown(seen: Assessment, made: Plan, *, diff: bool = False) -> list[str]:
+    """The plan as a comment on a pull request: a table, the details folded away, in the order of `lines`.
+
+    What would not fit into a summary of GitHub is counted."""
     busy = sum(len(wave) for wave in made.waves)
-    said = [f"### gpuprov plan: {many(busy, 'node')} of {len(seen.fleet.nodes)} would change", ""]
-    if busy:
-        said += ["| nodes | roles | packages | restarts | reboot | time |", "|---|---|---|---|---|---|"]
-    groups = _groups(made)
+    groups = _groups(made, diff)
+    told = [*diagnosis.lines(seen.causes(), seen.arguments), *drift_text.trouble(seen.refused, seen.troubles)]
+    trouble = _as_list(told)
+    some = trouble[: drift_text.fitting([[line] for line in trouble], drift_text.SUMMARY // 4)]
+    more = [f"- and {len(trouble) - len(some)} more"] if len(some) < len(trouble) else []
+    end = ["", *some, *more, *_as_list(_rollout(made, seen))]
+    rows: list[str] = []
+    details: list[list[str]] = []
     for names in groups:
         node = made.nodes[names[0]]
+        items = changes.of_node(node, every=True, diff=diff, secrets=seen.secrets if diff else ())
         cells = [
             fold(names),
             ", ".join(node.roles) or "nothing a role could repair",
@@ -93,18 +104,22 @@ def markdown(seen: Assessment, made: Plan) -> list[str]:
             reboot_word(node),
             about(Expected(node.minutes, node.learnt_from)),
         ]
-        said.append("| " + " | ".join(map(_cell, cells)) + " |")
-    for names in groups:
-        node = made.nodes[names[0]]
-        said += ["", f"<details><summary>{_cell(fold(names))}: why</summary>", "", "```"]
-        said += [line.replace("```", "'''") for line in _of_node(node, all_reasons=True)]
-        said += ["```", "", "</details>"]
-    return [
-        *said,
-        "",
-        *_as_list(drift_text.trouble(seen.refused, seen.troubles)),
-        *_as_list(_rollout(made, seen)),
-    ]
+        rows.append("| " + " | ".join(map(_cell, cells)) + " |")
+        why = [line.replace("```", "'''") for line in _of_node(node, items, all_reasons=True)]
+        head = f"<details><summary>{_cell(fold(names))}: why</summary>"
+        details.append(["", head, "", "```", *why, "```", "", "</details>"])
+    room = drift_text.SUMMARY - drift_text.size(end)
+    shown = drift_text.fitting([[row] for row in rows], room // 2)
+    said = [f"### gpuprov plan: {many(busy, 'node')} of {len(seen.fleet.nodes)} would change", ""]
+    if rows:
+        said += ["| nodes | roles | packages | restarts | reboot | time |", "|---|---|---|---|---|---|"]
+        said += rows[:shown]
+    whole = drift_text.fitting(details[:shown], room - drift_text.size(rows[:shown]))
+    said += [line for detail in details[:whole] for line in detail]
+    if whole < len(groups):
+        left = f"{len(groups) - whole} of {many(len(groups), 'group')} of nodes are not shown whole here"
+        said += ["", f"{left}: `gpuprov plan --json` has them all"]
+    return [*said, *end]
 
 
 def _cell(text: str) -> str:
@@ -124,10 +139,14 @@ def about(expected: Expected) -> str:
     return f"{'less than' if expected.minutes < 1 else 'about'} {minutes} min ({basis})"
 
 
-def _groups(made: Plan) -> list[list[str]]:
-    """Nodes that differ in the same way; first what no role repairs, then by reboot and time."""
-    others = {name: _likeness(node) for name, node in made.nodes.items() if not node.as_declared}
-    groups = [names for _, names in drift_text.grouped(others)]
+def _groups(made: Plan, contents: bool = False) -> list[list[str]]:
+    """Nodes that differ in the same way; first what no role repairs, then by reboot and time. `contents`:
+    files count as the same only when all of their lines are."""
+    others = {name: _found(node) for name, node in made.nodes.items() if not node.as_declared}
+    alike: dict[Any, list[str]] = {}
+    for _, names in drift_text.grouped(others):  # of equal nodes one is put into words
+        alike.setdefault(_likeness(made.nodes[names[0]], contents), []).extend(names)
+    groups = list(alike.values())
 
     def badness(names: Sequence[str]) -> tuple[Any, ...]:
         node = made.nodes[names[0]]
@@ -136,97 +155,103 @@ def _groups(made: Plan) -> list[list[str]]:
     return sorted(groups, key=badness, reverse=True)
 
 
-def _likeness(node: NodePlan) -> tuple[Any, ...]:
-    drifts = ((d.expectation.role, d.expectation.fact, drift_text.difference(d)) for d in node.drifts)
-    return (node.roles, reboot_word(node), node.reboot_because, *drifts)
+def _found(node: NodePlan) -> tuple[Any, ...]:
+    """What was found, as it came; nodes that are declared alike share their expectations."""
+    return (node.roles, node.reboot_because, tuple(map(likeness, node.drifts)))
 
 
-def _effort(node: NodePlan) -> str:
+def _likeness(node: NodePlan, contents: bool) -> tuple[Any, ...]:
+    drifts = tuple(
+        (d.expectation.role, d.expectation.fact, sentence(d), str(d.found) if contents else "")
+        for d in node.drifts
+    )
+    return (node.roles, reboot_word(node), node.reboot_because, drifts)
+
+
+def _effort(node: NodePlan, items: Mapping[str, Sequence[Item]]) -> str:
     if not node.roles:
         return "nothing a role could repair"
-    reboot = {"yes": ", reboot", "may": ", may reboot", "no": ""}[reboot_word(node)]
-    return f"{many(len(node.roles), 'role')}{reboot}, {about(Expected(node.minutes, node.learnt_from))}"
+    counted = changes.count(items)
+    parts = [f"{number} {word}" for sign, word in _WORDS.items() if (number := counted[sign])]
+    parts += {"yes": ["reboot"], "may": ["may reboot"], "no": []}[reboot_word(node)]
+    parts += [about(Expected(node.minutes, node.learnt_from))]
+    return ", ".join(parts)
 
 
-def _of_node(node: NodePlan, all_reasons: bool) -> list[str]:
+_WORDS = {
+    Sign.ADD: "to add",
+    Sign.CHANGE: "to change",
+    Sign.REMOVE: "to remove",
+    Sign.UNREAD: "not read",
+    Sign.BEYOND: "no role can change",
+}
+
+
+def tally(made: Plan) -> str:
+    """`3 to add, 2 to change, 1 to remove`, of all nodes together."""
+    counted = changes.count_all(made)
+    always = (Sign.ADD, Sign.CHANGE, Sign.REMOVE)
+    return ", ".join(
+        f"{counted[sign]:,} {word}" for sign, word in _WORDS.items() if counted[sign] or sign in always
+    )
+
+
+def _of_node(node: NodePlan, items: Mapping[str, Sequence[Item]], all_reasons: bool) -> list[str]:
     said = []
-    reasons = [drift.expectation.role for drift in node.drifts]
-    for role in dict.fromkeys([*node.roles, *reasons]):
-        said += _of_role(
-            role, [drift for drift in node.drifts if drift.expectation.role == role], all_reasons
-        )
-    if node.packages:
-        said += ["  packages", *(f"    {line}" for line in _packages(node.packages))]
+    for role, of_role in items.items():
+        said += _of_role(role, of_role, all_reasons)
     if node.restarts:
         said.append(f"  restarts {', '.join(node.restarts)}")
     if node.reboot:
-        said += [f"  {'reboot' if node.reboot_sure else 'reboot, if it cannot be done without'}:"]
-        said += [f"    {because}" for because in node.reboot_because]
+        named = {because(drift): subject(drift.expectation.fact) for drift in node.drifts}
+        reasons = dict.fromkeys(named.get(reason, reason) for reason in node.reboot_because)
+        sure = "reboot" if node.reboot_sure else "reboot, if it cannot be done without"
+        said.append(f"  {sure}: {', '.join(reasons)}")
     return said
 
 
-def _of_role(role: str, drifts: Sequence[Drift], everything: bool) -> list[str]:
-    if not drifts:
+def _of_role(role: str, items: Sequence[Item], everything: bool) -> list[str]:
+    if not items:
         return [f"  {role}: as declared; --full runs it all the same"]
     said = [f"  {role}"]
-    # Of packages the plan has a list of its own, unless every reason is asked for.
-    told = [d for d in drifts if everything or d.unknown or not d.expectation.fact.startswith("package.")]
-    limit = len(told) if everything else REASONS
-    said += [f"    {drift.expectation.fact} {drift_text.difference(drift)}" for drift in told[:limit]]
-    if len(told) > limit:
-        said.append(f"    and {len(told) - limit} more (--reasons shows all)")
-    packages = {d.expectation.fact.rpartition(".")[0] for d in drifts if d not in told}
-    if packages:
-        said.append(f"    {many(len(packages), 'package')}, listed below")
+    limit = len(items) if everything else REASONS
+    for item in items[:limit]:
+        said.append(f"    {item.sign} {item.text}{_facts(item) if everything else ''}")
+        if everything and item.drifts:
+            said.append(f"        {item.drifts[0].expectation.why}")
+        said += [f"        {line}" for line in item.diff]
+    if len(items) > limit:
+        left = sum(item.count for item in items[limit:])
+        said.append(f"    and {left} more (-v shows all)")
     return said
+
+
+def _facts(item: Item) -> str:
+    names = list(dict.fromkeys(drift.expectation.fact for drift in item.drifts))
+    more = f" and {len(names) - FACTS} more" if len(names) > FACTS else ""
+    return f"  [{', '.join(names[:FACTS])}{more}]" if names else ""
 
 
 def _packages(packages: Sequence[PackageChange]) -> list[str]:
     """One line for each transition: `a, b: 570.124.06-1 → 580.126.09, held`."""
-    return [
-        f"{_names([package.name for package in same])} {_transition(same[0])}" for same in _alike(packages)
-    ]
-
-
-def _alike(packages: Sequence[PackageChange]) -> list[list[PackageChange]]:
-    found: dict[Any, list[PackageChange]] = {}
+    alike: dict[str, list[str]] = {}
     for each in packages:
-        found.setdefault((each.change, each.before, each.after, each.held), []).append(each)
-    return list(found.values())
-
-
-def _names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - PACKAGES} more" if len(names) > PACKAGES else ""
-    return ", ".join(names[:PACKAGES]) + more
-
-
-def _transition(package: PackageChange) -> str:
-    before, after = value_text(package.before), value_text(package.after)
-    words: Mapping[Change, str] = {
-        Change.UNKNOWN: "could not be read",
-        Change.REMOVE: f"{before} removed",
-        Change.INSTALL: f"new: {after}" if package.after else "new: the offered version",
-        Change.REPLACE: f"{before} → {after}",
-        Change.REPAIR: f"{before} installed again" if package.before else "installed again",
-        Change.HOLD: f"{before} stays, held from now on" if package.before else "held",
-        Change.RELEASE: f"{before} stays, no longer held",
-    }
-    held = (
-        ", held" if package.held and package.change in (Change.INSTALL, Change.REPLACE, Change.REPAIR) else ""
-    )
-    return words[package.change] + held
+        alike.setdefault(changes.transition(each), []).append(each.name)
+    return [f"{changes.listed(names)}: {moves}" for moves, names in alike.items()]
 
 
 def _rollout(made: Plan, seen: Assessment) -> list[str]:
     busy = sum(len(wave) for wave in made.waves)
     if not busy:
         return []
-    waves = f"{len(made.waves)} waves" if len(made.waves) > 1 else "one wave"
-    command = " ".join(["gpuprov up", seen.arguments(), *(f"--remove {role}" for role in seen.remove)])
-    said = [f"{command} would change {many(busy, 'node')} in {waves}, in {about(made.minutes())}"]
+    said = []
     if len(made.waves) > 1:
         for number, wave in enumerate(made.waves, 1):
             reboots = sum(made.nodes[name].reboot for name in wave)
             rebooting = f", up to {many(reboots, 'reboot')}" if reboots else ""
-            said.append(f"  wave {number} ({wave.kind}): {fold(wave)}{rebooting}")
-    return said
+            said.append(f"wave {number} ({wave.kind}): {fold(wave)}{rebooting}")
+    waves = f"{len(made.waves)} waves" if len(made.waves) > 1 else "one wave"
+    command = " ".join(["gpuprov up", seen.arguments(), *(f"--remove {role}" for role in seen.remove)])
+    reboots = sum(node.reboot for node in made.nodes.values())
+    parts = [tally(made), *([many(reboots, "reboot")] if reboots else []), about(made.minutes())]
+    return [*said, f"{command} would change {many(busy, 'node')} in {waves}: {', '.join(parts)}"]

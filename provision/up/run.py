@@ -27,7 +27,7 @@ from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.terminal import Progress, live, printable
 from provision.text import many
-from provision.up import durations, hooks, plan, resume, waves
+from provision.up import durations, hooks, plan, plan_report, resume, waves
 from provision.up import result as up_result
 from provision.up.execute import Execution, UpOptions
 from provision.up.executor import AnsibleExecutor, Journal, looks
@@ -278,6 +278,7 @@ class UpRun:
         canaries = sum(len(wave) for wave in made.waves if wave.kind == CANARY)
         first = f", {many(canaries, 'node')} first as {'canary' if canaries == 1 else 'canaries'}"
         words.append(many(len(made.waves), "wave") + (first if canaries else ""))
+        words.append(plan_report.tally(made))
         if reboots and not self.options.check_mode:
             words.append(f"{reboots} to reboot")
         words.append(f"about {minutes:.0f} min")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from provision import cli
+from provision import cli, terminal
 from provision.desired import expectations, inventory, stack, variables
 from provision.errors import ExitCode, UsageError
 from provision.fleet import Node
@@ -63,12 +63,10 @@ def test_drift_names_node_fact_expected_found_and_role(
     trouble["gpu-03"] = {"driver.loaded_version": "570.1"}
     code, out, _ = gpuprov(capsys, "drift")
     assert code == ExitCode.DRIFT
-    assert (
-        "gpu-[02-03]  (2 nodes)\n  driver.loaded_version is 570.1, must be 580.126.09\n      nvidia_driver: "
-        in out
-    )
-    assert f"gpu-02  (1 node)\n  {CONFIG} line " in out
-    assert " is # edited, must be blacklist nouveau\n" in out
+    differs = "NVIDIA driver: 570.1 is loaded, 580.126.09 is declared  [driver.loaded_version]\n"
+    assert f"gpu-[02-03]  (2 nodes)\n  {differs}      nvidia_driver: " in out
+    assert "gpu-02  (1 node)\n  file /etc/modprobe.d/blacklist-nouveau.conf: line " in out
+    assert f' is "# edited", must be "blacklist nouveau"  [{CONFIG}]\n' in out
     assert "1 of 3 nodes as declared" in out
 
     run = store.latest("drift")
@@ -87,7 +85,7 @@ def test_not_knowing_is_5_and_real_drift_beside_it_is_4(
     trouble["gpu-02"] = {"problems": {"driver": "timed out"}}
     code, out, _ = gpuprov(capsys, "drift")
     assert code == ExitCode.INCOMPLETE
-    assert "driver.loaded_version could not be read: timed out" in out
+    assert "NVIDIA driver could not be read: timed out  [driver.loaded_version]\n" in out
     trouble["gpu-03"] = {"error": "no route to host"}
     code, out, _ = gpuprov(capsys, "drift")
     assert code == ExitCode.INCOMPLETE
@@ -141,10 +139,11 @@ def test_the_plan_groups_equal_nodes_and_gives_reasons(
     trouble["gpu-01"] = trouble["gpu-02"] = {"service.nvidia-persistenced.active": "inactive"}
     code, out, _ = gpuprov(capsys, "plan")
     assert code == ExitCode.OK
-    assert "gpu-[01-02]  (2 nodes)  1 role, less than 1 min (estimate)\n  nvidia_driver\n" in out
-    assert "    service.nvidia-persistenced.active is inactive, must be active" in out
+    assert "gpu-[01-02]  (2 nodes)  1 to change, less than 1 min (estimate)\n  nvidia_driver\n" in out
+    assert "    ~ service nvidia-persistenced is inactive, must be active\n" in out
     assert "1 node as declared: gpu-03" in out
-    assert "gpuprov up inventory.yml would change 2 nodes in 2 waves, in about 1 min (estimate)" in out
+    assert "gpuprov up inventory.yml would change 2 nodes in 2 waves: " in out
+    assert ", about 1 min (estimate)\n" in out
 
 
 @pytest.mark.parametrize("verb", ["plan", "drift"])
@@ -293,3 +292,32 @@ def test_an_interrupted_drift_leaves_what_it_saw_and_says_where(
         assert kept
         assert secret not in (cut.path / f"{name}.jsonl").read_text()
     assert "********" in (cut.path / "facts.jsonl").read_text()
+
+
+@pytest.mark.parametrize(("verb", "shown"), [("plan", "\x1b[33m~ service "), ("drift", "\x1b[2m  [service.")])
+def test_a_terminal_gets_colours_and_nothing_else_does(
+    verb: str,
+    shown: str,
+    trouble: Facts,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trouble["gpu-01"] = {"service.nvidia-persistenced.active": "\x1b[31minactive"}
+    assert "\x1b" not in gpuprov(capsys, verb)[1]
+    monkeypatch.setattr(terminal, "coloured", lambda _stream: True)
+    out = gpuprov(capsys, verb)[1]
+    assert shown in out
+    assert "\x1b[31m" not in out, "a node chooses no colour"
+    assert "\x1b" not in gpuprov(capsys, verb, "--json")[1]
+
+
+def test_the_plan_shows_what_would_become_of_a_file(
+    trouble: Facts, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trouble["gpu-01"] = {CONFIG: "options nouveau modeset=1\n"}
+    code, out, _ = gpuprov(capsys, "plan", "--diff")
+    assert code == ExitCode.OK
+    assert "        -options nouveau modeset=1\n" in out
+    assert "        +blacklist nouveau\n" in out
+    assert "+blacklist nouveau\n" in gpuprov(capsys, "plan", "--diff", "--markdown")[1]
+    assert "+blacklist nouveau\n" not in gpuprov(capsys, "plan")[1]

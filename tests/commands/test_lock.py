@@ -72,7 +72,7 @@ def test_a_fleet_is_locked_and_what_moves_is_named(
     assert "libnccl2" not in gpuprov(capsys, "plan", "--no-lock")[1]
     code, out, _ = gpuprov(capsys, "drift")
     assert code == ExitCode.DRIFT
-    assert "package.libnccl2.version is 2.30-1, must be 2.29.7-1" in out
+    assert "package libnccl2: 2.30-1 is installed, 2.29.7-1 is declared" in out
 
 
 def test_nodes_that_disagree_need_a_majority(

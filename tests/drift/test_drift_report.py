@@ -15,7 +15,7 @@ import pytest
 from provision import cli, paths
 from provision.checks.registry import CHECKS
 from provision.desired import stack
-from provision.drift import drift_report, formats
+from provision.drift import drift_report, drift_text, formats
 from provision.errors import ExitCode
 from provision.fleet import Node
 from provision.remote.observe import Observation
@@ -58,6 +58,7 @@ class Twenty:
         self.problems: dict[str, dict[str, str]] = {}
         self.silent: dict[str, str] = {}
         self.asked: set[str] = set()
+        self.bare: set[str] = set()  # on which nothing of what is promised is there
 
     def answer(self, node: Node, asked: Collection[str]) -> Observation:
         if node.name in self.silent:
@@ -67,7 +68,7 @@ class Twenty:
 
     def facts(self, node: Node, asked: Collection[str]) -> dict[str, Any]:
         own = answer_of(int(node.name.removeprefix("gpu-")))
-        wanted = promised(stack.declared(node, {}), own)
+        wanted = {} if node.name in self.bare else promised(stack.declared(node, {}), own)
         whole = {**unknown(asked, KERNEL), **own, **wanted, **self.changed.get(node.name, {})}
         return {name: value for name, value in whole.items() if name not in self.problems.get(node.name, {})}
 
@@ -75,7 +76,8 @@ class Twenty:
 @pytest.fixture
 def twenty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Twenty:
     nodes = Twenty()
-    monkeypatch.delenv("GITHUB_WORKSPACE", raising=False)
+    for name in ("GITHUB_WORKSPACE", "GITHUB_STEP_SUMMARY"):
+        monkeypatch.delenv(name, raising=False)
     fleet_here(monkeypatch, tmp_path, NAMES, nodes.answer)
     return nodes
 
@@ -315,9 +317,69 @@ def test_github_annotations_cannot_be_forged_by_a_node(
     )
     errors = [line for line in lines if line.startswith("::error")]
     assert len(errors) == 1, "two nodes with the same are one annotation"
-    assert "title=gpu-[03-04]%3A nvidia_driver/driver.flavour::gpu-[03-04]: driver.flavour is " in errors[0]
+    title = "title=gpu-[03-04]%3A nvidia_driver/driver.flavour::"
+    assert f"{title}gpu-[03-04]: NVIDIA kernel module: " in errors[0]
     assert "::error::100%25 %250" in errors[0]
     assert "%0A" in errors[0]
+
+
+def test_github_gets_no_more_annotations_than_it_shows_and_the_summary_has_the_rest(
+    twenty: Twenty, gpuprov: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    summary = tmp_path / "summary.md"
+    summary.write_text("before\n")
+    for number, name in enumerate(NAMES):
+        twenty.changed[name] = {"driver.flavour": f"odd {number}", "sysctl.kernel.numa_balancing.value": "7"}
+    _, out = gpuprov("--format", "github", "--no-majority")
+    errors = [line for line in out.splitlines() if line.startswith("::error")]
+    assert len(errors) == 10
+    left = "11 more findings not shown here"
+    assert errors[-1].endswith(f"title={left}::{left}: gpuprov drift --format markdown has them all")
+    assert errors[0].count("driver.flavour") == 2
+    assert len([line for line in out.splitlines() if line.startswith("::notice")]) == 1, "nodes are folded"
+
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(summary))
+    _, out = gpuprov("--format", "github", "--no-majority")
+    assert f"{left}: the job's summary has them all\n" in out
+    written = summary.read_text()
+    assert written.startswith("before\n## gpuprov drift\n")
+    assert all(f"odd {number} is loaded" in written for number in range(20))
+    gpuprov("--format", "github", "--format", "markdown", "--output", "drift.md")
+    assert summary.read_text() == written, "who asks for the Markdown puts it there"
+
+
+def test_a_bare_node_is_a_few_annotations(twenty: Twenty, gpuprov: Any) -> None:
+    twenty.bare.add("gpu-02")
+    code, out = gpuprov("--format", "github", "--no-majority")
+    assert code == ExitCode.DRIFT
+    lines = out.splitlines()
+    assert len([line for line in lines if line.startswith("::error")]) == 9, "one for each role"
+    assert len(lines) == 10, "all else is that nobody was validated"
+    assert any("title=gpu-02%3A nvidia_driver%2C " in line and "%0Aand " in line for line in lines)
+    _, out = gpuprov("--format", "markdown", "--no-majority")
+    assert out.count("| gpu-02 |") > 100, "the summary has all of them"
+
+
+@pytest.mark.usefixtures("twenty")
+def test_a_summary_that_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "no" / "folder"))
+    assert cli.main(["drift", "--format", "github"]) == ExitCode.USAGE
+    assert "the job's summary cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+def test_markdown_ends_before_github_refuses_it(
+    twenty: Twenty, gpuprov: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, name in enumerate(NAMES):
+        twenty.changed[name] = {"driver.flavour": f"odd {number} {'x' * 1000}"}
+    monkeypatch.setattr(drift_text, "SUMMARY", 6_000)
+    _, out = gpuprov("--format", "markdown", "--no-majority")
+    assert len(out.encode()) < 6_000
+    shown = out.count("odd ")
+    assert 0 < shown < 20
+    assert f"and {20 - shown} more: `gpuprov drift --format json` has them all" in out
 
 
 def test_markdown_shows_the_words_of_nodes_as_words(twenty: Twenty, gpuprov: Any) -> None:

@@ -262,11 +262,12 @@ def test_equal_nodes_are_told_once_and_the_worst_first() -> None:
     said = "\n".join(plan_report.lines(*everything()))
     heads = [line for line in said.splitlines() if line.startswith("gpu-") and "node" in line]
     assert [head.split("  ")[0] for head in heads] == ["gpu-4", "gpu-[2-3]", "gpu-1"]
-    assert "gpu-[2-3]  (2 nodes)  1 role, reboot, about 11 min (estimate)" in said
-    assert "    libcuda1, libnvidia-ml1 570.1-1 → 580.1\n" in said
-    assert "  restarts x.service\n  reboot:\n    driver.flavour (nvidia_driver): why\n" in said
-    assert "gpuprov up fleet.yml would change 3 nodes in 2 waves" in said
-    assert "  wave 1 (canary): gpu-[1-2], up to 1 reboot\n  wave 2 (batch): gpu-3, up to 1 reboot" in said
+    assert "gpu-[2-3]  (2 nodes)  3 to change, reboot, about 11 min (estimate)" in said
+    assert "    ~ 2 packages 570.1-1 → 580.1: libcuda1, libnvidia-ml1\n" in said
+    assert "  restarts x.service\n  reboot: NVIDIA kernel module\n" in said
+    assert "wave 1 (canary): gpu-[1-2], up to 1 reboot\nwave 2 (batch): gpu-3, up to 1 reboot\n" in said
+    last = "1 to add, 6 to change, 0 to remove, 1 no role can change, 2 reboots, about 22 min (estimate)"
+    assert said.endswith(f"\ngpuprov up fleet.yml would change 3 nodes in 2 waves: {last}")
 
 
 def test_markdown_is_one_table_whose_cells_no_node_can_break_out_of() -> None:
@@ -291,7 +292,7 @@ def test_a_plan_to_remove_roles_has_them_in_that_order_and_says_so() -> None:
     fleet = Fleet(Path("f.yml"), {"a": Node("a", (), {}), "b": Node("b", (), {})}, {})
     seen = Assessment(fleet, {}, {}, {}, frozenset(), {}, remove=("nccl", "nvidia_driver"))
     text = "\n".join(plan_report.lines(seen, replace(made, nodes={**made.nodes, **make({"b": []}).nodes})))
-    assert "libnccl2 2.29 removed" in text
+    assert "- package libnccl2 2.29" in text
     assert "1 node without anything of nccl, nvidia_driver: b" in text
     assert "gpuprov up f.yml --remove nccl --remove nvidia_driver would change 1 node" in text
     document = json.loads(json.dumps(plan_report.document(seen, made)))

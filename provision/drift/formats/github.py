@@ -1,26 +1,74 @@
-"""Drift as workflow commands of GitHub Actions: each line becomes an annotation of the run."""
+"""Drift as workflow commands of GitHub Actions: each line becomes an annotation of the run.
+
+GitHub shows ten annotations of each kind for a step and drops the others without a word
+(github.com/actions/toolkit, docs/problem-matchers.md). So no kind gets more: findings that say the same of
+other nodes, or other things of the same nodes and role, are one, and the tenth says how many are left out.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
-from provision.drift.drift_report import DriftReport, findings, grouped
+from provision.drift.drift_report import DriftReport, Finding, findings, together
+from provision.drift.formats import markdown
+from provision.errors import UsageError
 from provision.node_names import fold
+from provision.text import many
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+_SHOWN = 10  # annotations of a kind
+_LINES = 12  # findings in an annotation
 _TITLE = 200  # characters; GitHub cuts a title, and a message at 64 KiB
+_NAMES = 200  # characters of folded node names
+SUMMARY = "GITHUB_STEP_SUMMARY"
 
 
 def render(report: DriftReport) -> str:
-    """One line for each thing to say. GitHub shows the first ten of a kind: nodes with the same are one."""
+    """At most ten lines of each kind."""
+    whole = "the job's summary" if SUMMARY in os.environ else "gpuprov drift --format markdown"
     file = _property(_in_workspace(report.seen.fleet.source))
+    found = together(findings(report))
     lines = []
-    for finding, nodes in grouped(findings(report)):
-        title = _property(f"{fold(nodes, 120)}: {finding.rule}"[:_TITLE])
-        message = _data(f"{fold(nodes)}: {finding.text}\n{finding.advice(report.seen.arguments, nodes)}")
-        lines.append(f"::{_COMMANDS[finding.level]} file={file},title={title}::{message}\n")
+    for level, command in _COMMANDS.items():
+        chosen = [(nodes, same) for nodes, same in found if same[0].level == level]
+        shown = chosen if len(chosen) <= _SHOWN else chosen[: _SHOWN - 1]
+        head = f"::{command} file={file},title="
+        lines += [f"{head}{_title(nodes, same)}::{_message(nodes, same, report)}\n" for nodes, same in shown]
+        if rest := chosen[len(shown) :]:
+            left = f"{many(sum(len(same) for _, same in rest), 'more finding')} not shown here"
+            lines.append(f"{head}{_property(left)}::{_data(f'{left}: {whole} has them all')}\n")
     return "".join(lines)
+
+
+def summarize(report: DriftReport) -> None:
+    """Add the Markdown form to the job's summary, where GitHub has one. Raises UsageError when it cannot."""
+    file = os.environ.get(SUMMARY)
+    if not file:
+        return
+    try:
+        with Path(file).open("a", encoding="utf-8") as summary:
+            summary.write(markdown.render(report))
+    except OSError as trouble:
+        raise UsageError(
+            f"{file}: the job's summary cannot be written: {trouble.strerror}",
+            f"unset {SUMMARY}, or let it name a file",
+        ) from None
+
+
+def _title(nodes: Sequence[str], same: Sequence[Finding]) -> str:
+    kind = same[0].rule if len(same) == 1 else f"{same[0].rule.partition('/')[0]}, {len(same)} findings"
+    return _property(f"{fold(nodes, 120)}: {kind}"[:_TITLE])
+
+
+def _message(nodes: Sequence[str], same: Sequence[Finding], report: DriftReport) -> str:
+    said = [f"{fold(nodes, _NAMES)}: {same[0].text}\n{same[0].advice(report.seen.arguments, nodes)}"]
+    if len(same) > 1:
+        said = [f"{fold(nodes, _NAMES)}:", *(f"- {each.text}" for each in same[:_LINES])]
+    if len(same) > _LINES:
+        said.append(f"and {len(same) - _LINES} more")
+    return _data("\n".join(said))
 
 
 def _in_workspace(source: Path) -> str:

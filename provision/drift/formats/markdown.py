@@ -5,13 +5,14 @@ from __future__ import annotations
 import html
 import re
 
+from provision.drift import drift_text
 from provision.drift.diagnosis import Arguments
-from provision.drift.drift_report import DriftReport, Finding, findings, grouped
+from provision.drift.drift_report import DriftReport, Finding, findings, together
 from provision.drift.formats import text
 from provision.errors import ExitCode
 from provision.node_names import fold
 
-_LIMIT = 200  # rows of a table; GitHub's summaries end at 1 MiB
+_ROUND = 4096  # bytes for headings, and for what is said of the rows left out
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~$@:])")
 _HEADINGS = (
     ("Differs from the declaration or from the fleet", "error"),
@@ -27,17 +28,25 @@ _WORDS = {
 
 
 def render(report: DriftReport) -> str:
-    """A heading with the result, and a table for each kind of finding."""
+    """A heading with the result, and a table for each kind of finding: as many rows as GitHub takes."""
     lines = ["## gpuprov drift", "", f"{_WORDS[report.code]} (exit code {int(report.code)})", ""]
     lines += [f"- {_plain(line)}" for line in text.totals(report)]
-    rows = grouped(findings(report))
+    found = together(findings(report))
+    room = drift_text.SUMMARY - drift_text.size(lines) - _ROUND
     for heading, level in _HEADINGS:
-        chosen = [(finding, nodes) for finding, nodes in rows if finding.level == level]
-        if chosen:
+        rows = [
+            _row(each, nodes, report.seen.arguments)
+            for nodes, same in found
+            for each in same
+            if each.level == level
+        ]
+        if rows:
+            shown = drift_text.fitting([[row] for row in rows], room)
+            room -= drift_text.size(rows[:shown])
             lines += ["", f"### {heading}", "", "| nodes | finding | reason, or next step |", "|---|---|---|"]
-            lines += [_row(finding, nodes, report.seen.arguments) for finding, nodes in chosen[:_LIMIT]]
-            if len(chosen) > _LIMIT:
-                lines += ["", f"and {len(chosen) - _LIMIT} more: `gpuprov drift --format json` has them all"]
+            lines += rows[:shown]
+            if len(rows) > shown:
+                lines += ["", f"and {len(rows) - shown:,} more: `gpuprov drift --format json` has them all"]
     return "\n".join(lines) + "\n"
 
 

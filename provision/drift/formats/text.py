@@ -7,7 +7,7 @@ from provision.desired import compared
 from provision.drift import diagnosis, drift_text
 from provision.drift.diagnosis import NODES
 from provision.drift.drift_report import DriftReport, Expiry, expiries
-from provision.drift.drifts import Drift
+from provision.drift.sentences import for_fleet
 from provision.node_names import fold
 from provision.text import many
 
@@ -30,9 +30,12 @@ def render(report: DriftReport) -> str:
 
 def _drifts(report: DriftReport) -> list[str]:
     alike: dict[tuple[str, ...], list[str]] = {}
+    sentence = for_fleet()
     for name, drifts in report.seen.drifts.items():
         for drift in drifts:
-            alike.setdefault(_likeness(drift), []).append(name)
+            expected = drift.expectation
+            said = (expected.role, expected.fact, sentence(drift), expected.why)
+            alike.setdefault(said, []).append(name)
     by_nodes: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for likeness, names in alike.items():
         by_nodes.setdefault(tuple(names), []).append(likeness)
@@ -40,14 +43,9 @@ def _drifts(report: DriftReport) -> list[str]:
     for nodes, likenesses in by_nodes.items():
         lines.append(f"{fold(nodes)}  ({many(len(nodes), 'node')})")
         for role, fact, difference, why in likenesses:
-            lines += [f"  {fact} {difference}", f"      {role}: {why}"]
+            lines += [f"  {difference}  [{fact}]", f"      {role}: {why}"]
         lines.append("")
     return lines
-
-
-def _likeness(drift: Drift) -> tuple[str, ...]:
-    expectation = drift.expectation
-    return expectation.role, expectation.fact, drift_text.difference(drift), expectation.why
 
 
 def _odd(report: DriftReport) -> list[str]:
