@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import html
 import http.server
-import json
 import re
-import shutil
-import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,58 +16,11 @@ from provision.report import html as report_page
 from provision.report.context import NOTHING, Context
 from provision.report.html import render
 from tests.support import samples
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync --disable-extensions "
-    "--disable-background-networking --disable-component-update --virtual-time-budget=8000"
-)
-# What a person does with the page, a step after the other; what they then see becomes the title.
-STEPS = """
-const seen = {};
-const all = (selector, from = document) => Array.from(from.querySelectorAll(selector));
-const names = selector => all(selector, document).map(element => element.textContent);
-const wait = milliseconds => new Promise(done => setTimeout(done, milliseconds));
-async function type(text) {
-  const box = document.getElementById("q");
-  box.value = text; box.dispatchEvent(new Event("input"));
-  await wait(400);
-}
-addEventListener("load", async () => {
-  try { %s } catch (error) { seen.error = String(error); }
-  document.title = JSON.stringify(seen);
-});
-"""
+from tests.support.browser import after, dumped, title, unreadable
 
 
 def page(fleet: FleetHealth, context: Context = NOTHING) -> str:
     return "".join(render(fleet, context))
-
-
-def dumped(file: Path) -> str:
-    """The page's DOM after its scripts have run."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium: the report's filter, sort and deafness were NOT tried in a browser")
-    profile = f"--user-data-dir={file.parent / 'profile'}"
-    command = [CHROMIUM, *FLAGS.split(), profile, "--dump-dom", file.as_uri()]
-    return subprocess.run(command, capture_output=True, timeout=300, check=True).stdout.decode()
-
-
-def title(dom: str) -> str:
-    found = re.search(r"<title>(.*?)</title>", dom, re.DOTALL)
-    assert found is not None
-    return html.unescape(found[1])
-
-
-def after(text: str, steps: str, folder: Path) -> dict[str, Any]:
-    """What is seen after these steps. Only they need a policy that allows them; the rest is as shipped."""
-    text, changed = re.subn(r"script-src '[^']+'", "script-src 'unsafe-inline'", text, count=1)
-    assert changed
-    file = folder / "report.html"
-    file.write_text(text.replace("</body>", f"<script>{STEPS % steps}</script></body>"), encoding="utf-8")
-    seen: dict[str, Any] = json.loads(title(dumped(file)))
-    assert "error" not in seen
-    return seen
 
 
 def test_filter_and_sort(tmp_path: Path) -> None:
@@ -164,6 +112,11 @@ def test_heat_maps_have_words(tmp_path: Path) -> None:
         "marked": True,
         "open": True,
     }
+
+
+def test_a_report_can_be_read_on_small_and_large_screens_light_and_dark(tmp_path: Path) -> None:
+    fleet, context = samples.clustered()
+    assert unreadable(page(fleet, context), tmp_path) == []
 
 
 @pytest.fixture
