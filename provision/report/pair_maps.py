@@ -132,7 +132,7 @@ def _by_partner(seen: PairCells, named: Sequence[str]) -> Shown:
     pairs = {seen.pair(node, other) for node, other in within}
     drawn = HeatMap(
         _title(seen), rows, cells, _groups(seen, rows), columns, _groups(seen, columns), _loud(seen),
-        own="the node itself", largest=29, alt=seen.alt(f"{many(len(rows), 'node')} and others", pairs),
+        own="the node itself", largest=32, alt=seen.alt(f"{many(len(rows), 'node')} and others", pairs),
     )  # fmt: skip
     words = f"The nodes that stand out ({len(rows):,} of {len(named):,}), a row each"
     words += f", by those they were measured with ({len(columns):,} of {len(met):,})."

@@ -119,6 +119,10 @@ def test_a_report_can_be_read_on_small_and_large_screens_light_and_dark(tmp_path
     assert unreadable(page(fleet, context), tmp_path) == []
 
 
+def test_no_text_of_a_node_is_too_long_to_be_read(tmp_path: Path) -> None:
+    assert unreadable(page(samples.hostile()), tmp_path) == []
+
+
 @pytest.fixture
 def asked() -> Iterator[tuple[str, list[str]]]:
     """A web server's address, and what it was asked for."""
