@@ -77,6 +77,7 @@ def test_faults_are_told_in_the_order_they_came(run: Campaign, nodes: dict[str, 
     }
 
 
+@pytest.mark.timeout(300)  # four starts of a browser
 def test_its_page_can_be_read_on_small_and_large_screens_light_and_dark(
     run: Campaign, nodes: dict[str, FakeNode], tmp_path: Path
 ) -> None:

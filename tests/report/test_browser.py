@@ -114,11 +114,13 @@ def test_heat_maps_have_words(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.timeout(300)  # four starts of a browser
 def test_a_report_can_be_read_on_small_and_large_screens_light_and_dark(tmp_path: Path) -> None:
     fleet, context = samples.clustered()
     assert unreadable(page(fleet, context), tmp_path) == []
 
 
+@pytest.mark.timeout(300)  # four starts of a browser
 def test_no_text_of_a_node_is_too_long_to_be_read(tmp_path: Path) -> None:
     assert unreadable(page(samples.hostile()), tmp_path) == []
 

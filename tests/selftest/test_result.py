@@ -221,6 +221,7 @@ def test_the_page_shows_what_was_found() -> None:
         assert address not in text, "a page that needs no network"
 
 
+@pytest.mark.timeout(300)  # four starts of a browser
 def test_the_page_can_be_read_on_small_and_large_screens_light_and_dark(tmp_path: Path) -> None:
     assert unreadable("".join(render(whole())), tmp_path) == []
 
