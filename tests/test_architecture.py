@@ -7,12 +7,16 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from provision import cli
 
@@ -28,10 +32,7 @@ OWNERS = {
     },
     "cryptography": {"validate/launch.py"},
     "jinja2": {"desired/templating/__init__.py", "report/html.py"},
-    "jsonschema": set(),  # the schema is held by tests; the program reads reports with health.from_json
-    "matplotlib": {"report/canvas.py"},
     "markupsafe": {"report/html.py"},
-    "packaging": set(),
     "paramiko": {"remote/ssh/client.py", "remote/ssh/login.py"},
     "pytest": {"drift/testinfra/plugin.py"},
     "rich": {"terminal.py"},
@@ -174,6 +175,36 @@ def test_each_owner_exists_and_uses_what_it_owns() -> None:
         if (name, file) not in used
     ]
     assert idle == []
+
+
+def distributions(*files: Path) -> set[str]:
+    """What these files import that is neither Python's nor ours, by the names that pip knows."""
+    known = metadata.packages_distributions()
+    top = {module.partition(".")[0] for path in files for module in imports(path, types=True)}
+    top -= {"provision", "tests", "benchmarks", *sys.stdlib_module_names}
+    return {canonicalize_name(name) for module in top for name in known.get(module, [module])}
+
+
+def declared(*extras: str) -> set[str]:
+    """What pip installs with gpuprov and these extras."""
+    project = tomllib.loads((ROOT.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    found = [
+        *project["dependencies"],
+        *(one for extra in extras for one in project["optional-dependencies"][extra]),
+    ]
+    return {canonicalize_name(Requirement(one).name) for one in found}
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
+    imported = distributions(*controller_sources())
+    suite = declared("testinfra") - declared()  # of the suite that an extra brings
+    assert imported - suite == declared() - {"ansible-core"}, "its programs are run, not imported"
+    assert suite <= imported
+
+
+def test_what_the_tests_import_is_declared() -> None:
+    files = [path for folder in ("tests", "benchmarks") for path in (ROOT.parent / folder).rglob("*.py")]
+    assert distributions(*files) - declared("test", "testinfra") == set()
 
 
 def test_ansible_itself_is_imported_nowhere_but_in_our_modules_for_it() -> None:
@@ -416,7 +447,7 @@ def unfit_for_nodes(path: Path) -> Iterator[str]:
 
 # --- a light start ---
 
-HEAVY = ("ansible_runner", "jinja2", "jsonschema", "matplotlib", "paramiko", "rich", "yaml")
+HEAVY = ("ansible_runner", "jinja2", "paramiko", "rich", "yaml")
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -70,7 +70,7 @@ NOTHING = Context()
 # A report must not take longer for its plots than for everything else: these many nodes' samples are read,
 # and of a GPU as many samples kept as a plot has room for.
 _NODES = 16
-_SAMPLES = 160
+_SAMPLES = 300
 
 
 def of_run(folder: RunFolder, fleet: FleetHealth) -> Context:

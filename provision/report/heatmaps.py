@@ -1,49 +1,61 @@
-"""Heat maps of pairs as one SVG (pure): slow, broken and unknown ones.
+"""Heat maps of pairs as SVG (pure): slow, broken and unknown ones.
 
-See `canvas` for colours and marks, `peer_maps` and `pair_maps` for what is drawn.
+A cell's colour is its share of what it should be, in steps; the worse, the farther from the page's colour, so
+that it shows in grey as well. What is wrong has a mark besides, and what was to be measured and was not is
+hatched. See `peer_maps` and `pair_maps` for what is drawn.
 """
 
 from __future__ import annotations
 
-import math
+import enum
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
 
 from provision.checks.judge import Verdict
-from provision.report.canvas import (
-    DPI,
-    INK,
-    LETTER,
-    LINE,
-    QUIET,
-    SELF,
-    SOFT,
-    TONE,
-    Axes,
-    Cell,
-    Image,
-    Mark,
-    Scale,
-    boxes,
-    canvas,
-    draw_legend,
-    ink,
-    legend,
-    look,
-    svg,
-)
+from provision.report.canvas import LETTER, Image, short, svg, text, tone
 from provision.text import one_line
 
 LARGEST = 72  # names along a map: more are no longer told apart by eye
 _ROOMY = 20  # up to so many, a cell's value is written in it
-_LABEL = 30  # letters of a name
-_SIDE = 9.4  # inches of a map's side at most
-_NARROWEST = 6.6  # inches of an image: a legend's line
-_SIGN = {Verdict.FAIL: Mark.FAIL, Verdict.ERROR: Mark.UNKNOWN, Verdict.WARN: Mark.WARN}
+_NAME = 30  # letters of a name
+_SIDE = 900  # pixels of a map's side at most
+_SIGN = {Verdict.FAIL: "✗", Verdict.ERROR: "?", Verdict.WARN: "!"}
 
 Group = tuple[str, int]  # the name of so many neighbours
+
+
+class Mark(enum.StrEnum):
+    """What a cell is besides its colour."""
+
+    NONE = ""
+    FAIL = "✗"
+    WARN = "!"
+    UNSTEADY = "~"
+    HANG = "H"
+    ERROR = "E"
+    UNKNOWN = "?"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`share`: of what it should be, the more the better; None when there is no number. `text`: the number,
+    or how many."""
+
+    share: float | None
+    text: str = ""
+    mark: Mark = Mark.NONE
+
+
+@dataclass(frozen=True)
+class Scale:
+    """`says`: what a cell's colour is the share of; `steps`: where a worse colour begins, the best first;
+    `words`: of each mark, and of Mark.NONE what a blank cell is."""
+
+    says: str
+    steps: tuple[float, float, float, float]
+    words: Mapping[Mark, str]
 
 
 @dataclass(frozen=True)
@@ -51,7 +63,8 @@ class HeatMap:
     """`names`: of the rows, and of the columns if `across` has no others. `cells`: by row and column, none
     where nothing was asked. `groups`: of the rows, told apart by a line (`beside`: of the columns `across`).
     `named`: name → verdict of those that stand out. `own`: what the cell of something with itself is, "" when
-    it is a cell like any other. `directed`: from the row to the column. `largest`: inches of a cell at most.
+    it is a cell like any other. `directed`: from the row to the column. `largest`: pixels of a cell at most.
+    `alt`: the map in words.
     """
 
     title: str
@@ -63,121 +76,226 @@ class HeatMap:
     named: Mapping[str, Verdict] = field(default_factory=dict)
     own: str = ""
     directed: bool = False
-    largest: float = 0.44
+    largest: int = 42
+    alt: str = ""
 
     @property
     def columns(self) -> Sequence[str]:
         return self.across or self.names
 
 
-def draw(maps: Sequence[HeatMap], scale: Scale, alt: str) -> Image:
-    """The maps side by side, with one legend. Raises ValueError without a map, or for one too large."""
+@dataclass(frozen=True)
+class Entry:
+    """A line of the legend: the class of a cell, its mark, and what they mean."""
+
+    look: str
+    mark: Mark
+    words: str
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Maps with their titles, and the one legend of them: `says` and its entries."""
+
+    maps: tuple[tuple[str, Image], ...]
+    says: str
+    legend: tuple[Entry, ...]
+
+    @property
+    def size(self) -> int:
+        """Characters of all maps."""
+        return sum(len(image.source) for _, image in self.maps)
+
+
+def draw(maps: Sequence[HeatMap], scale: Scale) -> Drawn:
+    """The maps, to stand beside each other. Raises ValueError without a map, or for one too large."""
     if not maps or any(not 0 < len(names) <= LARGEST for one in maps for names in (one.names, one.columns)):
         raise ValueError(f"a heat map takes 1 to {LARGEST} names")
-    panels = [_Panel(one) for one in maps]
-    width = _points(max(sum(panel.width for panel in panels), _NARROWEST))
-    cells = [cell for one in maps for cell in one.cells.values()]
-    foot = legend(cells, scale, next((one.own for one in maps if one.own), ""), width)
-    height = _points(max(panel.height for panel in panels) + foot.height)
-    with canvas(width, height) as figure:
-        left = 0.0
-        for panel in panels:
-            at = ((left + panel.left) / width, 1 - (panel.top + panel.tall) / height)
-            axes = figure.add_axes((*at, panel.wide / width, panel.tall / height))
-            _draw(axes, panel, scale)
-            left += panel.width
-        draw_legend(figure, foot, width, height)
-        source = svg(figure)
-    return Image(source, alt, round(width * DPI), round(height * DPI))
+    used = {cell.mark for one in maps for cell in one.cells.values()}
+    own = next((one.own for one in maps if one.own), "")
+    images = tuple((one_line(one.title, 80), _Map(one, scale).image()) for one in maps)
+    return Drawn(images, scale.says, tuple(_legend(used, scale, own)))
 
 
-class _Panel:
-    """A map's measures, in inches."""
+# --- what a cell looks like: the class of its colour, and of what is written in it
 
-    def __init__(self, drawn: HeatMap) -> None:
-        self.drawn = drawn
-        count = max(len(drawn.names), len(drawn.columns))
-        self.cell = math.floor(min(drawn.largest, _SIDE / count) * 144) / 144  # half points: short numbers
-        self.wide, self.tall = self.cell * len(drawn.columns), self.cell * len(drawn.names)
-        self.size = max(5.6, min(8.0, self.cell * 46))  # points of a name
+
+_STEPS = ("s0", "s1", "s2", "s3", "s4")  # the better first
+_BROKEN, _UNKNOWN, _SELF, _BLANK = "broken", "unknown", "self", "blank"
+_BREAKS = (Mark.HANG, Mark.ERROR)
+
+
+def digits(value: float) -> str:
+    """A number as there is room for in a cell: 394, 61.3, 1.87."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def look(cell: Cell, scale: Scale) -> str:
+    if cell.mark in _BREAKS:
+        return _BROKEN
+    if cell.share is None:
+        return _UNKNOWN
+    return _STEPS[sum(cell.share < step for step in scale.steps)]
+
+
+def _legend(used: set[Mark], scale: Scale, own: str) -> Iterator[Entry]:
+    """What is in the maps: every colour, and the marks that are used."""
+    shown = [f"{step * 100:g}" for step in scale.steps]
+    between = [f"{low} to {high} %" for high, low in pairwise(shown)]
+    for step, words in zip(_STEPS, (f"{shown[0]} % or more", *between, f"below {shown[-1]} %"), strict=True):
+        yield Entry(step, Mark.NONE, words)
+    for mark, words in scale.words.items():
+        if mark in used and mark is not Mark.NONE:
+            yield Entry(
+                {Mark.UNKNOWN: _UNKNOWN, **dict.fromkeys(_BREAKS, _BROKEN)}.get(mark, _BLANK), mark, words
+            )
+    if blank := scale.words.get(Mark.NONE):
+        yield Entry(_BLANK, Mark.NONE, blank)
+    if own:
+        yield Entry(_SELF, Mark.NONE, own)
+
+
+# --- a map
+
+
+class _Map:
+    """A map's measures, in pixels: it is as large as its names need to be read, and the page scrolls it where
+    there is less room."""
+
+    def __init__(self, drawn: HeatMap, scale: Scale) -> None:
+        self.drawn, self.scale = drawn, scale
+        self.rows, self.columns = len(drawn.names), len(drawn.columns)
+        count = max(self.rows, self.columns)
+        self.roomy = count <= _ROOMY
+        self.cell = min(drawn.largest, _SIDE // count)
+        self.size = max(9, min(11, self.cell - 3))
         beside, above = (self._longest(names) for names in (drawn.names, drawn.columns))
-        self.upright = above - 0.08 > self.cell
-        self.left = _points(beside + (0.26 if drawn.directed else 0.12))
-        self.top = _points(0.34 + (above if self.upright else 0.2) + (0.2 if drawn.directed else 0.0))
-        right = max((len(shortened(name)) for name, _ in drawn.groups), default=0) * 8 * LETTER
-        below = max((len(shortened(name)) for name, _ in drawn.beside), default=0) * 8 * LETTER
-        self.width = _points(self.left + self.wide + (0.2 + right if right else 0.16))
-        self.height = self.top + self.tall + (0.1 + below if below else 0.0)
+        self.upright = above > self.cell - 2
+        self.left = beside + 8 + 18 * drawn.directed
+        self.top = (above if self.upright else self.size) + 8 + 16 * drawn.directed
+        self.right, self.bottom = self.left + self.columns * self.cell, self.top + self.rows * self.cell
+        self.width = self.right + (
+            10 + self._longest(name for name, _ in drawn.groups) if drawn.groups else 2
+        )
+        self.height = self.bottom + (
+            10 + self._longest(name for name, _ in drawn.beside) if drawn.beside else 2
+        )
 
-    def _longest(self, names: Iterable[str]) -> float:
-        return max(len(label(name, self.drawn)) for name in names) * self.size * LETTER + 0.1
+    def _longest(self, names: Iterable[str]) -> int:
+        return int(max(len(label(name, self.drawn)) for name in names) * self.size * LETTER) + 2
+
+    def image(self) -> Image:
+        kind = f"heat-map fs{self.size}"
+        parts = [*self._cells(), *self._frame(), *self._names(), *self._marks()]
+        return svg(parts, self.width, self.height, self.drawn.alt, kind)
+
+    def _at(self, row: float, column: float) -> tuple[float, float]:
+        """The x and y of a place."""
+        return self.left + column * self.cell, self.top + row * self.cell
+
+    def _cells(self) -> Iterator[str]:
+        """Neighbours of one look in a row are one dashed line, as thick as a cell."""
+        looks = {place: look(cell, self.scale) for place, cell in self.drawn.cells.items()}
+        if self.drawn.own:
+            at = {name: column for column, name in enumerate(self.drawn.columns)}
+            own = [(row, at[name]) for row, name in enumerate(self.drawn.names) if name in at]
+            looks = dict.fromkeys(own, _SELF) | looks
+        runs: dict[str, list[str]] = defaultdict(list)
+        for row, column, count in _runs(looks):
+            x, y = self._at(row + 0.5, column)
+            runs[looks[row, column]].append(f"M{short(x + 0.5)} {short(y)}h{count * self.cell}")
+        yield f'<g class="cells" stroke-width="{self.cell - 1}" stroke-dasharray="{self.cell - 1} 1">'
+        for kind, found in sorted(runs.items()):
+            yield f'<path class="{kind}" d="{"".join(found)}"/>'
+            if kind == _UNKNOWN:
+                yield f'<path class="hatch" stroke-dasharray="1 3" d="{"".join(found)}"/>'
+        yield "</g>"
+
+    def _frame(self) -> Iterator[str]:
+        """A line around the map, and between groups with their names."""
+        drawn = self.drawn
+        yield f'<path class="rule" d="{self._rules(range(1, self.rows), range(1, self.columns))}"/>'
+        rows, columns = list(_ends(drawn.groups)), list(_ends(drawn.beside if drawn.across else drawn.groups))
+        yield f'<path class="groups" d="{self._rules(rows[:-1], columns[:-1])}"/>'
+        frame = f"M{self.left} {self.top}H{self.right}V{self.bottom}H{self.left}z"
+        yield f'<path class="frame" d="{frame}"/>'
+        for (name, size), end in zip(drawn.groups, rows, strict=True):
+            yield text(shortened(name), self.right + 8, self._at(end - size / 2, 0)[1] + 4, "soft")
+        for (name, size), end in zip(drawn.beside, _ends(drawn.beside), strict=True):
+            yield self._turned(shortened(name), self._at(0, end - size / 2)[0], self.bottom + 8, "end soft")
+
+    def _rules(self, rows: Iterable[int], columns: Iterable[int]) -> str:
+        across = [f"M{self.left} {self.top + row * self.cell}H{self.right}" for row in rows]
+        down = [f"M{self.left + column * self.cell} {self.top}V{self.bottom}" for column in columns]
+        return "".join(across + down)
+
+    def _names(self) -> Iterator[str]:
+        drawn = self.drawn
+        for row, name in enumerate(drawn.names):
+            yield text(
+                label(name, drawn), self.left - 6, self._at(row + 0.5, 0)[1] + 4, f"end {self._loud(name)}"
+            )
+        for column, name in enumerate(drawn.columns):
+            x, y, words = self._at(0, column + 0.5)[0], self.top - 6, label(name, drawn)
+            yield (
+                self._turned(words, x, y, self._loud(name))
+                if self.upright
+                else text(words, x, y, f"mid {self._loud(name)}")
+            )
+        if drawn.directed:
+            yield text("to", (self.left + self.right) / 2, 11, "mid soft")
+            yield self._turned("from", 7, (self.top + self.bottom) / 2, "mid soft")
+
+    def _turned(self, words: str, x: float, y: float, kind: str) -> str:
+        """Words from below, in the middle of `x`."""
+        return text(words, 0, 4, kind, f"translate({short(x)} {short(y)}) rotate(-90)")
+
+    def _loud(self, name: str) -> str:
+        verdict = self.drawn.named.get(name)
+        return f"{tone(verdict)} loud" if verdict in _SIGN else "soft"
+
+    def _marks(self) -> Iterator[str]:
+        """What is written in the cells: numbers where there is room for them, and marks, of which those in
+        one line that look alike are one text."""
+        marks: dict[tuple[float, str], list[tuple[float, Mark]]] = defaultdict(list)
+        for (row, column), cell in sorted(self.drawn.cells.items()):
+            number = one_line(cell.text, 12) if self.roomy else ""
+            x, y = self._at(row + 0.5, column + 0.5)
+            kind = f"{look(cell, self.scale)} in"
+            if cell.mark:
+                kind += " loud"
+                marks[y - 2 if number else y + self.size / 2 - 1.5, kind].append((x, cell.mark))
+            if number:
+                yield text(number, x, y + (10 if cell.mark else 4), kind)
+        for (y, kind), found in marks.items():
+            yield text("".join(mark for _, mark in found), " ".join(short(x) for x, _ in found), y, kind)
 
 
-def _points(inches: float) -> float:
-    """Rounded up to whole points, for an image of many boxes is as large as its numbers are long."""
-    return math.ceil(inches * 72) / 72
+def _runs(looks: Mapping[tuple[int, int], str]) -> Iterator[tuple[int, int, int]]:
+    """Row, first column and number of neighbours in a row that look alike."""
+    first: tuple[int, int] | None = None
+    count = 0
+    for place in sorted(looks):
+        if first and place == (first[0], first[1] + count) and looks[place] == looks[first]:
+            count += 1
+            continue
+        if first:
+            yield (*first, count)
+        first, count = place, 1
+    if first:
+        yield (*first, count)
 
 
 def shortened(name: str) -> str:
     """A name as long as there is room for, its end kept: that is where names differ."""
     name = one_line(name, 200)
-    return name if len(name) <= _LABEL else f"{name[: _LABEL // 2]}…{name[-_LABEL // 2 + 1 :]}"
+    return name if len(name) <= _NAME else f"{name[: _NAME // 2]}…{name[-_NAME // 2 + 1 :]}"
 
 
 def label(name: str, drawn: HeatMap) -> str:
     """A name with the mark of its verdict."""
-    sign = _SIGN.get(drawn.named[name], Mark.NONE) if name in drawn.named else Mark.NONE
+    sign = _SIGN.get(drawn.named[name], "") if name in drawn.named else ""
     return f"{sign} {shortened(name)}".lstrip()
-
-
-def _draw(axes: Axes, panel: _Panel, scale: Scale) -> None:
-    drawn = panel.drawn
-    axes.set_xlim(0, len(drawn.columns))
-    axes.set_ylim(len(drawn.names), 0)
-    axes.axis("off")
-    _fill(axes, drawn, scale)
-    _frame(axes, panel)
-    _names(axes, panel)
-    roomy = max(len(drawn.names), len(drawn.columns)) <= _ROOMY
-    for (row, column), cell in sorted(drawn.cells.items()):
-        if roomy or cell.mark is not Mark.FAIL:
-            _write(
-                axes, panel, (column + 0.5, row + 0.5), cell, scale, one_line(cell.text, 12) if roomy else ""
-            )
-    if not roomy:
-        _crosses(axes, panel, scale)
-
-
-def _fill(axes: Axes, drawn: HeatMap, scale: Scale) -> None:
-    """The cells, those of one look at once."""
-    places: dict[tuple[tuple[str, Any], ...], list[tuple[float, float]]] = defaultdict(list)
-    for (row, column), cell in sorted(drawn.cells.items()):
-        places[look(cell, scale)].append((column, row))
-    if drawn.own:
-        place = {name: column for column, name in enumerate(drawn.columns)}
-        both = [(place[name], row) for row, name in enumerate(drawn.names) if name in place]
-        boxes(axes, [(x, y) for x, y in both if (y, x) not in drawn.cells], facecolor=SELF, linewidth=0)
-    for shown, corners in sorted(places.items(), key=str):
-        boxes(axes, corners, **dict(shown))
-
-
-def _frame(axes: Axes, panel: _Panel) -> None:
-    """Fine lines between cells, and strong ones between groups with the groups' names."""
-    drawn, right, bottom = panel.drawn, len(panel.drawn.columns), len(panel.drawn.names)
-    few = max(right, bottom) <= _ROOMY
-    fine = {"color": LINE, "linewidth": 0.5 if few else 0.25, "zorder": 0.5}
-    _rule(axes, range(1, bottom), right, upright=False, **fine)
-    _rule(axes, range(1, right), bottom, upright=True, **fine)
-    strong = {"color": INK if few else SOFT, "linewidth": 1.0 if few else 0.6}
-    columns = drawn.beside if drawn.across else drawn.groups
-    _rule(axes, list(_ends(drawn.groups))[:-1], right, upright=False, **strong)
-    _rule(axes, list(_ends(columns))[:-1], bottom, upright=True, **strong)
-    axes.plot([0, right, right, 0, 0], [0, 0, bottom, bottom, 0], color=QUIET, linewidth=0.9, clip_on=False)
-    gap, words = 0.08 / panel.cell, {"size": 8, "color": SOFT}
-    for (name, size), end in zip(drawn.groups, _ends(drawn.groups), strict=True):
-        axes.text(right + gap, end - size / 2, shortened(name), va="center", ha="left", **words)  # type: ignore[arg-type]
-    for (name, size), end in zip(drawn.beside, _ends(drawn.beside), strict=True):
-        axes.text(end - size / 2, bottom + gap, shortened(name), rotation=90, va="top", ha="center", **words)  # type: ignore[arg-type]
 
 
 def _ends(groups: Iterable[Group]) -> Iterator[int]:
@@ -185,60 +303,3 @@ def _ends(groups: Iterable[Group]) -> Iterator[int]:
     for _, size in groups:
         at += size
         yield at
-
-
-def _rule(axes: Axes, places: Iterable[int], length: int, *, upright: bool, **look: Any) -> None:
-    """Lines over the whole map, as one."""
-    at = [x for place in places for x in (place, place, None)]
-    along = [x for _ in at[::3] for x in (0, length, None)]
-    if at:
-        x, y = (at, along) if upright else (along, at)
-        axes.plot(x, y, **look)  # type: ignore[arg-type]
-
-
-def _names(axes: Axes, panel: _Panel) -> None:
-    drawn, gap = panel.drawn, 0.06 / panel.cell
-    turned: Any = {"rotation": 90} if panel.upright else {}
-    for row, name in enumerate(drawn.names):
-        axes.text(-gap, row + 0.5, label(name, drawn), ha="right", va="center", **_type(panel, name))
-    for column, name in enumerate(drawn.columns):
-        text = label(name, drawn)
-        axes.text(column + 0.5, -gap, text, ha="center", va="bottom", **turned, **_type(panel, name))
-    top = -(panel.top - 0.1) / panel.cell
-    axes.text(
-        -panel.left / panel.cell + 0.1, top, one_line(drawn.title, 80), size=9.5, weight="bold", va="top"
-    )
-    if drawn.directed:
-        words: Any = {"size": 8, "color": SOFT, "ha": "center"}
-        axes.text(len(drawn.columns) / 2, -(panel.top - 0.32) / panel.cell, "to", va="top", **words)
-        middle = -(panel.left - 0.14) / panel.cell
-        axes.text(middle, len(drawn.names) / 2, "from", rotation=90, va="center", **words)
-
-
-def _type(panel: _Panel, name: str) -> dict[str, Any]:
-    """How a name is written: louder where it stands out."""
-    verdict = panel.drawn.named.get(name)
-    if verdict not in _SIGN:
-        return {"size": panel.size, "color": SOFT}
-    return {"size": panel.size, "color": TONE[verdict], "weight": "bold"}
-
-
-def _write(axes: Axes, panel: _Panel, at: tuple[float, float], cell: Cell, scale: Scale, number: str) -> None:
-    """A cell's mark, and its number below."""
-    text = "\n".join(part for part in (str(cell.mark), number) if part)
-    if text:
-        size = 7.4 if number else max(5.6, min(9.0, panel.cell * 42))
-        axes.text(*at, text, size=size, color=ink(cell, scale), ha="center", va="center", linespacing=1.0,
-                  weight="bold" if cell.mark else "normal")  # fmt: skip
-
-
-def _crosses(axes: Axes, panel: _Panel, scale: Scale) -> None:
-    """The marks of failed cells as one path of each colour: there may be thousands."""
-    strokes: dict[str, tuple[list[float | None], list[float | None]]] = defaultdict(lambda: ([], []))
-    for (row, column), cell in sorted(panel.drawn.cells.items()):
-        if cell.mark is Mark.FAIL:
-            x, y = strokes[ink(cell, scale)]
-            x += [column + 0.25, column + 0.75, None, column + 0.25, column + 0.75, None]
-            y += [row + 0.25, row + 0.75, None, row + 0.75, row + 0.25, None]
-    for colour, (x, y) in sorted(strokes.items()):
-        axes.plot(x, y, color=colour, linewidth=1.1)  # type: ignore[arg-type]

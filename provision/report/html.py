@@ -2,7 +2,7 @@
 
 Every text from a node passes `_shown` (control characters) and Jinja2's autoescape (markup); a content
 security policy in the page allows its own script and style and nothing else, should both ever fail. Charts
-are images within the page, in which nothing runs.
+are SVG whose texts are escaped by `canvas`.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
     nodes = worst_first(fleet)
     between = [pair_maps.between(fleet, pairs) for pairs in context.pairs]
     inside = peer_maps.peers(fleet)
-    heat = [shown.image for maps in between for shown in maps.shown]
-    heat += [shown.image for maps in inside.skus for shown in maps.shown]
-    drawn = _telemetry(nodes, context, min(_PLOTS, _IMAGES - sum(len(image.source) for image in heat)))
+    heat = [shown.heat.size for maps in between for shown in maps.shown]
+    heat += [shown.heat.size for maps in inside.skus for shown in maps.shown]
+    drawn = _telemetry(nodes, context, min(_PLOTS, _IMAGES - sum(heat)))
     large = len(nodes) > MANY
     troubled = [node for node in nodes if node.verdict in _TROUBLED] if large else []
     details = _sections(environment, fleet, nodes, _DETAILS, drawn)
@@ -106,7 +106,7 @@ def render(fleet: FleetHealth, context: Context = NOTHING) -> Iterator[str]:
         commands=list(next_commands(fleet, found, context)),
         since=diff_text.since(context.earlier, fleet),
         glance=glance,
-        chart=plots.fleet(glance.skus),
+        charts=plots.fleet(glance.skus),
         pair_maps=between,
         peer_maps=inside,
         drawn=drawn,
@@ -194,10 +194,9 @@ def standing_out(wrong: Iterable[tuple[str, Verdict]]) -> dict[str, Verdict]:
 
 
 def _picture(image: Image) -> Markup:
-    """A chart, read aloud by its words. Its source is our own base64, longer than any text may be."""
-    tag = '<img src="{}" alt="{}" width="{}" height="{}" loading="lazy">'
-    source = Markup(image.source)  # noqa: S704
-    return Markup(tag).format(source, _shown(image.alt), image.width, image.height)  # noqa: S704
+    """A chart, read aloud by its words. It is our own markup, its texts escaped, and longer than any text may
+    be."""
+    return Markup(image.source)  # noqa: S704
 
 
 def _sections(

@@ -17,9 +17,8 @@ from provision.checks.judge import Verdict
 from provision.checks.pairs.judge import Grade, Judged, judge
 from provision.checks.pairs.pairing import Outcome, Result
 from provision.node_names import fold
-from provision.report.canvas import Cell, Image, Mark, Scale, digits
 from provision.report.context import Pairs
-from provision.report.heatmaps import Group, HeatMap, draw
+from provision.report.heatmaps import Cell, Drawn, Group, HeatMap, Mark, Scale, digits, draw
 from provision.text import many, one_line, quantity
 
 _MOST = 64  # names along a map
@@ -29,9 +28,9 @@ _NO_RACK, _ABSENT = "rack not known", "took no part"
 
 @dataclass(frozen=True)
 class Shown:
-    """An image with what is to be said of it."""
+    """A map with what is to be said of it."""
 
-    image: Image
+    heat: Drawn
     words: str
 
 
@@ -107,10 +106,13 @@ def _every_node(seen: PairCells, nodes: Sequence[str]) -> Shown:
         for at in place.values():
             cells[absent, at] = cells[at, absent] = Cell(None, mark=Mark.UNKNOWN)
     drawn = HeatMap(
-        _title(seen), nodes, cells, _groups(seen, nodes), named=_loud(seen), own="the node itself"
+        _title(seen), nodes, cells, _groups(seen, nodes), named=_loud(seen), own="the node itself",
+        alt=seen.alt(many(len(nodes), "node"), seen.cells),
+    )  # fmt: skip
+    return Shown(
+        draw([drawn], seen.scale()),
+        "Each pair is shown twice, so that the row of a node has all of its pairs.",
     )
-    image = draw([drawn], seen.scale(), seen.alt(many(len(nodes), "node"), seen.cells))
-    return Shown(image, "Each pair is shown twice, so that the row of a node has all of its pairs.")
 
 
 def _by_partner(seen: PairCells, named: Sequence[str]) -> Shown:
@@ -127,15 +129,15 @@ def _by_partner(seen: PairCells, named: Sequence[str]) -> Shown:
     place = {node: number for number, node in enumerate(columns)}
     within = {(node, other) for node in rows for other in seen.met[node] if other in place}
     cells = {(rows.index(node), place[other]): seen.of(node, other) for node, other in within}
+    pairs = {seen.pair(node, other) for node, other in within}
     drawn = HeatMap(
         _title(seen), rows, cells, _groups(seen, rows), columns, _groups(seen, columns), _loud(seen),
-        own="the node itself", largest=0.3,
+        own="the node itself", largest=32, alt=seen.alt(f"{many(len(rows), 'node')} and others", pairs),
     )  # fmt: skip
     words = f"The nodes that stand out ({len(rows):,} of {len(named):,}), a row each"
     words += f", by those they were measured with ({len(columns):,} of {len(met):,})."
     words += f" Of {many(len(order), 'node')} the others are in the map of racks only."
-    pairs = {seen.pair(node, other) for node, other in within}
-    return Shown(draw([drawn], seen.scale(), seen.alt(f"{many(len(rows), 'node')} and others", pairs)), words)
+    return Shown(draw([drawn], seen.scale()), words)
 
 
 def _named(seen: PairCells) -> list[str]:
@@ -186,13 +188,14 @@ def _racks(seen: PairCells, racks: Sequence[str]) -> Shown:
         bad = sum(cell.mark in BAD for cell in each)
         cells[at] = Cell(worst(each).share, f"{bad} of {len(each)}" if bad else "", worst(each).mark)
     named = {rack: Verdict.FAIL for rack in racks if seen.stands_out(rack)}
-    drawn = HeatMap(f"{seen.pairs.check}, rack by rack", racks, cells, named=named, largest=0.36)
+    told = seen.alt(many(len(racks), "rack"), within)
+    drawn = HeatMap(f"{seen.pairs.check}, rack by rack", racks, cells, named=named, largest=35, alt=told)
     scale = seen.scale("the worst measurement of all pairs of two racks")
     words = (
         "The diagonal has the pairs within a rack. A bad leaf slows all of its row, those included; a bad "
     )
     words += "uplink only the rest of it; a bad node a few cells of it."
-    return Shown(draw([drawn], scale, seen.alt(many(len(racks), "rack"), within)), words)
+    return Shown(draw([drawn], scale), words)
 
 
 # --- one check's measurements as cells, and the nodes its findings name
@@ -299,7 +302,10 @@ class PairCells:
     def alt(self, what: str, pairs: Iterable[Pair]) -> str:
         """A map of these pairs in words: how much was measured, and what is bad, worst first."""
         drawn = [pair for pair in pairs if pair in self.measured]
-        bad = sorted((p for p in drawn if self.cells[p].mark in BAD), key=lambda p: badness(self.cells[p]))
+        bad = [pair for pair in drawn if self.cells[pair].mark in BAD]
+        bad.sort(
+            key=lambda pair: (badness(self.cells[pair]), pair)
+        )  # the same words for any order of `pairs`
         unit = one_line(self.pairs.unit, 20)
         told = f"{self.pairs.check} between {what}: {many(len(drawn), 'pair')} measured"
         if self._values:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict, number
 from provision.node_names import natural
-from provision.report.canvas import Cell, Image, Mark, Scale, digits
 from provision.report.causes import worst_first
-from provision.report.heatmaps import LARGEST, HeatMap, draw
+from provision.report.heatmaps import LARGEST, Cell, Drawn, HeatMap, Mark, Scale, digits, draw
 from provision.report.tables import sku_name
-from provision.text import one_line, quantity
+from provision.text import many, one_line, quantity
 
 CHECK = "p2p_bandwidth"
 _USUAL = 256  # healthy nodes of a SKU that say what is usual
@@ -43,7 +42,7 @@ class NodeMap:
 
     node: NodeHealth
     verdict: Verdict
-    image: Image
+    heat: Drawn
     typical: bool = False
 
 
@@ -79,7 +78,7 @@ def peers(fleet: FleetHealth) -> PeerMaps:
         maps = _of_sku(sku, nodes, measured, _BYTES - spent)
         if maps.shown or maps.left_out:
             found.append(maps)
-        spent += sum(len(one.image.source) for one in maps.shown)
+        spent += sum(one.heat.size for one in maps.shown)
     return PeerMaps(tuple(found), tuple(sorted(unmeasured, key=natural)))
 
 
@@ -96,7 +95,7 @@ def _of_sku(
         shown.append(NodeMap(typical, Verdict.PASS, _drawn(typical, measured, usual, len(healthy)), True))
     for node in bad[:_NODES]:
         one = NodeMap(node, _verdict(node), _drawn(node, measured, usual, len(healthy)))
-        if sum(len(each.image.source) for each in (*shown, one)) > room:
+        if sum(each.heat.size for each in (*shown, one)) > room:
             break
         shown.append(one)
     drawn = {one.node.node for one in shown}
@@ -166,7 +165,7 @@ def _drawn(
     measured: Mapping[str, Mapping[str, Matrix]],
     usual: Mapping[tuple[str, Place], float],
     healthy: int,
-) -> Image:
+) -> Drawn:
     check, matrices = _check(node), measured[node.node]
     findings = [f for f in check.findings if f.verdict in _MARKS] if check else []
     gpus = sorted({gpu for m in matrices.values() for p in m for gpu in p} | {g.index for g in node.gpus})
@@ -177,15 +176,15 @@ def _drawn(
         reference = {place: usual.get((metric, place), own) for place in matrix}
         cells = dict(_cells(metric, matrix, gpus, reference, findings))
         names = tuple(f"gpu{gpu}" for gpu in gpus)
-        maps.append(
-            HeatMap(f"{metric}, GB/s", names, cells, own="the GPU itself", directed=True, largest=0.34)
-        )
+        told = _alt(node, metric, matrix, names, cells)
+        title = f"{metric}, GB/s"
+        maps.append(HeatMap(title, names, cells, own="the GPU itself", directed=True, largest=32, alt=told))
     of = (
         f"the same pair in the healthy nodes of this SKU (median of {healthy:,})"
         if healthy
         else "the median of this node's own pairs: no node of this SKU is healthy"
     )
-    return draw(maps, Scale(f"Colour: share of {of}", _STEPS, _WORDS), _alt(node, maps, matrices))
+    return draw(maps, Scale(f"Colour: share of {of}", _STEPS, _WORDS))
 
 
 def _cells(
@@ -231,19 +230,15 @@ def _concerns(finding: Finding, metric: str, place: Place, value: float | None, 
     return value < float(limit[1]) if limit else share < _STEPS[1]
 
 
-def _alt(node: NodeHealth, maps: Sequence[HeatMap], matrices: Mapping[str, Matrix]) -> str:
-    """`gpu-03 p2p_read, 56 of 56 pairs measured, 61.3 to 374 GB/s; ✗ gpu2 to gpu6 61.3`."""
-    told = []
-    for drawn in maps:
-        metric = drawn.title.partition(",")[0]
-        values = [value for value in matrices[metric].values() if value is not None]
-        asked = len(drawn.names) * (len(drawn.names) - 1)
-        words = f"{metric}: {len(values):,} of {asked:,} pairs measured, "
-        words += f"{quantity(min(values))} to {quantity(max(values))} GB/s"
-        marked = [(place, cell) for place, cell in sorted(drawn.cells.items()) if cell.mark]
-        for (row, column), cell in marked[:8]:
-            words += (
-                f"; {cell.mark} {drawn.names[row]} to {drawn.names[column]} {cell.text or 'not measured'}"
-            )
-        told.append(words + (f" and {len(marked) - 8} more marked" if len(marked) > 8 else ""))
-    return f"peer bandwidth inside {one_line(node.node, 60)}. {'. '.join(told)}"
+def _alt(
+    node: NodeHealth, metric: str, matrix: Matrix, names: Sequence[str], cells: Mapping[Place, Cell]
+) -> str:
+    """`peer bandwidth inside gpu-03. p2p_read: 56 of 56 pairs measured, 61.3 to 374 GB/s; ✗ gpu2 to …`."""
+    values = [value for value in matrix.values() if value is not None]
+    told = f"peer bandwidth inside {one_line(node.node, 60)}. {metric}: "
+    told += f"{len(values):,} of {many(len(names) * (len(names) - 1), 'pair')} measured, "
+    told += f"{quantity(min(values))} to {quantity(max(values))} GB/s"
+    marked = [(place, cell) for place, cell in sorted(cells.items()) if cell.mark]
+    for (row, column), cell in marked[:8]:
+        told += f"; {cell.mark} {names[row]} to {names[column]} {cell.text or 'not measured'}"
+    return told + (f" and {len(marked) - 8} more marked" if len(marked) > 8 else "")

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import statistics
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from provision.checks.gpu.telemetry_rows import Series, Value
 from provision.checks.judge import Verdict
 from provision.node_names import natural
 from provision.report.canvas import (
-    DPI,
-    INK,
-    LIMIT,
-    LINE,
-    QUIET,
-    SOFT,
-    TONE,
-    Axes,
+    LETTER,
     Image,
-    MaxNLocator,
-    canvas,
+    apart,
+    banner,
+    escaped,
+    path,
+    percent,
+    short,
     svg,
+    text,
+    ticks,
+    tone,
 )
-from provision.report.tables import Sku, Strip
+from provision.report.tables import Mark, Sku, Strip
 from provision.text import many, one_line, quantity
 
-_MARKER = {Verdict.FAIL: "X", Verdict.ERROR: "s", Verdict.WARN: "^", Verdict.SKIP: "o"}
-_DASH = {Verdict.FAIL: "-", Verdict.ERROR: ":", Verdict.WARN: "--", Verdict.SKIP: "-."}
-
 _DEVICES = 72  # lines of one plot: a GB200 NVL72 domain
-_BINS, _LANES = 140, 5  # where dots of a strip may be: what would cover each other is drawn once
-_LABELS = 6  # of a strip
-_NAME = 30  # letters of a line beside a strip
-_WIDTH = 9.4  # inches of the fleet's chart
-_CHARACTER = 0.0125  # width of a letter in parts of a strip's width
+_WIDTH, _HEIGHT = 400, 216  # of a plot over time
+_TOP, _BOTTOM = 26, 38  # above and below its lines: the title; the time
+_SIZE = 11  # of a chart's letters, as style.css has it
+_LINE = 13  # from one name beside a plot to the next
+_FINE = 2  # parts of a pixel in which lines are drawn
 
 
 @dataclass(frozen=True)
@@ -75,30 +70,74 @@ def _over_time(what: _Quantity, series: Mapping[str, Series], bad: Mapping[str, 
     known = {name: values for name, values in known.items() if any(v is not None for v in values)}
     if not known:
         return None
-    unit, each = _time_unit(max(series[name].seconds[-1] for name in known))
-    with canvas(4.2, 2.35) as figure:
-        axes = figure.add_axes((0.13, 0.19, 0.73, 0.68))
-        last = {name: next(v for v in reversed(values) if v is not None) for name, values in known.items()}
-        for name in sorted(known, key=lambda name: _badness(bad, name)):
-            numbers = [float("nan") if value is None else value for value in known[name]]
-            verdict = bad.get(name)
-            style = ({"color": QUIET, "linewidth": 0.9} if verdict is None else
-                     {"color": TONE[verdict], "linewidth": 1.9, "linestyle": _DASH[verdict]})  # fmt: skip
-            axes.plot([at / each for at in series[name].seconds], numbers, **style)  # type: ignore[arg-type]
-        axes.set_title(f"{what.what}, {what.unit}")
-        axes.set_xlabel(f"{unit} since the first sample")
-        _quiet_frame(axes)
-        axes.margins(x=0, y=0.12)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.yaxis.set_major_locator(MaxNLocator(5))
-        named = [name for name in known if name in bad] or [_farthest(last)]
-        _name_ends(axes, {name: last[name] for name in named}, bad)
-        source = svg(figure)
     told = [_range(f"{what.what} of {many(len(known), 'GPU')}", known.values(), what.unit)]
-    told += [
-        _range(f"{name} ({bad[name].value})", [known[name]], what.unit) for name in named[:4] if name in bad
-    ]
-    return Image(source, "; ".join(told), 403, 226)
+    named = [name for name in known if name in bad]
+    told += [_range(f"{name} ({bad[name].value})", [known[name]], what.unit) for name in named[:4]]
+    parts = _plot(what, {name: series[name].seconds for name in known}, known, bad)
+    return svg(parts, _WIDTH, _HEIGHT, "; ".join(told), "plot")
+
+
+def _plot(
+    what: _Quantity,
+    seconds: Mapping[str, Sequence[float]],
+    known: Mapping[str, Sequence[Value]],
+    bad: Mapping[str, Verdict],
+) -> Iterator[str]:
+    """`seconds`, `known`: of each device, its times and its values."""
+    low, high = _edges([value for values in known.values() for value in values if value is not None], 0.12)
+    longest = max(times[-1] for times in seconds.values()) or 1.0
+    last = {name: next(v for v in reversed(values) if v is not None) for name, values in known.items()}
+    names = _names([name for name in known if name in bad] or [_farthest(last)])
+    upright = ticks(low, high, 5)
+    left = _wide(max((label for _, label in upright), key=len, default="")) + 8
+    right = _WIDTH - max(map(_wide, names.values())) - 10
+    bottom = _HEIGHT - _BOTTOM
+    across, up = (right - left) / longest, (bottom - _TOP) / (high - low)
+
+    yield text(f"{what.what}, {what.unit}", 2, 13, "head")
+    rules = "".join(f"M{short(left)} {short(bottom - (at - low) * up)}H{short(right)}" for at, _ in upright)
+    yield f'<path class="rule" d="{rules}"/>'
+    for at, label in upright:
+        yield text(label, left - 6, bottom - (at - low) * up + 4, "end")
+    unit, each = _time_unit(longest)
+    for at, label in ticks(0, longest / each, 5):
+        yield text(label, left + at * each * across, bottom + 15, "mid")
+    yield text(f"{unit} since the first sample", (left + right) / 2, _HEIGHT - 6, "mid")
+    yield f'<g class="lines" transform="scale({short(1 / _FINE)})">'
+    for name in sorted(known, key=lambda name: _badness(bad, name)):
+        places = (
+            None if v is None else (_FINE * (left + at * across), _FINE * (bottom - (v - low) * up))
+            for at, v in zip(seconds[name], known[name], strict=True)
+        )
+        kind = f' class="{tone(bad[name])}"' if name in bad else ""
+        yield f'<path{kind} d="{path(places)}"><title>{escaped(one_line(name, 60))}</title></path>'
+    yield "</g>"
+    ends = sorted(names, key=lambda name: -last[name])
+    heights = apart([bottom - (last[name] - low) * up for name in ends], _LINE, _TOP, bottom)
+    for name, y in zip(ends, heights, strict=True):
+        yield text(names[name], right + 6, y + 4, f"{tone(bad[name])} loud" if name in bad else "")
+
+
+def _names(named: Sequence[str]) -> dict[str, str]:
+    """Device → what is written at the end of its line; of more than fit the first are, with how many there
+    are besides."""
+    fit = (_HEIGHT - _TOP - _BOTTOM) // _LINE
+    names = {name: one_line(name, 10) for name in named[:fit]}
+    if len(named) > fit:
+        names[named[fit - 1]] += f" +{len(named) - fit}"
+    return names
+
+
+def _edges(values: Sequence[float], margin: float) -> tuple[float, float]:
+    """The ends of an axis with these values on it, with some room beyond them."""
+    low, high = min(values), max(values)
+    more = (high - low) * margin or abs(high) * 0.02 or 1.0
+    return low - more, high + more
+
+
+def _wide(words: str, size: float = _SIZE) -> float:
+    """How many pixels these words take, at most."""
+    return len(words) * size * LETTER
 
 
 def _time_unit(longest: float) -> tuple[str, float]:
@@ -119,114 +158,147 @@ def _farthest(last: Mapping[str, float]) -> str:
     return max(last, key=lambda name: abs(last[name] - middle))
 
 
-def _name_ends(axes: Axes, ends: Mapping[str, float], bad: Mapping[str, Verdict]) -> None:
-    """Each line's name at its right end, moved apart where they would lie on each other."""
-    low, high = axes.get_ylim()
-    right, room = axes.get_xlim()[1], (high - low) * 0.095
-    at = low - room
-    for name, value in sorted(ends.items(), key=lambda end: end[1]):
-        at = max(value, at + room)
-        style: Any = {"color": TONE[bad[name]], "weight": "bold"} if name in bad else {"color": SOFT}
-        axes.annotate(f" {one_line(name, 10)}", (right, at), va="center", annotation_clip=False, **style)
+# --- the fleet against its limits. A strip's x are percent, for the page has its words beside it where there
+# is room and above it where there is not.
 
 
-def fleet(skus: Sequence[Sku]) -> Image | None:
+_BINS, _LANES = 140, 5  # where dots of a strip may be: what would cover each other is drawn once
+_LANE = 4.5  # pixels between dots
+# A strip is at least as wide, and at least as wide where the page is (style.css): there are more names.
+_NARROW, _ROOMY = 300, 480
+_LABELS = 6  # names of a strip
+_NAME = 44  # letters of one
+_BAND, _TALL, _STRIP = 18, 26, 60  # where the dots begin, how tall they are, the whole
+_MARKER = {
+    Verdict.FAIL: "M-4-4l8 8m0-8l-8 8",
+    Verdict.WARN: "M0-5.5l5.5 10h-11z",
+    Verdict.ERROR: "M-4.5-4.5h9v9h-9z",
+    Verdict.SKIP: "M-4 0a4 4 0 1 0 8 0 4 4 0 1 0-8 0z",
+}
+
+
+@dataclass(frozen=True)
+class StripChart:
+    """A strip with the words beside it: `what` is measured, in which `unit` and whether more is better, its
+    `limit`, and how many nodes have no value and how many values stand out without a name."""
+
+    what: str
+    unit: str
+    image: Image
+    limit: str
+    silent: int
+    more: int
+
+
+@dataclass(frozen=True)
+class SkuChart:
+    title: str
+    strips: tuple[StripChart, ...]
+
+
+def fleet(skus: Sequence[Sku]) -> list[SkuChart]:
     """A strip for each key metric of each SKU: every value a dot, the limit a line, who stands out named."""
-    rows = sum(len(sku.strips) for sku in skus)
-    if not rows:
-        return None
-    height = 0.62 * rows + 0.42 * len(skus) + 0.05
-    with canvas(_WIDTH, height) as figure:
-        top = 1.0
-        for sku in skus:
-            top -= 0.30 / height
-            title = f"{sku.name}: {many(sku.nodes, 'node')}"
-            figure.text(0.008, top, title, size=10, weight="bold", va="bottom")
-            for strip in sku.strips:
-                axes = figure.add_axes((0.205, top - 0.44 / height, 0.595, 0.34 / height))
-                _draw_strip(axes, strip)
-                top -= 0.62 / height
-            top -= 0.12 / height
-        source = svg(figure)
-    alt = "; ".join(_strip_words(sku, strip) for sku in skus for strip in sku.strips)
-    return Image(source, alt[:1500], round(_WIDTH * DPI), round(height * DPI))
+    return [
+        SkuChart(f"{sku.name}: {many(sku.nodes, 'node')}", tuple(_strip(sku, strip) for strip in sku.strips))
+        for sku in skus
+    ]
 
 
-def _draw_strip(axes: Axes, strip: Strip) -> None:
+def _strip(sku: Sku, strip: Strip) -> StripChart:
     every = [*strip.values, *(mark.value for mark in strip.marks)]
-    edges = [*every, *([] if strip.limit is None else [strip.limit])]
-    low, high = min(edges), max(edges)
-    margin = (high - low) * 0.04 or abs(high) * 0.02 or 1.0
-    low, high = low - margin, high + margin
-    axes.set_xlim(low, high)
-    axes.set_ylim(-1, 1)
-    _quiet_frame(axes, grid=False)
-    axes.spines["left"].set_visible(False)
-    axes.set_yticks([])
-    axes.xaxis.set_major_locator(MaxNLocator(7))
-    axes.tick_params(labelsize=8, pad=2)
-    x, y = _dots(strip.values, low, high)
-    axes.plot(x, y, linestyle="", marker="o", markersize=3.2, color=QUIET, markeredgewidth=0)
-    _draw_marks(axes, strip, low, high)
-    if every:
-        axes.plot([statistics.median(every)] * 2, [-1, 1], color=INK, linewidth=1.1)
-    if strip.limit is not None:
-        axes.plot([strip.limit] * 2, [-1, 1], color=LIMIT, linewidth=1.4, linestyle=(0, (4, 2)))
+    low, high = _edges([*every, *([] if strip.limit is None else [strip.limit])], 0.04)
+    names = list(_labels(strip.marks, low, high))
+    parts = [
+        *_axis(low, high), _dots(strip.values, low, high),
+        _upright(statistics.median(every), low, high, "median"),
+        "" if strip.limit is None else _upright(strip.limit, low, high, "limit"),
+        *_markers(strip.marks, low, high), *names,
+    ]  # fmt: skip
     what, better = one_line(strip.what, 120), "more" if strip.better == "at_least" else "less"
-    what = textwrap.fill(f"{what[:1].upper()}{what[1:]}", _NAME, max_lines=2, placeholder="…")
-    _beside(axes, -0.02, 0.68 if "\n" not in what else 0.86, what, INK)
-    _beside(axes, -0.02, 0.16, f"{strip.unit}, {better} is better".lstrip(", "), SOFT)
-    _beside(axes, 1.02, 0.68, strip.limit_words or "no limit is known", LIMIT if strip.limit_words else SOFT)
-    if strip.silent:
-        said = f"? {many(strip.silent, 'node')} not measured"
-        _beside(axes, 1.02, 0.16, said, TONE[Verdict.ERROR], weight="bold")
-
-
-def _beside(axes: Axes, x: float, y: float, text: str, color: str, weight: str = "normal") -> None:
-    """Words left or right of a strip; `x`, `y` in parts of its size."""
-    side = "right" if x < 0 else "left"
-    axes.text(
-        x, y, text, transform=axes.transAxes, size=8.2, ha=side, va="center", color=color, weight=weight
+    return StripChart(
+        f"{what[:1].upper()}{what[1:]}",
+        f"{strip.unit}, {better} is better".lstrip(", "),
+        banner(parts, _STRIP, _strip_words(sku, strip), "strip"),
+        strip.limit_words,
+        strip.silent,
+        len({mark.label for mark in strip.marks}) - len(names),
     )
 
 
-def _dots(values: Iterable[float], low: float, high: float) -> tuple[list[float], list[float]]:
-    """Where the dots are: each value in one of a few lanes, and one dot for those that share a place."""
-    scale = _BINS / (high - low)
+def _axis(low: float, high: float) -> Iterator[str]:
+    """The line below the dots, and as many round numbers as fit a narrow strip."""
+    bottom = _BAND + _TALL
+    yield f'<line class="rule" x2="100%" y1="{bottom}" y2="{bottom}"/>'
+    for most in (6, 5, 4, 3, 2):
+        found = ticks(low, high, most)
+        step = (found[1][0] - found[0][0]) / (high - low) * _NARROW if len(found) > 1 else _NARROW
+        if step > _wide(max((label for _, label in found), key=len, default="")) + 12:
+            break
+    for at, label in found:
+        share = (at - low) / (high - low)
+        half = _wide(label) / 2 / _NARROW
+        if half <= share <= 1 - half:
+            yield text(label, percent(share), _STRIP - 3, "mid")
+
+
+def _upright(value: float, low: float, high: float, kind: str) -> str:
+    x = percent((value - low) / (high - low))
+    return f'<line class="{kind}" x1="{x}" x2="{x}" y1="{_BAND - 2}" y2="{_BAND + _TALL}"/>'
+
+
+def _dots(values: Iterable[float], low: float, high: float) -> str:
+    """Each value in one of a few lanes, and one dot for those that share a place."""
     count: dict[int, int] = {}
     for value in values:
-        place = int((value - low) * scale)
+        place = _place(value, low, high)
         count[place] = min(count.get(place, 0) + 1, _LANES)
-    lanes = sorted((lane * 2 / (_LANES + 1) for lane in range(-(_LANES // 2), _LANES // 2 + 1)), key=abs)
-    dots = [
-        (low + (place + 0.5) / scale, lanes[lane]) for place, n in sorted(count.items()) for lane in range(n)
+    lanes = sorted(((lane - _LANES // 2) * _LANE for lane in range(_LANES)), key=abs)
+    # In a box of its own that is stretched to the strip's width; the style keeps its dots round.
+    found = [
+        f"M{place * 10 + 5} {short(_TALL / 2 + lanes[lane])}h0"
+        for place, dots in sorted(count.items())
+        for lane in range(dots)
     ]
-    return [x for x, _ in dots], [y for _, y in dots]
+    box = f'y="{_BAND}" width="100%" height="{_TALL}" viewBox="0 0 {_BINS * 10} {_TALL}"'
+    return f'<svg {box} preserveAspectRatio="none"><path class="dots" d="{"".join(found)}"/></svg>'
 
 
-def _draw_marks(axes: Axes, strip: Strip, low: float, high: float) -> None:
-    """The values that stand out, over each other's dots; the worst are named where there is room."""
-    marks = strip.marks
+def _place(value: float, low: float, high: float) -> int:
+    return min(int((value - low) / (high - low) * _BINS), _BINS - 1)
+
+
+def _markers(marks: Sequence[Mark], low: float, high: float) -> Iterator[str]:
+    """The values that stand out, over the dots; the worst on top."""
     for verdict in sorted({mark.verdict for mark in marks}, key=lambda verdict: verdict.badness):
-        x, _ = _dots([mark.value for mark in marks if mark.verdict is verdict], low, high)
-        axes.plot(sorted(set(x)), [0.0] * len(set(x)), linestyle="", marker=_MARKER[verdict], markersize=7.5,
-                  color=TONE[verdict], markeredgecolor="white", markeredgewidth=0.6)  # fmt: skip
-    taken: list[tuple[float, float]] = []
-    named: set[str] = set()
-    for mark in marks:
-        at = (mark.value - low) / (high - low)
-        half = len(mark.label) * _CHARACTER / 2
-        middle = min(max(at, half), 1 - half)
-        free = all(middle + half < start or middle - half > end for start, end in taken)
-        if mark.label in named or not free or len(named) == _LABELS:
-            continue
-        taken.append((middle - half, middle + half))
-        named.add(mark.label)
-        axes.text(middle, 1.02, mark.label, transform=axes.transAxes, size=8, ha="center", va="bottom",
-                  weight="bold", color=TONE[mark.verdict])  # fmt: skip
-    left = len({mark.label for mark in marks} - named)
-    if left:
-        _beside(axes, 1.02, -0.36 if strip.silent else 0.16, f"and {left:,} more marked", SOFT)
+        for place in sorted({_place(mark.value, low, high) for mark in marks if mark.verdict is verdict}):
+            x, y = percent((place + 0.5) / _BINS), _BAND + _TALL // 2
+            yield f'<svg x="{x}" y="{y}"><path class="marker {tone(verdict)}" d="{_MARKER[verdict]}"/></svg>'
+
+
+def _labels(marks: Sequence[Mark], low: float, high: float) -> Iterator[str]:
+    """The names of the worst, where there is room above them: what fits a narrow strip first, then what fits
+    a wide one only, which a narrow one does not show."""
+    named: dict[str, tuple[float, float, str]] = {}  # share of the strip, pixels, anchor
+    for width, kind in ((_NARROW, ""), (_ROOMY, "roomy")):
+        for mark in marks:
+            if mark.label in named or len(named) == _LABELS:
+                continue
+            at = (mark.value - low) / (high - low)
+            words = one_line(mark.label, int(max(at, 1 - at) * width / (_SIZE * LETTER)))
+            wide, near = _wide(words), min(at, 1 - at) * width
+            one = at, wide, "mid" if near >= wide / 2 else "" if at < 0.5 else "end"
+            if all(_are_apart(one, other, width) for other in named.values()):
+                named[mark.label] = one
+                yield text(words, percent(at), 11, f"{one[2]} {tone(mark.verdict)} loud {kind}".strip())
+
+
+def _are_apart(one: tuple[float, float, str], other: tuple[float, float, str], width: int) -> bool:
+    (start, end), (other_start, other_end) = (
+        (at * width - part * wide, at * width + (1 - part) * wide)
+        for at, wide, anchor in (one, other)
+        for part in ({"": 0.0, "mid": 0.5, "end": 1.0}[anchor],)
+    )
+    return end + 6 < other_start or other_end + 6 < start
 
 
 def _strip_words(sku: Sku, strip: Strip) -> str:
@@ -234,10 +306,3 @@ def _strip_words(sku: Sku, strip: Strip) -> str:
     told = f"{sku.name} {_range(strip.what, [every], strip.unit)}"
     marks = ", ".join(f"{mark.label} {quantity(mark.value)}" for mark in strip.marks[:3])
     return f"{told}{f', stands out: {marks}' if marks else ''}"
-
-
-def _quiet_frame(axes: Axes, *, grid: bool = True) -> None:
-    axes.tick_params(length=0)
-    if grid:
-        axes.grid(axis="y", color=LINE, linewidth=0.6)
-        axes.set_axisbelow(True)

@@ -13,6 +13,7 @@ from provision.burnin import acceptance, own_findings, record, results
 from provision.burnin.campaign import Campaign
 from provision.checks.judge import Verdict
 from provision.runs import fingerprint, node_history
+from tests.support.browser import unreadable
 from tests.support.burnin_nodes import FakeNode, files
 from tests.support.spools import BOOT, T0, burned, raw, sample
 
@@ -74,6 +75,35 @@ def test_faults_are_told_in_the_order_they_came(run: Campaign, nodes: dict[str, 
     assert document["nodes"][0]["telemetry"]["devices"]["gpu/gpu2"]["throttled_share"] == {
         "hw_thermal_slowdown": pytest.approx(7 / 14, abs=0.1)
     }
+
+
+@pytest.mark.timeout(300)  # four starts of a browser
+def test_its_page_can_be_read_on_small_and_large_screens_light_and_dark(
+    run: Campaign, nodes: dict[str, FakeNode], tmp_path: Path
+) -> None:
+    """Of five nodes, one with a faulty GPU and one that runs hot."""
+    names = [f"gpu-{number:02d}" for number in range(1, 6)]
+    run.folder.note(nodes=names, inventory="/srv/fleet/inventory.yml")
+    run = dataclasses.replace(run, variables={name: {} for name in names})
+    for number, name in enumerate(names):
+        usual = {"power_w": 690, "util_pct": 99}
+        rows = "".join(
+            sample(up, gpu, **usual, temperature_c=52 + gpu + 20 * (number == 1) + up % 3,
+                   sm_mhz=1410 if number == 1 and up > 30 else 1830 - up % 20,
+                   throttle="0x40" if number == 1 and gpu == 2 and up > 30 else "0x0")
+            for up in range(1, 67, 2) for gpu in range(8)
+        )  # fmt: skip
+        changes = {f"telemetry/{BOOT}.csv": rows.encode()}
+        if not number:
+            changes["raw/000001-gpu_burn.json.gz"] = raw(burned("faulty-gpu3"))
+        made = files(**changes)
+        made["order.json"] = made["order.json"].replace(b"gpu-01", name.encode())
+        nodes[name] = FakeNode(name, made)
+    run.fetch(names, print)
+    page = acceptance.write(run, results.results(run))["record"].read_text()
+    assert page.count('<svg class="plot"') == 3 * 5
+    assert "3 of 5 nodes accepted" in page
+    assert unreadable(page, tmp_path) == []
 
 
 def test_acceptance_ends_when_the_node_is_another(run: Campaign, nodes: dict[str, FakeNode]) -> None:

@@ -63,7 +63,7 @@ def node(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[L
                 tar.add(ROOT / name, name, filter=lambda info: None if "__pycache__" in info.name else info)
         text = base64.b64encode(packed.getvalue()).decode()
         one.as_root("mkdir /opt/gpuprov && base64 -d | tar xz -C /opt/gpuprov", said=text)
-        install(one, "python3-yaml", "python3-jinja2", "python3-matplotlib")  # beside Python; no Ansible
+        install(one, "python3-yaml", "python3-jinja2")  # beside Python; no Ansible
         yield one
 
 

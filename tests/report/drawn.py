@@ -1,8 +1,7 @@
-"""What is in an image of a report, for tests: its words, the look of its boxes, and its bytes anywhere."""
+"""What is in a chart of a report, for tests: its words, the look of its cells, and its bytes anywhere."""
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import subprocess
@@ -14,33 +13,47 @@ from xml.etree import ElementTree
 
 import provision
 from provision.report.canvas import Image
-
-SVG = "{http://www.w3.org/2000/svg}"
-
-
-def source(image: Image) -> str:
-    kind, data = image.source.split(",", 1)
-    assert kind == "data:image/svg+xml;base64"
-    return base64.b64decode(data).decode()
+from provision.report.heatmaps import Drawn
 
 
-def drawing(image: Image) -> ElementTree.Element:
-    """The image, which must be well-formed."""
-    return ElementTree.fromstring(source(image))  # noqa: S314 - our own
+def source(drawn: Image | Drawn) -> str:
+    """The markup, which must be well-formed."""
+    found = [drawn] if isinstance(drawn, Image) else [image for _, image in drawn.maps]
+    for image in found:
+        ElementTree.fromstring(image.source)  # noqa: S314 - our own
+    return "".join(image.source for image in found)
 
 
-def words(image: Image) -> list[str]:
-    return ["".join(text.itertext()).strip() for text in drawing(image).iter(f"{SVG}text")]
+def drawing(drawn: Image | Drawn) -> ElementTree.Element:
+    return ElementTree.fromstring(f"<div>{source(drawn)}</div>")  # noqa: S314 - our own
 
 
-def boxes(image: Image) -> Counter[str]:
-    """Fill → how many boxes have it, those of the legend included; "hatched" for all that are."""
+def alt(drawn: Drawn) -> str:
+    """What the maps show, in words."""
+    return ". ".join(image.alt for _, image in drawn.maps)
+
+
+def words(drawn: Image | Drawn) -> list[str]:
+    """What is written in a chart, each mark of a row of marks alone, and in a map's title and legend."""
+    found = []
+    for text in drawing(drawn).iter("text"):
+        said = "".join(text.itertext()).strip()
+        found += list(said) if " " in text.get("x", "") else [said]
+    if isinstance(drawn, Drawn):
+        found += [title for title, _ in drawn.maps] + [drawn.says]
+        found += [word for entry in drawn.legend for word in (entry.mark, entry.words) if word]
+    return found
+
+
+def boxes(drawn: Drawn) -> Counter[str]:
+    """Class of a colour → how many cells have it."""
     found: Counter[str] = Counter()
-    for path in drawing(image).iter(f"{SVG}path"):
-        fill = re.search(r"fill: (#\w+|url\()", path.get("style", ""))
-        lines, closed = path.get("d", "").count("L"), path.get("d", "").count("z")
-        if fill and closed and lines in (3 * closed, 4 * closed):
-            found["hatched" if fill[1] == "url(" else fill[1]] += closed
+    for cells in drawing(drawn).iter("g"):
+        size = int(cells.get("stroke-width", "")) + 1
+        for path in cells:
+            if path.get("class") != "hatch":
+                lengths = re.findall(r"h(\d+)", path.get("d", ""))
+                found[path.get("class", "")] += sum(map(int, lengths)) // size
     return found
 
 

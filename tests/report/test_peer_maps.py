@@ -11,10 +11,10 @@ from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict
 from provision.report import peer_maps
 from provision.report.peer_maps import SkuMaps, peers
-from tests.report.drawn import boxes, source, words
+from tests.report.drawn import alt, boxes, source, words
 from tests.support import samples
 
-GOOD, WORST = "#c6dcf0", "#8c1408"
+GOOD, WORST, UNKNOWN = "s0", "s4", "unknown"
 LEGEND = 1
 
 
@@ -41,13 +41,13 @@ def test_the_bad_node_is_drawn_beside_a_typical_healthy_one() -> None:
     assert (typical.typical, bad.typical) == (True, False)
     assert typical.node.node in {"gpu-01", "gpu-02"}
     assert (bad.node.node, bad.verdict) == ("gpu-03", Verdict.FAIL)
-    shown = words(bad.image)
+    shown = words(bad.heat)
     assert {"p2p_read, GB/s", "p2p_write, GB/s", "from", "to", "a finding fails it"} <= set(shown)
     assert (shown.count("✗"), shown.count("61.3")) == (4 + LEGEND, 4)
-    assert boxes(bad.image)[WORST] == 4 + LEGEND
-    assert "✗" not in words(typical.image)
-    assert "p2p_write: 56 of 56 pairs measured, 61.3 to" in bad.image.alt
-    assert "✗ gpu2 to gpu6 61.3; ✗ gpu6 to gpu2 61.3" in bad.image.alt
+    assert boxes(bad.heat)[WORST] == 4
+    assert "✗" not in words(typical.heat)
+    assert "p2p_write: 56 of 56 pairs measured, 61.3 to" in alt(bad.heat)
+    assert "✗ gpu2 to gpu6 61.3; ✗ gpu6 to gpu2 61.3" in alt(bad.heat)
 
 
 def test_nothing_is_drawn_where_nothing_is_wrong() -> None:
@@ -78,14 +78,14 @@ def test_a_pair_without_a_number_looks_unlike_a_slow_one() -> None:
     rows = [row for row in rows if row.device != "gpu1->gpu7"]  # two metrics
     rows = [dataclasses.replace(row, value="N/A") if row.device == "gpu0->gpu3" else row for row in rows]
     lost = changed(node, Verdict.FAIL, samples.SLOW, rows=rows)
-    image = only(samples.fleet(lost)).shown[0].image
-    assert boxes(image)["hatched"] == 4 + LEGEND
-    assert boxes(image)[WORST] == 4 + LEGEND
+    image = only(samples.fleet(lost)).shown[0].heat
+    assert boxes(image)[UNKNOWN] == 4
+    assert boxes(image)[WORST] == 4
     shown = words(image)
     assert (shown.count("?"), shown.count("N/A")) == (2 + LEGEND, 2)
     assert "not measured" in shown
-    assert "54 of 56 pairs measured" in image.alt
-    assert "? gpu1 to gpu7 not measured" in image.alt
+    assert "54 of 56 pairs measured" in alt(image)
+    assert "? gpu1 to gpu7 not measured" in alt(image)
 
 
 def test_a_gpu_that_is_gone_from_the_numbers_keeps_its_row() -> None:
@@ -96,8 +96,8 @@ def test_a_gpu_that_is_gone_from_the_numbers_keeps_its_row() -> None:
         for row in check.measurements
         if "->" in row.device and "7" not in row.device
     ]
-    image = only(samples.fleet(changed(node, Verdict.FAIL, rows=rows))).shown[0].image
-    assert boxes(image)["hatched"] == 2 * 14 + LEGEND
+    image = only(samples.fleet(changed(node, Verdict.FAIL, rows=rows))).shown[0].heat
+    assert boxes(image)[UNKNOWN] == 2 * 14
     assert words(image).count("gpu7") == 4
 
 
@@ -110,7 +110,7 @@ def marks(finding: Finding, slow: tuple[str, ...]) -> list[str]:
         for row in rows
     ]
     fleet = samples.fleet(changed(node, Verdict.FAIL, finding, rows=rows))
-    return only(fleet).shown[0].image.alt.split("; ✗ ")[1:]
+    return alt(only(fleet).shown[0].heat).split("; ✗ ")[1:]
 
 
 def slow_gpu(metric: str, limit: str = "≥ 335 GB/s", device: str = "gpu4") -> Finding:
@@ -148,9 +148,9 @@ def test_pairs_that_differ_by_design_are_compared_with_the_same_pair_of_healthy_
         return changed(node, Verdict.FAIL if lost else Verdict.PASS, rows=rows)
 
     maps = only(samples.fleet(bridged("gpu-01", False), bridged("gpu-02", False), bridged("gpu-03", True)))
-    typical, bad = (boxes(one.image) for one in maps.shown)
-    assert typical[GOOD] == 56 + LEGEND
-    assert (bad[GOOD], bad[WORST]) == (54 + LEGEND, 2 + LEGEND)
+    typical, bad = (boxes(one.heat) for one in maps.shown)
+    assert typical[GOOD] == 56
+    assert (bad[GOOD], bad[WORST]) == (54, 2)
 
 
 def test_of_many_bad_nodes_the_worst_are_drawn_and_the_others_named() -> None:
@@ -160,12 +160,12 @@ def test_of_many_bad_nodes_the_worst_are_drawn_and_the_others_named() -> None:
     maps = only(samples.fleet(*nodes))
     assert [one.node.node for one in maps.shown] == [f"gpu-0{i}" for i in (6, 7, 8, 9, 1)]
     assert maps.left_out == ("gpu-02", "gpu-03", "gpu-04", "gpu-05")
-    assert "!" in words(maps.shown[-1].image)
-    assert "no node of this SKU is healthy" in " ".join(words(maps.shown[0].image))
+    assert "!" in words(maps.shown[-1].heat)
+    assert "no node of this SKU is healthy" in " ".join(words(maps.shown[0].heat))
 
 
 def test_the_maps_stay_within_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    one = len(only(samples.demo()).shown[1].image.source)
+    one = only(samples.demo()).shown[1].heat.size
     monkeypatch.setattr(peer_maps, "_BYTES", one + 100)
     maps = only(samples.demo())
     assert (maps.shown, maps.left_out) == ((), ("gpu-03",))
@@ -182,7 +182,7 @@ def test_hostile_devices_and_numbers_are_not_drawn() -> None:
     assert peers(fleet).unmeasured == ("<script>$x^{$",)
     real = [Measurement("<b>$x^{$", 300.0, "GB/s", f"gpu{a}->gpu{1 - a}") for a in (0, 1)]
     fleet = samples.fleet(changed(node, Verdict.FAIL, samples.SLOW, rows=[*rows, *real]))
-    image = only(fleet).shown[0].image
+    image = only(fleet).shown[0].heat
     assert "<b>" not in source(image)
     assert "<b>$x^{$, GB/s" in words(image)
 

@@ -103,6 +103,7 @@ def test_the_command_draws_the_hot_gpu_and_says_what_is_new(
     assert cli.main(["report", folder.path.name]) == 3
     assert "1 newly unhealthy or not measured: gpu-02" in " ".join(capsys.readouterr().out.split())
     page = (folder.path / "report.html").read_text(encoding="utf-8")
-    assert 'alt="SM clock of 8 GPUs 1410 to 1830 MHz; gpu5 (fail) 1410 to 1830 MHz"' in page
-    assert page.count("<img ") == 1 + 2 * 3
+    assert 'aria-label="SM clock of 8 GPUs 1410 to 1830 MHz; gpu5 (fail) 1410 to 1830 MHz"' in page
+    assert page.count('<svg class="plot"') == 2 * 3
+    assert '<svg class="strip"' in page
     assert "## Since the last run" in (folder.path / "report.md").read_text(encoding="utf-8")

@@ -26,6 +26,7 @@ from provision.validate.selftest.result import (
     render,
     summary,
 )
+from tests.support.browser import unreadable
 
 FINE = Checked("gpu_burn", "heat", "pass", PROVEN, 60.0)
 NAMED = Provoked("a foreign process", "another program", "its PID", PROVEN, "fail gpu_inventory gpu7: 4242")
@@ -218,6 +219,11 @@ def test_the_page_shows_what_was_found() -> None:
         assert part in text, part
     for address in ("http://", "https://", "src="):
         assert address not in text, "a page that needs no network"
+
+
+@pytest.mark.timeout(300)  # four starts of a browser
+def test_the_page_can_be_read_on_small_and_large_screens_light_and_dark(tmp_path: Path) -> None:
+    assert unreadable("".join(render(whole())), tmp_path) == []
 
 
 def test_a_page_of_nothing() -> None:

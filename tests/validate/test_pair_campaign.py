@@ -338,7 +338,7 @@ def test_the_report_is_told_what_the_run_folder_keeps_of_the_pairs(machines: Net
     assert set(pairs.left_out) == {"gpu-06", "gpu-07"}
     assert "no route to host" in pairs.left_out["gpu-07"]
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert 'alt="pair_bandwidth between 6 nodes: ' in page
+    assert 'aria-label="pair_bandwidth between 6 nodes: ' in page
     assert "<b>? Took no part:</b> gpu-07: " in page
     (folder / "pairs.jsonl").write_text('{"nodes": 3}\n')
     assert context.of_run(RunFolder.open(folder), health).pairs == (), "never an error"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import datetime
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from provision.checks.check import Output
@@ -161,16 +161,16 @@ class Series:
     clocks: list[Value] = field(default_factory=list)
 
     def thinned(self, most: int) -> Series:
-        """At most `most` samples. Of those that become one, the hottest, the most power and the lowest clock
-        are kept: what is brief must stay to be seen."""
-        step = -(-len(self.seconds) // most)
-        if step <= 1:
+        """At most `most` samples. Of those that become two, the least and the most of each are kept, in the
+        order they came: what is brief must stay to be seen."""
+        if len(self.seconds) <= most:
             return self
+        step = -(-2 * len(self.seconds) // most)
         return Series(
-            self.seconds[::step],
-            _of_each(self.temperatures, step, max),
-            _of_each(self.powers, step, max),
-            _of_each(self.clocks, step, min),
+            _times(self.seconds, step),
+            _extremes(self.temperatures, step),
+            _extremes(self.powers, step),
+            _extremes(self.clocks, step),
         )
 
 
@@ -194,10 +194,21 @@ def series(output: Output) -> dict[str, Series]:
     return {device: found[device] for device in sorted(found, key=lambda device: int(device[3:]))}
 
 
-def _of_each(values: Sequence[Value], step: int, choose: Callable[[Iterable[float]], float]) -> list[Value]:
-    groups = (values[at : at + step] for at in range(0, len(values), step))
-    return [_chosen([value for value in group if value is not None], choose) for group in groups]
+def _times(seconds: Sequence[float], step: int) -> list[float]:
+    """When the two were that stand for `step` samples, about: at the first and in the middle of them."""
+    groups = [seconds[start : start + step] for start in range(0, len(seconds), step)]
+    return [at for group in groups for at in (group[0], group[len(group) // 2])]
 
 
-def _chosen(values: Sequence[float], choose: Callable[[Iterable[float]], float]) -> Value:
-    return choose(values) if values else None
+def _extremes(values: Sequence[Value], step: int) -> list[Value]:
+    """The least and the most of each `step` values, in their order; None twice where there is none."""
+    found: list[Value] = []
+    for start in range(0, len(values), step):
+        group = [value for value in values[start : start + step] if value is not None]
+        ends: list[Value] = [None, None]
+        if group:
+            ends = [min(group), max(group)]
+            if group.index(max(group)) < group.index(min(group)):
+                ends.reverse()
+        found += ends
+    return found
