@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING, Any
 
 from provision.errors import UsageError
@@ -49,8 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True) -> None
         parser,
         "--vault-password-file",
         "FILE",
-        "file with an Ansible Vault password (repeatable; default: $ANSIBLE_VAULT_PASSWORD_FILE)",
+        "file with an Ansible Vault password (repeatable; default: $ANSIBLE_VAULT_PASSWORD_FILE, then "
+        "ansible.cfg's)",
     )
+    add_login(parser)
     parser.add_argument(
         "--timeout",
         type=seconds,
@@ -86,6 +87,15 @@ def add_variables(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="VARS",
         help="the same in Ansible's notation: 'KEY=VALUE KEY=VALUE', '{KEY: VALUE}' or @FILE (repeatable)",
     )
+
+
+def add_login(parser: argparse.ArgumentParser) -> None:
+    """How nodes are logged in to where the inventory does not say it, as Ansible has these flags."""
+    add = parser.add_argument
+    add("-u", "--user", metavar="NAME", help="log in as this user where the inventory names none")
+    add("-b", "--become", action="store_true", help="become root (so it is without this flag, too)")
+    add("-k", "--ask-pass", action="store_true", help="ask for the SSH password on the terminal")
+    add("-K", "--ask-become-pass", action="store_true", help="ask for sudo's password on the terminal")
 
 
 class _Once(argparse.Action):
@@ -187,10 +197,12 @@ def count(text: str) -> int:
 
 
 def vault_password_files(options: argparse.Namespace) -> tuple[Path, ...]:
-    """The vault password files given, or the one Ansible's own environment variable names."""
+    """The vault password files given, or the one that Ansible's environment variable or ansible.cfg names."""
     from pathlib import Path
 
-    named = options.vault_password_file or [os.environ.get("ANSIBLE_VAULT_PASSWORD_FILE")]
+    from provision.desired.inventory import ansible_settings
+
+    named = options.vault_password_file or [ansible_settings.read().vault_password_file]
     return tuple(Path(name).expanduser() for name in named if name)
 
 
@@ -224,11 +236,12 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
 
     from provision.desired import inventory, lockfile
     from provision.desired.templating import resolve
+    from provision.drift import logins
     from provision.remote import workers
 
     chosen = overrides(options)
     source = inventory.find(options.inventory, options.inventory_option)
-    fleet = inventory.load(source, vault_password_files(options))
+    fleet = logins.completed(inventory.load(source, vault_password_files(options)), options)
     inventory.remember(source)
     if options.lock:
         options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provision.desired.inventory import ansible_inventory
+from provision.desired.inventory import ansible_inventory, ansible_settings
 from provision.desired.inventory.plain import documents
 from provision.desired.inventory.plain.documents import NotPlainError
 from provision.desired.inventory.plain.groups import ALL, Groups, add_ini, add_yaml
@@ -149,6 +149,7 @@ _SECTIONS = frozenset(
             "persistent_connection",
             "connection",
             "privilege_escalation",
+            "sudo_become_plugin",
         ),
         *("colors", "diff", "galaxy", "selinux"),
     }
@@ -179,6 +180,8 @@ _ENVIRONMENT = frozenset(
         *("RETRY_FILES_ENABLED", "ROLES_PATH", "SSH_ARGS", "SSH_CONTROL_PATH_DIR", "STDOUT_CALLBACK"),
         *("SYSTEM_WARNINGS", "TIMEOUT", "TRANSFORM_INVALID_GROUP_CHARS", "VAULT_IDENTITY"),
         *("VAULT_IDENTITY_LIST", "VAULT_PASSWORD_FILE", "VERBOSITY"),
+        *("ASK_PASS", "BECOME", "BECOME_ASK_PASS"),
+        *(name.removeprefix("ANSIBLE_") for each in ansible_settings.SETTINGS for name in each.environment),
     }
 )
 _PLUGINS = (Path("~/.ansible/plugins"), Path("/usr/share/ansible/plugins"))

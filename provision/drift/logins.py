@@ -1,0 +1,68 @@
+"""How a command logs in to nodes: what the inventory says, then the command line, then Ansible's settings.
+
+Passwords that are asked for become variables of the nodes, as those of a vaulted inventory are: they are
+masked in all output, and go to Ansible, workers and further processes as those do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import sys
+from typing import Any
+
+from provision.desired.inventory import ansible_settings
+from provision.errors import UsageError
+from provision.fleet import Fleet
+from provision.terminal import printable
+
+
+def completed(fleet: Fleet, options: argparse.Namespace) -> Fleet:
+    """The fleet, its nodes with the connection variables that the inventory leaves open.
+
+    Raises UsageError when a password is to be asked for and there is no terminal, InventoryError for a
+    mistake in ansible.cfg."""
+    settings = ansible_settings.read()
+    for note in settings.notes:
+        sys.stderr.write(f"{printable(note)}\n")
+    variables: dict[str, Any] = dict(settings.variables)
+    if options.user:
+        variables["ansible_user"] = options.user
+    asked = _asked(options.ask_pass or settings.ask_pass, options.ask_become_pass or settings.ask_become_pass)
+    return ansible_settings.with_defaults(fleet, {**variables, **asked})
+
+
+def _asked(login: bool, become: bool) -> dict[str, Any]:
+    """The passwords, by the variables they stand for."""
+    found: dict[str, Any] = {}
+    if login:
+        found["ansible_password"] = _typed("SSH password: ", "-k", "ansible_password")
+    if become:
+        prompt = "sudo password [the SSH password]: " if login else "sudo password: "
+        typed = _typed(prompt, "-K", "ansible_become_password", may_be_empty=login)
+        found["ansible_become_password"] = typed or found["ansible_password"]
+    return found
+
+
+def _typed(prompt: str, flag: str, variable: str, *, may_be_empty: bool = False) -> str:
+    """Raises UsageError where there is no terminal, or nothing was typed."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        raise UsageError(
+            f"{flag}: there is no terminal to ask for the password on",
+            f"set {variable}, vaulted, in the inventory, and give --vault-password-file FILE",
+        ) from None
+    try:
+        typed = getpass.getpass(prompt)
+    except EOFError:
+        typed = ""
+        may_be_empty = False
+    if not typed and not may_be_empty:
+        raise UsageError(f"{flag}: no password was typed", f"run again without {flag}, or type it")
+    if "{{" in typed or "{%" in typed:  # among variables it would be one
+        raise UsageError(
+            f"{flag}: a password with {{{{ or {{% in it looks like a template", "log in with a key"
+        )
+    return typed
