@@ -121,7 +121,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         override=override,
         vault_password_files=fleet_options.vault_password_files(options),
     )
-    variables.check(fleet, overrides)
+    variables.check(fleet, overrides, fleet_options.say)
     folder = validation.open_folder(options.resume, fleet, asked, settings)
     health, code = validation.validate(folder, fleet, overrides, asked, settings)
     _publish(health, folder, options)

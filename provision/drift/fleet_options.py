@@ -166,6 +166,15 @@ def _yaml_of(value: str) -> str:
     return value if isinstance(meant, bool | None) or number else json.dumps(value, ensure_ascii=False)
 
 
+def say(line: str) -> None:
+    """A line for people, outside of any progress that is shown."""
+    import sys
+
+    from provision.terminal import printable
+
+    sys.stderr.write(f"{printable(line)}\n")
+
+
 def add_count(parser: argparse.ArgumentParser, name: str, default: int, what: str, *short: str) -> None:
     """An option that takes a whole number above 0."""
     parser.add_argument(
@@ -226,6 +235,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
         found[key] = yamlfile.parse(value, f"--set {key}", UsageError)
         if variables.is_text(key) and found[key] is not None and not isinstance(found[key], str):
             found[key] = value
+        found[key] = variables.typed_override(key, found[key])
     return found
 
 
@@ -234,14 +244,15 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     and the overrides that are left to apply."""
     from pathlib import Path
 
-    from provision.desired import inventory, lockfile
+    from provision.desired import inventory, lockfile, variables
     from provision.desired.templating import resolve
     from provision.drift import logins
     from provision.remote import workers
 
     chosen = overrides(options)
     source = inventory.find(options.inventory, options.inventory_option)
-    fleet = logins.completed(inventory.load(source, vault_password_files(options)), options)
+    fleet = variables.typed(inventory.load(source, vault_password_files(options)))
+    fleet = logins.completed(fleet, options, say)
     inventory.remember(source)
     if options.lock:
         options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere

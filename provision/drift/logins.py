@@ -9,23 +9,23 @@ from __future__ import annotations
 import argparse
 import getpass
 import os
-import sys
+from collections.abc import Callable
 from typing import Any
 
 from provision.desired.inventory import ansible_settings
 from provision.errors import UsageError
 from provision.fleet import Fleet
-from provision.terminal import printable
 
 
-def completed(fleet: Fleet, options: argparse.Namespace) -> Fleet:
-    """The fleet, its nodes with the connection variables that the inventory leaves open.
+def completed(fleet: Fleet, options: argparse.Namespace, say: Callable[[str], None]) -> Fleet:
+    """The fleet, its nodes with the connection variables that the inventory leaves open. `say` is told of
+    settings that change nothing.
 
     Raises UsageError when a password is to be asked for and there is no terminal, InventoryError for a
     mistake in ansible.cfg."""
     settings = ansible_settings.read()
     for note in settings.notes:
-        sys.stderr.write(f"{printable(note)}\n")
+        say(note)
     variables: dict[str, Any] = dict(settings.variables)
     if options.user:
         variables["ansible_user"] = options.user

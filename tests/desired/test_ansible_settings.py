@@ -212,7 +212,7 @@ def test_a_node_keeps_what_it_says_under_any_name_and_nodes_go_on_sharing() -> N
 def completed(**options: Any) -> dict[str, Any]:
     fleet = Fleet(Path("x"), {"n": Node("n", (), {})}, {"all": ("n",)})
     given = Namespace(**{"user": None, "ask_pass": False, "ask_become_pass": False, **options})
-    return dict(logins.completed(fleet, given).nodes["n"].variables)
+    return dict(logins.completed(fleet, given, lambda _line: None).nodes["n"].variables)
 
 
 def test_the_user_of_the_command_line_wins_over_the_file() -> None:
@@ -226,7 +226,7 @@ def typing(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is typed, in order."""
     words: list[str] = []
     monkeypatch.setattr(logins, "getpass", Namespace(getpass=lambda _prompt: words.pop(0)))
-    monkeypatch.setattr(logins.os, "open", lambda *_: os.dup(0))
+    monkeypatch.setattr("provision.drift.logins.os.open", lambda *_: os.dup(0))
     return words
 
 

@@ -73,7 +73,7 @@ def test_a_stack_of_ones_own(tmp_path: Path) -> None:
         ("nvidia_driver_verison", "did you mean nvidia_driver_version"),
         ("nvida_driver_version", "did you mean nvidia_driver_version"),
         ("gpuprov_stak", "did you mean gpuprov_stack"),
-        ("nccl_zzzzzzzz", ""),
+        ("nccl_verion", "did you mean nccl_version"),
     ],
 )
 def test_a_mistyped_variable_is_refused(variable: str, fix: str) -> None:

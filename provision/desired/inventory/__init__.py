@@ -87,7 +87,9 @@ def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
     groups = _members(answer)
     names = list(groups.get("all", ()))
     if not names:
-        raise InventoryError(f"{source}: no nodes", "name at least one under `hosts:`")
+        raise InventoryError(
+            f"{source}: no nodes", "name at least one host in it; gpuprov init writes a commented one"
+        )
     belongs: dict[str, list[str]] = {name: [] for name in names}
     for group, members in groups.items():
         if group != "all":

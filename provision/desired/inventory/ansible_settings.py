@@ -216,8 +216,8 @@ def _file() -> tuple[Path | None, list[str]]:
     if not skipped:
         candidates.append(here)
     candidates += [Path("~/.ansible.cfg").expanduser(), SYSTEM]
-    found = next((path for path in candidates if path.exists() and os.access(path, os.R_OK)), None)
-    if skipped and here.exists() and (chosen is None or found != candidates[0]):
+    found = next((path for path in candidates if os.access(path, os.R_OK)), None)
+    if skipped and os.access(here, os.F_OK) and (chosen is None or found != candidates[0]):
         notes.append(
             f"{here} is not read: everybody may write in that folder (as Ansible has it); "
             "chmod o-w the folder, or name the file in ANSIBLE_CONFIG"

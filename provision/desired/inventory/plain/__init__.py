@@ -43,7 +43,10 @@ _INTERNAL = frozenset(
 
 def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, Any]:
     """What `ansible-inventory --list` says of `source`. Raises NotPlainError when only Ansible can tell."""
-    _check_settings(ansible_inventory.environment())
+    try:
+        _check_settings(ansible_inventory.environment())
+    except OSError as trouble:  # a home that is not ours to read
+        raise NotPlainError(str(trouble)) from None
     named = str(source)
     if "," in named or "$" in named:
         raise NotPlainError("not the name of one file or folder")
@@ -79,6 +82,8 @@ def _add(file: Path, groups: Groups, known: dict[str, Any], spellings: dict[str,
     text = read_text(file)
     if os.access(file, os.X_OK):  # Ansible would run it: an inventory script
         raise NotPlainError(f"{file} can be executed")
+    if text.startswith("#!"):
+        raise NotPlainError(f"{file} is a script")
     extension = os.path.splitext(file)[1]  # noqa: PTH122 - as Ansible sees it
     if extension == ".toml":
         raise NotPlainError("TOML")
