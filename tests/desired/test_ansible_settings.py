@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import yaml
-from ansible.config.manager import find_ini_config_file
-from ansible.plugins import become, connection
+from ansible.config.manager import find_ini_config_file  # type: ignore[import-untyped]
+from ansible.plugins import become, connection  # type: ignore[import-untyped]
 
 from provision.desired.inventory import ansible_settings
 from provision.desired.inventory.ansible_settings import SETTINGS
