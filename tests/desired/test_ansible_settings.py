@@ -76,6 +76,10 @@ def test_what_a_file_says_of_connections() -> None:
     }
 
 
+def test_an_interpreter_that_is_looked_for_is_none() -> None:
+    assert variables("[defaults]\ninterpreter_python = auto_silent\n") == {}
+
+
 def test_the_environment_wins_over_the_file_and_a_path_is_of_where_it_is_written(tmp_path: Path) -> None:
     file = tmp_path / "there" / "x.cfg"
     file.parent.mkdir()

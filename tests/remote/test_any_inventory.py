@@ -16,10 +16,13 @@ import pytest
 from ansible.module_utils.parsing.convert_bool import boolean  # type: ignore[import-untyped]
 
 from provision import cli
+from provision.commands import up
 from provision.desired import inventory, variables
-from provision.drift import fleet_options
+from provision.drift import fleet_options, logins
+from provision.remote.ansible.runner import run_playbook
 from provision.remote.observe import observe
 from provision.remote.ssh import config
+from provision.runs.store import RunFolder
 from tests.support import vault
 from tests.support.sshd import Sshd
 
@@ -280,6 +283,20 @@ def planned(shape: Shape) -> set[str]:
     return {name for name, said in seen.items() if said.error is None}
 
 
+def played(shape: Shape, folder: Path) -> set[str]:
+    """The nodes that a play of `gpuprov up` reaches."""
+    playbook = folder / "ping.yml"
+    playbook.write_text("- hosts: all\n  gather_facts: false\n  tasks: [{ansible.builtin.ping: }]\n")
+    options = cli.build_parser(["up"]).parse_args(["up", "-i", source_of(shape)])
+    fleet, _ = fleet_options.load(options)
+    outcomes = run_playbook(
+        playbook,
+        {name: node.variables for name, node in fleet.nodes.items()},
+        vault_password_files=fleet.vault_password_files,
+    )
+    return {name for name, said in outcomes.items() if said.status == "ok"}
+
+
 def pinged(shape: Shape) -> set[str]:
     done = subprocess.run(
         [Path(sys.executable).parent / "ansible", "all", "-i", source_of(shape), "-m", "ping", "-o"],
@@ -310,8 +327,9 @@ def test_plan_reaches_what_an_inventory_describes(name: str, place: Callable[...
 def test_plan_reaches_what_ansible_reaches(
     name: str, cfg: str, home: str, place: Callable[..., Path]
 ) -> None:
-    place(SHAPES[name], cfg, home)
+    work = place(SHAPES[name], cfg, home)
     assert planned(SHAPES[name]) == pinged(SHAPES[name]) == wanted(name, cfg, home)
+    assert played(SHAPES[name], work) == wanted(name, cfg, home)
 
 
 @pytest.mark.long
@@ -320,8 +338,38 @@ def test_plan_reaches_what_ansible_reaches(
 def test_plan_reaches_what_ansible_reaches_everywhere(
     name: str, cfg: str, home: str, place: Callable[..., Path]
 ) -> None:
-    place(SHAPES[name], cfg, home)
+    work = place(SHAPES[name], cfg, home)
     assert planned(SHAPES[name]) == pinged(SHAPES[name]) == wanted(name, cfg, home)
+    assert played(SHAPES[name], work) == wanted(name, cfg, home)
+
+
+PASSWORD = "sesame-open-4711"
+
+
+def test_a_password_that_was_typed_is_kept_nowhere(
+    place: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    place(SHAPES["kubespray"], "project", "another")
+    typed = iter([PASSWORD, "", PASSWORD])
+    monkeypatch.setattr(logins, "_typed", lambda *_words, **_may: next(typed))
+    cli.main(["drift", "-i", "inventory.ini", "-kK", "--json"])
+    said = capfd.readouterr()
+    assert "node1" in said.out
+    assert PASSWORD not in said.out + said.err
+    # A run that is gone on with: it is known that there was one, and it is asked for again.
+    asked = cli.build_parser(["up"]).parse_args(["up", "-i", "inventory.ini", "-K", "-u", "ops"])
+    fleet, _ = fleet_options.load(asked)
+    assert fleet.nodes["node1"].variables["ansible_become_password"] == PASSWORD
+    RunFolder.create("up", up._remembered(asked)).note(inventory="inventory.ini", nodes=["node1"])
+    again = cli.build_parser(["up"]).parse_args(["up", "--resume"])
+    up._resumed(again)
+    assert (again.ask_become_pass, again.ask_pass, again.user) == (True, False, "ops")
+    kept = [file for file in (tmp_path / "state").rglob("*") if file.is_file()]
+    assert len(kept) > 3
+    assert not [file for file in kept if PASSWORD.encode() in file.read_bytes()]
 
 
 SPELLED = (

@@ -169,6 +169,8 @@ def read() -> Settings:
         value = source.value(setting)
         if value is not None and (value != "" or setting.kind == "arguments"):
             variables[setting.names[0]] = value
+    if str(variables.get("ansible_python_interpreter", "")).startswith("auto"):
+        del variables["ansible_python_interpreter"]  # it is looked for in any case
     if source.value(_ROOT) is False:
         notes.append(
             f"{source.place(_ROOT)}: become is false, and the plays of gpuprov become root all the same, as "
