@@ -11,7 +11,7 @@ from pathlib import Path
 
 from provision.errors import UsageError
 
-_CONNECTION = "connection settings are variables of the inventory, as in Ansible"
+_CONNECTION = "connection settings are variables of the inventory, or stand in ansible.cfg"
 _VAULTED = "vaulted, in the inventory, and give `gpuprov up --vault-password-file FILE`"
 _MODULE = (
     "gpuprov runs no single modules: `ansible` does, with the same inventory; `gpuprov drift` connects to "

@@ -178,28 +178,30 @@ def _types() -> Mapping[str, tuple[str, str]]:
 
 def typed(fleet: Fleet) -> Fleet:
     """The fleet with texts where roles want other types turned into these: INI has no other `false`, and
-    quotes are easily written. Nodes go on sharing what they shared.
-
-    Raises StackError (file, line) for a value that is not of its type."""
+    quotes are easily written. What cannot be turned stays, for `check`. Nodes go on sharing what they shared.
+    """
     types = _types()
     made: dict[int, Mapping[str, Any]] = {}
     nodes = {}
     for name, node in fleet.nodes.items():
         key = id(node.variables)
         if key not in made:
-            changed = {}
-            for each in types.keys() & node.variables.keys():
-                value = node.variables[each]
-                if (meant := _typed(each, value)) is not value:
-                    changed[each] = meant
-                elif wrong := _mistyped(each, value):
-                    raise StackError(
-                        f"{_at(each, fleet.source)}{each} ({name}) must be {wrong}, not {value!r}",
-                        "correct it in the inventory",
-                    )
+            meant = {
+                each: _typed(each, node.variables[each]) for each in types.keys() & node.variables.keys()
+            }
+            changed = {each: value for each, value in meant.items() if value is not node.variables[each]}
             made[key] = {**node.variables, **changed} if changed else node.variables
         nodes[name] = replace(node, variables=made[key])
     return replace(fleet, nodes=nodes)
+
+
+def _check_types(node: Node, source: Path, overrides: Mapping[str, Any]) -> None:
+    for name in _types().keys() & node.variables.keys() - overrides.keys():
+        if wrong := _mistyped(name, node.variables[name]):
+            raise StackError(
+                f"{_at(name, source)}{name} ({node.name}) must be {wrong}, not {node.variables[name]!r}",
+                "correct it in the inventory",
+            )
 
 
 def typed_override(name: str, value: Any) -> Any:
@@ -275,7 +277,8 @@ def check(
             raise _unknown(name, where, fleet.source, ours)
     for line in _said(sorted(foreign), fleet.source):
         say(line)
-    for node in fleet.nodes.values():
+    for node in {id(node.variables): node for node in fleet.nodes.values()}.values():
+        _check_types(node, fleet.source, overrides)
         _check_connection(node, fleet.source)
     seen: set[tuple[str, str]] = set()
     for node in fleet.nodes.values():

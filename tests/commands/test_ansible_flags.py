@@ -189,6 +189,7 @@ def test_every_command_that_an_answer_names_can_be_typed() -> None:
         ("-C plan", "the command comes first: `gpuprov up -C …`"),
         ("-b up", "the command comes first: `gpuprov up -b …`"),
         ("up site.yml", "site.yml is a playbook, not an inventory"),
+        ("up -i fleet.yml site.yml", "site.yml is a playbook, not an inventory"),
         ("plan -i imports.yml", "imports.yml is a playbook, not an inventory"),
     ],
 )

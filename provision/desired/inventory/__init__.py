@@ -29,6 +29,7 @@ def find(argument: str | None, option: str | None) -> Path:
     Raises UsageError when argument and option disagree, InventoryError when there is none.
     """
     if argument and option and argument != option:
+        ansible_inventory.refuse_playbook(Path(argument))
         raise UsageError(f"two inventories: {argument} and --inventory {option}", "give one")
     for named, by in (
         (argument or option, ""),

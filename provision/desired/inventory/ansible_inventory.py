@@ -144,6 +144,12 @@ def _check_yaml(source: Path) -> None:
             _refuse_playbook(text, source)
 
 
+def refuse_playbook(file: Path) -> None:
+    """Raises UsageError when this file is one, as it stands behind an inventory for ansible-playbook."""
+    if file.is_file() and file.suffix in (".yml", ".yaml"):
+        _refuse_playbook(yamlfile.read_text(file, InventoryError), file)
+
+
 def _refuse_playbook(text: str, source: Path) -> None:
     written = (line for line in text.splitlines() if line.strip() and not line.startswith(("#", "---")))
     if next(written, "").startswith("- ") and _PLAYS.search(text):  # an inventory is never a list
