@@ -29,18 +29,20 @@ def completed(fleet: Fleet, options: argparse.Namespace, say: Callable[[str], No
     variables: dict[str, Any] = dict(settings.variables)
     if options.user:
         variables["ansible_user"] = options.user
-    asked = _asked(options.ask_pass or settings.ask_pass, options.ask_become_pass or settings.ask_become_pass)
+    login = "-k" if options.ask_pass else "ask_pass" if settings.ask_pass else ""
+    become = "-K" if options.ask_become_pass else "become_ask_pass" if settings.ask_become_pass else ""
+    asked = _asked(login, become)
     return ansible_settings.with_defaults(fleet, {**variables, **asked})
 
 
-def _asked(login: bool, become: bool) -> dict[str, Any]:
-    """The passwords, by the variables they stand for."""
+def _asked(login: str, become: str) -> dict[str, Any]:
+    """The passwords, by the variables they stand for. `login`, `become`: who wants it asked for, if any."""
     found: dict[str, Any] = {}
     if login:
-        found["ansible_password"] = _typed("SSH password: ", "-k", "ansible_password")
+        found["ansible_password"] = _typed("SSH password: ", login, "ansible_password")
     if become:
         prompt = "sudo password [the SSH password]: " if login else "sudo password: "
-        typed = _typed(prompt, "-K", "ansible_become_password", may_be_empty=login)
+        typed = _typed(prompt, become, "ansible_become_password", may_be_empty=bool(login))
         found["ansible_become_password"] = typed or found["ansible_password"]
     return found
 

@@ -254,7 +254,7 @@ def test_what_cannot_be_a_password_here_is_refused(typing: list[str], typed: str
 
 PROGRAM = (
     "import sys\nfrom argparse import Namespace\nfrom provision.drift import logins\n"
-    "print(logins._asked(False, True))\n"
+    'print(logins._asked("", "-K"))\n'
 )
 
 
