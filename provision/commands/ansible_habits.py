@@ -11,7 +11,7 @@ from pathlib import Path
 
 from provision.errors import UsageError
 
-_CONNECTION = "connection settings are variables of the inventory, as in Ansible"
+_CONNECTION = "connection settings are variables of the inventory, or stand in ansible.cfg"
 _VAULTED = "vaulted, in the inventory, and give `gpuprov up --vault-password-file FILE`"
 _MODULE = (
     "gpuprov runs no single modules: `ansible` does, with the same inventory; `gpuprov drift` connects to "
@@ -20,14 +20,12 @@ _MODULE = (
 
 # What gpuprov does not take, by the names that ansible and ansible-playbook have for it.
 FLAGS = {
-    "-b --become": "leave it out: gpuprov becomes root, unless ansible_become is false in the inventory",
     "--become-user": "leave it out: gpuprov becomes root",
     "--become-method": f"set ansible_become_method: {_CONNECTION}",
-    "-K --ask-become-pass": f"set ansible_become_password, {_VAULTED}",
-    "--become-password-file --become-pass-file": f"set ansible_become_password, {_VAULTED}",
-    "-k --ask-pass": f"set ansible_password, {_VAULTED}",
-    "--connection-password-file --conn-pass-file": f"set ansible_password, {_VAULTED}",
-    "-u --user": f"set ansible_user, or `gpuprov up -e ansible_user=NAME`: {_CONNECTION}",
+    "--become-password-file --become-pass-file": f"`gpuprov up -K` asks for it; or set "
+    f"ansible_become_password, {_VAULTED}",
+    "--connection-password-file --conn-pass-file": f"`gpuprov up -k` asks for it; or set ansible_password, "
+    f"{_VAULTED}",
     "--private-key --key-file": f"set ansible_ssh_private_key_file: {_CONNECTION}",
     "-c --connection": f"set ansible_connection: {_CONNECTION}",
     "--ssh-common-args": f"set ansible_ssh_common_args: {_CONNECTION}",
@@ -51,6 +49,7 @@ FLAGS = {
     "-i --inventory": "it reads no inventory",
     "-l --limit": "it works on no nodes of an inventory",
     "-e --extra-vars": "it reads no variables",
+    "-u --user -b --become -k --ask-pass -K --ask-become-pass": "it logs in to no nodes of an inventory",
     "--flush-cache": "leave it out: every command looks at the nodes anew",
     "--force-handlers": "leave it out: up looks again at what roles promise, and says what does not hold",
     "-M --module-path --playbook-dir": "gpuprov runs its own roles; for playbooks of yours see "
@@ -82,6 +81,8 @@ _BEFORE = ("-h", "--help", "--version", "--print-completion")
 _AFTER = {
     "-i --inventory -l --limit --nodes": ("plan", "up", "validate", "drift", "burnin", "lock"),
     "-e --extra-vars --set": ("plan", "up", "validate", "drift", "burnin", "lock"),
+    "-u --user -b --become": ("plan", "up", "validate", "drift", "burnin", "lock"),
+    "-k --ask-pass -K --ask-become-pass": ("plan", "up", "validate", "drift", "burnin", "lock"),
     "-C --check -D --diff": ("up",),
     "-v --verbose": ("up", "plan"),
 }

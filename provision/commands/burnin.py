@@ -140,7 +140,7 @@ def _start(options: argparse.Namespace) -> ExitCode:
     chosen = profile.fitted(profile.load(options.profile or "day"), options.duration, cost)
     thresholds.for_sku(None, Path(options.thresholds) if options.thresholds else None)
     fleet, overrides = fleet_options.load(options)
-    variables.check(fleet, overrides)
+    variables.check(fleet, overrides, fleet_options.say)
     fleet_options.say_what(fleet)
     from provision.burnin.campaign import look
 

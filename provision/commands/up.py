@@ -154,6 +154,7 @@ def _at_a_terminal() -> bool:
 _TAKEN_OVER = (
     *("nodes", "wave", "no_canary", "full", "max_failures", "gate", "no_reboot", "reboots_at_once"),
     *("vault_password_file", "lock", "no_lock", "remove"),
+    *("user", "ask_pass", "ask_become_pass"),  # that a password was asked for: it is asked for again
 )
 _SHARES = ("wave", "max_failures")
 

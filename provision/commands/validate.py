@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         override=override,
         vault_password_files=fleet_options.vault_password_files(options),
     )
-    variables.check(fleet, overrides)
+    variables.check(fleet, overrides, fleet_options.say)
     fleet_options.say_what(fleet, many(len(asked), "check"))
     held_as = str((before and before.meta().get("lock")) or fleet_lock.fresh_name())
     with fleet_options.alone(options, "validate", held_as, fleet):

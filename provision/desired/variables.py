@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import functools
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,7 @@ from provision.desired import compared, skus
 from provision.desired.inventory import ansible_inventory
 from provision.desired.role import all_roles
 from provision.errors import StackError
-from provision.fleet import Fleet
+from provision.fleet import Fleet, Node
 from provision.nearest import did_you_mean
 from provision.node_names import fold
 
@@ -134,6 +137,27 @@ _OTHERS = {
 # Observed, never declared.
 RESERVED = frozenset({"gpuprov_node", "gpuprov_run"})
 _SURE = 0.9  # similarity from which a name without our prefix is taken for one of ours mistyped
+_NEAR = 0.75  # the same behind the prefix of a role: nccl_verison
+_SAID = 5  # foreign variables that are named one by one
+# Words for true and false, as Ansible's modules and roles take them.
+_FLAGS = {
+    **dict.fromkeys(("y", "yes", "on", "1", "true", "t"), True),
+    **dict.fromkeys(("n", "no", "off", "0", "false", "f"), False),
+}
+_OWN_TYPES = {
+    "gpuprov_canary": "bool",
+    "gpuprov_roles": "list",
+    "gpuprov_ignore_majority": "list",
+    **dict.fromkeys(_NUMBERS, "int"),
+}
+_WANTED = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "list": "a list",
+    "dict": "a mapping",
+}
 
 
 def known() -> frozenset[str]:
@@ -153,8 +177,100 @@ def is_text(name: str) -> bool:
     return any(role.options.get(name, {}).get("type") == "str" for role in all_roles().values())
 
 
-def check(fleet: Fleet, overrides: Mapping[str, Any]) -> None:
-    """Refuse a variable that looks like ours but is not, and values of our own that cannot be meant.
+@functools.lru_cache(maxsize=1)
+def _types() -> Mapping[str, tuple[str, str]]:
+    """Name → its type and that of its elements, by the roles' argument specs; and of our own."""
+    found = {
+        name: (str(option.get("type", "str")), str(option.get("elements", "str")))
+        for role in all_roles().values()
+        for name, option in role.options.items()
+    }
+    return {
+        **found,
+        **{name: (kind, "str") for name, kind in _OWN_TYPES.items()},
+        "ansible_become": ("bool", ""),
+    }
+
+
+def typed(fleet: Fleet) -> Fleet:
+    """The fleet with texts where roles want other types turned into these: INI has no other `false`, and
+    quotes are easily written. What cannot be turned stays, for `check`. Nodes go on sharing what they shared.
+    """
+    types = _types()
+    made: dict[int, Mapping[str, Any]] = {}
+    nodes = {}
+    for name, node in fleet.nodes.items():
+        key = id(node.variables)
+        if key not in made:
+            meant = {
+                each: _typed(each, node.variables[each]) for each in types.keys() & node.variables.keys()
+            }
+            changed = {each: value for each, value in meant.items() if value is not node.variables[each]}
+            made[key] = {**node.variables, **changed} if changed else node.variables
+        nodes[name] = replace(node, variables=made[key])
+    return replace(fleet, nodes=nodes)
+
+
+def _check_types(node: Node, source: Path, overrides: Mapping[str, Any]) -> None:
+    for name in _types().keys() & node.variables.keys() - overrides.keys():
+        if wrong := _mistyped(name, node.variables[name]):
+            raise StackError(
+                f"{_at(name, source)}{name} ({node.name}) must be {wrong}, not {node.variables[name]!r}",
+                "correct it in the inventory",
+            )
+
+
+def typed_override(name: str, value: Any) -> Any:
+    """A value of `--set`, of the type that the roles want. Raises StackError for one that is not."""
+    meant = _typed(name, value) if name in _types() else value
+    if name in _types() and (wrong := _mistyped(name, meant)):
+        raise StackError(f"--set {name} must be {wrong}, not {meant!r}", "correct it")
+    return meant
+
+
+def _typed(name: str, value: Any) -> Any:
+    """`value` itself where it is of its type, a template, or nothing that can be turned into one."""
+    kind, elements = _types()[name]
+    if kind == "bool" and type(value) in (int, str):
+        return _FLAGS.get(str(value).strip().lower(), value)
+    if kind == "str" and type(value) is int:
+        return str(value)
+    if not isinstance(value, str) or "{{" in value or "{%" in value:
+        return value
+    with contextlib.suppress(ValueError):
+        if kind == "int":
+            return int(value)
+        if kind == "float":
+            return float(value)
+    if kind == "list" and elements == "str":
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def _mistyped(name: str, value: Any) -> str:
+    """What the value of a role's option must be, where it is not that; of templates nobody knows it yet."""
+    kind, _ = _types()[name]
+    if value is None or name in OWN or (isinstance(value, str) and ("{{" in value or "{%" in value)):
+        return ""
+    if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
+        return ""
+    fits = {
+        "bool": isinstance(value, bool),
+        "int": type(value) is int,
+        "float": type(value) in (int, float),
+        "list": isinstance(value, list),
+        "dict": isinstance(value, dict),
+        # 12.90 as a number has lost a digit: what it was cannot be told.
+        "str": not isinstance(value, float | list | dict),
+    }
+    return "" if fits.get(kind, True) else f"{_WANTED[kind]}{', in quotes' if kind == 'str' else ''}"
+
+
+def check(
+    fleet: Fleet, overrides: Mapping[str, Any], say: Callable[[str], None] = lambda _line: None
+) -> None:
+    """Refuse a variable that looks like ours but is not, and values of our own that cannot be meant. `say` is
+    told of variables that only have the prefix of a role of ours: another collection's.
 
     Raises StackError naming the variable, the nodes, the line (when the inventory's files spell it) and the
     near misses.
@@ -171,8 +287,15 @@ def check(fleet: Fleet, overrides: Mapping[str, Any]) -> None:
                 judged[name] = _suspect(name, ours)
             if judged[name]:
                 wrong.setdefault(name, []).append(node.name)
+    foreign = {name for name, where in wrong.items() if _foreign(name, where, ours)}
     for name, where in wrong.items():
-        raise _unknown(name, where, fleet.source, ours)
+        if name not in foreign:
+            raise _unknown(name, where, fleet.source, ours)
+    for line in _said(sorted(foreign), fleet.source):
+        say(line)
+    for node in {id(node.variables): node for node in fleet.nodes.values()}.values():
+        _check_types(node, fleet.source, overrides)
+        _check_connection(node, fleet.source)
     seen: set[tuple[str, str]] = set()
     for node in fleet.nodes.values():
         for name in OWN:
@@ -194,6 +317,55 @@ def _suspect(name: str, ours: Collection[str]) -> bool:
     return not name.startswith("ansible_") and bool(difflib.get_close_matches(name, ours, n=1, cutoff=_SURE))
 
 
+_PORTS = ("ansible_port", "ansible_ssh_port")
+_CONNECTIONS = ("ssh", "smart", "local", "paramiko", "paramiko_ssh", "docker", "podman", "winrm", "psrp")
+
+
+def _check_connection(node: Node, source: Path) -> None:
+    """Refuse what Ansible would refuse for each node and task anew, with a line."""
+    for name in _PORTS:
+        value = node.variables.get(name)
+        if value not in (None, "") and not (str(value).isdecimal() and 0 < int(value) < 65536):
+            raise StackError(
+                f"{_at(name, source)}{name} ({node.name}) must be a port from 1 to 65535, not {value!r}",
+                "correct it in the inventory",
+            )
+    chosen = node.variables.get("ansible_connection")
+    if isinstance(chosen, str) and chosen not in _CONNECTIONS:
+        near = difflib.get_close_matches(chosen, _CONNECTIONS, n=1, cutoff=_NEAR)
+        if near:
+            raise StackError(
+                f"{_at('ansible_connection', source)}no connection {chosen!r} ({node.name})",
+                f"did you mean {near[0]}?",
+            )
+
+
+def _at(name: str, source: Path) -> str:
+    place = written(name, source)
+    return f"{place}: " if place else ""
+
+
+def _foreign(name: str, where: Collection[str], ours: Collection[str]) -> bool:
+    """Whether only the prefix is that of a role of ours. What was typed for gpuprov alone never is."""
+    if name.startswith("gpuprov_") or "--set" in where:
+        return False
+    if difflib.get_close_matches(name, ours, n=1, cutoff=_SURE):
+        return False
+    prefixes = [f"{role}_" for role in all_roles() if name.startswith(f"{role}_")]
+    return bool(prefixes) and not any(
+        difflib.get_close_matches(name[len(prefix) :], rest, n=1, cutoff=_NEAR)
+        for prefix in prefixes
+        for rest in [[each[len(prefix) :] for each in ours if each.startswith(prefix)]]
+    )
+
+
+def _said(foreign: Sequence[str], source: Path) -> Iterator[str]:
+    for name in foreign[:_SAID]:
+        yield f"{_at(name, source)}{name} is no variable of gpuprov: ignored (roles/*/README.md list those)"
+    if len(foreign) > _SAID:
+        yield f"{', '.join(foreign[_SAID:])}: no variables of gpuprov either"
+
+
 def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -> StackError:
     place = written(name, source)
     at = f"{place}: " if place and "--set" not in where else ""
@@ -206,13 +378,13 @@ def _unknown(name: str, where: list[str], source: Path, ours: Collection[str]) -
 
 def written(name: str, source: Path) -> str:
     """`file:line` where a variable stands in the inventory's files, if its spelling can be found there."""
-    return ansible_inventory.place_of(rf"""\s*["']?{re.escape(name)}["']?\s*[:=]""", source)
+    return ansible_inventory.place_of(rf"""(?:[^#;]*[\s{{,])?["']?{re.escape(name)}["']?\s*[:=]""", source)
 
 
 def _check_own(name: str, value: Any, node: str) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
     if name in _NUMBERS and not whole:
-        raise StackError(f"{node}: {name} must be a whole number, not {value!r}", "write it without quotes")
+        raise StackError(f"{node}: {name} must be a whole number, not {value!r}", "write digits alone")
     for names, fits, wanted in _PLAIN:
         if name in names and not fits(value):
             raise StackError(f"{node}: {name} must be {wanted}, not {value!r}", "correct it in the inventory")

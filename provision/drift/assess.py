@@ -148,7 +148,7 @@ def assess(
     own: unreachable or refused, it is named, and the others go on. `observe` and `run` stand in for nodes in
     tests.
     """
-    variables.check(fleet, overrides)
+    variables.check(fleet, overrides, options.get("say") or (lambda _line: None))
     declared = {name: stack.declared(node, overrides) for name, node in fleet.nodes.items()}
     resolved = resolve.resolve(fleet, declared, run)
     remove = options.get("remove", ())

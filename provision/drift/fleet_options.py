@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True, last_us
         parser,
         "--vault-password-file",
         "FILE",
-        "file with an Ansible Vault password (repeatable; default: $ANSIBLE_VAULT_PASSWORD_FILE)",
+        "file with an Ansible Vault password (repeatable; default: $ANSIBLE_VAULT_PASSWORD_FILE, then "
+        "ansible.cfg's)",
     )
+    add_login(parser)
     parser.add_argument(
         "--timeout",
         type=seconds,
@@ -94,6 +95,15 @@ def add_variables(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="VARS",
         help="the same in Ansible's notation: 'KEY=VALUE KEY=VALUE', '{KEY: VALUE}' or @FILE (repeatable)",
     )
+
+
+def add_login(parser: argparse.ArgumentParser) -> None:
+    """How nodes are logged in to where the inventory does not say it, as Ansible has these flags."""
+    add = parser.add_argument
+    add("-u", "--user", metavar="NAME", help="log in as this user where the inventory names none")
+    add("-b", "--become", action="store_true", help="become root (so it is without this flag, too)")
+    add("-k", "--ask-pass", action="store_true", help="ask for the SSH password on the terminal")
+    add("-K", "--ask-become-pass", action="store_true", help="ask for sudo's password on the terminal")
 
 
 class _Once(argparse.Action):
@@ -164,6 +174,13 @@ def _yaml_of(value: str) -> str:
     return value if isinstance(meant, bool | None) or number else json.dumps(value, ensure_ascii=False)
 
 
+def say(line: str) -> None:
+    """A line for people, outside of any progress that is shown."""
+    import sys
+
+    sys.stderr.write(f"{printable(line)}\n")
+
+
 def add_count(parser: argparse.ArgumentParser, name: str, default: int, what: str, *short: str) -> None:
     """An option that takes a whole number above 0."""
     parser.add_argument(
@@ -195,10 +212,12 @@ def count(text: str) -> int:
 
 
 def vault_password_files(options: argparse.Namespace) -> tuple[Path, ...]:
-    """The vault password files given, or the one Ansible's own environment variable names."""
+    """The vault password files given, or the one that Ansible's environment variable or ansible.cfg names."""
     from pathlib import Path
 
-    named = options.vault_password_file or [os.environ.get("ANSIBLE_VAULT_PASSWORD_FILE")]
+    from provision.desired.inventory import ansible_settings
+
+    named = options.vault_password_file or [ansible_settings.read().vault_password_file]
     return tuple(Path(name).expanduser() for name in named if name)
 
 
@@ -222,6 +241,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
         found[key] = yamlfile.parse(value, f"--set {key}", UsageError)
         if variables.is_text(key) and found[key] is not None and not isinstance(found[key], str):
             found[key] = value
+        found[key] = variables.typed_override(key, found[key])
     return found
 
 
@@ -230,13 +250,15 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     and the overrides that are left to apply."""
     from pathlib import Path
 
-    from provision.desired import inventory, lockfile
+    from provision.desired import inventory, lockfile, variables
     from provision.desired.templating import resolve
+    from provision.drift import logins
     from provision.remote import workers
 
     chosen = overrides(options)
     source = inventory.find(options.inventory, options.inventory_option, last_used=options.last_used)
-    fleet = inventory.load(source, vault_password_files(options))
+    fleet = variables.typed(inventory.load(source, vault_password_files(options)))
+    fleet = logins.completed(fleet, options, say)
     inventory.remember(fleet)
     if options.lock:
         options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere
@@ -260,12 +282,7 @@ def alone(
 ) -> Iterator[None]:
     """The nodes of `fleet` for this run alone, unless --break-lock was given. Raises LockedError. Nodes that
     cannot be locked are said, and are not left out: whether they can be reached, the verb finds out."""
-    import sys
-
     from provision.remote import fleet_lock
-
-    def say(line: str) -> None:
-        sys.stderr.write(printable(line) + "\n")
 
     if options.break_lock:
         yield
@@ -280,13 +297,10 @@ def alone(
 
 def say_what(fleet: Fleet, *more: str) -> None:
     """What a verb is about to work on, before it does, on standard error: inventory, nodes, and `more`."""
-    import sys
-
     from provision.node_names import fold
     from provision.text import many
 
-    words = [str(fleet.source), fold(fleet.nodes), many(len(fleet.nodes), "node"), *more]
-    sys.stderr.write(printable(" · ".join(words)) + "\n")
+    say(" · ".join([str(fleet.source), fold(fleet.nodes), many(len(fleet.nodes), "node"), *more]))
 
 
 def assess(options: argparse.Namespace, title: str, **more: Unpack[LookOptions]) -> Assessment:

@@ -15,7 +15,7 @@ from provision.remote import node_program
 from provision.remote.protocol import AnswerError, NodeError, facts_of, one_line, state_word, unframed
 from provision.remote.ssh import fanout
 from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
-from provision.remote.ssh.connection import Route, ansible_defaults, route_of
+from provision.remote.ssh.connection import Route, route_of
 from provision.remote.ssh.fanout import FEWEST, MOST, Asked, Fanout, worth
 from provision.remote.workers import Share, shares
 from provision.remote.workers.worker_asks import Away
@@ -150,12 +150,12 @@ def _programs(asked: Asked, share: Share) -> dict[str, tuple[str, str]]:
 
 def _divide(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, Node]]:
     """Which nodes we reach ourselves, and which only Ansible can."""
-    configs, defaults = ConfigFiles(), ansible_defaults()
+    configs = ConfigFiles()
     routes: dict[str, Route] = {}
     for_ansible: dict[str, Node] = {}
     for node in nodes:
         try:
-            routes[node.name] = route_of(node, configs, defaults)
+            routes[node.name] = route_of(node, configs)
         except NotUnderstoodError:
             for_ansible[node.name] = node
     return routes, for_ansible

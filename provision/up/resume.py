@@ -21,7 +21,7 @@ from provision.node_names import fold
 from provision.remote import fleet_lock
 from provision.remote.fleet_lock import Answer, FleetLock
 from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
-from provision.remote.ssh.connection import ansible_defaults, route_of
+from provision.remote.ssh.connection import route_of
 from provision.runs.store import RunFolder
 from provision.up import hooks
 from provision.up.execute import EarlierRuns
@@ -156,11 +156,11 @@ def refuse_twice_named(fleet: Fleet) -> None:
 
     The same address behind another jump host, or at another port, is another machine. What only Ansible can
     reach is not compared here: the lock on the node finds it (fleet_lock.py)."""
-    configs, defaults = ConfigFiles(), ansible_defaults()
+    configs = ConfigFiles()
     found: dict[tuple[Any, ...], list[str]] = {}
     for node in fleet.nodes.values():
         try:
-            route = route_of(node, configs, defaults)
+            route = route_of(node, configs)
         except NotUnderstoodError:
             continue
         target = route.target

@@ -46,6 +46,13 @@ def test_flags_that_ansible_has_too_go_where_gpuprovs_own_go(verb: str) -> None:
     assert vars(long) == vars(ours)
 
 
+@pytest.mark.parametrize("verb", OF_FLEETS)
+def test_how_to_log_in_is_said_as_in_ansible(verb: str) -> None:
+    long = parsed(verb, "--user", "ops", "--become", "--ask-pass", "--ask-become-pass")
+    assert vars(parsed(verb, "-bkKuops")) == vars(long)
+    assert (long.user, long.ask_pass, long.ask_become_pass) == ("ops", True, True)
+
+
 def test_flags_of_up() -> None:
     ours = parsed("up", "--check", "--diff", "--verbose", "--verbose", "--forks", "7")
     assert vars(parsed("up", "-CDvv", "-f", "7")) == vars(ours)
@@ -161,11 +168,16 @@ def test_every_command_that_an_answer_names_can_be_typed() -> None:
 @pytest.mark.parametrize(
     ("line", "answer"),
     [
-        ("up -b", "up has no -b: leave it out"),
-        ("up -bK", "up has no -b: leave it out"),
+        ("report -bK", "report has no -b: it logs in to no nodes of an inventory"),
         ("up --tags=nccl", "up has no --tags: up runs only the steps that a node needs"),
-        ("up -uroot", "up has no -u: set ansible_user"),
-        ("up fleet.yml -u root --list-hosts", "up has no -u: set ansible_user"),
+        ("report -uroot", "report has no -u: it logs in to no nodes of an inventory"),
+        ("up fleet.yml -u root --list-hosts", "up has no --list-hosts: `gpuprov plan -l PATTERN`"),
+        ("up --start-at-task nccl", "up has no --start-at-task: up begins with what still differs"),
+        ("up --private-key id", "up has no --private-key: set ansible_ssh_private_key_file"),
+        ("up -J", "up has no -J: give `gpuprov up --vault-password-file FILE`"),
+        ("-m ping all", "gpuprov has no -m: gpuprov runs no single modules"),
+        ("playbook site.yml", "there is no command playbook: gpuprov has its own playbook"),
+        ("up --connection local", "up has no --connection: set ansible_connection"),
         ("plan -f 10", "plan has no -f: `gpuprov up --forks N`"),
         ("drift -v", "drift has no -v: `gpuprov up -v`"),
         ("all -m ping", "there is no command all: gpuprov runs no single modules"),
@@ -175,8 +187,9 @@ def test_every_command_that_an_answer_names_can_be_typed() -> None:
         ("-i fleet.yml up", "the command comes first: `gpuprov up -i …`"),
         ("-i fleet.yml", "the command comes first: `gpuprov plan -i …`"),
         ("-C plan", "the command comes first: `gpuprov up -C …`"),
-        ("-b up", "gpuprov has no -b: leave it out"),
+        ("-b up", "the command comes first: `gpuprov up -b …`"),
         ("up site.yml", "site.yml is a playbook, not an inventory"),
+        ("up -i fleet.yml site.yml", "site.yml is a playbook, not an inventory"),
         ("plan -i imports.yml", "imports.yml is a playbook, not an inventory"),
     ],
 )

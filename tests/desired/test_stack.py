@@ -73,7 +73,7 @@ def test_a_stack_of_ones_own(tmp_path: Path) -> None:
         ("nvidia_driver_verison", "did you mean nvidia_driver_version"),
         ("nvida_driver_version", "did you mean nvidia_driver_version"),
         ("gpuprov_stak", "did you mean gpuprov_stack"),
-        ("nccl_zzzzzzzz", ""),
+        ("nccl_verion", "did you mean nccl_version"),
     ],
 )
 def test_a_mistyped_variable_is_refused(variable: str, fix: str) -> None:
@@ -88,6 +88,22 @@ def test_a_mistyped_variable_is_refused(variable: str, fix: str) -> None:
 
 def test_other_peoples_variables_are_let_be() -> None:
     check(fleet({"ansible_host": "x", "site": 1, "driver_version": 2, "nvidia_version": 3}), {})
+
+
+def test_another_collections_variable_is_named_and_ignored(tmp_path: Path) -> None:
+    """It has the prefix of a role of ours, and is near to none of its options."""
+    (tmp_path / "hosts").write_text("[g]\ngpu-01\ngpu-02 nvidia_driver_package_state=present\n")
+    (tmp_path / "group_vars").mkdir()
+    (tmp_path / "group_vars" / "g.yml").write_text("a: 1\nnvidia_driver_branch: '580'\n")
+    said: list[str] = []
+    found = inventory.load(tmp_path)
+    check(found, {}, said.append)
+    assert [line.removeprefix(f"{tmp_path}/").partition(" is no variable")[0] for line in said] == [
+        "group_vars/g.yml:2: nvidia_driver_branch",
+        "hosts:3: nvidia_driver_package_state",
+    ]
+    with pytest.raises(StackError, match="unknown variable nvidia_driver_branch"):
+        check(found, {"nvidia_driver_branch": "580"})
 
 
 def test_the_line_of_a_mistyped_variable_is_named(tmp_path: Path) -> None:

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import getpass
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from provision.fleet import Node
+from provision.remote.ssh import config
 from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
-from provision.remote.ssh.connection import Route, ansible_defaults, route_of
+from provision.remote.ssh.connection import Route, route_of
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The home of whoever runs this, in the list of users as in HOME."""
     monkeypatch.setenv("HOME", str(tmp_path))
+    entry = SimpleNamespace(pw_name=getpass.getuser(), pw_dir=str(tmp_path))
+    monkeypatch.setattr(config, "pwd", SimpleNamespace(getpwuid=lambda _number: entry))
+    config.login.cache_clear()
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     monkeypatch.setattr("provision.remote.ssh.config.SYSTEM_CONFIG", str(tmp_path / "system_config"))
     (tmp_path / ".ssh").mkdir()
-    return tmp_path
+    yield tmp_path
+    config.login.cache_clear()
 
 
 def routed(name: str = "gpu-01", **variables: Any) -> Route:
@@ -197,10 +205,22 @@ def test_arguments_for_the_node_are_not_the_jump_hosts() -> None:
     assert way.jumps[0].default_keys
 
 
-def test_the_ansible_cfg_that_is_named_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "ansible.cfg"
-    file.write_text("[defaults]\nremote_user = ops\n[ssh_connection]\nssh_args = -o ControlMaster=auto %h\n")
-    monkeypatch.setenv("ANSIBLE_CONFIG", str(file))
-    assert ansible_defaults() == {"ansible_user": "ops", "ansible_ssh_args": "-o ControlMaster=auto %h"}
-    monkeypatch.delenv("ANSIBLE_CONFIG")
-    assert ansible_defaults() == {}
+def test_ssh_takes_its_home_from_the_list_of_users_and_ansible_its_own_from_home(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/elsewhere")
+    monkeypatch.setenv("LOGNAME", "somebody")
+    (home / ".ssh/config").write_text("Host *\n Port 2200\n")
+    way = routed(ansible_ssh_private_key_file="~/key", ansible_ssh_common_args="-i ~/more -o HostKeyAlias=%d")
+    assert way.target.port == 2200
+    assert way.target.user_known_hosts[0] == f"{home}/.ssh/known_hosts"
+    assert way.target.key_files == ("/elsewhere/key", f"{home}/more")
+    assert way.target.known_as == str(home)
+    assert way.target.user == config.login()[0] != "somebody"
+
+
+@pytest.mark.usefixtures("home")
+def test_of_several_names_for_one_thing_ansibles_last_one_counts() -> None:
+    way = routed(ansible_user="a", ansible_ssh_user="b", ansible_port=1, ansible_ssh_port=2)
+    assert (way.target.user, way.target.port) == ("b", 2)
+    assert routed(ansible_host="a", ansible_ssh_host="b").target.host == "b"

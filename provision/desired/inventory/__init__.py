@@ -33,6 +33,7 @@ def find(argument: str | None, option: str | None, *, last_used: bool = True) ->
     Raises UsageError when argument and option disagree, InventoryError when there is none.
     """
     if argument and option and argument != option:
+        ansible_inventory.refuse_playbook(Path(argument))
         raise UsageError(f"two inventories: {argument} and --inventory {option}", "give one")
     for named, by in (
         (argument or option, ""),
@@ -97,7 +98,9 @@ def load(source: Path, vault_password_files: Sequence[Path] = ()) -> Fleet:
     groups = _members(answer)
     names = list(groups.get("all", ()))
     if not names:
-        raise InventoryError(f"{source}: no nodes", "name at least one under `hosts:`")
+        raise InventoryError(
+            f"{source}: no nodes", "name at least one host in it; gpuprov init writes a commented one"
+        )
     belongs: dict[str, list[str]] = {name: [] for name in names}
     for group, members in groups.items():
         if group != "all":

@@ -5,9 +5,11 @@ It exits 0 with an empty answer when it understood nothing, and 0 with a partial
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -23,11 +25,15 @@ TIMEOUT = 600.0  # seconds; 10,000 hosts in YAML take about 45
 _UNPARSED = re.compile(r"Unable to parse (?P<source>.+?) as an inventory source")
 _PLAYS = re.compile(r"^(?:- |  )(?:hosts|(?:ansible\.builtin\.)?import_playbook)\s*:", re.MULTILINE)
 _PLACE = re.compile(r"^Origin: (?P<place>/[^\n]+?:\d+(?::\d+)?)$", re.MULTILINE)
+_TWICE = re.compile(
+    r"duplicate (?:mapping|dict) key '?(?P<key>[^\n']+)'?[^\n]*(?:\nOrigin: (?P<place>/[^\n]+?:\d+):\d+)?"
+)
 _CAUSE = re.compile(r"Failed to parse inventory with '(?P<plugin>\w+)' plugin: (?P<cause>[^\n]+)")
 
 
 def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, Any]:
     """What `ansible-inventory --list` says of `source`, as parsed JSON. Raises InventoryError."""
+    _check_readable(source)
     _check_yaml(source)
     command = [_program(), "-i", str(source), "--list"]
     for file in vault_password_files:
@@ -52,6 +58,11 @@ def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, A
         raise InventoryError(
             f"ansible-inventory cannot be started: {trouble}", "install ansible-core"
         ) from None
+    if twice := _TWICE.search(done.stderr):
+        raise InventoryError(
+            f"{twice['place'] or source}: {twice['key']} is there twice",
+            "keep one: Ansible heeds the last alone",
+        )
     if done.returncode != 0 or _UNPARSED.search(done.stderr):
         _check_yaml_of_folders(source)
         raise _refused(source, done.stderr)
@@ -104,6 +115,26 @@ def environment() -> dict[str, str]:
     }
 
 
+def _check_readable(source: Path) -> None:
+    """What Ansible tries as five formats, or reads with question marks in it."""
+    for file in files(source) if source.is_file() else ():
+        if not os.access(file, os.R_OK):
+            raise InventoryError(f"{file}: cannot be read: Permission denied", "check its permissions")
+    if not source.is_file() or os.access(source, os.X_OK):
+        return
+    content = source.read_bytes()
+    if content.startswith(b"#!"):
+        raise InventoryError(
+            f"{source}: an inventory script that cannot be executed", f"chmod +x {shlex.quote(str(source))}"
+        )
+    for number, line in enumerate(content.splitlines(), start=1):
+        try:
+            line.decode("utf-8")
+        except UnicodeDecodeError:
+            if line.lstrip()[:1] not in (b"#", b";"):  # there Ansible does not mind either
+                raise InventoryError(f"{source}:{number}: not UTF-8 text", "save it as UTF-8") from None
+
+
 def _check_yaml(source: Path) -> None:
     """Ansible tries five formats and reports five failures; for a YAML file we know which one was meant."""
     if source.is_file() and source.suffix in (".yml", ".yaml") and not os.access(source, os.X_OK):
@@ -111,6 +142,12 @@ def _check_yaml(source: Path) -> None:
         if not text.startswith("$ANSIBLE_VAULT"):
             yamlfile.check_syntax(text, str(source), InventoryError)
             _refuse_playbook(text, source)
+
+
+def refuse_playbook(file: Path) -> None:
+    """Raises UsageError when this file is one, as it stands behind an inventory for ansible-playbook."""
+    if file.is_file() and file.suffix in (".yml", ".yaml"):
+        _refuse_playbook(yamlfile.read_text(file, InventoryError), file)
 
 
 def _refuse_playbook(text: str, source: Path) -> None:
@@ -157,21 +194,114 @@ def _refused(source: Path, stderr: str) -> InventoryError:
     text = re.sub(r"[ \t]+", " ", stderr).strip()
     if "Decryption failed" in text or "no vault secrets" in text.lower() or "vault password" in text.lower():
         return InventoryError(
-            f"{source}: holds vaulted values that could not be decrypted", "give --vault-password-file FILE"
+            f"{_vaulted(source)}: holds vaulted values that could not be decrypted",
+            "give --vault-password-file FILE",
         )
     unparsed = _UNPARSED.search(text)
-    wanted = unparsed["source"] if unparsed else str(source)
-    place = next((match["place"] for match in _PLACE.finditer(text)), wanted)
+    wanted = Path(unparsed["source"]) if unparsed else source
+    if os.path.abspath(source) == str(wanted):  # noqa: PTH100 - as Ansible does
+        wanted = source
+    place = next((match["place"] for match in _PLACE.finditer(text)), str(wanted))
     causes = {match["plugin"]: match["cause"] for match in _CAUSE.finditer(text)}
     errors = re.findall(r"^(?:\[?ERROR\]?|ERROR!)[: ]+(.+)$", text, re.MULTILINE)
-    cause = next(iter(errors), "") or _likeliest(Path(wanted), causes) or _last_line(text)
+    cause = next(iter(errors), "") or _likeliest(wanted, causes) or _last_line(text)
+    cause = cause.removeprefix("Failed to parse inventory: ")
+    for pattern, line, what, fix in _EXPLAINED:
+        if match := re.search(pattern, cause):
+            said = re.search(r"Standard error from inventory script:\n(.*)", text)
+            names = {name: (value or "").strip() for name, value in match.groupdict().items()}
+            names |= {"file": str(wanted), "said": f": {said[1].strip()}" if said and said[1].strip() else ""}
+            number = _line_of(wanted, line.format(**{key: re.escape(value) for key, value in names.items()}))
+            return InventoryError(f"{wanted}{number}: {what.format(**names)}", fix.format(**names))
+    cause = re.sub(r"<class '[\w.]*?(\w+)'>", r"\1", cause)
     return InventoryError(
         f"{place}: not an inventory Ansible understands: {cause}", "gpuprov init writes one to compare with"
     )
 
 
+_A_RANGE = "a range"  # stands for the first line with one that is not to be understood
+_RANGES = "as gpu-[01:40]: the lower end first, both ends numbers of the same length, or both a letter"
+# Ansible's complaint, the beginning of the line it is about (empty: there is none), and how we say both.
+_EXPLAINED = (
+    (
+        r"Section \[(?P<section>.+?)\] includes undefined group '(?P<group>.+?)'",
+        r"\s*{group}\s*(?:#.*)?$",
+        "[{section}] names the group {group}, which is nowhere declared",
+        "write a section [{group}], or take the name out",
+    ),
+    (
+        r"Expected key=value host variable assignment, got: (?P<word>.+)",
+        r"(?!\s*[#;\[]).*\s{word}(?:\s|$)",
+        "{word!r} behind a host is no key=value",
+        "one host on each line; a value with a space in it in quotes",
+    ),
+    (
+        r"Error parsing host definition (?:'(?P<a>.*)'|\"(?P<b>.*)\"): No closing quotation",
+        r"\s*{a}{b}",
+        "a quote is not closed",
+        "close it",
+    ),
+    (r"host range|invalid literal for int|host pattern.*range", _A_RANGE, "not a range of hosts", _RANGES),
+    (
+        r"Invalid \"(?P<key>\w+)\" entry for \"(?P<group>.+?)\" group, requires a dictionary",
+        r"\s*{key}\s*:",
+        "`{key}` of the group {group} must be a mapping",
+        "a colon behind each name, and no dash before it: `gpu-01:`",
+    ),
+    (
+        r"[Ii]nventory script .*?(?:exit code|status) (?P<code>-?\d+)",
+        "",
+        "the inventory script ended with status {code}{said}",
+        "run it to see why: {file} --list",
+    ),
+    (
+        r"Unable to get JSON decoder for inventory script result: (?P<why>.+)",
+        "",
+        "the inventory script did not print JSON: {why}",
+        "run it to see what it prints: {file} --list",
+    ),
+    (
+        r"specifies unknown plugin '(?P<plugin>.+?)'",
+        r"\s*plugin\s*:",
+        "the inventory plugin {plugin} is not installed",
+        "install its collection with ansible-galaxy, or correct the name",
+    ),
+)
+
+
+def _line_of(file: Path, pattern: str) -> str:
+    """`:7` for the first line that begins so."""
+    if not pattern or not file.is_file():
+        return ""
+    lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+    fits = _has_bad_range if pattern == _A_RANGE else re.compile(pattern).match
+    return next((f":{n}" for n, line in enumerate(lines, start=1) if fits(line)), "")
+
+
+def _has_bad_range(line: str) -> bool:
+    for bounds in re.findall(r"\[([^\]\s]*:[^\]\s]*)\]", line.partition("#")[0]):
+        first, last, *_step = bounds.split(":")
+        numbers = first.isdecimal() and last.isdecimal() and int(first) <= int(last)
+        numbers = numbers and (first[0] != "0" or first == "0" or len(first) == len(last))
+        letters = len(first) == len(last) == 1 and (first + last).isalpha() and first <= last
+        if last not in ("children", "vars", "hosts") and not numbers and not letters:
+            return True
+    return False
+
+
+def _vaulted(source: Path) -> Path:
+    """The file that is vaulted as a whole, or holds a vaulted value."""
+    for file in files(source):
+        with contextlib.suppress(OSError):
+            if b"$ANSIBLE_VAULT" in file.read_bytes():
+                return file
+    return source
+
+
 def _likeliest(source: Path, causes: dict[str, str]) -> str:
     """Of the complaints of all formats, the one of the format that was meant."""
+    if "unknown plugin" in causes.get("auto", ""):
+        return causes["auto"]
     order = (
         ("yaml", "auto", "ini")
         if source.suffix in (".yml", ".yaml", ".json")

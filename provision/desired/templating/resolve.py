@@ -241,7 +241,10 @@ def _fill(
     vaulted = {node: [n for n in names if _is_vaulted(views[node][n])] for node, names in wanted.items()}
     for node, names in vaulted.items():
         if names and not fleet.vault_password_files:
-            raise StackError(f"{node}: {', '.join(names)} is vaulted", "give --vault-password-file FILE")
+            place = f"{where(names[0])}: ".removeprefix(": ")
+            raise StackError(
+                f"{place}{node}: {', '.join(names)} is vaulted", "give --vault-password-file FILE"
+            )
     hosts = {node: {**all_defaults(), **views[node].maps[1], **_place(views[node])} for node in wanted}
     around = functools.partial(_around, fleet, views)
     answers = ask_ansible(hosts, wanted, fleet.vault_password_files, run, around, where)

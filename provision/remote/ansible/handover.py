@@ -1,9 +1,9 @@
 """The input of one Ansible run: a private folder in memory, an inventory of its hosts, a clean environment.
 
 The folder holds passwords, so it is 0700, on a memory file system where there is one, and removed whatever
-happens; one that a killed controller left behind is removed by the next run. A user's ansible.cfg counts only
-when ANSIBLE_CONFIG names it, and no other ANSIBLE_* variable of the user's does: what stands in the inventory
-is what happens, from whatever folder and shell gpuprov is started.
+happens; one that a killed controller left behind is removed by the next run. Connection settings of a user's
+ansible.cfg and ANSIBLE_* variables are among the hosts' variables by now (ansible_settings.py). Of the rest
+only a file that ANSIBLE_CONFIG names is given to Ansible: what stands in the inventory is what happens.
 """
 
 from __future__ import annotations
@@ -193,6 +193,7 @@ def environment(folder: Path, forks: int) -> dict[str, str]:
         "ANSIBLE_LIBRARY": str(paths.MODULES),
         "ANSIBLE_FORKS": str(forks),
         "ANSIBLE_HOST_KEY_CHECKING": "True",
+        "ANSIBLE_SSH_ARGS": _SSH_ARGS,
         "ANSIBLE_PIPELINING": "True",
         "ANSIBLE_TIMEOUT": "30",  # the usual 10 s is short for sudo on a node under load
         "ANSIBLE_PYTHON_INTERPRETER": "auto_silent",
@@ -206,6 +207,4 @@ def environment(folder: Path, forks: int) -> dict[str, str]:
         # ansible-runner drops whole results above this size without a word; ours are capped on the node.
         "MAX_EVENT_RES": "64000000",
     }
-    if not chosen:
-        wanted["ANSIBLE_SSH_ARGS"] = _SSH_ARGS
     return {name: os.environ[name] for name in KEPT if name in os.environ} | wanted

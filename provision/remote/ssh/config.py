@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import fnmatch
 import functools
+import os
+import pwd
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -38,6 +40,24 @@ class _Line:
 
 
 Options = dict[str, list[str]]
+
+
+@functools.lru_cache(maxsize=1)
+def login() -> tuple[str, str]:
+    """Whoever runs this, and the home, as ssh takes both: from the list of users. In a container HOME and
+    USER often say something else."""
+    try:
+        entry = pwd.getpwuid(os.getuid())
+    except KeyError:  # ssh itself would not start
+        return paths.user(), str(paths.home())
+    return entry.pw_name, entry.pw_dir
+
+
+def expanded(path: str) -> Path:
+    """A path as ssh takes it: ~ is the home in the list of users, whatever HOME says."""
+    if path == "~" or path.startswith("~/"):
+        return Path(login()[1] + path[1:])
+    return Path(path).expanduser()  # ~user
 
 
 def take(options: Options, keyword: str, value: str) -> None:
@@ -123,9 +143,9 @@ def _lines(path: Path, conditions: tuple[tuple[str, tuple[str, ...]], ...], dept
 
 
 def _included(path: Path, patterns: Sequence[str]) -> Iterator[Path]:
-    base = Path("/etc/ssh") if str(path).startswith("/etc/ssh") else Path("~/.ssh").expanduser()
+    base = Path("/etc/ssh") if str(path).startswith("/etc/ssh") else expanded("~/.ssh")
     for pattern in patterns:
-        full = Path(pattern).expanduser()
+        full = expanded(pattern)
         full = full if full.is_absolute() else base / full
         yield from sorted(Path(full.anchor).glob(str(full.relative_to(full.anchor))))
 
@@ -150,7 +170,7 @@ class ConfigFiles:
     def _of(self, file: str) -> list[_Line]:
         if file not in self._read:
             try:
-                self._read[file] = list(_lines(Path(file).expanduser(), (), 0))
+                self._read[file] = list(_lines(expanded(file), (), 0))
             except NotUnderstoodError as error:
                 self._read[file] = error
         found = self._read[file]
@@ -174,8 +194,8 @@ def _holds(kind: str, words: tuple[str, ...], name: str, options: Options, final
         subjects = {
             "host": options.get("hostname", [name])[0].replace("%h", name),
             "originalhost": name,
-            "user": options.get("user", [paths.user()])[0],
-            "localuser": paths.user(),
+            "user": options.get("user", [login()[0]])[0],
+            "localuser": login()[0],
         }
         if criterion.lstrip("!") not in subjects or not left:
             raise NotUnderstoodError(f"`Match {' '.join(words)}` in an ssh_config file")

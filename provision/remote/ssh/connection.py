@@ -7,23 +7,22 @@ left to them (NotUnderstoodError), never guessed.
 
 from __future__ import annotations
 
-import configparser
 import functools
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from provision import paths
 from provision.remote.ssh.config import (
     SSH_PORT,
     ConfigFiles,
     NotUnderstoodError,
     Options,
+    expanded,
     from_arguments,
+    login,
     take,
 )
 
@@ -115,9 +114,9 @@ def hop(
     first = {keyword: values[0] for keyword, values in options.items()}
     host = _expand(first.get("hostname", name), {"h": name, "n": name})
     port = _number(first.get("port", str(SSH_PORT)), "port")
-    me = paths.user()
+    me, home = login()
     tokens = {"h": host, "n": name, "p": str(port), "r": first.get("user", me)}
-    tokens |= {"u": me, "d": str(paths.home())}
+    tokens |= {"u": me, "d": home}
     strict = first.get("stricthostkeychecking", "ask").lower()
     if strict not in ("ask", "yes", "accept-new"):
         raise NotUnderstoodError(f"StrictHostKeyChecking is {strict}")
@@ -211,7 +210,7 @@ def _expand(text: str, tokens: Mapping[str, str]) -> str:
 def _path(text: str, tokens: Mapping[str, str]) -> str:
     if "${" in text:
         raise NotUnderstoodError(f"an environment variable in {text!r}")
-    return str(Path(_expand(text, tokens)).expanduser())
+    return str(expanded(_expand(text, tokens)))
 
 
 def _paths(text: str, tokens: Mapping[str, str]) -> tuple[str, ...]:
@@ -252,9 +251,9 @@ class Route:
     python: str = "python3"
 
 
-def route_of(node: Node, configs: ConfigFiles, defaults: Mapping[str, str] | None = None) -> Route:
+def route_of(node: Node, configs: ConfigFiles) -> Route:
     """The route to `node`. Raises NotUnderstoodError (why it must go through Ansible)."""
-    values = _Variables({**(defaults or {}), **node.variables})
+    values = _Variables(node.variables)
     connection = values.text("ansible_connection") or "ssh"
     if connection not in CONNECTIONS:
         raise NotUnderstoodError(f"ansible_connection is {connection}")
@@ -264,17 +263,18 @@ def route_of(node: Node, configs: ConfigFiles, defaults: Mapping[str, str] | Non
     for keyword, names in _OPTION_VARIABLES:
         value = values.text(*names)
         if value:
-            take(options, keyword, value)
+            # A key of the inventory is Ansible's to expand, by HOME; what ssh is told itself is not.
+            take(options, keyword, os.path.expanduser(value) if keyword == "identityfile" else value)  # noqa: PTH111
     from_arguments(values.text("ansible_ssh_common_args") or "", options)
     from_arguments(values.text("ansible_ssh_extra_args") or "", options)
-    name = values.text("ansible_host", "ansible_ssh_host") or node.name
+    name = values.text("ansible_ssh_host", "ansible_host") or node.name
     chosen = list(options.get("configfile", ()))
     target = hop(
         name,
         options,
         configs,
-        password=values.text("ansible_password", "ansible_ssh_password", "ansible_ssh_pass"),
-        key_passphrase=values.text("ansible_private_key_passphrase", "ansible_ssh_private_key_passphrase"),
+        password=values.text("ansible_ssh_password", "ansible_ssh_pass", "ansible_password"),
+        key_passphrase=values.text("ansible_ssh_private_key_passphrase", "ansible_private_key_passphrase"),
     )
     # As in our playbooks: with become, unless the inventory says no.
     become = values.flag("ansible_become", default=True) and target.user != "root"
@@ -282,54 +282,19 @@ def route_of(node: Node, configs: ConfigFiles, defaults: Mapping[str, str] | Non
         target=target,
         jumps=jumps(options, configs, chosen),
         become=become,
-        become_password=values.text("ansible_become_password", "ansible_become_pass", "ansible_sudo_pass")
+        become_password=values.text("ansible_sudo_pass", "ansible_become_pass", "ansible_become_password")
         if become
         else None,
         python=_python(values),
     )
 
 
+# Of several names for one thing, Ansible takes the last that it documents: it stands first here.
 _OPTION_VARIABLES = (
-    ("port", ("ansible_port", "ansible_ssh_port")),
-    ("user", ("ansible_user", "ansible_ssh_user")),
+    ("port", ("ansible_ssh_port", "ansible_port")),
+    ("user", ("ansible_ssh_user", "ansible_user")),
     ("identityfile", ("ansible_ssh_private_key_file", "ansible_private_key_file")),
-    ("connecttimeout", ("ansible_ssh_timeout",)),
-)
-
-
-def ansible_defaults() -> dict[str, str]:
-    """Connection settings of the ansible.cfg that ANSIBLE_CONFIG names, as the variables they stand for.
-
-    No other ansible.cfg counts for gpuprov, here or when it runs Ansible.
-    """
-    chosen = os.environ.get("ANSIBLE_CONFIG")
-    if not chosen:
-        return {}
-    parser = configparser.ConfigParser(interpolation=None, strict=False, allow_no_value=True)
-    try:
-        parser.read(chosen, encoding="utf-8")
-    except (configparser.Error, UnicodeDecodeError):
-        return {}  # Ansible itself complains about it, better than we could
-    found = {}
-    for section, key, variable in _SETTINGS:
-        value = parser.get(section, key, fallback=None)
-        if value:
-            found[variable] = value
-    return found
-
-
-_SETTINGS = (
-    ("defaults", "remote_user", "ansible_user"),
-    ("defaults", "remote_port", "ansible_port"),
-    ("defaults", "private_key_file", "ansible_ssh_private_key_file"),
-    ("defaults", "transport", "ansible_connection"),
-    ("ssh_connection", "ssh_args", "ansible_ssh_args"),
-    ("ssh_connection", "ssh_common_args", "ansible_ssh_common_args"),
-    ("ssh_connection", "ssh_extra_args", "ansible_ssh_extra_args"),
-    ("ssh_connection", "ssh_executable", "ansible_ssh_executable"),
-    ("privilege_escalation", "become", "ansible_become"),
-    ("privilege_escalation", "become_user", "ansible_become_user"),
-    ("privilege_escalation", "become_method", "ansible_become_method"),
+    ("connecttimeout", ("ansible_ssh_timeout", "ansible_timeout")),
 )
 
 

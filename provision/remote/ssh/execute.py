@@ -45,7 +45,7 @@ _SUDO = (
     (
         "a password is required",
         "sudo needs a password",
-        "set ansible_become_password, or NOPASSWD in sudoers",
+        "give -K, or set ansible_become_password, or NOPASSWD in sudoers",
     ),
     ("no password was provided", "sudo refused the password", "correct ansible_become_password"),
     ("incorrect password", "sudo refused the password", "correct ansible_become_password"),
@@ -53,7 +53,7 @@ _SUDO = (
     (
         "a terminal is required",
         "sudo needs a password",
-        "set ansible_become_password, or NOPASSWD in sudoers",
+        "give -K, or set ansible_become_password, or NOPASSWD in sudoers",
     ),
     ("must have a tty", "sudo wants a terminal", "remove requiretty from sudoers on the node"),
     ("is not in the sudoers file", "this user may not use sudo", _NO_SUDO),

@@ -15,7 +15,7 @@ from typing import Any
 from provision.errors import InventoryError
 from provision.fleet import Fleet, Node
 from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
-from provision.remote.ssh.connection import Route, ansible_defaults, route_of
+from provision.remote.ssh.connection import Route, route_of
 
 GROUP = "gpuprov_workers"
 VARIABLE = "gpuprov_worker"
@@ -104,7 +104,7 @@ def _link(node: Node) -> dict[str, Any]:
 
 def _worker(link: Mapping[str, Any]) -> Worker:
     node = Node(link["name"], (), link["variables"])
-    return Worker(link["name"], link["python"], route_of(node, ConfigFiles(), ansible_defaults()))
+    return Worker(link["name"], link["python"], route_of(node, ConfigFiles()))
 
 
 def shares(

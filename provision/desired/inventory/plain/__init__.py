@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provision.desired.inventory import ansible_inventory
+from provision.desired.inventory import ansible_inventory, ansible_settings
 from provision.desired.inventory.plain import documents
 from provision.desired.inventory.plain.documents import NotPlainError
 from provision.desired.inventory.plain.groups import ALL, Groups, add_ini, add_yaml
@@ -43,7 +43,10 @@ _INTERNAL = frozenset(
 
 def read(source: Path, vault_password_files: Sequence[Path] = ()) -> dict[str, Any]:
     """What `ansible-inventory --list` says of `source`. Raises NotPlainError when only Ansible can tell."""
-    _check_settings(ansible_inventory.environment())
+    try:
+        _check_settings(ansible_inventory.environment())
+    except OSError as trouble:  # a home that is not ours to read
+        raise NotPlainError(str(trouble)) from None
     named = str(source)
     if "," in named or "$" in named:
         raise NotPlainError("not the name of one file or folder")
@@ -79,6 +82,8 @@ def _add(file: Path, groups: Groups, known: dict[str, Any], spellings: dict[str,
     text = read_text(file)
     if os.access(file, os.X_OK):  # Ansible would run it: an inventory script
         raise NotPlainError(f"{file} can be executed")
+    if text.startswith("#!"):
+        raise NotPlainError(f"{file} is a script")
     extension = os.path.splitext(file)[1]  # noqa: PTH122 - as Ansible sees it
     if extension == ".toml":
         raise NotPlainError("TOML")
@@ -149,6 +154,7 @@ _SECTIONS = frozenset(
             "persistent_connection",
             "connection",
             "privilege_escalation",
+            "sudo_become_plugin",
         ),
         *("colors", "diff", "galaxy", "selinux"),
     }
@@ -179,6 +185,8 @@ _ENVIRONMENT = frozenset(
         *("RETRY_FILES_ENABLED", "ROLES_PATH", "SSH_ARGS", "SSH_CONTROL_PATH_DIR", "STDOUT_CALLBACK"),
         *("SYSTEM_WARNINGS", "TIMEOUT", "TRANSFORM_INVALID_GROUP_CHARS", "VAULT_IDENTITY"),
         *("VAULT_IDENTITY_LIST", "VAULT_PASSWORD_FILE", "VERBOSITY"),
+        *("ASK_PASS", "BECOME", "BECOME_ASK_PASS"),
+        *(name.removeprefix("ANSIBLE_") for each in ansible_settings.SETTINGS for name in each.environment),
     }
 )
 _PLUGINS = (Path("~/.ansible/plugins"), Path("/usr/share/ansible/plugins"))
