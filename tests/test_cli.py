@@ -14,6 +14,7 @@ import pytest
 
 from provision import cli
 from provision.errors import ExitCode, GpuprovError, InventoryError
+from provision.remote.ssh import config
 
 ROOT = Path(cli.__file__).resolve().parent.parent
 
@@ -71,6 +72,7 @@ OPTIONS = {
         "drift": "--require-validated",
     },
     **{"report": "--rejudge", "selftest": "--mask-serials", "lab up": "--inventory"},
+    **{"docs": "--help"},
 }
 
 
@@ -166,6 +168,7 @@ def test_a_user_without_a_name_or_a_home_gets_one_clear_line(
     for name in ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("pwd.getpwuid", unknown)
+    config.login.cache_clear()
     assert cli.main(["drift", str(inventory)]) == ExitCode.ERROR
     assert capsys.readouterr().err == "gpuprov: this user has no home folder: HOME is not set\n  → set HOME\n"
     monkeypatch.setenv("HOME", str(tmp_path))

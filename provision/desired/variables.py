@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import functools
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from provision.desired import compared, skus
+from provision.desired import compared, skus, variable_types
 from provision.desired.inventory import ansible_inventory
 from provision.desired.role import all_roles
 from provision.errors import StackError
@@ -55,12 +52,6 @@ OWN = {
     "gpuprov_worker_python": "a worker's interpreter that has gpuprov; python3 when absent",
     "gpuprov_reboot_timeout": "seconds a node has to come back after a reboot",
 }
-_NUMBERS = frozenset(
-    {
-        *("gpuprov_expected_gpus", "gpuprov_wave", "gpuprov_reboot_timeout"),
-        *("gpuprov_hook_timeout", "gpuprov_package_lock_timeout"),
-    }
-)
 
 
 def _text(pattern: str) -> Callable[[Any], bool]:
@@ -139,25 +130,6 @@ RESERVED = frozenset({"gpuprov_node", "gpuprov_run"})
 _SURE = 0.9  # similarity from which a name without our prefix is taken for one of ours mistyped
 _NEAR = 0.75  # the same behind the prefix of a role: nccl_verison
 _SAID = 5  # foreign variables that are named one by one
-# Words for true and false, as Ansible's modules and roles take them.
-_FLAGS = {
-    **dict.fromkeys(("y", "yes", "on", "1", "true", "t"), True),
-    **dict.fromkeys(("n", "no", "off", "0", "false", "f"), False),
-}
-_OWN_TYPES = {
-    "gpuprov_canary": "bool",
-    "gpuprov_roles": "list",
-    "gpuprov_ignore_majority": "list",
-    **dict.fromkeys(_NUMBERS, "int"),
-}
-_WANTED = {
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "list": "a list",
-    "dict": "a mapping",
-}
 
 
 def known() -> frozenset[str]:
@@ -167,7 +139,7 @@ def known() -> frozenset[str]:
 
 def form(name: str) -> str:
     """What a value of one of OWN has to be, in words."""
-    if name in _NUMBERS:
+    if name in variable_types.NUMBERS:
         return "a whole number"
     return next((wanted for names, _, wanted in _PLAIN if name in names), _OTHERS.get(name, ""))
 
@@ -177,93 +149,13 @@ def is_text(name: str) -> bool:
     return any(role.options.get(name, {}).get("type") == "str" for role in all_roles().values())
 
 
-@functools.lru_cache(maxsize=1)
-def _types() -> Mapping[str, tuple[str, str]]:
-    """Name → its type and that of its elements, by the roles' argument specs; and of our own."""
-    found = {
-        name: (str(option.get("type", "str")), str(option.get("elements", "str")))
-        for role in all_roles().values()
-        for name, option in role.options.items()
-    }
-    return {
-        **found,
-        **{name: (kind, "str") for name, kind in _OWN_TYPES.items()},
-        "ansible_become": ("bool", ""),
-    }
-
-
-def typed(fleet: Fleet) -> Fleet:
-    """The fleet with texts where roles want other types turned into these: INI has no other `false`, and
-    quotes are easily written. What cannot be turned stays, for `check`. Nodes go on sharing what they shared.
-    """
-    types = _types()
-    made: dict[int, Mapping[str, Any]] = {}
-    nodes = {}
-    for name, node in fleet.nodes.items():
-        key = id(node.variables)
-        if key not in made:
-            meant = {
-                each: _typed(each, node.variables[each]) for each in types.keys() & node.variables.keys()
-            }
-            changed = {each: value for each, value in meant.items() if value is not node.variables[each]}
-            made[key] = {**node.variables, **changed} if changed else node.variables
-        nodes[name] = replace(node, variables=made[key])
-    return replace(fleet, nodes=nodes)
-
-
 def _check_types(node: Node, source: Path, overrides: Mapping[str, Any]) -> None:
-    for name in _types().keys() & node.variables.keys() - overrides.keys():
-        if wrong := _mistyped(name, node.variables[name]):
+    for name in variable_types.types().keys() & node.variables.keys() - overrides.keys():
+        if wrong := variable_types.mistyped(name, node.variables[name]):
             raise StackError(
                 f"{_at(name, source)}{name} ({node.name}) must be {wrong}, not {node.variables[name]!r}",
                 "correct it in the inventory",
             )
-
-
-def typed_override(name: str, value: Any) -> Any:
-    """A value of `--set`, of the type that the roles want. Raises StackError for one that is not."""
-    meant = _typed(name, value) if name in _types() else value
-    if name in _types() and (wrong := _mistyped(name, meant)):
-        raise StackError(f"--set {name} must be {wrong}, not {meant!r}", "correct it")
-    return meant
-
-
-def _typed(name: str, value: Any) -> Any:
-    """`value` itself where it is of its type, a template, or nothing that can be turned into one."""
-    kind, elements = _types()[name]
-    if kind == "bool" and type(value) in (int, str):
-        return _FLAGS.get(str(value).strip().lower(), value)
-    if kind == "str" and type(value) is int:
-        return str(value)
-    if not isinstance(value, str) or "{{" in value or "{%" in value:
-        return value
-    with contextlib.suppress(ValueError):
-        if kind == "int":
-            return int(value)
-        if kind == "float":
-            return float(value)
-    if kind == "list" and elements == "str":
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return value
-
-
-def _mistyped(name: str, value: Any) -> str:
-    """What the value of a role's option must be, where it is not that; of templates nobody knows it yet."""
-    kind, _ = _types()[name]
-    if value is None or name in OWN or (isinstance(value, str) and ("{{" in value or "{%" in value)):
-        return ""
-    if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
-        return ""
-    fits = {
-        "bool": isinstance(value, bool),
-        "int": type(value) is int,
-        "float": type(value) in (int, float),
-        "list": isinstance(value, list),
-        "dict": isinstance(value, dict),
-        # 12.90 as a number has lost a digit: what it was cannot be told.
-        "str": not isinstance(value, float | list | dict),
-    }
-    return "" if fits.get(kind, True) else f"{_WANTED[kind]}{', in quotes' if kind == 'str' else ''}"
 
 
 def check(
@@ -383,7 +275,7 @@ def written(name: str, source: Path) -> str:
 
 def _check_own(name: str, value: Any, node: str) -> None:
     whole = isinstance(value, int) and not isinstance(value, bool) and value >= 0
-    if name in _NUMBERS and not whole:
+    if name in variable_types.NUMBERS and not whole:
         raise StackError(f"{node}: {name} must be a whole number, not {value!r}", "write digits alone")
     for names, fits, wanted in _PLAIN:
         if name in names and not fits(value):

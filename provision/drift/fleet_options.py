@@ -227,7 +227,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
     (`--set cuda_toolkit_version=12.9` means the version, not a number.) Raises UsageError for anything else.
     """
     from provision import yamlfile
-    from provision.desired import variables
+    from provision.desired import variable_types, variables
 
     found: dict[str, Any] = {}
     for text in options.set:
@@ -241,7 +241,7 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
         found[key] = yamlfile.parse(value, f"--set {key}", UsageError)
         if variables.is_text(key) and found[key] is not None and not isinstance(found[key], str):
             found[key] = value
-        found[key] = variables.typed_override(key, found[key])
+        found[key] = variable_types.typed_override(key, found[key])
     return found
 
 
@@ -250,14 +250,14 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     and the overrides that are left to apply."""
     from pathlib import Path
 
-    from provision.desired import inventory, lockfile, variables
+    from provision.desired import inventory, lockfile, variable_types
     from provision.desired.templating import resolve
     from provision.drift import logins
     from provision.remote import workers
 
     chosen = overrides(options)
     source = inventory.find(options.inventory, options.inventory_option, last_used=options.last_used)
-    fleet = variables.typed(inventory.load(source, vault_password_files(options)))
+    fleet = variable_types.typed(inventory.load(source, vault_password_files(options)))
     fleet = logins.completed(fleet, options, say)
     inventory.remember(fleet)
     if options.lock:

@@ -303,7 +303,7 @@ def test_who_cannot_be_a_source_is_said_why() -> None:
     }
     drifts = {**assessment.drifts, "drifted": [drift], "locked": [own]}
     assert lock_sources.unfit(replace(assessment, observations=observed, drifts=drifts)) == {
-        "silent": "no route",
+        "silent": "unreadable: no route",
         "drifted": "1 expectation not held, the first is package.libnccl2.version (nccl)",
         "unread": "its packages could not be read: timed out",
     }

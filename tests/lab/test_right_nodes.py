@@ -160,7 +160,7 @@ def logins(lab: Lab) -> int:
     """How often anybody has logged in to gpu-02 so far, this look included."""
     return len(
         lab.node("gpu-02")
-        .as_root("journalctl --sync; journalctl -o cat -u ssh | grep Accepted")
+        .as_root("journalctl --sync; journalctl -o cat -u ssh | grep ^Accepted")
         .stdout.splitlines()
     )
 
@@ -214,3 +214,32 @@ def test_up_asks_about_inventory_stack_and_nodes_and_touches_no_other(lab: Lab, 
     assert "change 1 node of real.yml (gpu-01)? [y/N]" in seen
     assert "stopped before anything was changed" in seen
     assert (logins(lab) - 1, state(lab)) == before
+
+
+def test_a_group_in_which_nobody_can_start_mpi_gets_a_report_that_says_why(
+    lab: Lab, operator: Operator
+) -> None:
+    for name in ("gpu-01", "gpu-02"):
+        lab.node(name).as_root("! command -v mpirun")
+    done = operator.call("validate", "--checks", "nccl_group")
+    assert done.returncode == ExitCode.INCOMPLETE, said(done)
+    assert (
+        "mpirun: No such file or directory: the role validation_tools, with validation_tools_mpi: true"
+        in said(done)
+    )
+    assert (operator.newest("validate") / "report.html").is_file()
+
+
+def test_a_lock_says_that_every_node_of_its_kind_differs_until_up(operator: Operator, tmp_path: Path) -> None:
+    done = operator.call("lock", "--force", "-o", str(tmp_path / "lock.yml"))
+    assert done.returncode == ExitCode.OK, said(done)
+    assert "until gpuprov up has pinned these versions, gpuprov drift reports every node" in said(done)
+
+
+def test_what_is_no_run_is_answered_with_the_runs_there_are(fleets: Path) -> None:
+    measured = call(fleets, "validate", "real.yml", "--stage", "quick")
+    (run,) = [path.name for path in (fleets / "runs").glob("*-validate")]
+    done = call(fleets, "report", "--compare", run, "validated")
+    assert done.returncode == ExitCode.ERROR, measured.stderr
+    assert "validated" in done.stderr
+    assert run in done.stderr

@@ -17,7 +17,7 @@ from ansible.module_utils.parsing.convert_bool import boolean  # type: ignore[im
 
 from provision import cli
 from provision.commands import up
-from provision.desired import inventory, variables
+from provision.desired import inventory, variable_types
 from provision.drift import fleet_options, logins
 from provision.remote.ansible.runner import run_playbook
 from provision.remote.observe import observe
@@ -398,7 +398,7 @@ def test_a_truth_in_ini_means_what_it_means_to_ansible(tmp_path: Path) -> None:
             f"[g{number}]\nk{number}\n[g{number}:vars]\nansible_become = {word}\ngpuprov_canary={word}\n"
         )
     (tmp_path / "hosts").write_text("".join(lines))
-    nodes = variables.typed(inventory.load(tmp_path / "hosts")).nodes
+    nodes = variable_types.typed(inventory.load(tmp_path / "hosts")).nodes
     for number, word in enumerate(SPELLED):
         meant = boolean(word.strip("'"))
         assert nodes[f"h{number}"].variables["nvidia_driver_hold"] is meant, word
@@ -412,7 +412,7 @@ def test_texts_and_numbers_become_what_the_roles_want(tmp_path: Path) -> None:
         "b other=false\nc other=false\n"
     )
     fleet = inventory.load(tmp_path / "hosts")
-    nodes = variables.typed(fleet).nodes
+    nodes = variable_types.typed(fleet).nodes
     assert nodes["a"].variables == {
         "nvidia_driver_version": "580",
         "gpuprov_roles": ["nccl", "rdma"],

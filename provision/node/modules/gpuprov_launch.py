@@ -98,7 +98,9 @@ def run(argv, timeout=20, **options):
         done = subprocess.run(
             argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=timeout, check=False, **options
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
+        return None, "%s: %s" % (argv[0], error.strerror or error)
+    except subprocess.TimeoutExpired as error:
         return None, str(error)
     return done.returncode, done.stdout.decode("utf-8", "replace")
 

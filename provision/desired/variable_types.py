@@ -1,0 +1,120 @@
+"""The types of variables, by the roles' argument specs: a text becomes what it means, where it means it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from provision.desired.role import all_roles
+from provision.errors import StackError
+from provision.fleet import Fleet
+
+NUMBERS = frozenset(
+    {
+        *("gpuprov_expected_gpus", "gpuprov_wave", "gpuprov_reboot_timeout"),
+        *("gpuprov_hook_timeout", "gpuprov_package_lock_timeout"),
+    }
+)
+
+# Words for true and false, as Ansible's modules and roles take them.
+_FLAGS = {
+    **dict.fromkeys(("y", "yes", "on", "1", "true", "t"), True),
+    **dict.fromkeys(("n", "no", "off", "0", "false", "f"), False),
+}
+_OWN_TYPES = {
+    "gpuprov_canary": "bool",
+    "gpuprov_roles": "list",
+    "gpuprov_ignore_majority": "list",
+    **dict.fromkeys(NUMBERS, "int"),
+}
+_WANTED = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "list": "a list",
+    "dict": "a mapping",
+}
+
+
+@functools.lru_cache(maxsize=1)
+def types() -> Mapping[str, tuple[str, str]]:
+    """Name → its type and that of its elements, by the roles' argument specs; and of our own."""
+    found = {
+        name: (str(option.get("type", "str")), str(option.get("elements", "str")))
+        for role in all_roles().values()
+        for name, option in role.options.items()
+    }
+    return {
+        **found,
+        **{name: (kind, "str") for name, kind in _OWN_TYPES.items()},
+        "ansible_become": ("bool", ""),
+    }
+
+
+def typed(fleet: Fleet) -> Fleet:
+    """The fleet with texts where roles want other types turned into these: INI has no other `false`, and
+    quotes are easily written. What cannot be turned stays, for `check`. Nodes go on sharing what they shared.
+    """
+    known = types()
+    made: dict[int, Mapping[str, Any]] = {}
+    nodes = {}
+    for name, node in fleet.nodes.items():
+        key = id(node.variables)
+        if key not in made:
+            meant = {
+                each: _typed(each, node.variables[each]) for each in known.keys() & node.variables.keys()
+            }
+            changed = {each: value for each, value in meant.items() if value is not node.variables[each]}
+            made[key] = {**node.variables, **changed} if changed else node.variables
+        nodes[name] = replace(node, variables=made[key])
+    return replace(fleet, nodes=nodes)
+
+
+def typed_override(name: str, value: Any) -> Any:
+    """A value of `--set`, of the type that the roles want. Raises StackError for one that is not."""
+    meant = _typed(name, value) if name in types() else value
+    if name in types() and (wrong := mistyped(name, meant)):
+        raise StackError(f"--set {name} must be {wrong}, not {meant!r}", "correct it")
+    return meant
+
+
+def _typed(name: str, value: Any) -> Any:
+    """`value` itself where it is of its type, a template, or nothing that can be turned into one."""
+    kind, elements = types()[name]
+    if kind == "bool" and type(value) in (int, str):
+        return _FLAGS.get(str(value).strip().lower(), value)
+    if kind == "str" and type(value) is int:
+        return str(value)
+    if not isinstance(value, str) or "{{" in value or "{%" in value:
+        return value
+    with contextlib.suppress(ValueError):
+        if kind == "int":
+            return int(value)
+        if kind == "float":
+            return float(value)
+    if kind == "list" and elements == "str":
+        return [part.strip() for part in value.split(",") if part.strip()]
+    return value
+
+
+def mistyped(name: str, value: Any) -> str:
+    """What the value of a role's option must be, where it is not that; of templates nobody knows it yet."""
+    kind, _ = types()[name]
+    if value is None or name in _OWN_TYPES or (isinstance(value, str) and ("{{" in value or "{%" in value)):
+        return ""
+    if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
+        return ""
+    fits = {
+        "bool": isinstance(value, bool),
+        "int": type(value) is int,
+        "float": type(value) in (int, float),
+        "list": isinstance(value, list),
+        "dict": isinstance(value, dict),
+        # 12.90 as a number has lost a digit: what it was cannot be told.
+        "str": not isinstance(value, float | list | dict),
+    }
+    return "" if fits.get(kind, True) else f"{_WANTED[kind]}{', in quotes' if kind == 'str' else ''}"
