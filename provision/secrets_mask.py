@@ -11,7 +11,7 @@ from typing import Any
 HIDDEN = "********"  # stands for a value that is not shown
 
 _SECRET_NAME = re.compile(
-    r"passw(or)?d|passphrase|_pass$|_pass_|key_pass|secret|token|^vault_", re.IGNORECASE
+    r"passw(or)?d|passphrase|_pass$|_pass_|key_pass|private_key$|secret|token|^vault_", re.IGNORECASE
 )
 _REFERENCE = re.compile(r"^\s*\{\{\s*(\w+)\s*\}\}\s*$")
 

@@ -14,9 +14,11 @@ def test_what_is_named_like_a_secret_is_one() -> None:
         "ansible_become_password": "sesame",
         "bmc": {"user": "admin", "token": 'quo"te'},
         "api_secrets": ["first-one", 4711, True, "no"],
+        "ansible_ssh_private_key": "-----BEGIN",
+        "ansible_ssh_private_key_file": "~/.ssh/fleet",
         "driver_version": "580.1",
     }
-    assert set(secrets_of(source)) == {"sesame", 'quo"te', 'quo\\"te', "first-one", "4711"}
+    assert set(secrets_of(source)) == {"-----BEGIN", "sesame", 'quo"te', 'quo\\"te', "first-one", "4711"}
 
 
 def test_references_are_followed_to_the_value_at_any_distance() -> None:

@@ -73,6 +73,7 @@ def _look(options: argparse.Namespace) -> Assessment:
     from provision.remote import observe
 
     fleet, overrides = fleet_options.load(options)
+    fleet_options.say_what(fleet)
     ask = functools.partial(observe.observe, vault_password_files=fleet.vault_password_files)
     return assess.with_progress(
         "lock",

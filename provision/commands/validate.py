@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from provision.drift import fleet_options
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from provision.checks.health import FleetHealth
+    from provision.fleet import Fleet
     from provision.runs.store import RunFolder
+    from provision.validate.validation import Settings
 
 FORMATS = ("html", "md", "junit", "json", "nodes")
 
@@ -127,7 +131,7 @@ def run(options: argparse.Namespace) -> ExitCode:
         vault_password_files=fleet_options.vault_password_files(options),
     )
     variables.check(fleet, overrides, fleet_options.say)
-    fleet_options.say_what(fleet, many(len(asked), "check"))
+    fleet_options.say_what(fleet, many(len(asked), "check"), _minutes(asked, fleet, overrides, settings))
     held_as = str((before and before.meta().get("lock")) or fleet_lock.fresh_name())
     with fleet_options.alone(options, "validate", held_as, fleet):
         folder = validation.open_folder(before, fleet, asked, settings)
@@ -139,6 +143,25 @@ def run(options: argparse.Namespace) -> ExitCode:
         folder.note(counts={verdict.value: count for verdict, count in health.counts.items()})
         folder.finish(code)
     return code
+
+
+# Checks that measure nothing where their variable is not set.
+_OPTIONAL = {"dcgm_diag": "validation_tools_dcgm_level", "disk_speed": "validation_tools_scratch_dir"}
+
+
+def _minutes(asked: Sequence[str], fleet: Fleet, overrides: Mapping[str, Any], settings: Settings) -> str:
+    """`about 12 min`: one check after the other, each on as many nodes at a time as --forks says."""
+    import math
+
+    from provision.burnin.plan import cost
+    from provision.checks import registry
+
+    declared = {*overrides, *(name for node in fleet.nodes.values() for name in node.variables)}
+    checks = [one for one in registry.of_nodes(asked) if one not in _OPTIONAL or _OPTIONAL[one] in declared]
+    seconds = sum(map(cost, checks)) + max(0, settings.burn_seconds - 60) * ("gpu_burn" in checks)
+    minutes = math.ceil(len(fleet.nodes) / settings.forks) * seconds / 60
+    between = " besides the checks between nodes" if registry.of_pairs(asked) else ""
+    return f"about {max(1, round(minutes))} min{between}"
 
 
 def _taken_over(options: argparse.Namespace, before: RunFolder) -> list[str]:
