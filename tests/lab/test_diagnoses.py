@@ -99,14 +99,14 @@ TROUBLES = {
         dpkg("nvidia-fabricmanager-580", "580.95.05"),
         "fabric-manager-mismatch",
         f"fabric manager is 580.95.05 (nvidia-fabricmanager-580) and the driver {DRIVER}",
-        "gpuprov up --nodes sick-01",
+        "gpuprov up /",
         dpkg("nvidia-fabricmanager-580", DRIVER),
     ),
     "library and module differ": (
         loaded(OTHER) + "; " + dpkg("nvidia-fabricmanager-580", OTHER),
         "library-module-split",
         f"the library is {DRIVER} and the module in memory {OTHER}",
-        "gpuprov up --nodes sick-01",
+        "gpuprov up /",
         loaded(DRIVER) + "; " + dpkg("nvidia-fabricmanager-580", DRIVER),
     ),
     "a half-built module": (

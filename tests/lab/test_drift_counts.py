@@ -136,6 +136,6 @@ def test_a_pass_expires_when_what_it_depended_on_changes(lab: Lab, operator: Ope
     assert gone == {"odd-01": ["gpu.uuid[3]"], "odd-02": ["gpu.link_width[6]"]}
     assert "odd-02  passed gpu_inventory on 20" in text
     assert ", expired: gpu.link_width[6] 16 → 8\n" in text
-    assert "run: gpuprov validate --nodes odd-02 --checks gpu_inventory\n" in text
+    assert f"run: gpuprov validate {lab.inventory} --nodes odd-02 --checks gpu_inventory\n" in text
     # The narrow link is odd among its kind as well; another GPU of the same kind is not.
     assert [each["node"] for each in found["majority"]["outliers"]] == ["odd-02"]
