@@ -95,7 +95,7 @@ def test_a_burn_in_outlives_its_controller_a_cut_link_and_a_reboot(burnins: Burn
     kill(started)
     again = begin(burnins, "--detach")
     assert again.returncode == ExitCode.ERROR
-    assert "runs on this node" in again.stdout + again.stderr
+    assert f"gpu-[01-02]: the burn-in {burnins.first} by " in again.stderr
     FAULT["before"] = time.time()
     lab.node("gpu-02").fault("throttle", gpu=3)
     FAULT["after"] = time.time()
