@@ -158,7 +158,10 @@ def _minutes(asked: Sequence[str], fleet: Fleet, overrides: Mapping[str, Any], s
 
     declared = {*overrides, *(name for node in fleet.nodes.values() for name in node.variables)}
     checks = [one for one in registry.of_nodes(asked) if one not in _OPTIONAL or _OPTIONAL[one] in declared]
-    seconds = sum(map(cost, checks)) + max(0, settings.burn_seconds - 60) * ("gpu_burn" in checks)
+    quick = registry.select("quick")  # they only read state, all of them about as long
+    seconds = sum(cost("gpu_inventory" if one in quick else one) for one in checks) + max(
+        0, settings.burn_seconds - 60
+    ) * ("gpu_burn" in checks)
     minutes = math.ceil(len(fleet.nodes) / settings.forks) * seconds / 60
     between = " besides the checks between nodes" if registry.of_pairs(asked) else ""
     return f"about {max(1, round(minutes))} min{between}"
