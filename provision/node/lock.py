@@ -162,14 +162,12 @@ def burning(request):
     about = {}
     try:
         with open("%s%s/%s/order.json" % (root, BURNIN_HOME, found.group(1))) as file:
-            about = json.load(file)["about"]
+            about = dict(json.load(file)["about"])
     except (OSError, ValueError, KeyError, TypeError):
         pass  # it burns, whoever began it
-    who, since = (
-        (str(about.get(name, "")) for name in ("who", "since")) if isinstance(about, dict) else ("", "")
-    )
     holder = {"run": found.group(1), "node": request["node"], "verb": "burnin"}
-    return dict(holder, who=who or "somebody", since=since or "some time")
+    who, since = about.get("who") or "somebody", about.get("since") or "some time"
+    return dict(holder, who=str(who), since=str(since))
 
 
 def write_lock(path, request, before, now):

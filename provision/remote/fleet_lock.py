@@ -251,8 +251,12 @@ def _refuse_held(answers: Iterable[Answer], fleet: Fleet | None) -> None:
     leases = [LEASE - said.age for said in taken if (said.holder or {}).get("verb") != "burnin"]
     if leases:
         ends.append(f"locks of a killed run end by themselves in {max(1, round(max(leases) / 60))} min")
-    others = "".join(f":!{name}" for name in fold((said.node for said in taken), 10_000).split(", "))
-    pattern = shlex.quote((fleet.pattern if fleet else "all") + others)
+    chosen = fleet.pattern if fleet else "all"
+    comma = (
+        "," if "," in chosen else ":"
+    )  # a pattern has one of the two throughout, and names are not folded:
+    others = "".join(f"{comma}!{said.node}" for said in taken)  # Ansible may read that as something else
+    pattern = shlex.quote(chosen + others)
     raise LockedError(
         f"another gpuprov is at work on nodes of yours: {told}",
         f"{'; '.join(ends)}; --nodes {pattern} leaves these nodes out; --break-lock takes them all the same",
@@ -309,6 +313,7 @@ def fresh_name() -> str:
     return f"{now()} {me()}"
 
 
+@contextlib.contextmanager
 def alone(
     verb: str,
     run: str,
@@ -318,11 +323,14 @@ def alone(
     timeout: float,
     connections: int,
     say: Callable[[str], None],
-) -> contextlib.AbstractContextManager[dict[str, Answer]]:
-    """The nodes of `fleet` for the `run` of this `verb` alone, as `held`."""
+) -> Iterator[dict[str, Answer]]:
+    """The nodes of `fleet` for the `run` of this `verb` alone, as `held`. `say` is told of a lost lock."""
     programs = on_fleet(fleet, timeout=timeout, connections=connections)
     lock = FleetLock(run, programs, verb=verb, before=before, since=now("seconds"), fleet=fleet)
-    return held(lock, fleet.nodes, say=say)
+    with held(lock, fleet.nodes, say=say) as answers:
+        yield answers
+    if lock.lost:
+        say(f"{lock.lost}: what was measured after that may not count")
 
 
 def skewed(answers: Iterable[Answer]) -> dict[str, str]:

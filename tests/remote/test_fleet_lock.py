@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from provision.fleet import Fleet
+from provision.desired.inventory import matching
+from provision.fleet import Fleet, Node
 from provision.remote import fleet_lock
 from provision.remote.fleet_lock import FleetLock, LockedError
 from provision.remote.protocol import NodeError, unreachable
@@ -186,7 +187,7 @@ def test_who_insists_or_whose_burn_in_it_is_may_go_on(machines: Machines, how: d
 @pytest.mark.parametrize("order", [None, [], {"about": 7}, {"about": {"who": None}}])
 def test_a_burn_in_that_does_not_say_whose_it_is_is_somebodys(machines: Machines, order: object) -> None:
     machines.burn_in("gpu-01", order=order)
-    with pytest.raises(LockedError, match=r"by somebody|by None"):
+    with pytest.raises(LockedError, match="by somebody, since some time"):
         controller(machines, "run-1").take(["gpu-01"])
 
 
@@ -206,7 +207,31 @@ def test_two_holders_are_told_apart(machines: Machines) -> None:
     assert (
         "press Ctrl-C where it runs; locks of a killed run end by themselves in 30 min" in refused.value.fix
     )
-    assert "--nodes 'all:!gpu-[01-03]' leaves" in refused.value.fix
+    assert "--nodes 'all:!gpu-01:!gpu-02:!gpu-03' leaves" in refused.value.fix
+
+
+def test_a_pattern_with_commas_stays_one(machines: Machines) -> None:
+    controller(machines, "run-1").take(["gpu-02"])
+    listed = Fleet(Path("/srv/fleet.yml"), {}, {}, pattern="gpu-01,gpu-02")
+    with pytest.raises(LockedError) as refused:
+        controller(machines, "run-2", fleet=listed).take(["gpu-01", "gpu-02"])
+    assert "--nodes 'gpu-01,gpu-02,!gpu-02' leaves" in refused.value.fix
+    assert matching("gpu-01,gpu-02,!gpu-02", ["gpu-01", "gpu-02"], {}) == ["gpu-01"]
+
+
+def test_who_loses_a_lock_while_measuring_is_told(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fleet = Fleet(Path("/srv/fleet.yml"), {"gpu-01": Node("gpu-01", (), {})}, {})
+    monkeypatch.setattr(fleet_lock, "run_programs", lambda _nodes, programs, **_: machines.run(programs))
+    monkeypatch.setattr(fleet_lock, "RENEW", 0.05)
+    heard: list[str] = []
+    with fleet_lock.alone("validate", "run-1", fleet, timeout=60, connections=1, say=heard.append):
+        controller(machines, "run-2", force=True).take(["gpu-01"])
+        asked = len(machines.asked)
+        until(lambda: len(machines.asked) > asked)
+    assert heard[-1].startswith("the lock of gpu-01 was taken for gpuprov up by ")
+    assert heard[-1].endswith(": what was measured after that may not count")
 
 
 def test_a_lock_from_another_boot_is_nobodys(machines: Machines) -> None:
