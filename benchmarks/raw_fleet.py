@@ -15,8 +15,8 @@ from benchmarks.detection.cases import FOUR, Case, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from benchmarks.report_fleet import BAD, CHECKED, FAULTS, SILENT, UNMEASURED
-from provision.runs.node_facts import NodeFacts
-from provision.runs.store import file_name
+from provision.checks.node_facts import NodeFacts
+from provision.node_names import file_name
 
 GOOD = 6  # of each SKU, so that the values of a fleet scatter
 _UUID = re.compile(r"GPU-[0-9a-f]{8}")

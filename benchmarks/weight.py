@@ -4,7 +4,7 @@ A module is entered when a function of it runs in the command's process; importi
 runs on nodes or simulates them is not counted. Counted are a `drift` of one node, and a `validate` of two:
 once over real SSH and Ansible, where nodes without GPUs end each check at once, and once of simulated 8-GPU
 nodes that stand behind the two doors `observe` and `run_sharded`. A measurement is made again when it is made
-outside `campaign.judge_check`, where the check's own output becomes measurements.
+outside `node_judge.judge_check`, where the check's own output becomes measurements.
 
     python -m benchmarks.weight
 """
@@ -61,14 +61,15 @@ def command(words: list[str]) -> dict[str, Any]:
 def simulated(words: list[str]) -> dict[str, Any]:
     """Run gpuprov in this process on two simulated nodes."""
     from benchmarks.detection.machine import Machine
+    from provision.checks import node_judge
     from provision.checks.check import Command, Measurement
     from provision.remote.ansible import partitions
     from provision.remote.ansible.runner import Event, Outcome
     from provision.remote.observe import Observation
-    from provision.validate import campaign, validation
+    from provision.validate import validation
 
     depth, again = [0], [0]
-    judge_check, made = campaign.judge_check, Measurement.__init__
+    judge_check, made = node_judge.judge_check, Measurement.__init__
 
     def judged(*given: Any) -> Any:
         depth[0] += 1
@@ -103,7 +104,7 @@ def simulated(words: list[str]) -> dict[str, Any]:
 
         validation.observe = observe  # type: ignore[attr-defined, assignment]
         partitions.run_sharded = run_sharded  # type: ignore[assignment]
-        campaign.judge_check = judged  # type: ignore[assignment]
+        node_judge.judge_check = judged  # type: ignore[assignment]
         Measurement.__init__ = counted(made)  # type: ignore[method-assign]
         Measurement.__setstate__ = counted(Measurement.__setstate__)  # type: ignore[attr-defined]
         found = command(words)

@@ -17,7 +17,7 @@ def write(
     `private`: mode 0600; else what the umask gives, for what is passed on. `sync`: wait until
     the disk has it; without, a power cut may leave an empty file. Raises OSError.
     """
-    pieces: Iterable[str | bytes] = [content] if isinstance(content, str | bytes) else content
+    pieces: Iterable[str | bytes] = [content] if isinstance(content, (str, bytes)) else content
     descriptor, beside = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)  # mkstemp: mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from itertools import pairwise
 
 from provision.text import one_line
 
@@ -109,11 +108,11 @@ def _split(name: str) -> tuple[str, str, str]:
 
 def _ranges(numbers: list[int], width: int, limit: int) -> str:
     """Sorted numbers as `01-03,07`; beyond `limit` characters it says how many more."""
-    starts = [numbers[0]] + [b for a, b in pairwise(numbers) if b != a + 1]
-    ends = [a for a, b in pairwise(numbers) if b != a + 1] + [numbers[-1]]
+    starts = [numbers[0]] + [b for a, b in zip(numbers, numbers[1:]) if b != a + 1]
+    ends = [a for a, b in zip(numbers, numbers[1:]) if b != a + 1] + [numbers[-1]]
     pieces: list[str] = []
     length = shown = 0
-    for start, end in zip(starts, ends, strict=True):
+    for start, end in zip(starts, ends):
         piece = f"{start:0{width}d}" if start == end else f"{start:0{width}d}-{end:0{width}d}"
         if pieces and length + len(piece) > limit:
             return f"{','.join(pieces)},… {len(numbers) - shown:,} more"
@@ -121,3 +120,21 @@ def _ranges(numbers: list[int], width: int, limit: int) -> str:
         length += len(piece) + 1
         shown += end - start + 1
     return ",".join(pieces)
+
+
+def file_name(name: str) -> str:
+    """A node's name as a file name: unchanged when harmless, else percent-quoted; never a path.
+
+    >>> file_name("gpu-01"), file_name("rack1/gpu"), file_name("..")
+    ('gpu-01', 'rack1%2Fgpu', '%2E%2E')
+    """
+    import urllib.parse  # here: most who name nodes name no file by them
+
+    quoted = urllib.parse.quote(name, safe="")
+    if quoted.startswith("."):
+        quoted = quoted.replace(".", "%2E")
+    if len(quoted) > 200:  # file names end at 255 bytes; the digest keeps two long names apart
+        import hashlib
+
+        quoted = f"{quoted[:180]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return quoted or "%"

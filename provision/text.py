@@ -85,13 +85,13 @@ def moment(iso: str) -> str:
     except ValueError:
         return one_line(iso, 40)
     if when.tzinfo is not None:
-        when = when.astimezone(datetime.UTC)
+        when = when.astimezone(datetime.timezone.utc)
     return f"{when:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def now(timespec: str = "milliseconds") -> str:
     """This moment in UTC as records have it: `2026-05-04T10:00:00.000Z`."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec=timespec).replace("+00:00", "Z")
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def many(count: int, word: str, plural: str = "") -> str:

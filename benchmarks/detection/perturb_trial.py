@@ -20,11 +20,10 @@ from benchmarks.detection.perturb import Perturbed
 from benchmarks.detection.perturb_model import ERROR, HARMLESS, NAMED, Answer
 from benchmarks.detection.simulator import simulator
 from benchmarks.detection.trial import DECLARED, NAME, OPTIONS, OWN_LIMITS
-from provision.checks import registry
+from provision.checks import node_judge, registry
 from provision.checks.judge import Finding
+from provision.checks.node_facts import NodeFacts, node_facts_of
 from provision.desired import stack
-from provision.runs.node_facts import NodeFacts, node_facts_of
-from provision.validate import campaign
 
 # Drivers of the branches that the simulator prints the forms of.
 NODES = (
@@ -91,7 +90,7 @@ class Node:
         self.limits = self.seen.limits(OWN_LIMITS)
         self.answers = {}
         for name in asked:
-            commands = campaign.commands_for(name, self.seen.check_node, OPTIONS)
+            commands = node_judge.commands_for(name, self.seen.check_node, OPTIONS)
             self.answers[name] = json.loads(json.dumps(self.machine.measure(commands)))
 
     def _seen(self, facts: Mapping[str, Any], problems: Mapping[str, str]) -> NodeFacts:
@@ -134,9 +133,9 @@ class Node:
             outputs[at] = {**outputs[at], "stdout": answer.text, "rc": answer.rc}
         given = {**self.answers[sample.check], "outputs": outputs}
         boot_id = str(self.facts.get("boot.id") or "")
-        raw = campaign.raw_from_answer(NAME, sample.check, given, boot_id)
-        result = campaign.judge_check(node, raw, self.limits)
-        health = campaign.judge_node(node, {sample.check: result}, [sample.check])
+        raw = node_judge.raw_from_answer(NAME, sample.check, given, boot_id)
+        result = node_judge.judge_check(node, raw, self.limits)
+        health = node_judge.judge_node(node, {sample.check: result}, [sample.check])
         return health.verdict.value, [finding for check in health.checks for finding in check.findings]
 
     def _files(self, device: str) -> dict[str, str]:

@@ -17,9 +17,9 @@ from benchmarks.detection import machine, trial
 from benchmarks.detection.cases import FLAGGED, GPUS, generator
 from benchmarks.detection.machine import Machine
 from benchmarks.detection.scores import Share
+from provision.checks import node_judge
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import NodeHealth
-from provision.validate import campaign
 
 SKU = "h100-sxm"
 # What is slow, and by how much; 0 is a healthy node, for the false alarms.
@@ -47,8 +47,10 @@ def runs(one: Machine) -> Iterator[NodeHealth]:
     node = trial.looked(one, CHECKS, trial.DECLARED)
     limits = node.limits(trial.OWN_LIMITS)
     for _ in range(max(RUNS)):
-        results = {name: campaign.judge_check(node, trial.raw_of(one, node, name), limits) for name in CHECKS}
-        yield campaign.judge_node(node, results, CHECKS)
+        results = {
+            name: node_judge.judge_check(node, trial.raw_of(one, node, name), limits) for name in CHECKS
+        }
+        yield node_judge.judge_node(node, results, CHECKS)
 
 
 @cache

@@ -15,17 +15,15 @@ from benchmarks.detection import fleets
 from benchmarks.detection.cases import FLAGGED, FOUR, SKUS, Case, Expected, FleetCase, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision.checks import registry
+from provision.checks import check, node_judge, registry
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import NodeHealth
 from provision.checks.host import versions
 from provision.checks.judge import Verdict, worst
+from provision.checks.node_facts import NodeFacts, node_facts_of
 from provision.checks.registry import CHECKS
 from provision.checks.table import STAGES
 from provision.desired import stack
-from provision.runs import store
-from provision.runs.node_facts import NodeFacts, node_facts_of
-from provision.validate import campaign
 
 HEALTHY = "healthy"
 NAME = "node-1"
@@ -170,11 +168,11 @@ def looked(one: Machine, asked: Sequence[str], declared: Mapping[str, Any]) -> N
     return node_facts_of(one.name, facts, problems, stack.describe_node(facts), declared)
 
 
-def raw_of(one: Machine, node: NodeFacts, check: str) -> store.Raw:
+def raw_of(one: Machine, node: NodeFacts, check: str) -> check.Raw:
     """What a check's commands print on it, as it comes back from a node."""
-    commands = campaign.commands_for(check, node.check_node, OPTIONS)
+    commands = node_judge.commands_for(check, node.check_node, OPTIONS)
     answer = json.loads(json.dumps(one.measure(commands)))
-    return campaign.raw_from_answer(one.name, check, answer, str(node.facts.get("boot.id") or ""))
+    return node_judge.raw_from_answer(one.name, check, answer, str(node.facts.get("boot.id") or ""))
 
 
 def validate(
@@ -195,12 +193,12 @@ def validate(
                 one.happen(event.partition(" ")[0])
             raw = raw_of(one, node, name)
             if one.gone:
-                raw = store.Raw(one.name, name, error=GONE, unreachable=True)
-            results[name] = campaign.judge_check(node, raw, limits)
+                raw = check.Raw(one.name, name, error=GONE, unreachable=True)
+            results[name] = node_judge.judge_check(node, raw, limits)
             seconds[CHECKS.entries[name].stage] += raw.seconds
             if one.gone:
                 break
-    return campaign.judge_node(node, results, asked, lost=one.gone), seconds, node
+    return node_judge.judge_node(node, results, asked, lost=one.gone), seconds, node
 
 
 def _score(outcome: Outcome, health: NodeHealth, expected: Expected | None, slots: Mapping[str, str]) -> None:

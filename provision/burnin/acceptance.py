@@ -16,9 +16,10 @@ from provision.checks.gpu.telemetry_rows import Series
 from provision.checks.health import FleetHealth
 from provision.checks.judge import Verdict
 from provision.fleet import Fleet
+from provision.node_names import file_name
 from provision.report import html, plots
 from provision.report.canvas import Image
-from provision.runs.store import RunFolder, file_name
+from provision.runs.store import RunFolder
 from provision.secrets_mask import masked, secrets_of
 from provision.up import hooks
 

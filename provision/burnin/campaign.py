@@ -22,6 +22,7 @@ from provision.burnin.profile import Profile
 from provision.burnin.spool import Spool
 from provision.burnin.timeline import Contact
 from provision.checks import registry
+from provision.checks.node_facts import NodeFacts
 from provision.errors import GpuprovError, IncompleteError, RunFolderError
 from provision.fleet import Fleet
 from provision.node_names import fold
@@ -29,7 +30,6 @@ from provision.remote.fleet_lock import me
 from provision.remote.observe import observe
 from provision.runs import fingerprint, node_history
 from provision.runs.fingerprint import Fingerprint
-from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder, latest, runs_home
 from provision.secrets_mask import secrets_of
 from provision.terminal import Progress

@@ -14,11 +14,11 @@ from provision.burnin.campaign import Campaign
 from provision.burnin.node_talk import Status
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
+from provision.checks.node_facts import NodeFacts
 from provision.checks.registry import PAIRS
 from provision.errors import RunFolderError
 from provision.node_names import fold
 from provision.runs import fleet_pairs
-from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.terminal import Progress
 from provision.validate.node_commands import Settings

@@ -17,14 +17,13 @@ from provision.burnin import own_findings
 from provision.burnin.own_findings import ID, Reported
 from provision.burnin.timeline import Clock, Step, Timeline, planned_steps
 from provision.burnin.watch import SIGNS, Watch
-from provision.checks.check import KERNEL_LOG_DELTA, Measurement
+from provision.checks import node_judge
+from provision.checks.check import KERNEL_LOG_DELTA, Measurement, Raw
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
+from provision.checks.node_facts import NodeFacts
 from provision.checks.registry import CHECKS
-from provision.runs.node_facts import NodeFacts
-from provision.runs.store import Raw
 from provision.text import many
-from provision.validate import campaign
 
 _LATE = 2  # samples: where the kernel's log cannot be waited on, it is read as often as the sources are
 _XIDS = {"lost": "79"}  # what a finding measures → the kernel's word for it
@@ -84,7 +83,7 @@ def judge(
     reported += own
     results[ID] = _own_result(own, timeline)
     asked = [*checks, ID]
-    health = campaign.judge_node(node, results, asked)
+    health = node_judge.judge_node(node, results, asked)
     return Burned(
         health=_with_times(health, reported),
         reported=tuple(reported),
@@ -112,8 +111,8 @@ def _judged(
         raw = Raw(node.node, step.check, error=why)
     else:
         before = str(answer.get("boot_id_before") or "")
-        raw = campaign.raw_from_answer(node.node, step.check, answer, before, [KERNEL_LOG_DELTA])
-    return _Judged(step, replace(campaign.judge_check(node, raw, limits), raw=step.raw))
+        raw = node_judge.raw_from_answer(node.node, step.check, answer, before, [KERNEL_LOG_DELTA])
+    return _Judged(step, replace(node_judge.judge_check(node, raw, limits), raw=step.raw))
 
 
 def _merged(judged: Sequence[_Judged], timeline: Timeline, watch: Watch | None) -> list[Reported]:

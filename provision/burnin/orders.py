@@ -16,14 +16,14 @@ from typing import Any
 from provision import yamlfile
 from provision.burnin.plan import Part, Plan, cost, peak
 from provision.burnin.profile import LOADS, Profile, Segment, about, steps_of_soak
-from provision.checks import registry
+from provision.checks import node_judge, registry
 from provision.checks.check import Command
+from provision.checks.node_facts import NodeFacts
 from provision.node_names import fold
 from provision.paths import DATA
 from provision.runs.fingerprint import Fingerprint
-from provision.runs.node_facts import NodeFacts
 from provision.text import many, spelled
-from provision.validate import campaign, node_commands
+from provision.validate import node_commands
 
 FORMAT = 1
 # Seconds in which a node looks who holds its GPUs, before each round. Without them its last step does not fit
@@ -48,7 +48,7 @@ def steps(segment: Segment, node: NodeFacts, options: Mapping[str, Any]) -> list
     if segment.kind == "soak":
         options = {**options, "burn_seconds": steps_of_soak(segment)[1]}
     for check in segment.checks if segment.kind in LOADS else ():
-        commands = campaign.commands_for(check, node.check_node, options)
+        commands = node_judge.commands_for(check, node.check_node, options)
         if commands:
             load = sum(command.load for command in commands if not command.beside)
             longest = node_commands.longest(commands)

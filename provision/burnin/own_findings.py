@@ -12,8 +12,8 @@ from provision.burnin.watch import SIGNS, Watch, drift, measured
 from provision.checks.gpu import telemetry_rules
 from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict, unmeasured
+from provision.checks.node_facts import NodeFacts
 from provision.node_names import fold
-from provision.runs.node_facts import NodeFacts
 from provision.text import spelled
 
 ID = "burnin"  # these findings' check

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from provision import paths, yamlfile
+from provision.checks.node_facts import NodeFacts
 from provision.desired import skus
 from provision.errors import InventoryError
 from provision.node_names import fold
-from provision.runs.node_facts import NodeFacts
 
 MARGIN = 300.0  # seconds within which all nodes have been told to begin; who was not by then is stopped
 _SLACK = 1e-9  # of sums of fractions of kilowatts

@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from provision.runs.store import RunFolder, file_name
+from provision.node_names import file_name
+from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 
 MOST = 2 << 30  # bytes kept of one node: many times what three days need

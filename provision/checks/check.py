@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from provision.checks.judge import Finding, Threshold
 from provision.checks.judge import Measurement as Measurement  # own checks import it from here
+from provision.node_names import file_name
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,29 @@ class Output:
     truncated: bool = False
     not_started: str = ""
     beside: str = ""
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What came back for one check on one node: raw/<node>/<check>.json. `error`: nothing did, and why."""
+
+    node: str
+    check: str
+    outputs: tuple[Output, ...] = ()
+    seconds: float = 0.0
+    boot_id: str = ""
+    boot_id_before: str = ""
+    error: str = ""
+    unreachable: bool = False
+
+    @property
+    def path(self) -> str:
+        return raw_path(self.node, self.check)
+
+
+def raw_path(node: str, check: str) -> str:
+    """Where the raw output of a check lies in the run folder."""
+    return f"raw/{file_name(node)}/{check}.json"
 
 
 # CUDA numbers GPUs by speed by default; gpu3 is to be nvidia-smi's GPU 3 in every check.

@@ -250,7 +250,7 @@ class LazyRows(Sequence[T]):
         return self.all()[index]
 
     def __eq__(self, other: Any) -> bool:
-        return self.all() == tuple(other) if isinstance(other, tuple | LazyRows) else NotImplemented
+        return self.all() == tuple(other) if isinstance(other, (tuple, LazyRows)) else NotImplemented
 
     def __hash__(self) -> int:
         return hash(self.all())

@@ -26,7 +26,7 @@ class Measurement:
     device: str = "node"
 
 
-class Verdict(enum.StrEnum):
+class Verdict(str, enum.Enum):
     """Ordered from best to worst by `badness`. Neither `error` nor `skip` ever counts as healthy."""
 
     PASS = "pass"  # noqa: S105
@@ -34,6 +34,9 @@ class Verdict(enum.StrEnum):
     WARN = "warn"
     ERROR = "error"
     FAIL = "fail"
+
+    def __str__(self) -> str:  # enum.StrEnum, of Python 3.11: nodes may have 3.9
+        return str(self.value)
 
     @property
     def badness(self) -> int:
@@ -152,7 +155,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 def number(value: float | int | str | bool) -> float | None:
     """A measured value as a number; None for text and truth values."""
-    return None if isinstance(value, str | bool) else float(value)
+    return None if isinstance(value, (str, bool)) else float(value)
 
 
 def meets(value: float, threshold: Threshold) -> bool:

@@ -16,14 +16,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-from provision import yamlfile
+from provision import shipped
 from provision.checks.judge import Spread as Spread
 from provision.checks.judge import Threshold as Threshold  # own checks import it from here
 from provision.checks.judge import TypicalValue as TypicalValue
 from provision.errors import GpuprovError
-from provision.paths import DATA
 
-_FOLDER = DATA / "thresholds"
+_FOLDER = "thresholds"
 _DIRECTIONS = ("at_least", "at_most", "equal")
 _KINDS = ("measured", "vendor", "derived")
 _FIELDS = {"limit", "unit", "direction", "source", "kind"}
@@ -39,7 +38,7 @@ class ThresholdError(GpuprovError):
 
 def available() -> tuple[str, ...]:
     """The SKUs with limits of our own."""
-    return tuple(sorted(path.stem for path in _FOLDER.glob("*.yml") if path.stem != "metrics"))
+    return tuple(name for name in shipped.names(_FOLDER) if name != "metrics")
 
 
 def for_sku(sku: str | None, override: Path | None = None, lanes: object = None) -> Mapping[str, Threshold]:
@@ -89,8 +88,8 @@ def _user_file(path: Path, _stamp: int) -> list[tuple[str, dict[str, Threshold]]
 
 @cache
 def _shipped(sku: str | None) -> Mapping[str, Threshold]:
-    path = _FOLDER / f"{sku}.yml"
-    document = _documents(path)[0]
+    path = shipped.file_of(f"{_FOLDER}/{sku}")
+    document = shipped.load_mapping(f"{_FOLDER}/{sku}", ThresholdError)
     _check_document(path, document)
     limits = _read(path, document)
     if undated := [name for name, limit in limits.items() if not limit.date]:
@@ -108,7 +107,7 @@ def able(sku: str) -> Capacities:
     sheet's."""
     if sku == _EVERY_SKU:
         return of_any(sku_names())
-    links = _documents(_FOLDER / f"{sku}.yml")[0].get("links", {}) if sku in available() else {}
+    links = shipped.load_mapping(f"{_FOLDER}/{sku}").get("links", {}) if sku in available() else {}
     return stated(sku, links)
 
 
@@ -154,7 +153,7 @@ def _check_document(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _is_limit(value: Any) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return number and math.isfinite(value) and value > 0
 
 
@@ -278,7 +277,7 @@ class Metric:
 @cache
 def table() -> Mapping[str, Metric]:
     """Every metric by name; `_*gpu` at the end stands for any number of GPUs from 2 on."""
-    rows = yamlfile.load_mapping(DATA / "thresholds" / "metrics.yml")
+    rows = shipped.load_mapping(f"{_FOLDER}/metrics")
     return {name: Metric(**row) for name, row in rows.items()}
 
 
@@ -324,10 +323,9 @@ def problem(metric: Metric, limit: float, able: Capacities) -> str:
 @cache
 def of_sku(sku: str) -> Capacities:
     """What the SKU can do by its data sheet (data/skus); empty when it is not known."""
-    path = DATA / "skus" / f"{sku}.yml"
-    if not path.is_file():
+    if sku not in sku_names():
         return {}
-    data = yamlfile.load_mapping(path)
+    data = shipped.load_mapping(f"skus/{sku}")
     able = {"memory": float(data["memory_mib"])}
     pcie, nvlink = data["pcie"], data["nvlink"]
     slot = _PCIE_X16.get(pcie["gen"], 0.0) * pcie["width"] / 16
@@ -381,9 +379,10 @@ def _one(able: Mapping[str, float]) -> Capacities:
     return {name: (value, value) for name, value in able.items()}
 
 
+@cache
 def sku_names() -> list[str]:
     """Every SKU that may be named: also those for which there is no limit of our own yet."""
-    return sorted(path.stem for path in Path(DATA / "skus").glob("*.yml"))
+    return shipped.names("skus")
 
 
 # --- limits that are no SKU's: of ports, memory modules, disks; data with a source each
@@ -392,7 +391,4 @@ def sku_names() -> list[str]:
 @cache
 def limits(name: str) -> Mapping[str, Any]:
     """The content of provision/data/<name>.yml."""
-    import yaml
-
-    found: dict[str, Any] = yaml.safe_load((DATA / f"{name}.yml").read_text("utf-8"))
-    return found
+    return shipped.load_mapping(name)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from provision import paths, yamlfile
+from provision import shipped
 from provision.errors import StackError
 
 _KEYS = frozenset({"fact", "from", "pick", "per", "within", "declared_as", "why"})
@@ -44,8 +44,8 @@ class ComparedFact:
 @functools.cache
 def compared_facts() -> Mapping[str, ComparedFact]:
     """Every compared fact by name. Raises StackError on a bad data file."""
-    file = paths.DATA / "majority.yml"
-    data = yamlfile.load(file, StackError)
+    file = shipped.file_of("majority")
+    data = shipped.load("majority", StackError)
     found: dict[str, ComparedFact] = {}
     for entry in data if isinstance(data, list) else [None]:
         if not isinstance(entry, dict) or not {"fact", "why"} <= entry.keys() <= _KEYS:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from provision import paths, yamlfile
+from provision import shipped
 from provision.errors import StackError
 
 NO_GPU = "no NVIDIA GPU on the PCI bus"
@@ -36,12 +36,11 @@ class Sku:
 @functools.cache
 def all_skus() -> Mapping[str, Sku]:
     """Every known SKU by id. Raises StackError on a bad data file."""
-    return {file.stem: _read(file.stem) for file in sorted((paths.DATA / "skus").glob("*.yml"))}
+    return {sku: _read(sku) for sku in shipped.names("skus")}
 
 
 def _read(sku: str) -> Sku:
-    file = paths.DATA / "skus" / f"{sku}.yml"
-    data = yamlfile.load_mapping(file, StackError)
+    data = shipped.load_mapping(f"skus/{sku}", StackError)
     try:
         return Sku(
             id=sku,
@@ -53,6 +52,7 @@ def _read(sku: str) -> Sku:
             power_w=data["power_w"],
         )
     except (KeyError, TypeError) as trouble:
+        file = shipped.file_of(f"skus/{sku}")
         raise StackError(
             f"{file}: missing or misplaced: {trouble}", "compare with another file of that folder"
         ) from None

@@ -18,9 +18,10 @@ from provision.errors import CompatibilityError
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote import observe as observer
-from provision.remote.observe import Observation, Pool
+from provision.remote.observe import Observation
 from provision.remote.ssh.fanout import MOST
 from provision.secrets_mask import secrets_of
+from provision.shared_facts import Pool
 from provision.terminal import Progress
 
 Observe = Callable[..., dict[str, Observation]]

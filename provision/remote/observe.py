@@ -4,7 +4,7 @@ is node/observe/."""
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, ItemsView, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from provision.remote.ssh.connection import Route, route_of
 from provision.remote.ssh.fanout import FEWEST, MOST, Asked, Fanout, worth
 from provision.remote.workers import Share, shares
 from provision.remote.workers.worker_asks import Away
+from provision.shared_facts import Pool
 
 PROBE_SECONDS = 8.0
 RESERVE = 0.3  # part of a node's time kept for the connection: the program answers within the rest
@@ -276,78 +277,3 @@ def _through_ansible(
         else:
             kind = "unreachable" if outcome.status == "unreachable" else "ansible"
             answers.take(name, NodeError(kind, one_line(outcome.message) or outcome.status, fix), 0.0)
-
-
-_ABSENT = object()
-_BASES = 32  # kinds of nodes; of further ones every fact is kept
-
-
-class SharedFacts(Mapping[str, Any]):
-    """One node's facts: those of the first node of its kind, but for its own."""
-
-    __slots__ = ("_base", "_own")
-
-    def __init__(self, base: dict[str, Any], own: dict[str, Any]) -> None:
-        self._base = base
-        self._own = own
-
-    def __getitem__(self, name: str) -> Any:
-        return self._own[name] if name in self._own else self._base[name]
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self._own[name] if name in self._own else self._base.get(name, default)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._base
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._base)
-
-    def __len__(self) -> int:
-        return len(self._base)
-
-    def keys(self) -> KeysView[str]:
-        return self._base.keys()
-
-    def items(self) -> ItemsView[str, Any]:
-        return {**self._base, **self._own}.items()
-
-    def __repr__(self) -> str:
-        return repr({**self._base, **self._own})
-
-
-class Pool:
-    """Where facts are kept together. What is put in is not to be changed any more."""
-
-    def __init__(self) -> None:
-        self._bases: list[dict[str, Any]] = []
-        self._texts: dict[str, str] = {}
-
-    def of(self, facts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """The same facts, sharing equal values of earlier nodes."""
-        for base in self._bases:
-            if base.keys() == facts.keys():
-                own = {
-                    name: self._text(value)
-                    for name, value in facts.items()
-                    if not _same(value, base.get(name, _ABSENT))
-                }
-                return SharedFacts(base, own)
-        kept = {name: self._text(value) for name, value in facts.items()}
-        if len(self._bases) < _BASES:
-            self._bases.append(kept)
-        return kept
-
-    def _text(self, value: Any) -> Any:
-        return self._texts.setdefault(value, value) if isinstance(value, str) else value
-
-
-def _same(one: Any, other: Any) -> bool:
-    """Equal in type and value, all the way down: in Python alone, 1 and true would be equal."""
-    if one is other:
-        return True
-    if type(one) is not type(other) or one != other:
-        return False
-    if isinstance(one, list):
-        return all(map(_same, one, other))
-    return not isinstance(one, dict) or all(_same(value, other[key]) for key, value in one.items())

@@ -26,11 +26,12 @@ from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict, worst
 from provision.errors import GpuprovError, RunFolderError
 from provision.nearest import did_you_mean
+from provision.node_names import file_name
 from provision.report import bundle_text
 from provision.report.bundle_secrets import Remover
 from provision.report.bundle_text import Moment
 from provision.runs import fingerprint, node_history
-from provision.runs.store import RunFolder, file_name
+from provision.runs.store import RunFolder
 from provision.secrets_mask import secrets_of
 from provision.text import clean, one_line
 

@@ -11,6 +11,7 @@ from typing import Any
 from provision.checks.gpu import telemetry, telemetry_rows
 from provision.checks.gpu.telemetry_rows import Series
 from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.node_facts import NodeFacts
 from provision.checks.pairs import groups
 from provision.checks.pairs.judge import TOLERANCE, Metric
 from provision.checks.pairs.pairing import Result, Topology
@@ -18,7 +19,7 @@ from provision.checks.registry import PAIRS
 from provision.errors import GpuprovError
 from provision.report.causes import silence, worst_first
 from provision.runs import fleet_pairs, node_history, store
-from provision.runs.node_facts import NodeFacts, read_node_facts
+from provision.runs.node_facts import read_node_facts
 from provision.runs.node_history import Earlier
 from provision.runs.store import RunFolder
 

@@ -1,105 +1,13 @@
-"""One node's facts in a run, as facts.jsonl stores them: everything known before any check runs."""
+"""The nodes of a stored run, as its facts.jsonl has them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from provision.checks import thresholds
-from provision.checks.check import CheckNode
-from provision.checks.thresholds import Threshold
-from provision.desired.skus import NO_GPU, NO_GPU_FIX, NO_GPU_ON_PURPOSE
-from provision.errors import InventoryError, RunFolderError
+from provision.checks.node_facts import NodeFacts
+from provision.errors import RunFolderError
 from provision.runs.store import RunFolder
-
-# What a check may know of a node's variables. Never all of them: there are passwords among them.
-_VARIABLES = (
-    *("nvidia_driver_source", "nvidia_driver_version", "nvidia_driver_flavour", "nvidia_driver_persistence"),
-    *("gpuprov_ignore_majority", "gpuprov_pcie_width", "gpuprov_rack", "gpuprov_nccl_net"),
-    "gpu_settings_compute_mode",
-    "gpu_settings_ecc",
-    "gpu_settings_mig",
-    "gpu_settings_power_limit",
-    *("gpuprov_expected_gpus", "gpuprov_expected_nics", "gpuprov_expected_nvmes", "gpuprov_pci_addresses"),
-    *("gpuprov_container_image", "host_settings_cpu_governor", "gpudirect_rdma_method"),
-    *("rdma_enabled", "rdma_expected_ports", "rdma_memlock", "rdma_mtu", "rdma_roce_gid_index"),
-)
-_VARIABLE_PREFIX = "validation_tools_"
-
-
-def for_checks(variable: str) -> bool:
-    """Whether checks may know this variable."""
-    return variable in _VARIABLES or variable.startswith(_VARIABLE_PREFIX)
-
-
-@dataclass(frozen=True)
-class NodeFacts:
-    """What is known of one node before any check: an entry of facts.jsonl.
-
-    `error` says why no check can run on it; `missing_gpus` that it has none of the GPUs it was declared to
-    have. `problems`: why a fact could not be read.
-    """
-
-    node: str
-    facts: Mapping[str, Any]
-    gpuprov_node: Mapping[str, Any]
-    variables: Mapping[str, Any]
-    error: str = ""
-    unreachable: bool = False
-    missing_gpus: bool = False
-    problems: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def trouble(self) -> str:
-        """Why no check can run on it, in words that begin with the node's state."""
-        return f"unreachable: {self.error}" if self.unreachable else self.error
-
-    @property
-    def without_gpus(self) -> bool:
-        """Whether it was declared to have no GPU, and has none: its network can be measured, and no more."""
-        return bool(self.gpuprov_node) and not self.error and not self.gpuprov_node["gpu"]["count"]
-
-    @property
-    def lanes(self) -> int | None:
-        """How many lanes the slots of its GPUs are wired with, where the inventory says so."""
-        lanes = self.variables.get("gpuprov_pcie_width")
-        return lanes if isinstance(lanes, int) else None
-
-    def limits(self, override: Path | None = None) -> Mapping[str, Threshold]:
-        """The thresholds that hold for it; `override` is a user's file. Raises ThresholdError."""
-        if not self.gpuprov_node:
-            return {}
-        return thresholds.for_sku(self.check_node.sku, override, self.lanes)
-
-    @property
-    def check_node(self) -> CheckNode:
-        return CheckNode(self.node, self.gpuprov_node, self.variables, self.facts, self.problems)
-
-
-def node_facts_of(
-    name: str,
-    facts: Mapping[str, Any],
-    problems: Mapping[str, str],
-    gpuprov_node: Mapping[str, Any],
-    declared: Mapping[str, Any],
-) -> NodeFacts:
-    """A node that answered: whether checks can run on it, and what they may know."""
-    addresses = [str(gpu["address"]) for gpu in facts.get("gpu.pci") or ()]
-    known = {**declared, "gpuprov_pci_addresses": addresses}
-    variables = {key: value for key, value in known.items() if for_checks(key)}
-    expected = variables.get("gpuprov_expected_gpus", 0)
-    if not isinstance(expected, int) or isinstance(expected, bool) or expected < 0:
-        raise InventoryError(
-            f"gpuprov_expected_gpus of {name} is {expected!r}", "give the number of GPUs, without quotes"
-        )
-    none_wanted = "gpuprov_expected_gpus" in variables and not expected
-    error = "" if gpuprov_node["gpu"]["count"] or none_wanted else f"{NO_GPU} → {NO_GPU_FIX}"
-    missing = bool(error and expected)
-    if error and not missing:
-        error += f"; {NO_GPU_ON_PURPOSE}"
-    return NodeFacts(name, facts, gpuprov_node, variables, error, missing_gpus=missing, problems=problems)
 
 
 class StoredFacts(Mapping[str, NodeFacts]):

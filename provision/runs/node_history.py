@@ -27,9 +27,10 @@ from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
 from provision.checks.offenders import Past
 from provision.errors import GpuprovError, RunFolderError
+from provision.node_names import file_name
 from provision.runs import fingerprint
 from provision.runs.fingerprint import Fingerprint, Result
-from provision.runs.store import RunFolder, file_name, runs_home
+from provision.runs.store import RunFolder, runs_home
 
 FORMAT = 1  # of both files; a newer one is refused politely
 FOLDER = "validated"

@@ -12,9 +12,8 @@ import json
 import os
 import platform
 import time
-import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -25,7 +24,7 @@ from provision.errors import RunFolderError
 from provision.secrets_mask import HIDDEN, is_secret_name
 
 if TYPE_CHECKING:
-    from provision.checks.check import Output
+    from provision.checks.check import Raw
 
 FORMAT = 1  # written into run.json; a newer one is refused politely
 
@@ -37,22 +36,6 @@ def runs_home() -> Path:
     """Where run folders are: GPUPROV_RUNS, else `runs` in the state folder."""
     chosen = os.environ.get("GPUPROV_RUNS")
     return Path(chosen) if chosen else paths.state_home() / "runs"
-
-
-def file_name(name: str) -> str:
-    """A node's name as a file name: unchanged when harmless, else percent-quoted; never a path.
-
-    >>> file_name("gpu-01"), file_name("rack1/gpu"), file_name("..")
-    ('gpu-01', 'rack1%2Fgpu', '%2E%2E')
-    """
-    quoted = urllib.parse.quote(name, safe="")
-    if quoted.startswith("."):
-        quoted = quoted.replace(".", "%2E")
-    if len(quoted) > 200:  # file names end at 255 bytes; the digest keeps two long names apart
-        import hashlib
-
-        quoted = f"{quoted[:180]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-    return quoted or "%"
 
 
 class RunFolder:
@@ -342,29 +325,6 @@ def records(path: Path, lines: Iterable[bytes]) -> Iterator[tuple[int, dict[str,
 # --- the raw output of checks: stored before anything judges it, and read again
 
 
-@dataclass(frozen=True)
-class Raw:
-    """What came back for one check on one node: raw/<node>/<check>.json. `error`: nothing did, and why."""
-
-    node: str
-    check: str
-    outputs: tuple[Output, ...] = ()
-    seconds: float = 0.0
-    boot_id: str = ""
-    boot_id_before: str = ""
-    error: str = ""
-    unreachable: bool = False
-
-    @property
-    def path(self) -> str:
-        return raw_path(self.node, self.check)
-
-
-def raw_path(node: str, check: str) -> str:
-    """Where the raw output of a check lies in the run folder."""
-    return f"raw/{file_name(node)}/{check}.json"
-
-
 def keep_raw(folder: RunFolder, raw: Raw) -> None:
     """Store what came back, before anybody judges it."""
     folder.write_json(raw.path, {"format": 1, **asdict(raw)})
@@ -373,7 +333,11 @@ def keep_raw(folder: RunFolder, raw: Raw) -> None:
 def read_raw(folder: RunFolder, node: str, check: str) -> Raw | None:
     """What an earlier run stored; None when it did not come that far; of a damaged file, an `error` that
     names it. Raises RunFolderError for a file of a newer gpuprov."""
-    from provision.checks.check import Output  # here, for `up` keeps runs and starts without any check
+    from provision.checks.check import (  # here, for `up` keeps runs and starts without any check
+        Output,
+        Raw,
+        raw_path,
+    )
 
     path = folder.path / raw_path(node, check)
     if not path.exists():

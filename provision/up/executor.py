@@ -13,10 +13,11 @@ from provision.desired import removal
 from provision.desired.expectations import roles_in_order
 from provision.drift import assess, diagnosis
 from provision.drift.assess import Assessment
+from provision.node_names import file_name
 from provision.remote.ansible import accelerator, partitions
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.observe import Observation
-from provision.runs.store import RunFolder, file_name
+from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.up import hooks
 from provision.up.execute import QUICK, Look, UpOptions

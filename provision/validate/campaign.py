@@ -10,189 +10,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from provision import __version__
-from provision.checks import health, offenders, registry, thresholds
-from provision.checks.check import KERNEL_LOG_DELTA, CheckNode, Command, Measurement, Output
+from provision.checks import health, offenders, registry
 from provision.checks.fleet import fleet_judge
 from provision.checks.fleet.majority import Voter
-from provision.checks.gpu import gpu_answers, gpu_inventory
-from provision.checks.health import CheckResult, FleetHealth, NodeHealth, roll_up
-from provision.checks.host import kernel_incidents, kernel_log, versions
-from provision.checks.judge import Finding, Verdict, unmeasured, worst
-from provision.checks.nccl.nccl_collective import without_environment
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.host import versions
+from provision.checks.node_facts import NodeFacts
+from provision.checks.node_judge import judge_check, judge_node
 from provision.checks.registry import CHECKS
-from provision.checks.suspects import reconciled
-from provision.errors import ParseError, RunFolderError
+from provision.errors import RunFolderError
 from provision.runs import fleet_pairs, node_history
-from provision.runs.node_facts import NodeFacts, read_node_facts
-from provision.runs.store import Raw, RunFolder, read_raw
+from provision.runs.node_facts import read_node_facts
+from provision.runs.store import RunFolder, read_raw
 from provision.validate import parallel_map
-
-
-def commands_for(check: str, node: CheckNode, options: Mapping[str, Any]) -> list[Command]:
-    """The check's programs, within the user's time; after a load on GPUs each of them is asked to answer."""
-    commands = list(CHECKS[check].commands(node, options))
-    if commands and node.gpu_count and gpu_answers.loads(CHECKS[check].NEEDS):
-        commands.append(gpu_answers.command())
-    return within(commands, options.get("timeout"))
-
-
-def within(commands: Iterable[Command], timeout: float | None) -> list[Command]:
-    """These programs; beyond the load it makes none has more than the user's `timeout` seconds."""
-    if timeout is None:
-        return list(commands)
-    return [replace(one, deadline=min(one.deadline, one.load + float(timeout))) for one in commands]
-
-
-def raw_from_answer(
-    node: str, check: str, answer: Mapping[str, Any], boot_id_before: str, asked: Sequence[str] = ()
-) -> Raw:
-    """The answer of playbooks/validate.yml (untrusted) → Raw. What does not have its shape, or lacks the
-    output of a command that was `asked` for (by name), is an `error`."""
-    try:
-        outputs = tuple(_output(output) for output in answer["outputs"])
-        boot_id = str(answer.get("boot_id", ""))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        return Raw(
-            node, check, error=f"the node's answer was not understood: {type(error).__name__}: {error}"
-        )
-    seconds = sum(output.seconds for output in _of_the_test(outputs))
-    lacking = [name for name in asked if name not in {output.name for output in outputs}]
-    said = f"the node's answer lacks the output of {', '.join(lacking)}" if lacking else ""
-    return Raw(node, check, outputs, seconds, boot_id, boot_id_before, said)
-
-
-def _of_the_test(outputs: Iterable[Output]) -> list[Output]:
-    """The outputs of the test itself, without what watched it."""
-    return [one for one in outputs if not one.beside and one.name not in (KERNEL_LOG_DELTA, gpu_answers.NAME)]
-
-
-def _output(answer: Mapping[str, Any]) -> Output:
-    rc = answer["rc"]
-    return Output(
-        name=str(answer["name"]),
-        argv=tuple(str(word) for word in answer["argv"]),
-        rc=None if rc is None else int(rc),
-        stdout=without_environment(str(answer["stdout"])),
-        stderr=str(answer["stderr"]),
-        seconds=float(answer["seconds"]),
-        timed_out=bool(answer["timed_out"]),
-        truncated=bool(answer["truncated"]),
-        not_started=str(answer["not_started"]),
-        beside=str(answer.get("beside", "")),
-    )
-
-
-def judge_check(node: NodeFacts, raw: Raw, limits: Mapping[str, thresholds.Threshold]) -> CheckResult:
-    """One check on one node: parse and judge what came back. Never raises for what a node said."""
-    if node.without_gpus:
-        skipped = Finding(raw.check, Verdict.SKIP, "node", "declared to have no GPU, and has none")
-        return _result(raw.check, [skipped], [], raw)
-    check = CHECKS[raw.check]
-    measurements: list[Measurement] = []
-    try:
-        if raw.error:
-            raise ParseError(raw.error)
-        measurements = check.parse(node.check_node, {output.name: output for output in raw.outputs})
-        findings = check.judge(node.check_node, measurements, limits)
-    except ParseError as error:
-        what = "; ".join(part for part in (error.what, error.fix) if part)
-        findings = [unmeasured(raw.check, what, action=_remedy(raw, error.fix), evidence=_evidence(raw))]
-    except Exception as error:  # one node's strange answer must not cost the others their report
-        what = f"gpuprov failed on this output ({error!r}): please report it with {raw.path}"
-        findings = [unmeasured(raw.check, what, action="investigate")]
-    answers = next((output for output in raw.outputs if output.name == gpu_answers.NAME), None)
-    findings = gpu_answers.judge(raw.check, answers, kernel_incidents.devices(node.check_node), findings)
-    findings += _kernel_findings(node, raw, findings)
-    if raw.boot_id and raw.boot_id_before and raw.boot_id != raw.boot_id_before:
-        findings.append(unmeasured(raw.check, "the node rebooted during the run", action="investigate"))
-    return _result(raw.check, findings, measurements, raw)
-
-
-def _kernel_findings(node: NodeFacts, raw: Raw, known: Sequence[Finding]) -> list[Finding]:
-    """What the kernel said of GPUs while the check ran, whatever the check was; nothing is told twice."""
-    output = next((output for output in raw.outputs if output.name == KERNEL_LOG_DELTA), None)
-    if output is None:
-        return []
-    if output.not_started:
-        return [unmeasured(raw.check, output.not_started, action="fix configuration")]
-    gpus = kernel_incidents.devices(node.check_node)
-    events = kernel_incidents.named(kernel_log.events(output.stdout.splitlines()), gpus)
-    found = kernel_incidents.judge(raw.check, events, own_test=True)
-    if output.truncated:
-        what = "the kernel wrote more than its buffer holds during this test: errors may be lost"
-        found.append(unmeasured(raw.check, what, action="investigate"))
-    told = {(finding.metric, finding.device) for finding in known if finding.metric}
-    return [finding for finding in found if (finding.metric, finding.device) not in told]
-
-
-def _remedy(raw: Raw, fix: str | None) -> str:
-    """What to do when a check could not be measured. `fix`: the advice of its ParseError."""
-    outputs = _of_the_test(raw.outputs)
-    if any(output.not_started for output in outputs):
-        return "fix configuration"
-    # Where a log or another check knows the cause, to run this one again shows nothing new.
-    looked = "look at " in (fix or "") or "look for " in (fix or "")
-    return "investigate" if looked or any(output.timed_out for output in outputs) else "run again"
-
-
-def _evidence(raw: Raw) -> list[str]:
-    """The last lines of what was printed, for the reader who wonders what was not understood."""
-    outputs = _of_the_test(raw.outputs)
-    lines = [line for output in outputs for line in f"{output.stdout}\n{output.stderr}".splitlines()]
-    return [line.strip()[:200] for line in lines if line.strip()][-3:]
-
-
-def _result(
-    check: str, findings: Sequence[Finding], measurements: Sequence[Measurement], raw: Raw | None
-) -> CheckResult:
-    verdict = worst(finding.verdict for finding in findings)
-    path = raw.path if raw and raw.outputs else ""
-    return CheckResult(
-        check, verdict, tuple(findings), tuple(measurements), raw.seconds if raw else 0.0, path
-    )
-
-
-def judge_node(
-    node: NodeFacts, results: Mapping[str, CheckResult], asked: Sequence[str], *, lost: bool = False
-) -> NodeHealth:
-    """All checks of one node → its health. `lost`: it stopped answering on the way."""
-    if node.missing_gpus:
-        message = f"0 of {node.variables['gpuprov_expected_gpus']} GPUs: {node.error}"
-        action = "reseat or check cable"
-        gone = Finding(gpu_inventory.ID, Verdict.FAIL, "node", message, "driver_gpus", 0, action=action)
-        checks = [_result(gpu_inventory.ID, [gone], [], None)]
-        return NodeHealth(node.node, Verdict.FAIL, tuple(checks), (), _header(node, ()), node.error)
-    if node.error:
-        return NodeHealth(node.node, Verdict.ERROR, (), (), _header(node, ()), node.error, node.unreachable)
-    asked = registry.of_nodes(asked)
-    checks = reconciled([results[name] for name in asked if name in results])
-    whole = not lost and len(checks) == len(asked)
-    verdict = worst([roll_up(checks), *([] if whole else [Verdict.ERROR])])
-    measurements = [m for check in checks if check.check == gpu_inventory.ID for m in check.measurements]
-    gpus = tuple(gpu_inventory.identities(measurements))
-    error = "stopped answering during the run" if lost else ""
-    return NodeHealth(node.node, verdict, tuple(checks), gpus, _header(node, measurements), error, lost)
-
-
-def _header(node: NodeFacts, measurements: Iterable[Measurement]) -> dict[str, Any]:
-    """The facts at the head of a node's report."""
-    facts = node.facts
-    driver = next(
-        (m.value for m in measurements if m.metric == "driver_version"), facts.get("driver.loaded_version")
-    )
-    if not node.gpuprov_node:
-        return {}
-    return {
-        "os": f"{facts.get('os.id', '')} {facts.get('os.version_id', '')}".strip(),
-        "kernel": facts.get("kernel.release", ""),
-        "driver": driver or "",
-        "sku": node.gpuprov_node["gpu"]["sku"] or "",
-        "gpus": node.gpuprov_node["gpu"]["count"],
-        **({"pcie_width": node.lanes} if node.lanes else {}),
-    }
 
 
 def fleet_health(

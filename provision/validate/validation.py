@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from provision import paths, text
-from provision.checks import health, registry
-from provision.checks.check import KERNEL_LOG_DELTA
+from provision.checks import health, node_judge, registry
+from provision.checks.check import KERNEL_LOG_DELTA, Raw
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
+from provision.checks.node_facts import NodeFacts, for_checks, node_facts_of
 from provision.desired import stack
 from provision.errors import ExitCode, RunFolderError, StackError
 from provision.fleet import Fleet
 from provision.remote.observe import Observation, observe
 from provision.runs import fingerprint, node_history, store
 from provision.runs.fingerprint import Fingerprint
-from provision.runs.node_facts import NodeFacts, for_checks, node_facts_of
-from provision.runs.store import Raw, RunFolder, runs_home
+from provision.runs.store import RunFolder, runs_home
 from provision.terminal import Progress
 from provision.validate import campaign, node_commands
 from provision.validate.campaign import FEW
@@ -68,7 +68,7 @@ class _Run:
         if keep:
             store.keep_raw(self.folder, raw)
         node = self.seen[raw.node]
-        result = campaign.judge_check(node, raw, node.limits(self.settings.override))
+        result = node_judge.judge_check(node, raw, node.limits(self.settings.override))
         kept = health.compressed_check(result) if len(self.seen) > FEW else result
         self.results.setdefault(raw.node, {})[raw.check] = kept
         if raw.unreachable:
@@ -91,7 +91,7 @@ class _Run:
         """Each node by itself."""
         for name, node in self.seen.items():
             results = self.results.pop(name, {})
-            yield campaign.judge_node(node, results, self.asked, lost=name in self.lost)
+            yield node_judge.judge_node(node, results, self.asked, lost=name in self.lost)
 
 
 def validate(
@@ -209,7 +209,7 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
             continue
         commands = []
         if not node.without_gpus:
-            commands = campaign.commands_for(check, node.check_node, run.settings.options)
+            commands = node_judge.commands_for(check, node.check_node, run.settings.options)
         if commands:
             todo[name] = node_commands.play_variables(run.variables[name], commands)
             asked[name] = [*(command.name for command in commands), KERNEL_LOG_DELTA]
@@ -223,7 +223,7 @@ def _measure(run: _Run, check: str, progress: Progress) -> None:
 
     def take(node: str, answer: Mapping[str, Any]) -> None:
         boot_id = str(run.seen[node].facts.get("boot.id") or "")
-        raw = campaign.raw_from_answer(node, check, answer, boot_id, asked[node])
+        raw = node_judge.raw_from_answer(node, check, answer, boot_id, asked[node])
         progress.done(f"{node}: {check}: {run.take(raw).verdict}")
 
     limit = max(variables["gpuprov_task_timeout"] for variables in todo.values())

@@ -10,10 +10,10 @@ import pytest
 
 from provision.burnin import orders, plan, profile
 from provision.burnin.plan import Part
+from provision.checks.node_facts import NodeFacts
 from provision.node.burnin.campaign import FOREIGN_PAUSE, HOLDERS_DEADLINE
 from provision.node.burnin.order import read_order
 from provision.runs.fingerprint import Fingerprint
-from provision.runs.node_facts import NodeFacts
 from tests.support.burnin import NODE
 
 PART = Part("gpu-01", 1, 120.0, 3600.0, 5000.0, 5120.0)

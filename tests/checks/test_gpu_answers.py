@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from provision.checks.check import Output
+from provision.checks import node_judge
+from provision.checks.check import Output, Raw
 from provision.checks.gpu import gpu_answers
 from provision.checks.health import CheckResult
 from provision.checks.judge import Finding, Verdict
+from provision.checks.node_facts import NodeFacts
 from provision.checks.registry import CHECKS
-from provision.runs import store
-from provision.runs.node_facts import NodeFacts
-from provision.validate import campaign
 from tests.support.checks import sample
 
 GPUS = {f"0000:{0x1A + index:02x}:00": f"gpu{index}" for index in range(8)}
@@ -61,7 +60,7 @@ def judged(check: str, *outputs: Output) -> CheckResult:
     """The check's result on an H100 node, as a run reaches it."""
     gpu = {"count": 8, "sku": "h100-sxm", "fabric": "nvswitch", "architecture": "hopper", "product_names": []}
     node = NodeFacts("gpu-01", {}, {"gpu": gpu}, {"gpuprov_pci_addresses": list(GPUS)})
-    return campaign.judge_check(node, store.Raw("gpu-01", check, outputs), {})
+    return node_judge.judge_check(node, Raw("gpu-01", check, outputs), {})
 
 
 def answers(text: str, **more: Any) -> Output:

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
+from provision.checks import check, node_judge
 from provision.checks.check import KERNEL_LOG_DELTA, Output
 from provision.checks.host import kernel_incidents, kernel_log
 from provision.checks.judge import Finding, Verdict
+from provision.checks.node_facts import NodeFacts
 from provision.paths import DATA
-from provision.runs import store
-from provision.runs.node_facts import NodeFacts
-from provision.validate import campaign
 from tests.support.checks import make_node, make_output
 
 GPUS = {f"0000:{0x10 + i:02x}:00": f"gpu{i}" for i in range(8)}
@@ -171,14 +170,14 @@ def measured_node() -> NodeFacts:
     return NodeFacts("gpu-01", {}, node.gpuprov_node, node.variables)
 
 
-def raw(*outputs: Output, **delta: Any) -> store.Raw:
+def raw(*outputs: Output, **delta: Any) -> check.Raw:
     log = make_output(KERNEL_LOG_DELTA, **delta)
-    return store.Raw("gpu-01", "p2p_bandwidth", (*outputs, log))
+    return check.Raw("gpu-01", "p2p_bandwidth", (*outputs, log))
 
 
 def test_an_xid_during_a_test_is_a_finding_of_that_test() -> None:
     node = measured_node()
-    result = campaign.judge_check(node, raw(stdout=xid(9, 6, 119)), {})
+    result = node_judge.judge_check(node, raw(stdout=xid(9, 6, 119)), {})
     (finding,) = [f for f in result.findings if f.metric == "xid.119"]
     assert (finding.check, finding.device, finding.action) == ("p2p_bandwidth", "gpu6", "reset GPU")
     assert "during this test" in finding.message
@@ -187,17 +186,17 @@ def test_an_xid_during_a_test_is_a_finding_of_that_test() -> None:
 
 def test_a_quiet_kernel_changes_nothing() -> None:
     node = measured_node()
-    without = campaign.judge_check(node, store.Raw("gpu-01", "p2p_bandwidth", ()), {})
-    assert campaign.judge_check(node, raw(), {}).findings == without.findings
+    without = node_judge.judge_check(node, check.Raw("gpu-01", "p2p_bandwidth", ()), {})
+    assert node_judge.judge_check(node, raw(), {}).findings == without.findings
 
 
 def test_a_kernel_log_that_cannot_be_read_is_an_error() -> None:
     node = measured_node()
     refused = raw(not_started="the kernel log could not be read: not permitted", rc=None)
-    findings = campaign.judge_check(node, refused, {}).findings
+    findings = node_judge.judge_check(node, refused, {}).findings
     assert [f.verdict for f in findings if "kernel log" in f.message] == [Verdict.ERROR]
     flooded = raw(stdout="[ 1.0] noise", truncated=True)
-    findings = campaign.judge_check(node, flooded, {}).findings
+    findings = node_judge.judge_check(node, flooded, {}).findings
     assert [f.verdict for f in findings if "buffer" in f.message] == [Verdict.ERROR]
 
 

@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from provision import cli
-from provision.checks import own, registry, thresholds
-from provision.checks.check import Output
+from provision.checks import node_judge, own, registry, thresholds
+from provision.checks.check import Output, Raw
 from provision.checks.judge import Verdict
+from provision.checks.node_facts import NodeFacts
 from provision.checks.own import OwnCheckError
 from provision.checks.registry import Checks
 from provision.checks.table import BUILT_IN, STAGES
 from provision.errors import ExitCode
-from provision.runs.node_facts import NodeFacts
-from provision.runs.store import Raw
 from provision.validate import campaign
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_check"
@@ -96,15 +95,15 @@ def test_the_example_is_installed_listed_and_judged(
     assert cli.main(["validate", "--list"]) == ExitCode.OK
     assert "(from gpuprov-max-sm-clock 1.0)" in capsys.readouterr().out
     seen = NodeFacts("gpu-01", {}, GPUS, {})
-    (command,) = campaign.commands_for("max_sm_clock", seen.check_node, {})
+    (command,) = node_judge.commands_for("max_sm_clock", seen.check_node, {})
     assert command.argv[0] == "nvidia-smi"
     assert (
-        campaign.judge_check(seen, clocks("healthy.csv"), {}).verdict is Verdict.WARN
+        node_judge.judge_check(seen, clocks("healthy.csv"), {}).verdict is Verdict.WARN
     )  # nobody gave a limit
     (tmp_path / "limits.yml").write_text(LIMIT)
     limits = thresholds.for_sku("h100-sxm", tmp_path / "limits.yml")
-    assert campaign.judge_check(seen, clocks("healthy.csv"), limits).verdict is Verdict.PASS
-    locked = campaign.judge_check(seen, clocks("locked-gpu5.csv"), limits)
+    assert node_judge.judge_check(seen, clocks("healthy.csv"), limits).verdict is Verdict.PASS
+    locked = node_judge.judge_check(seen, clocks("locked-gpu5.csv"), limits)
     assert [(finding.verdict, finding.device) for finding in locked.findings] == [(Verdict.FAIL, "gpu5")]
 
 
@@ -188,7 +187,7 @@ def test_a_mistake_in_one_costs_its_own_verdict_only(
 ) -> None:
     source = SOUND.replace(*change)
     fresh(distribution(tmp_path / "site", source))
-    result = campaign.judge_check(NodeFacts("gpu-01", {}, GPUS, {}), Raw("gpu-01", "strange", ()), {})
+    result = node_judge.judge_check(NodeFacts("gpu-01", {}, GPUS, {}), Raw("gpu-01", "strange", ()), {})
     assert result.verdict is Verdict.ERROR
     assert said in result.findings[0].message
     assert "strange-checks 2.1" in result.findings[0].message

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
-from provision.checks import health, thresholds
-from provision.checks.check import Output
+from provision.checks import health, node_judge, thresholds
+from provision.checks.check import Output, Raw
 from provision.checks.health import CheckResult, FleetHealth
 from provision.checks.judge import Finding, Verdict, worst
+from provision.checks.node_facts import NodeFacts
 from provision.checks.registry import CHECKS
 from provision.desired import expectations, stack
 from provision.drift.drifts import drifts
@@ -25,9 +26,7 @@ from provision.errors import ExitCode, GpuprovError
 from provision.paths import PLAYBOOKS, ROLES
 from provision.remote.ansible import handover, runner
 from provision.remote.observe import Observation
-from provision.runs.node_facts import NodeFacts
-from provision.runs.store import Raw
-from provision.validate import campaign, validation
+from provision.validate import validation
 from tests.support.scenarios import command_outputs, machine, scenarios
 
 TESTS = Path(__file__).parent.parent
@@ -44,7 +43,7 @@ def seen(node: Any = H100) -> NodeFacts:
 
 def result(check: str, outputs: tuple[Output, ...], node: Any = H100, error: str = "") -> CheckResult:
     limits = thresholds.for_sku(node.sku)
-    return campaign.judge_check(seen(node), Raw(node.name, check, outputs, error=error), limits)
+    return node_judge.judge_check(seen(node), Raw(node.name, check, outputs, error=error), limits)
 
 
 def says(check: str, text: str, **more: Any) -> tuple[Output, ...]:
@@ -61,7 +60,7 @@ def sample(check: str, name: str) -> tuple[Output, ...]:
 def shell_sees(*results: CheckResult, asked: tuple[str, ...] = ()) -> ExitCode:
     """The exit code of a validate run of one node with these results."""
     found = {one.check: one for one in results}
-    node = campaign.judge_node(seen(), found, asked or tuple(found))
+    node = node_judge.judge_node(seen(), found, asked or tuple(found))
     return validation.exit_code(FleetHealth("run", "0", "i.yml", "", "", tuple(found), (node,)))
 
 
@@ -123,7 +122,7 @@ def test_readiness_engine_pr_6_a_gate_that_cannot_be_evaluated(check: str) -> No
 
 def test_readiness_engine_pr_6_a_result_that_never_came() -> None:
     """... and a group whose measurement did not exist was recorded as healthy."""
-    assert campaign.judge_node(seen(), {}, ["gpu_burn"]).verdict is Verdict.ERROR
+    assert node_judge.judge_node(seen(), {}, ["gpu_burn"]).verdict is Verdict.ERROR
     copied = result("p2p_bandwidth", sample("p2p_bandwidth", "healthy.json"))
     assert copied.verdict is Verdict.PASS
     assert shell_sees(copied) is ExitCode.OK

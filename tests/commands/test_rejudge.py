@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from provision import cli
+from provision.checks import check
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
 from provision.errors import ExitCode, RunFolderError
 from provision.report.diff import diff
-from provision.runs import store
 from provision.runs.store import RunFolder
 from provision.validate import campaign
 from tests.support.stored import FIXTURE, limits, measured, slower
@@ -113,7 +113,7 @@ def test_nodes_that_come_and_go_are_told() -> None:
     ],
 )
 def test_a_damaged_file_costs_one_check_of_one_node(damaged: str, run: RunFolder) -> None:
-    file = run.path / store.raw_path("gpu-02", "p2p_bandwidth")
+    file = run.path / check.raw_path("gpu-02", "p2p_bandwidth")
     file.write_text(damaged)
     code = cli.main(["report", "--rejudge", "--format", "json,html"])
     assert code == ExitCode.INCOMPLETE
@@ -125,6 +125,6 @@ def test_a_damaged_file_costs_one_check_of_one_node(damaged: str, run: RunFolder
 
 
 def test_a_file_of_a_newer_gpuprov_is_not_guessed_at(run: RunFolder) -> None:
-    (run.path / store.raw_path("gpu-02", "p2p_bandwidth")).write_text('{"format": 2, "outputs": []}')
+    (run.path / check.raw_path("gpu-02", "p2p_bandwidth")).write_text('{"format": 2, "outputs": []}')
     with pytest.raises(RunFolderError, match="written by a newer gpuprov"):
         campaign.rejudge(run)

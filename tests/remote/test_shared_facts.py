@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.remote.observe import Pool, SharedFacts
+from provision.shared_facts import Pool, SharedFacts
 
 scalars = st.none() | st.booleans() | st.integers(0, 2) | st.sampled_from(["", "a", "1", "long text"])
 flat = st.dictionaries(st.sampled_from("xyz"), scalars, max_size=2)

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from provision import cli, report
-from provision.checks.check import Measurement, Output
+from provision.checks.check import Measurement, Output, Raw
 from provision.checks.health import FleetHealth
 from provision.checks.judge import Finding, Verdict
+from provision.checks.node_facts import NodeFacts
 from provision.errors import ExitCode, RunFolderError
 from provision.report import bundle
 from provision.runs import node_history, store
 from provision.runs.fingerprint import Fingerprint
-from provision.runs.node_facts import NodeFacts
 from provision.runs.node_history import note_look, note_result
 from provision.runs.store import RunFolder
 from tests.support import samples
@@ -53,7 +53,7 @@ def keep(
         )
         for check in samples.CHECKS if name == names[2] else ():
             outputs = (Output("tool", ("tool", "-v"), 0, f"{XML}\n{said}\r\nlast line\x1b[2J", "", 3.0),)
-            store.keep_raw(folder, store.Raw(name, check, outputs, 3.0))
+            store.keep_raw(folder, Raw(name, check, outputs, 3.0))
         known = Fingerprint({"driver.loaded_version": "580.126.09"})
         note_look(folder, name, known)
         note_result(folder, name, "gpu_burn", known, "2026-05-04T10:02:00.000Z")

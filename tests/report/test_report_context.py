@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from provision import cli, report
+from provision.checks import check
 from provision.checks.check import Output
 from provision.checks.gpu import telemetry
 from provision.checks.health import FleetHealth
+from provision.checks.node_facts import NodeFacts
 from provision.report import context
 from provision.report.causes import worst_first
 from provision.report.context import Context
 from provision.runs import node_history, store
-from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.validate import campaign
 from tests.support.stored import GPU
@@ -52,7 +53,7 @@ def stored(
         argv = ("nvidia-smi", "-lms", "2000")
         said = samples(hot) if beside is None else beside
         sampler = Output(telemetry.NAME, argv, -15, said, "", 61.0, beside="gpu_burn")
-        store.keep_raw(folder, store.Raw(node, "gpu_burn", (burn, sampler), 61.0))
+        store.keep_raw(folder, check.Raw(node, "gpu_burn", (burn, sampler), 61.0))
     health = campaign.rejudge(folder)
     node_history.record(folder, {}, health)
     report.write_all(health, folder, ["json"])

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from provision import cli, report
+from provision.checks import check
 from provision.checks.check import Output
 from provision.checks.health import from_json
+from provision.checks.node_facts import NodeFacts
 from provision.errors import ExitCode
 from provision.report.terminal import summary
 from provision.runs import store
-from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.validate import campaign
 from tests.support.stored import GPU
@@ -40,7 +41,7 @@ def make_run(runs: Path, printed: dict[str, str]) -> RunFolder:
         folder.append("facts", asdict(NodeFacts(node, {}, {"gpu": GPU}, {})))
         text = (FIXTURES / fixture).read_text(encoding="utf-8")
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        store.keep_raw(folder, store.Raw(node, "p2p_bandwidth", (output,), 9.0))
+        store.keep_raw(folder, check.Raw(node, "p2p_bandwidth", (output,), 9.0))
     report.write_all(campaign.rejudge(folder), folder, ["json"])
     return folder
 

@@ -13,8 +13,9 @@ import pytest
 
 from provision import paths
 from provision.errors import RunFolderError
+from provision.node_names import file_name
 from provision.runs import store
-from provision.runs.store import HISTORY, RunFolder, file_name, latest
+from provision.runs.store import HISTORY, RunFolder, latest
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(paths.PACKAGE.parent)}
 

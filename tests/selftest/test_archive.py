@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from provision.checks.check import Output
-from provision.runs.store import Raw
+from provision.checks.check import Output, Raw
 from provision.validate.selftest.measure import Archive
 
 HERE = Path(__file__).resolve().parents[1] / "fixtures"

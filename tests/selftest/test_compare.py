@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from provision.checks.check import Output
+from provision.checks.check import Output, Raw
 from provision.lab import replica
 from provision.lab.places import SILICON
-from provision.runs.store import Raw
 from provision.validate.selftest import compare
 from tests.support.commands import ran
 

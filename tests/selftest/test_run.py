@@ -16,12 +16,11 @@ from typing import Any
 import pytest
 
 from provision import cli
-from provision.checks.check import Measurement
+from provision.checks.check import Measurement, Raw
 from provision.checks.health import CheckResult
 from provision.checks.judge import Finding, Verdict
+from provision.checks.node_facts import NodeFacts
 from provision.errors import UsageError
-from provision.runs.node_facts import NodeFacts
-from provision.runs.store import Raw
 from provision.validate.selftest import changes, compare, machine, measure, provocations, result, run
 from provision.validate.selftest.machine import SelftestError
 from provision.validate.selftest.result import NOT_PROVEN, PROVEN, Checked, Provoked, Result

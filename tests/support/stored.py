@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from provision import report
+from provision.checks import check
 from provision.checks.check import Output
+from provision.checks.node_facts import NodeFacts
 from provision.runs import store
-from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.validate import campaign
 
@@ -32,7 +33,7 @@ def measured(runs: Path, printed: Mapping[str, str], *, written: bool = True) ->
     for node, text in printed.items():
         folder.append("facts", asdict(NodeFacts(node, {}, {"gpu": GPU}, {})))
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        store.keep_raw(folder, store.Raw(node, "p2p_bandwidth", (output,), 9.0))
+        store.keep_raw(folder, check.Raw(node, "p2p_bandwidth", (output,), 9.0))
     if written:
         report.write_all(campaign.rejudge(folder), folder.path, ["json"])
     return folder

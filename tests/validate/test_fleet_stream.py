@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from provision.checks import offenders
+from provision.checks import check, node_judge, offenders
 from provision.checks.check import GpuIdentity, Measurement, Output
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import CheckResult, FleetHealth, LazyRows, NodeHealth
 from provision.checks.host import versions
 from provision.checks.judge import Finding, Verdict
+from provision.checks.node_facts import NodeFacts
 from provision.errors import RunFolderError
 from provision.report import json as report_json
 from provision.runs import fleet_pairs, node_history, store
-from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.validate import campaign, parallel_map
 from tests.support.stored import FACTS, FIXTURE, GPU, slower
@@ -48,13 +48,13 @@ def run(tmp_path: Path) -> RunFolder:
             gpu = {**GPU, "sku": "h800-sxm"}
         facts = OLD_KERNEL if number == 9 else FACTS
         folder.append("facts", asdict(NodeFacts(name, facts, {"gpu": gpu}, {})))
-        store.keep_raw(folder, store.Raw(name, "versions"))
+        store.keep_raw(folder, check.Raw(name, "versions"))
         share = {3: 0.9, 4: 0.6, 5: 0.97}.get(number, 1 + number % 5 / 1000)
         text = "nothing that anybody understands" if number == 11 else slower(healthy, share)
         output = Output("nvbandwidth", ("nvbandwidth",), 0, text, "", 9.0)
-        raw = store.Raw(name, "p2p_bandwidth", (output,), 9.0)
+        raw = check.Raw(name, "p2p_bandwidth", (output,), 9.0)
         if number == 13:
-            raw = store.Raw(name, "p2p_bandwidth", error="gone", unreachable=True)
+            raw = check.Raw(name, "p2p_bandwidth", error="gone", unreachable=True)
         if number != 15:
             store.keep_raw(folder, raw)
     folder.append("facts", asdict(NodeFacts("gpu-05", FACTS, {"gpu": GPU}, {})))  # the last word on it counts
@@ -71,8 +71,8 @@ def held(folder: RunFolder) -> FleetHealth:
     nodes = []
     for node in known.values():
         raws = [raw for check in ASKED if (raw := store.read_raw(folder, node.node, check)) is not None]
-        results = {raw.check: campaign.judge_check(node, raw, node.limits()) for raw in raws}
-        nodes.append(campaign.judge_node(node, results, ASKED, lost=any(raw.unreachable for raw in raws)))
+        results = {raw.check: node_judge.judge_check(node, raw, node.limits()) for raw in raws}
+        nodes.append(node_judge.judge_node(node, results, ASKED, lost=any(raw.unreachable for raw in raws)))
     measured, few = fleet_judge.judge(nodes)
     compared, ambiguous = versions.judge_fleet(
         measured, {name: one.check_node for name, one in known.items()}

@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from provision import cli
-from provision.checks import registry
+from provision.checks import node_judge, registry
 from provision.checks.check import CheckNode, Measurement, fact
 from provision.checks.health import from_json
 from provision.checks.judge import Finding, Verdict
+from provision.checks.node_facts import node_facts_of
 from provision.checks.registry import CHECKS
 from provision.checks.table import STAGES, Entry
 from provision.drift import fleet_options
@@ -25,7 +26,6 @@ from provision.errors import ExitCode, InventoryError, RunFolderError, UsageErro
 from provision.paths import ROLES
 from provision.remote.ansible.runner import Outcome
 from provision.runs import fingerprint, node_history
-from provision.runs.node_facts import node_facts_of
 from provision.runs.store import RunFolder
 from provision.validate import campaign
 from tests.support.machines import FACTS, FIXTURES, FOUR, HEALTHY, Machines, named, verdicts
@@ -208,7 +208,7 @@ def test_a_reboot_during_the_run_is_not_a_pass(machines: Machines, validate: Any
     "answer", [{}, {"outputs": 3}, {"outputs": [{"name": "journal"}]}, {"outputs": [None]}]
 )
 def test_an_answer_of_another_shape_is_an_error(answer: dict[str, Any]) -> None:
-    raw = campaign.raw_from_answer("gpu-01", "gpu_inventory", answer, "")
+    raw = node_judge.raw_from_answer("gpu-01", "gpu_inventory", answer, "")
     assert "not understood" in raw.error
 
 
@@ -217,9 +217,9 @@ def test_an_answer_that_lacks_an_output_is_an_error() -> None:
     output = {"name": "gpu_burn", "argv": ["gpu_burn"], "rc": 0, "stdout": "", "stderr": "", "seconds": 1.0}
     output |= {"timed_out": False, "truncated": False, "not_started": ""}
     answer = {"outputs": [output], "boot_id": "boot-1"}
-    raw = campaign.raw_from_answer("gpu-01", "gpu_burn", answer, "boot-1", ["gpu_burn", "telemetry"])
+    raw = node_judge.raw_from_answer("gpu-01", "gpu_burn", answer, "boot-1", ["gpu_burn", "telemetry"])
     assert raw.error == "the node's answer lacks the output of telemetry"
-    assert campaign.raw_from_answer("gpu-01", "gpu_burn", answer, "boot-1", ["gpu_burn"]).error == ""
+    assert node_judge.raw_from_answer("gpu-01", "gpu_burn", answer, "boot-1", ["gpu_burn"]).error == ""
 
 
 def test_an_interrupt_leaves_a_report_and_resume_goes_on(machines: Machines, validate: Any) -> None:

@@ -183,7 +183,7 @@ def places(outlier: Outlier) -> dict[Any, Sequence[int]]:
     if len(usual) != len(outlier.found):
         return {}
     found: dict[Any, list[int]] = defaultdict(list)
-    for number, (value, other) in enumerate(zip(outlier.found, usual, strict=True)):
+    for number, (value, other) in enumerate(zip(outlier.found, usual)):
         if value != other:
             found[value].append(number)
     return dict(found)

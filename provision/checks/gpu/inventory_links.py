@@ -250,7 +250,7 @@ def _mig(node: CheckNode, values: Values) -> list[Finding]:
 def _power(node: CheckNode, values: Values, gpus: int) -> list[Finding]:
     limits = {device: float(watts) for device, watts in values.get("power_limit", {}).items()}
     declared = node.variables.get("gpu_settings_power_limit") or 0
-    if isinstance(declared, int | float) and not isinstance(declared, bool) and declared > 0:
+    if isinstance(declared, (int, float)) and not isinstance(declared, bool) and declared > 0:
         wanted, why = float(declared), "gpu_settings_power_limit"
     elif len(limits) > _PEERS:
         wanted, why = Counter(limits.values()).most_common(1)[0][0], "its peers"

@@ -28,9 +28,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from provision import shipped
 from provision.checks.check import Output
 from provision.errors import ParseError
-from provision.paths import DATA
 
 _XID = re.compile(
     r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)(?: GPU-I:\d{1,4})?(?: GPU-CI:\d{1,4})?\)[^:]*: *(\d{1,6})\b"
@@ -233,7 +233,5 @@ def brings(root: int, code: int) -> bool:
 
 @cache
 def _catalogue() -> dict[int, dict[str, Any]]:
-    import yaml
-
-    catalogue: dict[int, dict[str, Any]] = yaml.safe_load((DATA / "xid.yml").read_text("utf-8"))
-    return catalogue
+    # JSON has no numbers for keys.
+    return {int(code): row for code, row in shipped.load("xid").items()}

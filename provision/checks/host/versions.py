@@ -19,7 +19,7 @@ from provision.checks.host.host_rules import flag_of, text_of
 from provision.checks.judge import Finding, Verdict, unmeasured, worst
 from provision.checks.thresholds import Threshold
 from provision.errors import ParseError
-from provision.remote.observe import Pool
+from provision.shared_facts import Pool
 
 SUMMARY = "driver, its libraries, fabric manager, IMEX of one version; versions and firmware like the fleet's"
 NEEDS: tuple[str, ...] = ()
@@ -214,7 +214,7 @@ def voter_of(node: NodeHealth, one: CheckNode | None) -> Voter | None:
 
 def _differing(outlier: Outlier) -> Finding:
     message = f"{outlier.fact} {outlier_text(outlier)}: {outlier.why}"
-    found = outlier.found if isinstance(outlier.found, int | str) else None
+    found = outlier.found if isinstance(outlier.found, (int, str)) else None
     return Finding(
         ID,
         Verdict.WARN,

@@ -365,7 +365,7 @@ def _values(columns: list[str], cells: list[str]) -> tuple[list[str], list[tuple
     given = cells[: max(0, len(cells) - numbers)]
     if columns[:3] != ["size", "count", "type"] or not 3 <= len(given) <= first:
         raise ParseError(f"nccl-tests: {len(cells)} cells in {len(columns)} columns", "report the new format")
-    return given[:3], list(zip(columns[first:], cells[-numbers:], strict=True))
+    return given[:3], list(zip(columns[first:], cells[-numbers:]))
 
 
 def _table_row(columns: list[str], cells: list[str]) -> Row:
@@ -393,7 +393,7 @@ def _rates(busbws: list[Any], algbws: list[Any]) -> list[tuple[float, float]]:
     """(bus, algorithm) bandwidth of each run. Raises ValueError on what is no rate."""
     if not busbws or len(busbws) != len(algbws):
         raise ParseError("nccl-tests: the table has no busbw and algbw columns", "report the new format")
-    rates = [(float(bus), float(alg)) for bus, alg in zip(busbws, algbws, strict=True)]
+    rates = [(float(bus), float(alg)) for bus, alg in zip(busbws, algbws)]
     if not all(0 <= rate < math.inf for pair in rates for rate in pair):
         raise ValueError("not a rate")
     return rates

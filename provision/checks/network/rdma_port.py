@@ -123,13 +123,13 @@ def rate_of(entry: Mapping[str, Any]) -> float:
         raise ParseError("rdma.ports: an entry without state", "run the check again")
     if state != "ACTIVE":
         return 0.0
-    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 2**20:
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < 2**20:
         raise ParseError(f"rdma.ports: the rate of a port that is up is {rate!r:.60}", "run the check again")
     return float(rate)
 
 
 def _is_flat(row: Mapping[str, Any]) -> bool:
-    return not any(isinstance(value, list | Mapping) for value in row.values())
+    return not any(isinstance(value, (list, Mapping)) for value in row.values())
 
 
 def _words(text: Any) -> tuple[str, ...]:

@@ -8,11 +8,11 @@ from types import ModuleType
 from typing import Any
 
 from provision.checks.check import Command
+from provision.checks.node_facts import NodeFacts
 from provision.checks.pairs import nccl_between, perftest_ends
 from provision.checks.pairs.judge import Metric
 from provision.checks.pairs.pairing import Outcome, Result, Topology, exhaustive_rounds
 from provision.errors import InventoryError
-from provision.runs.node_facts import NodeFacts
 from provision.text import many, one_line
 from provision.validate import launch
 from provision.validate.pairs.pair_plays import Outputs, Plays

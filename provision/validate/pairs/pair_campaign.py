@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from provision.checks.check import Command
+from provision.checks.node_facts import NodeFacts
 from provision.checks.pairs import groups, nccl_group, nccl_pair, suspects, write_bw, write_lat
 from provision.checks.pairs import perftest_ends as ends
 from provision.checks.pairs.judge import Metric
@@ -25,7 +26,6 @@ from provision.checks.pairs.pairing import (
 )
 from provision.errors import ParseError
 from provision.runs import fleet_pairs
-from provision.runs.node_facts import NodeFacts
 from provision.runs.store import RunFolder
 from provision.terminal import Progress
 from provision.text import many

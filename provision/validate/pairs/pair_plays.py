@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from provision import paths
+from provision.checks import node_judge
 from provision.checks.check import Command, Output
 from provision.runs import store
 from provision.runs.store import RunFolder
-from provision.validate import campaign, node_commands
+from provision.validate import node_commands
 from provision.validate.node_commands import Settings
 
 Outputs = dict[str, dict[str, Output]]  # by node and name
@@ -39,7 +40,7 @@ class Plays:
         by node and name, and why a node gave none. `together`: how many nodes wait for one another."""
         timeout = self.settings.timeout
         todo = {
-            node: node_commands.play_variables(self.variables[node], campaign.within(asked, timeout))
+            node: node_commands.play_variables(self.variables[node], node_judge.within(asked, timeout))
             for node, asked in commands.items()
             if asked
         }
@@ -48,7 +49,7 @@ class Plays:
 
         def take(node: str, answer: Mapping[str, Any]) -> None:
             asked = [command.name for command in commands[node]]
-            raw = campaign.raw_from_answer(node, f"{self.check}.{label}", answer, "", asked)
+            raw = node_judge.raw_from_answer(node, f"{self.check}.{label}", answer, "", asked)
             store.keep_raw(self.folder, raw)
             outputs[node] = {output.name: output for output in raw.outputs}
             if raw.error:

@@ -18,8 +18,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from provision import paths
-from provision.checks.check import Output
-from provision.runs.store import Raw
+from provision.checks.check import Output, Raw
 from provision.validate.selftest.result import Shape
 
 _TOOLS = {"nvidia-smi", "gpu_burn", "gpu-burn", "nvbandwidth", "dcgmi", "fio", "nvme"}

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from provision.checks.node_facts import NodeFacts, node_facts_of
 from provision.desired import stack
 from provision.errors import GpuprovError
 from provision.paths import PLAYBOOKS
 from provision.remote import node_program
 from provision.remote.protocol import AnswerError, facts_of, unframed
-from provision.runs.node_facts import NodeFacts, node_facts_of
 
 _SECONDS = 60.0  # for all facts together; the program itself gives up on a probe before that
 

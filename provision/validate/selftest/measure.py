@@ -14,15 +14,15 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from provision.checks.check import KERNEL_LOG_DELTA, Command
+from provision.checks import node_judge
+from provision.checks.check import KERNEL_LOG_DELTA, Command, Raw
 from provision.checks.gpu import gpu_burn
 from provision.checks.health import CheckResult
 from provision.checks.judge import Verdict
+from provision.checks.node_facts import NodeFacts
 from provision.checks.registry import CHECKS
 from provision.paths import MODULES
-from provision.runs.node_facts import NodeFacts
-from provision.runs.store import Raw
-from provision.validate import campaign, node_commands
+from provision.validate import node_commands
 from provision.validate.selftest.machine import Tool
 from provision.validate.selftest.result import NOT_PROVEN, NOT_TRIED, PROVEN, Checked
 from provision.validate.selftest.serials import Serials
@@ -62,7 +62,7 @@ class Bench:
         return replace(self, node=replace(self.node, variables={**self.node.variables, **variables}))
 
     def commands(self, check: str, **options: Any) -> list[Command]:
-        return campaign.commands_for(check, self.node.check_node, {**self.options, **options})
+        return node_judge.commands_for(check, self.node.check_node, {**self.options, **options})
 
     def absent(self, check: str) -> list[Tool]:
         """The tools of this check that are not here."""
@@ -76,9 +76,9 @@ class Bench:
         if commands:
             answer = self._answer(commands)
             asked = [*(command.name for command in commands), KERNEL_LOG_DELTA]
-            raw = campaign.raw_from_answer(self.node.node, check, answer, boot, asked)
+            raw = node_judge.raw_from_answer(self.node.node, check, answer, boot, asked)
         self.archive.keep(place, raw)
-        return raw, campaign.judge_check(self.node, raw, self.node.limits())
+        return raw, node_judge.judge_check(self.node, raw, self.node.limits())
 
     def _answer(self, commands: Sequence[Command]) -> dict[str, Any]:
         """What the module would answer from a node."""

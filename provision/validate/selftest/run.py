@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from provision.checks import registry
+from provision.checks.check import Raw
 from provision.checks.gpu import gpu_inventory
 from provision.checks.health import CheckResult
 from provision.checks.judge import Verdict
 from provision.errors import GpuprovError, UsageError
-from provision.runs.store import Raw
 from provision.terminal import Progress
 from provision.text import now
 from provision.validate.selftest import changes, compare, machine, measure, provocations, result, signals
