@@ -15,7 +15,8 @@ from benchmarks.detection import fleets
 from benchmarks.detection.cases import FLAGGED, FOUR, SKUS, Case, Expected, FleetCase, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
-from provision.checks import check, node_judge, registry
+from provision.checks import node_judge, registry
+from provision.checks.check import Raw
 from provision.checks.fleet import fleet_judge
 from provision.checks.health import NodeHealth
 from provision.checks.host import versions
@@ -168,7 +169,7 @@ def looked(one: Machine, asked: Sequence[str], declared: Mapping[str, Any]) -> N
     return node_facts_of(one.name, facts, problems, stack.describe_node(facts), declared)
 
 
-def raw_of(one: Machine, node: NodeFacts, check: str) -> check.Raw:
+def raw_of(one: Machine, node: NodeFacts, check: str) -> Raw:
     """What a check's commands print on it, as it comes back from a node."""
     commands = node_judge.commands_for(check, node.check_node, OPTIONS)
     answer = json.loads(json.dumps(one.measure(commands)))
@@ -193,7 +194,7 @@ def validate(
                 one.happen(event.partition(" ")[0])
             raw = raw_of(one, node, name)
             if one.gone:
-                raw = check.Raw(one.name, name, error=GONE, unreachable=True)
+                raw = Raw(one.name, name, error=GONE, unreachable=True)
             results[name] = node_judge.judge_check(node, raw, limits)
             seconds[CHECKS.entries[name].stage] += raw.seconds
             if one.gone:

@@ -86,6 +86,13 @@ def _user_file(path: Path, _stamp: int) -> list[tuple[str, dict[str, Threshold]]
     return found
 
 
+def given(path: Path, sku: str, rows: object) -> dict[str, Threshold]:
+    """Limits for a SKU (or `any`) as a thresholds file has them below `thresholds`. Raises ThresholdError."""
+    document: dict[str, Any] = {"sku": sku, "thresholds": rows}
+    _check_document(path, document)
+    return _read(path, document)
+
+
 @cache
 def _shipped(sku: str | None) -> Mapping[str, Threshold]:
     path = shipped.file_of(f"{_FOLDER}/{sku}")

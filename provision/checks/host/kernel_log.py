@@ -131,6 +131,15 @@ def _lines(output: Output) -> tuple[str, list[str]]:
     return "", lines
 
 
+# What `events` looks at: every pattern above has one of these words.
+_CONCERNS = ("NVRM:", "SXid", "PCIe Bus Error", "PCI bridge to", "fallen off the bus")
+
+
+def concerns_gpus(line: str) -> bool:
+    """Whether `events` may find anything in this line; all other lines can be left out of a log."""
+    return any(word in line for word in _CONCERNS)
+
+
 def events(lines: Iterable[str]) -> list[KernelEvent]:
     """The GPU errors among kernel log lines, since the last boot among them; the same error of the same
     device counted once.

@@ -1,0 +1,158 @@
+"""Builds gpuprov-node-health: one file that Python 3.9 and newer runs, of the modules that the checks
+consist of.
+
+The file is a zip archive that Python can run (zipapp). As a zip it would be compiled at each start, so it
+unpacks itself once into a folder of root's, where Python keeps what it has compiled; `shiv` does the same.
+The bytes are the same for the same sources, so that a node with the right program is known by its checksum.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator
+
+from provision import paths, shipped
+from provision.checks.registry import facts_for
+from provision.checks.table import BUILT_IN
+from provision.service.on_node.settings import CHECKS
+
+_ENTRY = "provision.service.on_node.entry"
+_DATA = ("xid", "majority", "host_limits", "port_limits", "debounce", "thresholds/metrics")
+_NOT_ON_NODES = ("provision.yamlfile",)  # its data is JSON
+_TIME = (1980, 1, 1, 0, 0, 0)  # of every member
+_PYTHON = "#!/usr/bin/python3 -IS\n"
+
+# Unpacked beside, then renamed: a reader sees all of it or nothing. Where nothing can be written, a folder
+# in memory serves this one run.
+_MAIN = '''\
+"""Runs the program from the folder it has unpacked itself to."""
+
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+
+HOME = "/var/lib/gpuprov/node-health"
+NAME = "program-%s"
+
+
+def unpacked():
+    for home in (HOME, None):
+        try:
+            return unpack(home) if home else unpack_for_once()
+        except OSError as error:
+            reason = error
+    sys.exit("gpuprov-node-health: cannot be unpacked: %%s" %% reason)
+
+
+def unpack(home):
+    found = os.path.join(home, NAME)
+    if os.path.isdir(found) and os.lstat(found).st_uid == os.geteuid():
+        return found
+    os.makedirs(home, 0o700, exist_ok=True)
+    if os.stat(home).st_uid != os.geteuid():
+        raise PermissionError(13, "not this user's folder", home)
+    beside = tempfile.mkdtemp(prefix=".new-", dir=home)
+    try:
+        extract(beside)
+        os.rename(beside, found)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        if not os.path.isdir(found):
+            raise
+    for name in os.listdir(home):
+        if name.startswith("program-") and name != NAME:
+            shutil.rmtree(os.path.join(home, name), ignore_errors=True)
+    return found
+
+
+def unpack_for_once():
+    import atexit
+
+    memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    folder = tempfile.mkdtemp(prefix="gpuprov-node-health-", dir=memory)
+    atexit.register(shutil.rmtree, folder, True)
+    extract(folder)
+    return folder
+
+
+def extract(folder):
+    with zipfile.ZipFile(sys.path[0] if os.path.isfile(sys.path[0]) else sys.argv[0]) as archive:
+        archive.extractall(folder)
+    os.chmod(folder, 0o755)
+
+
+if sys.version_info < (3, 9):
+    sys.exit("gpuprov-node-health: needs Python 3.9 or newer, this is %%d.%%d" %% sys.version_info[:2])
+sys.path[0] = unpacked()
+from provision.service.on_node.entry import main  # noqa: E402
+
+sys.exit(main())
+'''
+
+
+@functools.cache
+def build() -> bytes:
+    """The program."""
+    members = {**dict(_modules()), **dict(_data())}
+    digest = hashlib.sha256(
+        "".join(f"{name}\0{members[name]}\0" for name in sorted(members)).encode()
+    ).hexdigest()
+    members["__main__.py"] = _MAIN % digest[:16]
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(members):
+            about = zipfile.ZipInfo(name, _TIME)
+            about.compress_type = zipfile.ZIP_DEFLATED
+            about.external_attr = 0o644 << 16
+            about.create_system = 3  # Unix, wherever it is built
+            archive.writestr(about, members[name])
+    return _PYTHON.encode() + packed.getvalue()
+
+
+def _modules() -> Iterator[tuple[str, str]]:
+    """Every module that the entry needs, and those that its checks and facts are looked up in by name."""
+    checks = [f"provision.checks.{one.module}" for one in BUILT_IN if one.id in CHECKS]
+    families = {fact.partition(".")[0] for fact in facts_for(CHECKS)}
+    known: dict[str, str] = {}
+    waiting = [_ENTRY, *checks, *(f"provision.node.observe.{name}" for name in sorted(families))]
+    while waiting:
+        name = waiting.pop()
+        if name in known or name in _NOT_ON_NODES:
+            continue
+        base = paths.PACKAGE.parent.joinpath(*name.split("."))
+        path = base / "__init__.py" if base.is_dir() else base.with_suffix(".py")
+        if not path.is_file():
+            continue  # a name that is imported from a module
+        known[name] = text = path.read_text(encoding="utf-8")
+        # Python 3.9 has no slots for dataclasses; a node's few findings need none.
+        yield path.relative_to(paths.PACKAGE.parent).as_posix(), text.replace(", slots=True", "")
+        waiting += _imported(text)
+        waiting.append(name.rpartition(".")[0] or name)
+
+
+def _imported(text: str) -> Iterator[str]:
+    """The modules of ours that a module imports, with those it imports only when needed; not for type
+    checkers."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "provision":
+            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("provision."))
+
+
+def _data() -> Iterator[tuple[str, str]]:
+    skus = [f"{folder}/{name}" for folder in ("skus", "thresholds") for name in shipped.names(folder)]
+    for name in sorted({*_DATA, *skus}):
+        yield f"provision/data/{name}.json", json.dumps(shipped.load(name), sort_keys=True)

@@ -1,0 +1,39 @@
+"""The burn-in whose spool is on the node, as far as metrics tell of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from provision.node.burnin.order import OrderError, read_order
+from provision.node.lock import BURNIN_HOME, BURNIN_UNIT
+from provision.node.modules import gpuprov_run
+
+_LARGEST = 16 * 1024 * 1024  # bytes of an order: its steps have their commands
+
+
+def progress(home: Path = Path(BURNIN_HOME)) -> dict[str, float]:
+    """Of the newest burn-in: `running` (0 or 1), `progress` (0 to 1) and `end` (seconds since 1970, the
+    planned one while it runs). Empty without one, or when its spool cannot be read."""
+    try:
+        spools = [path for path in home.iterdir() if (path / "state.json").is_file()]
+        spool = max(spools, key=lambda path: (path / "state.json").stat().st_mtime, default=None)
+        if spool is None:
+            return {}
+        with (spool / "order.json").open("rb") as source:
+            order = read_order(source.read(_LARGEST))
+        state = json.loads((spool / "state.json").read_bytes())
+        lengths = [segment["seconds"] or 0.0 for segment in order["segments"]]
+        total, place = sum(lengths), int(state["segment"])
+        passed = sum(lengths[:place]) + min(float(state["spent"]), *lengths[place : place + 1], total)
+        if state["finished"] is not None:
+            return {"running": 0, "progress": passed / total if total else 1.0}
+        asked = {"name": "unit", "argv": ["systemctl", "is-active", "--quiet", BURNIN_UNIT], "deadline": 5.0}
+        running = int(gpuprov_run.run_one(asked, 1024)["rc"] == 0)
+        return {
+            "running": running,
+            "progress": passed / total if total else 0.0,
+            "end": float(state["go_t"]) + total,
+        }
+    except (OSError, OrderError, ValueError, KeyError, TypeError):
+        return {}

@@ -1,0 +1,82 @@
+"""The document that the program prints and writes, /run/gpuprov/health.json: docs/health.md has its
+fields."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from provision import __version__
+from provision.checks.health import NodeHealth
+from provision.checks.judge import Finding, Verdict
+from provision.service.on_node import debounce
+from provision.service.on_node.debounce import Tracked
+
+FORMAT = 1
+LARGEST = 256 * 1024  # bytes; who reads it refuses more
+_FINDINGS = 200  # of a node with hundreds of ports, each with its trouble, the worst
+
+
+def document(
+    health: NodeHealth, tracked: Sequence[Tracked], run: Mapping[str, Any], interval: int
+) -> dict[str, Any]:
+    """`run`: boot_id, uptime, started, finished, seconds of this run."""
+    told = [
+        finding for check in health.checks for finding in check.findings if finding.verdict is Verdict.SKIP
+    ]
+    rows = [*(_followed(one) for one in tracked), *(_plain(finding) for finding in told)]
+    return {
+        "format": FORMAT,
+        "gpuprov": __version__,
+        "node": health.node,
+        **run,
+        "interval": interval,
+        "verdict": debounce.verdict(tracked, _otherwise(health)).value,
+        "measured": health.verdict.value,
+        "error": health.error,
+        "gpus": [asdict(gpu) for gpu in health.gpus],
+        "facts": {key: value for key, value in health.facts.items() if key != "pcie_width"},
+        "checks": [
+            {"check": one.check, "verdict": one.verdict.value, "seconds": round(one.seconds, 3)}
+            for one in health.checks
+        ],
+        "findings": rows[:_FINDINGS],
+    }
+
+
+def _otherwise(health: NodeHealth) -> Verdict:
+    """What a node is without a finding that counts. One that no check could look at is never healthy."""
+    if not health.checks or health.error:
+        return health.verdict
+    return Verdict.SKIP if all(check.verdict is Verdict.SKIP for check in health.checks) else Verdict.PASS
+
+
+def _plain(finding: Finding) -> dict[str, Any]:
+    return {**asdict(finding), "verdict": finding.verdict.value, "state": "active"}
+
+
+def _followed(one: Tracked) -> dict[str, Any]:
+    return {
+        **_plain(one.finding),
+        "state": one.state,
+        "since": one.since,
+        "seen": sum(one.seen),
+        "of": one.rule.of,
+        "needs": one.rule.needs,
+        "clean": one.clean,
+        "clear_after": one.rule.clear_after,
+        "rule": one.rule.name,
+    }
+
+
+def text(told: Mapping[str, Any]) -> str:
+    """As JSON of at most LARGEST bytes: of a longer one the evidence is left out, then the mildest
+    findings."""
+    made = json.dumps(told, default=str)
+    if len(made) > LARGEST:
+        told = {**told, "findings": [{**row, "evidence": []} for row in told["findings"]]}
+    while len(made := json.dumps(told, default=str)) > LARGEST and told["findings"]:
+        told = {**told, "findings": told["findings"][: len(told["findings"]) // 2]}
+    return made + "\n"

@@ -1,0 +1,207 @@
+"""gpuprov-node-health: runs the passive checks on the node it is on, and says how the node is.
+
+    gpuprov-node-health             look, judge, and print the result as JSON
+    gpuprov-node-health --write     the same for the timer: writes health.json and metrics, and prints nothing
+    gpuprov-node-health --last      print the result of the timer's last run, if it is fresh
+    gpuprov-node-health --nagios    a line and a status for Nagios, Icinga, Checkmk (0, 1, 2, 3)
+    gpuprov-node-health --nhc       the reason to drain the node, for LBNL NHC or Slurm (0 or 1)
+
+Exit status: 0 healthy (with warnings, too), 3 unhealthy, 5 not to be measured, 1 another error, 2 wrong
+options.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import fcntl
+import json
+import os
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from provision import __version__, atomic_file
+from provision.checks import exposition
+from provision.checks.judge import Finding, Verdict
+from provision.errors import ExitCode, GpuprovError
+from provision.node.modules import gpuprov_run
+from provision.service.on_node import (
+    burnin,
+    debounce,
+    document,
+    metrics,
+    processes,
+    run,
+    settings,
+    state,
+    styles,
+)
+from provision.service.on_node.settings import Settings
+from provision.service.on_node.state import State
+
+SETTINGS = Path("/etc/gpuprov/node-health.json")
+RUN = Path("/run/gpuprov")
+RESULT = "health.json"
+STATE = Path("/var/lib/gpuprov/node-health")
+TEXTFILE = "gpuprov.prom"
+_LATE = 3  # intervals; an older result is none
+_LEAST_LATE = 180.0  # seconds
+_STATUS = {"fail": ExitCode.UNHEALTHY, "error": ExitCode.INCOMPLETE}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The program; its exit status."""
+    try:
+        return _main(_options(argv))
+    except GpuprovError as error:
+        return _stopped(f"{error.what} → {error.fix}" if error.fix else error.what)
+    except OSError as error:
+        return _stopped(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+
+
+def _stopped(why: str) -> int:
+    sys.stderr.write(f"gpuprov-node-health: {why}\n")
+    return int(ExitCode.ERROR)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="gpuprov-node-health",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--write", action="store_true", help="write the result and metrics, print nothing")
+    parser.add_argument("--last", action="store_true", help="take the last run's result instead of a new one")
+    style = parser.add_mutually_exclusive_group()
+    style.add_argument("--nagios", action="store_true", help="answer as a plugin of Nagios")
+    style.add_argument("--nhc", action="store_true", help="answer as a check of NHC")
+    parser.add_argument(
+        "--settings", type=Path, default=SETTINGS, metavar="FILE", help="default: %(default)s"
+    )
+    parser.add_argument("--version", action="version", version=f"gpuprov-node-health {__version__}")
+    chosen = parser.parse_args(argv)
+    if chosen.write and (chosen.last or chosen.nagios or chosen.nhc):
+        parser.error("--write prints nothing: give it alone")
+    return chosen
+
+
+def _main(chosen: argparse.Namespace) -> int:
+    if chosen.write:
+        fresh(settings.read(chosen.settings), write=True)
+        return 0  # a unit that fails for what its node is would be a second alarm for the same thing
+    told = last(RUN / RESULT) if chosen.last else fresh(settings.read(chosen.settings), write=False)
+    if chosen.nagios:
+        text, status = styles.nagios(told)
+    elif chosen.nhc:
+        text, status = styles.nhc(told)
+    else:
+        text, status = document.text(told).rstrip("\n"), int(_STATUS.get(told["verdict"], 0))
+    if text:
+        sys.stdout.write(f"{text}\n")
+    return status
+
+
+def last(path: Path) -> Mapping[str, Any]:
+    """The result of the timer's last run; of one that is too old, that it is. Raises GpuprovError."""
+    fix = "systemctl status gpuprov-node-health.timer"
+    try:
+        told: dict[str, Any] = json.loads(path.read_bytes()[: document.LARGEST + 1])
+        limit = max(_LATE * told["interval"], _LEAST_LATE)
+        age = run.uptime() - told["uptime"] if told["boot_id"] == gpuprov_run.boot_id() else None
+    except FileNotFoundError:
+        raise GpuprovError(f"{path}: there is no result yet", fix) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise GpuprovError(f"{path}: not a result of this program: {error!r:.80}", fix) from None
+    if age is not None and 0 <= age <= limit:
+        return told
+    late = (
+        f"the last result is {age / 60:.0f} min old"
+        if age is not None and age > 0
+        else "it is of another boot"
+    )
+    return {**told, "verdict": "error", "error": f"{late}: {fix}"}
+
+
+def fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
+    """Look at the node and judge it; the document of this run. `write`: it counts as a run of the timer,
+    and its files are written. Raises GpuprovError when another run is under way, OSError when a file cannot
+    be written."""
+    if write and os.geteuid() != 0:
+        raise GpuprovError("only root can write the result", "run it as root")
+    RUN.mkdir(mode=0o755, exist_ok=True)
+    with (RUN / "node-health.lock").open("w") as lock:
+        _alone(lock.fileno(), 0.0 if write else 60.0)
+        return _fresh(known, write=write)
+
+
+def _alone(file: int, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise GpuprovError("another run is under way", "wait for it, or take --last") from None
+            time.sleep(0.2)
+
+
+def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
+    began, started, boot_id, name = time.monotonic(), _now(), gpuprov_run.boot_id(), socket.gethostname()
+    processes.adopt_children()
+    before = state.read(STATE, boot_id)
+    hung = processes.still(before.hung)
+    measured = run.measure(name, known, before.kernel, hung, run.uptime())
+    hung += [one for one in processes.left(run.uptime()) if one.pid not in {other.pid for other in hung}]
+    own = _own(before)
+    health = run.judged(name, measured, known, own)
+    findings = [finding for check in health.checks for finding in check.findings]
+    tracked = debounce.followed(before.tracked, findings, known.rules, started)
+    after = State(tuple(tracked), measured.kernel, tuple(hung))
+    about = {
+        "boot_id": boot_id,
+        "uptime": round(run.uptime(), 2),
+        "started": started,
+        "finished": _now(),
+        "seconds": round(time.monotonic() - began, 3),
+    }
+    told = document.document(health, tracked, about, known.interval)
+    if write:
+        _write(told, after, known, boot_id)
+    return told
+
+
+def _own(before: State) -> list[Finding]:
+    """What the program has to say of itself."""
+    if not before.trouble:
+        return []
+    return [Finding(run.ID, Verdict.WARN, "node", before.trouble, "state", action="investigate")]
+
+
+def _write(told: Mapping[str, Any], after: State, known: Settings, boot_id: str) -> None:
+    """The files of a run. What cannot be kept for the next run is no reason not to tell of this one."""
+    os.umask(0o022)
+    troubles = []
+    try:
+        state.write(STATE, after, boot_id)
+        state.note(STATE, told["verdict"], told["finished"], styles.causes(told))
+    except OSError as error:
+        troubles.append(f"{error.filename or STATE}: {error.strerror}")
+    atomic_file.write(RUN / RESULT, document.text(told), private=False, sync=False)
+    if known.textfile:
+        families = metrics.families(told, time.time(), burnin.progress())
+        path = Path(known.textfile) / TEXTFILE
+        atomic_file.write(path, exposition.render(families), private=False, sync=False)
+    if troubles:
+        raise GpuprovError(
+            f"what the next run has to know could not be kept: {troubles[0]}", "make room there"
+        )
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")

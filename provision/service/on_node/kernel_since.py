@@ -1,0 +1,76 @@
+"""The kernel's messages since the last run: the journal from where the last run ended, joined with what of
+this boot concerns GPUs.
+
+`journalctl --show-cursor` ends with the place that it has read to (systemd 252 and 257):
+
+-- cursor: s=2f5a…;i=4b1;b=4c9e…;m=…;t=…;x=…
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from provision.checks.check import Command, Output
+from provision.checks.host import kernel_log
+
+NAME = "journal"  # of the command in gpu_inventory
+_CURSOR = re.compile(r"^-- cursor: (s=[0-9a-f;=a-z]{20,300})$", re.MULTILINE)
+_MOST = 4000  # lines that are kept: half the oldest, half the newest
+
+
+@dataclass(frozen=True)
+class Remembered:
+    """How far the journal of one boot was read, and its lines that concern GPUs (the first line of all
+    beside)."""
+
+    boot_id: str
+    cursor: str
+    lines: tuple[str, ...]
+
+
+def command(whole: Command, known: Remembered | None) -> Command:
+    """The command that reads on where `known` ended; the whole journal without it."""
+    more = ("--show-cursor", *(("--after-cursor", known.cursor) if known else ()))
+    return replace(whole, argv=(*whole.argv, *more))
+
+
+def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Output, Remembered | None]:
+    """The output as the whole journal of this boot would have it, as far as GPUs go, and what to remember.
+
+    None to remember where the answer was no good: the next run reads the whole journal again.
+    """
+    found = _CURSOR.findall(output.stdout)
+    text = _CURSOR.sub("", output.stdout)
+    if output.rc != 0 or output.timed_out or output.truncated or not found:
+        return replace(output, stdout=text), None
+    fresh = [line for line in text.splitlines() if line.strip() and not line.startswith("-- ")]
+    lines = list(known.lines) if known else fresh[:1]  # one line shows that the log could be read
+    lines += [line for line in fresh[0 if known else 1 :] if kernel_log.concerns_gpus(line)]
+    if len(lines) > _MOST:
+        lines = [*lines[: _MOST // 2], *lines[-_MOST // 2 :]]
+    if not lines:  # a container's journal has no kernel lines
+        return replace(output, stdout=text), None
+    return replace(output, stdout="\n".join(lines) + "\n"), Remembered(boot_id, found[-1], tuple(lines))
+
+
+def plain(known: Remembered | None) -> Mapping[str, Any] | None:
+    """For the state file."""
+    if known is None:
+        return None
+    return {"boot_id": known.boot_id, "cursor": known.cursor, "lines": list(known.lines)}
+
+
+def read(document: Any, boot_id: str) -> Remembered | None:
+    """From the state file; None for another boot. Raises KeyError, TypeError or ValueError when it is
+    damaged."""
+    if document is None or document["boot_id"] != boot_id:
+        return None
+    lines = tuple(document["lines"])
+    if not _CURSOR.fullmatch(f"-- cursor: {document['cursor']}") or not all(
+        isinstance(x, str) for x in lines
+    ):
+        raise ValueError("no cursor")
+    return Remembered(boot_id, document["cursor"], lines)

@@ -1,0 +1,108 @@
+"""What the program keeps from run to run, in /var/lib/gpuprov/node-health: findings, the place in the
+kernel log, programs that hang; and a short history of verdicts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from provision import atomic_file
+from provision.checks.health import finding_from
+from provision.service.on_node import kernel_since
+from provision.service.on_node.debounce import Rule, Tracked
+from provision.service.on_node.kernel_since import Remembered
+from provision.service.on_node.processes import Hung
+
+FORMAT = 1
+FILE, HISTORY = "state.json", "history.jsonl"
+_LARGEST = 4 * 1024 * 1024  # bytes
+_HISTORY_LINES = 1000  # changes of the verdict, and no line for a run without one
+_ANY = Rule("stored", 1, 1, 1)  # each run finds the rule of today
+
+
+@dataclass(frozen=True)
+class State:
+    """`tracked` is None where nothing is known of earlier runs. `trouble`: why, if there should be
+    something."""
+
+    tracked: tuple[Tracked, ...] | None = None
+    kernel: Remembered | None = None
+    hung: tuple[Hung, ...] = ()
+    trouble: str = ""
+
+
+def read(folder: Path, boot_id: str) -> State:
+    """The state after the last run. A damaged file is as good as none, and says so. Of another boot the
+    place in the kernel log and the programs that hang are forgotten; what was found is not."""
+    path = folder / FILE
+    try:
+        with path.open("rb") as source:
+            text = source.read(_LARGEST + 1)
+        if len(text) > _LARGEST:
+            raise ValueError(f"larger than {_LARGEST} bytes")
+        document = json.loads(text)
+        if document["format"] != FORMAT:
+            raise ValueError(f"format {document['format']!r:.40}")
+        same_boot = document["boot_id"] == boot_id
+        return State(
+            tuple(_tracked(row) for row in document["tracked"]),
+            kernel_since.read(document["kernel"], boot_id),
+            tuple(Hung(**row) for row in document["hung"]) if same_boot else (),
+        )
+    except FileNotFoundError:
+        return State()
+    except OSError as error:
+        return State(trouble=f"{path} could not be read: {error.strerror}")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return State(trouble=f"{path} is damaged, and begun anew: {type(error).__name__}: {error!s:.80}")
+
+
+def _tracked(row: Mapping[str, Any]) -> Tracked:
+    seen = tuple(bool(one) for one in row["seen"])
+    return Tracked(
+        finding_from(row["finding"]), _ANY, str(row["since"]), seen, bool(row["active"]), int(row["clean"])
+    )
+
+
+def write(folder: Path, state: State, boot_id: str) -> None:
+    """Keep the state, whole or not at all. Raises OSError."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    rows = [
+        {
+            "finding": asdict(replace(one.finding, verdict=one.finding.verdict)),
+            "since": one.since,
+            "seen": [int(each) for each in one.seen],
+            "active": one.active,
+            "clean": one.clean,
+        }
+        for one in state.tracked or ()
+    ]
+    document = {
+        "format": FORMAT,
+        "boot_id": boot_id,
+        "tracked": rows,
+        "kernel": kernel_since.plain(state.kernel),
+        "hung": [asdict(one) for one in state.hung],
+    }
+    # Unsynchronised: after a power cut the state of the run before, or a damaged one, is good enough.
+    atomic_file.write(folder / FILE, json.dumps(document, default=str), sync=False)
+
+
+def note(folder: Path, verdict: str, finished: str, causes: Sequence[str]) -> None:
+    """Add to the history when the verdict is another than the last one there. Raises OSError."""
+    path = folder / HISTORY
+    try:
+        lines = path.read_text("utf-8", "replace").splitlines()
+    except FileNotFoundError:
+        lines = []
+    if lines:
+        try:
+            if json.loads(lines[-1])["verdict"] == verdict:
+                return
+        except (ValueError, KeyError, TypeError):
+            pass
+    lines.append(json.dumps({"finished": finished, "verdict": verdict, "causes": list(causes)[:8]}))
+    atomic_file.write(path, "".join(f"{line}\n" for line in lines[-_HISTORY_LINES:]), sync=False)

@@ -1,0 +1,53 @@
+"""The node's health for other health checkers: a plugin of Nagios and its kin, and a check of LBNL's NHC
+(pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# https://nagios-plugins.org/doc/guidelines.html: OK, WARNING, CRITICAL, UNKNOWN
+_NAGIOS = {
+    "pass": (0, "OK"),
+    "skip": (0, "OK"),
+    "warn": (1, "WARNING"),
+    "fail": (2, "CRITICAL"),
+    "error": (3, "UNKNOWN"),
+}
+
+
+def causes(told: Mapping[str, Any], verdicts: tuple[str, ...] = ("fail", "error", "warn")) -> list[str]:
+    """What counts, a line each: `gpu3: GPU has fallen off the bus (serial 1652…): power-cycle`."""
+    if told["error"]:
+        return [str(told["error"])]
+    serials = {f"gpu{gpu['index']}": gpu["serial"] for gpu in told["gpus"] if gpu["serial"]}
+    found = []
+    for row in told["findings"]:
+        if row["state"] == "pending" or row["verdict"] not in verdicts:
+            continue
+        serial = f" (serial {serials[row['device']]})" if row["device"] in serials else ""
+        found.append(f"{row['device']}: {row['message']}{serial}: {row['action']}")
+    return found
+
+
+def nagios(told: Mapping[str, Any]) -> tuple[str, int]:
+    """(the plugin's text, its exit status): the first line with what is worst and numbers, the rest below
+    it."""
+    status, word = _NAGIOS[told["verdict"]]
+    found = causes(told)
+    first = found[0] if found else f"{told['facts'].get('gpus', 0)} GPUs, {len(told['checks'])} checks"
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    # A bar begins the plugin's numbers, wherever it stands.
+    lines = [line.replace("|", "/") for line in (first, *found[1:])]
+    numbers = f"findings={len(found)} seconds={told['seconds']}s"
+    return "\n".join([f"GPUPROV {word} - {lines[0]}{more} | {numbers}", *lines[1:]]), status
+
+
+def nhc(told: Mapping[str, Any]) -> tuple[str, int]:
+    """(the reason in one line, 0 or 1), as `check_cmd_status -r 0` of NHC wants it: a node that fails, or
+    that nobody could look at, is to be drained; a warning drains nothing."""
+    if told["verdict"] not in ("fail", "error"):
+        return "", 0
+    found = causes(told, ("fail",)) or causes(told, ("error",)) or [f"verdict {told['verdict']}"]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return f"gpuprov: {found[0]}{more}", 1
