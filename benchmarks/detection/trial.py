@@ -100,7 +100,7 @@ def _run(trial: Trial, outcome: Outcome) -> None:
     made = (f"{name} {value}" for name, value in case.machine.items())
     outcome.faults = (*case.faults, *made, *filter(None, [case.event]))
     with Machine(outcome.sku, NAME, rng.randrange(2**31), **case.machine) as node:
-        _break(node, case)
+        inject(node, case)
         alone, outcome.seconds, known = validate(node, case.variables, case.event)
         slots = _slots(json.loads((node.state / "state.json").read_text()))
     if case.everywhere:
@@ -120,7 +120,7 @@ def _run(trial: Trial, outcome: Outcome) -> None:
         outcome.findings += [f"innocent node accused: {other.node}" for other in wronged]
 
 
-def _break(node: Machine, case: Case) -> None:
+def inject(node: Machine, case: Case) -> None:
     for words in case.faults:
         if words == "reboot":
             node.boot()
@@ -135,7 +135,7 @@ def _companions(sku: str, case: Case, *words: object) -> Iterator[tuple[NodeHeal
     for number in range(PEERS):
         seed = generator(*words, number).randrange(2**31)
         with Machine(sku, f"node-{number + 2}", seed, **case.machine) as one:
-            _break(one, case)
+            inject(one, case)
             health, _, known = validate(one, case.variables)
             yield health, known
 

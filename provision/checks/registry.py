@@ -81,8 +81,8 @@ def of_nodes(asked: Iterable[str]) -> tuple[str, ...]:
 
 def facts_for(asked: Iterable[str]) -> frozenset[str]:
     """The facts that these checks read: the look before them asks for all at once."""
-    every = table()
-    return frozenset(fact for name in asked for fact in getattr(every[name].load(), "FACTS", ()))
+    checks = (PAIRS[name] if name in PAIRS else CHECKS[name] for name in asked)
+    return frozenset(fact for check in checks for fact in getattr(check, "FACTS", ()))
 
 
 def of_pairs(asked: Iterable[str]) -> tuple[str, ...]:

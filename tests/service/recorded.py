@@ -1,0 +1,66 @@
+"""Simulated machines of the detection benchmark, recorded as the node's health program reads them, and what
+the controller makes of the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.detection import machine, trial
+from benchmarks.detection.cases import FOUR, SKUS, Case, draw_case, generator
+from benchmarks.detection.catalogue import ENTRIES
+from benchmarks.detection.machine import Machine
+from provision.checks import node_judge
+from provision.checks.health import NodeHealth
+from provision.service.on_node.settings import CHECKS
+
+HEALTHY = trial.HEALTHY
+
+
+def of(keys: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Each trial (a key of the catalogue or HEALTHY, and its seed) recorded; the simulator runs in a
+    process of its own. Trials of whole fleets are left out: no node knows its fleet."""
+    return [one for one in machine.pooled(recorded, keys, 1, chunksize=4) if one is not None]
+
+
+def recorded(what: tuple[str, int]) -> dict[str, Any] | None:
+    """One trial: `facts`, `problems` and `variables` of the node, `raws` by check, and what the
+    `controller` says of it by these checks alone."""
+    key, seed = what
+    rng = generator(key, seed, False)
+    case, sku = Case(), ""
+    if key == HEALTHY:
+        sku = rng.choice(SKUS)
+    else:
+        drawn, case = draw_case(ENTRIES[key], rng, graded=False)
+        sku = drawn.sku
+    if case.fleet is not None:
+        return None
+    with Machine(sku, trial.NAME, rng.randrange(2**31), **case.machine) as one:
+        trial.inject(one, case)
+        declared = {**trial.DECLARED, **(trial.FOUR_GPUS if sku in FOUR else {}), **case.variables}
+        node = trial.looked(one, CHECKS, declared)
+        raws = {} if node.error else {check: trial.raw_of(one, node, check) for check in CHECKS}
+    limits = node.limits()
+    results = {check: node_judge.judge_check(node, raw, limits) for check, raw in raws.items()}
+    made = {
+        "key": key,
+        "sku": sku,
+        "facts": dict(node.facts),
+        "problems": dict(node.problems),
+        "variables": declared,
+        "raws": {check: asdict(raw) for check, raw in raws.items()},
+        "controller": told(node_judge.judge_node(node, results, CHECKS)),
+    }
+    found: dict[str, Any] = json.loads(json.dumps(made))
+    return found
+
+
+def told(health: NodeHealth) -> Mapping[str, Any]:
+    """What is compared: the verdict, and every finding whole."""
+    findings = [
+        {**asdict(one), "verdict": one.verdict.value} for check in health.checks for one in check.findings
+    ]
+    return {"verdict": health.verdict.value, "error": health.error, "findings": findings}

@@ -1,0 +1,104 @@
+"""The node's health program and the controller judge alike: every trial of the detection benchmark that has
+to do with one node, by the packed program under each Python that it promises to run with.
+
+The seed is that of all tests; CI tries one class in three under the oldest and the newest Python, the long
+set all.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.detection.catalogue import ENTRIES
+from provision.service import health_program
+from tests.service import recorded
+from tests.support.seed import SEED, times
+
+pytestmark = pytest.mark.timeout(900)
+
+PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
+KEYS = [*list(ENTRIES)[:: times(3, 1)], *[recorded.HEALTHY] * times(3, 20)]
+
+# What the program does with what it has read, for each line of standard input.
+REPLAY = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from dataclasses import asdict
+from provision.checks.check import Output, Raw
+from provision.service.on_node import run, settings
+
+def raw_of(row):
+    outputs = tuple(Output(**{**one, "argv": tuple(one["argv"])}) for one in row["outputs"])
+    return Raw(**{**row, "outputs": outputs})
+
+for line in sys.stdin:
+    one = json.loads(line)
+    raws = {check: raw_of(row) for check, row in one["raws"].items()}
+    known = settings.Settings(variables=one["variables"])
+    health = run.judged("node-1", run.Measured(one["facts"], one["problems"], raws), known)
+    findings = [{**asdict(f), "verdict": f.verdict.value} for check in health.checks for f in check.findings]
+    print(json.dumps({"verdict": health.verdict.value, "error": health.error, "findings": findings}))
+"""
+
+
+@functools.cache
+def python(version: str) -> str | None:
+    """An interpreter of this version on this machine. A name that pyenv answers for may be of none."""
+    candidates = [sys.executable, shutil.which(f"python{version}"), shutil.which("python3")]
+    homes = [Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"]
+    candidates += [str(path) for home in homes for path in sorted(home.glob(f"{version}.*/bin/python3"))]
+    for path in filter(None, candidates):
+        asked = [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+        said = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False).stdout
+        if said.strip() == version:
+            return path
+    return None
+
+
+@pytest.fixture(scope="module")
+def trials() -> list[dict[str, Any]]:
+    return recorded.of([(key, SEED + number) for number, key in enumerate(KEYS)])
+
+
+@pytest.fixture(scope="module")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("program")
+    with zipfile.ZipFile(io.BytesIO(health_program.build())) as archive:
+        archive.extractall(folder)
+    return folder
+
+
+@pytest.mark.parametrize("version", PYTHONS if times(0, 1) else (PYTHONS[0], PYTHONS[-1]))
+def test_the_program_judges_as_the_controller_does(
+    version: str, trials: list[dict[str, Any]], unpacked: Path
+) -> None:
+    interpreter = python(version)
+    if interpreter is None:
+        pytest.skip(f"this machine has no Python {version}")
+    lines = "".join(json.dumps(one) + "\n" for one in trials)
+    ran = subprocess.run(
+        [interpreter, "-I", "-S", "-c", REPLAY, str(unpacked)],
+        input=lines,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    for one, line in zip(trials, ran.stdout.splitlines(), strict=True):
+        assert json.loads(line) == one["controller"], f"class {one['key']} on {one['sku']}, seed {SEED}"
+
+
+def test_the_trials_are_of_many_verdicts(trials: list[dict[str, Any]]) -> None:
+    assert {one["controller"]["verdict"] for one in trials} >= {"pass", "warn", "fail"}
