@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from provision import __version__, paths
-from provision.desired import skus
+from provision.desired import health_program, skus
 
 ROOT = Path(__file__).resolve().parent.parent
 PLUGINS = "ansible_collections.gpuprov.gpu.plugins"
@@ -75,6 +75,9 @@ def lay_out(place: Path, repository: str = "") -> Path:
     roles = sorted(folder for folder in paths.ROLES.iterdir() if folder.is_dir())
     for role in roles:
         shutil.copytree(role, top / "roles" / role.name, ignore=shutil.ignore_patterns("expect.yml"))
+        if role.name == "node_health":
+            (top / "roles" / role.name / "files").mkdir()
+            (top / "roles" / role.name / "files" / "gpuprov-node-health").write_bytes(health_program.build())
         for tasks in (top / "roles" / role.name).glob("tasks/*.yml"):
             _write(tasks, _in_full(tasks))
         _write(top / "docs" / f"{role.name}.md", _page(role))

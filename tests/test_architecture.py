@@ -44,7 +44,6 @@ OWNERS = {
         "yamlfile.py",
         "desired/inventory/plain/documents.py",
         "checks/thresholds.py",
-        "checks/host/kernel_log.py",
         "lab/inventory_file.py",
         "lab/packages.py",
     },

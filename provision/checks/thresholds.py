@@ -392,10 +392,7 @@ def sku_names() -> list[str]:
     return shipped.names("skus")
 
 
-# --- limits that are no SKU's: of ports, memory modules, disks; data with a source each
-
-
 @cache
 def limits(name: str) -> Mapping[str, Any]:
-    """The content of provision/data/<name>.yml."""
+    """The content of provision/data/<name>.yml: limits that are no SKU's, of ports, memory modules, disks."""
     return shipped.load_mapping(name)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from provision.desired import compatibility, inventory, lockfile, removal, stack, variables
+from provision.desired import compatibility, health_program, inventory, lockfile, removal, stack, variables
 from provision.desired.compatibility import Refusal
 from provision.desired.expectations import Expectation, by_fact, facts_to_ask, of_node, roles_in_order
 from provision.desired.templating import resolve
@@ -130,10 +130,16 @@ class Assessment:
             node: {
                 **self.declared[node],
                 **resolve.for_ansible(self.views[node], machine),
+                **self._programs(node),
                 "gpuprov_node": machine,
             }
             for node, machine in described.items()
         }
+
+    def _programs(self, node: str) -> dict[str, str]:
+        """The programs of ours that its roles install, as files on this machine."""
+        wanted = self.declared[node].get("node_health_enabled") and "node_health" in self.roles[node]
+        return {"node_health_program": str(health_program.file())} if wanted and not self.remove else {}
 
 
 def assess(

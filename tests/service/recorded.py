@@ -14,7 +14,7 @@ from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from provision.checks import node_judge
 from provision.checks.health import NodeHealth
-from provision.service.on_node.settings import CHECKS
+from provision.checks.on_node.settings import CHECKS
 
 HEALTHY = trial.HEALTHY
 

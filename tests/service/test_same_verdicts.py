@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from benchmarks.detection.catalogue import ENTRIES
-from provision.service import health_program
+from provision.desired import health_program
 from tests.service import recorded
 from tests.support.seed import SEED, times
 
@@ -36,7 +36,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from dataclasses import asdict
 from provision.checks.check import Output, Raw
-from provision.service.on_node import run, settings
+from provision.checks.on_node import run, settings
 
 def raw_of(row):
     outputs = tuple(Output(**{**one, "argv": tuple(one["argv"])}) for one in row["outputs"])

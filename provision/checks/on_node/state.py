@@ -11,10 +11,10 @@ from typing import Any
 
 from provision import atomic_file
 from provision.checks.health import finding_from
-from provision.service.on_node import kernel_since
-from provision.service.on_node.debounce import Rule, Tracked
-from provision.service.on_node.kernel_since import Remembered
-from provision.service.on_node.processes import Hung
+from provision.checks.on_node import kernel_since
+from provision.checks.on_node.debounce import Rule, Tracked
+from provision.checks.on_node.kernel_since import Remembered
+from provision.checks.on_node.processes import Hung
 
 FORMAT = 1
 FILE, HISTORY = "state.json", "history.jsonl"

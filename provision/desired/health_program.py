@@ -15,13 +15,11 @@ import io
 import json
 import zipfile
 from collections.abc import Iterator
+from pathlib import Path
 
-from provision import paths, shipped
-from provision.checks.registry import facts_for
-from provision.checks.table import BUILT_IN
-from provision.service.on_node.settings import CHECKS
+from provision import atomic_file, paths, shipped
 
-_ENTRY = "provision.service.on_node.entry"
+_ENTRY = "provision.checks.on_node.entry"
 _DATA = ("xid", "majority", "host_limits", "port_limits", "debounce", "thresholds/metrics")
 _NOT_ON_NODES = ("provision.yamlfile",)  # its data is JSON
 _TIME = (1980, 1, 1, 0, 0, 0)  # of every member
@@ -91,10 +89,24 @@ def extract(folder):
 if sys.version_info < (3, 9):
     sys.exit("gpuprov-node-health: needs Python 3.9 or newer, this is %%d.%%d" %% sys.version_info[:2])
 sys.path[0] = unpacked()
-from provision.service.on_node.entry import main  # noqa: E402
+from provision.checks.on_node.entry import main  # noqa: E402
 
 sys.exit(main())
 '''
+
+
+def sha256() -> str:
+    """The checksum of the program, as `sha256sum` prints it."""
+    return hashlib.sha256(build()).hexdigest()
+
+
+def file() -> Path:
+    """The program as a file on this machine, written when it is not there yet. Raises OSError."""
+    path = paths.state_home() / "node-health" / sha256()[:16] / "gpuprov-node-health"
+    if not path.is_file() or path.read_bytes() != build():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_file.write(path, build())
+    return path
 
 
 @functools.cache
@@ -117,11 +129,9 @@ def build() -> bytes:
 
 
 def _modules() -> Iterator[tuple[str, str]]:
-    """Every module that the entry needs, and those that its checks and facts are looked up in by name."""
-    checks = [f"provision.checks.{one.module}" for one in BUILT_IN if one.id in CHECKS]
-    families = {fact.partition(".")[0] for fact in facts_for(CHECKS)}
+    """Every module that the entry needs."""
     known: dict[str, str] = {}
-    waiting = [_ENTRY, *checks, *(f"provision.node.observe.{name}" for name in sorted(families))]
+    waiting = [_ENTRY]
     while waiting:
         name = waiting.pop()
         if name in known or name in _NOT_ON_NODES:

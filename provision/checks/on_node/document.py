@@ -11,8 +11,8 @@ from typing import Any
 from provision import __version__
 from provision.checks.health import NodeHealth
 from provision.checks.judge import Finding, Verdict
-from provision.service.on_node import debounce
-from provision.service.on_node.debounce import Tracked
+from provision.checks.on_node import debounce
+from provision.checks.on_node.debounce import Tracked
 
 FORMAT = 1
 LARGEST = 256 * 1024  # bytes; who reads it refuses more

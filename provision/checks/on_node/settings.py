@@ -11,10 +11,10 @@ from typing import Any
 
 from provision.checks import thresholds
 from provision.checks.node_facts import for_checks
+from provision.checks.on_node import debounce
+from provision.checks.on_node.debounce import Rule
 from provision.checks.thresholds import Threshold
 from provision.errors import GpuprovError
-from provision.service.on_node import debounce
-from provision.service.on_node.debounce import Rule
 
 FORMAT = 1
 CHECKS = ("gpu_inventory", "versions", "host_health", "network_ports")  # those that put no load on a node

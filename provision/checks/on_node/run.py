@@ -14,15 +14,16 @@ from provision.checks.check import Command, Raw
 from provision.checks.health import CheckResult, NodeHealth
 from provision.checks.judge import Finding, Verdict, worst
 from provision.checks.node_facts import NodeFacts, node_facts_of
+from provision.checks.on_node import kernel_since
+from provision.checks.on_node import parts as parts  # what is found by name
+from provision.checks.on_node.kernel_since import Remembered
+from provision.checks.on_node.processes import Hung
+from provision.checks.on_node.settings import Settings
 from provision.desired import skus
 from provision.errors import GpuprovError
 from provision.node import description
 from provision.node.modules import gpuprov_run
 from provision.node.observe import answer
-from provision.service.on_node import families, kernel_since
-from provision.service.on_node.kernel_since import Remembered
-from provision.service.on_node.processes import Hung
-from provision.service.on_node.settings import Settings
 
 ID = "node_health"  # the check that the program's own findings belong to
 CAP = 8 * 1024 * 1024  # bytes of one program's output
@@ -103,7 +104,6 @@ def look(
     names: Collection[str], stuck: Mapping[str, Hung], now: float
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Facts by name, and why one could not be read. Nothing that hangs is started."""
-    families.load(names)
     probes, unknown = answer.plan(names)
     observer = answer.Observer({"probe_seconds": _PROBE_SECONDS, "seconds": _LOOK_SECONDS})
     ready = []

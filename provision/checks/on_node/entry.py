@@ -27,9 +27,7 @@ from typing import Any
 from provision import __version__, atomic_file
 from provision.checks import exposition
 from provision.checks.judge import Finding, Verdict
-from provision.errors import ExitCode, GpuprovError
-from provision.node.modules import gpuprov_run
-from provision.service.on_node import (
+from provision.checks.on_node import (
     burnin,
     debounce,
     document,
@@ -40,8 +38,10 @@ from provision.service.on_node import (
     state,
     styles,
 )
-from provision.service.on_node.settings import Settings
-from provision.service.on_node.state import State
+from provision.checks.on_node.settings import Settings
+from provision.checks.on_node.state import State
+from provision.errors import ExitCode, GpuprovError
+from provision.node.modules import gpuprov_run
 
 SETTINGS = Path("/etc/gpuprov/node-health.json")
 RUN = Path("/run/gpuprov")

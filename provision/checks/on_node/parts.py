@@ -1,0 +1,24 @@
+"""What the program finds by name: its checks, and the probes of the facts that they read. They are named here
+so that who packs the program finds them."""
+
+from __future__ import annotations
+
+from provision.checks.gpu import gpu_inventory as gpu_inventory
+from provision.checks.host import host_health as host_health
+from provision.checks.host import versions as versions
+from provision.checks.network import network_ports as network_ports
+from provision.node.observe import clock as clock
+from provision.node.observe import container_runtime as container_runtime
+from provision.node.observe import cpu as cpu
+from provision.node.observe import driver as driver
+from provision.node.observe import edac as edac
+from provision.node.observe import fabric as fabric
+from provision.node.observe import firmware as firmware
+from provision.node.observe import hca as hca
+from provision.node.observe import kernel as kernel
+from provision.node.observe import limits as limits
+from provision.node.observe import memory as memory
+from provision.node.observe import module as module
+from provision.node.observe import nvme as nvme
+from provision.node.observe import pci as pci
+from provision.node.observe import service as service

@@ -1,0 +1,30 @@
+"""What the node's own health program (gpuprov-node-health) has to say: whether its newest result is fresh."""
+
+import json
+import time
+
+from provision.node.observe.files import ReadError, read_line, read_text
+from provision.node.observe.probe import FAMILIES, whole_family
+
+RESULT = "/run/gpuprov/health.json"
+LARGEST = 256 * 1024  # bytes
+LATE = 3  # intervals; a result that is older says nothing of the node
+LEAST_LATE = 180  # seconds
+
+
+def result():
+    """`fresh`; `stale`: no run for three intervals, or none since boot; null: there is no result."""
+    text = read_text(RESULT, LARGEST)
+    if text is None:
+        return None
+    try:
+        told = json.loads(text)
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - told["uptime"]
+        limit = max(LATE * told["interval"], LEAST_LATE)
+        same_boot = told["boot_id"] == read_line("/proc/sys/kernel/random/boot_id")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ReadError("%s is no result of gpuprov-node-health: %s" % (RESULT, error)) from None
+    return "fresh" if same_boot and 0 <= age <= limit else "stale"
+
+
+FAMILIES["node_health"] = whole_family({"result": result})
