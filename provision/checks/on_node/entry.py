@@ -50,6 +50,7 @@ STATE = Path("/var/lib/gpuprov/node-health")
 TEXTFILE = "gpuprov.prom"
 _LATE = 3  # intervals; an older result is none
 _LEAST_LATE = 180.0  # seconds
+_LOOK = "systemctl status gpuprov-node-health.timer"
 _STATUS = {"fail": ExitCode.UNHEALTHY, "error": ExitCode.INCOMPLETE}
 
 
@@ -76,6 +77,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("--write", action="store_true", help="write the result and metrics, print nothing")
+    parser.add_argument(
+        "--age", action="store_true", help="print how many seconds old the last result is; 1: stale"
+    )
     parser.add_argument("--last", action="store_true", help="take the last run's result instead of a new one")
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--nagios", action="store_true", help="answer as a plugin of Nagios")
@@ -94,6 +98,10 @@ def _main(chosen: argparse.Namespace) -> int:
     if chosen.write:
         fresh(settings.read(chosen.settings), write=True)
         return 0  # a unit that fails for what its node is would be a second alarm for the same thing
+    if chosen.age:
+        told, age = _with_age(RUN / RESULT)
+        sys.stdout.write("another boot\n" if age is None else f"{age:.0f}\n")
+        return int(_late(told, age))
     told = last(RUN / RESULT) if chosen.last else fresh(settings.read(chosen.settings), write=False)
     if chosen.nagios:
         text, status = styles.nagios(told)
@@ -108,23 +116,29 @@ def _main(chosen: argparse.Namespace) -> int:
 
 def last(path: Path) -> Mapping[str, Any]:
     """The result of the timer's last run; of one that is too old, that it is. Raises GpuprovError."""
-    fix = "systemctl status gpuprov-node-health.timer"
-    try:
-        told: dict[str, Any] = json.loads(path.read_bytes()[: document.LARGEST + 1])
-        limit = max(_LATE * told["interval"], _LEAST_LATE)
-        age = run.uptime() - told["uptime"] if told["boot_id"] == gpuprov_run.boot_id() else None
-    except FileNotFoundError:
-        raise GpuprovError(f"{path}: there is no result yet", fix) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise GpuprovError(f"{path}: not a result of this program: {error!r:.80}", fix) from None
-    if age is not None and 0 <= age <= limit:
+    told, age = _with_age(path)
+    if not _late(told, age):
         return told
     late = (
-        f"the last result is {age / 60:.0f} min old"
-        if age is not None and age > 0
-        else "it is of another boot"
+        "the last result is of another boot" if age is None else f"the last result is {age / 60:.0f} min old"
     )
-    return {**told, "verdict": "error", "error": f"{late}: {fix}"}
+    return {**told, "verdict": "error", "error": f"{late}: {_LOOK}"}
+
+
+def _late(told: Mapping[str, Any], age: float | None) -> bool:
+    return age is None or age > max(_LATE * told["interval"], _LEAST_LATE)
+
+
+def _with_age(path: Path) -> tuple[dict[str, Any], float | None]:
+    """The last result and its age in seconds; None when it is of another boot. Raises GpuprovError."""
+    try:
+        told: dict[str, Any] = json.loads(path.read_bytes()[: document.LARGEST + 1])
+        age = run.uptime() - told["uptime"]
+        return told, age if age >= 0 and told["boot_id"] == gpuprov_run.boot_id() else None
+    except FileNotFoundError:
+        raise GpuprovError(f"{path}: there is no result yet", _LOOK) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise GpuprovError(f"{path}: not a result of this program: {error!r:.80}", _LOOK) from None
 
 
 def fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
