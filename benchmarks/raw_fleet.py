@@ -38,7 +38,7 @@ def measured(sku: str, number: int, key: str = "") -> Template:
     case = draw_case(ENTRIES[key], rng, graded=False)[1] if key else Case()
     name = f"template-{number}"
     with Machine(sku, name, rng.randrange(2**31), **case.machine) as node:
-        trial._break(node, case)
+        trial.inject(node, case)
         declared = {**trial.DECLARED, **(trial.FOUR_GPUS if sku in FOUR else {}), **case.variables}
         look = trial.looked(node, CHECKED, declared)
         raws = {} if look.error else dict(_raws(node, look))

@@ -60,7 +60,7 @@ def _simulated(number: int, key: str = "") -> NodeHealth:
     rng = generator("report", number, key)
     case = draw_case(ENTRIES[key], rng, graded=False)[1] if key else Case()
     with Machine(SKU, f"node-{number + 2}", rng.randrange(2**31), **case.machine) as node:
-        trial._break(node, case)
+        trial.inject(node, case)
         return trial.validate(node, case.variables, case.event)[0]
 
 

@@ -99,9 +99,9 @@ def _main(chosen: argparse.Namespace) -> int:
         fresh(settings.read(chosen.settings), write=True)
         return 0  # a unit that fails for what its node is would be a second alarm for the same thing
     if chosen.age:
-        told, age = _with_age(RUN / RESULT)
+        newest, age = _with_age(RUN / RESULT)
         sys.stdout.write("another boot\n" if age is None else f"{age:.0f}\n")
-        return int(_late(told, age))
+        return int(_late(newest, age))
     told = last(RUN / RESULT) if chosen.last else fresh(settings.read(chosen.settings), write=False)
     if chosen.nagios:
         text, status = styles.nagios(told)
