@@ -22,7 +22,7 @@ import pytest
 
 from benchmarks.detection.catalogue import ENTRIES
 from provision.desired import health_program
-from tests.service import recorded
+from tests.on_node import recorded
 from tests.support.seed import SEED, times
 
 pytestmark = pytest.mark.timeout(900)

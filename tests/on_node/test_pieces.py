@@ -1,0 +1,283 @@
+"""The pieces of the node's health program: the kernel log, what hangs, settings, state, styles."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.checks.check import Command, Output
+from provision.checks.host import kernel_log
+from provision.checks.judge import Finding, Verdict
+from provision.checks.on_node import document, entry, kernel_since, processes, settings, state, styles
+from provision.checks.on_node.debounce import Rule, Tracked
+from provision.checks.on_node.kernel_since import Remembered
+from provision.checks.on_node.processes import Hung
+from provision.checks.on_node.state import State
+
+BOOT = "9df8d9ab-1127-46f1-b9a1-8ae74f1bc673"
+# As journalctl of systemd 257 ends with --show-cursor, on Debian 13.
+CURSOR = "s=0639a08b9c3c4ef59d5a1b7f8f0e2c11;i=4b1;b=9df8d9ab112746f1b9a18ae74f1bc673;m=2f1c;t=64f1b2;x=8f2a"
+XID = "1000.5 host kernel: NVRM: Xid (PCI:0000:9b:00): 79, pid=1, GPU has fallen off the bus."
+OTHER = "1001.0 host kernel: usb 1-1: new high-speed USB device"
+
+
+def journal(*lines: str, cursor: str = CURSOR, rc: int = 0) -> Output:
+    text = "".join(f"{line}\n" for line in (*lines, f"-- cursor: {cursor}"))
+    return Output("journal", ("journalctl",), rc, text, "", 0.1)
+
+
+def test_the_second_run_reads_on_where_the_first_ended() -> None:
+    whole = Command("journal", ("journalctl", "-k"), 60.0)
+    assert kernel_since.command(whole, None).argv == ("journalctl", "-k", "--show-cursor")
+    first, known = kernel_since.joined(journal(OTHER, XID, OTHER), None, BOOT)
+    assert known == Remembered(BOOT, CURSOR, (OTHER, XID))
+    assert kernel_since.command(whole, known).argv[-2:] == ("--after-cursor", CURSOR)
+    again, known = kernel_since.joined(journal("-- No entries --"), known, BOOT)
+    events = [kernel_log.read(output, None)[0] for output in (first, again)]
+    assert events[0] == events[1]
+    assert [event.code for event in events[1]] == [79]
+    third, known = kernel_since.joined(journal(OTHER, XID.replace("79,", "119,")), known, BOOT)
+    assert [event.code for event in kernel_log.read(third, None)[0]] == [79, 119]
+
+
+def test_a_log_that_could_not_be_read_on_is_read_whole_the_next_time() -> None:
+    known = Remembered(BOOT, CURSOR, (XID,))
+    failed = Output("journal", ("journalctl",), 1, "", "Failed to seek to cursor: Invalid argument", 0.1)
+    output, remembered = kernel_since.joined(failed, known, BOOT)
+    assert remembered is None
+    assert kernel_log.read(output, None)[1] is not None, "it is not taken for a log without errors"
+
+
+def test_every_line_that_the_checks_look_at_is_kept() -> None:
+    """The samples of kernel_log's own description."""
+    samples = [
+        line
+        for line in (kernel_log.__doc__ or "").splitlines()
+        if (":" in line and "NV" in line) or "PCI" in line
+    ]
+    assert len(samples) > 12
+    lost = [line for line in samples if kernel_log.events([line]) and not kernel_log.concerns_gpus(line)]
+    assert lost == []
+
+
+def test_a_flood_is_bounded() -> None:
+    lines = [
+        f"{number}.0 host kernel: pcieport 0000:64:01.0: PCIe Bus Error: severity=Corrected"
+        for number in range(9000)
+    ]
+    _, known = kernel_since.joined(journal(*lines), None, BOOT)
+    assert known is not None
+    assert len(known.lines) == 4000
+    assert (known.lines[0], known.lines[-1]) == (lines[0], lines[-1])
+
+
+def test_what_children_leave_behind_is_killed_and_what_cannot_be_is_named() -> None:
+    """In a process of its own: what it becomes the parent of is not the test's."""
+    program = (
+        "import subprocess, sys, time\n"
+        "from provision.checks.on_node import processes\n"
+        "processes.adopt_children()\n"
+        "subprocess.run(['sh', '-c', 'sleep 300 & exit 0'], check=True)\n"
+        "print(processes.left(5.0))\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ran.stdout == "[]\n", "a sleep is killed"
+
+
+def test_a_process_is_known_by_its_start_and_not_by_its_number_alone() -> None:
+    child = subprocess.Popen(["sleep", "300"])
+    try:
+        found = processes._stat(Path("/proc"), child.pid)
+        assert found is not None
+        one = Hung(child.pid, found["started"], found["program"], 1.0)
+        assert processes.still([one]) == [one]
+        assert processes.still([Hung(child.pid, found["started"] + 1, "sleep", 1.0)]) == []
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert processes.still([one]) == []
+
+
+def test_a_name_with_brackets_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "7").mkdir()
+    fields = " ".join(str(number) for number in range(4, 24))
+    (tmp_path / "7" / "stat").write_text(f"7 (a) b (c)) D 1 {fields}")
+    found = processes._stat(tmp_path, 7)
+    assert found is not None
+    assert (found["program"], found["state"], found["parent"]) == ("a) b (c)", "D", 1)
+
+
+@pytest.mark.parametrize(
+    ("document_", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "format must be 1, not 'list'"),
+        ({"format": 2}, "format must be 1, not 2"),
+        ({"format": 1, "colour": "red"}, "unknown key 'colour'"),
+        ({"format": 1, "interval": 5}, "interval must be whole seconds from 10 to 86400, not 5"),
+        ({"format": 1, "textfile": "here"}, "textfile a folder's absolute path"),
+        ({"format": 1, "checks": ["gpu_burn"]}, "checks must name some of gpu_inventory"),
+        (
+            {"format": 1, "limits": {"any": {"gpu_inventory.pcie_widt": {}}}},
+            "did you mean gpu_inventory.pcie_width?",
+        ),
+        ({"format": 1, "limits": {"h100": {}}}, "is not one of"),
+        ({"format": 1, "debounce": [{"name": "a"}]}, "debounce rule 1"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused_with_file_and_key(
+    document_: Any, words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "node-health.json"
+    file.write_text(document_ if isinstance(document_, str) else json.dumps(document_))
+    with pytest.raises(settings.SettingsError) as refused:
+        settings.read(file)
+    assert str(file) in refused.value.what
+    assert words in refused.value.what
+
+
+def test_no_settings_are_the_shipped_ones_and_a_password_is_no_setting(tmp_path: Path) -> None:
+    assert settings.read(tmp_path / "none.json") == settings.Settings()
+    file = tmp_path / "node-health.json"
+    variables = {"gpuprov_expected_gpus": 8, "ansible_password": "x", "gpuprov_container_image": "cuda"}
+    file.write_text(json.dumps({"format": 1, "variables": variables}))
+    assert settings.read(file).variables == {"gpuprov_expected_gpus": 8}
+
+
+def test_limits_of_an_operator_are_over_those_that_are_shipped(tmp_path: Path) -> None:
+    file = tmp_path / "node-health.json"
+    row = {
+        "limit": 8,
+        "unit": "lanes",
+        "direction": "at_least",
+        "kind": "derived",
+        "source": "our risers have eight",
+    }
+    file.write_text(json.dumps({"format": 1, "limits": {"h100-sxm": {"gpu_inventory.pcie_width": row}}}))
+    known = settings.read(file)
+    assert known.limits_for("h100-sxm", None)["gpu_inventory.pcie_width"].limit == 8
+    assert known.limits_for("h200-sxm", None)["gpu_inventory.pcie_width"].limit == 16
+
+
+def tracked(verdict: Verdict = Verdict.FAIL, *, active: bool = True) -> Tracked:
+    finding = Finding("gpu_inventory", verdict, "gpu3", "Xid 79 | lost", "xid.79", action="power-cycle")
+    return Tracked(finding, Rule("r", 1, 1, 3), "2026-11-25T10:00:00Z", (True,), active)
+
+
+def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+    known = State((tracked(),), Remembered(BOOT, CURSOR, (XID,)), (Hung(7, 9, "nvidia-smi", 3.0),))
+    state.write(tmp_path, known, BOOT)
+    again = state.read(tmp_path, BOOT)
+    assert again.kernel == known.kernel
+    assert again.hung == known.hung
+    assert [one.finding for one in again.tracked or ()] == [tracked().finding]
+    other = state.read(tmp_path, "another boot")
+    assert (other.kernel, other.hung, len(other.tracked or ())) == (None, (), 1)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"format": 9}', '{"format": 1, "boot_id": 1, "tracked": [{}]}']
+)
+def test_a_damaged_state_is_none_and_says_so(text: str, tmp_path: Path) -> None:
+    (tmp_path / state.FILE).write_text(text)
+    found = state.read(tmp_path, BOOT)
+    assert found.tracked is None
+    assert "is damaged, and begun anew" in found.trouble
+    assert state.read(tmp_path / "nowhere", BOOT) == State()
+
+
+def test_the_history_has_a_line_for_each_change_of_the_verdict(tmp_path: Path) -> None:
+    for number, verdict in enumerate(["pass", "pass", "fail", "fail", "pass"]):
+        state.note(tmp_path, verdict, f"2026-11-25T10:0{number}:00Z", [])
+    lines = (tmp_path / state.HISTORY).read_text().splitlines()
+    assert [json.loads(line)["verdict"] for line in lines] == ["pass", "fail", "pass"]
+
+
+def told(*findings: dict[str, Any], verdict: str = "fail", error: str = "") -> dict[str, Any]:
+    gpus = [{"index": 3, "name": "H100", "serial": "1650", "uuid": "GPU-1", "pci_address": "9b"}]
+    rows = [
+        {"state": "active", "verdict": "fail", "device": "gpu3", "action": "reboot", **row}
+        for row in findings
+    ]
+    about = {
+        "boot_id": BOOT,
+        "uptime": 5.0,
+        "interval": 60,
+        "seconds": 1.5,
+        "facts": {"gpus": 8},
+        "checks": [{}] * 4,
+    }
+    return {"format": 1, "verdict": verdict, "error": error, "gpus": gpus, "findings": rows, **about}
+
+
+def test_nagios_gets_the_worst_first_and_its_numbers() -> None:
+    lost = {"message": "lost | gone"}
+    text, status = styles.nagios(
+        told(lost, {"message": "hot", "verdict": "warn"}, {"message": "new", "state": "pending"})
+    )
+    assert status == 2
+    assert text.splitlines() == [
+        "GPUPROV CRITICAL - gpu3: lost / gone (serial 1650): reboot (and 1 more) | findings=2 seconds=1.5s",
+        "gpu3: hot (serial 1650): reboot",
+    ]
+    assert styles.nagios(told(verdict="pass")) == (
+        "GPUPROV OK - 8 GPUs, 4 checks | findings=0 seconds=1.5s",
+        0,
+    )
+    assert styles.nagios(told(verdict="error", error="no GPU"))[1] == 3
+
+
+def test_nhc_drains_for_failures_and_for_what_nobody_could_look_at() -> None:
+    assert styles.nhc(told({"message": "hot", "verdict": "warn"}, verdict="warn")) == ("", 0)
+    assert styles.nhc(told({"message": "lost"})) == ("gpuprov: gpu3: lost (serial 1650): reboot", 1)
+    assert styles.nhc(told(verdict="error", error="the last result is 9 min old")) == (
+        "gpuprov: the last result is 9 min old",
+        1,
+    )
+
+
+def test_an_old_result_and_one_of_another_boot_are_no_result(tmp_path: Path) -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    file = tmp_path / "health.json"
+
+    def said(**change: Any) -> tuple[str, str]:
+        file.write_text(json.dumps({**told(verdict="pass"), "boot_id": boot, "uptime": now, **change}))
+        found = entry.last(file)
+        return found["verdict"], found["error"]
+
+    assert said() == ("pass", "")
+    assert said(uptime=now - 170) == ("pass", "")
+    assert said(uptime=now - 500) == (
+        "error",
+        "the last result is 8 min old: systemctl status gpuprov-node-health.timer",
+    )
+    assert said(boot_id="other")[1].startswith("the last result is of another boot")
+    assert said(uptime=now + 1000)[1].startswith("the last result is of another boot")
+    for text in ("", "[]", "{}", "\x00" * 300):
+        file.write_text(text)
+        with pytest.raises(entry.GpuprovError, match="not a result of this program"):
+            entry.last(file)
+
+
+def test_a_document_stays_within_its_size() -> None:
+    rows = [{"message": "x" * 900, "evidence": ["y" * 300] * 5} for _ in range(200)]
+    made = document.text(told(*rows))
+    assert len(made) <= document.LARGEST + 1
+    assert len(json.loads(made)["findings"]) >= 100
+
+
+def test_only_root_may_write(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert entry.main(["--write", "--settings", "/nowhere.json"]) == 1
+    assert capsys.readouterr().err == "gpuprov-node-health: only root can write the result → run it as root\n"
