@@ -107,7 +107,7 @@ def _findings() -> Any:
 def _heat() -> Any:
     words = Words(
         "Hottest GPU of each node",
-        "every row settles within half an hour, and keeps its colour.",
+        "every row settles after a while, and keeps its colour.",
         "a row that goes on warming: a fan, a filter, the coolant. A row that pales: the load ended there.",
     )
     expr = f"max by (instance) (DCGM_FI_DEV_GPU_TEMP{{{NODES}}} {DURING})"
@@ -190,7 +190,7 @@ def _use() -> Any:
 def _replays() -> Any:
     words = Words(
         "PCIe replays per second",
-        "0, or a few a day.",
+        "0; single ones far apart mean nothing.",
         "a rate under load that was not there before: the slot, riser or retimer does not stand the heat.",
     )
     expr = f"sum by (instance) ({dcgm_rate('DEV_PCIE_REPLAY_COUNTER', NODES)} {DURING})"

@@ -164,7 +164,7 @@ def _use() -> Any:
 def _tensor() -> Any:
     words = Words(
         "Tensor cores active",
-        "near the node's median; training of large models reaches 0.3 to 0.6.",
+        "near the node's median, and where it was when the same job ran well.",
         "near 0 at full utilization: kernels that wait or copy. No data: the exporter has no profiling "
         "fields, or another profiler holds the counters.",
     )
@@ -189,6 +189,7 @@ def _rows() -> Any:
     kinds = (
         ("DEV_UNCORRECTABLE_REMAPPED_ROWS", "uncorrectable"),
         ("DEV_CORRECTABLE_REMAPPED_ROWS", "correctable"),
+        ("DEV_ROW_REMAP_PENDING", "waits for a reset"),
         ("DEV_ROW_REMAP_FAILURE", "failed"),
     )
     return panels.graph(
@@ -210,7 +211,7 @@ def _ecc() -> Any:
 def _replays() -> Any:
     words = Words(
         "PCIe replays per second",
-        "0, or a few a day.",
+        "0; single ones far apart mean nothing.",
         "a rate that stays, on this GPU alone: its riser, its retimer or its slot; on all behind one "
         "switch: the switch.",
     )

@@ -256,7 +256,7 @@ def _xids() -> Any:
 def _replays() -> Any:
     words = Words(
         "PCIe replays per second",
-        "0, or a few a day.",
+        "0; single ones far apart mean nothing.",
         "a rate that stays: a riser, a cable, a retimer or the slot. It costs bandwidth to the host and "
         "the network cards before anything fails.",
     )
@@ -291,6 +291,7 @@ def _rows() -> Any:
     kinds = (
         ("DEV_UNCORRECTABLE_REMAPPED_ROWS", "uncorrectable"),
         ("DEV_CORRECTABLE_REMAPPED_ROWS", "correctable"),
+        ("DEV_ROW_REMAP_PENDING", "waits for a reset"),
         ("DEV_ROW_REMAP_FAILURE", "failed"),
     )
     return panels.graph(words, [Query(dcgm(field, NODE), f"{LEGEND} {text}") for field, text in kinds])

@@ -16,8 +16,8 @@ NODES = f'{RACKS},instance=~"$instance"'
 NODE = 'instance="$instance"'
 GPU = f'{NODE},gpu="$gpu"'
 
-# A result may be this many of its own intervals old, as for the alert NodeHealthStale: two runs may be missed,
-# and one may take its whole interval.
+# A result may be this many of its own intervals old, as for the alert NodeHealthStale: two runs may be
+# missed, and one may take its whole interval.
 INTERVALS = 3
 
 # The verdicts as numbers, for panels that draw states; then what a node without a verdict is.
@@ -120,7 +120,7 @@ def throttled_at_all(sel: str) -> str:
     return f"clamp_max({' + '.join(throttled(sel, bit) for bit in ALARMS)}, 1)"
 
 
-# NVLink 4 and older have totals by kind of error, NVLink 5 has counters of its own (dcgm_fields.h says which).
+# NVLink 4 and older have totals by kind of error, NVLink 5 has counters of its own (dcgm_fields.h).
 # Hopper reports no CRC errors through DCGM (NVIDIA/DCGM issue 173), so they are not asked for.
 def nvlink_recoveries(sel: str) -> str:
     """How often per second a GPU's NVLinks went down and trained again."""

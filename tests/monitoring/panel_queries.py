@@ -1,7 +1,7 @@
 """What the dashboards ask, and what a Prometheus answers: their panels, variables and queries.
 
-`answers` takes the address of any Prometheus and the values of a dashboard's variables, so that the same
-questions can be put to a fleet.
+The functions below take the address of any Prometheus and the nodes to choose, so that the same questions
+can be put to nodes that the roles made.
 """
 
 from __future__ import annotations
@@ -18,6 +18,17 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parents[2] / "roles" / "monitoring" / "files" / "dashboards"
 NAMES = ("burnin", "fleet", "gpu", "node", "rack")
+
+# Fields of DCGM that not every GPU has, or not every exporter is told to export: the board's own limit, and
+# the counters of NVLink 5. A line of a panel may be missing for them, and no panel rests on them alone.
+OPTIONAL = {
+    "DCGM_FI_DEV_GPU_MAX_OP_TEMP",
+    "DCGM_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS",
+    "DCGM_FI_DEV_NVLINK_COUNT_RX_ERRORS",
+}
+
+# What tells two nodes apart whatever their state.
+IDENTITY = {"instance", "rack", "serial", "uuid", "UUID", "pci_address"}
 
 # What Grafana fills in by itself. It takes four scrape intervals for the first, at least.
 BUILT_IN = {"__rate_interval": "10s", "__interval": "1s", "__range": "60s"}
@@ -117,7 +128,7 @@ def api(address: str, path: str, **arguments: str) -> Any:
 
 
 def answers(address: str, target: Target, values: Mapping[str, str], now: float) -> list[Series]:
-    """The series of one query at `now` (seconds since 1970), over some steps where the panel shows a range."""
+    """The series of one query at `now` (seconds since 1970), over some steps where the panel shows lines."""
     query = filled_in(target.expr, values)
     if target.instant:
         found = api(address, "query", query=query, time=f"{now:.3f}")["result"]
@@ -125,6 +136,40 @@ def answers(address: str, target: Target, values: Mapping[str, str], now: float)
     span = {"start": f"{now - 5:.3f}", "end": f"{now:.3f}", "step": "1"}
     found = api(address, "query_range", query=query, **span)["result"]
     return [Series(one["metric"], float(one["values"][-1][1])) for one in found]
+
+
+def choice(node: str, rack: str, gpu: int = 0) -> dict[str, str]:
+    """The variables of a person who chose this node, its rack and one GPU of it, in any dashboard."""
+    return {"datasource": "p", "rack": rack, "sku": ".*", "instance": node, "gpu": str(gpu)}
+
+
+def shown(address: str, panel: Panel, values: Mapping[str, str], now: float) -> dict[str, list[Series]]:
+    """What the panel shows to who chose these values: the series of each query."""
+    return {target.ref: answers(address, target, values, now) for target in panel.targets}
+
+
+def fields(target: Target) -> set[str]:
+    """The fields of DCGM that a query reads."""
+    return set(re.findall(r"DCGM_FI_\w+", target.expr))
+
+
+def unanswered(panel: Panel, *pictures: Mapping[str, list[Series]]) -> list[str]:
+    """The queries of a panel without series in any of these pictures, less those that may have none."""
+    return [
+        target.expr
+        for target in panel.targets
+        if not any(found[target.ref] for found in pictures)
+        and not (fields(target) and fields(target) <= OPTIONAL)
+    ]
+
+
+def picture(found: Mapping[str, list[Series]]) -> list[tuple[str, list[tuple[str, str]], float]]:
+    """What a person sees, without what names the node."""
+    return sorted(
+        (ref, sorted((k, v) for k, v in one.labels.items() if k not in IDENTITY), round(one.value, 6))
+        for ref, several in found.items()
+        for one in several
+    )
 
 
 def legend_labels(legend: str) -> set[str]:

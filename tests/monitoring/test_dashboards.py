@@ -16,9 +16,11 @@ from tests.monitoring.panel_queries import (
     BUILT_IN,
     FOLDER,
     NAMES,
+    OPTIONAL,
     VARIABLE,
     Panel,
     board,
+    fields,
     filled_in,
     legend_labels,
     panels,
@@ -139,15 +141,15 @@ def test_a_variable_depends_on_those_before_it_and_is_used(name: str) -> None:
     known: list[str] = []
     for one in variables(name):
         assert one["type"] == ("datasource" if one["name"] == "datasource" else "query")
-        query = one["query"] if isinstance(one["query"], str) else one["query"]["query"]
-        used = {match["long"] or match["short"] for match in VARIABLE.finditer(query)}
+        asked = one["query"] if isinstance(one["query"], str) else one["query"]["query"]
+        used = {match["long"] or match["short"] for match in VARIABLE.finditer(asked)}
         assert used <= set(known), f"{one['name']} comes before what it depends on"
         if one["type"] == "query" and len(known) > 1:
             assert used, f"{one['name']} is not chained"
         known.append(one["name"])
     everything = json.dumps(board(name))
-    for one in known:
-        assert re.search(rf"\$\{{?{one}\b", everything), f"{one} is used nowhere"
+    for variable in known:
+        assert re.search(rf"\$\{{?{variable}\b", everything), f"{variable} is used nowhere"
 
 
 @each_board
@@ -180,9 +182,9 @@ def test_a_link_leads_to_a_dashboard_with_these_variables(panel: Panel) -> None:
         target = uid.removeprefix("gpuprov-")
         assert target in NAMES
         assert query.startswith("${datasource:queryparam}&${__url_time_range}"), "keeps data source and time"
-        given = dict(re.findall(r"&var-(\w+)=([^&]+)", query))
+        given = set(re.findall(r"&var-(\w+)=[^&]+", query))
         assert given
-        assert set(given) <= {one["name"] for one in variables(target)}
+        assert given <= {one["name"] for one in variables(target)}
         for heading in re.findall(r"__data\.fields\.(\w+)", query):
             assert heading in panel.headings().values()
         for label in re.findall(r"__field\.labels\.(\w+)", query):
@@ -209,9 +211,13 @@ def test_a_person_can_go_from_the_fleet_to_one_gpu_and_back() -> None:
 # --- queries ---
 
 
-def test_every_query_is_promql(tmp_path: Path) -> None:
+@pytest.fixture(scope="session")
+def promtool(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return program("promtool", tmp_path_factory.getbasetemp() / "programs")
+
+
+def test_every_query_is_promql(promtool: str, tmp_path: Path) -> None:
     """Said by promtool: a recording rule of each expression."""
-    promtool = program("promtool", tmp_path / "programs")
     rules = [
         {
             "record": f"panel_{place}",
@@ -236,14 +242,47 @@ def test_every_query_is_promql(tmp_path: Path) -> None:
     assert f"{len(rules)} rules found" in done.stdout
 
 
-def test_a_query_that_is_none_is_refused(tmp_path: Path) -> None:
-    promtool = program("promtool", tmp_path / "programs")
+def test_a_query_that_is_none_is_refused(promtool: str, tmp_path: Path) -> None:
     file = tmp_path / "rules.yml"
     rule = {"record": "a", "expr": "sum by (instance) (up"}
     file.write_text(json.dumps({"groups": [{"name": "panels", "rules": [rule]}]}), encoding="utf-8")
     assert subprocess.run(
         [promtool, "check", "rules", file], capture_output=True, timeout=60, check=False
     ).returncode
+
+
+def shown_fields() -> set[str]:
+    return {field for panel in PANELS for target in panel.targets for field in fields(target)}
+
+
+def test_no_panel_rests_on_fields_that_may_be_missing() -> None:
+    assert shown_fields() > OPTIONAL
+    for panel in PANELS:
+        assert not all(fields(target) and fields(target) <= OPTIONAL for target in panel.targets), panel
+
+
+def test_the_page_names_every_field_of_the_gpu_exporter() -> None:
+    page = (ROOT / "docs" / "dashboards.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"DCGM_FI_\w+", page)) == shown_fields()
+    optional = page.split("Optional:")[1]
+    assert set(re.findall(r"DCGM_FI_\w+", optional)) == OPTIONAL
+
+
+def test_the_page_describes_every_dashboard() -> None:
+    page = (ROOT / "docs" / "dashboards.md").read_text(encoding="utf-8")
+    for name in NAMES:
+        assert f"`{name}.json`" in page
+
+
+def test_the_role_has_the_gpu_exporter_export_what_is_shown() -> None:
+    """gpu_metrics writes the exporter's list of fields; a field that is not in it is an empty panel."""
+    lists = sorted((ROOT / "roles" / "gpu_metrics").rglob("*counters*"))
+    if not lists:
+        pytest.skip("there is no role gpu_metrics here")
+    exported = {
+        field for file in lists for field in re.findall(r"^(DCGM_FI_\w+) *,", file.read_text("utf-8"), re.M)
+    }
+    assert shown_fields() - OPTIONAL - exported == set()
 
 
 @each_panel
@@ -257,6 +296,6 @@ def test_a_rate_spans_enough_scrapes(panel: Panel) -> None:
 
 @each_panel
 def test_a_label_that_exporters_changed_is_not_read(panel: Panel) -> None:
-    """DCGM's exporter wrote Hostname, and writes hostname (NVIDIA/dcgm-exporter 655): `instance` is the node."""
+    """DCGM's exporter wrote Hostname, and writes hostname (NVIDIA/dcgm-exporter 655). `instance` is ours."""
     for target in panel.targets:
         assert "hostname" not in target.expr.lower()

@@ -3,27 +3,37 @@ panels differ from a healthy one's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Iterator
 
 import pytest
 
 from tests.monitoring.panel_queries import (
+    NAMES,
     Panel,
     Series,
     answers,
     api,
+    choice,
     filled_in,
     legend_labels,
     panels,
+    picture,
+    unanswered,
     variables,
 )
+from tests.monitoring.panel_queries import shown as shown_by
 from tests.monitoring.real_prometheus import Fleet, scraped_fleet
+from tests.monitoring.two_nodes import SICK
+
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(os.geteuid() != 0, reason="LAB TESTS DID NOT RUN: they need root (sudo scripts/test)"),
+]
 
 PANELS = list(panels())
 each_panel = pytest.mark.parametrize("panel", PANELS, ids=str)
-
-# What tells the nodes apart whatever their state.
-IDENTITY = {"instance", "rack", "serial", "uuid", "UUID"}
 
 # The same on both nodes, with the reason.
 ALIKE = {
@@ -33,9 +43,7 @@ ALIKE = {
     "File systems, share in use": "both node exporters run on this machine",
     "Network: errors and drops per second": "both node exporters run on this machine",
     "This GPU": "its identity",
-    "Racks by share of nodes not known to be healthy": "",
 }
-del ALIKE["Racks by share of nodes not known to be healthy"]
 
 
 @pytest.fixture(scope="module")
@@ -44,30 +52,17 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
         yield running
 
 
-def chosen(node: str) -> Mapping[str, str]:
-    """A person's choice of this node alone, in every dashboard's variables."""
-    rack = {"healthy": "r1", "broken": "r2"}[node]
-    return {"datasource": "p", "rack": rack, "sku": ".*", "instance": node, "gpu": "3"}
+CHOSEN = {"healthy": choice("healthy", "r1", SICK), "broken": choice("broken", "r2", SICK)}
 
 
 def shown(fleet: Fleet, panel: Panel, node: str) -> dict[str, list[Series]]:
-    return {target.ref: answers(fleet.address, target, chosen(node), fleet.now) for target in panel.targets}
-
-
-def picture(found: Mapping[str, list[Series]]) -> list[tuple[str, list[tuple[str, str]], float]]:
-    """What a person sees, without what names the node."""
-    return sorted(
-        (ref, sorted((k, v) for k, v in one.labels.items() if k not in IDENTITY), round(one.value, 6))
-        for ref, several in found.items()
-        for one in several
-    )
+    return shown_by(fleet.address, panel, CHOSEN[node], fleet.now)
 
 
 @each_panel
 def test_every_query_returns_series(fleet: Fleet, panel: Panel) -> None:
     healthy, broken = (shown(fleet, panel, node) for node in ("healthy", "broken"))
-    empty = [target.ref for target in panel.targets if not healthy[target.ref] + broken[target.ref]]
-    assert empty == [], f"{panel}: no series for {empty}"
+    assert unanswered(panel, healthy, broken) == [], f"{panel} shows nothing"
 
 
 @each_panel
@@ -99,7 +94,7 @@ def test_a_line_is_one_line_whatever_happens_to_its_node(fleet: Fleet, panel: Pa
     """Two series of one legend are drawn as two lines of one name, which nobody can tell apart."""
     for target in panel.targets:
         if panel.kind in ("timeseries", "state-timeline", "status-history"):
-            everything = {**chosen("broken"), "rack": ".*"}
+            everything = {**CHOSEN["broken"], "rack": ".*"}
             found = answers(fleet.address, target, everything, fleet.now)
             names = [
                 tuple(one.labels.get(label, "") for label in sorted(legend_labels(target.legend)))
@@ -108,11 +103,11 @@ def test_a_line_is_one_line_whatever_happens_to_its_node(fleet: Fleet, panel: Pa
             assert len(names) == len(set(names)), target.expr
 
 
-@pytest.mark.parametrize("name", ["fleet", "rack", "node", "gpu", "burnin"])
+@pytest.mark.parametrize("name", NAMES)
 def test_variables_offer_what_is_there(fleet: Fleet, name: str) -> None:
     """`label_values(SELECTOR, LABEL)`, which Grafana turns into a question for the label's values."""
     offered = {}
-    values = {**chosen("broken"), "rack": ".*"}
+    values = {**CHOSEN["broken"], "rack": ".*"}
     for one in variables(name)[1:]:
         selector, label = (
             one["query"]["query"].removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
@@ -191,7 +186,7 @@ def test_causes_name_the_action_and_how_many_nodes_and_racks(fleet: Fleet) -> No
 
 def test_a_sick_gpu_stands_out_on_its_own_dashboard(fleet: Fleet) -> None:
     findings = panel_of("gpu", "Findings of this GPU, and of pairs with it")
-    found = answers(fleet.address, findings.targets[0], chosen("broken"), fleet.now)
+    found = answers(fleet.address, findings.targets[0], CHOSEN["broken"], fleet.now)
     assert sorted(one.labels["device"] for one in found) == ["gpu0-gpu3", "gpu3", "gpu3"]
     reasons = shown(fleet, panel_of("gpu", "Slowed down, by reason"), "broken")
     assert {

@@ -2,9 +2,11 @@
 
 gpuprov's own are rendered by the product. DCGM's have the form of a real exporter 4 on an H100 node with
 driver 580.105.08, whose lines a public project recorded: labels gpu, UUID, pci_bus_id, device, modelName,
-Hostname, DCGM_FI_DRIVER_VERSION; floats with six digits, integers without; idle at 26 to 30 °C, 66 to 69 W
-(docs/conformance/cncf/evidence of NVIDIA/aicr). Newer exporters write hostname (NVIDIA/dcgm-exporter 655),
-which no dashboard reads. The values under load are those of a burn-in.
+Hostname, DCGM_FI_DRIVER_VERSION; floats with six digits, integers without
+(docs/conformance/cncf/evidence/accelerator-metrics.md of resker/aicr, a fork of NVIDIA/aicr). It has four
+fields; the names of the others are those of dcgm-exporter's etc/default-counters.csv and DCGM's dcgm_fields.h.
+Newer exporters write hostname (NVIDIA/dcgm-exporter 655), which no dashboard reads. The values are chosen, as
+of GPUs in a burn-in.
 """
 
 from __future__ import annotations
@@ -195,6 +197,7 @@ GAUGES = {
     "GPU_UTIL": (100, 99, 35),
     "FB_USED": (72000, 71000, 70000),
     "XID_ERRORS": (0, 0, 94),
+    "ROW_REMAP_PENDING": (0, 0, 1),
     "ROW_REMAP_FAILURE": (0, 0, 1),
     "CLOCKS_EVENT_REASONS": (0x4, 0x80, 0x8 | 0x20 | 0x40),
 }
@@ -210,7 +213,7 @@ COUNTERS = {
 
 
 def dcgm(node: Node, scrapes: int) -> str:
-    """What the node's GPU exporter answers to its `scrapes`th scrape. The GPU 6 of the broken node is lost."""
+    """What the node's GPU exporter answers to its `scrapes`th scrape. GPU 6 of the broken node is lost."""
     lines: list[str] = []
     for name, values in GAUGES.items():
         lines += _field(node, f"DCGM_FI_DEV_{name}", "gauge", values, 1)
