@@ -8,8 +8,8 @@ from boards import panels, promql
 from boards.panels import GREEN, GREY, ORANGE, PURPLE, RED, YELLOW, Column, Limits, Query, Words, link_to
 from boards.promql import RACKS, count
 
-NODE_LINK = link_to("node", instance="${__value.raw:percentencode}")
-RACK_LINK = link_to("rack", rack="${__value.raw:percentencode}")
+NODE_LINK = link_to("node", instance="${__value.raw}")
+RACK_LINK = link_to("rack", rack="${__value.raw}")
 AGE = Limits(
     ((30 * 86400, YELLOW), (90 * 86400, RED)),
     "a convention of this dashboard, no measured limit: 30 and 90 days. Edit them to your own schedule.",

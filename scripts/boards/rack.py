@@ -10,9 +10,9 @@ from boards.panels import RED, YELLOW, Column, Limits, Query, Words, link_to
 from boards.promql import RACKS, count, dcgm, median
 from provision.checks.judge import HOTTER
 
-NODE_LINK = link_to("node", instance="${__value.raw:percentencode}")
-ROW_LINK = link_to("node", instance="${__field.labels.instance:percentencode}")
-GPU_LINK = link_to("gpu", instance="${__data.fields.Node:percentencode}", gpu="${__value.raw}")
+NODE_LINK = link_to("node", instance="${__value.raw}")
+ROW_LINK = link_to("node", instance="${__field.labels.instance}")
+GPU_LINK = link_to("gpu", instance="${__data.fields.Node}", gpu="${__value.raw}")
 HEAT = Limits(
     ((HOTTER, YELLOW),),
     f"yellow from {HOTTER:g} K: what airflow does not explain between GPUs of one node, the limit of the "

@@ -30,6 +30,17 @@ OPTIONAL = {
 # What tells two nodes apart whatever their state.
 IDENTITY = {"instance", "rack", "serial", "uuid", "UUID", "pci_address"}
 
+# Panels that show a healthy and a broken node alike, with the reason.
+_HOST = "the nodes of these tests are on one machine"
+ALIKE = {
+    "Up for": _HOST,
+    "CPU time in use": _HOST,
+    "Memory in use": _HOST,
+    "File systems, share in use": _HOST,
+    "Network: errors and drops per second": _HOST,
+    "This GPU": "its identity",
+}
+
 # What Grafana fills in by itself. It takes four scrape intervals for the first, at least.
 BUILT_IN = {"__rate_interval": "10s", "__interval": "1s", "__range": "60s"}
 # $name, ${name} and ${name:format}; $1 is a group of label_replace and not Grafana's.

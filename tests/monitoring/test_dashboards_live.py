@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.monitoring.panel_queries import (
+    ALIKE,
     NAMES,
     Panel,
     Series,
@@ -34,16 +35,6 @@ pytestmark = [
 
 PANELS = list(panels())
 each_panel = pytest.mark.parametrize("panel", PANELS, ids=str)
-
-# The same on both nodes, with the reason.
-ALIKE = {
-    "Up for": "both node exporters run on this machine",
-    "CPU time in use": "both node exporters run on this machine",
-    "Memory in use": "both node exporters run on this machine",
-    "File systems, share in use": "both node exporters run on this machine",
-    "Network: errors and drops per second": "both node exporters run on this machine",
-    "This GPU": "its identity",
-}
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ gpuprov's own are rendered by the product. DCGM's have the form of a real export
 driver 580.105.08, whose lines a public project recorded: labels gpu, UUID, pci_bus_id, device, modelName,
 Hostname, DCGM_FI_DRIVER_VERSION; floats with six digits, integers without
 (docs/conformance/cncf/evidence/accelerator-metrics.md of resker/aicr, a fork of NVIDIA/aicr). It has four
-fields; the names of the others are those of dcgm-exporter's etc/default-counters.csv and DCGM's dcgm_fields.h.
+fields; the others are named as in dcgm-exporter's etc/default-counters.csv and DCGM's dcgm_fields.h.
 Newer exporters write hostname (NVIDIA/dcgm-exporter 655), which no dashboard reads. The values are chosen, as
 of GPUs in a burn-in.
 """
