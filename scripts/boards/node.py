@@ -94,7 +94,8 @@ def _gpus() -> Any:
         "as many as the node has.",
         "fewer: one fell off the bus, or its driver is gone. The finding names its address.",
     )
-    return panels.number(words, Query(f"count(gpuprov_gpu_info{{{NODE}}})"))
+    expr = promql.count(f"gpuprov_gpu_info{{{NODE}}}")
+    return panels.number(words, Query(expr), states={0: ("none", RED)})
 
 
 def _uptime() -> Any:
@@ -111,8 +112,8 @@ def _findings() -> Any:
     words = Words(
         "Findings: the part, and what to do",
         "no row.",
-        "do what `Do` says for each row; the full sentence, the measured value and its limit are in "
-        "`/run/gpuprov/health.json` on the node.",
+        "do what `Do` says for each row, as of the last result; the full sentence, the measured value and "
+        "its limit are in `/run/gpuprov/health.json` on the node.",
     )
     labels = "verdict, action, device, serial, check, metric"
     return panels.table(

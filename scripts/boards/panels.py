@@ -221,6 +221,8 @@ def timeline(
         panel.with_target(_target(query, ref).range())
     panel.mappings([_mapping(states)]).merge_values(True).show_value(options.VisibilityMode.AUTO)
     panel.row_height(0.85).fill_opacity(80).line_width(0).color_scheme(_colour("thresholds"))
+    unknown = [model.Threshold(None, YELLOW)]  # a value without a word of its own: an Xid that is new
+    panel.thresholds(dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(unknown))
     panel.legend(
         common.VizLegendOptions()
         .show_legend(True)
@@ -354,7 +356,9 @@ def _limited(panel: Panel, limits: Limits | None) -> Panel:
     if limits:
         return panel.thresholds(_steps(limits)).color_scheme(_colour("thresholds"))
     plain = dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE)
-    return panel.thresholds(plain.steps([model.Threshold(None, "text")])).color_scheme(_colour("thresholds"))
+    return panel.thresholds(plain.steps([model.Threshold(None, "transparent")])).color_scheme(
+        _colour("thresholds")
+    )
 
 
 def _steps(limits: Limits) -> dashboard.ThresholdsConfig:
