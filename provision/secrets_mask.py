@@ -58,7 +58,8 @@ def occurring(value: Any, secrets: Collection[str]) -> tuple[str, ...]:
     """Those secrets that stand somewhere in `value`: each text is searched for these alone, where a fleet has
     a password for each node."""
     whole = json.dumps(value, ensure_ascii=False, default=str)
-    return tuple(secret for secret in secrets if json.dumps(secret, ensure_ascii=False)[1:-1] in whole)
+    inside = ((secret, json.dumps(secret, ensure_ascii=False)[1:-1]) for secret in secrets)
+    return tuple(secret for secret, said in inside if said in whole or _begins_at_a_cut(whole, said))
 
 
 def masked(value: Any, secrets: Collection[str]) -> Any:
@@ -68,9 +69,24 @@ def masked(value: Any, secrets: Collection[str]) -> Any:
     if isinstance(value, str):
         for secret in secrets:
             value = value.replace(secret, HIDDEN)
+            if begin := _begins_at_a_cut(value, secret):
+                value = value.replace(begin + _CUT, HIDDEN + _CUT)
         return value
     if isinstance(value, Mapping):
         return {masked(str(key), secrets): masked(inner, secrets) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [masked(inner, secrets) for inner in value]
     return value
+
+
+_CUT = "…"  # ends a text that was too long to be shown whole
+_LEAST = 3  # characters of a secret that tell something
+
+
+def _begins_at_a_cut(text: str, secret: str) -> str:
+    """As much of the secret's beginning as is left of it where a text was cut; empty when nothing is."""
+    for place in (match.start() for match in re.finditer(_CUT, text)):
+        for length in range(min(len(secret) - 1, place), _LEAST - 1, -1):
+            if text.endswith(secret[:length], 0, place):
+                return secret[:length]
+    return ""

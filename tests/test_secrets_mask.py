@@ -65,3 +65,11 @@ def test_a_password_for_each_node_is_looked_for_once_in_all_of_a_report() -> Non
 def test_nothing_is_masked_without_secrets() -> None:
     document: Mapping[str, Any] = {"a": ["b"]}
     assert drift_text.without(document, ()) is document
+
+
+def test_the_beginning_of_a_secret_is_masked_where_a_text_was_cut() -> None:
+    secret = "correct-horse-battery-staple"
+    cut = [f"password is {secret[:length]}…" for length in range(3, len(secret))]
+    assert masked(cut, (secret,)) == [f"password is {HIDDEN}…"] * len(cut)
+    assert occurring(cut[0], (secret, "other-secret")) == (secret,)
+    assert masked("co… and a corner", (secret,)) == "co… and a corner"
