@@ -10,12 +10,13 @@ from typing import Any
 
 from provision import __version__
 from provision.checks.health import NodeHealth
-from provision.checks.judge import Finding, Verdict
+from provision.checks.judge import Verdict
 from provision.checks.on_node import debounce
-from provision.checks.on_node.debounce import Tracked
+from provision.checks.on_node.debounce import Rule, Tracked
 
 FORMAT = 1
 LARGEST = 256 * 1024  # bytes; who reads it refuses more
+_TOLD = Rule("skip", 1, 1, 1)  # of what was not looked at, and why: it is told, and counts for nothing
 _FINDINGS = 200  # of a node with hundreds of ports, each with its trouble, the worst
 
 
@@ -23,10 +24,13 @@ def document(
     health: NodeHealth, tracked: Sequence[Tracked], run: Mapping[str, Any], interval: int
 ) -> dict[str, Any]:
     """`run`: boot_id, uptime, started, finished, seconds of this run."""
+    found = [finding for check in health.checks for finding in check.findings]
     told = [
-        finding for check in health.checks for finding in check.findings if finding.verdict is Verdict.SKIP
+        Tracked(finding, _TOLD, run["started"], (True,), active=True)
+        for finding in found
+        if finding.verdict is Verdict.SKIP
     ]
-    rows = [*(_followed(one) for one in tracked), *(_plain(finding) for finding in told)]
+    rows = [_followed(one) for one in (*tracked, *told)]
     return {
         "format": FORMAT,
         "gpuprov": __version__,
@@ -35,7 +39,8 @@ def document(
         "interval": interval,
         "verdict": debounce.verdict(tracked, _otherwise(health)).value,
         "measured": health.verdict.value,
-        "error": health.error,
+        # With a check, a finding of it says what is wrong.
+        "error": "" if health.checks else health.error,
         "gpus": [asdict(gpu) for gpu in health.gpus],
         "facts": {key: value for key, value in health.facts.items() if key != "pcie_width"},
         "checks": [
@@ -53,13 +58,10 @@ def _otherwise(health: NodeHealth) -> Verdict:
     return Verdict.SKIP if all(check.verdict is Verdict.SKIP for check in health.checks) else Verdict.PASS
 
 
-def _plain(finding: Finding) -> dict[str, Any]:
-    return {**asdict(finding), "verdict": finding.verdict.value, "state": "active"}
-
-
 def _followed(one: Tracked) -> dict[str, Any]:
     return {
-        **_plain(one.finding),
+        **asdict(one.finding),
+        "verdict": one.finding.verdict.value,
         "state": one.state,
         "since": one.since,
         "seen": sum(one.seen),
