@@ -194,7 +194,9 @@ class Fanout:
         self._say = say
         self._begin(asked)
         how = (timeout, connections, processes, say, persistent)
-        self._new_pool = lambda programs: _pool(routes, programs, *how)
+        self._new_pool: Callable[[Mapping[str, str]], SshThreads | Processes] = lambda programs: _pool(
+            routes, programs, *how
+        )
         self._pool = self._new_pool({name: asked.program(name) for name in routes})
         self._names = tuple(routes)
 
