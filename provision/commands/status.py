@@ -83,7 +83,11 @@ def _watch(rounds: Rounds, seconds: float, as_json: bool) -> NoReturn:
                 sys.stdout.flush()
             else:
                 screen.show(_shown(status, as_json), status.signature)
-            time.sleep(max(0.0, began + seconds - time.monotonic()))
+            _pause(max(0.0, began + seconds - time.monotonic()))
+
+
+def _pause(seconds: float) -> None:
+    time.sleep(seconds)
 
 
 def _shown(status: FleetStatus, as_json: bool) -> str:

@@ -41,14 +41,14 @@ _MORE = "log in and look at /run/gpuprov/health.json"
 class NodeStatus:
     """One node now. `state`: answered, unreachable or unreadable.
 
-    `trouble`: why there is no result that counts, one line; `action`: what to do about it. `document` is the
-    result, though it may be stale; `age` in seconds, None where there is none to tell."""
+    `trouble`: why there is no result that counts, one line; `action`: what to do where that does not say
+    it. `document` is the result, though it may be stale; `age` in seconds, where there is one to tell."""
 
     node: str
     verdict: Verdict
     state: str = "answered"
     trouble: str = ""
-    action: str = "investigate"
+    action: str = "none"
     age: float | None = None
     written: float | None = None
     document: HealthDocument | None = None
@@ -105,14 +105,14 @@ def judged(node: str, output: bytes | NodeError, before: SlurmState | None = Non
 
 def _judged(node: str, answer: _Answer) -> NodeStatus:
     if answer.problem == "absent":
-        return NodeStatus(node, Verdict.ERROR, trouble=ABSENT, action="fix configuration")
+        return NodeStatus(node, Verdict.ERROR, trouble=ABSENT)
     if answer.problem:
         words = {
             "refused": "the health result is not believed",
             "unreadable": "the health result cannot be read",
         }
         trouble = f"{words[answer.problem]}: {answer.detail}"
-        return NodeStatus(node, Verdict.ERROR, trouble=trouble)
+        return NodeStatus(node, Verdict.ERROR, trouble=trouble, action="investigate")
     try:
         document = read(answer.text())
     except DocumentError as error:

@@ -19,9 +19,7 @@ SLURM_SECONDS = 60.0  # between two questions to Slurm: each node's is one more 
 
 
 class Rounds(contextlib.AbstractContextManager["Rounds"]):
-    """The nodes of a fleet, asked as often as `ask` is called. `persistent`: connections stay open meanwhile.
-
-    `request`: as the program on the node takes it (node/health_result.py), where it is not as usual."""
+    """The nodes of a fleet, asked as often as `ask` is called. `persistent`: connections stay open."""
 
     def __init__(
         self,
@@ -31,7 +29,6 @@ class Rounds(contextlib.AbstractContextManager["Rounds"]):
         connections: int,
         say: Callable[[str], None] | None = None,
         persistent: bool = False,
-        request: dict[str, Any] | None = None,
     ) -> None:
         self._fleet = fleet
         self._reach = Reach(
@@ -42,7 +39,6 @@ class Rounds(contextlib.AbstractContextManager["Rounds"]):
             say,
             persistent=persistent,
         )
-        self._request = request or {}
         self._slurm: dict[str, SlurmState] = {}
         self._slurm_asked = 0.0
 
@@ -54,7 +50,7 @@ class Rounds(contextlib.AbstractContextManager["Rounds"]):
         scheduler = not self._slurm_asked or time.monotonic() - self._slurm_asked >= SLURM_SECONDS
         if scheduler:
             self._slurm_asked = time.monotonic()
-        asked = _Asked({**self._request, "scheduler": scheduler}, {} if scheduler else self._slurm, on_done)
+        asked = _Asked({"scheduler": scheduler}, {} if scheduler else self._slurm, on_done)
         self._reach.put(asked)
         self._slurm = {name: one.slurm for name, one in asked.found.items() if one.slurm is not None}
         return FleetStatus(

@@ -103,7 +103,7 @@ def next_commands(status: FleetStatus) -> Iterator[tuple[str, str]]:
         names = [one.name for name in used if (one := status.nodes[name].slurm) is not None]
         if names := [name for name in names if listable(name)]:
             command = f"scontrol update NodeName={folded(names)} State=DRAIN Reason=gpuprov"
-            yield command, f"{many(len(used), 'failed node')} still get jobs from Slurm"
+            yield command, f"Slurm still gives jobs to {many(len(used), 'failed node')}"
     if absent := [name for name, one in status.nodes.items() if one.trouble == ABSENT]:
         yield f"gpuprov up {_arguments(status, absent)}", "applies the role node_health"
     if failed := [name for name, one in status.nodes.items() if one.verdict is Verdict.FAIL]:
