@@ -6,13 +6,9 @@ import contextlib
 import socket
 import threading
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from provision.remote.ssh.connection import Route
-
-if TYPE_CHECKING:
-    import paramiko
-
 
 MOST_PROGRAMS = 1000  # of one connection: paramiko remembers each channel it ever opened
 # Seconds between looks of a connection's thread at its end while nothing comes: with paramiko's own 0.1 the
@@ -24,7 +20,7 @@ IDLE = 60.0
 class Kept:
     """An open connection, what is to be closed with it, and how many programs it has run."""
 
-    transport: paramiko.Transport
+    transport: Any  # paramiko's
     stack: contextlib.ExitStack
     programs: int = 0
 
