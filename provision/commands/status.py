@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 import time
 from typing import TYPE_CHECKING, NoReturn
@@ -58,7 +59,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     fleet, _ = fleet_options.load(options)
     limits = {"timeout": options.timeout, "connections": options.connections}
     if options.watch is not None:
-        with Rounds(fleet, say=fleet_options.say, persistent=True, **limits) as rounds:
+        say = functools.lru_cache(maxsize=256)(fleet_options.say)  # the same line once, not in each round
+        with Rounds(fleet, say=say, persistent=True, **limits) as rounds:
             _watch(rounds, options.watch, options.json)
     with (
         Progress("status", len(fleet.nodes)) as progress,

@@ -128,7 +128,7 @@ def _judged(node: str, answer: _Answer) -> NodeStatus:
         verdict, trouble = Verdict.ERROR, _stale(f"the health result is {int(age // 60)} min old", document)
     else:
         verdict, trouble = _verdict(document)
-    known = age if document.boot_id == answer.boot_id else None
+    known = max(0.0, age) if document.boot_id == answer.boot_id and age >= -_FUTURE else None
     return NodeStatus(node, verdict, trouble=trouble, age=known, written=answer.written, document=document)
 
 

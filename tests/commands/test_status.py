@@ -135,6 +135,26 @@ def test_the_worst_decides_the_exit_code(
 
 
 @pytest.mark.usefixtures("health")
+def test_a_node_that_only_ansible_reaches_is_asked_through_it(
+    sshd: Sshd, inventory: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = Node(
+        "here",
+        (),
+        {
+            "ansible_connection": "local",
+            "ansible_become": False,
+            "ansible_python_interpreter": sys.executable,
+        },
+    )
+    inventory(*healthy(sshd, 1), here)
+    code = cli.main(["status"])
+    shown = capsys.readouterr()
+    assert code == ExitCode.OK, shown
+    assert "all 2 nodes healthy" in shown.out
+
+
+@pytest.mark.usefixtures("health")
 def test_the_inventory_last_used_is_taken(
     sshd: Sshd, inventory: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

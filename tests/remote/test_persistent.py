@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,11 @@ from provision.fleet import Node
 from provision.remote.observe import Reach
 from provision.remote.protocol import NodeError
 from provision.remote.ssh import fanout, kept, process_pool
+from provision.remote.ssh.client import Ssh
+from provision.remote.ssh.config import ConfigFiles
+from provision.remote.ssh.connection import route_of
 from provision.remote.ssh.fanout import VARIABLE
+from provision.remote.ssh.pool import SshThreads
 from tests.support.processes import until
 from tests.support.sshd import Sshd
 
@@ -125,6 +130,47 @@ def test_a_connection_is_renewed_before_it_weighs_too_much(
     with Reach(nodes(own_sshd, 1), 30, 512, (), persistent=True) as reach:
         rounds(reach, 4)
     assert logins(own_sshd) == 2
+
+
+def test_through_a_jump_host_and_a_proxy_command_connections_stay_open_too(own_sshd: Sshd) -> None:
+    way = route_of(nodes(own_sshd, 1)[0], ConfigFiles())
+    beyond = replace(way, jumps=(way.target,))
+    options = ("-F", "none", "-o", f"UserKnownHostsFile={own_sshd.known_hosts}", "-i", str(own_sshd.key_file))
+    place = f"{own_sshd.user}@127.0.0.1"
+    proxy = ("ssh", *options, "-p", str(own_sshd.port), "-W", f"127.0.0.1:{own_sshd.port}", place)
+    by_program = replace(way, target=replace(way.target, proxy_command=proxy))
+    for kind, most in ((beyond, 2), (by_program, 2)):
+        before = logins(own_sshd)
+        ssh = Ssh(persistent=4)
+        for _ in range(3):
+            assert b"@gpuprov-end" in ssh.ask(kind, COUNT.encode(), 20)
+        assert logins(own_sshd) - before == most
+        ssh.close()
+        until(lambda: not sessions(own_sshd), 5)
+
+
+def test_a_dead_jump_host_is_tried_again_in_the_next_round(own_sshd: Sshd, tmp_path: Path) -> None:
+    folder = tmp_path / "jump"
+    folder.mkdir()
+    jump = Sshd(folder, own_sshd.program)
+    jump.stop()
+    way = route_of(nodes(own_sshd, 1)[0], ConfigFiles())
+    beyond = replace(way, jumps=(route_of(jump.node(), ConfigFiles()).target,))
+    threads = SshThreads({"gpu-01": beyond}, {"gpu-01": COUNT}, 20, 4, persistent=4)
+    assert isinstance(result_of(threads), NodeError)
+    jump.start()
+    threads.ask_again({"gpu-01": COUNT})
+    assert isinstance(result_of(threads), bytes)
+    threads.close()
+    jump.stop()
+
+
+def result_of(threads: SshThreads) -> Any:
+    found = []
+    while threads.unfinished:
+        found += threads.gather(1.0)
+    (done,) = found
+    return done.result
 
 
 def test_a_process_that_died_is_replaced(own_sshd: Sshd, monkeypatch: pytest.MonkeyPatch) -> None:

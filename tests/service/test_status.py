@@ -70,10 +70,12 @@ def test_the_wall_clock_does_not_matter() -> None:
 
 
 def test_a_result_that_is_ahead_of_the_clock_since_boot_is_not_believed() -> None:
-    assert of(uptime=86400 - 1.0).verdict is Verdict.PASS  # rounding
+    status = of(uptime=86400 - 1.0)  # both are rounded
+    assert (status.verdict, status.age) == (Verdict.PASS, 0.0)
     status = of(uptime=86400 - 90.0)
     assert status.verdict is Verdict.ERROR
     assert "ahead of the node's clock since boot by 1 min 30 s" in status.trouble
+    assert status.age is None
 
 
 def without(name: str) -> dict[str, Any]:
