@@ -32,6 +32,7 @@ GOALS = {
     "drift.node": Goal("`drift`, node CPU", 2.5, against="`python3 -I -S -c pass` over ssh"),
     "drift.wall": Goal("`drift`, wall time", 1.3, against="`python3 -c pass` over ssh, as many at a time"),
     "drift.memory": Goal("`drift`, memory at 10,000 nodes", 200, "MB"),
+    "status.watch": Goal("`status --watch`, controller CPU of a round", 0.35, against="F"),
     "roles.cpu": Goal(
         "`up` of a bare node, controller CPU", 0.4, against="the first roles under plain Ansible"
     ),

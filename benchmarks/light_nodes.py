@@ -73,7 +73,7 @@ class LightFleet:
 
     def cpu(self) -> float:
         """CPU seconds of all nodes so far, of their ended processes too (read it when they are at rest)."""
-        return sum(_cpu_of(pid) for pid in below(self.pid))
+        return sum(cpu_of(pid) for pid in below(self.pid))
 
 
 @contextlib.contextmanager
@@ -242,7 +242,7 @@ def below(pid: int) -> list[int]:
     return found
 
 
-def _cpu_of(pid: int) -> float:
+def cpu_of(pid: int) -> float:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

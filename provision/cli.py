@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": "show what `up` would do to each node, and why; changes nothing",
     "up": "install the declared stack on the nodes, and verify the result",
     "validate": "run the hardware checks, judge the results, write one health report",
+    "status": "show the state of the fleet now, from the nodes' own health programs",
     "burnin": "load nodes for hours before production, and write a record of acceptance",
     "lock": "record the exact packages of good nodes in a lock file for the whole fleet",
     "baseline": "derive thresholds from the stored runs of your own fleet",

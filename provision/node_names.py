@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -43,6 +44,17 @@ def fold(names: Iterable[str], limit: int = 400) -> str:
         length += len(text) + 2
         shown += count
     return ", ".join(pieces)
+
+
+def label(name: str) -> str:
+    """A name as one printable line that still stands for this node alone: one that cannot be shown as it is
+    gets a checksum.
+
+    >>> label("gpu-01"), label("gpu\x1b[2J")
+    ('gpu-01', 'gpu�[2J#75e5225b')
+    """
+    shown = one_line(name, 200)
+    return shown if shown == name else f"{shown}#{zlib.crc32(name.encode('utf-8', 'surrogatepass')):08x}"
 
 
 def unfold(text: str) -> list[str]:

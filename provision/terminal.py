@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
+    from rich.live import Live
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
@@ -203,3 +204,47 @@ class Progress:
         elapsed = int(time.monotonic() - self._started)
         self._stream.write(f"[{self.title} {self.finished}/{self.total} {elapsed:>3}s] {text}\n")
         self._stream.flush()
+
+
+class Redrawn:
+    """A text on standard output that is shown again and again, as a context manager: on a terminal in one
+    place, elsewhere as a block of its own whenever it means something else.
+
+    >>> with Redrawn() as screen:
+    ...     screen.show("all nodes healthy, at 10:00:00", "healthy")
+    ...     screen.show("all nodes healthy, at 10:00:10", "healthy")  # nothing new in a file
+    """
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._live: Live | None = None
+        self._meaning: object = None
+        self._shown = False
+
+    def __enter__(self) -> Redrawn:
+        if live(self._stream):
+            from rich.console import Console
+            from rich.live import Live
+
+            # Cut at the height of the terminal while it is redrawn; the last one is left whole at the end.
+            self._live = Live(
+                console=Console(file=self._stream), auto_refresh=False, vertical_overflow="ellipsis"
+            )
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def show(self, text: str, meaning: object) -> None:
+        """`text` must be printable but for colours; `meaning`: what a later text has to differ in."""
+        if self._live is not None:
+            from rich.text import Text
+
+            self._live.update(Text.from_ansi(text), refresh=True)
+        elif not self._shown or meaning != self._meaning:
+            self._stream.write(text if not self._shown else f"\n{text}")
+            self._stream.flush()
+        self._shown, self._meaning = True, meaning

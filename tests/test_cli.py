@@ -72,7 +72,7 @@ OPTIONS = {
         "drift": "--require-validated",
     },
     **{"report": "--rejudge", "selftest": "--mask-serials", "lab up": "--inventory"},
-    **{"docs": "--help"},
+    **{"docs": "--help", "status": "--watch"},
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from provision.node_names import fold, natural
+from provision.node_names import fold, label, natural
 
 
 @pytest.mark.parametrize(
@@ -41,3 +41,11 @@ def test_one_long_range_is_cut_too() -> None:
 
 def test_natural_order() -> None:
     assert sorted(["gpu-10", "gpu-9", "a", "1"], key=natural) == ["1", "a", "gpu-9", "gpu-10"]
+
+
+def test_a_label_is_the_name_where_it_can_be_and_stands_for_one_node_only() -> None:
+    assert label("gpu-01.rack2") == "gpu-01.rack2"
+    odd = ["gpu\x1b", "gpu\x07", "gpu\ud800", "x" * 5000, "x" * 5001, " gpu", "gpu ", ""]
+    labels = [label(name) for name in odd]
+    assert len(set(labels)) == len(odd)
+    assert all(each.isprintable() and len(each) < 210 for each in labels)

@@ -66,8 +66,7 @@ WORDS = {
     "be done, `gpuprov up` does it",
     "check": "`gpuprov up --check` shows what roles would change, `gpuprov validate` checks the hardware",
     "test verify": "`gpuprov validate` checks the hardware, `gpuprov drift` compares with the inventory",
-    "status state": "`gpuprov drift` compares with the inventory, `gpuprov report` shows the last health "
-    "report",
+    "state": "`gpuprov status` shows the nodes now, `gpuprov drift` compares them with the inventory",
     "diff": "`gpuprov drift` shows what differs, `gpuprov up --check --diff` what the roles would change",
     "inventory hosts list ls": "`gpuprov plan -i INVENTORY` lists every node",
     "completion completions": "`gpuprov --print-completion bash` prints it, also for zsh, fish and tcsh",

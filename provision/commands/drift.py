@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +14,8 @@ from provision.drift.formats import NAMES
 from provision.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from provision.drift.drift_report import DriftReport
     from provision.drift.drifts import Drift
     from provision.remote.observe import Observation
@@ -38,6 +41,7 @@ examples:
   gpuprov drift
   gpuprov drift --require-validated --no-majority
   gpuprov drift --format sarif --output drift.sarif --format markdown --output summary.md
+  gpuprov drift --format prometheus --output /var/lib/prometheus/node-exporter/gpuprov-drift.prom
   gpuprov drift --json | jq '.drifts[] | [.node, .fact]'
 """
 
@@ -160,11 +164,22 @@ def _publish(report: DriftReport, wanted: list[tuple[str, str]]) -> None:
             sys.stdout.write(painted(text) if name == "text" and coloured(sys.stdout) else text)
             continue
         try:
-            Path(file).write_text(text, encoding="utf-8")
+            _write(Path(file), text)
         except OSError as trouble:
             raise UsageError(
                 f"{file}: cannot be written: {trouble.strerror}", "choose another file"
             ) from None
+
+
+def _write(path: Path, text: str) -> None:
+    """A file whole or not at all, for who reads it now and then (a node exporter); a pipe or a device, and
+    what a link leads to, as it is. Raises OSError."""
+    from provision import atomic_file
+
+    if path.is_symlink() or (path.exists() and not path.is_file()) or not os.access(path.parent, os.W_OK):
+        path.write_text(text, encoding="utf-8")
+    else:
+        atomic_file.write(path, text, private=False)
 
 
 def _keep(folder: RunFolder, report: DriftReport) -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from provision.runs.store import RunFolder
 
 
-FORMATS = ("json", "html", "md", "junit", "nodes")
+FORMATS = ("json", "html", "md", "junit", "nodes")  # written where none is named
+NAMED = (*FORMATS, "prometheus")
 NONE = ["none"]
 
 EPILOG = """\
@@ -45,6 +46,7 @@ earlier measurement is missing; otherwise 0. with --bundle and --history: 0.
 examples:
   gpuprov report
   gpuprov report 20261121T101500.000Z-validate --format md --output .
+  gpuprov report --format prometheus --output /var/lib/prometheus/node-exporter
   gpuprov report --rejudge --thresholds our-limits.yml
   gpuprov report --rejudge --thresholds our-limits.yml --changes --json
   gpuprov report --compare 20261101T101500.000Z-validate 20261121T101500.000Z-validate
@@ -57,8 +59,8 @@ def _formats(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if names == NONE:
         return []
-    if not names or any(name not in FORMATS for name in names):
-        raise argparse.ArgumentTypeError(f"choose among {','.join(FORMATS)}, or none")
+    if not names or any(name not in NAMED for name in names):
+        raise argparse.ArgumentTypeError(f"choose among {','.join(NAMED)}, or none")
     return names
 
 
@@ -76,7 +78,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         type=_formats,
         metavar="A,B",
-        help=f"reports to write (default {','.join(FORMATS)}); none: only print the summary",
+        help=f"reports to write: {','.join(NAMED)} (default: all but prometheus); none: only print the "
+        "summary",
     )
     parser.add_argument("--output", metavar="DIR", help="write into this folder instead of the run folder")
     parser.add_argument("--rejudge", action="store_true", help="judge the stored raw output again")

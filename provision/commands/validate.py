@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from provision.runs.store import RunFolder
     from provision.validate.validation import Settings
 
-FORMATS = ("html", "md", "junit", "json", "nodes")
+FORMATS = ("html", "md", "junit", "json", "nodes")  # written where none is named
+NAMED = (*FORMATS, "prometheus")
 
 EPILOG = """\
 exit codes: 3 when a node failed a check; otherwise 5 when a node is unreachable, unreadable, without a GPU
@@ -42,9 +43,9 @@ def _checks(text: str) -> list[str]:
 
 def _formats(text: str) -> list[str]:
     names = _checks(text)
-    unknown = [name for name in names if name not in FORMATS]
+    unknown = [name for name in names if name not in NAMED]
     if unknown or not names:
-        raise argparse.ArgumentTypeError(f"choose among {','.join(FORMATS)}")
+        raise argparse.ArgumentTypeError(f"choose among {','.join(NAMED)}")
     return names
 
 
@@ -87,7 +88,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_formats,
         default=list(FORMATS),
         metavar="A,B",
-        help=f"reports to write into the run folder (default {','.join(FORMATS)})",
+        help=f"reports to write into the run folder: {','.join(NAMED)} (default: all but prometheus)",
     )
     parser.add_argument(
         "--resume", metavar="RUN", help="continue a run with its checks; skip what is already measured"

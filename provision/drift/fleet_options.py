@@ -18,9 +18,11 @@ if TYPE_CHECKING:
     from provision.fleet import Fleet
 
 
-def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True, last_used: bool = True) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, *, lock: bool = True, last_used: bool = True, timeout: float = 60.0
+) -> None:
     """`lock`: whether the verb holds nodes to a lock file; `last_used`: whether it takes the inventory last
-    used, which a verb that changes or loads nodes does not."""
+    used, which a verb that changes or loads nodes does not; `timeout`: seconds for a node."""
     # A verb may give one of these a meaning of its own by defining it again afterwards.
     parser.conflict_handler = "resolve"
     parser.add_argument(
@@ -63,9 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser, *, lock: bool = True, last_us
     parser.add_argument(
         "--timeout",
         type=seconds,
-        default=60.0,
+        default=timeout,
         metavar="S",
-        help="time limit for each node, in seconds (default 60)",
+        help=f"time limit for each node, in seconds (default {timeout:g})",
     )
     add_count(
         parser,

@@ -1,5 +1,5 @@
 """Builder of the single program text that runs on a node: from provision/node/observe/ the observer, from
-provision/node/burnin/ the burn-in. Those folders describe them."""
+provision/node/burnin/ the burn-in, and the reader of the health result. Those describe themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import marshal
 import re
 import sys
 import zlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from provision import paths
 
@@ -54,6 +55,14 @@ def packed_for(facts: Collection[str]) -> str:
     return _packed(_families_in(facts))
 
 
+def health_result_program(request: Mapping[str, Any]) -> str:
+    """The program that reads a node's newest health result, packed as one that observes, with its call.
+
+    `request`: as `main` of node/health_result.py takes it, plain values."""
+    text = (paths.NODE / "health_result.py").read_text(encoding="utf-8")
+    return f"{_pack(text)}\n\nmain({dict(request)!a})\n"
+
+
 def text_for(facts: Collection[str]) -> str:
     """The program that knows these facts, without the call of its `main`. Only what is needed is in it."""
     return _text(_families_in(facts))
@@ -65,7 +74,10 @@ def _families_in(facts: Collection[str]) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=64)
 def _packed(wanted: frozenset[str]) -> str:
-    text = _text(wanted)
+    return _pack(_text(wanted))
+
+
+def _pack(text: str) -> str:
     code = compile(text, "<gpuprov>", "exec", dont_inherit=True, optimize=2)
     version = f"{sys.implementation.cache_tag} {importlib.util.MAGIC_NUMBER!r}"
     forms = (marshal.dumps(code), text.encode("ascii"))

@@ -97,41 +97,84 @@ def put_to(
 ) -> None:
     """Run on each node what it is `asked`, and have it taken: over SSH, through Ansible where only that gets
     there, and by the node's worker where it has one."""
-    here, away = _by_worker(nodes)
-    routes, for_ansible = _divide(here)
-    with contextlib.ExitStack() as stack:
-        gathered: list[Callable[[], None]] = []
-        others = None
-        if away:
-            others = stack.enter_context(
-                Away(
-                    {name: (share, _programs(asked, share)) for name, share in away.items()},
-                    asked.take,
-                    timeout=timeout,
-                    connections=connections,
-                    vault_password_files=vault_password_files,
-                )
-            )
-            gathered.append(others.gather)
-        direct = None
-        if routes:
-            say = say or (lambda _line: None)
-            wanted = min(worth(len(routes), FEWEST), connections)
-            fitting = fanout.fitting(routes.values(), connections, say, wanted)
-            direct = stack.enter_context(Fanout(routes, asked, timeout, fitting, say, min(wanted, fitting)))
-            gathered.append(direct.gather)
+    with Reach(nodes, timeout, connections, vault_password_files, say) as reach:
+        reach.put(asked)
 
-        # run_playbook blocks this thread: between its events the answers that came over SSH are taken in.
-        def meanwhile() -> None:
-            for gather in gathered:
-                gather()
 
-        if for_ansible:
-            _through_ansible(for_ansible, asked, timeout, meanwhile, vault_password_files)
-        if direct is not None:
-            direct.finish(others.gather if others is not None else None)
-        if others is not None:
-            others.finish()
+class Reach(contextlib.AbstractContextManager["Reach"]):
+    """The ways to nodes: what `put_to` uses once, and others several times.
+
+    `persistent`: connections to nodes that are reached directly stay open from one `put` to the next; Ansible
+    and workers log in each time."""
+
+    def __init__(
+        self,
+        nodes: Collection[Node],
+        timeout: float,
+        connections: int,
+        vault_password_files: Sequence[Path],
+        say: Callable[[str], None] | None = None,
+        *,
+        persistent: bool = False,
+    ) -> None:
+        here, self._away = _by_worker(nodes)
+        self._routes, self._for_ansible = _divide(here)
+        self._timeout = timeout
+        self._connections = connections
+        self._files = vault_password_files
+        self._say = say or (lambda _line: None)
+        self._persistent = persistent
+        self._direct: Fanout | None = None
+
+    def __exit__(self, *_: object) -> None:
+        if self._direct is not None:
+            self._direct.__exit__()
+
+    def put(self, asked: Asked) -> None:
+        """Run on each node what it is `asked`, and have all of it taken."""
+        with contextlib.ExitStack() as stack:
+            gathered: list[Callable[[], None]] = []
+            others = None
+            if self._away:
+                others = stack.enter_context(self._workers(asked))
+                gathered.append(others.gather)
+            if self._routes:
+                self._ask_directly(asked)
+            if (direct := self._direct) is not None:
+                gathered.append(direct.gather)
+
+            # run_playbook blocks this thread: between its events the answers that came over SSH are taken in.
+            def meanwhile() -> None:
+                for gather in gathered:
+                    gather()
+
+            if self._for_ansible:
+                _through_ansible(self._for_ansible, asked, self._timeout, meanwhile, self._files)
+            if direct is not None:
+                direct.finish(others.gather if others is not None else None)
+            if others is not None:
+                others.finish()
+
+    def _workers(self, asked: Asked) -> Away:
+        return Away(
+            {name: (share, _programs(asked, share)) for name, share in self._away.items()},
+            asked.take,
+            timeout=self._timeout,
+            connections=self._connections,
+            vault_password_files=self._files,
+        )
+
+    def _ask_directly(self, asked: Asked) -> None:
+        if self._direct is not None:
+            self._direct.ask_again(asked)
+            return
+        routes, most = self._routes, self._connections
+        wanted = min(worth(len(routes), FEWEST), most)
+        fitting = fanout.fitting(routes.values(), most, self._say, wanted)
+        kept = fanout.keepable(routes.values(), fitting, self._say, wanted) if self._persistent else 0
+        self._direct = Fanout(
+            routes, asked, self._timeout, fitting, self._say, min(wanted, fitting), persistent=kept
+        )
 
 
 def _by_worker(nodes: Collection[Node]) -> tuple[list[Node], dict[str, Share]]:

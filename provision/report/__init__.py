@@ -34,6 +34,7 @@ FORMATS: Mapping[str, tuple[str, Mapping[str, str]]] = {
             "nodes.pass.folded": "passed_folded",
         },
     ),
+    "prometheus": ("prometheus", {"gpuprov-validation.prom": "render"}),
 }
 _TELLING = ("html", "md")
 

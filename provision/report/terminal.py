@@ -47,18 +47,18 @@ def summary(fleet: FleetHealth, width: int = 100, color: bool = False, context: 
     `width` in columns (at least 40 are used); `color` adds ANSI colours, and never anything else; `context`:
     earlier runs, for a line on what is new.
     """
-    ink = _Ink(max(width, 40), color)
+    ink = Ink(max(width, 40), color)
     found = causes(fleet)
     lines = [ink.paint(overall(fleet), headline(fleet), bold=True), *_context(fleet, ink, context)]
     for verdict in sorted(HEADINGS, key=lambda verdict: -verdict.badness):
         group = [cause for cause in found if cause.verdict is verdict]
         if group:
-            lines += ["", ink.paint(verdict, HEADINGS[verdict], bold=True), *_section(group, ink)]
+            lines += ["", ink.paint(verdict, HEADINGS[verdict], bold=True), *section(group, ink)]
     lines += ["", *_next(fleet, found, ink, context)]
     return "\n".join(lines) + "\n"
 
 
-class _Ink:
+class Ink:
     """Wraps lines to a width and paints verdicts, if asked."""
 
     def pack(self, ranges: str, indent: str) -> list[str]:
@@ -88,7 +88,7 @@ class _Ink:
         ) or [indent]
 
 
-def _context(fleet: FleetHealth, ink: _Ink, context: Context) -> Iterator[str]:
+def _context(fleet: FleetHealth, ink: Ink, context: Context) -> Iterator[str]:
     """How much was measured, how long it took, and what is new."""
     seen = coverage(fleet)
     told = [seen.words]
@@ -106,7 +106,8 @@ def _context(fleet: FleetHealth, ink: _Ink, context: Context) -> Iterator[str]:
         yield from ink.wrap(f"between nodes: {one_line(line, 240)}", "", "")
 
 
-def _section(group: Sequence[Cause], ink: _Ink) -> Iterator[str]:
+def section(group: Sequence[Cause], ink: Ink) -> Iterator[str]:
+    """Causes of one verdict, line by line; the first of many."""
     for cause in group[:_CAUSES]:
         yield from _cause(cause, ink)
     if left := group[_CAUSES:]:
@@ -118,7 +119,7 @@ def _section(group: Sequence[Cause], ink: _Ink) -> Iterator[str]:
         )
 
 
-def _cause(cause: Cause, ink: _Ink) -> Iterator[str]:
+def _cause(cause: Cause, ink: Ink) -> Iterator[str]:
     mark = f"{SYMBOLS[cause.verdict]} {cause.verdict.value.upper()}"
     where = f"{many(len(cause.nodes), 'node')}: " if len(cause.nodes) > 1 else ""
     action = f" → {one_line(cause.action, 80)}" if cause.action not in {"", "none"} else ""
@@ -165,7 +166,7 @@ def _identity(gpu: GpuIdentity, of_many: bool) -> str:
     return which + ", ".join(filter(None, known))
 
 
-def _next(fleet: FleetHealth, found: Sequence[Cause], ink: _Ink, context: Context) -> Iterator[str]:
+def _next(fleet: FleetHealth, found: Sequence[Cause], ink: Ink, context: Context) -> Iterator[str]:
     """The command to type now."""
     for number, (command, why) in enumerate(next_commands(fleet, found, context)):
         label = "next: " if number == 0 else "then: "

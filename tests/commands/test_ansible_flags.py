@@ -14,7 +14,7 @@ from provision.commands.ansible_habits import FLAGS, WORDS
 from provision.drift import fleet_options
 from provision.errors import ExitCode
 
-OF_FLEETS = ("plan", "up", "validate", "drift", "burnin", "lock")
+OF_FLEETS = ("plan", "up", "validate", "drift", "burnin", "lock", "status")
 
 
 def parsed(*words: str) -> Any:

@@ -28,6 +28,7 @@ COMMANDS = {
     "validate": ["validate", "--stage", "quick"],
     "burnin": ["burnin", "--plan"],
     "burnin status": ["burnin", "status"],
+    "status": ["status"],
     "lock": ["lock"],
     "report --history": ["report", "--history", "gpu-01"],
 }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import stat
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import jsonschema
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from provision import cli, paths
 from provision.checks.registry import CHECKS
@@ -238,6 +242,47 @@ def test_the_comparison_can_be_turned_off_and_a_node_left_out(twenty: Twenty, gp
 
 
 # --- formats
+
+
+def test_prometheus_counts_expectations_of_nodes_that_answered(
+    twenty: Twenty, gpuprov: Any, tmp_path: Path
+) -> None:
+    everything_at_once(twenty)
+    twenty.silent["gpu-20"] = "no route to host"
+    file = tmp_path / "drift.prom"
+    before = time.time()
+    assert gpuprov("--format", "prometheus", "--output", str(file))[0] == ExitCode.DRIFT
+    found = {
+        (sample.name.removeprefix("gpuprov_drift_"), *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(file.read_text())
+        for sample in family.samples
+    }
+    document = json.loads(gpuprov("--json")[1])
+    for node in NAMES:
+        if node == "gpu-20":
+            assert not [key for key in found if node in key]
+            continue
+        drifts = [each for each in document["drifts"] if each["node"] == node]
+        unknown = sum(each["unknown"] for each in drifts)
+        assert before <= found["timestamp_seconds", node] <= time.time()
+        assert found["expectations", node, "drifted"] == len(drifts) - unknown
+        assert found["expectations", node, "unreadable"] == unknown
+    total = sum(value for key, value in found.items() if key[0] == "expectations")
+    assert total == document["expectations"]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o644, "the exporter is another user"
+    assert [path.name for path in tmp_path.glob(".drift*")] == []
+
+
+def test_a_file_that_is_none_is_written_to_and_not_replaced(gpuprov: Any, tmp_path: Path) -> None:
+    target = tmp_path / "there.json"
+    target.touch()
+    link = tmp_path / "link.json"
+    link.symlink_to(target)
+    gpuprov("--format", "json", "--output", str(link))
+    assert link.is_symlink()
+    assert json.loads(target.read_text())["format"] == 1
+    gpuprov("--format", "json", "--output", "/dev/null")
+    assert stat.S_ISCHR(os.stat("/dev/null").st_mode)  # noqa: PTH116
 
 
 def test_json_is_the_documented_document(twenty: Twenty, gpuprov: Any) -> None:

@@ -13,6 +13,7 @@ from benchmarks.detection.cases import FOUR, SKUS, Case, draw_case, generator
 from benchmarks.detection.catalogue import ENTRIES
 from benchmarks.detection.machine import Machine
 from provision.checks import node_judge
+from provision.checks.check import Output, Raw
 from provision.checks.health import NodeHealth
 from provision.checks.on_node.settings import CHECKS
 
@@ -64,3 +65,9 @@ def told(health: NodeHealth) -> Mapping[str, Any]:
         {**asdict(one), "verdict": one.verdict.value} for check in health.checks for one in check.findings
     ]
     return {"verdict": health.verdict.value, "error": health.error, "findings": findings}
+
+
+def raw_of(row: Mapping[str, Any]) -> Raw:
+    """A recorded answer as it was."""
+    outputs = tuple(Output(**{**one, "argv": tuple(one["argv"])}) for one in row["outputs"])
+    return Raw(**{**row, "outputs": outputs})

@@ -21,6 +21,7 @@ from provision.checks.on_node.debounce import Rule, Tracked
 from provision.checks.on_node.kernel_since import Remembered
 from provision.checks.on_node.processes import Hung
 from provision.checks.on_node.state import State
+from provision.errors import GpuprovError
 
 BOOT = "9df8d9ab-1127-46f1-b9a1-8ae74f1bc673"
 # As journalctl of systemd 257 ends with --show-cursor, on Debian 13.
@@ -266,7 +267,7 @@ def test_an_old_result_and_one_of_another_boot_are_no_result(tmp_path: Path) -> 
     assert said(uptime=now + 1000)[1].startswith("the last result is of another boot")
     for text in ("", "[]", "{}", "\x00" * 300):
         file.write_text(text)
-        with pytest.raises(entry.GpuprovError, match="not a result of this program"):
+        with pytest.raises(GpuprovError, match="not a result of this program"):
             entry.last(file)
 
 

@@ -11,6 +11,7 @@ import functools
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -19,9 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.detection.catalogue import ENTRIES
+from provision import paths
+from provision.checks import exposition
+from provision.checks.on_node import debounce, document, metrics, run, settings
 from provision.desired import health_program
+from provision.validate.status import health_document
 from tests.on_node import recorded
 from tests.support.seed import SEED, times
 
@@ -102,3 +108,27 @@ def test_the_program_judges_as_the_controller_does(
 
 def test_the_trials_are_of_many_verdicts(trials: list[dict[str, Any]]) -> None:
     assert {one["controller"]["verdict"] for one in trials} >= {"pass", "warn", "fail"}
+
+
+def test_what_it_writes_is_what_the_controller_reads(trials: list[dict[str, Any]]) -> None:
+    """The document and the metrics of every trial: by `status`'s reader, and by Prometheus' own parser."""
+    for one in trials:
+        known = settings.Settings(variables=one["variables"])
+        raws = {check: recorded.raw_of(row) for check, row in one["raws"].items()}
+        health = run.judged("node-1", run.Measured(one["facts"], one["problems"], raws), known)
+        findings = [finding for check in health.checks for finding in check.findings]
+        tracked = debounce.followed(None, findings, known.rules, "2026-11-25T10:00:00Z")
+        about = {"boot_id": "b", "uptime": 9.0, "started": "s", "finished": "f", "seconds": 1.0}
+        told = document.document(health, tracked, about, 60)
+        read = health_document.read(document.text(told).encode())
+        assert read.verdict.value == told["verdict"], one["key"]
+        assert read.measured.value == one["controller"]["verdict"]
+        assert len(read.findings) == len(told["findings"])
+        text = exposition.render(metrics.families(told, 1.0, {"running": 1, "progress": 0.5, "end": 2.0}))
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+        (verdict,) = [s.labels["verdict"] for s in families["gpuprov_health_verdict"].samples if s.value]
+        assert verdict == told["verdict"]
+        assert set(families) <= DOCUMENTED
+
+
+DOCUMENTED = set(re.findall(r"^\| `(gpuprov_\w+)", (paths.DOCS / "metrics.md").read_text("utf-8"), re.M))

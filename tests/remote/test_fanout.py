@@ -319,7 +319,7 @@ class Answers:
 
     asked = 0
 
-    def __init__(self) -> None: ...
+    def __init__(self, **_: object) -> None: ...
 
     def ask(self, *_: object) -> bytes:
         Answers.asked += 1

@@ -28,6 +28,7 @@ def test_every_format_of_every_fleet_is_written(name: str, tmp_path: Path) -> No
         "md": "report.md",
         "junit": "report.junit.xml",
         "nodes": "nodes.exclude",
+        "prometheus": "gpuprov-validation.prom",
     }
     files = {name for _, files in report.FORMATS.values() for name in files}
     assert {path.name for path in tmp_path.iterdir()} == files

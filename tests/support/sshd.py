@@ -55,9 +55,12 @@ class Sshd:
         (folder / "sshd_config").write_text(SSHD_CONFIG.format(**settings))
         if os.geteuid() == 0:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        self.log = (folder / "sshd.log").open("wb")
+        self.start()
+
+    def start(self) -> None:
+        self.log = (self.folder / "sshd.log").open("ab")
         self.process = subprocess.Popen(
-            [program, "-D", "-e", "-f", str(folder / "sshd_config")],
+            [self.program, "-D", "-e", "-f", str(self.folder / "sshd_config")],
             stdin=subprocess.DEVNULL,
             stdout=self.log,
             stderr=self.log,

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from provision.remote.protocol import Clock, NodeError, hung, one_line, unreachable
 from provision.remote.ssh.connection import Hop, Route
 from provision.remote.ssh.execute import RemoteExecution
+from provision.remote.ssh.kept import Kept, KeptConnections
 from provision.remote.ssh.known_hosts import HostKeys
 from provision.remote.ssh.login import AUTH_TIMEOUT, Login
 
@@ -37,12 +38,15 @@ _PAUSES = (0.5, 1.0, 2.0, 4.0)  # seconds at most before another try; the last o
 # key or a password that is refused among it, another try makes nothing better.
 _CLOSED = "exchange_identification"
 _FOR_THE_ANSWER = 1.0  # seconds that must be left for one more try to be worth it
+_AGAIN = 5.0  # seconds for a kept connection to take another program, before a new one is made
 
 
 class Ssh:
-    """Asks nodes over SSH; keys, known hosts and jump hosts are shared. Safe to use from many threads."""
+    """Asks nodes over SSH; keys, known hosts and jump hosts are shared. Safe to use from many threads.
 
-    def __init__(self) -> None:
+    `persistent`: so many connections stay open for the next program on the same node."""
+
+    def __init__(self, *, persistent: int = 0) -> None:
         self._paramiko = _PARAMIKO
         logging.getLogger("paramiko").setLevel(logging.CRITICAL + 1)  # its threads print tracebacks otherwise
         self._host_keys = HostKeys()
@@ -50,11 +54,20 @@ class Ssh:
         self._jumps: dict[tuple[Hop, ...], tuple[threading.Lock, list[Any]]] = {}
         self._open: dict[int, tuple[Clock, paramiko.Transport]] = {}
         self._shared = contextlib.ExitStack()
+        self._kept = KeptConnections(persistent)
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """End the shared connections to jump hosts."""
+        """End the connections that were kept, and the shared ones to jump hosts."""
+        self._kept.close()
         self._shared.close()
+
+    def forget_dead_jump_hosts(self) -> None:
+        """Try them once more: within one round, a dead jump host is waited for once."""
+        for lock, held in list(self._jumps.values()):
+            with lock:
+                if held and isinstance(held[0], NodeError):
+                    held.clear()
 
     def expire(self) -> None:
         """Cut connections whose time is up: paramiko has waits without an end. Call it now and then."""
@@ -65,17 +78,43 @@ class Ssh:
     def ask(self, route: Route, program: bytes, seconds: float) -> bytes:
         """Run `program` with the node's Python; all it printed, up to a whole answer. Raises NodeError."""
         clock = Clock(seconds)
+        if (kept := self._kept.take(route)) is not None:
+            with contextlib.suppress(self._paramiko.SSHException, OSError, EOFError), kept.stack:
+                return self._again(kept, route, program, clock)
+            # It had ended without our knowing: the node was started anew, or something between dropped it.
         with contextlib.ExitStack() as stack:
             try:
                 transport = self._connect(route.target, route.jumps, clock, stack)
                 channel = transport.open_session(timeout=clock.left(AUTH_TIMEOUT))
-                return RemoteExecution(channel, route, program, clock).answer()
+                answer = RemoteExecution(channel, route, program, clock).answer()
+                if self._kept.limit:
+                    self._keep(route, Kept(transport, stack), channel)
+                return answer
             except (self._paramiko.SSHException, OSError, EOFError) as error:
                 clock.left()  # `hung` when `expire` cut the connection: its time was up
                 cause = one_line(str(error)) or type(error).__name__
                 raise unreachable(
                     f"the connection to {route.target.address} broke: {cause}", "run again"
                 ) from None
+
+    def _keep(self, route: Route, kept: Kept, channel: paramiko.Channel) -> None:
+        channel.close()
+        self._open.pop(id(kept.transport), None)  # its time is its next program's
+        self._kept.keep(route, kept)
+
+    def _again(self, kept: Kept, route: Route, program: bytes, clock: Clock) -> bytes:
+        """One more program over a kept connection. Raises NodeError, and what `ask` takes for a connection
+        that is gone."""
+        self._open[id(kept.transport)] = (clock, kept.transport)
+        channel = kept.transport.open_session(timeout=clock.left(_AGAIN))
+        try:
+            answer = RemoteExecution(channel, route, program, clock).answer()
+        except NodeError as error:
+            if error.kind in ("cut", "garbage"):  # so it looks when the connection ends meanwhile
+                raise EOFError from error
+            raise
+        self._keep(route, kept, channel)
+        return answer
 
     @contextlib.contextmanager
     def session(self, route: Route, command: str, seconds: float) -> Iterator[paramiko.Channel]:

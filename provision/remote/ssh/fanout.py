@@ -89,7 +89,7 @@ def fitting(
 ) -> int:
     """How many connections there may be over these routes, of so many processes together; says what this
     machine does not allow."""
-    programs = any(hop.proxy_command for route in routes for hop in (*route.jumps, route.target))
+    programs = _start_programs(routes)
     wanted = min(connections, len(routes), THROUGH_PROGRAMS if programs else connections)
     found = room(wanted, programs=programs, processes=processes)
     near = {route.target.host for route in routes if not route.jumps and not route.target.proxy_command}
@@ -97,6 +97,22 @@ def fitting(
         if line:
             say(line)
     return found.connections
+
+
+def keepable(
+    routes: Collection[Route], connections: int, say: Callable[[str], None], processes: int = 1
+) -> int:
+    """How many connections over these routes may stay open beside `connections` in use; says what this
+    machine does not allow."""
+    wanted = len(routes) + connections
+    found = room(wanted, programs=_start_programs(routes), processes=processes)
+    if found.note:
+        say(f"{found.note}; the others are made anew each time")
+    return max(0, found.connections - connections)
+
+
+def _start_programs(routes: Collection[Route]) -> bool:
+    return any(hop.proxy_command for route in routes for hop in (*route.jumps, route.target))
 
 
 def neighbours(hosts: Collection[str], proc: Path = PROC) -> str:
@@ -160,7 +176,9 @@ class Asked(Protocol):
 
 
 class Fanout:
-    """Runs on each node what it is `asked`, in the background; `gather` and `finish` hand results over."""
+    """Runs on each node what it is `asked`, in the background; `gather` and `finish` hand results over.
+
+    `persistent`: so many connections stay open, for `ask_again`."""
 
     def __init__(
         self,
@@ -170,13 +188,32 @@ class Fanout:
         connections: int,
         say: Callable[[str], None],
         processes: int = 1,
+        *,
+        persistent: int = 0,
     ) -> None:
         self._say = say
+        self._begin(asked)
+        how = (timeout, connections, processes, say, persistent)
+        self._new_pool: Callable[[Mapping[str, str]], SshThreads | Processes] = lambda programs: _pool(
+            routes, programs, *how
+        )
+        self._pool = self._new_pool({name: asked.program(name) for name in routes})
+        self._names = tuple(routes)
+
+    def _begin(self, asked: Asked) -> None:
         self._said = time.monotonic()
         self._awaited: list[str] = []
         self._asked = asked
-        programs = {name: asked.program(name) for name in routes}
-        self._pool = _pool(routes, programs, timeout, connections, processes, say)
+
+    def ask_again(self, asked: Asked) -> None:
+        """Run on each of the same nodes what it is `asked` now, once all results have been handed over."""
+        self._begin(asked)
+        programs = {name: asked.program(name) for name in self._names}
+        if self._pool.whole:
+            self._pool.ask_again(programs)
+        else:
+            self._pool.close()
+            self._pool = self._new_pool(programs)
 
     def __enter__(self) -> Fanout:
         return self
@@ -210,16 +247,17 @@ def _pool(
     connections: int,
     processes: int,
     say: Callable[[str], None],
+    persistent: int,
 ) -> SshThreads | Processes:
     """SshThreads of this process, or of so many others where this machine can start them."""
     if processes > 1:
         from provision.remote.ssh.process_pool import Processes
 
         try:
-            return Processes(routes, programs, timeout, connections, processes)
+            return Processes(routes, programs, timeout, connections, processes, persistent)
         except (OSError, EOFError) as error:
             say(f"all nodes are handled in one process: no other could be started: {error}")
-    return SshThreads(routes, programs, timeout, connections)
+    return SshThreads(routes, programs, timeout, connections, persistent=persistent)
 
 
 VARIABLE = "GPUPROV_PROCESSES"

@@ -88,13 +88,12 @@ class HostPool(Generic[Result]):
         keep: int = 0,
     ) -> None:
         self._work = work
+        self._names = tuple(names)
         self._seconds = seconds
         self._waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for name in names:
-            self._waiting.put(name)
         self._done: queue.Queue[Done[Result]] = queue.Queue(keep)
         self._busy: dict[str, float] = {}
-        self._left: set[str] = set(names)
+        self._left: set[str] = set()
         self._concurrency = Concurrency(threads)
         self._running = 0  # threads in use
         self._wanted = self._concurrency.now
@@ -103,6 +102,15 @@ class HostPool(Generic[Result]):
         self._since = (time.monotonic(), time.process_time())
         self._count = 0
         self._again = 0.0
+        self.again()
+
+    def again(self) -> None:
+        """Begin the work of every name, once more where all are done."""
+        assert not self._left, "some are at work"  # noqa: S101
+        for name in self._names:
+            self._waiting.put(name)
+        self._left = set(self._names)
+        self._since, self._count, self._again = (time.monotonic(), time.process_time()), 0, 0.0
         self._adjust()
 
     @property
@@ -221,7 +229,8 @@ class HostPool(Generic[Result]):
 
 
 class SshThreads(HostPool[bytes]):
-    """Runs a program (its text, in ASCII) on each node."""
+    """Runs a program (its text, in ASCII) on each node. `persistent`: so many connections stay open until
+    `close`, for `ask_again`."""
 
     def __init__(
         self,
@@ -230,15 +239,25 @@ class SshThreads(HostPool[bytes]):
         timeout: float,
         connections: int,
         keep: int = 0,
+        persistent: int = 0,
     ) -> None:
         from provision.remote.ssh.client import Ssh
 
-        self._ssh = ssh = Ssh()
+        self._ssh = ssh = Ssh(persistent=persistent)
+        self._programs = programs
 
         def ask(name: str) -> bytes:
-            return ssh.ask(routes[name], programs[name].encode("ascii"), timeout)
+            return ssh.ask(routes[name], self._programs[name].encode("ascii"), timeout)
 
         super().__init__(routes, ask, seconds=timeout, threads=connections, keep=keep)
+
+    whole = True  # nothing of it can be lost
+
+    def ask_again(self, programs: Mapping[str, str]) -> None:
+        """Run another program on each of the same nodes, once all have answered."""
+        self._programs = programs
+        self._ssh.forget_dead_jump_hosts()
+        self.again()
 
     def gather(self, wait: float = 0.0) -> Iterator[Done[bytes]]:
         """What is done by now; waits up to `wait` seconds for the first."""

@@ -41,6 +41,7 @@ class _Process:
     def __init__(self, process: BaseProcess, pipe: Connection) -> None:
         self.process = process
         self.pipe = pipe
+        self.names: list[str] = []
         self.left: set[str] = set()  # its nodes without a result
         self.awaited: list[str] = []
         self.silent = 0.0
@@ -59,6 +60,7 @@ class Processes:
         timeout: float,
         connections: int,
         processes: int,
+        persistent: int = 0,
     ) -> None:
         self._looked = time.monotonic()
         self._processes = _started(processes)
@@ -66,15 +68,31 @@ class Processes:
         try:
             for number, each in enumerate(self._processes):
                 # Every so-many-th node: neighbours in an inventory are alike, and take alike.
-                names = list(routes)[number::processes]
+                each.names = names = list(routes)[number::processes]
                 each.left = set(names)
                 mine = {name: routes[name] for name in names}, {name: programs[name] for name in names}
-                width = connections * (number + 1) // processes - connections * number // processes
+                width, kept = (
+                    all_of_them * (number + 1) // processes - all_of_them * number // processes
+                    for all_of_them in (connections, persistent)
+                )
                 with contextlib.suppress(OSError):  # then it is dead, which `gather` finds
-                    each.pipe.send((*mine, timeout, width, KEPT))
+                    each.pipe.send((*mine, timeout, width, KEPT, kept))
         except BaseException:
             self.close()
             raise
+
+    def ask_again(self, programs: Mapping[str, str]) -> None:
+        """Run another program on each of the same nodes, once all have answered; where `whole`."""
+        self._looked = time.monotonic()
+        for each in self._processes:
+            each.left, each.awaited, each.silent = set(each.names), [], 0.0
+            with contextlib.suppress(OSError):  # then it is dead, which `gather` finds
+                each.pipe.send({name: programs[name] for name in each.names})
+
+    @property
+    def whole(self) -> bool:
+        """Whether every process lives, as far as is known."""
+        return len(self._open) == len(self._processes)
 
     @property
     def unfinished(self) -> int:
@@ -203,7 +221,12 @@ def work(parent: Connection) -> None:
     """Run a share of the nodes, and send each result as it comes; ends with the parent, however that went."""
     with contextlib.suppress(EOFError, ConnectionError):  # the parent is gone, or wants nothing more
         try:
-            _run(parent, SshThreads(*parent.recv()))
+            threads = SshThreads(*parent.recv())
+            with contextlib.closing(threads), _time_kept(threads):
+                _run(parent, threads)
+                while True:
+                    threads.ask_again(parent.recv())
+                    _run(parent, threads)
         except (EOFError, ConnectionError):
             raise
         except Exception as error:
@@ -211,22 +234,30 @@ def work(parent: Connection) -> None:
 
 
 def _run(parent: Connection, threads: SshThreads) -> None:
-    threading.Thread(target=_keep_time, args=(threads,), daemon=True).start()
     sent, sent_at = list[str](), time.monotonic()
     while threads.unfinished:
         for done in threads.gather(_POLL):
             parent.send(done)
-        if parent.poll():  # the parent sends nothing more: this is its end
+        # The parent sends nothing before it has all results: this is its end.
+        if threads.unfinished and parent.poll():
             raise EOFError
         awaited, now = threads.awaited, time.monotonic()
         if now - sent_at > (_POLL if awaited != sent else BEAT):
             sent, sent_at = awaited, now
             parent.send(awaited)
-    threads.close()
 
 
-def _keep_time(threads: SshThreads) -> None:
+@contextlib.contextmanager
+def _time_kept(threads: SshThreads) -> Iterator[None]:
     """Nodes get no more time while the parent is slow to take results."""
-    while threads.unfinished:
-        time.sleep(_POLL)
-        threads.expire()
+    ended = threading.Event()
+
+    def keep_time() -> None:
+        while not ended.wait(_POLL):
+            threads.expire()
+
+    threading.Thread(target=keep_time, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()

@@ -1,0 +1,153 @@
+"""The program that reads a node's newest health result, and what the node's scheduler says of it; prints one
+framed line.
+
+The controller sends this text, followed by a call of `main`, to `python3 -I -S -`, as it does with the
+program that observes. It changes nothing. The result is the file that the node's health program writes; it
+is read only where nobody but root can have written it. What is in it, the controller judges.
+
+Standard library only, Python 3.6 syntax. Ansible may template the text on its way: no two characters in it
+may open a template.
+"""
+
+import errno
+import os
+import stat
+
+HEALTH_FOLDER = "/run/gpuprov"
+HEALTH_FILE = "health.json"
+HEALTH_LIMIT = 256 * 1024  # bytes
+BOOTTIME = 7  # CLOCK_BOOTTIME of <linux/time.h>, for which Python 3.6 has no name
+SLURM_FOLDERS = (
+    "/usr/sbin",
+    "/usr/bin",
+    "/usr/local/sbin",
+    "/usr/local/bin",
+    "/opt/slurm/sbin",
+    "/opt/slurm/bin",
+)
+SLURM_SECONDS = 5
+SLURM_LIMIT = 16 * 1024  # characters of what scontrol printed that are kept
+
+
+class ResultError(Exception):
+    """Why there is no result to believe: `absent`, `refused` or `unreadable`, and what is wrong."""
+
+
+def main(request):
+    import json
+    import time
+
+    answer = {"uid": os.geteuid(), "problem": "", "detail": "", "health": "", "written": None, "slurm": None}
+    try:
+        text, answer["written"] = health_text(request.get("folder", HEALTH_FOLDER), request.get("owner", 0))
+        answer["health"] = encoded(text, request.get("bytes"))
+    except ResultError as error:
+        answer["problem"], answer["detail"] = error.args
+    if request.get("scheduler"):
+        answer["slurm"] = slurm(request.get("slurm", SLURM_FOLDERS))
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        answer["boot_id"] = file.read(64).strip()
+    answer["uptime"] = time.clock_gettime(BOOTTIME)
+    body = json.dumps(answer)
+    print("@gpuprov-facts 1 %d\n%s\n@gpuprov-end" % (len(body), body), flush=True)
+
+
+def health_text(place, owner):
+    """The bytes of the result, and when it was written by the node's wall clock (for people only)."""
+    path = os.path.join(place, HEALTH_FILE)
+    with Opened(place, os.O_DIRECTORY) as folder:
+        trusted(place, os.fstat(folder), owner)
+        # A pipe in its place must not keep us waiting.
+        with Opened(path, os.O_NONBLOCK, HEALTH_FILE, folder) as file:
+            found = os.fstat(file)
+            if not stat.S_ISREG(found.st_mode):
+                raise ResultError("refused", "%s is not a regular file" % path)
+            trusted(path, found, owner)
+            text = b""
+            while len(text) <= HEALTH_LIMIT:
+                more = os.read(file, HEALTH_LIMIT + 1 - len(text))
+                if not more:
+                    return text, found.st_mtime
+                text += more
+    raise ResultError("refused", "%s is larger than %d KiB" % (path, HEALTH_LIMIT // 1024))
+
+
+class Opened:
+    """A file or a folder, opened to be read, and not through a symbolic link."""
+
+    def __init__(self, path, flags, name=None, folder=None):
+        try:
+            self.number = os.open(
+                name or path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | flags, dir_fd=folder
+            )
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                raise ResultError("absent", "") from None
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                kind = "not a folder" if flags & os.O_DIRECTORY else "a symbolic link"
+                raise ResultError("refused", "%s is %s" % (path, kind)) from None
+            why = os.strerror(error.errno).lower()
+            raise ResultError("unreadable", "%s: %s" % (path, why)) from None
+
+    def __enter__(self):
+        return self.number
+
+    def __exit__(self, *_):
+        os.close(self.number)
+
+
+def trusted(path, found, owner):
+    if found.st_uid != owner:
+        raise ResultError("refused", "%s belongs to uid %d, not to root" % (path, found.st_uid))
+    if found.st_mode & 0o022:
+        raise ResultError("refused", "%s can be written to by others than root" % path)
+
+
+def encoded(text, limit):
+    """The bytes in ASCII, and short: what a check finds repeats itself."""
+    import binascii
+    import zlib
+
+    body = binascii.b2a_base64(zlib.compress(text), newline=False).decode("ascii")
+    if limit and len(body) > limit:
+        raise ResultError("refused", "it is too large to come through Ansible (%d KiB)" % (len(body) // 1024))
+    return body
+
+
+def slurm(folders):
+    """What Slurm says of this node, where its daemon is installed: `name` it was asked for, the `text`, and
+    whether scontrol ended well. Nothing where there is no daemon."""
+    import subprocess
+
+    if program("slurmd", folders) is None:
+        return None
+    name = os.uname().nodename.partition(".")[0]
+    answer = {"name": name, "text": "", "problem": ""}
+    scontrol = program("scontrol", folders)
+    if scontrol is None:
+        return dict(answer, problem="scontrol is not installed")
+    child = subprocess.Popen(
+        [scontrol, "show", "node", name],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={"LC_ALL": "C", "PATH": ":".join(folders)},
+    )
+    try:
+        said = child.communicate(timeout=SLURM_SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+        return dict(answer, problem="no answer within %d s" % SLURM_SECONDS)
+    answer["text"] = said[:SLURM_LIMIT].decode("utf-8", "replace")
+    if child.returncode:
+        answer["problem"] = "scontrol ended with status %d" % child.returncode
+    return answer
+
+
+def program(name, folders):
+    for folder in folders:
+        path = os.path.join(folder, name)
+        if os.access(path, os.X_OK):
+            return path
+    return None

@@ -1,0 +1,1 @@
+"""Nodes in service: their state now."""

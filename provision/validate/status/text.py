@@ -1,0 +1,115 @@
+"""The state of a fleet for a terminal: nodes by verdict, causes with their nodes, and the next commands."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from provision import __version__
+from provision.checks.judge import Verdict
+from provision.desired import inventory
+from provision.node_names import fold
+from provision.report.causes import HEADINGS, SYMBOLS, causes, headline
+from provision.report.nodes import folded, listable
+from provision.report.terminal import Ink, section
+from provision.text import many, moment, one_line, spelled
+from provision.validate.status.status import ABSENT, FleetStatus
+
+_KINDS = 6  # of pending findings, of Slurm's states and of its reasons that are named
+
+
+def render(status: FleetStatus, width: int = 100, color: bool = False) -> str:
+    """The whole state, ending in a newline and safe to print. `color` adds ANSI colours and nothing else."""
+    ink = Ink(max(width, 40), color)
+    found = causes(status.health)
+    lines = [*_head(status, ink), *_verdicts(status, ink)]
+    for verdict in sorted(HEADINGS, key=lambda verdict: -verdict.badness):
+        if group := [cause for cause in found if cause.verdict is verdict]:
+            lines += ["", ink.paint(verdict, HEADINGS[verdict], bold=True), *section(group, ink)]
+    if more := [*_pending(status), *_versions(status), *_slurm(status)]:
+        lines += ["", *(line for text in more for line in ink.wrap(text, ""))]
+    if commands := list(next_commands(status)):
+        lines.append("")
+    for command, why in commands:
+        text = f"next: {command}"  # never wrapped: it is there to be pasted
+        lines += [ink.paint(Verdict.PASS, text, bold=True), *ink.wrap(why, "      ", "")]
+    return "\n".join(lines) + "\n"
+
+
+def _head(status: FleetStatus, ink: Ink) -> Iterator[str]:
+    source = one_line(str(status.fleet.source), 200)
+    yield from ink.wrap(f"{source} · {many(len(status.nodes), 'node')} · {moment(status.at)}", "", "")
+    yield ink.paint(status.verdict, headline(status.health), bold=True)
+    told = []
+    if (oldest := status.oldest) is not None:
+        told.append(f"oldest health result: {spelled(int(oldest.age or 0))} ({one_line(oldest.node, 80)})")
+    for state in ("unreachable", "unreadable"):
+        if count := sum(each.state == state for each in status.nodes.values()):
+            told.append(f"{many(count, 'node')} {state}")
+    if told:
+        yield from ink.wrap(" · ".join(told), "", "")
+
+
+def _verdicts(status: FleetStatus, ink: Ink) -> Iterator[str]:
+    for verdict in sorted(Verdict, key=lambda verdict: -verdict.badness):
+        if names := [name for name, one in status.nodes.items() if one.verdict is verdict]:
+            mark = f"{SYMBOLS[verdict]} {verdict.value.upper():<5}"
+            first, *rest = ink.pack(fold(names), " " * 16)
+            yield ink.paint(verdict, mark) + f" {len(names):>6,}  {first.lstrip()}"
+            yield from rest
+
+
+def _pending(status: FleetStatus) -> Iterator[str]:
+    """What does not count yet, in one line: a person may want to look before it does."""
+    if not (pending := status.pending):
+        return
+    kinds = Counter(
+        f"{held.finding.check} {held.finding.metric}".strip() for found in pending.values() for held in found
+    )
+    named = ", ".join(f"{one_line(kind, 80)} ({count:,})" for kind, count in kinds.most_common(_KINDS))
+    more = f", … and {len(kinds) - _KINDS:,} more" if len(kinds) > _KINDS else ""
+    total = many(kinds.total(), "finding")
+    yield f"pending: {total} not seen often enough to count yet, on {fold(pending, 200)}: {named}{more}"
+
+
+def _versions(status: FleetStatus) -> Iterator[str]:
+    for version, names in sorted(status.other_versions.items()):
+        yield f"note: the health program of {fold(names, 200)} is gpuprov {version}, this is {__version__}"
+
+
+def _slurm(status: FleetStatus) -> Iterator[str]:
+    """How many nodes are in which of Slurm's states, and the reasons that somebody gave for one."""
+    known = {name: one.slurm for name, one in status.nodes.items() if one.slurm is not None}
+    states = Counter(one.state for one in known.values() if one.state)
+    if states:
+        shown = ", ".join(f"{count:,} {state}" for state, count in states.most_common(_KINDS))
+        more = f", … and {len(states) - _KINDS:,} more states" if len(states) > _KINDS else ""
+        yield f"Slurm: {shown}{more}"
+    reasons: dict[str, list[str]] = {}
+    for name, one in known.items():
+        if one.reason:
+            reasons.setdefault(f"{one.state}: {one.reason}", []).append(name)
+        elif one.error:
+            reasons.setdefault(f"no answer of Slurm's: {one.error}", []).append(name)
+    for reason, names in list(reasons.items())[:_KINDS]:
+        yield f"  {fold(names, 200)}: {reason}"
+    if len(reasons) > _KINDS:
+        yield f"  … and {len(reasons) - _KINDS:,} more reasons: gpuprov status --json has them"
+
+
+def next_commands(status: FleetStatus) -> Iterator[tuple[str, str]]:
+    """Commands to type next, with the reason."""
+    if used := status.still_used:
+        names = [one.name for name in used if (one := status.nodes[name].slurm) is not None]
+        if names := [name for name in names if listable(name)]:
+            command = f"scontrol update NodeName={folded(names)} State=DRAIN Reason=gpuprov"
+            yield command, f"Slurm still gives jobs to {many(len(used), 'failed node')}"
+    if absent := [name for name, one in status.nodes.items() if one.trouble == ABSENT]:
+        yield f"gpuprov up {_arguments(status, absent)}", "applies the role node_health"
+    if failed := [name for name, one in status.nodes.items() if one.verdict is Verdict.FAIL]:
+        command = f"gpuprov validate {_arguments(status, failed)} --stage quick"
+        yield command, "measures them again, and keeps the raw output"
+
+
+def _arguments(status: FleetStatus, nodes: Sequence[str]) -> str:
+    return inventory.arguments(status.fleet, nodes)

@@ -1,0 +1,180 @@
+"""The program that reads a health result on the node: what it believes, and what it prints of Slurm."""
+
+from __future__ import annotations
+
+import binascii
+import json
+import os
+import subprocess
+import sys
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.remote.node_program import health_result_program
+from provision.remote.protocol import unframed
+
+RESULT = b'{"format": 1}'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as /run/gpuprov is, with a result in it; its owner stands for root."""
+    made = tmp_path / "run"
+    made.mkdir(mode=0o755)
+    made.chmod(0o755)
+    (made / "health.json").write_bytes(RESULT)
+    (made / "health.json").chmod(0o644)
+    return made
+
+
+def run(folder: Path, **request: Any) -> dict[str, Any]:
+    text = health_result_program({"folder": str(folder), "owner": os.geteuid(), **request})
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-"],
+        input=text.encode("ascii"),
+        capture_output=True,
+        timeout=30,
+        check=True,
+    )
+    assert done.stderr == b""
+    answer: dict[str, Any] = json.loads(unframed(done.stdout))
+    return answer
+
+
+def problem(folder: Path, **request: Any) -> tuple[str, str]:
+    answer = run(folder, **request)
+    assert answer["health"] == ""
+    return answer["problem"], answer["detail"]
+
+
+def test_the_result_comes_whole_with_the_clock_that_tells_its_age(folder: Path) -> None:
+    answer = run(folder)
+    assert zlib.decompress(binascii.a2b_base64(answer["health"])) == RESULT
+    assert (answer["problem"], answer["detail"], answer["slurm"]) == ("", "", None)
+    assert answer["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert 0 <= time.clock_gettime(time.CLOCK_BOOTTIME) - answer["uptime"] < 30
+    assert answer["written"] == pytest.approx((folder / "health.json").stat().st_mtime)
+
+
+@pytest.mark.parametrize("size", [0, 1, 256 * 1024])
+def test_any_size_up_to_the_limit(folder: Path, size: int) -> None:
+    (folder / "health.json").write_bytes(b" " * size)
+    assert len(zlib.decompress(binascii.a2b_base64(run(folder)["health"]))) == size
+
+
+def test_no_file_and_no_folder(folder: Path) -> None:
+    (folder / "health.json").unlink()
+    assert problem(folder) == ("absent", "")
+    assert problem(folder / "none") == ("absent", "")
+
+
+def test_what_is_too_large_is_not_read(folder: Path) -> None:
+    with (folder / "health.json").open("wb") as file:
+        file.truncate(100_000_000)
+    began = time.monotonic()
+    assert problem(folder) == ("refused", f"{folder}/health.json is larger than 256 KiB")
+    assert time.monotonic() - began < 5
+
+
+def test_a_link_a_folder_and_a_pipe_are_refused(folder: Path, tmp_path: Path) -> None:
+    file = folder / "health.json"
+    file.unlink()
+    file.symlink_to("/etc/hostname")
+    assert problem(folder) == ("refused", f"{file} is a symbolic link")
+    file.unlink()
+    file.mkdir()
+    assert problem(folder) == ("refused", f"{file} is not a regular file")
+    file.rmdir()
+    os.mkfifo(file, 0o644)
+    assert problem(folder) == ("refused", f"{file} is not a regular file")  # and nobody waits for a writer
+    linked = tmp_path / "linked"
+    linked.symlink_to(folder)
+    assert problem(linked) == ("refused", f"{linked} is not a folder")
+
+
+def test_what_somebody_else_could_have_written_is_refused(folder: Path) -> None:
+    file = folder / "health.json"
+    other = os.geteuid() + 1
+    assert problem(folder, owner=other) == ("refused", f"{folder} belongs to uid {os.geteuid()}, not to root")
+    file.chmod(0o664)
+    assert problem(folder) == ("refused", f"{file} can be written to by others than root")
+    file.chmod(0o644)
+    folder.chmod(0o777)
+    assert problem(folder) == ("refused", f"{folder} can be written to by others than root")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_of_another_user_is_refused(folder: Path) -> None:
+    os.chown(folder / "health.json", 65534, 65534)
+    assert problem(folder) == ("refused", f"{folder}/health.json belongs to uid 65534, not to root")
+
+
+def test_through_ansible_it_may_be_smaller(folder: Path) -> None:
+    (folder / "health.json").write_bytes(os.urandom(100_000))
+    assert run(folder, bytes=150_000)["problem"] == ""
+    kind, detail = problem(folder, bytes=50_000)
+    assert (kind, detail) == ("refused", "it is too large to come through Ansible (130 KiB)")
+
+
+def test_no_template_for_ansible_is_in_it() -> None:
+    text = health_result_program({"scheduler": True, "bytes": 1})
+    assert not [sign for sign in ("{{", "{%", "{#") if sign in text]
+
+
+# --- Slurm
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Path:
+    """A folder with Slurm's programs; scontrol prints what it was asked for."""
+    made = tmp_path / "slurm"
+    made.mkdir()
+    tool(made, "slurmd", "exit 1")
+    tool(made, "scontrol", 'echo "$@"')
+    return made
+
+
+def tool(folder: Path, name: str, body: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{body}\n")
+    (folder / name).chmod(0o755)
+
+
+def asked(folder: Path, slurm: Path) -> Any:
+    return run(folder, scheduler=True, slurm=[str(slurm), "/usr/bin", "/bin"])["slurm"]
+
+
+def test_slurm_is_asked_for_this_node_by_its_short_name(folder: Path, slurm: Path) -> None:
+    name = os.uname().nodename.partition(".")[0]
+    assert asked(folder, slurm) == {"name": name, "text": f"show node {name}\n", "problem": ""}
+    assert run(folder, slurm=[str(slurm)])["slurm"] is None  # not asked for
+
+
+def test_without_its_daemon_slurm_is_not_asked(folder: Path, slurm: Path) -> None:
+    (slurm / "slurmd").unlink()
+    assert asked(folder, slurm) is None
+    tool(slurm, "slurmd", "")
+    (slurm / "scontrol").unlink()
+    assert asked(folder, slurm)["problem"] == "scontrol is not installed"
+
+
+def test_why_slurm_gave_no_answer(folder: Path, slurm: Path) -> None:
+    tool(slurm, "scontrol", "echo 'slurm_load_node error: Unable to contact slurm controller' >&2; exit 1")
+    answer = asked(folder, slurm)
+    assert answer["problem"] == "scontrol ended with status 1"
+    assert answer["text"] == "slurm_load_node error: Unable to contact slurm controller\n"
+
+
+def test_slurm_has_five_seconds(folder: Path, slurm: Path) -> None:
+    tool(slurm, "scontrol", "exec sleep 600")
+    began = time.monotonic()
+    assert asked(folder, slurm)["problem"] == "no answer within 5 s"
+    assert time.monotonic() - began < 15
+
+
+def test_what_scontrol_prints_is_cut(folder: Path, slurm: Path) -> None:
+    tool(slurm, "scontrol", "head -c 1000000 /dev/zero | tr '\\0' x")
+    assert len(asked(folder, slurm)["text"]) == 16 * 1024
