@@ -186,7 +186,7 @@ def test_a_dead_jump_host_is_tried_again_in_the_next_round(own_sshd: Sshd, tmp_p
 
 
 def result_of(threads: SshThreads) -> Any:
-    found = []
+    found: list[Any] = []
     while threads.unfinished:
         found += threads.gather(1.0)
     (done,) = found
