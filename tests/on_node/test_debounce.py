@@ -53,6 +53,13 @@ def test_a_pending_finding_is_not_in_the_verdict() -> None:
     assert debounce.verdict(after([FLAP, LOST], []), Verdict.PASS) is Verdict.FAIL, "clearing still counts"
 
 
+def test_what_a_new_boot_does_not_show_is_gone() -> None:
+    before = after([LOST], [SLOW], [SLOW])
+    assert [one.state for one in before] == ["clearing", "active"]
+    (one,) = followed(before, [SLOW], RULES, "run 3", rebooted=True)
+    assert (one.finding, one.state, one.since) == (SLOW, "active", "run 1")
+
+
 def test_without_knowledge_of_earlier_runs_everything_counts() -> None:
     assert [one.state for one in after([FLAP, SLOW], first=None)] == ["active", "active"]
 

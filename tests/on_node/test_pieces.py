@@ -184,6 +184,7 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [one.finding for one in again.tracked or ()] == [tracked().finding]
     other = state.read(tmp_path, "another boot")
     assert (other.kernel, other.hung, len(other.tracked or ())) == (None, (), 1)
+    assert (again.rebooted, other.rebooted) == (False, True)
 
 
 @pytest.mark.parametrize(

@@ -102,12 +102,18 @@ def _rule(row: Any, where: str) -> Rule:
 
 
 def followed(
-    before: Sequence[Tracked] | None, found: Iterable[Finding], by: Sequence[Rule], now: str
+    before: Sequence[Tracked] | None,
+    found: Iterable[Finding],
+    by: Sequence[Rule],
+    now: str,
+    *,
+    rebooted: bool = False,
 ) -> list[Tracked]:
     """The findings of this run joined with those of the runs before, worst first.
 
     `before` is None where nothing is known of earlier runs (the first one, or its record is damaged): then
-    what is found counts at once, for nobody can say that it is new.
+    what is found counts at once, for nobody can say that it is new. `rebooted`: the node was, since the last
+    run; what the new boot does not show is gone.
     """
     known = dict(_numbered(before or (), lambda one: one.finding))
     tracked = []
@@ -119,7 +125,7 @@ def followed(
         seen = (*(one.seen if one else ()), True)[-rule.of :]
         active = (one is not None and one.active) or before is None or sum(seen) >= rule.needs
         tracked.append(Tracked(finding, rule, one.since if one else now, seen, active))
-    for one in known.values():
+    for one in () if rebooted else known.values():
         # By its rule of today: who changed the rules means it.
         rule = next(rule for rule in by if rule.fits(one.finding))
         seen, clean = (*one.seen, False)[-rule.of :], one.clean + 1

@@ -175,7 +175,7 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     own = _own(before)
     health = run.judged(name, measured, known, own)
     findings = [finding for check in health.checks for finding in check.findings]
-    tracked = debounce.followed(before.tracked, findings, known.rules, started)
+    tracked = debounce.followed(before.tracked, findings, known.rules, started, rebooted=before.rebooted)
     after = State(tuple(tracked), measured.kernel, tuple(hung))
     about = {
         "boot_id": boot_id,

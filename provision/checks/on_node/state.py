@@ -26,11 +26,12 @@ _ANY = Rule("stored", 1, 1, 1)  # each run finds the rule of today
 @dataclass(frozen=True)
 class State:
     """`tracked` is None where nothing is known of earlier runs. `trouble`: why, if there should be
-    something."""
+    something. `rebooted`: the node was, since the last run."""
 
     tracked: tuple[Tracked, ...] | None = None
     kernel: Remembered | None = None
     hung: tuple[Hung, ...] = ()
+    rebooted: bool = False
     trouble: str = ""
 
 
@@ -51,6 +52,7 @@ def read(folder: Path, boot_id: str) -> State:
             tuple(_tracked(row) for row in document["tracked"]),
             kernel_since.read(document["kernel"], boot_id),
             tuple(Hung(**row) for row in document["hung"]) if same_boot else (),
+            not same_boot,
         )
     except FileNotFoundError:
         return State()
