@@ -154,7 +154,7 @@ def smi(lab: Lab) -> list[int]:
     found = []
     for pid in network.namespace_pids(lab.nodes[0].place.namespace):
         with contextlib.suppress(OSError):
-            if Path(f"/proc/{pid}/comm").read_text().strip() == "nvidia-smi":
+            if b"nvidia-smi" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 

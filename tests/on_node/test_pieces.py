@@ -109,6 +109,13 @@ def test_a_process_is_known_by_its_start_and_not_by_its_number_alone() -> None:
     assert processes.still([one]) == []
 
 
+def test_what_is_left_is_called_by_the_program_that_was_started() -> None:
+    script, binary = Hung(7, 1, "python3", 1.0), Hung(8, 1, "nvidia-smi", 1.0)
+    told = processes.named([script, binary], ("nvidia-smi", "dmesg"))
+    assert [one.program for one in told] == ["nvidia-smi", "nvidia-smi"]
+    assert processes.named([script], ()) == [script]
+
+
 def test_a_name_with_brackets_is_read_whole(tmp_path: Path) -> None:
     (tmp_path / "7").mkdir()
     fields = " ".join(str(number) for number in range(4, 24))

@@ -171,7 +171,7 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     before = state.read(STATE, boot_id)
     hung = processes.still(before.hung)
     measured = run.measure(name, known, before.kernel, hung, run.uptime())
-    hung += [one for one in processes.left(run.uptime()) if one.pid not in {other.pid for other in hung}]
+    hung += processes.named(processes.left(run.uptime()), measured.silent)
     own = _own(before)
     health = run.judged(name, measured, known, own)
     findings = [finding for check in health.checks for finding in check.findings]

@@ -12,8 +12,8 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,12 @@ def left(uptime: float, proc: Path = Path("/proc")) -> list[Hung]:
                 os.kill(one["pid"], signal.SIGKILL)
         time.sleep(0.05)
     return [Hung(one["pid"], one["started"], one["program"], uptime) for one in children][:_MOST]
+
+
+def named(found: Iterable[Hung], silent: Sequence[str]) -> list[Hung]:
+    """What was left, each as the program that was started: `silent` are those that did not end in time. A
+    script runs under the name of its interpreter, and what it started under another."""
+    return [one if one.program in silent or not silent else replace(one, program=silent[0]) for one in found]
 
 
 def still(known: Iterable[Hung], proc: Path = Path("/proc")) -> list[Hung]:

@@ -35,12 +35,14 @@ _LONGEST = 25.0
 
 @dataclass(frozen=True)
 class Measured:
-    """What one run read, before any judging. `raws`: by check. `kernel`: how far the kernel log was read."""
+    """What one run read, before any judging. `raws`: by check. `kernel`: how far the kernel log was read.
+    `silent`: the programs that did not end in time, in the order they were started."""
 
     facts: Mapping[str, Any]
     problems: Mapping[str, str]
     raws: Mapping[str, Raw]
     kernel: Remembered | None = None
+    silent: tuple[str, ...] = ()
 
 
 def measure(
@@ -68,7 +70,7 @@ def measure(
                 [one.name for one in wanted],
             )
             raws[check], kernel = _with_journal(raw, known, kernel, boot_id)
-    return Measured(facts, problems, raws, kernel)
+    return Measured(facts, problems, raws, kernel, tuple(stuck))
 
 
 def _output(command: Command, stuck: dict[str, Hung], now: float) -> dict[str, Any]:
