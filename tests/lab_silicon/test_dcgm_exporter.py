@@ -1,4 +1,4 @@
-"""The simulated dcgm-exporter and its host engine: what Prometheus reads of a node, healthy and with faults."""
+"""The simulated dcgm-exporter and its host engine: what Prometheus reads of a node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ LIBRARIES = "usr/lib/x86_64-linux-gnu"
 LINE = re.compile(
     r'DCGM_FI_[A-Z_]+\{gpu="\d",UUID="GPU-[0-9a-f-]{36}",pci_bus_id="[0-9A-F]{8}:[0-9A-F]{2}:00\.0",'
     r'device="nvidia\d",modelName="NVIDIA H100 80GB HBM3"(?:,GPU_I_PROFILE="[^"]+",GPU_I_ID="\d+")?'
-    r'(?:,Hostname="[^"]+")?,DCGM_FI_DRIVER_VERSION="580\.126\.09"(?:,err_code="\d+",err_msg="[^"]+")?\} [\d.]+\Z'
+    r'(?:,Hostname="[^"]+")?,DCGM_FI_DRIVER_VERSION="580\.126\.09"(?:,err_code="\d+",err_msg="[^"]+")?\}'
+    r" [\d.]+\Z"
 )
 
 
@@ -65,7 +66,7 @@ class Exporter:
         request = urllib.request.Request(f"{scheme}://127.0.0.1:{self.port}{path}")  # noqa: S310
         if user:
             request.add_header("Authorization", "Basic " + base64.b64encode(user.encode()).decode())
-        unverified = ssl._create_unverified_context() if scheme == "https" else None
+        unverified = ssl._create_unverified_context() if scheme == "https" else None  # noqa: S323
         with urllib.request.urlopen(request, timeout=20, context=unverified) as answer:  # noqa: S310
             return str(answer.read().decode())
 
@@ -276,11 +277,10 @@ ALICE = "$2y$10$CWCEbs7mt8QFrToJR9OcG.tduEKpx9SROhWnaDHQgQX4Q6hqWNASa"
 def test_users_and_tls(node: Make, tmp_path: Path) -> None:
     one = node()
     key, certificate = tmp_path / "key", tmp_path / "crt"
+    made = ["-subj", "/CN=gpu-01", "-days", "1", "-keyout", str(key), "-out", str(certificate)]
     subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=gpu-01", "-days", "1"]
-        + ["-keyout", str(key), "-out", str(certificate)],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", *made], check=True, capture_output=True
+    )
     config = tmp_path / "web.yml"
     config.write_text(
         f"tls_server_config:\n  cert_file: {certificate}\n  key_file: {key}\n"

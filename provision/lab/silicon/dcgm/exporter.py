@@ -1,10 +1,10 @@
-"""dcgm-exporter 4.5.3-4.8.2: a page of a node's GPUs for Prometheus, by the fields that its counters file lists.
+"""dcgm-exporter 4.8.2: a page of a node's GPUs for Prometheus, by the fields that its counters file lists.
 
-The program is rebuilt from its source, NVIDIA/dcgm-exporter: options (pkg/cmd/app.go), counters file
-(internal/pkg/counters/counter_config.go), lines and labels (internal/pkg/rendermetrics/render_metrics.go at the tag;
-later ones call the label Hostname `hostname`), texts of Xids (internal/pkg/collector/xid_errors.go). Samples of its
-page: NVIDIA/dcgm-exporter issues 250, 317 (MIG) and 736; issue 700: since 4.8 a GPU without an Xid has no line of it.
-Values are of the moment, not of the last interval.
+Rebuilt from the source of NVIDIA/dcgm-exporter, tag 4.5.3-4.8.2: options (pkg/cmd/app.go), counters file
+(internal/pkg/counters/counter_config.go), lines and labels (internal/pkg/rendermetrics/render_metrics.go;
+later commits call the label Hostname `hostname`), texts of Xids (internal/pkg/collector/xid_errors.go).
+Samples of its page are in that project's issues 250, 317 (MIG) and 736; by issue 700 a GPU without an Xid has
+no line of it since 4.8. Values are of the moment here, not of the last interval.
 """
 
 import os
@@ -133,7 +133,7 @@ def read_counters(node, path: Path) -> list:
             raise StartError(
                 f"malformed CSV record; err: failed to parse line {number} (`{record}`), expected 3 fields"
             )
-        if not fields.known(record[0]):
+        if record[0] not in fields.KNOWN:
             raise StartError(f"could not find DCGM field; err: unknown ExporterCounter field '{record[0]}'")
         if fields.profiling(record[0]) and not profiles:
             log("WARN", f"Skipping line {number} ('{record[0]}'): metric not enabled")
@@ -158,7 +158,7 @@ class _Page(BaseHTTPRequestHandler):
         if self.path == "/health":
             return self._answer(200, "OK")
         if self.path != "/metrics":
-            text = "<html>\n<head><title>GPU Exporter</title></head>\n<body><h1>GPU Exporter</h1></body>\n</html>"
+            text = "<html>\n<head><title>GPU Exporter</title></head>\n<body></body>\n</html>"
             return self._answer(200 if self.path == "/" else 404, text)
         node = Node(self.server.folder)
         node.count_run()
@@ -196,9 +196,8 @@ def metrics(node, counters: list, hostname: bool) -> str:
                 if name == fields.XID and not number and _release() < ZERO_WITHOUT_XID:
                     number = "0"
                 if number:
-                    lines.append(
-                        f"{name}{{{_labels(node, one, instance, counters, hostname, name, number)}}} {number}"
-                    )
+                    labels = _labels(node, one, instance, counters, hostname)
+                    lines.append(f"{name}{{{labels}{_cause(name, number)}}} {number}")
     return "".join(line + "\n" for line in lines)
 
 
@@ -206,7 +205,7 @@ def _release() -> tuple:
     return tuple(int(word) for word in _version().split(".")[:2])
 
 
-def _labels(node, one, instance, counters, hostname, name, number) -> str:
+def _labels(node, one, instance, counters, hostname) -> str:
     gpu, index = one["gpu"], one["index"]
     labels = [
         ("gpu", index),
@@ -222,6 +221,11 @@ def _labels(node, one, instance, counters, hostname, name, number) -> str:
     labels += sorted(
         (field, fields.value(node, one, field, None)) for field, kind, _ in counters if kind == "label"
     )
-    if name == fields.XID:
-        labels += [("err_code", number), ("err_msg", XID_TEXTS.get(int(number), "Unknown Error"))]
     return ",".join(f'{key}="{word}"' for key, word in labels)
+
+
+def _cause(name: str, number: str) -> str:
+    """What an Xid's line says of it beside its number."""
+    if name != fields.XID:
+        return ""
+    return f',err_code="{number}",err_msg="{XID_TEXTS.get(int(number), "Unknown Error")}"'

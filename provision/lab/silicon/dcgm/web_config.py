@@ -1,4 +1,4 @@
-"""The file that guards an exporter's page (prometheus/exporter-toolkit, docs/web-configuration.md): TLS and users.
+"""The file that guards an exporter's page (prometheus/exporter-toolkit, docs/web-configuration.md).
 
 Real exporters read YAML; of it this reads JSON, which is YAML, and blocks of `key: value` two levels deep.
 """
