@@ -67,6 +67,8 @@ _TABLE: Sequence[tuple[str, _Words]] = (
     (r"service\.(.+)\.(?:active|enabled)", _Words(r"service \1")),
     (r"pgp_key\.(.+)\.fingerprints", _Words(r"signing key in \1", _INSTALLED)),
     (r"pgp_key\.(.+)\.trusted_by", _Words(r"files with which apt trusts key \1 everywhere", _FOUND)),
+    (r"file\.(.+)\.sha256", _Words(r"SHA-256 of \1", "is found")),
+    (r"tcp\.(.+)\.listening", _Words(r"TCP port \1", yes="listened on", no="not listened on")),
     (r"sysctl\.(.+)\.value", _Words(r"kernel parameter \1", _SET)),
     (r"clock\.keeper", _Words("service that keeps the clock", "is running")),
     (r"clock\.state", _Words("clock")),

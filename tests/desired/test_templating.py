@@ -94,6 +94,7 @@ SAME_AS_ANSIBLE: list[Any] = [
     "{{ '/etc/modprobe.d/x.conf' | dirname }}",
     "{{ 'a,b' | split(',') }}",
     "{{ 'a.b' | regex_escape }}",
+    "{{ 'ä\n' | hash('sha256') }}",
     "{{ text.split('.')[0] | int }}",
     "{{ text | replace('.', '-') }}",
     "{{ text | float }}",

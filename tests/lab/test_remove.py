@@ -52,12 +52,18 @@ LEFT = {
     "gpudirect_rdma": [],  # DMA-BUF takes nothing
     "host_settings": ["/etc/sysctl.d/90-gpuprov-host-settings.conf"],
     "validation_tools": ["gpu-burn", "nccl-tests", "nvbandwidth", "/usr/bin/gpu_burn"],
+    "gpu_metrics": [
+        *("prometheus-node-exporter", "datacenter-gpu-manager-exporter", "datacenter-gpu-manager-4-core"),
+        *("nvidia-dcgm.service", "nvidia-dcgm-exporter.service", "prometheus-node-exporter.service"),
+        *("/etc/gpuprov/dcgm-counters.csv", "/etc/systemd/system/nvidia-dcgm-exporter.service.d"),
+    ],
     "package_lock": ["/etc/apt/preferences.d/gpuprov-lock"],
 }
 # What a machine keeps, by the roles' own READMEs: headers are the kernel's.
 KEPT = re.compile(r"linux-headers-\S+|linux-kbuild-\S+")
 SETTINGS: dict[str, Any] = {
     "gpu_settings_power_limit": 500,
+    "gpu_metrics_enabled": True,
     "package_lock_versions": {"libnccl2": "2.29.7-1+cuda12.9"},
 }
 

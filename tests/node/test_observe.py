@@ -405,6 +405,27 @@ def test_what_is_no_keyring_is_a_problem(machine: Machine) -> None:
     assert "version 3" in machine.problem("pgp_key./k/old.gpg.fingerprints")
 
 
+TCP = """\
+  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 00000000:0016 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 19001 1 ffff 100
+   1: 0100007F:15B3 0100007F:D431 01 00000000:00000000 00:00000000 00000000     0        0 19002 1 ffff 20
+"""
+TCP6 = """\
+  sl  local_address                         remote_address                        st tx_queue rx_queue tr
+   0: 00000000000000000000000000000000:24B8 00000000000000000000000000000000:0000 0A 00000000:00000000 00
+"""
+
+
+def test_a_port_that_somebody_listens_on(machine: Machine) -> None:
+    machine.file("/proc/net/tcp", TCP)
+    assert machine.value("tcp.22.listening") is True
+    assert machine.value("tcp.9400.listening") is False, "this kernel has no IPv6"
+    machine.file("/proc/net/tcp6", TCP6)
+    assert machine.value("tcp.9400.listening") is True
+    assert machine.value("tcp.5555.listening") is False, "a connection is no listener"
+    assert machine.problem("tcp.http.listening") == "http is not a port"
+
+
 def test_sysctl(machine: Machine) -> None:
     machine.file("/proc/sys/net/ipv4/conf/eth0.1/rp_filter", "2\n")
     machine.file("/proc/sys/vm/nr_hugepages", "0\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import grp
 import os
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,32 @@ def test_a_file_of_another_owner_or_mode_is_given_back(node: Node) -> None:
         spoil()
         assert node.files(TWO)["paths"] == [str(path)]
         assert (path.stat().st_mode & 0o777, path.stat().st_uid) == (0o755, 0)
+
+
+def test_a_secret_is_never_readable_by_others_and_belongs_to_its_group(node: Node) -> None:
+    secret = {"path": "new/key", "content": "a\n", "mode": "0640", "group": "daemon"}
+    path = node.folder / "new/key"
+    seen = "module.AnsibleModule.set_mode_if_different = " + (
+        "lambda self, path, *more: open(str(path) + '.seen', 'a').write('%o ' % (os.stat(path).st_mode & 0o777))"
+    )
+    for _ in range(2):
+        path.unlink(missing_ok=True)
+        node.module(
+            "gpuprov_files", False, f"import os; {seen}", absent=[], _ansible_remote_tmp=str(node.folder),
+            files=[{**secret, "path": str(path)}],
+        )  # fmt: skip
+    assert (node.folder / "new/key.seen").read_text() == "600 600 ", "before it has its mode, only root may"
+    assert node.files(secret)["changed"] is True
+    status = path.stat()
+    assert (status.st_mode & 0o777, status.st_uid, grp.getgrgid(status.st_gid).gr_name) == (
+        0o640,
+        0,
+        "daemon",
+    )
+    assert node.files(secret)["changed"] is False
+    path.chmod(0o644)
+    assert node.files({**secret, "content": "b\n"})["paths"] == [str(path)]
+    assert path.stat().st_mode & 0o777 == 0o640
 
 
 def test_a_file_without_content_is_removed_before_others_are_written(node: Node) -> None:

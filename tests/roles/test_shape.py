@@ -30,11 +30,12 @@ ORDER = [
     "gpudirect_rdma",
     "host_settings",
     "validation_tools",
+    "gpu_metrics",
     "node_health",
     "package_lock",
 ]
-# Roles that came after the first release do nothing until declared: an upgrade brings no new service.
-OFF_BY_DEFAULT = {"node_health"}
+# They do nothing until they are declared: an upgrade of gpuprov brings no new service and no open port.
+OFF_BY_DEFAULT = {"gpu_metrics", "node_health"}
 
 
 def load(path: Path) -> Any:
@@ -60,6 +61,7 @@ KEYWORDS = frozenset(
     (
         *("name", "when", "vars", "register", "loop", "loop_control", "notify", "until", "retries", "delay"),
         *("block", "rescue", "always", "changed_when", "failed_when", "check_mode", "environment", "tags"),
+        "no_log",
     )
 )
 

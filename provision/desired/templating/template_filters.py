@@ -5,6 +5,7 @@ Anything they cannot say exactly raises LeftToAnsibleError, and Ansible is asked
 
 from __future__ import annotations
 
+import hashlib
 import json
 import operator
 import posixpath
@@ -126,6 +127,12 @@ def _loose(value: Any) -> list[int | str]:
     return [int(part) if part.isdecimal() else part for part in parts]
 
 
+def _hash(value: Any, kind: str = "sha1") -> str:
+    if kind != "sha256":
+        raise LeftToAnsibleError(f"a hash by {kind}")
+    return hashlib.sha256(_text(value).encode()).hexdigest()
+
+
 def _matches(method: Callable[..., re.Match[str] | None]) -> Callable[..., bool]:
     def test(value: Any, pattern: str, *more: Any, **options: Any) -> bool:
         _refuse(*more, **options)
@@ -143,6 +150,7 @@ FILTERS: dict[str, Callable[..., Any]] = {
     "dirname": posixpath.dirname,
     "flatten": _flatten,
     "from_json": lambda value: json.loads(_text(value)),
+    "hash": _hash,
     "regex_escape": re.escape,
     "regex_replace": _regex_replace,
     "regex_search": _regex_search,

@@ -48,6 +48,8 @@ def _tools() -> dict:
         "ib_write_bw": ("perftest.ib_write_bw", "ib_write_bw"),
         "ib_write_lat": ("perftest.ib_write_lat", "ib_write_lat"),
         "dcgmi": ("dcgmi", "dcgmi"),
+        "nv-hostengine": ("dcgm.hostengine", "hostengine"),
+        "dcgm-exporter": ("dcgm.exporter", "exporter"),
         "fio": ("fio", "fio"),
         "python3": ("training", "python3"),
         "nvidia-ctk": ("containers.nvidia_ctk", "nvidia_ctk"),

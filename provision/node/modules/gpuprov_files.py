@@ -5,8 +5,8 @@ DOCUMENTATION = r"""
 module: gpuprov_files
 short_description: Write and remove several files in one task
 description:
-  - Each file belongs to root and is replaced in one step, so that nobody reads half of it. Folders that are
-    missing on the way are made, with mode 0755.
+  - Each file belongs to root (and to a group, where one is named) and is replaced in one step, so that
+    nobody reads half of it. Folders that are missing on the way are made, with mode 0755.
   - Supports check mode and C(--diff).
 options:
   files:
@@ -26,6 +26,10 @@ options:
         description: Permissions, octal, in quotes.
         type: str
         default: "0644"
+      group:
+        description: The group that owns it. In check mode it need not exist yet.
+        type: str
+        default: root
   absent:
     description: Paths of files to remove before the others are written.
     type: list
@@ -67,9 +71,13 @@ def found(path):
         return None
 
 
-def write(module, path, content):
+def write(module, path, content, mode):
     folder = os.path.dirname(path)
     os.makedirs(folder, 0o755, exist_ok=True)
+    if not int(mode, 8) & 0o004:
+        # The move keeps the mode of what is there, and would give a new file one that everybody may read.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+        os.chmod(path, 0o600)
     number, temporary = tempfile.mkstemp(dir=module.tmpdir)
     with io.open(number, "w", encoding="utf-8", newline="") as text:
         text.write(content)
@@ -88,19 +96,20 @@ def make(module, entry):
         return difference(path, before, None)
     if before != content:
         if not module.check_mode:
-            write(module, path, content)
-            give(module, path, entry["mode"])
+            write(module, path, content, entry["mode"])
+            give(module, path, entry)
         return difference(path, before, content)
     attributes = {}
-    changed = give(module, path, entry["mode"], attributes)
+    changed = give(module, path, entry, attributes)
     return difference(path, attributes["before"], attributes["after"]) if changed else None
 
 
-def give(module, path, mode, attributes=None):
-    """Give a file to root, with this mode; `attributes` gets what differed. Returns whether anything did."""
-    changed = module.set_mode_if_different(path, mode, False, attributes)
+def give(module, path, entry, attributes=None):
+    """Give a file to root and its group, with its mode; `attributes` gets what differed. Returns whether
+    anything did."""
+    changed = module.set_mode_if_different(path, entry["mode"], False, attributes)
     changed = module.set_owner_if_different(path, "root", changed, attributes)
-    return module.set_group_if_different(path, "root", changed, attributes)
+    return module.set_group_if_different(path, entry["group"], changed, attributes)
 
 
 def difference(path, before, after):
@@ -123,6 +132,7 @@ def main():
                     "path": {"type": "path", "required": True},
                     "content": {"type": "str"},
                     "mode": {"type": "str", "default": "0644"},
+                    "group": {"type": "str", "default": "root"},
                 },
             },
             "absent": {"type": "list", "elements": "path", "default": []},

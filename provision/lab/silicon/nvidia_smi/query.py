@@ -13,7 +13,7 @@ DEPRECATED = "[Requested functionality has been deprecated]"
 _ON_OFF = {True: "Active", False: "Not Active"}
 
 
-def _fields(node, driver: str, one: dict) -> dict:
+def fields_of(node, driver: str, one: dict) -> dict:
     sku, gpu = node.sku, one["gpu"]
     bus = "0000" + gpu["address"].upper()
     values = {
@@ -163,7 +163,7 @@ def _errors(one: dict) -> dict:
 
 def gpu_rows(node, driver: str, readings: list, fields: str, form: str) -> int:
     """--query-gpu=FIELD,…"""
-    return _table([_fields(node, driver, one) for one in readings], fields, form)
+    return _table([fields_of(node, driver, one) for one in readings], fields, form)
 
 
 def remapped_rows(node, driver: str, readings: list, fields: str, form: str) -> int:
