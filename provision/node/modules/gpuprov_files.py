@@ -5,7 +5,7 @@ DOCUMENTATION = r"""
 module: gpuprov_files
 short_description: Write and remove several files in one task
 description:
-  - Each file belongs to root and is replaced in one step, so that nobody reads half of it. Folders that are
+  - Each file belongs to root (and another group, where one is named) and is replaced in one step, so that nobody reads half of it. Folders that are
     missing on the way are made, with mode 0755.
   - Supports check mode and C(--diff).
 options:
@@ -26,6 +26,17 @@ options:
         description: Permissions, octal, in quotes.
         type: str
         default: "0644"
+      group:
+        description: The group it belongs to.
+        type: str
+        default: root
+      validate:
+        description:
+          - A program with its arguments, as a list, that reads the new file in place of C(%s) before it replaces the old
+            one. Where it does not end with 0, the task fails, and the old file stays. Not run in check mode.
+        type: list
+        elements: str
+        default: []
   absent:
     description: Paths of files to remove before the others are written.
     type: list
@@ -58,6 +69,10 @@ import tempfile  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 
+class InvalidError(Exception):
+    """The new file is not what the program that reads it understands."""
+
+
 def found(path):
     """The text of the file, or None. A link counts as what it leads to."""
     try:
@@ -67,13 +82,23 @@ def found(path):
         return None
 
 
-def write(module, path, content):
+def write(module, path, content, program):
     folder = os.path.dirname(path)
     os.makedirs(folder, 0o755, exist_ok=True)
     number, temporary = tempfile.mkstemp(dir=module.tmpdir)
     with io.open(number, "w", encoding="utf-8", newline="") as text:
         text.write(content)
-    module.atomic_move(temporary, path)
+    if program:
+        argv = [temporary if word == "%s" else word for word in program]
+        code, output, trouble = module.run_command(argv, expand_user_and_vars=False)
+        if code:
+            said = (trouble.strip() or output.strip() or "no word why")[-1000:]
+            raise InvalidError("{0} refuses it: {1}".format(program[0], said.replace(temporary, path)))
+    before = os.umask(0o077)  # nobody else reads a new file before it has its mode
+    try:
+        module.atomic_move(temporary, path)
+    finally:
+        os.umask(before)
 
 
 def make(module, entry):
@@ -88,19 +113,19 @@ def make(module, entry):
         return difference(path, before, None)
     if before != content:
         if not module.check_mode:
-            write(module, path, content)
-            give(module, path, entry["mode"])
+            write(module, path, content, entry["validate"])
+            give(module, path, entry)
         return difference(path, before, content)
     attributes = {}
-    changed = give(module, path, entry["mode"], attributes)
+    changed = give(module, path, entry, attributes)
     return difference(path, attributes["before"], attributes["after"]) if changed else None
 
 
-def give(module, path, mode, attributes=None):
-    """Give a file to root, with this mode; `attributes` gets what differed. Returns whether anything did."""
-    changed = module.set_mode_if_different(path, mode, False, attributes)
+def give(module, path, entry, attributes=None):
+    """Give a file its owner, group and mode; `attributes` gets what differed. Returns whether anything did."""
+    changed = module.set_mode_if_different(path, entry["mode"], False, attributes)
     changed = module.set_owner_if_different(path, "root", changed, attributes)
-    return module.set_group_if_different(path, "root", changed, attributes)
+    return module.set_group_if_different(path, entry["group"], changed, attributes)
 
 
 def difference(path, before, after):
@@ -123,6 +148,8 @@ def main():
                     "path": {"type": "path", "required": True},
                     "content": {"type": "str"},
                     "mode": {"type": "str", "default": "0644"},
+                    "group": {"type": "str", "default": "root"},
+                    "validate": {"type": "list", "elements": "str", "default": []},
                 },
             },
             "absent": {"type": "list", "elements": "path", "default": []},
@@ -134,6 +161,8 @@ def main():
     for entry in absent + module.params["files"]:
         try:
             changed = make(module, entry)
+        except InvalidError as error:
+            module.fail_json(msg="{0}: {1}".format(entry["path"], error), paths=paths)
         except (IOError, OSError) as error:
             module.fail_json(msg="{0}: {1}".format(entry["path"], error.strerror or error), paths=paths)
         if changed:
