@@ -22,6 +22,9 @@ options:
       content:
         description: The whole text. A file without it is removed.
         type: str
+      secret:
+        description: The same for a text that is neither logged nor shown.
+        type: str
       mode:
         description: Permissions, octal, in quotes.
         type: str
@@ -69,6 +72,9 @@ import tempfile  # noqa: E402
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
 
+HIDDEN = "(a secret)"  # in a difference
+
+
 class InvalidError(Exception):
     """The new file is not what the program that reads it understands."""
 
@@ -103,7 +109,8 @@ def write(module, path, content, program):
 
 def make(module, entry):
     """Bring one file to its state. Returns the difference for --diff, or None when there is none."""
-    path, content = entry["path"], entry["content"]
+    path, secret = entry["path"], entry.get("secret")
+    content = entry["content"] if secret is None else secret
     before = found(path)
     if content is None:
         if not os.path.lexists(path):
@@ -115,7 +122,7 @@ def make(module, entry):
         if not module.check_mode:
             write(module, path, content, entry["validate"])
             give(module, path, entry)
-        return difference(path, before, content)
+        return difference(path, before, content) if secret is None else difference(path, HIDDEN, HIDDEN)
     attributes = {}
     changed = give(module, path, entry, attributes)
     return difference(path, attributes["before"], attributes["after"]) if changed else None
@@ -147,6 +154,7 @@ def main():
                 "options": {
                     "path": {"type": "path", "required": True},
                     "content": {"type": "str"},
+                    "secret": {"type": "str", "no_log": True},
                     "mode": {"type": "str", "default": "0644"},
                     "group": {"type": "str", "default": "root"},
                     "validate": {"type": "list", "elements": "str", "default": []},
