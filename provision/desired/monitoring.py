@@ -17,6 +17,8 @@ from provision.node_names import fold
 GROUP = "gpuprov_monitoring"
 ROLE = "monitoring"
 NODES = "monitoring_nodes"  # the variable that names what is watched
+# What the machine must have; whether a monitoring host has a GPU is nobody's business.
+_OF_GPU_NODES = frozenset(("gpuprov_sku", "gpuprov_expected_gpus", "gpuprov_expected_nics", "gpuprov_expected_nvmes"))
 
 
 def is_member(node: Node) -> bool:
@@ -31,11 +33,11 @@ def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str
     """
     if not is_member(node):
         return {**variables, f"{ROLE}_enabled": False}
-    own = {name: value for name, value in variables.items() if name != "gpuprov_sku"}
+    own = {name: value for name, value in variables.items() if name not in _OF_GPU_NODES}
     roles = own.get("gpuprov_roles")
     if not isinstance(roles, list) or ROLE not in roles:
         own["gpuprov_roles"] = [] if roles is not None and "gpuprov_roles" in overrides else [ROLE]
-    return {**own, "gpuprov_expected_gpus": 0}
+    return own
 
 
 def watching(chosen: Fleet, whole: Callable[[], Fleet]) -> Fleet:

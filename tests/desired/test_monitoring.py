@@ -74,8 +74,7 @@ def test_variables_of_gpu_nodes_do_not_hold_for_a_monitoring_host(file: Path) ->
     fleet, overrides = loaded(file)
     declared = stack.declared(fleet.nodes["mon-01"], overrides)
     assert declared["gpuprov_roles"] == ["monitoring"]
-    assert declared["gpuprov_expected_gpus"] == 0
-    assert "gpuprov_sku" not in declared
+    assert not {"gpuprov_sku", "gpuprov_expected_gpus"} & declared.keys()
     assert "monitoring_enabled" not in declared  # the role's own default, true
 
 
