@@ -57,7 +57,7 @@ def _minutes(text: str) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    fleet_options.add_arguments(parser, lock=False, last_used=False)
+    fleet_options.add_arguments(parser, lock=False, last_used=False, gpu_only=True)
     parser.add_argument(
         "run",
         nargs="?",

@@ -27,7 +27,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    fleet_options.add_arguments(parser, lock=False, last_used=False)
+    fleet_options.add_arguments(parser, lock=False, last_used=False, gpu_only=True)
     parser.add_argument(
         "-o",
         "--output",

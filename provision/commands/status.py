@@ -40,7 +40,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    fleet_options.add_arguments(parser, lock=False, timeout=20.0)
+    fleet_options.add_arguments(parser, gpu_only=True, lock=False, timeout=20.0)
     parser.add_argument(
         "--watch",
         nargs="?",

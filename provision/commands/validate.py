@@ -51,7 +51,7 @@ def _formats(text: str) -> list[str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    fleet_options.add_arguments(parser, last_used=False)
+    fleet_options.add_arguments(parser, last_used=False, gpu_only=True)
     parser.set_defaults(
         timeout=None
     )  # checks have limits of their own; one that was typed holds for them too

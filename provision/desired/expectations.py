@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import re
 from collections import defaultdict
@@ -13,7 +14,7 @@ from typing import Any
 
 from provision import yamlfile
 from provision.desired import skus, versions
-from provision.desired.role import Promise, Role, all_defaults, all_roles
+from provision.desired.role import OF_FILES, Promise, Role, all_defaults, all_roles
 from provision.desired.templating import BadTemplateError, NotPlainError, Renderer
 from provision.desired.templating.render_cache import RenderCache, Tracked, frozen
 from provision.errors import StackError
@@ -192,17 +193,16 @@ def _instances(promise: Promise, renderer: Renderer) -> Iterator[tuple[str, dict
 def _render(promise: Promise, role: Role, renderer: Renderer) -> Iterator[Expectation]:
     for fact, local in _instances(promise, renderer):
         try:
-            if promise.operator == "template":
-                value: Any = renderer.file(_template(role.path / "templates" / str(promise.value)), local)
-            else:
-                value = renderer.value(promise.value, local)
+            value = renderer.value(promise.value, local)
+            if promise.operator in OF_FILES:
+                value = _of_file(promise.operator, role, str(value), renderer, local)
         except (BadTemplateError, NotPlainError) as trouble:
             raise _cannot_render(promise, trouble) from None
         _check_value(promise, value)
         yield Expectation(
             role.name,
             fact,
-            promise.operator,
+            "equals" if promise.operator.endswith("_sha256") else promise.operator,
             value,
             promise.why,
             promise.reboot,
@@ -234,6 +234,20 @@ def _check_value(promise: Promise, value: Any) -> None:
             raise StackError(
                 f"{promise.where}: {value!r} is not a regular expression: {trouble}", ""
             ) from None
+
+
+def _of_file(operator: str, role: Role, name: str, renderer: Renderer, local: Mapping[str, Any]) -> str:
+    """What a file of the role says: the text of a template, or the hexadecimal SHA-256 of a text, for what is
+    too large or too secret to be compared as text."""
+    if operator == "file_sha256":
+        return _digest_of(role.path / "files" / name)
+    text: str = renderer.file(_template(role.path / "templates" / name), local)
+    return text if operator == "template" else hashlib.sha256(text.encode()).hexdigest()
+
+
+@functools.lru_cache(maxsize=256)
+def _digest_of(file: Path) -> str:
+    return hashlib.sha256(yamlfile.read_text(file, StackError).encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=256)

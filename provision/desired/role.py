@@ -11,7 +11,9 @@ from typing import Any
 from provision import paths, yamlfile
 from provision.errors import StackError
 
-OPERATORS = frozenset({"equals", "version", "at_least", "one_of", "contains", "matches", "template"})
+# Those that compare with what a file of the role holds.
+OF_FILES = frozenset({"template", "template_sha256", "file_sha256"})
+OPERATORS = frozenset({"equals", "version", "at_least", "one_of", "contains", "matches"}) | OF_FILES
 _KEYS = OPERATORS | {"fact", "why", "when", "loop", "reboot", "restarts", "step"}
 
 

@@ -19,10 +19,16 @@ if TYPE_CHECKING:
 
 
 def add_arguments(
-    parser: argparse.ArgumentParser, *, lock: bool = True, last_used: bool = True, timeout: float = 60.0
+    parser: argparse.ArgumentParser,
+    *,
+    lock: bool = True,
+    last_used: bool = True,
+    timeout: float = 60.0,
+    gpu_only: bool = False,
 ) -> None:
     """`lock`: whether the verb holds nodes to a lock file; `last_used`: whether it takes the inventory last
-    used, which a verb that changes or loads nodes does not; `timeout`: seconds for a node."""
+    used, which a verb that changes or loads nodes does not; `timeout`: seconds for a node; `gpu_only`: whether
+    it leaves monitoring hosts out."""
     # A verb may give one of these a meaning of its own by defining it again afterwards.
     parser.conflict_handler = "resolve"
     parser.add_argument(
@@ -75,7 +81,7 @@ def add_arguments(
         512,
         "maximum concurrent SSH connections; the number in use is tuned automatically",
     )
-    parser.set_defaults(lock=None, no_lock=not lock, last_used=last_used)
+    parser.set_defaults(lock=None, no_lock=not lock, last_used=last_used, gpu_only=gpu_only)
     if lock:
         where = (
             "require the package versions in this lock file (default: gpuprov.lock.yml beside the inventory)"
@@ -252,7 +258,7 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     and the overrides that are left to apply."""
     from pathlib import Path
 
-    from provision.desired import inventory, lockfile, variable_types
+    from provision.desired import inventory, lockfile, monitoring, variable_types
     from provision.desired.templating import resolve
     from provision.drift import logins
     from provision.remote import workers
@@ -266,7 +272,11 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
         options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere
     fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)
     fleet, others = workers.apart(fleet)
-    fleet = resolve.reachable(inventory.select(fleet, options.nodes), chosen)
+    selected = inventory.select(fleet, options.nodes)
+    if options.gpu_only:
+        selected = monitoring.without(selected, say)
+    selected = monitoring.watching(selected, lambda: resolve.reachable(fleet, chosen))
+    fleet = resolve.reachable(selected, chosen)
     chosen = resolve.without_templates(chosen)
     return workers.linked(fleet, resolve.reachable(others, {}), chosen), chosen
 

@@ -60,6 +60,7 @@ _TABLE: Sequence[tuple[str, _Words]] = (
         _Words("IMEX", yes="of the driver's version", no="not of the driver's version"),
     ),
     (r"file\.(.+)\.content", _Words(r"file \1")),
+    (r"file\.(.+)\.sha256", _Words(r"SHA-256 of \1")),
     (r"file\.(.+)\.exists", _Words(r"file \1", yes="present", no="absent")),
     (r"file\.(.+)\.mode", _Words(r"mode of \1", _SET)),
     (r"file\.(.+)\.owner", _Words(r"owner of \1", _SET)),

@@ -10,6 +10,7 @@ from provision import report
 from provision.checks import registry
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
+from provision.desired import monitoring
 from provision.errors import ExitCode
 from provision.fleet import Fleet
 from provision.report import context
@@ -34,6 +35,9 @@ def quick(
 
     Node → what was found, for those that failed or could not be measured: not knowing is not healthy.
     Raises KeyboardInterrupt after an interrupt."""
+    nodes = monitoring.gpu_nodes(fleet, nodes)
+    if not nodes:
+        return {}
     part = replace(fleet, nodes={node: fleet.nodes[node] for node in nodes})
     settings = validation.Settings(
         forks=options.forks,

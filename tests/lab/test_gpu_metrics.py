@@ -122,7 +122,7 @@ class Pages:
         self.context = ssl.create_default_context(cafile=str(pki / "crt"))
 
     def fetch(self, port: int, user: str = ALICE) -> str:
-        request = urllib.request.Request(f"https://{self.address}:{port}/metrics")  # noqa: S310
+        request = urllib.request.Request(f"https://{self.address}:{port}/metrics")
         if user:
             request.add_header("Authorization", "Basic " + base64.b64encode(user.encode()).decode())
         with urllib.request.urlopen(request, timeout=30, context=self.context) as page:  # noqa: S310

@@ -83,6 +83,26 @@ def test_a_secret_is_never_readable_by_others_and_belongs_to_its_group(node: Nod
     assert path.stat().st_mode & 0o777 == 0o640
 
 
+def test_a_secret_has_its_group_and_is_shown_nowhere(node: Node) -> None:
+    secret = {"path": "password", "secret": "correct horse\n", "mode": "0640", "group": "daemon"}
+    answer = node.files(secret)
+    path = node.folder / "password"
+    assert path.read_text() == "correct horse\n"
+    assert (path.stat().st_mode & 0o777, path.group()) == (0o640, "daemon")
+    assert "correct horse" not in str(answer["diff"])
+    assert node.files(secret)["paths"] == []
+
+
+def test_a_file_that_its_program_refuses_replaces_nothing(node: Node) -> None:
+    checked = {"path": "one.conf", "validate": ["grep", "-q", "good", "%s"]}
+    assert node.files({**checked, "content": "good\n"})["changed"] is True
+    answer = node.files({**checked, "content": "bad\n"})
+    assert answer["failed"] is True
+    assert "one.conf: grep refuses it" in answer["msg"]
+    assert (node.folder / "one.conf").read_text() == "good\n"
+    assert node.files({**checked, "content": "bad\n"}, check=True)["changed"] is True
+
+
 def test_a_file_without_content_is_removed_before_others_are_written(node: Node) -> None:
     path = node.folder / "two.sh"
     node.files(TWO)

@@ -22,6 +22,9 @@ options:
       content:
         description: The whole text. A file without it is removed.
         type: str
+      secret:
+        description: The same for a text that is neither logged nor shown.
+        type: str
       mode:
         description: Permissions, octal, in quotes.
         type: str
@@ -30,6 +33,13 @@ options:
         description: The group that owns it. In check mode it need not exist yet.
         type: str
         default: root
+      validate:
+        description:
+          - A program with its arguments, as a list, that reads the new file in place of C(%s) before it replaces the old
+            one. Where it does not end with 0, the task fails, and the old file stays. Not run in check mode.
+        type: list
+        elements: str
+        default: []
   absent:
     description: Paths of files to remove before the others are written.
     type: list
@@ -61,6 +71,12 @@ import tempfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
 
+HIDDEN = "(a secret)"  # in a difference
+
+
+class InvalidError(Exception):
+    """The new file is not what the program that reads it understands."""
+
 
 def found(path):
     """The text of the file, or None. A link counts as what it leads to."""
@@ -71,22 +87,31 @@ def found(path):
         return None
 
 
-def write(module, path, content, mode):
+def write(module, path, content, mode, program):
     folder = os.path.dirname(path)
     os.makedirs(folder, 0o755, exist_ok=True)
-    if not int(mode, 8) & 0o004:
-        # The move keeps the mode of what is there, and would give a new file one that everybody may read.
-        os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        os.chmod(path, 0o600)
     number, temporary = tempfile.mkstemp(dir=module.tmpdir)
     with io.open(number, "w", encoding="utf-8", newline="") as text:
         text.write(content)
-    module.atomic_move(temporary, path)
+    if program:
+        argv = [temporary if word == "%s" else word for word in program]
+        code, output, trouble = module.run_command(argv, expand_user_and_vars=False)
+        if code:
+            said = (trouble.strip() or output.strip() or "no word why")[-1000:]
+            raise InvalidError("{0} refuses it: {1}".format(program[0], said.replace(temporary, path)))
+    if not int(mode, 8) & 0o004 and os.path.exists(path):
+        os.chmod(path, 0o600)  # the move keeps the mode of what is there
+    before = os.umask(0o077)  # nobody else reads a new file before it has its mode
+    try:
+        module.atomic_move(temporary, path)
+    finally:
+        os.umask(before)
 
 
 def make(module, entry):
     """Bring one file to its state. Returns the difference for --diff, or None when there is none."""
-    path, content = entry["path"], entry["content"]
+    path, secret = entry["path"], entry.get("secret")
+    content = entry["content"] if secret is None else secret
     before = found(path)
     if content is None:
         if not os.path.lexists(path):
@@ -96,9 +121,9 @@ def make(module, entry):
         return difference(path, before, None)
     if before != content:
         if not module.check_mode:
-            write(module, path, content, entry["mode"])
+            write(module, path, content, entry["mode"], entry["validate"])
             give(module, path, entry)
-        return difference(path, before, content)
+        return difference(path, before, content) if secret is None else difference(path, HIDDEN, HIDDEN)
     attributes = {}
     changed = give(module, path, entry, attributes)
     return difference(path, attributes["before"], attributes["after"]) if changed else None
@@ -131,8 +156,10 @@ def main():
                 "options": {
                     "path": {"type": "path", "required": True},
                     "content": {"type": "str"},
+                    "secret": {"type": "str", "no_log": True},
                     "mode": {"type": "str", "default": "0644"},
                     "group": {"type": "str", "default": "root"},
+                    "validate": {"type": "list", "elements": "str", "default": []},
                 },
             },
             "absent": {"type": "list", "elements": "path", "default": []},
@@ -144,6 +171,8 @@ def main():
     for entry in absent + module.params["files"]:
         try:
             changed = make(module, entry)
+        except InvalidError as error:
+            module.fail_json(msg="{0}: {1}".format(entry["path"], error), paths=paths)
         except (IOError, OSError) as error:
             module.fail_json(msg="{0}: {1}".format(entry["path"], error.strerror or error), paths=paths)
         if changed:

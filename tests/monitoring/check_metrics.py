@@ -1,0 +1,92 @@
+"""The metrics of the findings that passive checks can give, read out of the sources of the checks."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from types import ModuleType
+
+from provision.checks.gpu import gpu_inventory, inventory_links, inventory_rules, nvlink_errors
+from provision.checks.host import host_health, host_rules, kernel_incidents, versions
+from provision.checks.network import network_ports, network_rules
+from provision.checks.thresholds import limits
+
+MODULES: dict[str, tuple[ModuleType, ...]] = {
+    "gpu_inventory": (gpu_inventory, inventory_rules, inventory_links, nvlink_errors, kernel_incidents),
+    "versions": (versions,),
+    "host_health": (host_health, host_rules),
+    "network_ports": (network_ports, network_rules),
+}
+# Function → at which place it takes the metric of a finding.
+_PLACES = {
+    "Finding": 4,
+    "finding": 3,
+    "_fail": 1,
+    "_apart": 2,
+    "_finding": 2,
+    "hotter": 1,
+    "limited": 1,
+    "worn": 1,
+    "all_good": 0,
+    "Measurement": 0,
+}
+# Metrics that a table or a name of the input gives: (module, function it is said in) → all of them.
+_XIDS = tuple(f"xid.{code}" for code in range(1, 200))
+_ERRORS = (*network_rules._BITS, *limits("port_limits")["errors_per_hour"])
+_FLAGS = tuple(inventory_rules._FLAGS)
+_COMPUTED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("gpu_inventory", "judge_readability"): tuple(
+        f"unreadable.{name}" for name in ("nvidia_smi", "nvlink", "nvlink_errors", "kernel_log")
+    ),
+    ("inventory_rules", "all_good"): (),
+    ("inventory_rules", "limited"): (),  # its callers say the metric
+    ("inventory_rules", "judge_flags"): _FLAGS,
+    ("inventory_links", "judge_links"): ("nvlink_links", "nvlink_speed"),
+    ("inventory_links", "_fabric_health"): tuple(inventory_links._HEALTH),
+    ("inventory_links", "_modes"): tuple(inventory_links._MODES),
+    ("kernel_incidents", "judge"): (),  # its _finding says it
+    ("kernel_incidents", "_finding"): (*_XIDS, "sxid.20034", "aer.0", "aer.1", "aer.2"),
+    ("versions", "_apart"): (),
+    ("versions", "_finding"): (),
+    ("versions", "_differing"): versions.ALIKE,
+    ("host_rules", "finding"): (),
+    ("host_health", "judge_wear"): (),  # its callers of `worn` say it
+    ("host_health", "worn"): (),
+    ("network_rules", "_fail"): (),
+    ("network_rules", "_full"): _ERRORS,
+    ("network_rules", "judge_errors"): _ERRORS,
+}
+
+
+def _said(function: ast.FunctionDef) -> Iterator[ast.expr | None]:
+    """What a function gives as the metric of a finding. Measurements count where they are judged."""
+    calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
+    names = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+    for call in calls:
+        if not isinstance(call.func, ast.Name) or call.func.id not in _PLACES:
+            continue
+        if call.func.id == "Measurement" and not names & {"finding_on", "by_threshold"}:
+            continue
+        named = {word.arg: word.value for word in call.keywords}
+        place = _PLACES[call.func.id]
+        if "metric" in named or len(call.args) > place:
+            yield named.get("metric") or call.args[place]
+
+
+def of_check(check: str) -> set[str]:
+    """Every metric that a finding of this check can have. Raises AssertionError for one that is computed in a
+    way that nobody has told this module of."""
+    found: set[str] = set()
+    for module in MODULES[check]:
+        name = module.__name__.rpartition(".")[2]
+        for function in ast.walk(ast.parse(inspect.getsource(module))):
+            if not isinstance(function, ast.FunctionDef) or function.name.startswith("parse"):
+                continue
+            for metric in _said(function):
+                if isinstance(metric, ast.Constant):
+                    found.add(str(metric.value))
+                else:
+                    assert (name, function.name) in _COMPUTED, f"{name}.{function.name} computes a metric"
+                    found.update(_COMPUTED[name, function.name])
+    return found
