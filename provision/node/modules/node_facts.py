@@ -116,6 +116,7 @@ from provision.node.observe import (  # noqa: E402
     secure_boot,
     service,
     sysctl,
+    tcp,
 )
 from provision.node.observe.answer import answer  # noqa: E402
 
@@ -147,6 +148,7 @@ READERS = (
     secure_boot,
     service,
     sysctl,
+    tcp,
 )
 
 
