@@ -32,6 +32,7 @@ LINES = {
     "dnf": {"rhel8": "b200", "rhel9": "h100-sxm", "rhel10": "l40s"},
 }
 DRIVER = "580.126.09"
+DECLARED = ("--set", "gpu_metrics_enabled=true")  # which does nothing unless it is told to
 pytestmark = [pytest.mark.long, pytest.mark.timeout(7200)]
 
 
@@ -46,7 +47,7 @@ class Fleet:
         """Exit code, output, and the events of its run."""
         before = set(self.runs.glob("*"))
         done = subprocess.run(
-            [sys.executable, "-m", "provision.cli", verb, str(self.lab.inventory), *options],
+            [sys.executable, "-m", "provision.cli", verb, str(self.lab.inventory), *DECLARED, *options],
             env={**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(self.runs)},
             capture_output=True,
             text=True,

@@ -60,13 +60,14 @@ def test_a_file_of_another_owner_or_mode_is_given_back(node: Node) -> None:
 def test_a_secret_is_never_readable_by_others_and_belongs_to_its_group(node: Node) -> None:
     secret = {"path": "new/key", "content": "a\n", "mode": "0640", "group": "daemon"}
     path = node.folder / "new/key"
-    seen = "module.AnsibleModule.set_mode_if_different = " + (
-        "lambda self, path, *more: open(str(path) + '.seen', 'a').write('%o ' % (os.stat(path).st_mode & 0o777))"
+    seen = (
+        "import os; module.AnsibleModule.set_mode_if_different = lambda self, path, *more: "
+        "open(str(path) + '.seen', 'a').write('%o ' % (os.stat(path).st_mode & 0o777))"
     )
     for _ in range(2):
         path.unlink(missing_ok=True)
         node.module(
-            "gpuprov_files", False, f"import os; {seen}", absent=[], _ansible_remote_tmp=str(node.folder),
+            "gpuprov_files", False, seen, absent=[], _ansible_remote_tmp=str(node.folder),
             files=[{**secret, "path": str(path)}],
         )  # fmt: skip
     assert (node.folder / "new/key.seen").read_text() == "600 600 ", "before it has its mode, only root may"

@@ -48,6 +48,7 @@ def _tools() -> dict:
         "ib_write_bw": ("perftest.ib_write_bw", "ib_write_bw"),
         "ib_write_lat": ("perftest.ib_write_lat", "ib_write_lat"),
         "dcgmi": ("dcgmi", "dcgmi"),
+        "node_exporter": ("node_exporter", "node_exporter"),
         "nv-hostengine": ("dcgm.hostengine", "hostengine"),
         "dcgm-exporter": ("dcgm.exporter", "exporter"),
         "fio": ("fio", "fio"),

@@ -117,6 +117,7 @@ from provision.node.observe import (  # noqa: E402
     secure_boot,
     service,
     sysctl,
+    tcp,
 )
 from provision.node.observe.answer import answer  # noqa: E402
 
@@ -149,6 +150,7 @@ READERS = (
     secure_boot,
     service,
     sysctl,
+    tcp,
 )
 
 

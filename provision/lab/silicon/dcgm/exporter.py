@@ -58,7 +58,7 @@ def exporter(node, arguments: list) -> int:
         return 1
     log("INFO", "Listening on", address=options["address"])
     server.serve_forever()
-    return server.status
+    return 0
 
 
 def log(level: str, message: str, **more: str) -> None:
@@ -93,20 +93,26 @@ def _server(node, options: dict):
     if "remote" in options and hostengine.since(node) is None:
         raise StartError("Failed to connect to remote hostengine")
     counters = read_counters(node, Path(options["collectors"]))
-    config = web_config.read(options["web"]) if options["web"] else {}
-    host, _, port = options["address"].rpartition(":")
+    server = listening(options["address"], options["web"], _Page)
+    server.folder, server.counters, server.options = node.folder, counters, options
+    return server
+
+
+def listening(address: str, web: str, handler):
+    """A server of pages at `HOST:PORT`, by the rules of the file `web`."""
+    config = web_config.read(web) if web else {}
+    host, _, port = address.rpartition(":")
     if not port.isdigit():
-        raise StartError(f"listen tcp: address {options['address']}: missing port in address")
+        raise StartError(f"listen tcp: address {address}: missing port in address")
     kind = _Server6 if not host or host.startswith("[") else ThreadingHTTPServer
     try:
-        server = kind((host.strip("[]"), int(port)), _Page)
+        server = kind((host.strip("[]"), int(port)), handler)
     except OSError as error:
-        raise StartError(f"listen tcp {options['address']}: bind: {(error.strerror or '').lower()}") from None
+        raise StartError(f"listen tcp {address}: bind: {(error.strerror or '').lower()}") from None
     tls = web_config.context(config)
     if tls:
         server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    server.folder, server.counters, server.options, server.status = node.folder, counters, options, 0
-    server.daemon_threads = True
+    server.daemon_threads, server.web = True, web
     return server
 
 
@@ -144,28 +150,18 @@ def read_counters(node, path: Path) -> list:
     return found
 
 
-class _Page(BaseHTTPRequestHandler):
-    """/, /health and /metrics, for who may read them."""
+class GuardedPage(BaseHTTPRequestHandler):
+    """A page for who may read it; what is on it, `text_of` says."""
 
     server_version, sys_version = "", ""
     timeout = 10
 
     def do_GET(self) -> None:
-        options = self.server.options
-        config = web_config.read(options["web"]) if options["web"] else {}
+        config = web_config.read(self.server.web) if self.server.web else {}
         if not web_config.admits(config, self.headers.get("Authorization", "")):
             return self._answer(401, "Unauthorized\n", {"WWW-Authenticate": "Basic"})
-        if self.path == "/health":
-            return self._answer(200, "OK")
-        if self.path != "/metrics":
-            text = "<html>\n<head><title>GPU Exporter</title></head>\n<body></body>\n</html>"
-            return self._answer(200 if self.path == "/" else 404, text)
-        node = Node(self.server.folder)
-        node.count_run()
-        if "remote" in options and hostengine.since(node) is None:
-            log("ERROR", "Could not retrieve metrics: Host engine connection invalid/disconnected")
-            os._exit(1)  # as the exporter does, in the middle of an answer
-        return self._answer(200, metrics(node, self.server.counters, not options.get("no_hostname")))
+        text = self.text_of(self.path)
+        return self._answer(200 if text is not None else 404, text or "")
 
     def _answer(self, status: int, text: str, more=None) -> None:
         self.send_response(status)
@@ -176,7 +172,24 @@ class _Page(BaseHTTPRequestHandler):
         self.wfile.write(text.encode())
 
     def log_message(self, *words) -> None:
-        """The exporter logs no requests."""
+        """Exporters log no requests."""
+
+
+class _Page(GuardedPage):
+    """/, /health and /metrics."""
+
+    def text_of(self, path: str):
+        if path == "/health":
+            return "OK"
+        if path != "/metrics":
+            return "<html><head><title>GPU Exporter</title></head></html>" if path == "/" else None
+        node = Node(self.server.folder)
+        node.count_run()
+        options = self.server.options
+        if "remote" in options and hostengine.since(node) is None:
+            log("ERROR", "Could not retrieve metrics: Host engine connection invalid/disconnected")
+            os._exit(1)  # as the exporter does, in the middle of an answer
+        return metrics(node, self.server.counters, not options.get("no_hostname"))
 
 
 def metrics(node, counters: list, hostname: bool) -> str:

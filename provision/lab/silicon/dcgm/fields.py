@@ -21,7 +21,8 @@ XID_LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-f:]+)[^)]*\): (\d+),")
 OF_NVIDIA_SMI = {
     "DCGM_FI_DEV_SM_CLOCK": ("clocks.sm", int),
     "DCGM_FI_DEV_MEM_CLOCK": ("clocks.memory", int),
-    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": ("clocks_event_reasons.active", int),
+    # Under its name of before driver 535, which later ones know, too.
+    "DCGM_FI_DEV_CLOCKS_EVENT_REASONS": ("clocks_throttle_reasons" + ".active", int),
     "DCGM_FI_DEV_MEMORY_TEMP": ("temperature.memory", int),
     "DCGM_FI_DEV_GPU_TEMP": ("temperature.gpu", int),
     "DCGM_FI_DEV_POWER_USAGE": ("power.draw", float),
