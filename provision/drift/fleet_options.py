@@ -22,7 +22,8 @@ def add_arguments(
     parser: argparse.ArgumentParser, *, lock: bool = True, last_used: bool = True, gpu_only: bool = False
 ) -> None:
     """`lock`: whether the verb holds nodes to a lock file; `last_used`: whether it takes the inventory last
-    used, which a verb that changes or loads nodes does not; `gpu_only`: whether it leaves monitoring hosts out."""
+    used, which a verb that changes or loads nodes does not; `gpu_only`: whether it leaves monitoring hosts
+    out."""
     # A verb may give one of these a meaning of its own by defining it again afterwards.
     parser.conflict_handler = "resolve"
     parser.add_argument(

@@ -1,6 +1,7 @@
 """The rules and configurations of the role monitoring, read by Debian's own promtool and amtool.
 
-Fetching these needs root's cache of the lab and a mirror; without root nothing here runs, and the summary says so.
+Fetching these needs the lab's cache, which is root's, and a mirror; without root nothing here runs, and the
+summary says so.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,14 @@ pytestmark = [
 DEBIAN = {
     "os": {"id": "debian", "version_id": "13", "codename": "trixie", "family": "debian", "arch": "x86_64"},
     "kernel": {"release": "6.12.0", "boot_release": "6.12.0"},
-    "gpu": {"sku": None, "count": 0, "architecture": None, "fabric": "none", "pci_ids": [], "product_names": []},
+    "gpu": {
+        "sku": None,
+        "count": 0,
+        "architecture": None,
+        "fabric": "none",
+        "pci_ids": [],
+        "product_names": [],
+    },
 }
 NODES = [
     {"name": "gpu-01", "address": "192.0.2.1", "rack": "r1", "sku": "h100-sxm", "gpus": True},
@@ -41,13 +48,13 @@ NODES = [
 
 
 @pytest.fixture(scope="module")
-def programs() -> Iterator[Path]:
+def programs() -> Path:
     try:
         with locked(LOCKS / "prometheus-programs.lock", "prometheus-programs"):
             folder = debian_programs.unpacked()
     except LabError:
         pytest.skip("another session fetches them")
-    yield folder
+    return folder
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -79,7 +86,9 @@ def test_a_case_that_is_wrong_is_seen(programs: Path, tmp_path: Path) -> None:
     text = cases.read_text(encoding="utf-8").replace("../../../roles", str(paths.ROLES))
     (tmp_path / "same.yml").write_text(text)
     accepted(programs / "promtool", "test", "rules", tmp_path / "same.yml")
-    (tmp_path / "wrong.yml").write_text(text.replace("gpu-01: the last validate", "gpu-02: the last validate"))
+    (tmp_path / "wrong.yml").write_text(
+        text.replace("gpu-01: the last validate", "gpu-02: the last validate")
+    )
     done = run(programs / "promtool", "test", "rules", tmp_path / "wrong.yml")
     assert done.returncode != 0
     assert "ValidationFailed" in done.stdout + done.stderr
@@ -101,7 +110,9 @@ DECLARED: dict[str, dict[str, Any]] = {
         "monitoring_smtp_server": "mail.example.org:587",
         "monitoring_smtp_user": "gpuprov",
         "monitoring_smtp_password": "another word",
-        "monitoring_receivers": [{"name": "pager", "webhook_configs": [{"url": "https://pager.example.org/"}]}],
+        "monitoring_receivers": [
+            {"name": "pager", "webhook_configs": [{"url": "https://pager.example.org/"}]}
+        ],
         "monitoring_routes": [{"receiver": "pager", "matchers": ['severity="critical"'], "continue": True}],
         "monitoring_grafana": True,
     },
@@ -115,7 +126,9 @@ def written(declared: dict[str, Any], folder: Path) -> Path:
     renderer = renderer_for(role, variables, DEBIAN)
     for name in ("nodes.yml", "prometheus.yml", "alertmanager.yml", "password", "ca", "smtp-password"):
         text = renderer.file((role.path / "templates" / f"{name}.j2").read_text(encoding="utf-8"), {})
-        (folder / {"ca": "ca.pem"}.get(name, name)).write_text(text.replace("/etc/prometheus/gpuprov", str(folder)))
+        (folder / {"ca": "ca.pem"}.get(name, name)).write_text(
+            text.replace("/etc/prometheus/gpuprov", str(folder))
+        )
     for file in (ALERTS, RECORDING):
         (folder / file.name).write_bytes(file.read_bytes())
     return folder

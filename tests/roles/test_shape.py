@@ -205,5 +205,9 @@ def test_files_are_written_by_templates_the_controller_can_render(role: str) -> 
     looked_up = "\n".join(json.dumps(task) for _, task in tasks_of(role) if "gpuprov_files" in task)
     used.update(re.findall(r"lookup\('ansible\.builtin\.template', '([^']+)'[,)]", looked_up))
     promised = {item["template"] for item in load(paths.ROLES / role / "expect.yml") if "template" in item}
-    promised |= {item["template_sha256"] for item in load(paths.ROLES / role / "expect.yml") if "template_sha256" in item}
+    promised |= {
+        item["template_sha256"]
+        for item in load(paths.ROLES / role / "expect.yml")
+        if "template_sha256" in item
+    }
     assert templates == used == promised

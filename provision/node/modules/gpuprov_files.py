@@ -5,8 +5,8 @@ DOCUMENTATION = r"""
 module: gpuprov_files
 short_description: Write and remove several files in one task
 description:
-  - Each file belongs to root (and another group, where one is named) and is replaced in one step, so that nobody reads half of it. Folders that are
-    missing on the way are made, with mode 0755.
+  - Each file belongs to root, and to another group where one is named. It is replaced in one step, so that
+    nobody reads half of it. Folders that are missing on the way are made, with mode 0755.
   - Supports check mode and C(--diff).
 options:
   files:
@@ -35,8 +35,9 @@ options:
         default: root
       validate:
         description:
-          - A program with its arguments, as a list, that reads the new file in place of C(%s) before it replaces the old
-            one. Where it does not end with 0, the task fails, and the old file stays. Not run in check mode.
+          - A program with its arguments, as a list. It reads the new file in place of C(%s) before that
+            replaces the old one; where it does not end with 0, the task fails, and the old file stays.
+            Not run in check mode.
         type: list
         elements: str
         default: []
@@ -70,7 +71,6 @@ import os  # noqa: E402
 import tempfile  # noqa: E402
 
 from ansible.module_utils.basic import AnsibleModule  # noqa: E402
-
 
 HIDDEN = "(a secret)"  # in a difference
 
@@ -129,7 +129,7 @@ def make(module, entry):
 
 
 def give(module, path, entry, attributes=None):
-    """Give a file its owner, group and mode; `attributes` gets what differed. Returns whether anything did."""
+    """Give a file its owner, group and mode; `attributes` gets what differed. Returns whether any did."""
     changed = module.set_mode_if_different(path, entry["mode"], False, attributes)
     changed = module.set_owner_if_different(path, "root", changed, attributes)
     return module.set_group_if_different(path, entry["group"], changed, attributes)
