@@ -1,8 +1,8 @@
-"""Monitoring hosts: the members of the inventory's group `gpuprov_monitoring`, which run the role monitoring and
-are no GPU nodes.
+"""Monitoring hosts: the members of the inventory's group `gpuprov_monitoring`, which run the role monitoring
+and are no GPU nodes.
 
-They stand in the same inventory as the nodes they watch, so variables for all reach them, too. What would make
-GPU nodes of them is overruled here, in one place; and only they take part in the role monitoring.
+They stand in the same inventory as the nodes they watch, so variables for all reach them, too. What would
+make GPU nodes of them is overruled here, in one place; and only they take part in the role monitoring.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str
 
 def watching(chosen: Fleet, whole: Callable[[], Fleet]) -> Fleet:
     """The chosen nodes, each monitoring host among them with the nodes of the whole inventory as its `NODES`,
-    unless it declares its own. `whole` is called where there is one, for the fleet with rendered addresses."""
+    unless it declares its own. `whole` gives the fleet with rendered addresses, if it is needed."""
     hosts = [node for node in chosen.nodes.values() if is_member(node) and NODES not in node.variables]
     if not hosts:
         return chosen

@@ -67,9 +67,7 @@ def test_nodes_that_it_declares_itself_stay(file: Path) -> None:
     assert fleet.nodes["mon-01"].variables["monitoring_nodes"] == [{"name": "a", "address": "b"}]
 
 
-def test_gpu_nodes_are_told_nothing_and_are_not_read_anew_for_it(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fleet_is_not_read_anew_where_nobody_watches(file: Path) -> None:
     whole = inventory.select(inventory.load(file), "gpus")
     assert monitoring.watching(whole, lambda: pytest.fail("nobody watches")) is whole
 

@@ -1,4 +1,4 @@
-"""Prometheus' own programs (promtool, amtool, prometheus), out of Debian's packages, without installing them."""
+"""Prometheus' own programs (promtool, amtool), out of Debian's packages, without installing them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from provision.lab.mirror import debian_mirror
 from provision.lab.places import CACHE
 
 SUITE = "trixie"  # the newest that the role knows; its programs run on Debian 12, too
-_PACKAGES = ("promtool", "prometheus", "prometheus-alertmanager")
+_PACKAGES = ("promtool", "prometheus-alertmanager")
 
 
 def _apt(folder: Path) -> list[str]:
@@ -30,7 +30,7 @@ def _apt(folder: Path) -> list[str]:
 
 
 def unpacked() -> Path:
-    """The folder with the programs, made once per host: downloaded from the mirror of the lab, or of the host.
+    """The folder with the programs, made once per host, from the mirror of the lab, or of the host.
     Raises CalledProcessError when a package cannot be had."""
     programs = CACHE / f"prometheus-{SUITE}"
     if programs.is_dir():
@@ -45,7 +45,7 @@ def unpacked() -> Path:
         subprocess.run([*_apt(folder), *words], cwd=folder, check=True, capture_output=True, timeout=300)
     for package in folder.glob("*.deb"):
         subprocess.run(["dpkg-deb", "--extract", package, folder / "tree"], check=True, timeout=120)
-    for name in ("promtool", "prometheus", "amtool", "prometheus-alertmanager"):
+    for name in ("promtool", "amtool"):
         shutil.copy2(folder / "tree" / "usr" / "bin" / name, folder / "programs" / name)
     (folder / "programs").rename(programs)
     shutil.rmtree(folder)

@@ -32,7 +32,7 @@ def alerts() -> list[dict[str, Any]]:
 
 
 def selectors(expression: str) -> list[str]:
-    """The selectors of findings that an expression is made of, without spaces; those it takes away are none."""
+    """The selectors of findings that an expression is made of, without spaces, less those it takes away."""
     kept = re.split(r"\bunless\b", expression)[0]
     return [re.sub(r"\s+", "", inside) for inside in _SELECTOR.findall(kept)]
 

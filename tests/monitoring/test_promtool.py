@@ -1,6 +1,7 @@
 """The rules and configurations of the role monitoring, read by Debian's own promtool and amtool.
 
-Fetching these needs root's cache of the lab and a mirror; without root nothing here runs, and the summary says so.
+Fetching these needs the lab's cache, which is root's, and a mirror; without root nothing here runs, and the
+summary says so.
 """
 
 from __future__ import annotations
@@ -8,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +48,13 @@ NODES = [
 
 
 @pytest.fixture(scope="module")
-def programs() -> Iterator[Path]:
+def programs() -> Path:
     try:
         with locked(LOCKS / "prometheus-programs.lock", "prometheus-programs"):
             folder = debian_programs.unpacked()
     except LabError:
         pytest.skip("another session fetches them")
-    yield folder
+    return folder
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:

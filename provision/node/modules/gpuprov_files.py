@@ -35,8 +35,9 @@ options:
         default: root
       validate:
         description:
-          - A program with its arguments, as a list, that reads the new file in place of C(%s) before it replaces the old
-            one. Where it does not end with 0, the task fails, and the old file stays. Not run in check mode.
+          - A program with its arguments, as a list. It reads the new file in place of C(%s) before that
+            replaces the old one; where it does not end with 0, the task fails, and the old file stays.
+            Not run in check mode.
         type: list
         elements: str
         default: []
