@@ -27,8 +27,8 @@ def add_arguments(
     gpu_only: bool = False,
 ) -> None:
     """`lock`: whether the verb holds nodes to a lock file; `last_used`: whether it takes the inventory last
-    used, which a verb that changes or loads nodes does not; `timeout`: seconds for a node; `gpu_only`: whether
-    it leaves monitoring hosts out."""
+    used, which a verb that changes or loads nodes does not; `timeout`: seconds for a node; `gpu_only`:
+    whether it leaves monitoring hosts out."""
     # A verb may give one of these a meaning of its own by defining it again afterwards.
     parser.conflict_handler = "resolve"
     parser.add_argument(
