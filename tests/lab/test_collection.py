@@ -40,7 +40,11 @@ NODES = (
 )
 ROLES = roles_in_order()
 # A role that does nothing unless it is told to promises little: here it is told.
-DECLARED: dict[str, Any] = {"gpu_settings_power_limit": 300, "gpu_metrics_enabled": True}
+DECLARED: dict[str, Any] = {
+    "gpu_settings_power_limit": 300,
+    "gpu_metrics_enabled": True,
+    "node_health_enabled": True,
+}
 # What NVIDIA's repository has to be configured for.
 BUILDS_ON_PACKAGES = (
     *("nvidia_driver", "nvlink", "cuda_toolkit", "nccl", "container_toolkit", "validation_tools"),

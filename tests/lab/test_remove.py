@@ -64,6 +64,7 @@ KEPT = re.compile(r"linux-headers-\S+|linux-kbuild-\S+")
 SETTINGS: dict[str, Any] = {
     "gpu_settings_power_limit": 500,
     "gpu_metrics_enabled": True,
+    "node_health_enabled": True,
     "package_lock_versions": {"libnccl2": "2.29.7-1+cuda12.9"},
 }
 

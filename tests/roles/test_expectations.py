@@ -31,7 +31,7 @@ def known_families() -> dict[str, Any]:
 @pytest.mark.parametrize("fabric", ["none", "nvswitch", "nvlink5"])
 def test_every_promise_is_about_a_fact_that_is_observed(name: str, version: str, fabric: str) -> None:
     known = known_families()
-    declared = {**stack.load(name).variables, "gpu_metrics_enabled": True}
+    declared = {**stack.load(name).variables, "gpu_metrics_enabled": True, "node_health_enabled": True}
     found = expectations.of_node(declared, machine(f"debian {version}", fabric=fabric))
     assert {each.role for each in found} == set(ROLES) - ({"nvlink"} if fabric == "none" else set())
     for each in found:
@@ -51,7 +51,11 @@ def test_a_role_that_is_off_promises_nothing(role: str, fabric: str) -> None:
 @pytest.mark.parametrize("role", ROLES)
 def test_every_file_is_promised_with_content_owner_and_mode(role: str) -> None:
     """Anything a role writes can be broken in three ways; each has to be seen."""
-    declared = {"nvidia_repository_tools_url": "http://mirror.example/tools", "gpu_metrics_enabled": True}
+    declared = {
+        "nvidia_repository_tools_url": "http://mirror.example/tools",
+        "gpu_metrics_enabled": True,
+        "node_health_enabled": True,
+    }
     facts = promised(machine(fabric="nvlink5"), **declared)
     written = [f for f, each in facts.items() if each.role == role and f.endswith(".content") and each.value]
     for fact in written:
