@@ -35,7 +35,9 @@ def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str
     """
     if not is_member(node):
         return {**variables, f"{ROLE}_enabled": False}
-    own = {name: value for name, value in variables.items() if name not in _OF_GPU_NODES}
+    own = {f"{ROLE}_enabled": True} | {
+        name: value for name, value in variables.items() if name not in _OF_GPU_NODES
+    }
     roles = own.get("gpuprov_roles")
     if not isinstance(roles, list) or ROLE not in roles:
         own["gpuprov_roles"] = [] if roles is not None and "gpuprov_roles" in overrides else [ROLE]

@@ -77,7 +77,7 @@ def test_variables_of_gpu_nodes_do_not_hold_for_a_monitoring_host(file: Path) ->
     declared = stack.declared(fleet.nodes["mon-01"], overrides)
     assert declared["gpuprov_roles"] == ["monitoring"]
     assert not {"gpuprov_sku", "gpuprov_expected_gpus"} & declared.keys()
-    assert "monitoring_enabled" not in declared  # the role's own default, true
+    assert declared["monitoring_enabled"] is True
 
 
 @pytest.mark.parametrize(

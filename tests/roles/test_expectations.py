@@ -16,6 +16,8 @@ from tests.roles.promises import promised
 from tests.support.described import machine
 
 ROLES = sorted(all_roles())
+# The roles that do nothing until they are declared.
+LATER = {f"{role}_enabled": True for role in ("gpu_metrics", "node_health", "monitoring")}
 STACKS = sorted(file.stem for file in (paths.DATA / "stacks").glob("*.yml"))
 
 
@@ -31,7 +33,7 @@ def known_families() -> dict[str, Any]:
 @pytest.mark.parametrize("fabric", ["none", "nvswitch", "nvlink5"])
 def test_every_promise_is_about_a_fact_that_is_observed(name: str, version: str, fabric: str) -> None:
     known = known_families()
-    declared = {**stack.load(name).variables, "gpu_metrics_enabled": True, "node_health_enabled": True}
+    declared = {**stack.load(name).variables, **LATER}
     found = expectations.of_node(declared, machine(f"debian {version}", fabric=fabric))
     assert {each.role for each in found} == set(ROLES) - ({"nvlink"} if fabric == "none" else set())
     for each in found:

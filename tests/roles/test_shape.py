@@ -36,7 +36,7 @@ ORDER = [
     "package_lock",
 ]
 # They do nothing until they are declared: an upgrade of gpuprov brings no new service and no open port.
-OFF_BY_DEFAULT = {"gpu_metrics", "node_health"}
+OFF_BY_DEFAULT = {"gpu_metrics", "node_health", "monitoring"}
 
 
 def load(path: Path) -> Any:
