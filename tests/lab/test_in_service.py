@@ -27,7 +27,11 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 COUNT = 8
 GPUS = [f"gpu-{number:02d}" for number in range(1, COUNT + 1)]
 BROKEN, GPU = "gpu-03", 5
-ENABLED = {"node_health_enabled": True, "gpu_metrics_enabled": True, "monitoring_listen_address": "0.0.0.0"}  # noqa: S104
+ENABLED: dict[str, Any] = {
+    "node_health_enabled": True,
+    "gpu_metrics_enabled": True,
+    "monitoring_listen_address": "0.0.0.0",
+}  # noqa: S104
 # What only a controller writes, or a burn-in: their panels are tried in
 # tests/monitoring/test_dashboards_live.py.
 ELSEWHERE = ("gpuprov_burnin", "gpuprov_validation", "gpuprov_drift")
