@@ -109,10 +109,10 @@ def test_a_variable_says_type_default_and_choices(capsys: pytest.CaptureFixture[
 
 
 def test_a_typing_error_gets_the_nearest_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["docs", "conecting"]) == ExitCode.USAGE
+    assert cli.main(["docs", "connectin"]) == ExitCode.USAGE
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert shown.err.endswith("'conecting'\n  → did you mean connecting?\n")
+    assert shown.err.endswith("'connectin'\n  → did you mean connecting?\n")
     assert cli.main(["docs", "../../etc/passwd"]) == ExitCode.USAGE
 
 

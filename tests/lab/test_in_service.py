@@ -30,8 +30,8 @@ BROKEN, GPU = "gpu-03", 5
 ENABLED: dict[str, Any] = {
     "node_health_enabled": True,
     "gpu_metrics_enabled": True,
-    "monitoring_listen_address": "0.0.0.0",
-}  # noqa: S104
+    "monitoring_listen_address": "0.0.0.0",  # noqa: S104 - the lab's own bridge
+}
 # What only a controller writes, or a burn-in: their panels are tried in
 # tests/monitoring/test_dashboards_live.py.
 ELSEWHERE = ("gpuprov_burnin", "gpuprov_validation", "gpuprov_drift")

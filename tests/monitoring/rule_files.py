@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ _SELECTOR = re.compile(r"gpuprov_finding\{([^}]*)\}")
 _MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
 
 
+@functools.cache
 def groups(file: Path) -> list[dict[str, Any]]:
     """The rule groups of a file."""
     found: list[dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8"))["groups"]
@@ -56,3 +58,9 @@ def told_by(**labels: str) -> set[str]:
         for selector in selectors(rule["expr"])
         if fits(selector, labels)
     }
+
+
+@functools.cache
+def cases() -> list[dict[str, Any]]:
+    """Every test of promtool, of all files."""
+    return [case for file in CASES for case in yaml.safe_load(file.read_text(encoding="utf-8"))["tests"]]
