@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from provision.checks.check import Command, Output
+from provision.checks.health import GpuIdentity
 from provision.checks.host import kernel_log
 from provision.checks.judge import Finding, Verdict
 from provision.checks.on_node import document, entry, kernel_since, processes, settings, state, styles
@@ -183,7 +184,9 @@ def tracked(verdict: Verdict = Verdict.FAIL, *, active: bool = True) -> Tracked:
 
 
 def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
-    known = State((tracked(),), Remembered(BOOT, CURSOR, (XID,)), (Hung(7, 9, "nvidia-smi", 3.0),))
+    lost = GpuIdentity(3, "H100", "1650", "GPU-1", "9b")
+    hung = (Hung(7, 9, "nvidia-smi", 3.0),)
+    known = State((tracked(),), Remembered(BOOT, CURSOR, (XID,)), hung, gpus=(lost,))
     state.write(tmp_path, known, BOOT)
     again = state.read(tmp_path, BOOT)
     assert again.kernel == known.kernel
@@ -192,6 +195,7 @@ def test_the_state_is_read_as_it_was_written(tmp_path: Path) -> None:
     other = state.read(tmp_path, "another boot")
     assert (other.kernel, other.hung, len(other.tracked or ())) == (None, (), 1)
     assert (again.rebooted, other.rebooted) == (False, True)
+    assert (again.gpus, other.gpus) == ((lost,), ())
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -176,7 +177,9 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     health = run.judged(name, measured, known, own)
     findings = [finding for check in health.checks for finding in check.findings]
     tracked = debounce.followed(before.tracked, findings, known.rules, started, rebooted=before.rebooted)
-    after = State(tuple(tracked), measured.kernel, tuple(hung))
+    known_gpus = {gpu.index: gpu for gpu in (*before.gpus, *health.gpus)}
+    health = replace(health, gpus=tuple(known_gpus[index] for index in sorted(known_gpus)))
+    after = State(tuple(tracked), measured.kernel, tuple(hung), gpus=health.gpus)
     about = {
         "boot_id": boot_id,
         "uptime": round(run.uptime(), 2),

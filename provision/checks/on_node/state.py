@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from provision import atomic_file
-from provision.checks.health import finding_from
+from provision.checks.health import GpuIdentity, finding_from
 from provision.checks.on_node import kernel_since
 from provision.checks.on_node.debounce import Rule, Tracked
 from provision.checks.on_node.kernel_since import Remembered
@@ -26,12 +26,14 @@ _ANY = Rule("stored", 1, 1, 1)  # each run finds the rule of today
 @dataclass(frozen=True)
 class State:
     """`tracked` is None where nothing is known of earlier runs. `trouble`: why, if there should be
-    something. `rebooted`: the node was, since the last run."""
+    something. `rebooted`: the node was, since the last run. `gpus`: those that
+    were seen in this boot, for one that is lost cannot be asked for its serial number."""
 
     tracked: tuple[Tracked, ...] | None = None
     kernel: Remembered | None = None
     hung: tuple[Hung, ...] = ()
     rebooted: bool = False
+    gpus: tuple[GpuIdentity, ...] = ()
     trouble: str = ""
 
 
@@ -53,6 +55,7 @@ def read(folder: Path, boot_id: str) -> State:
             kernel_since.read(document["kernel"], boot_id),
             tuple(Hung(**row) for row in document["hung"]) if same_boot else (),
             not same_boot,
+            tuple(GpuIdentity(**row) for row in document["gpus"]) if same_boot else (),
         )
     except FileNotFoundError:
         return State()
@@ -88,6 +91,7 @@ def write(folder: Path, state: State, boot_id: str) -> None:
         "tracked": rows,
         "kernel": kernel_since.plain(state.kernel),
         "hung": [asdict(one) for one in state.hung],
+        "gpus": [asdict(one) for one in state.gpus],
     }
     # Unsynchronised: after a power cut the state of the run before, or a damaged one, is good enough.
     atomic_file.write(folder / FILE, json.dumps(document, default=str), sync=False)
