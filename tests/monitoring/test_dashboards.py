@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.monitoring.panel_queries import (
     BUILT_IN,
@@ -37,6 +38,11 @@ SOME_VALUES = {"rack": "r1", "sku": ".*", "instance": "gpu-01", "gpu": "3", "dat
 
 each_board = pytest.mark.parametrize("name", NAMES)
 each_panel = pytest.mark.parametrize("panel", PANELS, ids=str)
+
+
+def test_the_role_brings_every_dashboard_to_grafana() -> None:
+    said = yaml.safe_load((FOLDER.parents[1] / "vars" / "main.yml").read_text("utf-8"))
+    assert said["__monitoring_dashboards"] == sorted(path.name for path in FOLDER.iterdir())
 
 
 def test_the_files_are_what_the_script_writes(tmp_path: Path) -> None:
