@@ -200,6 +200,7 @@ VERBS = {
     "plan": ["plan"],
     "up": ["up", "--yes"],
     "validate": ["validate", "--stage", "quick"],
+    "status": ["status"],
     "burnin": ["burnin", "--plan"],
     "lock": ["lock"],
     "baseline": ["baseline", "learn"],

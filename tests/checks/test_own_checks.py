@@ -60,6 +60,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Path], Checks[A
         importlib.invalidate_caches()
         checks: Checks[Any] = Checks([one for one in BUILT_IN if one.stage in STAGES], lambda: own.found())
         monkeypatch.setattr(campaign, "CHECKS", checks)
+        monkeypatch.setattr(node_judge, "CHECKS", checks)
         monkeypatch.setattr(registry, "CHECKS", checks)
         return checks
 

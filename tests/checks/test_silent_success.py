@@ -164,7 +164,7 @@ def test_omnia_2614_provisioned_without_what_was_declared(role: str) -> None:
             "pci_ids": ["10de:2901"],
         },
     }  # fmt: skip
-    variables = dict(stack.load(stack.DEFAULT).variables)
+    variables = {**stack.load(stack.DEFAULT).variables, f"{role}_enabled": True}
     promised = [one for one in expectations.of_node(variables, node) if one.role == role]
     assert promised
     bare = dict.fromkeys(one.fact for one in promised)

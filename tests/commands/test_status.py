@@ -156,8 +156,13 @@ def test_a_node_that_only_ansible_reaches_is_asked_through_it(
 
 @pytest.mark.usefixtures("health")
 def test_the_inventory_last_used_is_taken(
-    sshd: Sshd, inventory: Callable[..., None], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    sshd: Sshd,
+    inventory: Callable[..., None],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")  # the second time its whole path is shown
     inventory(*healthy(sshd, 1))
     (tmp_path / "inventory.yml").rename(tmp_path / "fleet.yml")
     assert cli.main(["status", "fleet.yml"]) == ExitCode.OK

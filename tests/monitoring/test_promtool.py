@@ -151,7 +151,8 @@ def test_routes_of_your_own_come_before_the_default(programs: Path, tmp_path: Pa
 
 
 def test_the_expectations_compare_the_digests_of_what_is_written() -> None:
-    declared = {"monitoring_nodes": NODES, "gpuprov_roles": ["monitoring"], "inventory_hostname": "mon-01"}
+    declared = {"monitoring_nodes": NODES, "monitoring_enabled": True, "gpuprov_roles": ["monitoring"]}
+    declared["inventory_hostname"] = "mon-01"
     expected = {one.fact: one for one in of_node(declared, DEBIAN)}
     rules = expected["file./etc/prometheus/gpuprov/gpuprov-alerts.yml.sha256"]
     assert (rules.operator, rules.value) == ("equals", hashlib.sha256(ALERTS.read_bytes()).hexdigest())

@@ -221,6 +221,7 @@ def test_hosts_of_what_is_divided_do_not_wait_for_one_another() -> None:
     )
     files = [*paths.ROLES.rglob("*.yml"), *paths.ROLES.rglob("*.j2")]
     files += [paths.PLAYBOOKS / f"{name}.yml" for name in ("up", "reboot", "validate")]
+    files = [path for path in files if "files" not in path.parts]  # these no Ansible reads
     assert len(files) > 50
     assert [str(path) for path in files if words.search(path.read_text(encoding="utf-8"))] == []
 

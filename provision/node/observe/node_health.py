@@ -1,8 +1,5 @@
 """What the node's own health program (gpuprov-node-health) has to say: whether its newest result is fresh."""
 
-import json
-import time
-
 from provision.node.observe.files import ReadError, read_line, read_text
 from provision.node.observe.probe import FAMILIES, whole_family
 
@@ -14,6 +11,9 @@ LEAST_LATE = 180  # seconds
 
 def result():
     """`fresh`; `stale`: no run for three intervals, or none since boot; null: there is no result."""
+    import json  # here: most nodes are not asked
+    import time
+
     text = read_text(RESULT, LARGEST)
     if text is None:
         return None

@@ -40,10 +40,6 @@ def slurm(name: str, state: str, reason: str = "") -> dict[str, str]:
     return {"name": name, "text": sample(name, state, reason), "problem": ""}
 
 
-def test_the_schema_is_one() -> None:
-    jsonschema.Draft202012Validator.check_schema(VALIDATOR.schema)
-
-
 def test_a_healthy_fleet_takes_four_lines() -> None:
     assert shown(fleet()) == (
         "fleet.yml · 30 nodes · 2026-11-25 10:00:30 UTC\n"
