@@ -17,7 +17,16 @@ from provision.checks.check import Command, Output
 from provision.checks.health import GpuIdentity
 from provision.checks.host import kernel_log
 from provision.checks.judge import Finding, Verdict
-from provision.checks.on_node import document, entry, kernel_since, processes, settings, state, styles
+from provision.checks.on_node import (
+    document,
+    entry,
+    kernel_since,
+    metrics,
+    processes,
+    settings,
+    state,
+    styles,
+)
 from provision.checks.on_node.debounce import Rule, Tracked
 from provision.checks.on_node.kernel_since import Remembered
 from provision.checks.on_node.processes import Hung
@@ -294,3 +303,13 @@ def test_only_root_may_write(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert entry.main(["--write", "--settings", "/nowhere.json"]) == 1
     assert capsys.readouterr().err == "gpuprov-node-health: only root can write the result → run it as root\n"
+
+
+def test_a_lost_gpu_has_its_serial_number_and_is_not_counted() -> None:
+    lost = {"message": "gone", "check": "gpu_inventory", "metric": "xid.79"}
+    document_ = {**told(lost), "gpuprov": "0.1.0", "measured": "fail", "checks": []}
+    here = {"index": 0, "name": "H100", "serial": "7", "uuid": "GPU-0", "pci_address": "18", "lost": False}
+    document_["gpus"] = [here, {**document_["gpus"][0], "lost": True}]
+    found = {one.name: one.samples for one in metrics.families(document_, 1.0, {})}
+    assert [sample.labels["gpu"] for sample in found["gpuprov_gpu_info"]] == ["0"]
+    assert [sample.labels["serial"] for sample in found["gpuprov_finding"]] == ["1650"]

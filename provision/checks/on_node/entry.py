@@ -177,6 +177,7 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     health = run.judged(name, measured, known, own)
     findings = [finding for check in health.checks for finding in check.findings]
     tracked = debounce.followed(before.tracked, findings, known.rules, started, rebooted=before.rebooted)
+    answering = {gpu.index for gpu in health.gpus}
     known_gpus = {gpu.index: gpu for gpu in (*before.gpus, *health.gpus)}
     health = replace(health, gpus=tuple(known_gpus[index] for index in sorted(known_gpus)))
     after = State(tuple(tracked), measured.kernel, tuple(hung), gpus=health.gpus)
@@ -188,6 +189,8 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
         "seconds": round(time.monotonic() - began, 3),
     }
     told = document.document(health, tracked, about, known.interval)
+    for gpu in told["gpus"]:
+        gpu["lost"] = gpu["index"] not in answering
     if write:
         _write(told, after, known, boot_id)
     return told
