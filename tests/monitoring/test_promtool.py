@@ -17,8 +17,7 @@ import pytest
 from provision import paths
 from provision.desired.expectations import of_node, renderer_for
 from provision.desired.role import all_roles
-from provision.errors import LabError
-from provision.lab.command import locked
+from provision.lab.command import waiting_lock
 from provision.lab.places import LOCKS
 from tests.monitoring import debian_programs
 from tests.monitoring.rule_files import ALERTS, CASES, RECORDING
@@ -49,12 +48,8 @@ NODES = [
 
 @pytest.fixture(scope="module")
 def programs() -> Path:
-    try:
-        with locked(LOCKS / "prometheus-programs.lock", "prometheus-programs"):
-            folder = debian_programs.unpacked()
-    except LabError:
-        pytest.skip("another session fetches them")
-    return folder
+    with waiting_lock(LOCKS / "prometheus-programs.lock"):
+        return debian_programs.unpacked()
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:

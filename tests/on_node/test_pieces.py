@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from provision.checks.check import Command, Output
-from provision.checks.health import GpuIdentity
+from provision.checks.health import CheckResult, GpuIdentity, NodeHealth
 from provision.checks.host import kernel_log
 from provision.checks.judge import Finding, Verdict
 from provision.checks.on_node import (
@@ -32,6 +32,9 @@ from provision.checks.on_node.kernel_since import Remembered
 from provision.checks.on_node.processes import Hung
 from provision.checks.on_node.state import State
 from provision.errors import GpuprovError
+from provision.node import health_result
+from provision.node.observe import node_health
+from provision.validate.status import health_document
 
 BOOT = "9df8d9ab-1127-46f1-b9a1-8ae74f1bc673"
 # As journalctl of systemd 257 ends with --show-cursor, on Debian 13.
@@ -51,7 +54,10 @@ def test_the_second_run_reads_on_where_the_first_ended() -> None:
     first, known = kernel_since.joined(journal(OTHER, XID, OTHER), None, BOOT)
     assert known == Remembered(BOOT, CURSOR, (OTHER, XID))
     assert kernel_since.command(whole, known).argv[-2:] == ("--after-cursor", CURSOR)
-    again, known = kernel_since.joined(journal("-- No entries --"), known, BOOT)
+    nothing = Output("journal", ("journalctl",), 0, "-- No entries --\n", "", 0.1)
+    again, known = kernel_since.joined(nothing, known, BOOT)
+    assert known is not None
+    assert known.cursor == CURSOR
     events = [kernel_log.read(output, None)[0] for output in (first, again)]
     assert events[0] == events[1]
     assert [event.code for event in events[1]] == [79]
@@ -226,7 +232,9 @@ def test_the_history_has_a_line_for_each_change_of_the_verdict(tmp_path: Path) -
 
 
 def told(*findings: dict[str, Any], verdict: str = "fail", error: str = "") -> dict[str, Any]:
-    gpus = [{"index": 3, "name": "H100", "serial": "1650", "uuid": "GPU-1", "pci_address": "9b"}]
+    gpus = [
+        {"index": 3, "name": "H100", "serial": "1650", "uuid": "GPU-1", "pci_address": "9b", "lost": False}
+    ]
     rows = [
         {"state": "active", "verdict": "fail", "device": "gpu3", "action": "reboot", **row}
         for row in findings
@@ -313,3 +321,25 @@ def test_a_lost_gpu_has_its_serial_number_and_is_not_counted() -> None:
     found = {one.name: one.samples for one in metrics.families(document_, 1.0, {})}
     assert [sample.labels["gpu"] for sample in found["gpuprov_gpu_info"]] == ["0"]
     assert [sample.labels["serial"] for sample in found["gpuprov_finding"]] == ["1650"]
+
+
+def test_what_a_tool_printed_does_not_reach_a_terminal_and_a_lost_gpu_is_marked() -> None:
+    finding = Finding("gpu_inventory", Verdict.FAIL, "gpu3", "said \x1b[2J", "xid.79", action="power-cycle")
+    one = Tracked(finding, Rule("r", 1, 1, 3), "2026-11-25T10:00:00Z", (True,), True)
+    here, lost = (GpuIdentity(index, "H100", str(index), f"GPU-{index}", "9b") for index in (0, 3))
+    result = CheckResult("gpu_inventory", Verdict.FAIL, (finding,), (), 1.0)
+    health = NodeHealth("a", Verdict.FAIL, (result,), (here,))
+    about = {"boot_id": BOOT, "uptime": 5.0, "started": "s", "finished": "f", "seconds": 1.0}
+    made = document.document(health, [one], about, 60, (here, lost))
+    assert made["findings"][0]["message"] == "said \N{REPLACEMENT CHARACTER}[2J"
+    assert [(gpu["index"], gpu["lost"]) for gpu in made["gpus"]] == [(0, False), (3, True)]
+    assert health_document.read(document.text(made).encode()).gpus == (here, lost)
+
+
+def test_drift_and_the_program_call_the_same_result_stale() -> None:
+    """What is sent to nodes imports nothing of the checks."""
+    for interval in (15, 60, 3600):
+        limit = max(node_health.LATE * interval, node_health.LEAST_LATE)
+        assert not document.stale(limit, interval)
+        assert document.stale(limit + 1, interval)
+    assert document.LARGEST == node_health.LARGEST == health_result.HEALTH_LIMIT

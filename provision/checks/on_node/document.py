@@ -9,21 +9,30 @@ from dataclasses import asdict
 from typing import Any
 
 from provision import __version__
-from provision.checks.health import NodeHealth
+from provision.checks.health import GpuIdentity, NodeHealth
 from provision.checks.judge import Verdict
 from provision.checks.on_node import debounce
 from provision.checks.on_node.debounce import Rule, Tracked
+from provision.text import clean
 
 FORMAT = 1
 LARGEST = 256 * 1024  # bytes; who reads it refuses more
+_LATE, _LEAST_LATE = 3, 180.0  # intervals, seconds
 _TOLD = Rule("skip", 1, 1, 1)  # of what was not looked at, and why: it is told, and counts for nothing
 _FINDINGS = 200  # of a node with hundreds of ports, each with its trouble, the worst
 
 
 def document(
-    health: NodeHealth, tracked: Sequence[Tracked], run: Mapping[str, Any], interval: int
+    health: NodeHealth,
+    tracked: Sequence[Tracked],
+    run: Mapping[str, Any],
+    interval: int,
+    known: Sequence[GpuIdentity] = (),
 ) -> dict[str, Any]:
-    """`run`: boot_id, uptime, started, finished, seconds of this run."""
+    """`run`: boot_id, uptime, started, finished, seconds of this run. `known`: the GPUs that there were since
+    boot: those that did not answer in this run are `lost`."""
+    here = {gpu.index for gpu in health.gpus}
+    gpus = sorted((*health.gpus, *(gpu for gpu in known if gpu.index not in here)), key=lambda gpu: gpu.index)
     found = [finding for check in health.checks for finding in check.findings]
     told = [
         Tracked(finding, _TOLD, run["started"], (True,), active=True)
@@ -31,7 +40,7 @@ def document(
         if finding.verdict is Verdict.SKIP
     ]
     rows = [_followed(one) for one in (*tracked, *told)]
-    return {
+    made = {
         "format": FORMAT,
         "gpuprov": __version__,
         "node": health.node,
@@ -41,7 +50,7 @@ def document(
         "measured": health.verdict.value,
         # With a check, a finding of it says what is wrong.
         "error": "" if health.checks else health.error,
-        "gpus": [asdict(gpu) for gpu in health.gpus],
+        "gpus": [{**asdict(gpu), "lost": gpu.index not in here} for gpu in gpus],
         "facts": {key: value for key, value in health.facts.items() if key != "pcie_width"},
         "checks": [
             {"check": one.check, "verdict": one.verdict.value, "seconds": round(one.seconds, 3)}
@@ -49,6 +58,22 @@ def document(
         ],
         "findings": rows[:_FINDINGS],
     }
+    shown: dict[str, Any] = _shown(made)
+    return shown
+
+
+def stale(age: float, interval: float) -> bool:
+    """Whether a result of this age (seconds) says nothing of the node any more."""
+    return age > max(_LATE * interval, _LEAST_LATE)
+
+
+def _shown(value: Any) -> Any:
+    """Without what a terminal does not show as itself: tools' own words are among the texts."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, dict):
+        return {key: _shown(one) for key, one in value.items()}
+    return [_shown(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 def _otherwise(health: NodeHealth) -> Verdict:

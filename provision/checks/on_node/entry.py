@@ -21,7 +21,6 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,6 @@ RUN = Path("/run/gpuprov")
 RESULT = "health.json"
 STATE = Path("/var/lib/gpuprov/node-health")
 TEXTFILE = "gpuprov.prom"
-_LATE = 3  # intervals; an older result is none
-_LEAST_LATE = 180.0  # seconds
 _LOOK = "systemctl status gpuprov-node-health.timer"
 _STATUS = {"fail": ExitCode.UNHEALTHY, "error": ExitCode.INCOMPLETE}
 
@@ -127,7 +124,7 @@ def last(path: Path) -> Mapping[str, Any]:
 
 
 def _late(told: Mapping[str, Any], age: float | None) -> bool:
-    return age is None or age > max(_LATE * told["interval"], _LEAST_LATE)
+    return age is None or document.stale(age, told["interval"])
 
 
 def _with_age(path: Path) -> tuple[dict[str, Any], float | None]:
@@ -177,10 +174,8 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     health = run.judged(name, measured, known, own)
     findings = [finding for check in health.checks for finding in check.findings]
     tracked = debounce.followed(before.tracked, findings, known.rules, started, rebooted=before.rebooted)
-    answering = {gpu.index for gpu in health.gpus}
-    known_gpus = {gpu.index: gpu for gpu in (*before.gpus, *health.gpus)}
-    health = replace(health, gpus=tuple(known_gpus[index] for index in sorted(known_gpus)))
-    after = State(tuple(tracked), measured.kernel, tuple(hung), gpus=health.gpus)
+    gpus = {gpu.index: gpu for gpu in (*before.gpus, *health.gpus)}
+    after = State(tuple(tracked), measured.kernel, tuple(hung), gpus=tuple(gpus.values()))
     about = {
         "boot_id": boot_id,
         "uptime": round(run.uptime(), 2),
@@ -188,9 +183,7 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
         "finished": _now(),
         "seconds": round(time.monotonic() - began, 3),
     }
-    told = document.document(health, tracked, about, known.interval)
-    for gpu in told["gpus"]:
-        gpu["lost"] = gpu["index"] not in answering
+    told = document.document(health, tracked, about, known.interval, before.gpus)
     if write:
         _write(told, after, known, boot_id)
     return told

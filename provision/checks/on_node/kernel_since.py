@@ -1,7 +1,8 @@
 """The kernel's messages since the last run: the journal from where the last run ended, joined with what of
 this boot concerns GPUs.
 
-`journalctl --show-cursor` ends with the place that it has read to (systemd 252 and 257):
+`journalctl --show-cursor` ends with the place that it has read to (systemd 257 of Debian 13; where there is
+nothing new it prints `-- No entries --` alone, and ends with 0):
 
 -- cursor: s=2f5a…;i=4b1;b=4c9e…;m=…;t=…;x=…
 """
@@ -18,6 +19,7 @@ from provision.checks.host import kernel_log
 
 NAME = "journal"  # of the command in gpu_inventory
 _CURSOR = re.compile(r"^-- cursor: (s=[0-9a-f;=a-z]{20,300})$", re.MULTILINE)
+_NOTHING = "-- No entries --"  # and then no cursor
 _MOST = 4000  # lines that are kept: half the oldest, half the newest
 
 
@@ -44,7 +46,8 @@ def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Outp
     """
     found = _CURSOR.findall(output.stdout)
     text = _CURSOR.sub("", output.stdout)
-    if output.rc != 0 or output.timed_out or output.truncated or not found:
+    quiet = known is not None and not found and text.strip() == _NOTHING
+    if output.rc != 0 or output.timed_out or output.truncated or not (found or quiet):
         return replace(output, stdout=text), None
     fresh = [line for line in text.splitlines() if line.strip() and not line.startswith("-- ")]
     lines = list(known.lines) if known else fresh[:1]  # one line shows that the log could be read
@@ -53,7 +56,8 @@ def joined(output: Output, known: Remembered | None, boot_id: str) -> tuple[Outp
         lines = [*lines[: _MOST // 2], *lines[-_MOST // 2 :]]
     if not lines:  # a container's journal has no kernel lines
         return replace(output, stdout=text), None
-    return replace(output, stdout="\n".join(lines) + "\n"), Remembered(boot_id, found[-1], tuple(lines))
+    cursor = found[-1] if found else known.cursor if known else ""
+    return replace(output, stdout="\n".join(lines) + "\n"), Remembered(boot_id, cursor, tuple(lines))
 
 
 def plain(known: Remembered | None) -> Mapping[str, Any] | None:

@@ -86,7 +86,7 @@ def families(told: Mapping[str, Any], written: float, burnin: Mapping[str, float
             tuple(
                 Sample(1, {"gpu": str(gpu["index"]), **{key: str(gpu[key]) for key in _IDENTITY}})
                 for gpu in told["gpus"]
-                if not gpu.get("lost")
+                if not gpu["lost"]
             ),
         ),
     ]

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 
 from provision.checks.health import GpuIdentity
 from provision.checks.judge import ACTIONS, Finding, Verdict
+from provision.checks.on_node.document import FORMAT, LARGEST
 from provision.text import clean, one_line
 
-FORMAT = 1
-LIMIT = 256 * 1024  # bytes of the whole
 _TEXT = 4000  # characters of one text
 _MOST = 4096  # entries of a list
 _HOUR, _YEAR = 3600, 366 * 86400
@@ -70,8 +69,8 @@ class HealthDocument:
 
 def read(raw: bytes) -> HealthDocument:
     """The result in this text. Raises DocumentError."""
-    if len(raw) > LIMIT:
-        raise DocumentError(f"is larger than {LIMIT // 1024} KiB")
+    if len(raw) > LARGEST:
+        raise DocumentError(f"is larger than {LARGEST // 1024} KiB")
     try:
         document = json.loads(raw.decode("utf-8"), parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -119,7 +118,7 @@ def _text(entry: Mapping[str, Any], name: str, most: int = _TEXT) -> str:
 
 def _sentence(entry: Mapping[str, Any], name: str) -> str:
     """A text for people, cut where it is too long."""
-    return one_line(_text(entry, name, LIMIT), _TEXT)
+    return one_line(_text(entry, name, LARGEST), _TEXT)
 
 
 def _printable(value: str, name: str) -> str:

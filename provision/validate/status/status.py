@@ -19,16 +19,15 @@ from typing import Any
 from provision import __version__
 from provision.checks.health import CheckResult, FleetHealth, NodeHealth
 from provision.checks.judge import Finding, Verdict, worst
+from provision.checks.on_node.document import LARGEST, stale
 from provision.fleet import Fleet
 from provision.remote.protocol import AnswerError, NodeError, state_word, unframed
 from provision.report.causes import overall
 from provision.text import one_line, spelled
 from provision.validate.status import slurm
-from provision.validate.status.health_document import LIMIT, DocumentError, HealthDocument, HeldFinding, read
+from provision.validate.status.health_document import DocumentError, HealthDocument, HeldFinding, read
 from provision.validate.status.slurm import SlurmState
 
-INTERVALS = 3  # a result is stale when it is older than so many of them
-AT_LEAST = 180.0  # seconds that a result is fresh at least
 _FUTURE = 5.0  # seconds that a result may be ahead of the node's clock: both are rounded
 TIMER = "systemctl status gpuprov-node-health.timer"
 ABSENT = "no health result: the role node_health is not applied"
@@ -124,7 +123,7 @@ def _judged(node: str, answer: _Answer) -> NodeStatus:
     elif age < -_FUTURE:
         said = f"the health result is ahead of the node's clock since boot by {spelled(int(-age))}"
         verdict, trouble = Verdict.ERROR, f"{said}: {_MORE}"
-    elif age > max(AT_LEAST, INTERVALS * document.interval):
+    elif stale(age, document.interval):
         verdict, trouble = Verdict.ERROR, _stale(f"the health result is {int(age // 60)} min old", document)
     else:
         verdict, trouble = _verdict(document)
@@ -181,7 +180,7 @@ class _Answer:
     def text(self) -> bytes:
         """The result itself; one byte above the limit where it is larger. Raises DocumentError."""
         try:
-            return zlib.decompressobj().decompress(binascii.a2b_base64(self._health), LIMIT + 1)
+            return zlib.decompressobj().decompress(binascii.a2b_base64(self._health), LARGEST + 1)
         except (ValueError, binascii.Error, zlib.error):
             raise DocumentError("did not come through whole") from None
 
