@@ -1,8 +1,8 @@
 """The kernel's messages since the last run: the journal from where the last run ended, joined with what of
 this boot concerns GPUs.
 
-`journalctl --show-cursor` ends with the place that it has read to (systemd 257 of Debian 13; where there is
-nothing new it prints `-- No entries --` alone, and ends with 0):
+`journalctl --show-cursor` ends with the place that it has read to (seen of systemd 257 on Debian 13;
+`-- No entries --` comes before it where nothing is new, and alone where nothing ever was):
 
 -- cursor: s=2f5a…;i=4b1;b=4c9e…;m=…;t=…;x=…
 """
@@ -19,7 +19,7 @@ from provision.checks.host import kernel_log
 
 NAME = "journal"  # of the command in gpu_inventory
 _CURSOR = re.compile(r"^-- cursor: (s=[0-9a-f;=a-z]{20,300})$", re.MULTILINE)
-_NOTHING = "-- No entries --"  # and then no cursor
+_NOTHING = "-- No entries --"
 _MOST = 4000  # lines that are kept: half the oldest, half the newest
 
 
