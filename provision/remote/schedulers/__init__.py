@@ -1,0 +1,80 @@
+"""Schedulers: who hands nodes out to jobs, behind one small interface.
+
+`gpuprov_scheduler` of a node says which one it has: `slurm`, `kubernetes`, `hooks` (programs of the site,
+which can drain and return, and nothing else), or `none`. A scheduler answers for every node it was given and
+raises for none: what went wrong with a node is a line beside its name.
+
+**Whose drain it is.** Each reason that we give begins with `gpuprov: `. A node that a person or another
+program took out of service is theirs: it is neither drained again (their reason would be lost) nor resumed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+PREFIX = "gpuprov: "  # begins each reason of ours, in every scheduler
+REASON = 200  # characters of one that are kept
+
+
+class Holder(enum.StrEnum):
+    """Who keeps jobs away from a node."""
+
+    NOBODY = "nobody"  # it takes jobs, or would if it were well
+    US = "gpuprov"
+    OTHERS = "others"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job on a node: `id` and `user` as the scheduler writes them; `seconds` it has run for, if known."""
+
+    id: str
+    user: str = ""
+    seconds: int | None = None
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """What a scheduler says of one node.
+
+    `name`: what it calls the node. `state`: in its own words (`IDLE+DRAIN`). `reason`: why the node was taken
+    out of service, whole, with who and when where it says so. `holder`: whose doing that is. `takes_jobs`: it
+    may start a job there now. `pools`: Slurm's partitions, the labels of Kubernetes that pods select by
+    (`key=value`). `error`: why nothing is known; then the rest says nothing.
+    """
+
+    name: str
+    state: str = ""
+    reason: str = ""
+    holder: Holder = Holder.NOBODY
+    takes_jobs: bool = False
+    pools: tuple[str, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    error: str = ""
+
+
+class Scheduler(Protocol):
+    """One scheduler, and the nodes that it has. Names of nodes are the inventory's.
+
+    Each call asks for all its nodes together, where the scheduler can, and ends within its own deadline.
+    """
+
+    kind: str  # slurm, kubernetes, hooks
+
+    def look(self, nodes: Sequence[str]) -> dict[str, Scheduled]:
+        """Each node's state and the jobs on it."""
+
+    def drain(self, reasons: Mapping[str, str]) -> dict[str, str]:
+        """Let no new job onto these nodes (node → why, without PREFIX); jobs that run go on. Node → why that
+        failed, for those where it did. Idempotent; a node that others hold is left to them, and that is no
+        failure."""
+
+    def resume(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Give nodes that we took out of service back. Node → why that failed. Idempotent; a node that others
+        hold stays as it is, and that is no failure."""
+
+    def join(self, node: str, like: str) -> str:
+        """Put `node` into the pools that `like` is in and it is not; why that failed, or "". Idempotent."""
