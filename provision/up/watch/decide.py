@@ -1,0 +1,207 @@
+"""Which nodes are taken out of service now, which are left, and why (pure).
+
+Everything here errs towards doing nothing: a fault costs a job, a wrong drain of half a fleet costs all of
+them. What is held back is told to people, once, for as long as it is so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from provision.fleet import Fleet
+from provision.node_names import fold, natural
+from provision.remote.schedulers import Holder, Scheduled
+from provision.text import many, spelled
+from provision.up.watch.incidents import Incident, Role, Step, new, roles
+from provision.up.watch.policy import Policy, distance, fits
+from provision.up.watch.seen import Seen
+
+HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class View:
+    """All that a decision rests on, at one moment. `at`: seconds since 1970. `scheduled`: what the scheduler
+    said, at most seconds ago; a node that is missing there is one of which nothing is known."""
+
+    at: float
+    fleet: Fleet
+    seen: Mapping[str, Seen]
+    scheduled: Mapping[str, Scheduled]
+    incidents: Sequence[Incident]
+    validated: Mapping[str, float] = field(default_factory=dict)  # spare → when it last passed
+
+    @property
+    def roles(self) -> dict[str, Role]:
+        return roles(self.fleet, self.incidents)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Why nodes are left in service though they failed. `kind` is one of `held.*`; the same kind about the
+    same nodes is told once."""
+
+    kind: str
+    nodes: tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`opened`: new incidents, to be written before anything is done. `held`: what is not done."""
+
+    opened: tuple[Incident, ...] = ()
+    held: tuple[Held, ...] = ()
+
+
+def suspects(view: View, policy: Policy) -> list[str]:
+    """The nodes of which the scheduler's word is needed now: failed ones, and those silent for long."""
+    busy = {one.node for one in view.incidents if one.holds_node}
+    return [
+        name
+        for name, one in view.seen.items()
+        if name not in busy
+        and (one.fatal or (one.silent and view.at - one.since >= policy.down_minutes * 60))
+    ]
+
+
+def decide(view: View, policy: Policy) -> Decision:
+    """The incidents to open now."""
+    candidates = suspects(view, policy)
+    silent = [name for name, one in view.seen.items() if one.silent]
+    if policy.too_silent(len(silent), len(view.seen)):
+        why = (
+            f"{many(len(silent), 'node')} of {len(view.seen):,} silent at once ({fold(silent, 120)}): "
+            "the fault may be this machine or its network, so nothing is drained"
+        )
+        return Decision(held=(Held("held.silent", tuple(sorted(silent, key=natural)), why),))
+    opened: list[Incident] = []
+    held: list[Held] = []
+    role = view.roles
+    # Who failed first goes first; in one moment, the one whose fault is certain before the silent one.
+    for name in sorted(
+        candidates, key=lambda name: (view.seen[name].silent, view.seen[name].since, natural(name))
+    ):
+        if role.get(name) is Role.REPAIR or name not in view.fleet.nodes:
+            continue
+        outcome = _one(name, view, policy, role, opened)
+        if isinstance(outcome, Incident):
+            opened.append(outcome)
+        elif outcome is not None:
+            held.append(outcome)
+    return Decision(tuple(opened), _together(held))
+
+
+def _one(
+    name: str, view: View, policy: Policy, role: Mapping[str, Role], opened: Sequence[Incident]
+) -> Incident | Held | None:
+    seen, word = view.seen[name], view.scheduled.get(name)
+    was_spare = role[name] is Role.SPARE
+    if word is None:
+        return None  # asked, but not answered yet
+    if word.error:
+        return Held(
+            "held.scheduler", (name,), f"the scheduler does not say how it has the node: {word.error}"
+        )
+    if word.holder is Holder.OTHERS:
+        return None  # people have it in hand
+    if word.holder is Holder.US and not was_spare:
+        return None  # another run of gpuprov took it out: `up`, a burn-in, the watch of another machine
+    cause, action = seen.cause, seen.action
+    if not seen.fatal:
+        if word.takes_jobs or not word.down:
+            return None  # silent to us alone
+        silent = spelled(int(view.at - seen.since))
+        cause = f"down: no answer for {silent}, and the scheduler has it as {word.state}"
+        action = "investigate"
+    if not was_spare and (limit := _limit(name, word, view, policy, opened)):
+        return limit
+    taken = [one.id for one in (*view.incidents, *opened)]
+    more = {"action": action, "device": seen.device, "serial": seen.serial, "was_spare": was_spare}
+    return new(name, view.at, cause, taken, **more)
+
+
+def _limit(name: str, word: Scheduled, view: View, policy: Policy, opened: Sequence[Incident]) -> Held | None:
+    recent = [
+        one
+        for one in view.incidents
+        if view.at - one.opened < HOUR and not one.was_spare and one.step is not Step.CLOSED
+    ]
+    count = len(recent) + sum(not one.was_spare for one in opened)
+    if count >= policy.hourly:
+        why = f"{many(count, 'node')} taken out of service within an hour: the limit (gpuprov_watch.hourly)"
+        return Held("held.hourly", (name,), why)
+    out = {one.node for one in (*view.incidents, *opened) if one.holds_node and not one.was_spare}
+    for pool in word.pools:
+        members = [other for other, its in view.scheduled.items() if pool in its.pools and not its.error]
+        mine = [other for other in members if other in out]
+        if len(mine) >= policy.out_of(len(members)):
+            why = (
+                f"{len(mine)} of the {len(members)} nodes of {pool} are out of service for a fault already: "
+                "the limit (gpuprov_watch.share)"
+            )
+            return Held("held.share", (name,), why)
+    return None
+
+
+def _together(held: Sequence[Held]) -> tuple[Held, ...]:
+    """The same reason once, with all its nodes."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for one in held:
+        found.setdefault((one.kind, one.why), []).extend(one.nodes)
+    return tuple(Held(kind, tuple(nodes), why) for (kind, why), nodes in found.items())
+
+
+def ready(spare: str, view: View, policy: Policy) -> str:
+    """Why a spare cannot go into service now, or ""."""
+    seen, word = view.seen.get(spare), view.scheduled.get(spare)
+    if seen is None:
+        return "nothing is known of its health yet"
+    if not seen.healthy:
+        return seen.cause or seen.trouble or f"its verdict is {seen.verdict}"
+    if word is None or word.error:
+        return f"the scheduler does not say how it has it: {word.error if word else 'no answer yet'}"
+    if word.holder is Holder.OTHERS:
+        return f"others hold it in the scheduler: {word.reason}"
+    if word.holder is Holder.NOBODY:
+        return "it is in service in the scheduler"
+    if word.jobs:
+        return f"job {word.jobs[0].id} still runs on it"
+    at = view.validated.get(spare)
+    if at is None:
+        return "it was not validated yet"
+    if view.at - at > policy.validated_hours * HOUR:
+        return f"it was validated {spelled(int(view.at - at))} ago"
+    return ""
+
+
+def choose(incident: Incident, view: View, policy: Policy) -> tuple[str, dict[str, str]]:
+    """The spare for an incident, or ""; and why each of the others is none."""
+    role, node = view.roles, view.fleet.nodes.get(incident.node)
+    if node is None:
+        return "", {}
+    taken = {one.spare for one in view.incidents if one.holds_spare and one.id != incident.id}
+    why: dict[str, str] = {}
+    for name, one in view.fleet.nodes.items():
+        if role[name] is not Role.SPARE:
+            continue
+        if name in taken:
+            why[name] = "it takes another node's place"
+        elif name in incident.tried:
+            why[name] = "its last check failed"
+        elif not fits(one, node, policy):
+            why[name] = "another SKU or stack, or gpuprov_watch.same forbids it"
+        else:
+            why[name] = ready(name, view, policy)
+    fit = [name for name, problem in why.items() if not problem]
+    best = min(
+        fit,
+        key=lambda name: (
+            distance(view.fleet.nodes[name], node, policy),
+            -view.validated[name],
+            natural(name),
+        ),
+        default="",
+    )
+    return best, {name: problem for name, problem in why.items() if problem}

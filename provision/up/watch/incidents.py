@@ -1,0 +1,256 @@
+"""What the watch remembers: one file for each incident, and what follows from all of them.
+
+    incidents/<id>.json    a node that failed, and how far its replacement has come
+    validated.json         when each spare was validated last, and with which verdict
+    history.jsonl          each change of a node's health
+    outbox/<id>.json       a message that was not delivered to everybody yet (tell.py)
+
+An incident's `step` names what is to be done **next**, and is written before it is done. Every step can be
+done twice without harm, so a watch that was killed takes each incident up at its step. Files are replaced
+whole; they are meant to be read by people, and a newer format is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import enum
+import fcntl
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from provision import atomic_file, paths
+from provision.errors import GpuprovError, RunFolderError
+from provision.fleet import Fleet
+from provision.up.watch.policy import SPARES
+
+FORMAT = 1
+DAYS = 30  # for so long a failure counts against a node
+_MOST_HOURS = 7 * 24
+_HISTORY = 64 * 1024 * 1024  # bytes of history.jsonl; then it is begun anew, and the old one kept beside
+
+
+class Step(enum.StrEnum):
+    """What is to be done next."""
+
+    DRAIN = "drain"
+    CHOOSE = "choose"  # a spare; waits here while there is none
+    VERIFY = "verify"
+    PLACE = "place"
+    EVIDENCE = "evidence"
+    REPAIR = "repair"  # the node waits for people: `gpuprov return`
+    CLOSED = "closed"
+
+
+class Role(enum.StrEnum):
+    """What a node is for, now."""
+
+    SERVICE = "service"
+    SPARE = "spare"
+    REPAIR = "repair"
+
+
+@dataclass(frozen=True)
+class Incident:
+    """One failed node. Times are seconds since 1970.
+
+    `cause`: one line for people; `action`, `device`, `serial` of the finding. `spare`: the node that takes
+    its place (chosen from step `verify` on); `tried`: spares that turned out to be none. `was_spare`: it
+    failed while it waited, so nobody takes its place. `placed`, `closed`, `returned`: when. `note`: why it
+    stands where it stands. `returning`: how far `gpuprov return` has come: step → the run that did it.
+    """
+
+    id: str
+    node: str
+    opened: float
+    step: Step
+    cause: str
+    action: str = "investigate"
+    device: str = "node"
+    serial: str = ""
+    spare: str = ""
+    tried: tuple[str, ...] = ()
+    was_spare: bool = False
+    drained: float | None = None
+    placed: float | None = None
+    closed: float | None = None
+    returned: float | None = None
+    note: str = ""
+    returning: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str:
+        """What the scheduler is told: the id first, so that each watch knows whose drain it is."""
+        return f"{self.id} {self.cause}"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the watch has something left to do for it."""
+        return self.step not in (Step.REPAIR, Step.CLOSED)
+
+    @property
+    def holds_node(self) -> bool:
+        """Whether the node is out of service because of it."""
+        return self.step is not Step.CLOSED and self.returned is None
+
+    @property
+    def holds_spare(self) -> bool:
+        """Whether its spare is in use, or about to be."""
+        return bool(self.spare) and self.step is not Step.CLOSED
+
+
+def new(node: str, at: float, cause: str, taken: Sequence[str], **more: Any) -> Incident:
+    """A new one; its name says when and what, and no other has it."""
+    stamp = datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", node)[:60]
+    name, number = f"{stamp}-{plain}", 1
+    while name in taken:
+        number += 1
+        name = f"{stamp}-{plain}-{number}"
+    return Incident(name, node, at, Step.DRAIN, cause, **more)
+
+
+def roles(fleet: Fleet, incidents: Sequence[Incident]) -> dict[str, Role]:
+    """What each node is for: what the inventory says, and since then its incidents, in order of time."""
+    spares = fleet.groups.get(SPARES, ())
+    found = {name: Role.SPARE if name in spares else Role.SERVICE for name in fleet.nodes}
+    changes: list[tuple[float, int, str, Role]] = []
+    for one in incidents:
+        if one.step is Step.CLOSED and one.placed is None:
+            continue
+        changes.append((one.opened, 0, one.node, Role.REPAIR))
+        if one.spare and (one.placed is not None):
+            changes.append((one.placed, 1, one.spare, Role.SERVICE))
+        if one.returned is not None:
+            changes.append((one.returned, 2, one.node, Role.SPARE))
+    for _, _, node, role in sorted(changes):
+        if node in found:
+            found[node] = role
+    return found
+
+
+def may_return(node: str, incidents: Sequence[Incident], hours: float) -> float:
+    """From when on a node may come back: each failure in the last 30 days doubles the wait."""
+    mine = sorted(one.opened for one in incidents if one.node == node and one.step is not Step.CLOSED)
+    if not mine:
+        return 0.0
+    counted = sum(opened > mine[-1] - DAYS * 86400 for opened in mine)
+    return mine[-1] + min(hours * 2.0 ** (counted - 1), _MOST_HOURS) * 3600
+
+
+def place_of(fleet: Fleet) -> Path:
+    """The folder of the watch of this inventory."""
+    whole = fleet.place
+    plain = re.sub(r"[^A-Za-z0-9._-]", "_", Path(whole).name)[:60]
+    return paths.state_home() / "watch" / f"{plain}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+
+class Store:
+    """The folder of one watch."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold it against another watch on this machine; the kernel lets go when we are killed."""
+        self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
+                raise GpuprovError(
+                    f"this fleet is watched already, by process {holder or 'unknown'}",
+                    "end that one first: systemctl stop gpuprov-watch",
+                ) from None
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            for folder in ("incidents", "outbox"):
+                (self.path / folder).mkdir(exist_ok=True, mode=0o700)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def incidents(self) -> list[Incident]:
+        """All there are, by time. Raises RunFolderError for a file that cannot be read."""
+        found = [_incident(path) for path in sorted((self.path / "incidents").glob("[!.]*.json"))]
+        return sorted(found, key=lambda one: (one.opened, one.id))
+
+    def write(self, incident: Incident) -> None:
+        """Keep it as it is now. Raises RunFolderError where that is not possible."""
+        document = {"format": FORMAT, **asdict(incident)}
+        self._replace(f"incidents/{incident.id}.json", document)
+
+    def validated(self) -> dict[str, dict[str, Any]]:
+        """Spare → {at, verdict, run}: its last validation."""
+        found = _read(self.path / "validated.json")
+        return {str(name): one for name, one in found.get("nodes", {}).items() if isinstance(one, dict)}
+
+    def write_validated(self, node: str, at: float, verdict: str, run: str) -> None:
+        nodes = {**self.validated(), node: {"at": at, "verdict": verdict, "run": run}}
+        self._replace("validated.json", {"format": FORMAT, "nodes": nodes})
+
+    def remember(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Append to the history of health."""
+        path = self.path / "history.jsonl"
+        with _kept(path):
+            if path.exists() and path.stat().st_size > _HISTORY:
+                path.replace(path.with_suffix(".1.jsonl"))
+            with path.open("a", encoding="ascii") as file:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def _replace(self, name: str, document: Mapping[str, Any]) -> None:
+        path = self.path / name
+        with _kept(path):
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            atomic_file.write(path, json.dumps(document, indent=2) + "\n")
+
+
+@contextlib.contextmanager
+def _kept(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(
+            f"{path} cannot be written: {error.strerror}", "make room, or give the folder to this user"
+        ) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}", "restore it, or move it away") from None
+    if not isinstance(document, dict) or not isinstance(document.get("format"), int):
+        raise RunFolderError(f"{path} was not written by gpuprov", "move it away")
+    if document["format"] > FORMAT:
+        raise RunFolderError(f"{path} was written by a newer gpuprov", "update gpuprov here")
+    return document
+
+
+_KNOWN = {one.name for one in fields(Incident)}
+
+
+def _incident(path: Path) -> Incident:
+    document = _read(path)
+    try:
+        known = {name: value for name, value in document.items() if name in _KNOWN}
+        known |= {"step": Step(known["step"]), "tried": tuple(known.get("tried", ()))}
+        return Incident(**known)
+    except (KeyError, ValueError, TypeError) as error:
+        raise RunFolderError(f"{path} is no incident: {error}", "restore it, or move it away") from None
+
+
+def moved(incident: Incident, step: Step, note: str = "", **more: Any) -> Incident:
+    """The incident at another step."""
+    return replace(incident, step=step, note=note, **more)

@@ -1,0 +1,128 @@
+"""What the operator allows the watch to do (pure): limits, and which spare may stand in for which node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from provision.errors import StackError
+from provision.fleet import Fleet, Node
+
+SPARES = "gpuprov_spares"  # the group of nodes that wait
+_OBJECT = "gpuprov_watch"
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The mapping `gpuprov_watch` of the inventory; each value below is its default.
+
+    Limits: `hourly` substitutions in 60 minutes; `share` percent of a pool (a partition) that the watch may
+    keep out of service at the same time, one node at least; with `silent_share` percent of the nodes silent,
+    and `silent_nodes` at least, the fault is taken to be here or in the network, and nothing is drained.
+    `down_minutes`: how long a node must be silent here and down for the scheduler until it counts as failed.
+
+    Spares: SKU and stack must be the failed node's. So must the variables named in `same`; those in `prefer`
+    decide among several. A spare was validated within `validated_hours`, or is validated before it counts.
+    `verify_seconds`: the longest that its last check, before it goes into service, may take.
+
+    `return_hours`: how long a node stays away after its first failure in 30 days; twice that after each more.
+    """
+
+    hourly: int = 4
+    share: float = 10.0
+    silent_share: float = 10.0
+    silent_nodes: int = 3
+    down_minutes: float = 5.0
+    same: tuple[str, ...] = ()
+    prefer: tuple[str, ...] = ("gpuprov_rack",)
+    validated_hours: float = 24.0
+    verify_seconds: float = 120.0
+    return_hours: float = 1.0
+
+    def out_of(self, pool: int) -> int:
+        """How many nodes of a pool of this size the watch may keep out of service."""
+        return max(1, int(pool * self.share / 100))
+
+    def too_silent(self, silent: int, nodes: int) -> bool:
+        """Whether so many nodes are silent that the fault is not theirs."""
+        return silent >= self.silent_nodes and silent * 100 >= nodes * self.silent_share
+
+
+def of(fleet: Fleet, overrides: Mapping[str, Any]) -> Policy:
+    """The one policy of a fleet. Raises StackError for a value that cannot be meant, or two policies."""
+    given: dict[str, tuple[Any, str]] = {}
+    for node in fleet.nodes.values():
+        value = overrides.get(_OBJECT, node.variables.get(_OBJECT))
+        given.setdefault(repr(value), (value, node.name))
+    if len(given) > 1:
+        (_, one), (_, other) = list(given.values())[:2]
+        raise StackError(
+            f"{_OBJECT} is not the same for {one} and {other}",
+            "set it once, for the group all: one watch has one",
+        )
+    value, name = next(iter(given.values()), (None, ""))
+    return policy(value, name)
+
+
+def policy(value: Any, where: str) -> Policy:
+    """The policy that this value of `gpuprov_watch` says; `where`: the node that has it."""
+    if value is None:
+        return Policy()
+    if not isinstance(value, Mapping):
+        raise StackError(
+            f"{_OBJECT} ({where}) must be a mapping, not {value!r}", "docs/watch.md has its keys"
+        )
+    known = {one.name: one.default for one in fields(Policy)}
+    if unknown := [str(name) for name in value if name not in known]:
+        raise StackError(f"{_OBJECT} ({where}) has no key {unknown[0]!r}", f"it has {', '.join(known)}")
+    found: dict[str, Any] = {}
+    for name, wanted in value.items():
+        allowed, words = _FORMS[name]
+        if not allowed(wanted):
+            raise StackError(
+                f"{_OBJECT}.{name} ({where}) must be {words}, not {wanted!r}", "correct it in the inventory"
+            )
+        found[name] = tuple(wanted) if isinstance(wanted, list) else wanted
+    return Policy(**found)
+
+
+def _number(low: float, high: float) -> tuple[Callable[[Any], bool], str]:
+    return (
+        lambda value: type(value) in (int, float) and low <= value <= high
+    ), f"a number from {low:g} to {high:g}"
+
+
+def _whole(low: int, high: int) -> tuple[Callable[[Any], bool], str]:
+    return (lambda value: type(value) is int and low <= value <= high), f"a whole number from {low} to {high}"
+
+
+_NAMES: tuple[Callable[[Any], bool], str] = (
+    lambda value: (
+        isinstance(value, list) and all(isinstance(name, str) and name.isidentifier() for name in value)
+    ),
+    "a list of variables",
+)
+_FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "hourly": _whole(0, 1000),
+    "share": _number(0, 100),
+    "silent_share": _number(1, 100),
+    "silent_nodes": _whole(2, 10_000),
+    "down_minutes": _number(1, 1440),
+    "same": _NAMES,
+    "prefer": _NAMES,
+    "validated_hours": _number(1, 24 * 365),
+    "verify_seconds": _number(5, 3600),
+    "return_hours": _number(0, 24 * 30),
+}
+
+
+def fits(spare: Node, node: Node, policy: Policy) -> bool:
+    """Whether a spare may stand in for a node."""
+    names = ("gpuprov_sku", "gpuprov_stack", "gpuprov_expected_gpus", *policy.same)
+    return all(spare.variables.get(name) == node.variables.get(name) for name in names)
+
+
+def distance(spare: Node, node: Node, policy: Policy) -> int:
+    """In how many of the preferred variables they differ: the fewer, the better."""
+    return sum(spare.variables.get(name) != node.variables.get(name) for name in policy.prefer)

@@ -1,0 +1,100 @@
+"""What the watch knows of a node: what matters of its newest health result, and since when (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from provision.checks.judge import Finding, Verdict
+from provision.text import one_line
+from provision.validate.status.status import NodeStatus
+
+# A finding that fails, with one of these as what to do, is a matter of the job or of the measurement.
+_NO_FAULT = frozenset({"none", "watch", "restart job", "run again"})
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One node. `verdict`: of a result that counts, else `error`. `silent`: it does not answer at all.
+
+    `fatal`: a finding that counts says that the node is not fit for jobs; then `cause`, `device`, `serial`
+    and `action` are that finding's. `since`: seconds since 1970 at which this began. `trouble`: why nothing
+    is known."""
+
+    node: str
+    verdict: Verdict
+    since: float
+    silent: bool = False
+    fatal: bool = False
+    cause: str = ""
+    device: str = "node"
+    serial: str = ""
+    action: str = "none"
+    trouble: str = ""
+
+    @property
+    def healthy(self) -> bool:
+        return self.verdict in (Verdict.PASS, Verdict.WARN) and not self.fatal
+
+    def same_as(self, other: Seen | None) -> bool:
+        """Whether nothing but the time differs."""
+        return other is not None and replace(self, since=0.0) == replace(other, since=0.0)
+
+    def row(self, at: float) -> dict[str, Any]:
+        """A line of the history."""
+        return {
+            "at": round(at, 3),
+            "node": self.node,
+            "verdict": self.verdict.value,
+            "silent": self.silent,
+            "fatal": self.fatal,
+            "cause": self.cause,
+            "device": self.device,
+            "serial": self.serial,
+            "action": self.action,
+            "trouble": self.trouble,
+        }
+
+
+def seen(status: NodeStatus, at: float, before: Seen | None = None) -> Seen:
+    """What matters of a node's newest result."""
+    silent = status.state == "unreachable"
+    found = Seen(status.node, status.verdict, at, silent, trouble=one_line(status.trouble, 300))
+    counting = [held.finding for held in status.held if held.state != "pending"]
+    fatal = [one for one in counting if one.verdict is Verdict.FAIL and one.action not in _NO_FAULT]
+    if fatal:
+        first = fatal[0]
+        found = replace(
+            found,
+            fatal=True,
+            cause=one_line(first.message, 300),
+            device=one_line(first.device, 60),
+            serial=_serial(first, status),
+            action=first.action,
+        )
+    since = before.since if before is not None and found.same_as(before) else at
+    return replace(found, since=since)
+
+
+def _serial(finding: Finding, status: NodeStatus) -> str:
+    """The serial number of the GPU that a finding is about."""
+    gpus = status.document.gpus if status.document is not None else ()
+    return next((gpu.serial for gpu in gpus if f"gpu{gpu.index}" == finding.device), "")
+
+
+def recorded(row: Mapping[str, Any]) -> Seen:
+    """A node as a line of the history has it. Raises ValueError for a line that is none."""
+    texts = ("node", "cause", "device", "serial", "action", "trouble")
+    if not all(isinstance(row.get(name), str) for name in texts):
+        raise ValueError(f"{', '.join(texts)} must be texts")
+    at = row.get("at")
+    if isinstance(at, bool) or not isinstance(at, int | float):
+        raise ValueError("at must be a number")
+    return Seen(
+        verdict=Verdict(row.get("verdict")),
+        since=float(at),
+        silent=row.get("silent") is True,
+        fatal=row.get("fatal") is True,
+        **{name: one_line(row[name], 300) for name in texts},
+    )

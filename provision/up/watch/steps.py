@@ -1,0 +1,286 @@
+"""One incident, step by step: drained, a spare chosen, verified and put in its place, evidence kept.
+
+Before a step is done the incident says so on disk (incidents.py); each can be done twice. Whoever else acts
+on the same node meanwhile (a person, `up`, the watch of another machine) is asked of the scheduler before
+each step, and wins.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from provision.remote.schedulers import Holder, Scheduled, Scheduler
+from provision.text import one_line
+from provision.up.watch.decide import View, choose
+from provision.up.watch.incidents import Incident, Step, Store, moved, new
+from provision.up.watch.policy import Policy
+
+PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a step that failed is tried again; the last one stays
+PLACE_TRIES = 4  # then the spare is put back, and another one is chosen
+
+
+@dataclass(frozen=True)
+class Checked:
+    """How a spare's last check went. `passed`: it may go into service. `again`: nothing is said of the spare
+    (another run holds it for the moment, the check was interrupted)."""
+
+    passed: bool
+    why: str = ""
+    run: str = ""
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Message:
+    """What people are told. `kind`: one of docs/watch.md; `id` is the same however often it is sent."""
+
+    id: str
+    kind: str
+    at: float
+    text: str
+    node: str = ""
+    spare: str = ""
+    incident: str = ""
+    cause: str = ""
+    action: str = ""
+    device: str = ""
+    serial: str = ""
+    next: str = ""
+
+
+class World(Protocol):
+    """What steps act on. Called from several threads."""
+
+    scheduler: Scheduler
+
+    def now(self) -> float:
+        """Seconds since 1970."""
+
+    def view(self) -> View:
+        """All that is known now; the scheduler's word of spares is of the last seconds."""
+
+    def verify(self, spare: str) -> Checked:
+        """Check a spare once more, as `gpuprov validate --stage quick` does."""
+
+    def evidence(self, incident: Incident) -> str:
+        """Keep what a repair needs. Why that did not work, or ""."""
+
+    def tell(self, message: Message) -> None:
+        """Have people told, sooner or later; returns when the message is on disk."""
+
+
+class Steps:
+    """Takes incidents forward. `say`: lines for the log."""
+
+    def __init__(self, world: World, store: Store, policy: Policy, say: Callable[[str], None]) -> None:
+        self._world, self._store, self._policy, self._say = world, store, policy, say
+        self._choosing = threading.Lock()  # a spare must not be given to two
+        self._tries: dict[tuple[str, str], int] = {}
+        self._doing = {
+            Step.DRAIN: self._drain,
+            Step.CHOOSE: self._choose,
+            Step.VERIFY: self._verify,
+            Step.PLACE: self._place,
+            Step.EVIDENCE: self._evidence,
+        }
+
+    def advance(self, incident: Incident) -> tuple[Incident, float]:
+        """Do the next step. The incident as it is now (and on disk), and the seconds to wait before the next
+        call: 0.0 where it went on."""
+        after = self._doing[incident.step](incident)
+        if after.step is not incident.step:
+            self._say(f"{after.id}: {_sentence(after)}")
+        elif after.note != incident.note:
+            self._say(f"{after.id}: {after.note}")
+        if after != incident:
+            self._store.write(after)
+        if after.step is incident.step and after.is_open:
+            key = (after.id, after.step.value)
+            self._tries[key] = self._tries.get(key, 0) + 1
+            return after, PAUSES[min(self._tries[key], len(PAUSES)) - 1]
+        return after, 0.0
+
+    def _word(self, node: str) -> Scheduled:
+        return self._world.scheduler.look([node]).get(node) or Scheduled(node, error="no answer")
+
+    def _drain(self, incident: Incident) -> Incident:
+        name, scheduler = incident.node, self._world.scheduler
+        if incident.was_spare:
+            problem = scheduler.mark({name: incident.reason}).get(name, "")
+            if problem:
+                return _again(incident, f"{name} cannot be marked: {problem}")
+            self._spare_failed(incident)
+            return moved(incident, Step.EVIDENCE, drained=self._world.now())
+        word = self._word(name)
+        if word.holder is Holder.NOBODY and not word.error:
+            seen = self._world.view().seen.get(name)
+            if seen is None and self._world.now() - incident.opened > _OLD:
+                return _again(incident, f"waiting for {name}'s health, which may have changed since")
+            if seen is not None and seen.healthy:
+                return self._closed(incident, f"{name} is healthy again, and nothing was done yet")
+            problem = scheduler.drain({name: incident.reason}).get(name, "")
+            if problem:
+                return self._stuck(incident, f"{name} cannot be drained: {problem}")
+            word = self._word(name)
+        if word.error:
+            return self._stuck(incident, f"the scheduler does not answer for {name}: {word.error}")
+        if word.holder is Holder.OTHERS:
+            return self._closed(incident, f"{name} was taken out of service by others: {word.reason}")
+        if incident.id not in word.reason:
+            if word.holder is Holder.NOBODY:
+                return _again(incident, f"{name} is not drained yet")
+            return self._closed(incident, f"another gpuprov has {name}: {word.reason}")
+        return moved(incident, Step.CHOOSE, drained=self._world.now())
+
+    def _choose(self, incident: Incident) -> Incident:
+        with self._choosing:
+            spare, why = choose(incident, self._world.view(), self._policy)
+            if spare:
+                chosen = moved(incident, Step.VERIFY, spare=spare)
+                self._store.write(chosen)
+                return chosen
+        each = "; ".join(f"{name}: {problem}" for name, problem in why.items())
+        note = one_line(f"no spare for {incident.node}: {each or 'the group gpuprov_spares has none'}", 600)
+        self._tell(incident, "no-spare", note, "add a spare, or repair one: gpuprov return NODE")
+        return _again(incident, note)
+
+    def _verify(self, incident: Incident) -> Incident:
+        spare, scheduler = incident.spare, self._world.scheduler
+        word = self._word(spare)
+        if word.error:
+            return _again(incident, f"the scheduler does not answer for {spare}: {word.error}")
+        if word.holder is not Holder.US:
+            return self._other(incident, f"{spare} is no spare any more: {word.state} {word.reason}")
+        mine = f"{incident.id} takes the place of {incident.node}"
+        if incident.id not in word.reason:
+            # The watch of another machine may want the same spare: who is named last has it.
+            if problem := scheduler.mark({spare: mine}).get(spare, ""):
+                return self._other(incident, f"{spare} cannot be marked: {problem}")
+        checked = self._world.verify(spare)
+        if checked.again:
+            return _again(incident, f"{spare} could not be checked: {checked.why}")
+        word = self._word(spare)
+        if word.error:
+            return _again(incident, f"the scheduler does not answer for {spare}: {word.error}")
+        if word.holder is not Holder.US or incident.id not in word.reason:
+            return self._other(incident, f"others took {spare} meanwhile: {word.state} {word.reason}")
+        if not checked.passed:
+            self._spare_no_more(spare, checked.why)
+            return self._other(incident, f"{spare} failed its last check: {checked.why}")
+        self._store.write_validated(spare, self._world.now(), "pass", checked.run)
+        return moved(incident, Step.PLACE)
+
+    def _place(self, incident: Incident) -> Incident:
+        spare, scheduler = incident.spare, self._world.scheduler
+        word = self._word(spare)
+        if word.holder is Holder.OTHERS:
+            return self._other(incident, f"others took {spare}: {word.reason}")
+        if word.holder is Holder.US and incident.id not in word.reason:
+            return self._other(incident, f"another gpuprov has {spare}: {word.reason}")
+        seen = self._world.view().seen.get(spare)
+        problem = word.error
+        if not problem and seen is not None and (seen.fatal or seen.silent):
+            problem = seen.cause or seen.trouble
+        problem = problem or scheduler.join(spare, incident.node)
+        if not problem and word.holder is Holder.US:
+            problem = scheduler.resume([spare]).get(spare, "")
+        if not problem:
+            word = self._word(spare)
+            if word.takes_jobs:
+                return self._placed(incident)
+            problem = word.error or f"it takes no jobs: {word.state} {word.reason}"
+        if self._tries.get((incident.id, Step.PLACE.value), 0) + 1 < PLACE_TRIES:
+            return _again(incident, f"{spare} cannot be put into service: {problem}")
+        if undone := scheduler.drain({spare: f"{incident.id} could not be put into service"}).get(spare, ""):
+            return _again(
+                incident, f"{spare} cannot be put into service ({problem}), nor be drained: {undone}"
+            )
+        self._tries.pop((incident.id, Step.PLACE.value), None)
+        self._tell(
+            incident,
+            "not-placed",
+            f"{spare} could not take the place of {incident.node}: {problem}",
+            f"scontrol show node {spare}",
+        )
+        return self._other(incident, f"{spare} could not be put into service: {problem}")
+
+    def _placed(self, incident: Incident) -> Incident:
+        at = self._world.now()
+        text = (
+            f"{incident.node} failed and was drained ({incident.cause}); {incident.spare} took its place "
+            f"after {at - incident.opened:.0f} s. To do on {incident.node}: {incident.action}"
+        )
+        self._tell(incident, "replaced", text, f"gpuprov return {incident.node}")
+        return moved(incident, Step.EVIDENCE, placed=at)
+
+    def _evidence(self, incident: Incident) -> Incident:
+        problem = self._world.evidence(incident)
+        note = f"no evidence could be kept: {problem}" if problem else ""
+        return moved(incident, Step.REPAIR, note)
+
+    def _other(self, incident: Incident, why: str) -> Incident:
+        """Choose another spare."""
+        self._say(f"{incident.id}: {why}")
+        tried = (*incident.tried, incident.spare)
+        return moved(incident, Step.CHOOSE, why, spare="", tried=tried)
+
+    def _spare_no_more(self, spare: str, why: str) -> None:
+        """A spare that is none waits for repair, as any failed node does."""
+        known = self._store.incidents()
+        if any(one.node == spare and one.holds_node for one in known):
+            return
+        taken = [one.id for one in known]
+        self._store.write(new(spare, self._world.now(), one_line(why, 300), taken, was_spare=True))
+
+    def _spare_failed(self, incident: Incident) -> None:
+        text = f"the spare {incident.node} is none any more: {incident.cause}"
+        self._tell(incident, "spare-failed", text, f"gpuprov return {incident.node}")
+
+    def _stuck(self, incident: Incident, note: str) -> Incident:
+        """A failed node still gets jobs: people must know."""
+        self._tell(incident, "not-drained", note, "drain it by hand, or repair the scheduler")
+        return _again(incident, note)
+
+    def _closed(self, incident: Incident, why: str) -> Incident:
+        return moved(incident, Step.CLOSED, why, closed=self._world.now())
+
+    def _tell(self, incident: Incident, kind: str, text: str, advice: str) -> None:
+        self._world.tell(
+            Message(
+                f"{incident.id}.{kind}",
+                kind,
+                self._world.now(),
+                text,
+                incident.node,
+                incident.spare,
+                incident.id,
+                incident.cause,
+                incident.action,
+                incident.device,
+                incident.serial,
+                advice,
+            )
+        )
+
+
+_OLD = 60.0  # seconds after which an incident that did nothing yet is not believed unseen
+
+
+def _again(incident: Incident, note: str) -> Incident:
+    return moved(incident, incident.step, note)
+
+
+def _sentence(incident: Incident) -> str:
+    """An incident's newest step, for the log."""
+    spare, node = incident.spare, incident.node
+    return {
+        Step.CHOOSE: f"{node} is out of service; choosing a spare",
+        Step.VERIFY: f"checking {spare} once more",
+        Step.PLACE: f"{spare} passed; putting it into service",
+        Step.EVIDENCE: f"{spare} took the place of {node}" if spare else f"{node} is no spare any more",
+        Step.REPAIR: f"{node} waits for repair: gpuprov return {node}",
+        Step.CLOSED: f"nothing more to do: {incident.note}",
+    }.get(incident.step, incident.step.value)
