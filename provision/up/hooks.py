@@ -64,22 +64,22 @@ def load(fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, dict[str, Hook
             name = f"gpuprov_{event}_hook"
             if not given.get(name):
                 continue
-            path = _placed(str(given[name]), fleet.source)
+            path = placed(str(given[name]), fleet.source)
             if path not in checked:
-                _refuse_unusable(path, f"{name} ({node.name})")
+                refuse_unusable(path, f"{name} ({node.name})")
                 checked[path] = None
             timeout = float(given.get("gpuprov_hook_timeout") or TIMEOUT)
             hooks[node.name] = Hook(path, timeout, given.get("gpuprov_hook_scope") == "wave")
     return found
 
 
-def _placed(named: str, source: Path) -> Path:
+def placed(named: str, source: Path) -> Path:
     """A relative path is relative to the inventory that names it."""
     home = source if source.is_dir() else source.parent
     return (home.absolute() / Path(named).expanduser()).absolute()
 
 
-def _refuse_unusable(path: Path, where: str) -> None:
+def refuse_unusable(path: Path, where: str) -> None:
     if not path.exists():
         raise InventoryError(f"{where}: there is no {path}", "paths are relative to the inventory's folder")
     if not path.is_file():

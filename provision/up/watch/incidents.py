@@ -1,6 +1,7 @@
 """What the watch remembers: one file for each incident, and what follows from all of them.
 
     incidents/<id>.json    a node that failed, and how far its replacement has come
+    returns/<id>.json      how far `gpuprov return` has brought that node back
     validated.json         when each spare was validated last, and with which verdict
     history.jsonl          each change of a node's health
     outbox/<id>.json       a message that was not delivered to everybody yet (tell.py)
@@ -80,8 +81,8 @@ class Incident:
     drained: float | None = None
     placed: float | None = None
     closed: float | None = None
-    returned: float | None = None
     note: str = ""
+    returned: float | None = None
     returning: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -156,6 +157,8 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        # The folders' times of change, and what was in them then.
+        self._known: tuple[tuple[int, ...], list[Incident]] = ((), [])
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -173,7 +176,7 @@ class Store:
                 ) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            for folder in ("incidents", "outbox"):
+            for folder in ("incidents", "outbox", "returns"):
                 (self.path / folder).mkdir(exist_ok=True, mode=0o700)
             yield
         finally:
@@ -181,13 +184,23 @@ class Store:
 
     def incidents(self) -> list[Incident]:
         """All there are, by time. Raises RunFolderError for a file that cannot be read."""
-        found = [_incident(path) for path in sorted((self.path / "incidents").glob("[!.]*.json"))]
-        return sorted(found, key=lambda one: (one.opened, one.id))
+        folder, returns = self.path / "incidents", self.path / "returns"
+        # Each file is replaced by renaming, which changes its folder's time.
+        changed = tuple(one.stat().st_mtime_ns if one.is_dir() else 0 for one in (folder, returns))
+        if changed != self._known[0]:
+            found = [_incident(path, returns / path.name) for path in sorted(folder.glob("[!.]*.json"))]
+            self._known = (changed, sorted(found, key=lambda one: (one.opened, one.id)))
+        return list(self._known[1])
 
     def write(self, incident: Incident) -> None:
         """Keep it as it is now. Raises RunFolderError where that is not possible."""
-        document = {"format": FORMAT, **asdict(incident)}
-        self._replace(f"incidents/{incident.id}.json", document)
+        document = {name: value for name, value in asdict(incident).items() if name not in _OF_RETURN}
+        self._replace(f"incidents/{incident.id}.json", {"format": FORMAT, **document})
+
+    def write_return(self, incident: Incident) -> None:
+        """Keep how far its node has come back: a file of its own, since a watch may write the other."""
+        document = {name: value for name, value in asdict(incident).items() if name in _OF_RETURN}
+        self._replace(f"returns/{incident.id}.json", {"format": FORMAT, **document})
 
     def validated(self) -> dict[str, dict[str, Any]]:
         """Spare → {at, verdict, run}: its last validation."""
@@ -239,10 +252,12 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 _KNOWN = {one.name for one in fields(Incident)}
+_OF_RETURN = ("returned", "returning")
 
 
-def _incident(path: Path) -> Incident:
-    document = _read(path)
+def _incident(path: Path, back: Path) -> Incident:
+    document, more = _read(path), _read(back)
+    document |= {name: more[name] for name in _OF_RETURN if name in more}
     try:
         known = {name: value for name, value in document.items() if name in _KNOWN}
         known |= {"step": Step(known["step"]), "tried": tuple(known.get("tried", ()))}

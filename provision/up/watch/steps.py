@@ -155,10 +155,10 @@ class Steps:
         if word.holder is not Holder.US:
             return self._other(incident, f"{spare} is no spare any more: {word.state} {word.reason}")
         mine = f"{incident.id} takes the place of {incident.node}"
-        if incident.id not in word.reason:
-            # The watch of another machine may want the same spare: who is named last has it.
-            if problem := scheduler.mark({spare: mine}).get(spare, ""):
-                return self._other(incident, f"{spare} cannot be marked: {problem}")
+        # The watch of another machine may want the same spare: who is named last has it.
+        problem = "" if incident.id in word.reason else scheduler.mark({spare: mine}).get(spare, "")
+        if problem:
+            return self._other(incident, f"{spare} cannot be marked: {problem}")
         checked = self._world.verify(spare)
         if checked.again:
             return _again(incident, f"{spare} could not be checked: {checked.why}")

@@ -1,0 +1,121 @@
+"""What the watch would have done: its decisions over a recorded history of health (pure).
+
+The history says nothing of schedulers, so each node is taken to be in one pool, with the spares drained and
+validated; a node that was silent is not taken to be down.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from provision.errors import UsageError
+from provision.fleet import Fleet
+from provision.node_names import fold
+from provision.remote.schedulers import Holder, Scheduled
+from provision.up.watch.decide import View, choose, decide
+from provision.up.watch.incidents import Incident, Role, Step, moved
+from provision.up.watch.policy import Policy
+from provision.up.watch.seen import Seen, recorded
+
+TICK = 60.0  # seconds between two decisions while nothing changes: limits end with time
+POOL = "the fleet"
+_DAY = 86400.0
+
+
+def history(paths: Sequence[Path]) -> list[Seen]:
+    """The rows of these files, by time. Raises UsageError naming file and line."""
+    rows: list[Seen] = []
+    for path in paths:
+        try:
+            text = path.read_text("utf-8", "replace")
+        except OSError as error:
+            raise UsageError(f"{path}: {error.strerror}", "name a history.jsonl of gpuprov watch") from None
+        lines = text.splitlines()
+        for number, line in enumerate(lines, 1):
+            try:
+                row = json.loads(line)
+                rows.append(recorded(row if isinstance(row, dict) else {}))
+            except ValueError as error:
+                if number == len(lines) and not text.endswith("\n"):
+                    continue  # the last line of a watch that was killed
+                raise UsageError(
+                    f"{path}, line {number}: no line of a history: {error}", "remove it"
+                ) from None
+    return sorted(rows, key=lambda one: one.since)
+
+
+def last_day(rows: Sequence[Seen]) -> list[Seen]:
+    """The rows of the last 24 hours that are recorded, and how each node was before them."""
+    start = rows[-1].since - _DAY if rows else 0.0
+    before = {one.node: replace(one, since=min(one.since, start)) for one in rows if one.since <= start}
+    return [*before.values(), *(one for one in rows if one.since > start)]
+
+
+@dataclass
+class Replay:
+    """One pass. `lines` yields what would have been done, a line each."""
+
+    fleet: Fleet
+    policy: Policy
+    seen: dict[str, Seen] = field(default_factory=dict)
+    incidents: list[Incident] = field(default_factory=list)
+    told: set[str] = field(default_factory=set)
+
+    def lines(self, rows: Iterable[Seen]) -> Iterator[str]:
+        """Go through the rows, which are sorted by time."""
+        at, others = 0.0, set[str]()
+        for row in rows:
+            if row.node not in self.fleet.nodes:
+                others.add(row.node)
+                continue
+            while at and at + TICK < row.since:
+                at += TICK
+                yield from self._at(at)
+            if at and row.since > at:
+                yield from self._at(row.since)
+            self.seen[row.node] = row
+            at = max(at, row.since)
+        if at:
+            yield from self._at(at)
+        if others:
+            yield f"not in the inventory: {fold(others, 200)}"
+
+    def _view(self, at: float) -> View:
+        view = View(at, self.fleet, self.seen, {}, self.incidents, dict.fromkeys(self.fleet.nodes, at))
+        words = {}
+        for name, role in view.roles.items():
+            waits = role is not Role.SERVICE
+            holder = Holder.US if waits else Holder.NOBODY
+            words[name] = Scheduled(name, "", "", holder, takes_jobs=not waits, pools=(POOL,))
+        return replace(view, scheduled=words)
+
+    def _at(self, at: float) -> Iterator[str]:
+        decision = decide(self._view(at), self.policy)
+        current = {f"{one.kind} {one.nodes}" for one in decision.held}
+        for one in decision.held:
+            if f"{one.kind} {one.nodes}" not in self.told:
+                yield f"{_time(at)}  leave    {fold(one.nodes, 200)}: {one.why}"
+        self.told = current
+        for incident in decision.opened:
+            yield f"{_time(at)}  drain    {incident.node}: {incident.cause}"
+            step = Step.REPAIR if incident.was_spare else Step.CHOOSE
+            self.incidents.append(moved(incident, step, drained=at))
+        for number, incident in enumerate(self.incidents):
+            if incident.step is not Step.CHOOSE:
+                continue
+            spare, why = choose(incident, self._view(at), self.policy)
+            if spare:
+                self.incidents[number] = moved(incident, Step.REPAIR, spare=spare, placed=at)
+                yield f"{_time(at)}  replace  {incident.node} by {spare}"
+            elif not incident.note:
+                each = "; ".join(f"{name}: {problem}" for name, problem in why.items())
+                self.incidents[number] = replace(incident, note="no spare")
+                yield f"{_time(at)}  no spare {incident.node}: {each or 'there is none'}"
+
+
+def _time(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,276 @@
+"""The watch itself: reads the nodes' health as it changes, asks the scheduler, decides, and acts.
+
+One thread takes health in and decides. Incidents are taken forward by a few others, so that a spare's check
+keeps nobody waiting. All that must survive a kill is in the store before it is done.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from provision.fleet import Fleet
+from provision.node_names import fold
+from provision.remote.schedulers import Holder, Scheduled, Scheduler
+from provision.text import many
+from provision.up.watch.decide import HOUR, Held, View, decide, ready, suspects
+from provision.up.watch.incidents import Incident, Role, Store, roles
+from provision.up.watch.policy import Policy
+from provision.up.watch.seen import Seen, seen
+from provision.up.watch.steps import Checked, Message, Steps
+from provision.validate.status.status import NodeStatus
+
+AT_ONCE = 4  # incidents taken forward at the same time
+PACE = 0.2  # seconds between two rounds at least, where nothing failed
+WAIT = 1.0  # seconds at most between two looks at what there is to do
+ASK_ALL = 30.0  # seconds between two questions to the scheduler about all nodes
+ASK_SOME = 5.0  # seconds for which its word about a node that failed, or a spare, is believed
+RENEW = 0.9  # part of the time a validation counts for, after which a spare is validated again
+SPARE = "spare"  # the reason that a waiting spare has in its scheduler
+TOLD_AGAIN = 3600.0  # seconds after which people are told again of what is still held back
+
+
+class Stream(Protocol):
+    """Health as it changes: provision.validate.status.stream.HealthStream."""
+
+    def changes(self, seconds: float) -> Sequence[NodeStatus]:
+        """What changed, the newest only for each node; waits at most so long."""
+
+
+class Checks(Protocol):
+    """What the watch runs: see checking.py."""
+
+    def verify(self, spare: str) -> Checked: ...
+    def evidence(self, incident: Incident) -> str: ...
+    def stop(self) -> None: ...
+
+
+class Watch:
+    """One fleet under watch. The store is held by the caller (Store.alone). `say`: lines for the log."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        policy: Policy,
+        store: Store,
+        stream: Stream,
+        scheduler: Scheduler,
+        checks: Checks,
+        tell: Callable[[Message], None],
+        say: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.scheduler = scheduler
+        self._fleet, self._policy, self._store = fleet, policy, store
+        self._stream, self._checks, self._say, self._clock = stream, checks, say, clock
+        self.tell = tell
+        self._seen: dict[str, Seen] = {}
+        self._words: dict[str, tuple[float, Scheduled]] = {}  # node → when it was asked, the answer
+        self._steps = Steps(self, store, policy, say)
+        self._pool = concurrent.futures.ThreadPoolExecutor(AT_ONCE, "incident")
+        self._running: dict[str, concurrent.futures.Future[tuple[Incident, float]]] = {}
+        self._not_before: dict[str, float] = {}
+        self._renewing: tuple[str, concurrent.futures.Future[Checked]] | None = None
+        self._renewer = concurrent.futures.ThreadPoolExecutor(1, "spare")
+        self._renew_after: dict[str, float] = {}
+        self._held: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._asked_all = 0.0
+        self._stopped = False
+
+    # What steps act on: the protocol World.
+
+    def now(self) -> float:
+        return self._clock()
+
+    def view(self) -> View:
+        """What is known now, with the scheduler's word of each spare of the last seconds."""
+        role = roles(self._fleet, self._store.incidents())
+        self._ask([name for name, one in role.items() if one is Role.SPARE], ASK_SOME)
+        return self._known()
+
+    def _known(self) -> View:
+        incidents = self._store.incidents()
+        validated = {
+            name: float(one["at"])
+            for name, one in self._store.validated().items()
+            if one.get("verdict") == "pass" and isinstance(one.get("at"), int | float)
+        }
+        words = {name: word for name, (_, word) in list(self._words.items())}
+        return View(self.now(), self._fleet, dict(self._seen), words, incidents, validated)
+
+    def verify(self, spare: str) -> Checked:
+        return self._checks.verify(spare)
+
+    def evidence(self, incident: Incident) -> str:
+        return self._checks.evidence(incident)
+
+    # The loop.
+
+    def run(self) -> None:
+        """Watch until `stop`."""
+        self._greet()
+        try:
+            while not self._stopped:
+                self.round(WAIT)
+        finally:
+            self._checks.stop()
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._renewer.shutdown(wait=True, cancel_futures=True)
+
+    def stop(self) -> None:
+        """End after this round; what is begun goes on at the next start."""
+        self._stopped = True
+        self._checks.stop()
+
+    def round(self, wait: float) -> None:
+        """Take in what changed, decide, and take incidents a step forward."""
+        began = time.monotonic()
+        if not self._take(self._stream.changes(wait)):
+            # A thousand nodes change every few milliseconds; nothing of it is urgent but a failure.
+            time.sleep(max(0.0, began + PACE - time.monotonic()))
+        if time.monotonic() - self._asked_all > ASK_ALL or not self._asked_all:
+            self._asked_all = time.monotonic()
+            self._ask(list(self._fleet.nodes), 0.0)
+            self._keep_spares()
+        view = self._known()
+        if failed := suspects(view, self._policy):
+            self._ask(failed, ASK_SOME)
+            view = self._known()
+        decision = decide(view, self._policy)
+        for incident in decision.opened:
+            self._store.write(incident)
+            self._say(f"{incident.id}: {incident.node} failed: {incident.cause}")
+        self._tell_held(decision.held)
+        self._forward()
+        self._renew(view)
+
+    def _take(self, changed: Sequence[NodeStatus]) -> bool:
+        """Take in what changed; whether a node failed."""
+        rows = []
+        for status in changed:
+            at, before = self.now(), self._seen.get(status.node)
+            found = seen(status, at, before)
+            if not found.same_as(before):
+                rows.append(found.row(at))
+            self._seen[status.node] = found
+        if rows:
+            self._store.remember(rows)
+        return any(self._seen[status.node].fatal for status in changed)
+
+    def _ask(self, nodes: Sequence[str], age: float) -> None:
+        """Have the scheduler's word of these nodes, at most so many seconds old."""
+        now = time.monotonic()
+        old = [name for name in nodes if name not in self._words or now - self._words[name][0] >= age]
+        if not old:
+            return
+        found = self.scheduler.look(old)
+        for name in old:
+            self._words[name] = (time.monotonic(), found.get(name, Scheduled(name, error="no answer")))
+
+    def _forward(self) -> None:
+        """Let each open incident take its next step."""
+        for name, future in list(self._running.items()):
+            if future.done():
+                del self._running[name]
+                incident, pause = future.result()
+                self._not_before[name] = time.monotonic() + pause
+                self._words.pop(incident.node, None)
+                self._words.pop(incident.spare, None)
+        for incident in self._store.incidents():
+            due = self._not_before.get(incident.id, 0.0) <= time.monotonic()
+            if incident.is_open and due and incident.id not in self._running and not self._stopped:
+                self._running[incident.id] = self._pool.submit(self._on, incident)
+
+    def _on(self, incident: Incident) -> tuple[Incident, float]:
+        """As far forward as it goes without waiting."""
+        pause = 0.0
+        while incident.is_open and not pause and not self._stopped:
+            incident, pause = self._steps.advance(incident)
+        return incident, pause
+
+    # Spares.
+
+    def _keep_spares(self) -> None:
+        """A spare that takes jobs is taken out of service: it is to wait."""
+        incidents = self._store.incidents()
+        role = roles(self._fleet, incidents)
+        taken = {one.spare for one in incidents if one.holds_spare and one.placed is None}
+        idle = [
+            name
+            for name, one in role.items()
+            if one is Role.SPARE and name not in taken and self._is(name, Holder.NOBODY)
+        ]
+        if not idle:
+            return
+        problems = self.scheduler.drain(dict.fromkeys(idle, SPARE))
+        self._ask(idle, 0.0)
+        for name in idle:
+            why = problems.get(name, "")
+            self._say(f"{name} cannot be kept as a spare: {why}" if why else f"{name} is kept as a spare")
+
+    def _is(self, name: str, holder: Holder) -> bool:
+        word = self._words[name][1] if name in self._words else None
+        return word is not None and not word.error and word.holder is holder
+
+    def _renew(self, view: View) -> None:
+        """Validate spares again before their validation counts no more, one at a time."""
+        if self._renewing is not None:
+            name, future = self._renewing
+            if not future.done():
+                return
+            self._renewing = None
+            checked = future.result()
+            if checked.passed:
+                self._store.write_validated(name, self.now(), "pass", checked.run)
+                self._say(f"the spare {name} was validated")
+            elif checked.again:
+                self._renew_after[name] = time.monotonic() + 60
+            else:
+                self._renew_after[name] = time.monotonic() + HOUR
+                self._store.write_validated(name, self.now(), "fail", checked.run)
+                text = f"the spare {name} did not pass its validation: {checked.why}"
+                stamp = f"{name}.spare-failed.{self.now():.0f}"
+                advice = f"gpuprov validate --nodes {name}"
+                self.tell(Message(stamp, "spare-failed", self.now(), text, name, next=advice))
+        limit = self._policy.validated_hours * HOUR * RENEW
+        waiting = {one.spare for one in view.incidents if one.holds_spare and one.placed is None}
+        for name, role in view.roles.items():
+            old = self.now() - view.validated.get(name, 0.0) > limit
+            if role is not Role.SPARE or name in waiting or not old:
+                continue
+            fresh = replace(view, validated={**view.validated, name: self.now()})
+            if self._renew_after.get(name, 0.0) <= time.monotonic() and not ready(name, fresh, self._policy):
+                self._renewing = (name, self._renewer.submit(self._checks.verify, name))
+                return
+
+    # People.
+
+    def _tell_held(self, held: Sequence[Held]) -> None:
+        now = time.monotonic()
+        current = {(one.kind, one.nodes): one for one in held}
+        self._held = {key: at for key, at in self._held.items() if key in current}
+        for key, one in current.items():
+            if now - self._held.get(key, -TOLD_AGAIN) < TOLD_AGAIN:
+                continue
+            self._held[key] = now
+            at = self.now()
+            name = fold(one.nodes, 200)
+            text = f"{name}: left in service: {one.why}"
+            advice = f"gpuprov status --nodes {one.nodes[0]}"
+            stamp = f"{at:.0f}.{one.kind}.{one.nodes[0]}".replace("/", "_")
+            self.tell(Message(stamp, one.kind, at, text, one.nodes[0], next=advice))
+
+    def _greet(self) -> None:
+        incidents = self._store.incidents()
+        role = roles(self._fleet, incidents)
+        counts = {one: sum(each is one for each in role.values()) for one in Role}
+        self._say(
+            f"watching {many(len(self._fleet.nodes), 'node')}: {counts[Role.SERVICE]:,} in service, "
+            f"{many(counts[Role.SPARE], 'spare')}, {counts[Role.REPAIR]:,} in repair"
+        )
+        for one in incidents:
+            if one.is_open:
+                self._say(f"{one.id}: goes on with {one.step}")

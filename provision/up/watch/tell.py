@@ -1,0 +1,247 @@
+"""Telling people: a program of the site, webhooks, an Alertmanager; each message until all have it.
+
+A message is on disk before it is sent, and stays there until every receiver has taken it, so that neither a
+restart nor a receiver that is down loses one. It may come twice after a crash: `id` is then the same.
+Addresses may hold a token, so they are written nowhere: on disk a receiver is its position in the inventory's
+list.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import http.client
+import json
+import ssl
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from provision import __version__, atomic_file
+from provision.errors import InventoryError, RunFolderError
+from provision.fleet import Fleet
+from provision.text import one_line
+from provision.up.hooks import PATH, Hook, placed, refuse_unusable
+from provision.up.watch.steps import Message
+
+FORMAT = 1
+SECONDS = 10.0  # for one receiver to take one message
+PAUSES = (2.0, 5.0, 15.0, 60.0, 300.0)  # between tries; the last one stays
+GIVEN_UP = 24 * 3600.0  # after so long nobody needs it any more
+ALERT_MINUTES = 15  # an alert lives for so long, if it is not renewed: a message is an event, no state
+
+
+@dataclass(frozen=True)
+class Receiver:
+    """One that is told. `name`: for the log, without a secret; `send` raises OSError or ValueError."""
+
+    name: str
+    send: Callable[[Message], None]
+
+
+def receivers(fleet: Fleet, overrides: Mapping[str, Any]) -> list[Receiver]:
+    """Those that the inventory names, the same for all its nodes. Raises InventoryError for one that cannot
+    be used."""
+    found: list[Receiver] = []
+    if program := _one("gpuprov_watch_hook", fleet, overrides):
+        path = placed(str(program), fleet.source)
+        refuse_unusable(path, "gpuprov_watch_hook")
+        hook = Hook(path)
+        found.append(Receiver("gpuprov_watch_hook", lambda message: _run(hook, message)))
+    for number, url in enumerate(_one("gpuprov_watch_webhooks", fleet, overrides) or (), 1):
+        name = f"gpuprov_watch_webhooks, entry {number}"
+        _check(name, url)
+        found.append(Receiver(name, _webhook(url)))
+    if url := _one("gpuprov_watch_alertmanager", fleet, overrides):
+        _check("gpuprov_watch_alertmanager", url)
+        place = url.rstrip("/") + "/api/v2/alerts"
+        found.append(Receiver("gpuprov_watch_alertmanager", lambda message: _post(place, alerts(message))))
+    return found
+
+
+def _webhook(url: str) -> Callable[[Message], None]:
+    return lambda message: _post(url, document(message))
+
+
+def _one(name: str, fleet: Fleet, overrides: Mapping[str, Any]) -> Any:
+    values = [overrides.get(name, node.variables.get(name)) for node in fleet.nodes.values()]
+    if any(value != values[0] for value in values):
+        raise InventoryError(f"{name} is not the same for all nodes", "set it once, for the group all")
+    return values[0] if values else None
+
+
+def _check(name: str, url: Any) -> None:
+    split = urlsplit(url) if isinstance(url, str) else None
+    if split is None or split.scheme not in ("http", "https") or not split.hostname:
+        raise InventoryError(f"{name} is no address", "write https://host/path")
+
+
+def document(message: Message) -> dict[str, Any]:
+    """What a program and a webhook get."""
+    return {"format": FORMAT, "gpuprov": __version__, **asdict(message), "at": _iso(message.at)}
+
+
+def alerts(message: Message) -> list[dict[str, Any]]:
+    """The same for Alertmanager: POST /api/v2/alerts of its API v2 (openapi.yaml of its sources)."""
+    labels = {
+        "alertname": "GpuprovWatch",
+        "kind": message.kind,
+        "node": message.node,
+        "severity": "info" if message.kind == "replaced" else "critical",
+        "device": message.device if message.node else "",
+        "serial": message.serial,
+    }
+    annotations = {"summary": message.text, "action": message.action, "next": message.next, "id": message.id}
+    return [
+        {
+            "labels": {name: value for name, value in labels.items() if value},
+            "annotations": {name: value for name, value in annotations.items() if value},
+            "startsAt": _iso(message.at),
+            "endsAt": _iso(max(message.at, time.time()) + ALERT_MINUTES * 60),
+        }
+    ]
+
+
+def _iso(at: float) -> str:
+    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A message for one host is not carried to another."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _post(url: str, body: Any) -> None:
+    request = urllib.request.Request(  # noqa: S310 - the scheme was checked
+        url,
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json", "User-Agent": f"gpuprov/{__version__}"},
+    )
+    opener = urllib.request.build_opener(
+        _NoRedirect(), urllib.request.HTTPSHandler(context=ssl.create_default_context())
+    )
+    try:
+        with opener.open(request, timeout=SECONDS) as answer:
+            answer.read(1024)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise OSError(f"it answered with status {error.code}") from None
+    except urllib.error.URLError as error:
+        raise OSError(one_line(str(error.reason), 200)) from None
+    except http.client.HTTPException as error:
+        raise OSError(f"it did not answer as HTTP: {type(error).__name__}") from None
+
+
+def _run(hook: Hook, message: Message) -> None:
+    """Run the site's program: the kind and the node as arguments, the message on standard input."""
+    try:
+        done = subprocess.run(
+            [str(hook.path), message.kind, message.node],
+            input=json.dumps(document(message)).encode() + b"\n",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=60,
+            env={"PATH": PATH, "LC_ALL": "C.UTF-8"},
+            cwd=hook.path.parent,
+            start_new_session=True,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError("it did not end within 60 s") from None
+    if done.returncode:
+        last = one_line(done.stdout.decode("utf-8", "replace").strip().rpartition("\n")[2], 200)
+        raise OSError(f"it ended with status {done.returncode}: {last}")
+
+
+class Teller(contextlib.AbstractContextManager["Teller"]):
+    """Sends what is in the outbox, in a thread of its own. `say`: lines for the log."""
+
+    def __init__(self, outbox: Path, to: Sequence[Receiver], say: Callable[[str], None]) -> None:
+        self._outbox, self._to, self._say = outbox, to, say
+        self._wake, self._ended = threading.Event(), False
+        self._told: set[str] = set()
+        self._waits: dict[str, tuple[float, int]] = {}  # message → not before, tries
+        self._thread = threading.Thread(target=self._loop, name="tell", daemon=True)
+
+    def __enter__(self) -> Teller:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        self._wake.set()
+        self._thread.join(SECONDS)
+
+    def tell(self, message: Message) -> None:
+        """Put a message into the outbox, once. Raises RunFolderError where that is not possible."""
+        if message.id in self._told:
+            return
+        self._told.add(message.id)
+        self._say(f"{message.kind}: {message.text}")
+        if not self._to:
+            return
+        row = {"format": FORMAT, "message": asdict(message), "left": list(range(len(self._to)))}
+        try:
+            atomic_file.write(self._outbox / f"{message.id}.json", json.dumps(row) + "\n")
+        except OSError as error:
+            raise RunFolderError(f"{self._outbox} cannot be written: {error.strerror}", "make room") from None
+        self._wake.set()
+
+    def _loop(self) -> None:
+        while not self._ended:
+            self._wake.clear()
+            pause = self._round()
+            self._wake.wait(pause)
+
+    def _round(self) -> float:
+        """Send all that is due; seconds until the next may be."""
+        now, soonest = time.monotonic(), 3600.0
+        for path in sorted(self._outbox.glob("[!.]*.json")):
+            if self._ended:
+                break
+            due, tries = self._waits.get(path.name, (0.0, 0))
+            if due <= now and not self._sent(path):
+                pause = PAUSES[min(tries, len(PAUSES) - 1)]
+                self._waits[path.name] = due, tries = time.monotonic() + pause, tries + 1
+            if path.name in self._waits:
+                soonest = min(soonest, max(0.1, due - time.monotonic()))
+        return soonest
+
+    def _sent(self, path: Path) -> bool:
+        """Whether everybody has it now."""
+        try:
+            row = json.loads(path.read_text("ascii"))
+            message, left = Message(**row["message"]), [int(number) for number in row["left"]]
+        except (OSError, ValueError, KeyError, TypeError):
+            with contextlib.suppress(OSError):
+                path.replace(path.with_suffix(".unreadable"))
+            self._say(f"{path.name} in the outbox is no message; it was put aside")
+            return True
+        still = []
+        for number in left:
+            if number >= len(self._to):
+                continue  # the inventory names fewer receivers now
+            try:
+                self._to[number].send(message)
+            except (OSError, ValueError) as error:
+                still.append(number)
+                if path.name not in self._waits:
+                    self._say(f"{self._to[number].name} was not told of {message.id}: {error}; trying again")
+        with contextlib.suppress(OSError):
+            if not still or time.time() - message.at > GIVEN_UP:
+                path.unlink()
+                self._waits.pop(path.name, None)
+                return True
+            if still != left:
+                atomic_file.write(path, json.dumps({**row, "left": still}) + "\n")
+        return False
