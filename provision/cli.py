@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import importlib
+import keyword
 import sys
 from collections.abc import Sequence
 from types import ModuleType
@@ -19,6 +20,8 @@ COMMANDS = {
     "up": "install the declared stack on the nodes, and verify the result",
     "validate": "run the hardware checks, judge the results, write one health report",
     "status": "show the state of the fleet now, from the nodes' own health programs",
+    "watch": "replace nodes that fail by proven spares; runs as a service of the controller",
+    "return": "bring a repaired node back: up, validate, burn-in, and it is a spare",
     "burnin": "load nodes for hours before production, and write a record of acceptance",
     "lock": "record the exact packages of good nodes in a lock file for the whole fleet",
     "baseline": "derive thresholds from the stored runs of your own fleet",
@@ -97,7 +100,8 @@ def _top_parser() -> argparse.ArgumentParser:
 
 
 def _command_module(verb: str) -> ModuleType:
-    return importlib.import_module(f"provision.commands.{verb}")
+    # `return` is no name that a module of Python's may have.
+    return importlib.import_module(f"provision.commands.{verb}{'_' * keyword.iskeyword(verb)}")
 
 
 def build_parser(verbs: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:

@@ -50,6 +50,10 @@ OWN = {
     "gpuprov_accelerator": "mitogen: the roles run with the strategy of the Python package mitogen",
     "gpuprov_worker": "the machine that does this node's work: a member of the group gpuprov_workers",
     "gpuprov_worker_python": "a worker's interpreter that has gpuprov; python3 when absent",
+    "gpuprov_watch": "limits of `gpuprov watch` and its choice of spares, a mapping (docs/watch.md)",
+    "gpuprov_watch_hook": "program on the controller that is told what `gpuprov watch` does",
+    "gpuprov_watch_webhooks": "addresses that are told what `gpuprov watch` does, as JSON by POST",
+    "gpuprov_watch_alertmanager": "address of an Alertmanager that is told what `gpuprov watch` does",
     "gpuprov_reboot_timeout": "seconds a node has to come back after a reboot",
 }
 
@@ -60,6 +64,7 @@ def _text(pattern: str) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, str) and form.fullmatch(value) is not None
 
 
+_ADDRESS = _text(r"https?://[!-~]+")
 _WITHOUT_TEMPLATE = _text(r"(?!.*\{\{).*")
 # Names, what their values must be, and how that is said.
 _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
@@ -70,7 +75,7 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "the name of a variable, such as rack",
     ),
     (
-        ("gpuprov_drain_hook", "gpuprov_undrain_hook"),
+        ("gpuprov_drain_hook", "gpuprov_undrain_hook", "gpuprov_watch_hook"),
         lambda value: _WITHOUT_TEMPLATE(value) and bool(value.strip()),
         "the path of a program, without templates",
     ),
@@ -114,6 +119,13 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     ),
     (("gpuprov_nccl_net",), _text(r"[0-9A-Za-z][0-9A-Za-z ._-]*"), "the name of a plugin, such as IB"),
     (("gpuprov_accelerator",), lambda value: value == "mitogen", "mitogen, or absent"),
+    (("gpuprov_watch",), lambda value: isinstance(value, dict), "a mapping"),
+    (
+        ("gpuprov_watch_webhooks",),
+        lambda value: isinstance(value, list) and all(map(_ADDRESS, value)),
+        "a list of addresses, https://host/path",
+    ),
+    (("gpuprov_watch_alertmanager",), _ADDRESS, "an address, https://host:9093"),
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )
 _OTHERS = {

@@ -34,7 +34,7 @@ class Checking:
         self._place, self._options = fleet.place, tuple(options)
         self._seconds, self._folder = verify_seconds, folder
         self._running: set[subprocess.Popen[str]] = set()
-        self._guard = threading.Lock()
+        self._guard = threading.RLock()  # `stop` is called by a signal handler, too
         self._stopped = False
 
     def verify(self, spare: str) -> Checked:

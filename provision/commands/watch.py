@@ -1,0 +1,162 @@
+"""gpuprov watch: take nodes that fail out of service, and put proven spares in their place."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from provision.drift import fleet_options
+from provision.errors import ExitCode, UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from provision.fleet import Fleet
+
+EPILOG = """\
+watch runs until it is ended (Ctrl-C, TERM), and is meant to be a service of the controller: --install-unit
+writes the unit. It holds a connection to each node open and reads the results of the nodes' own health
+programs (role node_health) as they change. A node with a finding that fails is drained in its scheduler
+(gpuprov_scheduler), a spare of the group gpuprov_spares is checked once more and takes its place, and people
+are told (gpuprov_watch_hook, gpuprov_watch_webhooks, gpuprov_watch_alertmanager). The broken node waits for
+`gpuprov return`.
+
+It never resumes a node that it did not drain. Limits that hold it back are in the variable gpuprov_watch;
+what it holds back it tells. `gpuprov docs watch` has all of it.
+
+exit codes: 130 when it is ended by Ctrl-C, 0 by TERM; --state, --dry-run and --install-unit: 0.
+
+examples:
+  gpuprov watch fleet.yml
+  gpuprov watch fleet.yml --dry-run             what it would have done in the last recorded day
+  gpuprov watch fleet.yml --state               spares, open incidents, nodes in repair
+  sudo gpuprov watch fleet.yml --install-unit   as a service, under the user who called sudo
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.epilog = EPILOG
+    fleet_options.add_arguments(parser, gpu_only=True, lock=False, last_used=False, timeout=20.0)
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--dry-run",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="print what it would have done in the last 24 hours of a recorded history of health (default: "
+        "the history that the watch of this inventory recorded), and exit",
+    )
+    what.add_argument("--state", action="store_true", help="print what the watch has done and does, and exit")
+    what.add_argument(
+        "--install-unit", action="store_true", help="write a systemd unit that runs this watch, and exit"
+    )
+
+
+def run(options: argparse.Namespace) -> ExitCode:
+    from provision.desired import variables
+    from provision.up.watch import incidents, policy
+
+    if options.set or options.ask_pass or options.ask_become_pass:
+        raise UsageError(
+            "watch starts other runs, with nobody there to answer",
+            "put variables and logins into the inventory",
+        )
+    fleet, overrides = fleet_options.load(options)
+    variables.check(fleet, overrides, fleet_options.say)
+    rules = policy.of(fleet, overrides)
+    place = incidents.place_of(fleet)
+    if options.dry_run is not None:
+        return _dry_run(fleet, rules, options.dry_run, place)
+    if options.state:
+        return _state(fleet, place, options.json)
+    if options.install_unit:
+        from provision.up.watch import unit
+
+        sys.stdout.write(unit.install(fleet, _passed_on(options)))
+        return ExitCode.OK
+    return _watch(fleet, overrides, rules, place, options)
+
+
+def _passed_on(options: argparse.Namespace) -> list[str]:
+    """Options of this run that those it starts need as well."""
+    found = [
+        word
+        for file in fleet_options.vault_password_files(options)
+        for word in ("--vault-password-file", str(file.absolute()))
+    ]
+    return [*found, *(["--user", options.user] if options.user else [])]
+
+
+def _watch(
+    fleet: Fleet, overrides: dict[str, Any], rules: Any, place: Path, options: argparse.Namespace
+) -> ExitCode:
+    from provision.remote.schedulers.chosen import of_fleet
+    from provision.up.watch.checking import Checking
+    from provision.up.watch.incidents import Store
+    from provision.up.watch.service import Watch
+    from provision.up.watch.tell import Teller, receivers
+    from provision.validate.status.stream import HealthStream
+
+    scheduler = of_fleet(fleet, overrides)
+    to = receivers(fleet, overrides)
+    store = Store(place)
+    ended: list[int] = []
+    with (
+        store.alone(),
+        Teller(place / "outbox", to, _say) as teller,
+        HealthStream(fleet, timeout=options.timeout, connections=options.connections, say=_say) as stream,
+    ):
+        checks = Checking(fleet, _passed_on(options), rules.verify_seconds, place)
+        watch = Watch(fleet, rules, store, stream, scheduler, checks, teller.tell, _say)
+
+        def end(number: int, _frame: object) -> None:
+            ended.append(number)
+            watch.stop()
+
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, end)
+        if not to:
+            _say(
+                "nobody is told: set gpuprov_watch_hook, gpuprov_watch_webhooks or gpuprov_watch_alertmanager"
+            )
+        watch.run()
+    return ExitCode.INTERRUPTED if signal.SIGINT in ended else ExitCode.OK
+
+
+def _say(line: str) -> None:
+    """A line with the time, UTC; the journal has its own, a terminal has none."""
+    from provision.text import one_line
+
+    sys.stdout.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {one_line(line, 1000)}\n")
+    sys.stdout.flush()
+
+
+def _dry_run(fleet: Fleet, rules: Any, named: str, place: Path) -> ExitCode:
+    from pathlib import Path
+
+    from provision.up.watch import replay
+
+    paths = [Path(named)] if named else [place / "history.1.jsonl", place / "history.jsonl"]
+    found = replay.history([path for path in paths if named or path.exists()])
+    if not found:
+        where = named or str(place)
+        raise UsageError(
+            f"no health was recorded yet in {where}", "start gpuprov watch, or name a history.jsonl"
+        )
+    lines = list(replay.Replay(fleet, rules).lines(replay.last_day(found)))
+    sys.stdout.writelines(f"{line}\n" for line in lines or ["nothing would have been done"])
+    return ExitCode.OK
+
+
+def _state(fleet: Fleet, place: Path, as_json: bool) -> ExitCode:
+    from provision.up.watch import state
+    from provision.up.watch.incidents import Store
+
+    store = Store(place)
+    found = state.document(fleet, store.incidents(), store.validated(), time.time())
+    sys.stdout.write(json.dumps(found, indent=1) + "\n" if as_json else state.text(found, place))
+    return ExitCode.OK

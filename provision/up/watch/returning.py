@@ -1,0 +1,124 @@
+"""Bringing a repaired node back: provisioned, validated, burnt in, and then a spare.
+
+Each part is a run of its own, as a person would start it, and is noted when it has passed: interrupted or
+failed, the next call goes on with the part that is missing. The node stays drained through all of it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from provision.errors import ExitCode, GpuprovError, UsageError
+from provision.fleet import Fleet
+from provision.remote.schedulers import Holder, Scheduled, Scheduler
+from provision.text import spelled
+from provision.up.watch.incidents import Incident, Step, Store, may_return
+from provision.up.watch.policy import Policy
+
+PARTS = ("up", "validate", "burnin")
+SPARE = "spare"
+
+
+def incident_of(node: str, fleet: Fleet, incidents: Sequence[Incident]) -> Incident:
+    """The incident that keeps a node out of service. Raises UsageError where there is none."""
+    if node not in fleet.nodes:
+        raise UsageError(f"the inventory has no node {node}", "gpuprov watch --state lists those in repair")
+    mine = [one for one in incidents if one.node == node and one.holds_node]
+    if not mine:
+        raise UsageError(
+            f"gpuprov watch did not take {node} out of service", "gpuprov watch --state lists those in repair"
+        )
+    return mine[-1]
+
+
+def refuse_early(
+    incident: Incident, incidents: Sequence[Incident], policy: Policy, now: float, forced: bool
+) -> None:
+    """A node that fails again and again waits longer each time. Raises UsageError before its time."""
+    begin = may_return(incident.node, incidents, policy.return_hours)
+    if now < begin and not forced:
+        count = sum(one.node == incident.node for one in incidents)
+        when = datetime.datetime.fromtimestamp(begin, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+        raise UsageError(
+            f"{incident.node} failed {count} times: it may return at {when}, in {spelled(int(begin - now))}",
+            "wait, or --now where its part was replaced",
+        )
+
+
+def bring_back(
+    incident: Incident,
+    store: Store,
+    scheduler: Scheduler,
+    run: Callable[[str], int],
+    now: Callable[[], float],
+    say: Callable[[str], None],
+) -> ExitCode:
+    """Do the parts that are missing; `run` does one and returns its exit code. Raises GpuprovError where the
+    scheduler does not have the node as the watch left it."""
+    node = incident.node
+    _refuse_others(scheduler, node)
+    for part in PARTS:
+        if part in incident.returning:
+            say(f"{node}: {part} has passed already, at {incident.returning[part]}")
+            continue
+        code = run(part)
+        if code != ExitCode.OK:
+            say(f"{node}: {part} did not pass; it stays drained. The same command goes on with {part}")
+            return ExitCode(code) if code in set(ExitCode) else ExitCode.ERROR
+        incident = replace(incident, returning={**incident.returning, part: _iso(now())})
+        store.write_return(incident)
+    _refuse_others(scheduler, node)
+    if problem := scheduler.mark({node: SPARE}).get(node, ""):
+        raise GpuprovError(f"{node} cannot be marked as a spare: {problem}", "call this again")
+    store.write_return(replace(incident, returned=now()))
+    say(f"{node} is a spare; it goes into service when it is needed")
+    return ExitCode.OK
+
+
+def _refuse_others(scheduler: Scheduler, node: str) -> None:
+    word = scheduler.look([node]).get(node) or Scheduled(node, error="no answer")
+    if word.error:
+        raise GpuprovError(f"the scheduler does not say how it has {node}: {word.error}", "repair it first")
+    if word.holder is Holder.OTHERS:
+        raise GpuprovError(
+            f"others hold {node} in the scheduler: {word.reason}", "ask them, or resume it there"
+        )
+    if word.holder is Holder.NOBODY:
+        raise GpuprovError(
+            f"{node} is in service in the scheduler ({word.state}): somebody resumed it",
+            "drain it there, with a reason that begins with `gpuprov: `, and call this again",
+        )
+
+
+def command(part: str, place: str, node: str, options: Sequence[str], profile: str) -> list[str]:
+    """The command line of one part."""
+    words = {
+        "up": ["up", place, "--nodes", node, "--yes"],
+        "validate": ["validate", place, "--nodes", node],
+        "burnin": ["burnin", place, "--nodes", node, "--profile", profile],
+    }[part]
+    return [sys.executable, "-m", "provision.cli", *words, *options]
+
+
+def run_here(words: Sequence[str]) -> int:
+    """Run it on this terminal. Ctrl-C reaches both; the run ends in order, and its code says so."""
+    process = subprocess.Popen(words)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+def _iso(at: float) -> str:
+    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def is_ready(incident: Incident) -> bool:
+    """Whether the watch is through with it, so that a person may go on."""
+    return incident.step in (Step.REPAIR, Step.CHOOSE)

@@ -1,0 +1,95 @@
+"""What the watch has done and does, for people and for programs (pure)."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from provision import __version__
+from provision.fleet import Fleet
+from provision.node_names import fold
+from provision.text import spelled
+from provision.up.watch.incidents import FORMAT, Incident, Role, roles
+
+
+def document(
+    fleet: Fleet, incidents: Sequence[Incident], validated: Mapping[str, Mapping[str, Any]], at: float
+) -> dict[str, Any]:
+    """The state as plain values; times are ISO 8601 UTC, ages seconds."""
+    role = roles(fleet, incidents)
+    return {
+        "format": FORMAT,
+        "gpuprov": __version__,
+        "at": _iso(at),
+        "service": [name for name, one in role.items() if one is Role.SERVICE],
+        "spares": [
+            {"node": name, "validated": _age(validated.get(name), at), **_verdict(validated.get(name))}
+            for name, one in role.items()
+            if one is Role.SPARE
+        ],
+        "repair": [name for name, one in role.items() if one is Role.REPAIR],
+        "incidents": [_incident(one) for one in incidents],
+    }
+
+
+def _incident(one: Incident) -> dict[str, Any]:
+    times = {name: _iso(getattr(one, name)) for name in ("opened", "drained", "placed", "closed", "returned")}
+    words = ("id", "node", "cause", "action", "device", "serial", "spare", "note", "was_spare")
+    return {
+        **{name: getattr(one, name) for name in words},
+        "step": one.step.value,
+        "open": one.is_open,
+        **times,
+        "returning": dict(one.returning),
+    }
+
+
+def _iso(at: float | None) -> str | None:
+    if at is None:
+        return None
+    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
+    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def _age(row: Mapping[str, Any] | None, at: float) -> int | None:
+    known = row.get("at") if row else None
+    return int(at - known) if isinstance(known, int | float) else None
+
+
+def _verdict(row: Mapping[str, Any] | None) -> dict[str, str]:
+    return {
+        "verdict": str(row.get("verdict") or "") if row else "",
+        "run": str(row.get("run") or "") if row else "",
+    }
+
+
+def text(found: Mapping[str, Any], place: Path) -> str:
+    """The same to be read: what waits for people first."""
+    return "".join(f"{line}\n" for line in _lines(found, place))
+
+
+def _lines(found: Mapping[str, Any], place: Path) -> Iterator[str]:
+    incidents = found["incidents"]
+    waiting = [one for one in incidents if one["open"]]
+    repair = [one for one in incidents if one["step"] == "repair" and one["returned"] is None]
+    counts = {name: len(found[name]) for name in ("service", "spares", "repair")}
+    yield f"in service: {counts['service']:,} · spares: {counts['spares']:,} · repair: {counts['repair']:,}"
+    for one in waiting:
+        spare = f" by {one['spare']}" if one["spare"] else ""
+        note = f": {one['note']}" if one["note"] else ""
+        yield f"! {one['node']}{spare}  {one['step']}{note}"
+        yield f"    since {one['opened']}: {one['cause']}"
+    for one in repair:
+        by = f", {one['spare']} took its place at {one['placed']}" if one["placed"] else ""
+        yield f"✗ {one['node']}  {one['cause']} → {one['action']}"
+        yield f"    since {one['opened']}{by}; next: gpuprov return {one['node']}"
+    for spare in found["spares"]:
+        age = spare["validated"]
+        when = "not validated yet" if age is None else f"validated {spelled(age)} ago ({spare['verdict']})"
+        yield f"  {spare['node']}  spare, {when}"
+    done = [one for one in incidents if one["returned"] is not None]
+    if done:
+        yield f"returned: {fold(one['node'] for one in done)}"
+    yield f"files: {place}"

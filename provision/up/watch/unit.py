@@ -1,0 +1,80 @@
+"""The systemd unit of the watch on its controller."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from provision import atomic_file
+from provision.errors import GpuprovError
+from provision.fleet import Fleet
+
+PLACE = Path("/etc/systemd/system/gpuprov-watch.service")
+_TAKEN_OVER = ("GPUPROV_RUNS", "XDG_STATE_HOME", "ANSIBLE_CONFIG", "SSL_CERT_FILE", "https_proxy", "no_proxy")
+
+
+def text(fleet: Fleet, options: Sequence[str], user: str) -> str:
+    """The unit for this interpreter, inventory and user. Raises GpuprovError for a path it cannot hold."""
+    words = [sys.executable, "-m", "provision.cli", "watch", fleet.place, *options]
+    environment = [f"{name}={os.environ[name]}" for name in _TAKEN_OVER if os.environ.get(name)]
+    return "\n".join(
+        [
+            "# Written by `gpuprov watch --install-unit`.",
+            "[Unit]",
+            f"Description=gpuprov watch of {_escaped(Path(fleet.place).name)}",
+            "Wants=network-online.target",
+            "After=network-online.target",
+            # Without an end to its tries: a controller that was rebuilt must not stay without its watch.
+            "StartLimitIntervalSec=0",
+            "",
+            "[Service]",
+            f"User={user}",
+            f"ExecStart={' '.join(map(_quoted, words))}",
+            *(f"Environment={_quoted(one)}" for one in environment),
+            "Restart=always",
+            "RestartSec=5",
+            # It ends the checks it has begun, and goes on with them at its next start.
+            "KillMode=mixed",
+            "TimeoutStopSec=60",
+            "NoNewPrivileges=yes",
+            "ProtectSystem=full",
+            "",
+            "[Install]",
+            "WantedBy=multi-user.target",
+            "",
+        ]
+    )
+
+
+def _escaped(word: str) -> str:
+    """A word with what systemd would expand in it doubled."""
+    if any(ord(sign) < 32 for sign in word):
+        raise GpuprovError(f"a unit cannot name {word!r}", "rename it: it has a control character")
+    return word.replace("%", "%%")
+
+
+def _quoted(word: str) -> str:
+    plain = _escaped(word).replace("$", "$$").replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{plain}"'
+
+
+def install(fleet: Fleet, options: Sequence[str], place: Path = PLACE) -> str:
+    """Write the unit, and have systemd read it; what a person does next. Raises GpuprovError."""
+    user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.getuid()).pw_name
+    unit = text(fleet, options, user)
+    try:
+        atomic_file.write(place, unit, private=False)
+        place.chmod(0o644)
+    except OSError as error:
+        raise GpuprovError(
+            f"{place} cannot be written: {error.strerror}", "sudo gpuprov watch … --install-unit"
+        ) from None
+    try:
+        subprocess.run(["systemctl", "daemon-reload"], capture_output=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return f"{place} is written, but systemd did not read it\nnext: systemctl daemon-reload\n"
+    return f"{place} is written; it runs as {user}\nnext: systemctl enable --now {place.name}\n"
