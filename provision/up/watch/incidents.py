@@ -178,6 +178,9 @@ class Store:
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
             for folder in ("incidents", "outbox", "returns"):
                 (self.path / folder).mkdir(exist_ok=True, mode=0o700)
+            # What a kill left half-written. (In `returns` another process may be writing now.)
+            for half in (*self.path.glob("incidents/.*.json.*"), *self.path.glob("outbox/.*.json.*")):
+                half.unlink(missing_ok=True)
             yield
         finally:
             os.close(descriptor)

@@ -1,0 +1,99 @@
+"""A watch as a process of its own, over a scheduler in a file: it is there to be killed.
+
+gpu-03 has failed. Checks take a moment, so that a kill finds them running. It ends by itself once nothing is
+left to do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from provision.fleet import Fleet
+from provision.up.watch import service
+from provision.up.watch.incidents import Incident, Store
+from provision.up.watch.policy import Policy
+from provision.up.watch.service import Watch
+from provision.up.watch.steps import Checked, Message
+from provision.up.watch.tell import Receiver, Teller
+from provision.validate.status.status import NodeStatus, judged
+from tests.support.health_results import failed, printed, result
+from tests.support.watching import FileScheduler, fleet
+
+FAILED = "gpu-03"
+
+
+def healths(of: Fleet, failing: Sequence[str]) -> list[NodeStatus]:
+    """Each node's health as its own program writes it."""
+    return [judged(name, printed((failed if name in failing else result)(node=name))) for name in of.nodes]
+
+
+def _say_nothing(_line: str) -> None: ...
+
+
+class Stream:
+    """Every node once, and then nothing new."""
+
+    def __init__(self, first: list[NodeStatus]) -> None:
+        self._first = first
+
+    def changes(self, seconds: float) -> list[NodeStatus]:
+        first, self._first = self._first, []
+        if not first:
+            time.sleep(min(seconds, 0.02))
+        return first
+
+
+class Checks:
+    """Takes a moment, and notes each check."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+
+    def verify(self, spare: str) -> Checked:
+        time.sleep(0.1)
+        return Checked(True, run=f"run-of-{spare}")
+
+    def evidence(self, incident: Incident) -> str:
+        time.sleep(0.05)
+        with self._log.open("a") as file:
+            file.write(f"{incident.id}\n")
+        return ""
+
+    def stop(self) -> None:
+        pass
+
+
+def main(folder: Path) -> None:
+    of = fleet()
+    scheduler = FileScheduler(folder / "slurm.json")
+    store = Store(folder / "watch")
+    told = folder / "told"
+
+    def send(message: Message) -> None:
+        with told.open("a") as file:
+            file.write(f"{message.id}\n")
+
+    service.PACE = 0.0
+    with store.alone(), Teller(store.path / "outbox", [Receiver("file", send)], _say_nothing) as teller:
+        watch = Watch(
+            of,
+            Policy(),
+            store,
+            Stream(healths(of, [FAILED])),
+            scheduler,
+            Checks(folder / "evidence"),
+            teller.tell,
+            _say_nothing,
+        )
+        for _ in range(2000):
+            watch.round(0.02)
+            incidents = store.incidents()
+            if (
+                incidents
+                and not any(one.is_open for one in incidents)
+                and not any((store.path / "outbox").iterdir())
+            ):
+                return
+    raise AssertionError("it has not come to an end")

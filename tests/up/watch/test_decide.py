@@ -1,0 +1,215 @@
+"""Which nodes the watch takes out of service and which it leaves; limits, silence, spares."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from provision.checks.judge import Verdict
+from provision.fleet import Fleet
+from provision.remote.schedulers import PREFIX, Holder, Job, Scheduled
+from provision.up.watch.decide import View, choose, decide, ready, suspects
+from provision.up.watch.incidents import Incident, Role, Step, may_return, moved, new, roles
+from provision.up.watch.policy import SPARES, Policy
+from tests.support.watching import LOST, SILENT, fleet, seen
+
+NOW = 1_800_000_000.0
+HOUR = 3600.0
+
+
+def word(name: str, of: Fleet, **how: Any) -> Scheduled:
+    if name in of.groups[SPARES]:
+        held = {"state": "IDLE+DRAIN", "reason": f"{PREFIX}spare", "holder": Holder.US}
+        return Scheduled(name, **{**held, **how})
+    return Scheduled(name, **{"state": "IDLE", "takes_jobs": True, "pools": ("gpu",), **how})
+
+
+def view(bad: dict[str, dict[str, Any]], of: Fleet | None = None, **more: Any) -> View:
+    """A fleet that is well but for `bad` (node → how), at NOW; spares were validated an hour ago."""
+    of = of or fleet()
+    found = {name: seen(name, NOW - 1, **bad.get(name, {})) for name in of.nodes}
+    words = {name: word(name, of) for name in of.nodes}
+    validated = dict.fromkeys(of.groups[SPARES], NOW - HOUR)
+    return replace(View(NOW, of, found, words, (), validated), **more)
+
+
+def opened(view: View, policy: Policy | None = None) -> list[str]:
+    return [one.node for one in decide(view, policy or Policy()).opened]
+
+
+def held(view: View, policy: Policy | None = None) -> list[str]:
+    return [one.kind for one in decide(view, policy or Policy()).held]
+
+
+def told(view: View, name: str, **how: Any) -> View:
+    """The same, with another word of the scheduler about one node."""
+    return replace(view, scheduled={**view.scheduled, name: word(name, view.fleet, **how)})
+
+
+def past(node: str, hours: float, **how: Any) -> Incident:
+    """An incident that was opened so many hours ago, and waits for repair."""
+    one = new(node, NOW - hours * HOUR, "Xid 79", ())
+    return replace(moved(one, Step.REPAIR, drained=one.opened), **how)
+
+
+def test_a_failed_node_is_taken_out_with_its_cause() -> None:
+    (incident,) = decide(view({"gpu-03": LOST}), Policy()).opened
+    assert (incident.node, incident.step, incident.opened) == ("gpu-03", Step.DRAIN, NOW)
+    assert incident.reason == f"{incident.id} gpu3 has fallen off the bus (Xid 79)"
+    assert (incident.action, incident.device, incident.serial) == ("power-cycle", "gpu3", "1650923004321")
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"verdict": Verdict.WARN}, {"verdict": Verdict.ERROR, "trouble": "the health result is 9 min old"}],
+    ids=["healthy", "warned", "not known"],
+)
+def test_a_node_without_a_failure_is_left(how: dict[str, Any]) -> None:
+    assert decide(view({"gpu-03": how}), Policy()) == decide(view({}), Policy())
+    assert not opened(view({"gpu-03": how}))
+
+
+def test_what_others_have_in_hand_is_left_to_them() -> None:
+    bad = view({"gpu-03": LOST})
+    drained = {"state": "IDLE+DRAIN", "takes_jobs": False}
+    assert not opened(told(bad, "gpu-03", holder=Holder.OTHERS, reason="bad fan [ann]", **drained))
+    assert not opened(told(bad, "gpu-03", holder=Holder.US, reason=f"{PREFIX}up 2026", **drained))
+    assert not opened(replace(bad, incidents=(past("gpu-03", 5),)))
+
+
+def test_nothing_is_done_without_the_schedulers_word() -> None:
+    bad = view({"gpu-03": LOST})
+    assert held(told(bad, "gpu-03", error="slurmctld does not answer")) == ["held.scheduler"]
+    words = {name: one for name, one in bad.scheduled.items() if name != "gpu-03"}
+    assert decide(replace(bad, scheduled=words), Policy()).opened == ()
+
+
+def test_a_rack_that_goes_dark_is_nobodys_fault_here() -> None:
+    dark = {f"gpu-{number:02d}": SILENT for number in range(1, 5)}
+    late = view({**dark, "gpu-07": LOST}, at=NOW + HOUR)
+    for name in dark:
+        late = told(late, name, state="DOWN", down=True, takes_jobs=False)
+    decision = decide(late, Policy())
+    assert decision.opened == ()
+    (only,) = decision.held
+    assert (only.kind, only.nodes) == ("held.silent", tuple(sorted(dark)))
+    assert "4 nodes of 10 silent at once (gpu-[01-04])" in only.why
+
+
+def test_one_silent_node_counts_when_its_scheduler_has_lost_it_too_and_for_long() -> None:
+    down = {"state": "DOWN+NOT_RESPONDING", "down": True, "takes_jobs": False}
+    early = told(view({"gpu-02": SILENT}, at=NOW + 60), "gpu-02", **down)
+    assert not opened(early)
+    late = view({"gpu-02": SILENT}, at=NOW + HOUR)
+    assert suspects(late, Policy()) == ["gpu-02"]
+    assert not opened(late)  # the scheduler still gives it jobs: silent to us alone
+    (incident,) = decide(told(late, "gpu-02", **down), Policy()).opened
+    assert "the scheduler has it as DOWN+NOT_RESPONDING" in incident.cause
+
+
+def test_no_more_than_so_many_an_hour() -> None:
+    bad = {f"gpu-{number:02d}": LOST for number in range(1, 7)}
+    policy = Policy(hourly=4, share=100)
+    decision = decide(view(bad), policy)
+    assert [one.node for one in decision.opened] == ["gpu-01", "gpu-02", "gpu-03", "gpu-04"]
+    (only,) = decision.held
+    assert (only.kind, only.nodes) == ("held.hourly", ("gpu-05", "gpu-06"))
+    before = tuple(past(f"gpu-{number:02d}", 0.5) for number in (1, 2, 3, 4))
+    assert held(view({"gpu-05": LOST}, incidents=before), policy) == ["held.hourly"]
+    long_ago = tuple(past(f"gpu-{number:02d}", 1.1) for number in (1, 2, 3, 4))
+    assert opened(view({"gpu-05": LOST}, incidents=long_ago), policy) == ["gpu-05"]
+
+
+def test_no_more_than_a_share_of_a_partition() -> None:
+    two = {"gpu-01": LOST, "gpu-02": LOST}
+    decision = decide(view(two), Policy(share=10))  # of 8 nodes: one, the least that is allowed
+    assert [one.node for one in decision.opened] == ["gpu-01"]
+    assert decision.held[0].kind == "held.share"
+    assert "1 of the 8 nodes of gpu" in decision.held[0].why
+    assert opened(view(two), Policy(share=25)) == ["gpu-01", "gpu-02"]
+    # One that has returned counts no more.
+    back = (past("gpu-07", 30, returned=NOW - HOUR),)
+    assert opened(view({"gpu-01": LOST}, incidents=back), Policy()) == ["gpu-01"]
+
+
+def test_a_spare_that_fails_is_none_and_needs_no_limit() -> None:
+    decision = decide(view({"spare-1": LOST}), Policy(hourly=0))
+    (incident,) = decision.opened
+    assert incident.was_spare
+    assert held(view({"gpu-01": LOST}), Policy(hourly=0)) == ["held.hourly"]
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ({"holder": Holder.OTHERS, "reason": "being moved"}, "others hold it in the scheduler: being moved"),
+        ({"holder": Holder.NOBODY, "takes_jobs": True}, "it is in service in the scheduler"),
+        ({"jobs": (Job("4711"),)}, "job 4711 still runs on it"),
+        ({"error": "timeout"}, "the scheduler does not say how it has it: timeout"),
+    ],
+)
+def test_a_spare_that_is_not_free_is_none(how: dict[str, Any], why: str) -> None:
+    assert ready("spare-1", told(view({}), "spare-1", **how), Policy()) == why
+
+
+def test_a_spare_must_be_healthy_and_lately_validated() -> None:
+    assert ready("spare-1", view({}), Policy()) == ""
+    assert ready("spare-1", view({"spare-1": LOST}), Policy()) == LOST["cause"]
+    assert ready("spare-1", view({"spare-1": SILENT}), Policy()) == "no answer"
+    assert ready("spare-1", view({}, validated={}), Policy()) == "it was not validated yet"
+    assert "it was validated 25 h" in ready(
+        "spare-1", view({}, validated={"spare-1": NOW - 25 * HOUR}), Policy()
+    )
+
+
+def test_the_spare_of_the_same_rack_is_preferred_and_another_sku_is_none() -> None:
+    incident = new("gpu-06", NOW, "x", ())
+    assert choose(incident, view({}), Policy())[0] == "spare-2"
+    assert choose(new("gpu-01", NOW, "x", ()), view({}), Policy())[0] == "spare-1"
+    of = fleet()
+    other = replace(
+        of.nodes["spare-2"], variables={**of.nodes["spare-2"].variables, "gpuprov_sku": "h200-sxm"}
+    )
+    mixed = replace(of, nodes={**of.nodes, "spare-2": other})
+    spare, why = choose(incident, view({}, mixed), Policy())
+    assert spare == "spare-1"
+    assert "another SKU" in why["spare-2"]
+    assert choose(incident, view({}, mixed), Policy(same=("gpuprov_rack",)))[0] == ""
+
+
+def test_two_faults_and_one_spare() -> None:
+    of = fleet(spares=1)
+    first = moved(new("gpu-01", NOW, "x", ()), Step.VERIFY, spare="spare-1")
+    spare, why = choose(new("gpu-02", NOW, "x", ()), view({}, of, incidents=(first,)), Policy())
+    assert spare == ""
+    assert why == {"spare-1": "it takes another node's place"}
+
+
+def test_roles_follow_the_incidents() -> None:
+    of = fleet()
+    assert roles(of, [])["spare-1"] is Role.SPARE
+    placed = past("gpu-03", 3, spare="spare-1", placed=NOW - 2 * HOUR)
+    found = roles(of, [placed])
+    assert (found["gpu-03"], found["spare-1"]) == (Role.REPAIR, Role.SERVICE)
+    back = replace(placed, returned=NOW - HOUR)
+    assert roles(of, [back])["gpu-03"] is Role.SPARE
+    again = past("spare-1", 0.5, spare="gpu-03", placed=NOW)
+    found = roles(of, [back, again])
+    assert (found["gpu-03"], found["spare-1"]) == (Role.SERVICE, Role.REPAIR)
+    closed = moved(new("gpu-01", NOW, "x", ()), Step.CLOSED)
+    assert roles(of, [closed])["gpu-01"] is Role.SERVICE
+
+
+def test_who_fails_again_and_again_waits_longer() -> None:
+    def wait(*hours_ago: float) -> float:
+        known = [past("gpu-03", hours) for hours in hours_ago]
+        return (may_return("gpu-03", known, 1) - (NOW - min(hours_ago) * HOUR)) / HOUR
+
+    assert wait(5) == 1
+    assert wait(5, 50) == 2
+    assert wait(5, 50, 500) == 4
+    assert wait(5, 31 * 24) == 1  # longer ago than 30 days
+    assert wait(*range(1, 20)) == 7 * 24
+    assert may_return("gpu-04", [past("gpu-03", 1)], 1) == 0

@@ -1,0 +1,93 @@
+"""`kill -9` of the watch at any moment of a substitution: the next start finishes it, once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from provision.errors import GpuprovError
+from provision.remote.schedulers import PREFIX
+from provision.up.watch.incidents import Step, Store
+from tests.support import seed
+from tests.support.watched import FAILED, main
+from tests.support.watching import FileScheduler, fleet
+
+KILLS = 40
+EACH = 5  # kills of one substitution
+
+
+def started(folder: Path) -> int:
+    """A watch in a process of its own: its process id."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        main(folder)
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def prepared(folder: Path) -> FileScheduler:
+    folder.mkdir()
+    scheduler = FileScheduler(folder / "slurm.json")
+    scheduler.begin(fleet())
+    store = Store(folder / "watch")
+    with store.alone():
+        for spare in ("spare-1", "spare-2"):
+            store.write_validated(spare, time.time(), "pass", "before")
+    return scheduler
+
+
+def is_right(folder: Path, scheduler: FileScheduler) -> None:
+    """One incident, done; nothing was done twice, and nothing to anybody else."""
+    (incident,) = Store(folder / "watch").incidents()
+    assert (incident.node, incident.step, incident.spare) == (FAILED, Step.REPAIR, "spare-1")
+    assert scheduler.done() == [f"drain {FAILED}", "mark spare-1", "join spare-1 gpu", "resume spare-1"]
+    with scheduler.rows() as rows:
+        assert rows.pop(FAILED)["reason"].startswith(f"{PREFIX}{incident.id} ")
+        assert rows.pop("spare-1") == {"reason": "", "pools": ["gpu"], "jobs": []}
+        assert rows.pop("spare-2")["reason"] == f"{PREFIX}spare"
+        assert not [name for name, row in rows.items() if row["reason"]]
+    assert set((folder / "told").read_text().split()) == {f"{incident.id}.replaced"}
+    assert set((folder / "evidence").read_text().split()) == {incident.id}
+
+
+def test_forty_kills_at_random_moments(tmp_path: Path) -> None:
+    scheduler = prepared(tmp_path / "whole")
+    began = time.monotonic()
+    assert ended(started(tmp_path / "whole")) == 0
+    whole = time.monotonic() - began
+    is_right(tmp_path / "whole", scheduler)
+    drawn = random.Random(seed.SEED)  # noqa: S311 - moments, no secrets
+    hit = 0
+    for trial in range(KILLS // EACH):
+        folder = tmp_path / str(trial)
+        scheduler = prepared(folder)
+        for _ in range(EACH):
+            pid = started(folder)
+            time.sleep(drawn.uniform(0, whole / 2))
+            os.kill(pid, signal.SIGKILL)
+            hit += ended(pid) == -signal.SIGKILL
+        assert ended(started(folder)) == 0, f"trial {trial}"
+        is_right(folder, scheduler)
+    assert hit >= KILLS / 2, "most must have hit it at work"
+
+
+def test_two_on_one_fleet_are_kept_apart(tmp_path: Path) -> None:
+    store = Store(tmp_path / "watch")
+    said = f"watched already, by process {os.getpid()}"
+    with store.alone(), pytest.raises(GpuprovError, match=said), Store(store.path).alone():
+        pass
+    with store.alone():
+        pass

@@ -1,0 +1,219 @@
+"""An incident, step by step, and whatever can come between two steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.remote.schedulers import PREFIX
+from provision.up.watch.decide import View
+from provision.up.watch.incidents import Incident, Step, Store, new
+from provision.up.watch.policy import Policy
+from provision.up.watch.seen import Seen
+from provision.up.watch.steps import PLACE_TRIES, Checked, Message, Steps
+from tests.support.watching import GOOD, LOST, FileScheduler, fleet, seen
+
+NOW = 1_800_000_000.0
+
+
+class World:
+    """A fleet of eight with two spares, of which gpu-03 has failed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.fleet = fleet()
+        self.store = Store(folder)
+        self.scheduler = FileScheduler(folder / "slurm.json")
+        folder.mkdir(exist_ok=True)
+        self.scheduler.begin(self.fleet)
+        self.at = NOW
+        self.seen: dict[str, Seen] = {name: seen(name, NOW, **GOOD) for name in self.fleet.nodes}
+        self.seen["gpu-03"] = seen("gpu-03", NOW, **LOST)
+        self.answers: dict[str, Checked] = {}
+        self.on_verify: Callable[[str], Any] = lambda _spare: None
+        self.told: list[Message] = []
+        self.lines: list[str] = []
+        self.steps = Steps(self, self.store, Policy(), self.lines.append)
+        more = {name: LOST[name] for name in ("cause", "action", "device", "serial")}
+        self.incident = new("gpu-03", NOW, taken=(), **more)
+        self.store.write(self.incident)
+
+    def now(self) -> float:
+        return self.at
+
+    def view(self) -> View:
+        words = self.scheduler.look(list(self.fleet.nodes))
+        validated = dict.fromkeys(self.fleet.groups["gpuprov_spares"], self.at - 60)
+        return View(self.at, self.fleet, self.seen, words, self.store.incidents(), validated)
+
+    def verify(self, spare: str) -> Checked:
+        self.on_verify(spare)
+        return self.answers.get(spare, Checked(True, run="a-run"))
+
+    def evidence(self, incident: Incident) -> str:  # noqa: ARG002 - as the protocol has it
+        return ""
+
+    def tell(self, message: Message) -> None:
+        self.told.append(message)
+
+    def go(self, most: int = 20) -> Incident:
+        """Until it is through, or cannot go on."""
+        for _ in range(most):
+            if not self.incident.is_open:
+                break
+            before = self.incident
+            self.incident, pause = self.steps.advance(before)
+            assert self.on_disk() == self.incident
+            if pause:
+                break
+        return self.incident
+
+    def takes(self, spare: str, reason: str) -> Callable[[str], None]:
+        """While this spare is checked, somebody takes it with this reason."""
+
+        def take(checked: str) -> None:
+            if checked == spare:
+                self.scheduler.set(spare, reason=reason)
+
+        return take
+
+    def on_disk(self) -> Incident:
+        return next(one for one in self.store.incidents() if one.id == self.incident.id)
+
+    def row(self, node: str) -> dict[str, Any]:
+        with self.scheduler.rows() as rows:
+            return dict(rows[node])
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path / "watch")
+
+
+def test_a_failed_node_is_drained_and_a_spare_of_its_rack_takes_its_place(world: World) -> None:
+    done = world.go()
+    assert (done.step, done.spare) == (Step.REPAIR, "spare-1")
+    assert world.row("gpu-03")["reason"] == f"{PREFIX}{done.id} {LOST['cause']}"
+    assert world.row("spare-1") == {"reason": "", "pools": ["gpu"], "jobs": []}
+    assert world.scheduler.done() == ["drain gpu-03", "mark spare-1", "join spare-1 gpu", "resume spare-1"]
+    (message,) = world.told
+    assert message.kind == "replaced"
+    assert (message.node, message.serial, message.action) == ("gpu-03", "1650923004321", "power-cycle")
+    assert message.next == "gpuprov return gpu-03"
+
+
+def test_nothing_is_done_where_the_node_recovered_before_it_was_drained(world: World) -> None:
+    world.seen["gpu-03"] = seen("gpu-03")
+    assert world.go().step is Step.CLOSED
+    assert world.scheduler.done() == []
+
+
+def test_an_incident_of_yesterday_waits_for_todays_health(world: World) -> None:
+    del world.seen["gpu-03"]
+    world.at = NOW + 86400
+    assert (world.go().step, world.scheduler.done()) == (Step.DRAIN, [])
+    world.seen["gpu-03"] = seen("gpu-03", **LOST)
+    assert world.go().step is Step.REPAIR
+
+
+@pytest.mark.parametrize("reason", ["fan [ann@2026]", f"{PREFIX}20990101T000000Z-gpu-03 by another watch"])
+def test_who_drained_it_first_has_it(world: World, reason: str) -> None:
+    world.scheduler.set("gpu-03", reason=reason)
+    assert world.go().step is Step.CLOSED
+    assert world.scheduler.done() == []
+    assert world.row("gpu-03")["reason"] == reason
+
+
+def test_a_drain_that_fails_is_tried_again_and_told_once(world: World) -> None:
+    world.scheduler.broken["drain"] = {"gpu-03": "slurmctld does not answer"}
+    assert world.go().step is Step.DRAIN
+    world.go()
+    assert {message.id for message in world.told} == {f"{world.incident.id}.not-drained"}
+    assert "slurmctld does not answer" in world.incident.note
+    del world.scheduler.broken["drain"]
+    assert world.go().step is Step.REPAIR
+
+
+def test_a_spare_that_fails_its_last_check_goes_to_repair_and_the_next_one_is_taken(world: World) -> None:
+    world.answers["spare-1"] = Checked(False, "gpu_inventory: 7 of 8 GPUs answer", "a-run")
+    done = world.go()
+    assert (done.step, done.spare, done.tried) == (Step.REPAIR, "spare-2", ("spare-1",))
+    failed = next(one for one in world.store.incidents() if one.node == "spare-1")
+    assert failed.was_spare
+    assert "7 of 8" in failed.cause
+    assert "resume spare-1" not in world.scheduler.done()
+
+
+def test_without_a_spare_it_waits_drained_and_says_so(world: World) -> None:
+    world.scheduler.set("spare-1", reason="moved [ann]")
+    world.scheduler.set("spare-2", reason="moved [ann]")
+    assert world.go().step is Step.CHOOSE
+    assert world.row("gpu-03")["reason"].startswith(PREFIX)
+    assert world.told[0].kind == "no-spare"
+    assert "spare-1: others hold it in the scheduler: moved [ann]" in world.told[0].text
+    world.scheduler.set("spare-2", reason=f"{PREFIX}spare")
+    assert world.go().spare == "spare-2"
+
+
+def test_a_check_that_says_nothing_of_the_spare_is_made_again(world: World) -> None:
+    world.answers["spare-1"] = Checked(False, "locked by another run", again=True)
+    assert world.go().step is Step.VERIFY
+    world.answers.clear()
+    done = world.go()
+    assert (done.step, done.spare, done.tried) == (Step.REPAIR, "spare-1", ())
+
+
+def test_a_person_who_takes_the_spare_meanwhile_has_it(world: World) -> None:
+    world.on_verify = world.takes("spare-1", "mine [ann]")
+    done = world.go()
+    assert done.spare == "spare-2"
+    assert world.row("spare-1")["reason"] == "mine [ann]"
+
+
+def test_two_watches_never_take_the_same_spare(world: World) -> None:
+    other = f"{PREFIX}20990101T000000Z-gpu-07 takes the place of gpu-07"
+    world.on_verify = world.takes("spare-1", other)
+    assert world.go().spare == "spare-2"
+    assert world.row("spare-1")["reason"] == other
+
+
+def test_a_spare_that_dies_while_it_is_put_in_is_left_out(world: World) -> None:
+    def dies(spare: str) -> None:
+        if spare == "spare-1":
+            world.seen[spare] = seen(spare, **LOST)
+
+    world.on_verify = dies
+    for _ in range(PLACE_TRIES + 1):
+        world.go()
+    assert (world.incident.step, world.incident.spare) == (Step.REPAIR, "spare-2")
+    assert "resume spare-1" not in world.scheduler.done()
+
+
+def test_a_spare_that_cannot_join_is_put_back_and_people_are_told(world: World) -> None:
+    world.scheduler.broken["join"] = {"spare-1": "no partition gpu"}
+    for _ in range(PLACE_TRIES + 1):
+        world.go()
+    assert (world.incident.step, world.incident.spare) == (Step.REPAIR, "spare-2")
+    assert "not-placed" in {message.kind for message in world.told}
+    assert world.row("spare-1")["reason"].startswith(PREFIX)
+
+
+def test_a_spare_that_takes_no_jobs_after_all_is_drained_again(world: World) -> None:
+    world.scheduler.set("spare-1", down=True)
+    for _ in range(PLACE_TRIES + 1):
+        world.go()
+    assert world.incident.spare == "spare-2"
+    assert world.row("spare-1")["reason"].startswith(PREFIX)
+
+
+def test_every_step_can_be_done_twice(world: World) -> None:
+    """Killed after a step was done, and before that was written."""
+    for step in (Step.DRAIN, Step.CHOOSE, Step.VERIFY, Step.PLACE, Step.EVIDENCE):
+        assert world.incident.step is step
+        world.steps.advance(world.incident)
+        world.store.write(world.incident)  # as it was before
+        world.incident, _ = world.steps.advance(world.incident)
+    assert (world.incident.step, world.incident.spare) == (Step.REPAIR, "spare-1")
+    assert world.scheduler.done() == ["drain gpu-03", "mark spare-1", "join spare-1 gpu", "resume spare-1"]
