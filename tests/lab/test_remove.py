@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from tests.lab.lab_nodes import LabNode
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-ROLES = list(all_roles())
+# Of other machines: of a monitoring host (test_monitoring.py), of one with Slurm (test_slurm_health.py).
+ELSEWHERE = ("monitoring", "slurm_health")
+ROLES = [role for role in all_roles() if role not in ELSEWHERE]
 # What testinfra looks for before and afterwards: files, services (with a suffix), packages.
 LEFT = {
     "nvidia_repository": [
@@ -56,6 +58,10 @@ LEFT = {
         *("prometheus-node-exporter", "datacenter-gpu-manager-exporter", "datacenter-gpu-manager-4-core"),
         *("nvidia-dcgm.service", "nvidia-dcgm-exporter.service", "prometheus-node-exporter.service"),
         *("/etc/gpuprov/dcgm-counters.csv", "/etc/systemd/system/nvidia-dcgm-exporter.service.d"),
+    ],
+    "node_health": [
+        *("/usr/local/sbin/gpuprov-node-health", "/etc/gpuprov/node-health.json"),
+        "gpuprov-node-health.timer",
     ],
     "package_lock": ["/etc/apt/preferences.d/gpuprov-lock"],
 }

@@ -54,7 +54,9 @@ class Message:
 class World(Protocol):
     """What steps act on. Called from several threads."""
 
-    scheduler: Scheduler
+    @property
+    def scheduler(self) -> Scheduler:
+        """Who hands the nodes out."""
 
     def now(self) -> float:
         """Seconds since 1970."""
