@@ -118,7 +118,7 @@ def found_of(host: Host, role: str) -> list[str]:
 def _is_there(host: Host, name: str) -> bool:
     if name.startswith("/"):
         return bool(host.file(name).exists or host.file(name).is_symlink)
-    if name.endswith((".service", ".path")):
+    if name.endswith((".service", ".path", ".timer")):
         return bool(host.service(name).exists)
     return bool(host.package(name).is_installed)
 

@@ -39,8 +39,7 @@ class View:
 
 @dataclass(frozen=True)
 class Held:
-    """Why nodes are left in service though they failed. `kind` is one of `held.*`; the same kind about the
-    same nodes is told once."""
+    """Why nodes are left in service though they failed. `kind` is one of `held.*` (docs/watch.md)."""
 
     kind: str
     nodes: tuple[str, ...]
@@ -205,3 +204,22 @@ def choose(incident: Incident, view: View, policy: Policy) -> tuple[str, dict[st
         default="",
     )
     return best, {name: problem for name, problem in why.items() if problem}
+
+
+class Telling:
+    """What of that people are told: each kind once, again after an hour, and when twice as many nodes are
+    held; a rack falls silent one node after the other."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[float, int]] = {}
+
+    def news(self, held: Sequence[Held], at: float) -> list[Held]:
+        """Those that are to be told now."""
+        self._told = {kind: told for kind, told in self._told.items() if kind in {one.kind for one in held}}
+        found = []
+        for one in held:
+            when, count = self._told.get(one.kind, (0.0, 0))
+            if not count or at - when >= HOUR or len(one.nodes) >= 2 * count:
+                self._told[one.kind] = at, len(one.nodes)
+                found.append(one)
+        return found

@@ -7,6 +7,7 @@ validated; a node that was silent is not taken to be down.
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from provision.errors import UsageError
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote.schedulers import Holder, Scheduled
-from provision.up.watch.decide import View, choose, decide
+from provision.up.watch.decide import Telling, View, choose, decide
 from provision.up.watch.incidents import Incident, Role, Step, moved
 from provision.up.watch.policy import Policy
 from provision.up.watch.seen import Seen, recorded
@@ -63,23 +64,22 @@ class Replay:
     policy: Policy
     seen: dict[str, Seen] = field(default_factory=dict)
     incidents: list[Incident] = field(default_factory=list)
-    told: set[str] = field(default_factory=set)
+    telling: Telling = field(default_factory=Telling)
 
     def lines(self, rows: Iterable[Seen]) -> Iterator[str]:
         """Go through the rows, which are sorted by time."""
-        at, others = 0.0, set[str]()
-        for row in rows:
-            if row.node not in self.fleet.nodes:
-                others.add(row.node)
-                continue
-            while at and at + TICK < row.since:
+        others = set[str]()
+        at = 0.0
+        for since, group in itertools.groupby(rows, key=lambda row: row.since):
+            while at and at + TICK < since:
                 at += TICK
                 yield from self._at(at)
-            if at and row.since > at:
-                yield from self._at(row.since)
-            self.seen[row.node] = row
-            at = max(at, row.since)
-        if at:
+            at = since
+            for row in group:
+                if row.node in self.fleet.nodes:
+                    self.seen[row.node] = row
+                else:
+                    others.add(row.node)
             yield from self._at(at)
         if others:
             yield f"not in the inventory: {fold(others, 200)}"
@@ -95,11 +95,8 @@ class Replay:
 
     def _at(self, at: float) -> Iterator[str]:
         decision = decide(self._view(at), self.policy)
-        current = {f"{one.kind} {one.nodes}" for one in decision.held}
-        for one in decision.held:
-            if f"{one.kind} {one.nodes}" not in self.told:
-                yield f"{_time(at)}  leave    {fold(one.nodes, 200)}: {one.why}"
-        self.told = current
+        for one in self.telling.news(decision.held, at):
+            yield f"{_time(at)}  leave    {fold(one.nodes, 200)}: {one.why}"
         for incident in decision.opened:
             yield f"{_time(at)}  drain    {incident.node}: {incident.cause}"
             step = Step.REPAIR if incident.was_spare else Step.CHOOSE

@@ -16,7 +16,7 @@ from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote.schedulers import Holder, Scheduled, Scheduler
 from provision.text import many
-from provision.up.watch.decide import HOUR, Held, View, decide, ready, suspects
+from provision.up.watch.decide import HOUR, Held, Telling, View, decide, ready, suspects
 from provision.up.watch.incidents import Incident, Role, Store, roles
 from provision.up.watch.policy import Policy
 from provision.up.watch.seen import Seen, seen
@@ -30,7 +30,6 @@ ASK_ALL = 30.0  # seconds between two questions to the scheduler about all nodes
 ASK_SOME = 5.0  # seconds for which its word about a node that failed, or a spare, is believed
 RENEW = 0.9  # part of the time a validation counts for, after which a spare is validated again
 SPARE = "spare"  # the reason that a waiting spare has in its scheduler
-TOLD_AGAIN = 3600.0  # seconds after which people are told again of what is still held back
 
 
 class Stream(Protocol):
@@ -76,7 +75,7 @@ class Watch:
         self._renewing: tuple[str, concurrent.futures.Future[Checked]] | None = None
         self._renewer = concurrent.futures.ThreadPoolExecutor(1, "spare")
         self._renew_after: dict[str, float] = {}
-        self._held: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._telling = Telling()
         self._asked_all = 0.0
         self._stopped = False
 
@@ -249,18 +248,11 @@ class Watch:
     # People.
 
     def _tell_held(self, held: Sequence[Held]) -> None:
-        now = time.monotonic()
-        current = {(one.kind, one.nodes): one for one in held}
-        self._held = {key: at for key, at in self._held.items() if key in current}
-        for key, one in current.items():
-            if now - self._held.get(key, -TOLD_AGAIN) < TOLD_AGAIN:
-                continue
-            self._held[key] = now
-            at = self.now()
-            name = fold(one.nodes, 200)
-            text = f"{name}: left in service: {one.why}"
+        at = self.now()
+        for one in self._telling.news(held, at):
+            text = f"{fold(one.nodes, 200)}: left in service: {one.why}"
+            stamp = f"{at:.0f}.{one.kind}"
             advice = f"gpuprov status --nodes {one.nodes[0]}"
-            stamp = f"{at:.0f}.{one.kind}.{one.nodes[0]}".replace("/", "_")
             self.tell(Message(stamp, one.kind, at, text, one.nodes[0], next=advice))
 
     def _greet(self) -> None:

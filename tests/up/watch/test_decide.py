@@ -10,7 +10,7 @@ import pytest
 from provision.checks.judge import Verdict
 from provision.fleet import Fleet
 from provision.remote.schedulers import PREFIX, Holder, Job, Scheduled
-from provision.up.watch.decide import View, choose, decide, ready, suspects
+from provision.up.watch.decide import Held, Telling, View, choose, decide, ready, suspects
 from provision.up.watch.incidents import Incident, Role, Step, may_return, moved, new, roles
 from provision.up.watch.policy import SPARES, Policy
 from tests.support.watching import LOST, SILENT, fleet, seen
@@ -213,3 +213,16 @@ def test_who_fails_again_and_again_waits_longer() -> None:
     assert wait(5, 31 * 24) == 1  # longer ago than 30 days
     assert wait(*range(1, 20)) == 7 * 24
     assert may_return("gpu-04", [past("gpu-03", 1)], 1) == 0
+
+
+def test_people_are_told_once_and_again_when_it_grows_or_lasts() -> None:
+    telling = Telling()
+
+    def told(count: int, minutes: float) -> bool:
+        held = Held("held.silent", tuple(f"gpu-{number}" for number in range(count)), "")
+        return telling.news([held], NOW + minutes * 60) == [held]
+
+    assert [told(3, 0), told(4, 1), told(5, 2), told(6, 3), told(7, 4)] == [True, False, False, True, False]
+    assert [told(7, 62), told(7, 63)] == [False, True]
+    assert telling.news([], NOW + 64 * 60) == []
+    assert told(3, 65)

@@ -1,0 +1,200 @@
+"""Telling people: over real HTTP, until everybody has it, without an address on disk."""
+
+from __future__ import annotations
+
+import json
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.errors import InventoryError
+from provision.up.watch import tell
+from provision.up.watch.steps import Message
+from provision.up.watch.tell import Receiver, Teller, alerts, receivers
+from tests.support.watching import fleet
+
+MESSAGE = Message(
+    "20270115T080000Z-gpu-03.replaced",
+    "replaced",
+    time.time(),
+    "gpu-03 failed and was drained; spare-1 took its place after 12 s",
+    "gpu-03",
+    "spare-1",
+    "20270115T080000Z-gpu-03",
+    "gpu3 has fallen off the bus (Xid 79)",
+    "power-cycle",
+    "gpu3",
+    "1650923004321",
+    "gpuprov return gpu-03",
+)
+
+
+class Server:
+    """A real HTTP server; `answers` are the statuses it gives, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, Any]] = []
+        self.answers = [200]
+        self.location = ""
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                server.got.append((self.path, json.loads(body)))
+                status = server.answers.pop(0) if len(server.answers) > 1 else server.answers[0]
+                self.send_response(status)
+                if server.location:
+                    self.send_header("Location", server.location)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
+        threading.Thread(target=self._http.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    one = Server()
+    yield one
+    one.close()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tell, "PAUSES", (0.05,))
+
+
+def until(holds: Any, what: str) -> None:
+    end = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def test_a_webhook_and_an_alertmanager_get_the_message(server: Server, tmp_path: Path) -> None:
+    of = fleet(
+        gpuprov_watch_webhooks=[f"{server.url}/hook?token=secret-word"],
+        gpuprov_watch_alertmanager=f"{server.url}/",
+    )
+    with Teller(tmp_path, receivers(of, {}), lambda _line: None) as teller:
+        teller.tell(MESSAGE)
+        until(lambda: len(server.got) == 2 and not list(tmp_path.iterdir()), "told")
+    found = dict(server.got)
+    body = found["/hook?token=secret-word"]
+    assert body["format"] == 1
+    assert {name: body[name] for name in ("id", "kind", "node", "serial", "next")} == {
+        "id": MESSAGE.id,
+        "kind": "replaced",
+        "node": "gpu-03",
+        "serial": "1650923004321",
+        "next": "gpuprov return gpu-03",
+    }
+    (alert,) = found["/api/v2/alerts"]
+    assert alert["labels"]["alertname"] == "GpuprovWatch"
+    assert alert["labels"]["severity"] == "info"
+    assert alert["annotations"]["summary"] == MESSAGE.text
+    assert alert["startsAt"] < alert["endsAt"]
+
+
+def test_what_holds_a_watch_back_is_critical() -> None:
+    (alert,) = alerts(replace(MESSAGE, kind="held.silent", serial=""))
+    assert alert["labels"]["severity"] == "critical"
+    assert "serial" not in alert["labels"]
+
+
+def test_a_receiver_that_fails_is_tried_again_and_the_others_are_told_once(
+    server: Server, tmp_path: Path
+) -> None:
+    server.answers = [503, 429, 200]
+    told: list[str] = []
+    lines: list[str] = []
+    of = fleet(gpuprov_watch_webhooks=[f"{server.url}/hook?token=secret-word"])
+    to = [Receiver("a list", lambda message: told.append(message.id)), *receivers(of, {})]
+    with Teller(tmp_path, to, lines.append) as teller:
+        teller.tell(MESSAGE)
+        teller.tell(MESSAGE)
+        until(lambda: not list(tmp_path.iterdir()), "told")
+    assert told == [MESSAGE.id]
+    assert len(server.got) == 3
+    assert "it answered with status 503" in " ".join(lines)
+    assert "secret-word" not in " ".join(lines)
+
+
+def test_what_was_not_told_is_told_by_the_next_watch_and_no_address_is_kept(
+    server: Server, tmp_path: Path
+) -> None:
+    server.answers = [500]
+    of = fleet(gpuprov_watch_webhooks=[f"{server.url}/hook?token=secret-word"])
+    with Teller(tmp_path, receivers(of, {}), lambda _line: None) as teller:
+        teller.tell(MESSAGE)
+        until(lambda: server.got, "tried")
+    (kept,) = tmp_path.iterdir()
+    assert "secret-word" not in kept.read_text()
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    server.answers = [200]
+    with Teller(tmp_path, receivers(of, {}), lambda _line: None):
+        until(lambda: not list(tmp_path.iterdir()), "told by the next one")
+
+
+def test_a_message_is_not_carried_to_another_host(server: Server, tmp_path: Path) -> None:
+    other = Server()
+    server.answers, server.location = [307], f"{other.url}/elsewhere"
+    of = fleet(gpuprov_watch_webhooks=[server.url])
+    with Teller(tmp_path, receivers(of, {}), lambda _line: None) as teller:
+        teller.tell(MESSAGE)
+        until(lambda: server.got, "tried")
+    other.close()
+    assert other.got == []
+
+
+def test_a_program_of_the_site_gets_words_and_json(tmp_path: Path) -> None:
+    program, got = tmp_path / "page", tmp_path / "got"
+    program.write_text(f'#!/bin/sh\necho "$1 $2" > {got}\ncat >> {got}\n')
+    program.chmod(0o755)
+    outbox = tmp_path / "outbox"
+    outbox.mkdir()
+    of = fleet(gpuprov_watch_hook=str(program))
+    with Teller(outbox, receivers(of, {}), lambda _line: None) as teller:
+        teller.tell(MESSAGE)
+        until(lambda: not list(outbox.iterdir()), "told")
+    first, second = got.read_text().splitlines()
+    assert first == "replaced gpu-03"
+    assert json.loads(second)["incident"] == MESSAGE.incident
+
+
+def test_a_file_in_the_outbox_that_is_no_message_is_put_aside(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"message": {"id": 1}}')
+    lines: list[str] = []
+    with Teller(tmp_path, [Receiver("x", lambda _message: None)], lines.append):
+        until(lambda: (tmp_path / "a.unreadable").exists(), "put aside")
+    assert "a.json" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("variables", "said"),
+    [
+        ({"gpuprov_watch_webhooks": ["ftp://x/"]}, "gpuprov_watch_webhooks, entry 1 is no address"),
+        ({"gpuprov_watch_alertmanager": "host:9093"}, "gpuprov_watch_alertmanager is no address"),
+        ({"gpuprov_watch_hook": "/no/such"}, "there is no /no/such"),
+    ],
+)
+def test_a_receiver_that_cannot_be_used_is_refused(variables: dict[str, Any], said: str) -> None:
+    with pytest.raises(InventoryError) as refused:
+        receivers(fleet(**variables), {})
+    assert said in refused.value.what
+    assert "ftp" not in refused.value.what
