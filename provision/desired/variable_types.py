@@ -15,7 +15,7 @@ from provision.fleet import Fleet
 NUMBERS = frozenset(
     {
         *("gpuprov_expected_gpus", "gpuprov_wave", "gpuprov_reboot_timeout"),
-        *("gpuprov_hook_timeout", "gpuprov_package_lock_timeout"),
+        *("gpuprov_hook_timeout", "gpuprov_package_lock_timeout", "gpuprov_job_wait"),
     }
 )
 

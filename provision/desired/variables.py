@@ -44,6 +44,9 @@ OWN = {
     "gpuprov_drain_hook": "program on the controller that takes a node out of service before a change",
     "gpuprov_undrain_hook": "program on the controller that returns a node to service once it has no drift",
     "gpuprov_hook_timeout": "seconds a hook may take; 600 when absent",
+    "gpuprov_scheduler": "who hands this node out to jobs: slurm, kubernetes, hooks, none; hooks when it has one",
+    "gpuprov_scheduler_name": "what its scheduler calls this node; its own name when absent",
+    "gpuprov_job_wait": "seconds that jobs get to end on a node that up has drained; 600 when absent",
     "gpuprov_hook_scope": "node: a hook is called for each node; wave: once with all of a wave",
     "gpuprov_package_lock_timeout": "seconds to wait for another package manager; 600 when absent",
     "gpuprov_ignore_majority": "facts in which this node may differ from the rest of the fleet",
@@ -126,6 +129,12 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "a list of addresses, https://host/path",
     ),
     (("gpuprov_watch_alertmanager",), _ADDRESS, "an address, https://host:9093"),
+    (
+        ("gpuprov_scheduler",),
+        lambda value: value in ("slurm", "kubernetes", "hooks", "none"),
+        "slurm, kubernetes, hooks or none",
+    ),
+    (("gpuprov_scheduler_name",), _text(r"[0-9A-Za-z][0-9A-Za-z._-]{0,252}"), "the name of one node"),
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )
 _OTHERS = {

@@ -1,5 +1,6 @@
 """Builder of the single program text that runs on a node: from provision/node/observe/ the observer, from
-provision/node/burnin/ the burn-in, and the reader of the health result. Those describe themselves."""
+provision/node/burnin/ the burn-in, the reader of the health result, and the runner of a scheduler's
+commands. Those describe themselves."""
 
 from __future__ import annotations
 
@@ -61,6 +62,16 @@ def health_result_program(request: Mapping[str, Any]) -> str:
     `request`: as `main` of node/health_result.py takes it, plain values."""
     text = (paths.NODE / "health_result.py").read_text(encoding="utf-8")
     return f"{_pack(text)}\n\nmain({dict(request)!a})\n"
+
+
+def scheduler_command_program(request: Mapping[str, Any]) -> str:
+    """The program that runs commands of a scheduler, packed as one that observes, with its call.
+
+    `request`: as `main` of node/scheduler_command.py takes it, plain values. Reasons in it are free text, so
+    no brace of theirs may reach Ansible."""
+    text = (paths.NODE / "scheduler_command.py").read_text(encoding="utf-8")
+    values = ", ".join(f"{name}={value!a}" for name, value in request.items())
+    return "{}\n\nmain(dict({}))\n".format(_pack(text), values.replace("{", "\\x7b"))
 
 
 def text_for(facts: Collection[str]) -> str:

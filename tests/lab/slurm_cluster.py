@@ -39,10 +39,9 @@ ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-GresTypes=gpu
 ReturnToService=2
 MpiDefault=none
-NodeName={names} CPUs={cpus} Gres=gpu:{gpus} State=UNKNOWN
+{gpu_types}NodeName={names} CPUs={cpus}{gpus} State=UNKNOWN
 PartitionName=gpu Nodes={names} Default=YES MaxTime=INFINITE State=UP
 """
 # The key comes on standard input: it is a secret of the cluster, and a command line is everybody's.
@@ -55,7 +54,7 @@ chown munge:munge /etc/munge/munge.key
 chmod 0400 /etc/munge/munge.key
 cat > /etc/slurm/slurm.conf <<'END'
 {configuration}END
-echo 'Name=gpu File=/dev/nvidia[0-{last}]' > /etc/slurm/gres.conf
+echo '{gpus}' > /etc/slurm/gres.conf
 echo 'CgroupPlugin=disabled' > /etc/slurm/cgroup.conf
 systemctl restart munge
 systemctl restart {services}
@@ -63,20 +62,26 @@ systemctl restart {services}
 
 
 def start(nodes: Sequence[LabNode], gpus: int = 8, patience: float = 30) -> LabNode:
-    """Make one cluster of these nodes, whose GPU driver runs; returns the controller, where `srun` is called.
+    """Make one cluster of these nodes; returns the controller, where `srun` is called.
 
-    Every node has `gpus` GPUs and is idle when this returns; else the test fails within `patience` seconds.
+    Every node has `gpus` GPUs (then its GPU driver must run) and is idle when this returns; else the test
+    fails within `patience` seconds.
     """
     controller = nodes[0]
     install(nodes, *PACKAGES)
     key = base64.b64encode(secrets.token_bytes(128)).decode()
     cpus = controller.run("nproc").stdout.strip()
     text = CONFIGURATION.format(
-        controller=controller.name, names=",".join(node.name for node in nodes), cpus=cpus, gpus=gpus
+        controller=controller.name,
+        names=",".join(node.name for node in nodes),
+        cpus=cpus,
+        gpu_types="GresTypes=gpu\n" if gpus else "",
+        gpus=f" Gres=gpu:{gpus}" if gpus else "",
     )
+    devices = f"Name=gpu File=/dev/nvidia[0-{gpus - 1}]" if gpus else ""
     for node in nodes:
         services = "slurmctld slurmd" if node is controller else "slurmd"
-        node.as_root(CONFIGURE.format(configuration=text, last=gpus - 1, services=services), said=key)
+        node.as_root(CONFIGURE.format(configuration=text, gpus=devices, services=services), said=key)
     until = time.monotonic() + patience
     while True:
         states = controller.run("sinfo --noheader --Node --format=%T", check=False).stdout.split()

@@ -1,0 +1,180 @@
+"""What Slurm's commands print, read (pure): nodes, jobs, partitions, host lists, errors.
+
+`scontrol show node`, `show partition`: Slurm's src/api/node_info.c (slurm_sprint_node_table) and
+partition_info.c: blocks of lines with `Name=value` words; a text that may have blanks (`Reason=…`) has a line
+of its own. The same from 20.11 to 24.11, as JSON is not: `--json` came with 21.08 and needs a plugin. States
+and flags: node_states and node_state_flags of src/common/slurm_protocol_defs.c, joined by `+`; up to 20.02 a
+`*` after the state meant that the node does not respond. Seen from Slurm 24.11 in tests/lab/test_slurm.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+
+from provision.remote.schedulers import PREFIX, REASON, Holder, Job
+from provision.text import one_line
+
+# The reasons that slurmctld itself gives to a node that it lost (src/slurmctld/ping_nodes.c, node_mgr.c):
+# nobody decided that, and by ReturnToService it goes back by itself.
+LOST = ("Not responding", "Node unexpectedly rebooted")
+FORMAT = "%i|%u|%M|%N"  # of squeue: job, user, time it has run, nodes
+_DOWN = frozenset({"DOWN", "ERROR", "UNKNOWN"})
+_WORKING = frozenset({"IDLE", "ALLOCATED", "MIXED"})
+_TAKEN_OUT = frozenset({"DRAIN", "FAIL"})
+_HARMLESS = frozenset({"CLOUD", "COMPLETING", "DYNAMIC_FUTURE", "DYNAMIC_NORM", "PERFCTRS", "PLANNED"})
+_BEFORE = re.compile(
+    re.escape(PREFIX.strip()) + r" \(was DOWN(?:: (?P<lost>Not responding|Node unexpectedly rebooted))?\)"
+)
+_WHO = re.compile(r" \[[^\]@ ]{1,64}@[^\]]{1,40}\]$")
+_HOST_LIST = 4096  # names that one host list is expanded to, at most
+
+
+@dataclass(frozen=True)
+class NodeText:
+    """One node as `scontrol show node` prints it. `reason`: with who and when; `why`: without."""
+
+    name: str
+    state: str
+    reason: str
+    pools: tuple[str, ...]
+
+    @property
+    def words(self) -> tuple[str, frozenset[str]]:
+        """The base state and the flags."""
+        base, *flags = self.state.replace("*", "+NOT_RESPONDING").split("+")
+        return base, frozenset(flags)
+
+    @property
+    def why(self) -> str:
+        return _WHO.sub("", self.reason)
+
+    @property
+    def down(self) -> bool:
+        base, flags = self.words
+        return base in _DOWN or "NOT_RESPONDING" in flags
+
+    @property
+    def holder(self) -> Holder:
+        """Who keeps jobs away: whoever drained it or set it down, told by the reason. What slurmctld does to
+        a node that it lost is nobody's decision."""
+        base, flags = self.words
+        if not flags & _TAKEN_OUT and (base != "DOWN" or self.why.startswith(LOST) or not self.why):
+            return Holder.NOBODY
+        return Holder.US if self.why.startswith(PREFIX) else Holder.OTHERS
+
+    @property
+    def takes_jobs(self) -> bool:
+        """A flag that is not known counts as one that keeps jobs away."""
+        base, flags = self.words
+        return base in _WORKING and flags <= _HARMLESS
+
+    @property
+    def busy(self) -> bool:
+        """Whether Slurm itself says that jobs are on it, whoever may see them."""
+        base, flags = self.words
+        return base in ("ALLOCATED", "MIXED") or "COMPLETING" in flags
+
+
+def nodes(text: str) -> dict[str, NodeText]:
+    """Name → node, of all that were printed."""
+    found = {}
+    for block in re.split(r"^(?=NodeName=)", text, flags=re.MULTILINE):
+        name = re.match(r"NodeName=(\S+)", block)
+        state = re.search(r"^ +State=(\S{1,200})", block, re.MULTILINE)
+        if name is None or state is None:
+            continue
+        reason = re.search(r"^ +Reason=(.*)$", block, re.MULTILINE)
+        pools = re.search(r"^ +Partitions=(\S+)", block, re.MULTILINE)
+        found[name[1]] = NodeText(
+            name[1],
+            one_line(state[1]),
+            one_line(reason[1], 2 * REASON) if reason else "",
+            tuple(one_line(pools[1]).split(",")) if pools else (),
+        )
+    return found
+
+
+def jobs(text: str, wanted: Collection[str]) -> dict[str, list[Job]]:
+    """Node → its jobs, from squeue with FORMAT. Raises ValueError for a line of another form."""
+    found: dict[str, list[Job]] = {}
+    for line in text.splitlines():
+        if not line.strip():
+            continue
+        words = line.strip().split("|")
+        if len(words) != 4:
+            raise ValueError(f"squeue printed {one_line(line, 80)!r}")
+        job = Job(one_line(words[0], 40), one_line(words[1], 40), seconds(words[2]))
+        for name in hosts(words[3]):
+            if name in wanted:
+                found.setdefault(name, []).append(job)
+    return found
+
+
+def seconds(text: str) -> int | None:
+    """`1-02:03:04`, `2:03:04` or `3:04` in seconds; None for anything else (INVALID).
+
+    >>> seconds("1-02:03:04")
+    93784
+    """
+    form = re.fullmatch(r"(?:(?:(\d{1,5})-)?(\d{1,2}):)?(\d{1,2}):(\d{2})", text.strip())
+    if form is None:
+        return None
+    days, hours, minutes, rest = (int(number or 0) for number in form.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + rest
+
+
+def hosts(text: str) -> Iterator[str]:
+    """The names in a host list, at most 4096.
+
+    >>> list(hosts("gpu-[01-02,7],login"))
+    ['gpu-01', 'gpu-02', 'gpu-7', 'login']
+    """
+    count = 0
+    for part in re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text):
+        for name in _expanded(part):
+            yield name
+            count += 1
+            if count >= _HOST_LIST:
+                return
+
+
+def _expanded(part: str) -> Iterator[str]:
+    bracket = re.search(r"\[([^\]]*)\]", part)
+    if bracket is None:
+        yield part
+        return
+    for piece in bracket[1].split(","):
+        first, _, last = piece.partition("-")
+        numbers = (
+            (f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1))
+            if first.isdecimal() and last.isdecimal()
+            else iter([piece])
+        )
+        for number in numbers:
+            yield from _expanded(part[: bracket.start()] + number + part[bracket.end() :])
+
+
+def reason_for(why: str, before: NodeText) -> str:
+    """The reason that we give: one line, bounded, in plain characters. Of a node that is DOWN it says so,
+    and by whose word: what we put it back to has to outlive us."""
+    was = ""
+    if before.holder is Holder.US:
+        kept = _BEFORE.match(before.why)
+        was = kept[0][len(PREFIX) :] + " " if kept else ""
+    elif before.words[0] == "DOWN":
+        lost = next((reason for reason in LOST if before.why.startswith(reason)), "")
+        was = f"(was DOWN{': ' + lost if lost else ''}) "
+    # slurmctld keeps a reason as it comes; scontrol's own argument parser takes quotes off.
+    plain = "".join(sign if sign not in "\"'`\\" else " " for sign in why)
+    return one_line(PREFIX + was + plain, REASON)
+
+
+def put_back(node: NodeText) -> list[str]:
+    """What scontrol is told to put a node back that we hold. One that was DOWN before we came stays so, with
+    the reason by which slurmctld knows its own doing; RESUME would make it IDLE."""
+    was = _BEFORE.match(node.why)
+    if was is None:
+        return ["State=RESUME"]
+    return ["State=UNDRAIN", f"Reason={was['lost']}"] if was["lost"] else ["State=UNDRAIN"]
