@@ -199,10 +199,13 @@ def follower(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def follow(process: subprocess.Popen[bytes]) -> bytes:
-    """The result of the next answer; what comes first must be one."""
+    """The result of the next answer, or why there is none; what comes first must be one."""
     assert process.stdout is not None
     lines = [process.stdout.readline() for _ in range(3)]
-    return zlib.decompress(binascii.a2b_base64(json.loads(unframed(b"".join(lines)))["health"]))
+    answer = json.loads(unframed(b"".join(lines)))
+    if answer["problem"]:
+        return str(answer["problem"]).encode()
+    return zlib.decompress(binascii.a2b_base64(answer["health"]))
 
 
 def replace(folder: Path, text: bytes) -> None:
@@ -222,7 +225,7 @@ def test_who_follows_gets_the_result_and_each_new_one_within_a_second(
         assert follow(follower) == b"%d" % number
         assert time.monotonic() - began < 1.5
     (folder / "health.json").unlink()
-    assert follow(follower) == b"", "that it is gone is told, too"
+    assert follow(follower) == b"absent", "that it is gone is told, too"
 
 
 def test_who_follows_is_told_that_the_node_lives_and_once_a_minute_what_did_not_change(folder: Path) -> None:
