@@ -31,7 +31,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
     """One H100 node on which `up` has been, now with node_health."""
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     nodes = (NodeSpec("gpu-01", "h100-sxm"),)
-    with running_lab("health", nodes, inventory, images={"gpu-01": images.h100()}) as running:
+    with running_lab("hst", nodes, inventory, images={"gpu-01": images.h100()}) as running:
         done = Operator(inventory, tmp_path_factory.mktemp("first")).call("up", "--yes", **ENABLED)
         assert done.returncode == ExitCode.OK, said(done)
         yield running
@@ -133,9 +133,8 @@ def test_a_lost_gpu_is_told_within_seconds_by_the_kernel_log(node: LabNode) -> N
     began = time.monotonic()
     node.fault("gpu_off_bus", gpu=3)
     while health(node)["verdict"] != "fail":
-        assert time.monotonic() - began < 15, counted(health(node))
+        assert time.monotonic() - began < 10, counted(health(node))
         time.sleep(0.2)
-    print(f"a lost GPU was told after {time.monotonic() - began:.1f} s")
     assert any("gpu3" in line for line in counted(health(node))), counted(health(node))
     node.heal()
     node.reboot()
@@ -144,12 +143,13 @@ def test_a_lost_gpu_is_told_within_seconds_by_the_kernel_log(node: LabNode) -> N
 
 def test_a_flood_of_errors_starts_a_few_runs_that_no_rule_counts(node: LabNode) -> None:
     node.as_root("systemctl stop gpuprov-node-health.timer")
-    ended = "journalctl -u gpuprov-node-health.service --since -{}s -o cat | grep -c '^Finished\\|^Starting' || true"
+    node.as_root("journalctl --rotate && journalctl --vacuum-time=1s")
     began = time.monotonic()
     while time.monotonic() - began < 32:
         node.fault("xid", gpu=1, code=63)
         node.heal()
-    starts = int(node.as_root(ended.format(32)).stdout) // 2
+    log = node.as_root("journalctl -u gpuprov-node-health.service -o cat").stdout
+    starts = sum(line.startswith("Starting ") for line in log.splitlines())
     assert 2 <= starts <= 5, "one at once, then every ten seconds"
     assert not node.run("ls /run/gpuprov/early", check=False).stdout, "each run takes it away"
     node.reboot()
