@@ -1,13 +1,16 @@
-"""What `gpuprov status` costs the controller: once, and with `--watch`, which keeps its connections open.
+"""What `gpuprov status` costs the controller: once, and with `--watch`, which keeps its connections open; and
+what it costs to follow the nodes' results as they change.
 
 CPU of the whole tree of processes against F, `xargs -P 32 ssh host true` with curve25519, in turns. A watch
 is measured from one round to a later one, so that neither its start nor its logins count, but what its open
-connections cost while nobody asks does. The nodes are light ones (needs root), with a health result as eight
-GPUs have it; each round must find all of them healthy.
+connections cost while nobody asks does. To follow is measured in the same way, over minutes in each of which
+every node has a new result, all at the same moment, as no real fleet has them. The nodes are light ones
+(needs root), with a health result as eight GPUs have it; each round must find all of them healthy.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +33,8 @@ _RESULT = "/run/gpuprov/health.json"
 _EVERY = 10  # seconds between rounds, as a user has it
 _FIRST, _LAST = 1, 3  # the rounds between which a watch is measured: logins are in the first
 _CHECKS = 18
+_FOLLOWER = Path(__file__).with_name("stream_follower.py")
+_MINUTE, _MINUTES = 60.0, 2
 
 
 def measure(options: Options) -> Iterator[Finding]:
@@ -55,6 +61,9 @@ def measure(options: Options) -> Iterator[Finding]:
             costs.add("watch", cpu)
             wall.add("watch", seconds)
             memory = max(memory, most)
+            followed = _followed(inventory, nodes, options)
+            costs.add("follow", followed.cpu)
+            wall.add("follow", followed.seconds)
     count = options.nodes
     what = f"`gpuprov status` of {count:,} nodes"
     note = f"Nodes: {nodes.kind}. Every {_EVERY} s, connections kept open."
@@ -64,6 +73,16 @@ def measure(options: Options) -> Iterator[Finding]:
         "`ssh host true`",
         costs.ratios("watch", "floor"),
         note,
+    )
+    yield Result(
+        "",
+        f"the results of {count:,} nodes followed for a minute, each new once",
+        "`ssh host true`",
+        costs.ratios("follow", "floor"),
+        f"{count:,} logins took {number(followed.start)} s. The last of all nodes' new results was here "
+        f"{number(followed.late)} s after they were written. Memory: {number(followed.memory)} MB. "
+        f"A node's program: {number(followed.node_cpu)} % of a core, "
+        f"{number(followed.node_memory)} MB of its own.",
     )
     yield Result("", f"{what}, once", "`ssh host true`", costs.ratios("once", "floor"))
     yield Table(
@@ -79,6 +98,7 @@ def measure(options: Options) -> Iterator[Finding]:
                 ("ssh host true (F)", "floor"),
                 ("once", "once"),
                 ("a round of --watch", "watch"),
+                ("a minute of following", "follow"),
             )
         ),
         (f"Memory of the largest process of a watch: {number(memory)} MB.",),
@@ -93,8 +113,10 @@ def _patient() -> list[str]:
 def _write(nodes: Nodes) -> None:
     """The health result of all nodes, which share one root."""
     name = nodes.names[0]
-    nodes.run(name, "mkdir -p -m 755 /run/gpuprov && cat > " + _RESULT, given=json.dumps(_result()))
-    nodes.run(name, f"chmod 755 /run/gpuprov && chmod 644 {_RESULT}")
+    place = "mkdir -p -m 755 /run/gpuprov && chmod 755 /run/gpuprov"
+    new = f"{_RESULT}.new"
+    into = f"cat > {new} && chmod 644 {new} && mv {new} {_RESULT}"
+    nodes.run(name, f"{place} && {into}", given=json.dumps(_result()))
 
 
 def _result() -> dict[str, Any]:
@@ -185,3 +207,71 @@ def _memory(pid: int) -> float:
     except OSError:
         return 0.0
     return int(text.partition("VmHWM:")[2].split()[0]) / 1024
+
+
+@dataclass(frozen=True)
+class _Followed:
+    """`cpu`, `seconds`: of a minute, controller and wall. `start`: seconds until all nodes had told their
+    result; `late`: until the last had told a new one. `memory` in MB. `node_cpu`: percent of a core that a
+    node's program took, with its sshd; `node_memory`: MB that it had for itself."""
+
+    cpu: float
+    seconds: float
+    start: float
+    late: float
+    memory: float
+    node_cpu: float
+    node_memory: float
+
+
+def _followed(inventory: Path, nodes: Nodes, options: Options) -> _Followed:
+    minute = 5.0 if options.quick else _MINUTE
+    command = [sys.executable, str(_FOLLOWER), str(inventory)]
+    around = {**os.environ, **environment(options.folder)}
+    _write(nodes)
+    began = time.monotonic()
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=around)
+    try:
+        _next_of(process)
+        start, late = time.monotonic() - began, 0.0
+        time.sleep(2)  # the last logins have ended
+        before, cpu, spent = time.monotonic(), cpu_of(process.pid), nodes.cpu()
+        for number_of in range(_MINUTES):
+            time.sleep(max(0.0, before + (number_of + 0.5) * minute - time.monotonic()))
+            _write(nodes)
+            late = max(late, _next_of(process))
+        time.sleep(max(0.0, before + _MINUTES * minute - time.monotonic()))
+        seconds = time.monotonic() - before
+        cpu, spent = cpu_of(process.pid) - cpu, nodes.cpu() - spent
+        memory, own = _memory(process.pid), max(map(_own_memory, _programs()), default=0.0)
+    finally:
+        process.communicate(timeout=60)
+    share = spent / seconds / len(nodes.names) * 100
+    return _Followed(cpu / seconds * 60, 60.0, start, late, memory, share, own)
+
+
+def _next_of(process: subprocess.Popen[str]) -> float:
+    """How late the last of the nodes' next results was. Raises FailedError when they do not come."""
+    line = process.stdout.readline() if process.stdout else ""
+    if not line:
+        raise FailedError("who follows the health results has ended")
+    return float(line)
+
+
+def _programs() -> list[int]:
+    """The programs that follow the result, of all nodes."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().endswith(b"python3\0-I\0-S\0-\0"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def _own_memory(pid: int) -> float:
+    """What a process has for itself, in MB."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    return int(text.partition("RssAnon:")[2].split()[0]) / 1024

@@ -1,5 +1,5 @@
 """The program that reads a node's newest health result, and what the node's scheduler says of it; prints one
-framed line.
+framed line, or one for each change of the result while somebody reads them.
 
 The controller sends this text, followed by a call of `main`, to `python3 -I -S -`, as it does with the
 program that observes. It changes nothing. The result is the file that the node's health program writes; it
@@ -17,6 +17,9 @@ HEALTH_FOLDER = "/run/gpuprov"
 HEALTH_FILE = "health.json"
 HEALTH_LIMIT = 256 * 1024  # bytes
 BOOTTIME = 7  # CLOCK_BOOTTIME of <linux/time.h>, for which Python 3.6 has no name
+LOOK = 0.5  # seconds between two looks at the result, for who follows it
+ALIVE = 15.0  # seconds without a line after which a sign of life is printed
+AGAIN = 60.0  # seconds after which a result that did not change is told again: it ages
 SLURM_FOLDERS = (
     "/usr/sbin",
     "/usr/bin",
@@ -34,6 +37,47 @@ class ResultError(Exception):
 
 
 def main(request):
+    if request.get("follow"):
+        follow(request)
+    else:
+        print(framed(request))
+
+
+def follow(request):
+    """Print the result now, whenever its file is another one, and every AGAIN seconds. Ends when nobody
+    reads: sshd sends no signal to a program without a terminal."""
+    import select
+    import signal
+    import sys
+    import time
+
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    reader = select.poll()
+    reader.register(1, 0)  # tells of nothing but an end
+    path = os.path.join(request.get("folder", HEALTH_FOLDER), HEALTH_FILE)
+    while True:
+        # Looked at before it is read: what is written in between is found at the next look.
+        told = version(path)
+        print(framed(request), flush=True)
+        said = answered = time.monotonic()
+        while version(path) == told and time.monotonic() - answered < AGAIN:
+            if reader.poll(LOOK * 1000):
+                sys.exit()
+            if time.monotonic() - said >= ALIVE:
+                said = time.monotonic()
+                print("@gpuprov-alive", flush=True)
+
+
+def version(path):
+    """What tells a file from the one before it: the health program renames each new one into place."""
+    try:
+        found = os.stat(path, follow_symlinks=False)
+    except OSError as error:
+        return error.errno
+    return found.st_mtime_ns, found.st_ino, found.st_size, found.st_uid, found.st_mode
+
+
+def framed(request):
     import json
     import time
 
@@ -49,7 +93,7 @@ def main(request):
         answer["boot_id"] = file.read(64).strip()
     answer["uptime"] = time.clock_gettime(BOOTTIME)
     body = json.dumps(answer)
-    print("@gpuprov-facts 1 %d\n%s\n@gpuprov-end" % (len(body), body), flush=True)
+    return "@gpuprov-facts 1 %d\n%s\n@gpuprov-end" % (len(body), body)
 
 
 def health_text(place, owner):

@@ -194,15 +194,31 @@ def _programs(asked: Asked, share: Share) -> dict[str, tuple[str, str]]:
 
 def _divide(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, Node]]:
     """Which nodes we reach ourselves, and which only Ansible can."""
+    routes, why = _routes(nodes)
+    return routes, {node.name: node for node in nodes if node.name in why}
+
+
+def _routes(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, str]]:
+    """The routes of the nodes we reach ourselves, and why Ansible has to reach the others."""
     configs = ConfigFiles()
     routes: dict[str, Route] = {}
-    for_ansible: dict[str, Node] = {}
+    why: dict[str, str] = {}
     for node in nodes:
         try:
             routes[node.name] = route_of(node, configs)
-        except NotUnderstoodError:
-            for_ansible[node.name] = node
-    return routes, for_ansible
+        except NotUnderstoodError as error:
+            why[node.name] = str(error)
+    return routes, why
+
+
+def routed(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, str]]:
+    """The routes of the nodes that we reach ourselves from here, and why the others are not among them."""
+    here, away = _by_worker(nodes)
+    routes, for_ansible = _routes(here)
+    why = {name: f"only Ansible reaches it ({one_line(words)})" for name, words in for_ansible.items()}
+    for share in away.values():
+        why |= dict.fromkeys(share.hosts, f"only its worker {share.worker.name} reaches it")
+    return routes, why
 
 
 class _Outputs:

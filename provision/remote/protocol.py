@@ -136,6 +136,55 @@ def _frame(output: bytes | bytearray) -> bytes | None:
     return None
 
 
+ALIVE = b"@gpuprov-alive"  # a line of a node that has nothing new to tell (provision/node/health_result.py)
+_LINE = 4096  # bytes of a line that may become something
+
+
+class Frames:
+    """Answers in the output of a program that prints one after the other, and signs of life between them.
+
+    Raises AnswerError for an answer of more than `limit` bytes. What is neither is passed over: it holds at
+    most one answer in memory."""
+
+    def __init__(self, limit: int = ANSWER_LIMIT) -> None:
+        self._limit = limit
+        self._rest = bytearray()
+
+    def newest(self, data: bytes) -> tuple[bytes, bool]:
+        """More output → the newest answer that is whole now, framed (empty: none), and whether there was one
+        or a sign of life."""
+        rest = self._rest
+        rest += data
+        newest, alive, at = b"", False, 0
+        while (end := rest.find(b"\n", at)) >= 0:
+            after = self._answer_end(at, end)
+            if after is None:
+                break  # not all of it is here yet
+            if after:
+                newest, alive = bytes(rest[at:after]), True
+            else:
+                alive = alive or rest[at:end].rstrip(b"\r") == ALIVE
+            at = after or end + 1
+        else:
+            if len(rest) - at > _LINE:  # of no use, whatever follows
+                at = len(rest)
+        del rest[:at]
+        return newest, alive
+
+    def _answer_end(self, start: int, line_end: int) -> int | None:
+        """Where the answer that begins at `start` ends: 0 where none begins there, None where it goes on."""
+        length = bytes(self._rest[start + len(BEGIN) : line_end]).strip()
+        if not self._rest.startswith(BEGIN, start) or not length.isdigit() or len(length) > 9:
+            return 0
+        if int(length) > self._limit:
+            raise AnswerError(f"its answer is larger than {self._limit // 1024} KiB")
+        body_end = line_end + 1 + int(length)
+        closing = bytes(self._rest[body_end : body_end + 2 + len(END)]).lstrip(b"\r\n")
+        if len(closing) < len(END) and END.startswith(closing):
+            return None
+        return body_end + 1 + len(END) if closing.startswith(END) else 0
+
+
 def facts_of(body: bytes, asked: Collection[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """The facts and problems in an answer's JSON. Raises AnswerError on anything a node should not say.
 

@@ -31,7 +31,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
     """One H100 node on which `up` has been, now with node_health."""
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     nodes = (NodeSpec("gpu-01", "h100-sxm"),)
-    with running_lab("health", nodes, inventory, images={"gpu-01": images.h100()}) as running:
+    with running_lab("hst", nodes, inventory, images={"gpu-01": images.h100()}) as running:
         done = Operator(inventory, tmp_path_factory.mktemp("first")).call("up", "--yes", **ENABLED)
         assert done.returncode == ExitCode.OK, said(done)
         yield running
@@ -124,6 +124,52 @@ def test_a_lost_gpu_is_told_within_seventy_seconds_and_forgotten_after_a_reboot(
     assert health(node)["verdict"] == "pass", counted(health(node))
 
 
+def test_a_lost_gpu_is_told_within_seconds_by_the_kernel_log(node: LabNode) -> None:
+    node.as_root("systemctl stop gpuprov-node-health.timer")
+    assert health(node)["verdict"] == "pass", counted(health(node))
+    kernel = node.as_root("systemctl show -P ActiveState -P MemoryCurrent gpuprov-node-health-kernel").stdout
+    state, memory = kernel.split()
+    assert state == "active"
+    assert int(memory) < 32 * 1024 * 1024, "dmesg is a program in Python here, and far smaller elsewhere"
+    began = time.monotonic()
+    node.fault("gpu_off_bus", gpu=3)
+    while health(node)["verdict"] != "fail":
+        assert time.monotonic() - began < 10, counted(health(node))
+        time.sleep(0.2)
+    assert any("gpu3" in line for line in counted(health(node))), counted(health(node))
+    node.heal()
+    node.reboot()
+    assert health(node)["verdict"] == "pass", counted(health(node))
+
+
+def test_a_flood_of_errors_starts_a_few_runs_that_no_rule_counts(node: LabNode) -> None:
+    node.as_root("systemctl stop gpuprov-node-health.timer")
+    node.as_root("journalctl --rotate && journalctl --vacuum-time=1s")
+    began = time.monotonic()
+    while time.monotonic() - began < 32:
+        node.fault("xid", gpu=1, code=63)
+        node.heal()
+    log = node.as_root("journalctl -u gpuprov-node-health.service -o cat").stdout
+    starts = sum(line.startswith("Starting ") for line in log.splitlines())
+    assert 2 <= starts <= 5, "one at once, then every ten seconds"
+    assert not node.run("ls /run/gpuprov/early", check=False).stdout, "each run takes it away"
+    node.reboot()
+
+
+def test_without_the_kernel_log_the_timer_alone_runs_it(operator: Operator, node: LabNode) -> None:
+    off = {**ENABLED, "node_health_kernel_log": False}
+    assert set(operator.drifted(**off)) == {
+        "service.gpuprov-node-health-kernel.service.enabled",
+        "service.gpuprov-node-health-kernel.service.active",
+    }
+    done = operator.call("up", "--yes", **off)
+    assert done.returncode == ExitCode.OK, said(done)
+    assert node.run("systemctl is-active gpuprov-node-health-kernel", check=False).stdout == "inactive\n"
+    done = operator.call("up", "--yes", **ENABLED)
+    assert done.returncode == ExitCode.OK, said(done)
+    assert node.run("systemctl is-active gpuprov-node-health-kernel").stdout == "active\n"
+
+
 @pytest.fixture
 def frozen() -> Iterator[Any]:
     """Freezes a program on the node as a hung driver would: state D, deaf to KILL, until it is thawed."""
@@ -198,6 +244,7 @@ def test_it_goes_without_a_trace(lab: Lab, operator: Operator) -> None:
     (one,) = lab.nodes
     places = (
         "/usr/local/sbin/gpuprov-node-health",
+        "/usr/local/sbin/gpuprov-node-health-kernel",
         "/etc/gpuprov/node-health.json",
         "/var/lib/gpuprov/node-health",
     )

@@ -5,15 +5,18 @@ from __future__ import annotations
 import binascii
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from provision import paths
 from provision.remote.node_program import health_result_program
 from provision.remote.protocol import unframed
 
@@ -178,3 +181,87 @@ def test_slurm_has_five_seconds(folder: Path, slurm: Path) -> None:
 def test_what_scontrol_prints_is_cut(folder: Path, slurm: Path) -> None:
     tool(slurm, "scontrol", "head -c 1000000 /dev/zero | tr '\\0' x")
     assert len(asked(folder, slurm)["text"]) == 16 * 1024
+
+
+@pytest.fixture
+def follower(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The program, as it runs for who follows the result."""
+    text = health_result_program({"folder": str(folder), "owner": os.geteuid(), "follow": True})
+    command = [sys.executable, "-I", "-S", "-"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(text.encode("ascii"))
+        process.stdin.close()
+        yield process
+        process.kill()
+
+
+def follow(process: subprocess.Popen[bytes]) -> bytes:
+    """The result of the next answer, or why there is none; what comes first must be one."""
+    assert process.stdout is not None
+    lines = [process.stdout.readline() for _ in range(3)]
+    answer = json.loads(unframed(b"".join(lines)))
+    if answer["problem"]:
+        return str(answer["problem"]).encode()
+    return zlib.decompress(binascii.a2b_base64(answer["health"]))
+
+
+def replace(folder: Path, text: bytes) -> None:
+    """As the health program does: nobody ever sees a half."""
+    (folder / "new").write_bytes(text)
+    (folder / "new").chmod(0o644)
+    (folder / "new").rename(folder / "health.json")
+
+
+def test_who_follows_gets_the_result_and_each_new_one_within_a_second(
+    folder: Path, follower: subprocess.Popen[bytes]
+) -> None:
+    assert follow(follower) == RESULT
+    for number in range(3):
+        replace(folder, b"%d" % number)
+        began = time.monotonic()
+        assert follow(follower) == b"%d" % number
+        assert time.monotonic() - began < 1.5
+    (folder / "health.json").unlink()
+    assert follow(follower) == b"absent", "that it is gone is told, too"
+
+
+def test_who_follows_is_told_that_the_node_lives_and_once_a_minute_what_did_not_change(folder: Path) -> None:
+    text = health_result_program({"folder": str(folder), "owner": os.geteuid(), "follow": True})
+    source = (paths.NODE / "health_result.py").read_text(encoding="utf-8")
+    quick = source.replace("ALIVE = 15.0", "ALIVE = 0.6").replace("AGAIN = 60.0", "AGAIN = 2.0")
+    assert quick.count("0.6") == quick.count("2.0") == 1
+    call = text[text.rindex("main(") :]
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", f"{quick}\n{call}"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().partition(b" ")[0].strip() for _ in range(8)]
+        process.kill()
+    kinds = [line for line in lines if line.startswith(b"@gpuprov-")]
+    assert kinds[:2] == [b"@gpuprov-facts", b"@gpuprov-end"]
+    assert kinds[2] == b"@gpuprov-alive"
+    again = kinds.index(b"@gpuprov-facts", 1)
+    assert set(kinds[2:again]) == {b"@gpuprov-alive"}
+
+
+@pytest.mark.parametrize("through", ["pipe", "socket"])
+def test_the_program_ends_soon_after_its_reader_and_is_light(folder: Path, through: str) -> None:
+    """sshd gives a program a pair of sockets, or pipes where it was built so."""
+    text = health_result_program({"folder": str(folder), "owner": os.geteuid(), "follow": True})
+    ours, theirs = os.pipe() if through == "pipe" else [end.detach() for end in socket.socketpair()]
+    command = [sys.executable, "-I", "-S", "-"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=theirs) as process:
+        os.close(theirs)
+        assert process.stdin is not None
+        process.stdin.write(text.encode("ascii"))
+        process.stdin.close()
+        assert os.read(ours, 1 << 16).startswith(b"@gpuprov-facts")
+        status = Path(f"/proc/{process.pid}/status").read_text()
+        # What it has for itself: the rest is Python's own text, which the kernel has once for all programs.
+        assert int(status.partition("RssAnon:")[2].split()[0]) < 8 * 1024
+        assert int(status.partition("VmRSS:")[2].split()[0]) < 20 * 1024
+        os.close(ours)
+        assert process.wait(timeout=3) is not None

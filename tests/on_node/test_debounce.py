@@ -60,6 +60,21 @@ def test_what_a_new_boot_does_not_show_is_gone() -> None:
     assert (one.finding, one.state, one.since) == (SLOW, "active", "run 0")
 
 
+def test_a_run_out_of_turn_is_one_with_the_run_before() -> None:
+    """A flood in the kernel log starts many: three of them are no three minutes."""
+
+    def early(before: Sequence[Tracked], found: Sequence[Finding]) -> list[Tracked]:
+        return followed(before, found, RULES, "early", early=True)
+
+    (one,) = flapping = early(early(early(after([FLAP]), [FLAP]), [FLAP]), [FLAP])
+    assert (one.state, one.seen) == ("pending", (True,))
+    assert [one.state for one in after([FLAP], [FLAP], first=flapping)] == ["active"]
+    assert [one.state for one in early(early(after([LOST]), []), [])] == ["active"], "nor are they clean runs"
+    assert [one.state for one in early([], [LOST])] == ["active"], "what counts at once does"
+    (one,) = early(after([FLAP], []), [FLAP])
+    assert one.seen == (True, True)
+
+
 def test_without_knowledge_of_earlier_runs_everything_counts() -> None:
     assert [one.state for one in after([FLAP, SLOW], first=None)] == ["active", "active"]
 

@@ -108,12 +108,14 @@ def followed(
     now: str,
     *,
     rebooted: bool = False,
+    early: bool = False,
 ) -> list[Tracked]:
     """The findings of this run joined with those of the runs before, worst first.
 
     `before` is None where nothing is known of earlier runs (the first one, or its record is damaged): then
     what is found counts at once, for nobody can say that it is new. `rebooted`: the node was, since the last
-    run; what the new boot does not show is gone.
+    run; what the new boot does not show is gone. `early`: it is a run out of turn, one with the run before
+    it: rules count runs, and mean time.
     """
     known = dict(_numbered(before or (), lambda one: one.finding))
     tracked = []
@@ -122,12 +124,16 @@ def followed(
             continue
         one = known.pop(key, None)
         rule = next(rule for rule in by if rule.fits(finding))
-        seen = (*(one.seen if one else ()), True)[-rule.of :]
+        earlier = one.seen[: -1 if early else None] if one else ()
+        seen = (*earlier, True)[-rule.of :]
         active = (one is not None and one.active) or before is None or sum(seen) >= rule.needs
         tracked.append(Tracked(finding, rule, one.since if one else now, seen, active))
     for one in () if rebooted else known.values():
         # By its rule of today: who changed the rules means it.
         rule = next(rule for rule in by if rule.fits(one.finding))
+        if early:
+            tracked.append(replace(one, rule=rule))
+            continue
         seen, clean = (*one.seen, False)[-rule.of :], one.clean + 1
         if clean < rule.clear_after if one.active else any(seen):
             tracked.append(replace(one, rule=rule, seen=seen, clean=clean))

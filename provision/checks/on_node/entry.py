@@ -46,6 +46,7 @@ from provision.node.modules import gpuprov_run
 SETTINGS = Path("/etc/gpuprov/node-health.json")
 RUN = Path("/run/gpuprov")
 RESULT = "health.json"
+EARLY = "early"  # there: the next run is out of turn
 STATE = Path("/var/lib/gpuprov/node-health")
 TEXTFILE = "gpuprov.prom"
 _LOOK = "systemctl status gpuprov-node-health.timer"
@@ -173,7 +174,9 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     own = _own(before)
     health = run.judged(name, measured, known, own)
     findings = [finding for check in health.checks for finding in check.findings]
-    tracked = debounce.followed(before.tracked, findings, known.rules, started, rebooted=before.rebooted)
+    tracked = debounce.followed(
+        before.tracked, findings, known.rules, started, rebooted=before.rebooted, early=write and _early()
+    )
     gpus = {gpu.index: gpu for gpu in (*before.gpus, *health.gpus)}
     after = State(tuple(tracked), measured.kernel, tuple(hung), gpus=tuple(gpus.values()))
     about = {
@@ -187,6 +190,15 @@ def _fresh(known: Settings, *, write: bool) -> Mapping[str, Any]:
     if write:
         _write(told, after, known, boot_id)
     return told
+
+
+def _early() -> bool:
+    """Whether gpuprov-node-health-kernel started this run, out of the timer's turn; asked once a run."""
+    try:
+        (RUN / EARLY).unlink()
+    except OSError:
+        return False
+    return True
 
 
 def _own(before: State) -> list[Finding]:

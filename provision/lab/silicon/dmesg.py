@@ -19,13 +19,16 @@ _WITH_VALUE = (
     "--until",
 )
 
+_LOOK = 0.2  # seconds between two looks at the log
+
 
 def dmesg(node, arguments: list) -> int:
-    """-T, -t, --time-format, -x and -r change the output; filters pass everything; -C is not obeyed."""
+    """-T, -t, --time-format, -x and -r change the output, -w goes on; filters pass everything; -C is not
+    obeyed."""
     if not node.privileged() and _restricted():
         print("dmesg: read kernel buffer failed: Operation not permitted", file=sys.stderr)
         return 1
-    style, prefix = "seconds", ""
+    style, prefix, follow = "seconds", "", False
     words = iter(arguments)
     for word in words:
         if word in ("-T", "--ctime"):
@@ -38,14 +41,21 @@ def dmesg(node, arguments: list) -> int:
             prefix = "kern  :warn  : "
         elif word in ("-r", "--raw"):
             prefix = "<4>"
+        elif word in ("-w", "--follow"):
+            follow = True
         elif word in _WITH_VALUE:
             next(words, None)
-    began = kernel_log.boot_time(node.folder)
-    for seconds, text in kernel_log.read(node.folder):
-        head = prefix + _stamp(style, seconds, began + seconds)
-        # The further lines of a message stand below its first one.
-        print(head + text.replace("\\x0a", "\n" + " " * len(head)))
-    return 0
+    began, shown = kernel_log.boot_time(node.folder), 0
+    while True:
+        found = kernel_log.read(node.folder)
+        for seconds, text in found[shown:]:
+            head = prefix + _stamp(style, seconds, began + seconds)
+            # The further lines of a message stand below its first one.
+            print(head + text.replace("\\x0a", "\n" + " " * len(head)), flush=follow)
+        shown = len(found)
+        if not follow:
+            return 0
+        time.sleep(_LOOK)
 
 
 def _restricted() -> bool:

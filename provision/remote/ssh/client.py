@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 from provision.remote.protocol import Clock, NodeError, hung, one_line, unreachable
 from provision.remote.ssh.connection import Hop, Route
 from provision.remote.ssh.execute import RemoteExecution
+from provision.remote.ssh.followed import WINDOW, Followed
 from provision.remote.ssh.kept import Kept, KeptConnections
 from provision.remote.ssh.known_hosts import HostKeys
 from provision.remote.ssh.login import AUTH_TIMEOUT, Login
@@ -115,6 +116,23 @@ class Ssh:
             raise
         self._keep(route, kept, channel)
         return answer
+
+    def follow(self, route: Route, program: bytes, seconds: float) -> Followed:
+        """`program` begun on `route`, its first answer there within `seconds`; what it goes on to print is
+        read from the connection, which stays open. Raises NodeError."""
+        clock, broken = Clock(seconds), (self._paramiko.SSHException, OSError, EOFError)
+        with contextlib.ExitStack() as stack:
+            try:
+                transport = self._connect(route.target, route.jumps, clock, stack)
+                limit = clock.left(AUTH_TIMEOUT)
+                channel = transport.open_session(window_size=WINDOW, timeout=limit)
+                first = RemoteExecution(channel, route, program, clock).answer()
+            except broken as error:
+                clock.left()
+                cause = one_line(str(error)) or type(error).__name__
+                raise unreachable(f"the connection to {route.target.address} broke: {cause}") from None
+            self._open.pop(id(transport), None)  # from here on its time is its user's
+            return Followed(channel, transport, route.target.address, first, stack.pop_all(), broken)
 
     @contextlib.contextmanager
     def session(self, route: Route, command: str, seconds: float) -> Iterator[paramiko.Channel]:

@@ -111,6 +111,16 @@ def keepable(
     return max(0, found.connections - connections)
 
 
+def follow_room(routes: Collection[Route], logins: int, say: Callable[[str], None]) -> None:
+    """Room for an open connection over each of these routes, and for `logins` beside them; says what this
+    machine does not allow."""
+    found = room(len(routes) + logins, programs=_start_programs(routes))
+    near = {route.target.host for route in routes if not route.jumps and not route.target.proxy_command}
+    for line in (found.note, neighbours(near)):
+        if line:
+            say(line)
+
+
 def _start_programs(routes: Collection[Route]) -> bool:
     return any(hop.proxy_command for route in routes for hop in (*route.jumps, route.target))
 

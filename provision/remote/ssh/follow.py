@@ -1,0 +1,240 @@
+"""A program on each of many nodes that goes on printing answers: one connection a node, one reader for all.
+
+The connections' own threads (paramiko has one each) put a connection into a queue when something has come,
+and a single thread reads. Logins, the expensive part, run in a few threads, and so a rack that comes back is
+let in a few at a time. A node that is lost is tried again, at times drawn so that not all come back together.
+
+Nodes are not trusted: what one prints is bounded, and who prints without an end is cut, whoever else waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import queue
+import random
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from provision.remote.protocol import ANSWER_LIMIT, AnswerError, Frames, NodeError, unreachable
+from provision.remote.ssh.client import Ssh
+from provision.remote.ssh.connection import Route
+from provision.remote.ssh.followed import Followed
+
+LOGINS = 64  # at once
+SILENT = 45.0  # seconds without an answer or a sign of life after which a connection is given up
+UNANSWERED = 180.0  # seconds without an answer: even what does not change is told once a minute
+LOOK = 1.0  # seconds between looks at the clock
+STEP = 2.0  # seconds that count as silence between two looks: this process may have been stopped itself
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a node is tried again, doubled each time
+SETTLED = 60.0  # seconds after which a connection is a good one: the next pause is the first again
+# Seconds for what a person must mend first: half of it twice is more than the 15 minutes in which
+# pam_faillock, as it is shipped, locks an account after three failures.
+REFUSED_PAUSE = 1000.0
+REFUSED = ("auth", "sudo", "host key", "too large")
+LARGEST = 512 * 1024  # bytes of one answer
+PER_MINUTE = ANSWER_LIMIT  # bytes that one node may print
+PIECE = 4096  # bytes that each piece counts at least: many small ones cost as much as a large one
+JUMPS_AGAIN = 30.0  # seconds after which a dead jump host is tried once more
+
+Take = Callable[[str, "bytes | NodeError"], None]
+
+
+@dataclass
+class _Line:
+    """An open connection, and what its node has printed lately."""
+
+    name: str
+    connection: Followed
+    began: float
+    looked: float
+    frames: Frames = field(default_factory=lambda: Frames(LARGEST))
+    silent: float = 0.0
+    unanswered: float = 0.0
+    allowance: float = PER_MINUTE
+
+    def newest(self, data: bytes, size: int) -> bytes:
+        """The newest whole answer; empty where there is none. Raises NodeError for a flood."""
+        now = time.monotonic()
+        self.allowance = min(PER_MINUTE, self.allowance + (now - self.looked) / 60 * PER_MINUTE)
+        self.allowance -= max(size, PIECE)
+        self.looked = now
+        fix = "log in by hand: what on this node prints that?"
+        if self.allowance < 0:
+            raise NodeError("too large", f"it printed more than {PER_MINUTE >> 20} MiB within a minute", fix)
+        try:
+            answer, alive = self.frames.newest(data)
+        except AnswerError as error:
+            raise NodeError("too large", str(error), fix) from None
+        if alive:
+            self.silent = 0.0
+        if answer:
+            self.unanswered = 0.0
+        return answer
+
+
+class Follow(contextlib.AbstractContextManager["Follow"]):
+    """Keeps `program` (ASCII) running on each node of `routes`, from now until `close`.
+
+    `take(node, …)` gets each answer, framed, and the NodeError of a node that cannot be reached, is lost or
+    does not keep to the form; of several answers at once the newest only. It is called in one thread, the
+    reader's: while it runs, nothing is read. `timeout`: seconds of a login and its first answer."""
+
+    def __init__(
+        self, routes: Mapping[str, Route], program: str, take: Take, *, timeout: float, logins: int = LOGINS
+    ) -> None:
+        self._routes = routes
+        self._program = program.encode("ascii")
+        self._take = take
+        self._timeout = timeout
+        self._ssh = Ssh()
+        self._lines: dict[str, _Line] = {}
+        self._failures: dict[str, int] = {}
+        self._due = [(0.0, number, name) for number, name in enumerate(routes)]  # a heap
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._broken: Exception | None = None
+        self._handover = threading.Lock()  # of a new connection to the reader, or to nobody once closed
+        self._jumps_tried = time.monotonic()
+        self._workers = [
+            threading.Thread(target=self._serve, daemon=True) for _ in range(min(logins, len(routes)))
+        ]
+        self._reader = threading.Thread(target=self._run, daemon=True)
+        for thread in (*self._workers, self._reader):
+            thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def check(self) -> None:
+        """Raises RuntimeError when nothing is read any more, a bug: the last answers would look fresh."""
+        if self._broken is not None:
+            raise RuntimeError("the reader of health results has ended") from self._broken
+
+    def close(self) -> None:
+        """End all connections, and with them the programs. Who is logging in is not waited for."""
+        with self._handover:
+            self._closed = True
+        self._events.put(lambda: None)
+        for _ in self._workers:
+            self._work.put(None)
+        if threading.current_thread() is not self._reader:
+            self._reader.join()
+        for line in self._lines.values():
+            line.connection.wake()
+        for line in self._lines.values():
+            line.connection.close()
+        self._ssh.close()
+
+    def _serve(self) -> None:
+        """A thread for what may take long: logins, and the end of connections."""
+        while (work := self._work.get()) is not None:
+            work()
+
+    def _log_in(self, name: str) -> None:
+        if self._closed:
+            return
+        found: Followed | NodeError
+        try:
+            self._forget_dead_jump_hosts()
+            found = self._ssh.follow(self._routes[name], self._program, self._timeout)
+        except NodeError as error:
+            found = error
+        except Exception as error:  # one node's trouble never becomes another's
+            what = f"{type(error).__name__}: {error}"
+            found = NodeError("garbage", what, "please report this: it is a bug")
+        with self._handover:
+            if not self._closed:
+                self._events.put(lambda: self._logged_in(name, found))
+                return
+        if isinstance(found, Followed):
+            found.close()
+
+    def _forget_dead_jump_hosts(self) -> None:
+        if time.monotonic() - self._jumps_tried > JUMPS_AGAIN:
+            self._jumps_tried = time.monotonic()
+            self._ssh.forget_dead_jump_hosts()
+
+    # From here on all is done in the reader's thread.
+
+    def _run(self) -> None:
+        try:
+            self._read_all()
+        except Exception as error:
+            self._broken = error
+
+    def _read_all(self) -> None:
+        looked, look = time.monotonic(), 0.0
+        while not self._closed:
+            with contextlib.suppress(queue.Empty):
+                self._events.get(timeout=max(0.0, look - time.monotonic()))()
+            now = time.monotonic()
+            if now >= look:
+                self._look(now, min(STEP, now - looked))
+                looked, look = now, now + LOOK
+
+    def _look(self, now: float, passed: float) -> None:
+        """What the clock asks for: logins that are due, and connections that have been silent too long."""
+        self._ssh.expire()
+        while self._due and self._due[0][0] <= now:
+            name = heapq.heappop(self._due)[2]
+            self._work.put(lambda name=name: self._log_in(name))  # type: ignore[misc]
+        for line in list(self._lines.values()):
+            line.silent += passed
+            line.unanswered += passed
+            if line.silent > SILENT:
+                cut = f"nothing came from {line.connection.address} for {SILENT:.0f} s"
+                self._lose(line, unreachable(cut))
+            elif line.unanswered > UNANSWERED:
+                what = f"it sent signs of life for {UNANSWERED:.0f} s, and no answer"
+                self._lose(line, NodeError("garbage", what, "log in and check its python3"))
+
+    def _logged_in(self, name: str, found: Followed | NodeError) -> None:
+        if isinstance(found, NodeError):
+            self._fail(name, found)
+            return
+        now = time.monotonic()
+        line = self._lines[name] = _Line(name, found, now, now)
+        first, found.first = found.first, b""
+        self._understand(line, first, len(first))
+        if name in self._lines:
+            found.begin(lambda: self._events.put(lambda: self._read(line)))
+
+    def _read(self, line: _Line) -> None:
+        if self._lines.get(line.name) is not line:
+            return  # given up meanwhile
+        try:
+            data, size = line.connection.read()
+        except NodeError as error:
+            self._lose(line, error)
+            return
+        if size:
+            self._understand(line, data, size)
+
+    def _understand(self, line: _Line, data: bytes, size: int) -> None:
+        try:
+            answer = line.newest(data, size)
+        except NodeError as error:
+            self._lose(line, error)
+            return
+        if answer:
+            self._take(line.name, answer)
+
+    def _lose(self, line: _Line, error: NodeError) -> None:
+        del self._lines[line.name]
+        line.connection.wake()
+        self._work.put(line.connection.close)
+        if time.monotonic() - line.began > SETTLED:
+            self._failures.pop(line.name, None)
+        self._fail(line.name, error)
+
+    def _fail(self, name: str, error: NodeError) -> None:
+        failures = self._failures[name] = self._failures.get(name, 0) + 1
+        longest = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures - 1, 30))
+        pause = REFUSED_PAUSE if error.kind in REFUSED else longest
+        pause *= random.uniform(0.5, 1.0)  # noqa: S311 - not for secrets
+        heapq.heappush(self._due, (time.monotonic() + pause, failures, name))
+        self._take(name, error)

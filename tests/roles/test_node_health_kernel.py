@@ -1,0 +1,144 @@
+"""The script that starts a health run when the kernel logs an error of a GPU: run as it is, with a dmesg and
+a systemctl of the test."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from provision import paths, shipped
+from provision.checks.host.kernel_log import events
+from provision.checks.on_node import entry
+from tests.support.processes import until
+
+TEMPLATE = (paths.ROLES / "node_health/templates/gpuprov-node-health-kernel.j2").read_text()
+LOST = "NVRM: Xid (PCI:0000:18:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+OTHERS = [
+    "NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.",
+    "NVRM: fallen off the bus and is not responding to commands.",
+    "NVRM: Xid (PCI:0000:01:00 GPU-I:05): 95, pid=1, name=python, Uncontained: LTC TAG (0x2,0x0).",
+    "NVRM: Xid (0000:03:00): 119, pid=4, name=nvidia-smi, Timeout after 6s of waiting for RPC response",
+    "nvidia-nvswitch0: SXid (PCI:0000:00:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+    "nvidia 0000:9b:00.0: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Transaction Layer",
+]
+HARMLESS = [
+    "NVRM: Xid (PCI:0000:18:00): 13, pid=9, name=python, Graphics Exception: ESR 0x504730=0x108000e",
+    "NVRM: Xid (PCI:0000:18:00): 45, pid=9, name=python, Ch 00000008 caused by previous Xid 94",
+    "nvidia 0000:9b:00.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer, (Transmitter ID)",
+    "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  580.126.09",
+    "IPv4: martian source 10.0.0.1 from 10.0.0.2, on dev eth0",
+]
+
+
+class Machine:
+    """What the script sees: a kernel log that grows, and a systemctl that notes what it is told."""
+
+    def __init__(self, folder: Path, pause: int) -> None:
+        self.folder = folder
+        self.log = folder / "log"
+        self.log.touch()
+        self.early = folder / "early"
+        self.started = folder / "started"
+        self.started.touch()
+        self.active = folder / "active"
+        self.active.write_text("inactive\n")
+        self._program("dmesg", f'[ "$*" = "--follow --notime" ] && exec tail -n +1 -f {self.log}')
+        is_active = f"is-active*gpuprov-node-health.service) cat {self.active};;"
+        self._program(
+            "systemctl", f'case "$*" in {is_active} *) echo "$*" >>{self.started}; ls {self.early};; esac'
+        )
+        assert "pause=10\n" in TEMPLATE
+        assert f"early={entry.RUN}/{entry.EARLY}\n" in TEMPLATE, "the program looks for it there"
+        text = TEMPLATE.replace("pause=10\n", f"pause={pause}\n")
+        (folder / "script").write_text(re.sub(r"early=\S+", f"early={self.early}", text))
+
+    def _program(self, name: str, text: str) -> None:
+        (self.folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (self.folder / name).chmod(0o755)
+
+    def start(self) -> subprocess.Popen[bytes]:
+        path = f"{self.folder}:{os.environ['PATH']}"
+        return subprocess.Popen(
+            ["/bin/bash", str(self.folder / "script")],
+            env={"PATH": path},
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def say(self, *lines: str) -> None:
+        with self.log.open("a") as file:
+            file.write("".join(f"{line}\n" for line in lines))
+
+    @property
+    def runs(self) -> int:
+        lines = self.started.read_text().splitlines()
+        assert set(lines) <= {"start --no-block gpuprov-node-health.service"}
+        return len(lines)
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Iterator[Machine]:
+    made = Machine(tmp_path, pause=2)
+    process = made.start()
+    yield made
+    os.killpg(process.pid, 9)
+    process.wait()
+    assert process.stderr is not None
+    process.stderr.close()
+
+
+@pytest.mark.parametrize("line", [LOST, *OTHERS])
+def test_an_error_of_a_gpu_starts_a_run_at_once(machine: Machine, line: str) -> None:
+    assert events(["NVRM: The NVIDIA GPU 0000:b3:00.0", line]), "the check reads it, too"
+    machine.say(*HARMLESS, line)
+    until(lambda: machine.runs == 1, 3)
+    assert machine.early.exists(), "rules that count runs do not count this one"
+
+
+def test_nothing_else_does(machine: Machine) -> None:
+    machine.say(*HARMLESS)
+    time.sleep(1)
+    assert machine.runs == 0
+
+
+def test_a_flood_starts_a_run_now_and_then_and_none_after_its_end(machine: Machine) -> None:
+    began = time.monotonic()
+    while time.monotonic() - began < 5:
+        machine.say(*[LOST] * 50)
+        time.sleep(0.05)
+    assert 2 <= machine.runs <= 4, "one at once, then every other second"
+    time.sleep(2.5)
+    last = machine.runs
+    time.sleep(2.5)
+    assert machine.runs == last <= 5
+
+
+def test_what_comes_during_a_run_is_looked_at_after_it(machine: Machine) -> None:
+    machine.active.write_text("activating\n")
+    machine.say(LOST)
+    time.sleep(1)
+    assert machine.runs == 0
+    machine.active.write_text("inactive\n")
+    until(lambda: machine.runs == 1, 5)
+
+
+def test_a_log_that_ends_is_an_error(tmp_path: Path) -> None:
+    """systemd starts it again."""
+    machine = Machine(tmp_path, pause=2)
+    machine._program("dmesg", "exit 1")
+    with machine.start() as process:
+        _, said = process.communicate(timeout=10)
+    assert (process.returncode, said) == (1, b"dmesg --follow has ended\n")
+
+
+def test_what_waits_for_the_timer_is_what_the_catalogue_calls_harmless() -> None:
+    (codes,) = re.findall(r"^ +([0-9 |]+)\) continue ;;$", TEMPLATE, re.MULTILINE)
+    rows = shipped.load("xid").items()
+    harmless = {int(code) for code, row in rows if row["level"] in ("program", "info")}
+    assert {int(code) for code in codes.split("|")} == harmless
