@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> ExitCode:
     from provision.desired import variables
-    from provision.remote.schedulers.chosen import of_fleet
+    from provision.remote.schedulers import chosen
     from provision.up.watch import incidents, policy, returning
 
     if options.set or options.ask_pass or options.ask_become_pass:
@@ -72,4 +72,4 @@ def run(options: argparse.Namespace) -> ExitCode:
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()
 
-    return returning.bring_back(incident, store, of_fleet(fleet, overrides), one, time.time, say)
+    return returning.bring_back(incident, store, chosen.only(fleet, overrides), one, time.time, say)

@@ -94,14 +94,14 @@ def _passed_on(options: argparse.Namespace) -> list[str]:
 def _watch(
     fleet: Fleet, overrides: dict[str, Any], rules: Any, place: Path, options: argparse.Namespace
 ) -> ExitCode:
-    from provision.remote.schedulers.chosen import of_fleet
+    from provision.remote.schedulers import chosen
     from provision.up.watch.checking import Checking
     from provision.up.watch.incidents import Store
     from provision.up.watch.service import Watch
     from provision.up.watch.tell import Teller, receivers
     from provision.validate.status.stream import HealthStream
 
-    scheduler = of_fleet(fleet, overrides)
+    scheduler = chosen.only(fleet, overrides)
     to = receivers(fleet, overrides)
     store = Store(place)
     ended: list[int] = []

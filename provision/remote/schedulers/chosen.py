@@ -97,6 +97,24 @@ def load(fleet: Fleet, overrides: Mapping[str, Any], makers: Mapping[str, Made] 
     return Schedulers(of, waits)
 
 
+def only(fleet: Fleet, overrides: Mapping[str, Any]) -> Scheduler:
+    """The one scheduler of all these nodes. Raises InventoryError where a node has none that gpuprov speaks
+    to itself, or there are two."""
+    found = load(fleet, overrides)
+    if without := [name for name in fleet.nodes if name not in found.of]:
+        raise InventoryError(
+            f"{fold(without)}: no scheduler that gpuprov can ask",
+            f"set gpuprov_scheduler: {SLURM} or {KUBERNETES}",
+        )
+    schedulers = found.grouped(list(fleet.nodes))
+    if len(schedulers) > 1:
+        kinds = " and ".join(f"{scheduler.kind} ({fold(nodes)})" for scheduler, nodes in schedulers)
+        raise InventoryError(f"two schedulers: {kinds}", "choose the nodes of one with --nodes")
+    if not schedulers:
+        raise InventoryError("there is no node", "widen --nodes, or add nodes to the inventory")
+    return schedulers[0][0]
+
+
 def _kind(name: str, given: Mapping[str, Any]) -> str:
     hooks = [variable for variable in _HOOKS if given.get(variable)]
     kind = given.get("gpuprov_scheduler")
