@@ -1,0 +1,183 @@
+"""From a GPU that falls off the bus to a job on a spare, under a real Slurm: eight nodes, two spares.
+
+`gpuprov watch` runs as an operator runs it. Its times are printed, and the slowest is held to thirty seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from provision.desired import inventory
+from provision.errors import ExitCode
+from provision.lab.spec import NodeSpec
+from provision.remote.schedulers import PREFIX, Holder, Scheduler, chosen
+from provision.up.watch.incidents import Incident, Store, place_of
+from tests.lab import slurm_cluster
+from tests.lab.gpuprov_up import ROOT, Operator, said
+from tests.lab.images import Images
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
+SERVICE = [f"gpu-{number:02d}" for number in range(1, 9)]
+SPARES = ["gpu-09", "gpu-10"]
+TRIALS = 20
+GOAL = 30.0  # seconds from the fault to a job on the spare
+
+
+@pytest.fixture(scope="module")
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    nodes = tuple(NodeSpec(name, "h100-sxm") for name in (*SERVICE, *SPARES))
+    disks = {node.name: images.with_slurm() for node in nodes}
+    with running_lab("watch", nodes, tmp_path_factory.mktemp("lab") / "lab.yml", images=disks) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
+    """A fleet whose nodes check themselves. Slurm's controller is the first node."""
+    declared = yaml.safe_load(lab.inventory.read_text())
+    for number, name in enumerate((*SERVICE, *SPARES)):
+        declared["gpu_nodes"]["hosts"][name]["gpuprov_rack"] = f"r{number % 2 + 1}"
+    declared["gpuprov_spares"] = {"hosts": {name: {} for name in SPARES}}
+    declared["gpuprov_slurm"] = {"hosts": {SERVICE[0]: {}}}
+    declared["gpu_nodes"].setdefault("vars", {}).update(
+        node_health_enabled=True, gpuprov_scheduler="slurm", gpuprov_watch={"hourly": 1000, "return_hours": 0}
+    )
+    path = tmp_path_factory.mktemp("inventory") / "nodes.yml"
+    path.write_text(yaml.safe_dump(declared))
+    one = Operator(path, tmp_path_factory.mktemp("runs"))
+    slurm_cluster.start([lab.node(name) for name in (*SERVICE, *SPARES)], patience=120)
+    done = one.call("up", "--yes", timeout=2400)
+    assert done.returncode == ExitCode.OK, said(done)
+    return one
+
+
+@pytest.fixture(scope="module")
+def slurm(operator: Operator) -> Scheduler:
+    return chosen.only(inventory.load(operator.inventory), {})
+
+
+@pytest.fixture(scope="module")
+def store(operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    state = tmp_path_factory.mktemp("state")
+    before = os.environ.get("XDG_STATE_HOME")
+    os.environ["XDG_STATE_HOME"] = str(state)
+    yield Store(place_of(inventory.load(operator.inventory)))
+    if before is None:
+        del os.environ["XDG_STATE_HOME"]
+    else:
+        os.environ["XDG_STATE_HOME"] = before
+
+
+@pytest.fixture
+def watch(operator: Operator, store: Store, tmp_path: Path) -> Iterator[Path]:
+    """The watch at work; the file of what it prints."""
+    log = tmp_path / "watch.log"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(operator.runs)}
+    words = [sys.executable, "-m", "provision.cli", "watch", str(operator.inventory)]
+    with log.open("w") as out:
+        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    until(lambda: len(validated(store)) == len(SPARES), 300, "the spares are validated", log)
+    yield log
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == ExitCode.OK, log.read_text()
+
+
+def validated(store: Store) -> list[str]:
+    return [name for name, one in store.validated().items() if one["verdict"] == "pass"]
+
+
+def until(holds: Any, limit: float, what: str, log: Path) -> float:
+    began = time.monotonic()
+    while not holds():
+        assert time.monotonic() - began < limit, (
+            f"{what}: not within {limit:.0f} s\n{log.read_text()[-4000:]}"
+        )
+        time.sleep(0.2)
+    return time.monotonic() - began
+
+
+def newest(store: Store) -> Incident | None:
+    found = store.incidents()
+    return found[-1] if found else None
+
+
+def in_service(slurm: Scheduler) -> list[str]:
+    words = slurm.look([*SERVICE, *SPARES])
+    return [name for name, word in words.items() if word.holder is Holder.NOBODY]
+
+
+def returned(store: Store, slurm: Scheduler, node: LabNode, incident: Incident) -> None:
+    """The node repaired, and as `gpuprov return` leaves it."""
+    node.as_root("scancel --nodelist=$(hostname) 2>/dev/null || true")
+    node.heal()
+    node.reboot()
+    node.as_root("systemctl start munge slurmd gpuprov-node-health.service")
+    assert slurm.mark({node.name: "spare"}) == {}
+    store.write_return(replace(incident, returned=time.time()))
+
+
+def test_a_lost_gpu_and_a_job_on_the_spare(lab: Lab, slurm: Scheduler, store: Store, watch: Path) -> None:
+    controller = lab.node(SERVICE[0])
+    times: list[float] = []
+    for trial in range(TRIALS):
+        # Never the controller of Slurm: its own loss is another test.
+        name = next(name for name in in_service(slurm)[trial % 3 :] if name != SERVICE[0])
+        node, before = lab.node(name), len(store.incidents())
+        controller.as_root(f"sbatch --output=/dev/null --nodelist={name} --wrap 'sleep 900'")
+        until(lambda name=name: bool(slurm.look([name])[name].jobs), 60, "the job runs", watch)
+        began = time.monotonic()
+        node.fault("gpu_off_bus", gpu=trial % 8)
+        until(lambda before=before: len(store.incidents()) > before, 75, "it is noticed", watch)
+        noticed = time.monotonic() - began
+        until(
+            lambda: (one := newest(store)) is not None and one.placed is not None, 120, "a spare is in", watch
+        )
+        incident = newest(store)
+        assert incident is not None
+        ran = controller.as_root(f"srun --nodelist={incident.spare} --time=1 hostname").stdout.split()
+        times.append(time.monotonic() - began)
+        print(f"trial {trial}: {name} -> {incident.spare}: noticed {noticed:.1f} s, job {times[-1]:.1f} s")  # noqa: T201
+        assert ran == [incident.spare]
+        word = slurm.look([name])[name]
+        assert word.reason.startswith(f"{PREFIX}{incident.id} "), word.reason
+        assert "fallen off the bus" in word.reason
+        assert len(word.jobs) == 1, "the job that ran goes on"
+        until(lambda: (one := newest(store)) is not None and not one.is_open, 300, "evidence is kept", watch)
+        returned(store, slurm, node, incident)
+        until(lambda: len(in_service(slurm)) == len(SERVICE), 60, "as many as before", watch)
+    print(f"{len(times)} trials: {json.dumps([round(one, 1) for one in sorted(times)])}")  # noqa: T201
+    assert max(times) <= GOAL, sorted(times)
+
+
+def test_the_evidence_is_there(store: Store) -> None:
+    bundles = list((store.path / "bundles").iterdir())
+    assert bundles
+    assert all(one.stat().st_size > 10_000 for one in bundles)
+
+
+def test_a_rack_that_goes_dark_drains_nobody(lab: Lab, slurm: Scheduler, store: Store, watch: Path) -> None:
+    before, serving = len(store.incidents()), in_service(slurm)
+    dark = [lab.node(name) for name in serving if name != SERVICE[0]][:4]
+    try:
+        for node in dark:
+            node.power_off()
+        until(lambda: "held.silent" in watch.read_text(), 180, "people are told", watch)
+        time.sleep(30)
+        assert len(store.incidents()) == before
+        assert set(serving) == set(in_service(slurm))
+    finally:
+        for node in dark:
+            node.power_on()
