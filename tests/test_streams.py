@@ -201,6 +201,8 @@ VERBS = {
     "up": ["up", "--yes"],
     "validate": ["validate", "--stage", "quick"],
     "status": ["status"],
+    "watch": ["watch", "--state"],
+    "return": ["return", "gpu-01"],
     "burnin": ["burnin", "--plan"],
     "lock": ["lock"],
     "baseline": ["baseline", "learn"],

@@ -78,12 +78,17 @@ def run_programs(
     timeout: float = 60.0,
     connections: int = MOST,
     vault_password_files: Sequence[Path] = (),
+    over: Reach | None = None,
 ) -> dict[str, bytes | NodeError]:
-    """Run a program of ours on each node (name → its text, in ASCII), reached as `observe` does.
+    """Run a program of ours on each node (name → its text, in ASCII), reached as `observe` does, or `over` a
+    way that is open already (which has a timeout of its own).
 
     What each printed, framed as answer.py wants it, or why there is nothing. Never raises for a node."""
     outputs = _Outputs(programs)
-    put_to(nodes, outputs, timeout, connections, vault_password_files)
+    if over is not None:
+        over.put(outputs)
+    else:
+        put_to(nodes, outputs, timeout, connections, vault_password_files)
     return {node.name: outputs.found[node.name] for node in nodes}
 
 

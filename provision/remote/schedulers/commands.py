@@ -9,6 +9,7 @@ import binascii
 import json
 import subprocess
 import sys
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import Any
 
 from provision.fleet import Fleet, Node
 from provision.remote import node_program
-from provision.remote.observe import run_programs
+from provision.remote.observe import Reach, run_programs
 from provision.remote.protocol import AnswerError, NodeError, unframed
 from provision.text import one_line
 
@@ -67,6 +68,8 @@ class Commands:
         self._files = fleet.vault_password_files
         self._elsewhere = elsewhere
         self._seconds = seconds
+        self._reached: dict[str, Reach] = {}  # whoever asks once asks again, and a login costs most of it
+        self._lock = threading.Lock()
 
     def __call__(self, commands: Sequence[Command]) -> list[Done]:
         """What came of each command; they end at the first that cannot be run to its end. Raises
@@ -92,11 +95,14 @@ class Commands:
         raise CommandsError(one_line("; ".join(troubles), 400))
 
     def _there(self, host: Node, program: str, limit: float) -> bytes:
-        said = run_programs([host], {host.name: program}, timeout=limit, vault_password_files=self._files)[
-            host.name
-        ]
-        if isinstance(said, NodeError):
-            raise CommandsError(said.line)
+        with self._lock:
+            if host.name not in self._reached:
+                limit = max(limit, _CONNECT + self._seconds * 2)
+                self._reached[host.name] = Reach([host], limit, 1, self._files, persistent=True)
+            said = run_programs([host], {host.name: program}, over=self._reached[host.name])[host.name]
+            if isinstance(said, NodeError):
+                self._reached.pop(host.name).__exit__()
+                raise CommandsError(said.line)
         return said
 
     @staticmethod
