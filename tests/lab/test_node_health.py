@@ -135,6 +135,7 @@ def test_a_lost_gpu_is_told_within_seconds_by_the_kernel_log(node: LabNode) -> N
     assert any("gpu3" in line for line in counted(health(node))), counted(health(node))
     node.heal()
     node.reboot()
+    node.as_root(RUN)
     assert health(node)["verdict"] == "pass", counted(health(node))
 
 
