@@ -31,7 +31,7 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
     """One H100 node on which `up` has been, now with node_health."""
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
     nodes = (NodeSpec("gpu-01", "h100-sxm"),)
-    with running_lab("hst", nodes, inventory, images={"gpu-01": images.h100()}) as running:
+    with running_lab("health", nodes, inventory, images={"gpu-01": images.h100()}) as running:
         done = Operator(inventory, tmp_path_factory.mktemp("first")).call("up", "--yes", **ENABLED)
         assert done.returncode == ExitCode.OK, said(done)
         yield running
@@ -127,10 +127,7 @@ def test_a_lost_gpu_is_told_within_seventy_seconds_and_forgotten_after_a_reboot(
 def test_a_lost_gpu_is_told_within_seconds_by_the_kernel_log(node: LabNode) -> None:
     node.as_root("systemctl stop gpuprov-node-health.timer")
     assert health(node)["verdict"] == "pass", counted(health(node))
-    kernel = node.as_root("systemctl show -P ActiveState -P MemoryCurrent gpuprov-node-health-kernel").stdout
-    state, memory = kernel.split()
-    assert state == "active"
-    assert int(memory) < 32 * 1024 * 1024, "dmesg is a program in Python here, and far smaller elsewhere"
+    assert node.run("systemctl is-active gpuprov-node-health-kernel").stdout == "active\n"
     began = time.monotonic()
     node.fault("gpu_off_bus", gpu=3)
     while health(node)["verdict"] != "fail":
@@ -139,6 +136,7 @@ def test_a_lost_gpu_is_told_within_seconds_by_the_kernel_log(node: LabNode) -> N
     assert any("gpu3" in line for line in counted(health(node))), counted(health(node))
     node.heal()
     node.reboot()
+    node.as_root(RUN)
     assert health(node)["verdict"] == "pass", counted(health(node))
 
 

@@ -110,13 +110,15 @@ def test_nothing_else_does(machine: Machine) -> None:
 def test_a_flood_starts_a_run_now_and_then_and_none_after_its_end(machine: Machine) -> None:
     began = time.monotonic()
     while time.monotonic() - began < 5:
-        machine.say(*[LOST] * 50)
+        machine.say(*[LOST] * 20)
         time.sleep(0.05)
-    assert 2 <= machine.runs <= 4, "one at once, then every other second"
-    time.sleep(2.5)
-    last = machine.runs
-    time.sleep(2.5)
-    assert machine.runs == last <= 5
+    assert machine.runs >= 2, "one at once, then every other second"
+    last, ended = -1, 0.0
+    while machine.runs != last:  # a slow machine reads the rest for a while
+        last, ended = machine.runs, time.monotonic()
+        assert ended - began < 30
+        time.sleep(2.5)
+    assert last <= 1 + (ended - began) / 2
 
 
 def test_what_comes_during_a_run_is_looked_at_after_it(machine: Machine) -> None:
