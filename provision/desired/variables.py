@@ -44,7 +44,7 @@ OWN = {
     "gpuprov_drain_hook": "program on the controller that takes a node out of service before a change",
     "gpuprov_undrain_hook": "program on the controller that returns a node to service once it has no drift",
     "gpuprov_hook_timeout": "seconds a hook may take; 600 when absent",
-    "gpuprov_scheduler": "who hands this node out to jobs: slurm, kubernetes, hooks, none; hooks when it has one",
+    "gpuprov_scheduler": "who hands this node out to jobs: slurm, kubernetes, hooks or none",
     "gpuprov_scheduler_name": "what its scheduler calls this node; its own name when absent",
     "gpuprov_job_wait": "seconds that jobs get to end on a node that up has drained; 600 when absent",
     "gpuprov_hook_scope": "node: a hook is called for each node; wave: once with all of a wave",
