@@ -88,7 +88,8 @@ def load(fleet: Fleet, overrides: Mapping[str, Any], makers: Mapping[str, Made] 
         kind = _kind(node.name, given)
         if kind in (SLURM, KUBERNETES):
             names.setdefault(kind, {})[node.name] = _name(node, given, kind)
-            waits[node.name] = int(given.get("gpuprov_job_wait", JOB_WAIT))
+            wait = given.get("gpuprov_job_wait")
+            waits[node.name] = wait if type(wait) is int else JOB_WAIT  # variables.check refuses the rest
     of: dict[str, Scheduler] = {}
     for kind, named in names.items():
         _refuse_twice(kind, named)
