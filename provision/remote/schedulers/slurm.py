@@ -180,7 +180,7 @@ class Slurm:
         refused = self._updated({node: ["State=DRAIN", f"Reason={why}"] for node, why in reasons.items()})
         known, problems = self._known(list(reasons))
         for node, text in known.items():
-            if text.holder is not Holder.US:
+            if text.holder is not Holder.US or text.why != reasons[node]:
                 said = f"scontrol drained it, and Slurm says {text.state} ({text.reason or 'no reason'})"
                 problems[node] = refused.get(node) or said
         return problems
