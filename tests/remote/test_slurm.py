@@ -1,4 +1,4 @@
-"""Slurm behind the interface of schedulers, on a cluster in memory; tests/lab/test_slurm.py has a real one."""
+"""Slurm behind the interface of schedulers, on one in memory; tests/lab/test_slurm.py has a real one."""
 
 from __future__ import annotations
 
