@@ -113,6 +113,7 @@ NO_VARIABLES = {
     *(
         "gpuprov_workers",
         "gpuprov_monitoring",
+        "gpuprov_slurm",
         "gpuprov_keep",
         "gpuprov_files",
         "gpuprov_look",

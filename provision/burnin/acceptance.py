@@ -17,6 +17,7 @@ from provision.checks.health import FleetHealth
 from provision.checks.judge import Verdict
 from provision.fleet import Fleet
 from provision.node_names import file_name
+from provision.remote.schedulers import chosen
 from provision.report import html, plots
 from provision.report.canvas import Image
 from provision.runs.store import RunFolder
@@ -65,9 +66,10 @@ def _sums(path: Path) -> str:
 
 
 def drain(run: Campaign, found: Results, fleet: Fleet, overrides: Mapping[str, Any]) -> dict[str, str]:
-    """Take the nodes that failed out of service, with the reason, where the inventory names a hook for it.
-    Node → why that did not work."""
+    """Take the nodes that failed out of service, with the reason, where the inventory names a hook or a
+    scheduler for it. Node → why that did not work."""
     known = hooks.load(fleet, overrides)
+    schedulers = chosen.load(fleet, overrides)
     already = {str(node) for row in run.folder.read("hooks") for node in row.get("nodes") or ()}
     bad = [
         name
@@ -84,7 +86,15 @@ def drain(run: Campaign, found: Results, fleet: Fleet, overrides: Mapping[str, A
 
     about = {name: {"reason": reason(found.health, name), "roles": [], "reboot": False} for name in bad}
     caller = hooks.Runner(known, run.name, fleet.source, lambda _event, _nodes: None, heard, about)
-    return caller.call(hooks.DRAIN, bad, 0, "burnin")
+    reasons = {
+        name: f"burn-in {run.name}: {masked(about[name]['reason'], secrets)}"
+        for name in bad
+        if name in schedulers.of
+    }
+    problems = schedulers.drain(reasons)
+    for name in reasons.keys() - problems.keys():
+        heard(hooks.Called(hooks.DRAIN, (name,), "", 0, 0.0, ""))
+    return {**caller.call(hooks.DRAIN, bad, 0, "burnin"), **problems}
 
 
 def reason(health: FleetHealth, name: str) -> str:

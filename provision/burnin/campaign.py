@@ -28,6 +28,7 @@ from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote.fleet_lock import me
 from provision.remote.observe import observe
+from provision.remote.schedulers.chosen import Schedulers
 from provision.runs import fingerprint, node_history
 from provision.runs.fingerprint import Fingerprint
 from provision.runs.store import RunFolder, latest, runs_home
@@ -291,9 +292,16 @@ class Looked:
 
 
 def look(
-    fleet: Fleet, overrides: Mapping[str, Any], profile: Profile, *, timeout: float, connections: int
+    fleet: Fleet,
+    overrides: Mapping[str, Any],
+    profile: Profile,
+    *,
+    timeout: float,
+    connections: int,
+    schedulers: Schedulers | None = None,
 ) -> Looked:
-    """Look at every node once. Raises StackError for a variable that cannot be resolved."""
+    """Look at every node once; one on which a job runs is not able, as far as `schedulers` know. Raises
+    StackError for a variable that cannot be resolved."""
     looked = Looked(validation.plain_variables(fleet, overrides))
     with Progress("burnin", total=len(fleet.nodes)) as progress:
         progress.step(f"looking at {len(fleet.nodes)} node{'s' * (len(fleet.nodes) != 1)}")
@@ -304,8 +312,9 @@ def look(
             connections=connections,
             vault_password_files=fleet.vault_password_files,
         )
+        busy = validation.with_jobs(schedulers, list(fleet.nodes))
         for name in fleet.nodes:
-            node = validation.seen_of(found[name], looked.variables[name])
+            node = validation.left_out(validation.seen_of(found[name], looked.variables[name]), busy)
             looked.seen[name] = node
             if not node.error:
                 looked.known[name] = fingerprint.of(found[name].facts, found[name].problems)

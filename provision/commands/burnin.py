@@ -90,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     fleet_options.add_count(parser, "--forks", 50, "maximum number of nodes contacted at the same time", "-f")
     fleet_options.add_break_lock(parser, "also burn in")
+    fleet_options.add_with_jobs(parser)
     parser.add_argument("--list", action="store_true", help="list the profiles and exit")
 
 
@@ -143,8 +144,17 @@ def _start(options: argparse.Namespace) -> ExitCode:
     variables.check(fleet, overrides, fleet_options.say)
     fleet_options.say_what(fleet)
     from provision.burnin.campaign import look
+    from provision.remote.schedulers import chosen as schedulers
 
-    looked = look(fleet, overrides, chosen, timeout=options.timeout, connections=options.connections)
+    known = schedulers.load(fleet, overrides)  # also where it will not be asked: contradictions are refused
+    looked = look(
+        fleet,
+        overrides,
+        chosen,
+        timeout=options.timeout,
+        connections=options.connections,
+        schedulers=None if options.with_jobs else known,
+    )
     planned, unable = _planned(chosen, looked)
     if options.plan:
         return _show(chosen, planned, unable, options)

@@ -94,6 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--resume", metavar="RUN", help="continue a run with its checks; skip what is already measured"
     )
     fleet_options.add_break_lock(parser, "also measure")
+    fleet_options.add_with_jobs(parser)
     parser.add_argument("--list", action="store_true", help="list the checks and exit")
 
 
@@ -106,6 +107,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.checks.registry import PAIRS
     from provision.desired import variables
     from provision.remote import fleet_lock
+    from provision.remote.schedulers import chosen
     from provision.text import many
     from provision.validate import validation
 
@@ -122,6 +124,8 @@ def run(options: argparse.Namespace) -> ExitCode:
     fleet, overrides = fleet_options.load(options)
     if not fleet.nodes:
         raise UsageError("there is no node to validate", "widen --nodes, or add nodes to the inventory")
+    variables.check(fleet, overrides, fleet_options.say)
+    schedulers = chosen.load(fleet, overrides)
     settings = validation.Settings(
         burn_seconds=options.burn_seconds,
         timeout=options.timeout,
@@ -130,8 +134,8 @@ def run(options: argparse.Namespace) -> ExitCode:
         every_pair=options.pairs == "all",
         override=override,
         vault_password_files=fleet_options.vault_password_files(options),
+        schedulers=None if options.with_jobs else schedulers,
     )
-    variables.check(fleet, overrides, fleet_options.say)
     fleet_options.say_what(fleet, many(len(asked), "check"), _minutes(asked, fleet, overrides, settings))
     held_as = str((before and before.meta().get("lock")) or fleet_lock.fresh_name())
     with fleet_options.alone(options, "validate", held_as, fleet):

@@ -288,6 +288,15 @@ def add_break_lock(parser: argparse.ArgumentParser, what: str) -> None:
     )
 
 
+def add_with_jobs(parser: argparse.ArgumentParser) -> None:
+    """For verbs that load nodes."""
+    parser.add_argument(
+        "--with-jobs",
+        action="store_true",
+        help="also load nodes on which jobs of their scheduler run (gpuprov_scheduler)",
+    )
+
+
 @contextlib.contextmanager
 def alone(
     options: argparse.Namespace, verb: str, run: str, fleet: Fleet, before: Sequence[str] = ()

@@ -20,6 +20,7 @@ from provision.remote.observe import Observation
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.up import hooks
+from provision.up.drains import Drains, no_drains
 from provision.up.execute import QUICK, Look, UpOptions
 from provision.up.plan import Plan
 from provision.up.waves import Wave
@@ -120,6 +121,7 @@ class AnsibleExecutor:
     health: Callable[[Sequence[str]], Mapping[str, str]]
     rebooted: Callable[[Sequence[str]], None]
     on_event: Callable[[Event], None]
+    drains: Drains = field(default_factory=no_drains)
     _described: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _looked: int = 0
     _applied: set[str] = field(default_factory=set)
@@ -179,12 +181,14 @@ class AnsibleExecutor:
         return outcomes
 
     def drain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
-        """Call the drain hooks."""
-        return self.hooks.call(hooks.DRAIN, nodes, wave, nodes.kind)
+        """Call the drain hooks, and drain through schedulers: no node has both."""
+        called = self.hooks.call(hooks.DRAIN, nodes, wave, nodes.kind)
+        return {**called, **self.drains.drain(nodes)}
 
     def undrain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
-        """Call the undrain hooks."""
-        return self.hooks.call(hooks.UNDRAIN, nodes, wave, nodes.kind)
+        """Call the undrain hooks, and return nodes through schedulers."""
+        called = self.hooks.call(hooks.UNDRAIN, nodes, wave, nodes.kind)
+        return {**called, **self.drains.undrain(nodes)}
 
     def gate(self, nodes: Sequence[str]) -> Mapping[str, str]:
         """The quick checks, with `--gate quick`."""

@@ -23,12 +23,14 @@ from provision.remote.ansible import accelerator, handover
 from provision.remote.ansible.events import Event
 from provision.remote.ansible.runner import handled, heeded
 from provision.remote.fleet_lock import FleetLock
+from provision.remote.schedulers import chosen
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.terminal import Progress, live, printable
 from provision.text import many
 from provision.up import durations, hooks, plan, plan_report, resume, waves
 from provision.up import result as up_result
+from provision.up.drains import Drains
 from provision.up.execute import Execution, UpOptions
 from provision.up.executor import AnsibleExecutor, Journal, looks
 from provision.up.plan import Plan
@@ -87,6 +89,7 @@ class UpRun:
     def _run(self) -> ExitCode:
         resume.refuse_twice_named(self.fleet)
         found = hooks.load(self.fleet, self.overrides)
+        schedulers = chosen.load(self.fleet, self.overrides)
         name = accelerator.VARIABLE
         accelerator.check(
             [self.overrides.get(name, node.variables.get(name)) for node in self.fleet.nodes.values()]
@@ -99,7 +102,7 @@ class UpRun:
             self._confirm(made)
         if made.waves or waiting:
             with Progress("up", total=sum(map(len, made.waves))) as progress:
-                self._carry_out(known, made, found, waiting, progress)
+                self._carry_out(known, made, found, schedulers, waiting, progress)
         return self._close(exit_code(self.results.values()))
 
     def _carry_out(
@@ -107,6 +110,7 @@ class UpRun:
         known: Assessment,
         made: Plan,
         found: Mapping[str, Mapping[str, hooks.Hook]],
+        schedulers: chosen.Schedulers,
         waiting: Sequence[str],
         progress: Progress,
     ) -> None:
@@ -131,6 +135,13 @@ class UpRun:
             health=lambda nodes: self._quick_checks(nodes, progress),
             rebooted=lock.renew,
             on_event=lambda event: self._heard(event, progress),
+            drains=Drains(
+                schedulers,
+                self.folder.id,
+                lambda event, nodes: self._begun(f"{event} in the scheduler", event, nodes, progress),
+                self._journal.called,
+                progress.say,
+            ),
         )
 
         def ended(result: Result) -> None:
@@ -169,10 +180,13 @@ class UpRun:
         }
 
         def begun(event: str, nodes: Sequence[str]) -> None:
-            progress.step(f"{event} hooks")
-            self._journal.write("hooks", {"hook": event, "nodes": list(nodes), "what": "begins"})
+            self._begun(f"{event} hooks", event, nodes, progress)
 
         return hooks.Runner(found, self.folder.id, self.fleet.source, begun, self._journal.called, about)
+
+    def _begun(self, step: str, event: str, nodes: Sequence[str], progress: Progress) -> None:
+        progress.step(step)
+        self._journal.write("hooks", {"hook": event, "nodes": list(nodes), "what": "begins"})
 
     def _quick_checks(self, nodes: Sequence[str], progress: Progress) -> Mapping[str, str]:
         from provision.up import health_gate  # it imports every check

@@ -12,12 +12,14 @@ from typing import Any
 from provision.checks.check import Command
 from provision.errors import GpuprovError
 from provision.remote.ansible import partitions, runner
+from provision.remote.schedulers.chosen import Schedulers
 
 
 @dataclass(frozen=True)
 class Settings:
     """How to run the checks. `every_pair`: measure all pairs of nodes. `override`: the user's thresholds.
-    `timeout`: seconds a node has to answer, and a program beyond its load; None leaves each check its own."""
+    `timeout`: seconds a node has to answer, and a program beyond its load; None leaves each check its own.
+    `schedulers`: who is asked whether jobs run before a node is loaded; None: nobody."""
 
     burn_seconds: int = 60
     timeout: float | None = None
@@ -26,6 +28,7 @@ class Settings:
     every_pair: bool = False
     override: Path | None = None
     vault_password_files: tuple[Path, ...] = ()
+    schedulers: Schedulers | None = None
 
     @property
     def options(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from provision.desired import stack
 from provision.errors import ExitCode, RunFolderError, StackError
 from provision.fleet import Fleet
 from provision.remote.observe import Observation, observe
+from provision.remote.schedulers import chosen
+from provision.remote.schedulers.chosen import Schedulers
 from provision.runs import fingerprint, node_history, store
 from provision.runs.fingerprint import Fingerprint
 from provision.runs.store import RunFolder, runs_home
@@ -170,8 +172,10 @@ def _look(run: _Run, fleet: Fleet, progress: Progress) -> None:
         connections=run.settings.connections,
         vault_password_files=run.settings.vault_password_files,
     )
+    loads = bool(set(run.asked) - set(registry.select("quick")))
+    busy = with_jobs(run.settings.schedulers, list(fleet.nodes)) if loads else {}
     for name in fleet.nodes:
-        node = seen_of(found[name], run.variables[name])
+        node = left_out(seen_of(found[name], run.variables[name]), busy)
         run.seen[name] = node
         run.folder.append("facts", asdict(node))
         if not node.error:
@@ -191,6 +195,18 @@ def seen_of(observation: Observation, variables: Mapping[str, Any]) -> NodeFacts
         why = observation.problems.get("gpu") or observation.problems.get("gpu.count") or "no answer"
         return NodeFacts(name, dict(facts), {}, {}, f"unreadable: its PCI devices could not be read: {why}")
     return node_facts_of(name, dict(facts), dict(observation.problems), stack.describe_node(facts), variables)
+
+
+def with_jobs(schedulers: Schedulers | None, nodes: Sequence[str]) -> dict[str, str]:
+    """Node → whose job is on it, or why nobody knows, of those that must not be loaded."""
+    return chosen.loaded(schedulers, nodes) if schedulers is not None else {}
+
+
+def left_out(node: NodeFacts, busy: Mapping[str, str]) -> NodeFacts:
+    """The node, with the reason why no check runs on it where somebody's job does."""
+    if node.error or node.node not in busy:
+        return node
+    return replace(node, error=f"not measured: {busy[node.node]} → --with-jobs loads it all the same")
 
 
 def _measure(run: _Run, check: str, progress: Progress) -> None:

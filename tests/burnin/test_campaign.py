@@ -14,8 +14,11 @@ from provision.burnin.spool import Spool
 from provision.checks.judge import Verdict
 from provision.errors import GpuprovError, RunFolderError
 from provision.fleet import Fleet, Node
+from provision.remote.schedulers import chosen
+from provision.remote.schedulers.slurm import Slurm
 from tests.support.burnin import order
 from tests.support.burnin_nodes import NAME, FakeNode, files
+from tests.support.slurm_cluster import Cluster
 from tests.support.spools import burned, event, jsonl, raw
 
 Nodes = dict[str, FakeNode]
@@ -174,3 +177,23 @@ def test_failed_nodes_are_drained_once_with_the_reason(run: Campaign, nodes: Nod
         assert acceptance.drain(run, results.results(run), fleet, {}) == {}
     (line,) = (tmp_path / "told").read_text().splitlines()
     assert line.startswith("gpu-01 gpu3: computed wrong results")
+
+
+def test_failed_nodes_are_drained_through_their_scheduler(
+    run: Campaign, nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Cluster({"gpu-01": ["IDLE", ""]}, denied="Invalid user id")
+    monkeypatch.setitem(chosen.MAKERS, "slurm", lambda fleet, names: Slurm(fleet, names, cluster))
+    broken = files(**{"raw/000001-gpu_burn.json.gz": raw(burned("faulty-gpu3"))})
+    nodes["gpu-01"] = FakeNode("gpu-01", broken)
+    run.fetch(["gpu-01"], print)
+    found = {name: Node(name, (), {"gpuprov_scheduler": "slurm"}) for name in run.variables}
+    fleet = Fleet(tmp_path / "i.yml", found, {})
+    assert "Invalid user id" in acceptance.drain(run, results.results(run), fleet, {})["gpu-01"]
+    cluster.denied = ""
+    for _ in range(2):  # what failed is tried again, what is done is not
+        assert acceptance.drain(run, results.results(run), fleet, {}) == {}
+    state, reason = cluster.nodes["gpu-01"]
+    assert state == "IDLE+DRAIN"
+    assert reason.startswith(f"gpuprov: burn-in {run.name}: gpu3: computed wrong results")
+    assert len(cluster.updates) == 2

@@ -16,6 +16,7 @@ from provision.text import spelled
 
 SLURM, KUBERNETES, HOOKS, NONE = "slurm", "kubernetes", "hooks", "none"
 JOB_WAIT = 600  # seconds that jobs get to end after a drain, unless gpuprov_job_wait says otherwise
+_NO_GPU_NODES = "gpuprov_monitoring"  # variables for all reach these hosts, too; no job does
 _HOOKS = ("gpuprov_drain_hook", "gpuprov_undrain_hook")
 
 Made = Callable[[Fleet, Mapping[str, str]], Scheduler]  # from the fleet, and node → the scheduler's name
@@ -84,11 +85,14 @@ def load(fleet: Fleet, overrides: Mapping[str, Any], makers: Mapping[str, Made] 
     names: dict[str, dict[str, str]] = {}
     waits: dict[str, int] = {}
     for node in fleet.nodes.values():
+        if _NO_GPU_NODES in node.groups:
+            continue
         given = {**node.variables, **overrides}
         kind = _kind(node.name, given)
         if kind in (SLURM, KUBERNETES):
             names.setdefault(kind, {})[node.name] = _name(node, given, kind)
-            waits[node.name] = int(given.get("gpuprov_job_wait", JOB_WAIT))
+            wait = given.get("gpuprov_job_wait")
+            waits[node.name] = wait if type(wait) is int else JOB_WAIT  # variables.check refuses the rest
     of: dict[str, Scheduler] = {}
     for kind, named in names.items():
         _refuse_twice(kind, named)

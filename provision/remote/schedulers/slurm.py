@@ -109,12 +109,13 @@ class Slurm:
         """Give nodes that we hold back, as they were; others stay as they are."""
         known, problems = self._known(nodes)
         todo = {node: slurm_text.put_back(text) for node, text in known.items() if text.holder is Holder.US}
-        problems |= self._updated(todo)
-        again, more = self._known([node for node in todo if node not in problems])
+        refused = self._updated(todo)
+        # What counts is what Slurm says afterwards: an update of several nodes may have been done in part.
+        again, more = self._known(list(todo))
         problems |= more
         for node, text in again.items():
             if text.holder is Holder.US:
-                problems[node] = f"scontrol returned it, and Slurm still says {text.state} ({text.reason})"
+                problems[node] = refused.get(node) or f"scontrol returned it, and Slurm says {text.state}"
         return problems
 
     def join(self, node: str, like: str) -> str:
@@ -176,14 +177,12 @@ class Slurm:
 
     def _drained(self, reasons: Mapping[str, str]) -> dict[str, str]:
         """Node → why it is not drained for the reason that it was given."""
-        problems = self._updated({node: ["State=DRAIN", f"Reason={why}"] for node, why in reasons.items()})
-        known, more = self._known([node for node in reasons if node not in problems])
-        problems |= more
+        refused = self._updated({node: ["State=DRAIN", f"Reason={why}"] for node, why in reasons.items()})
+        known, problems = self._known(list(reasons))
         for node, text in known.items():
-            if text.holder is not Holder.US:
-                problems[node] = (
-                    f"scontrol drained it, and Slurm says {text.state} ({text.reason or 'no reason'})"
-                )
+            if text.holder is not Holder.US or text.why != reasons[node]:
+                said = f"scontrol drained it, and Slurm says {text.state} ({text.reason or 'no reason'})"
+                problems[node] = refused.get(node) or said
         return problems
 
     def _updated(self, changes: Mapping[str, Sequence[str]]) -> dict[str, str]:

@@ -60,9 +60,12 @@ class NodeText:
         """Who keeps jobs away: whoever drained it or set it down, told by the reason. What slurmctld does to
         a node that it lost is nobody's decision."""
         base, flags = self.words
-        if not flags & _TAKEN_OUT and (base != "DOWN" or self.why.startswith(LOST) or not self.why):
-            return Holder.NOBODY
-        return Holder.US if self.why.startswith(PREFIX) else Holder.OTHERS
+        ours = self.why.startswith(PREFIX)
+        if flags & _TAKEN_OUT:
+            return Holder.US if ours and "FAIL" not in flags else Holder.OTHERS
+        # A reason outlives its drain: RESUME leaves it (24.11). We set no node DOWN.
+        by_a_person = base == "DOWN" and self.why and not ours and not self.why.startswith(LOST)
+        return Holder.OTHERS if by_a_person else Holder.NOBODY
 
     @property
     def takes_jobs(self) -> bool:
@@ -157,8 +160,8 @@ def _expanded(part: str) -> Iterator[str]:
 
 
 def reason_for(why: str, before: NodeText) -> str:
-    """The reason that we give: one line, bounded, in plain characters. Of a node that is DOWN it says so,
-    and by whose word: what we put it back to has to outlive us."""
+    """The reason that we give: one line, bounded, without control characters. Of a node that is DOWN it says
+    so, and by whose word: what we put it back to has to outlive us."""
     was = ""
     if before.holder is Holder.US:
         kept = _BEFORE.match(before.why)
@@ -166,9 +169,7 @@ def reason_for(why: str, before: NodeText) -> str:
     elif before.words[0] == "DOWN":
         lost = next((reason for reason in LOST if before.why.startswith(reason)), "")
         was = f"(was DOWN{': ' + lost if lost else ''}) "
-    # slurmctld keeps a reason as it comes; scontrol's own argument parser takes quotes off.
-    plain = "".join(sign if sign not in "\"'`\\" else " " for sign in why)
-    return one_line(PREFIX + was + plain, REASON)
+    return one_line(PREFIX + was + why, REASON)
 
 
 def put_back(node: NodeText) -> list[str]:

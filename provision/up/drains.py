@@ -1,0 +1,130 @@
+"""Takes nodes out of service through their scheduler before a change, waits for their jobs, and returns them.
+
+The reason that a node is given, `gpuprov: up RUN`, is what says later that an `up` holds it: this one, one
+that was killed, or one on another controller. A node that somebody else holds, or another verb of gpuprov (a
+burn-in that it failed), is changed and stays out of service. What is done is recorded as calls of hooks are,
+before and after, so that `--resume` knows.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from provision.node_names import fold
+from provision.remote.schedulers import PREFIX, Holder, Scheduled
+from provision.remote.schedulers.chosen import Schedulers, jobs_on
+from provision.up.hooks import DRAIN, UNDRAIN, Called
+
+VERB = "up"
+POLL = 10.0  # seconds between two looks at the jobs
+SAID = 60.0  # seconds between two lines on what is waited for
+_OURS = re.compile(re.escape(PREFIX) + rf"(?:\([^)]*\) )?{VERB} ")
+
+
+@dataclass
+class Drains:
+    """The schedulers around one run. `begun` is told before anything is done, `heard` of what came of it."""
+
+    schedulers: Schedulers
+    run: str
+    begun: Callable[[str, Sequence[str]], None]
+    heard: Callable[[Called], None]
+    say: Callable[[str], None] = lambda _line: None
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
+    _since: float = field(default=0.0)
+
+    def drain(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Node → why it is not ready to be changed, for those where that is so; these are back in service, if
+        it was we who took them out. Nodes without a scheduler are ready."""
+        mine = [node for node in nodes if node in self.schedulers.of]
+        if not mine:
+            return {}
+        self._since = self.clock()
+        looked = self.schedulers.look(mine)
+        problems = {node: f"its scheduler: {said.error}" for node, said in looked.items() if said.error}
+        free = []
+        for node, said in looked.items():
+            if node in problems:
+                continue
+            if said.holder is Holder.NOBODY or _by_up(said):
+                free.append(node)
+            else:
+                self.say(f"{node}: out of service already ({said.reason or said.state}), and stays so")
+        if free:
+            self.begun(DRAIN, free)
+            problems |= self.schedulers.drain(dict.fromkeys(free, f"{VERB} {self.run}"))
+        problems |= self._jobs([node for node in mine if node not in problems])
+        for node in free:
+            self._called(DRAIN, node, problems.get(node, ""))
+        back = [node for node in free if node in problems]
+        for node, why in (self._returned(back) if back else {}).items():
+            problems[node] += f"; and it is still drained: {why}"
+        return problems
+
+    def undrain(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Return those of these nodes that an `up` holds. Node → why that failed."""
+        mine = [node for node in nodes if node in self.schedulers.of]
+        if not mine:
+            return {}
+        self._since = self.clock()
+        return self._returned(mine)
+
+    def _returned(self, nodes: Sequence[str]) -> dict[str, str]:
+        self.begun(UNDRAIN, nodes)
+        looked = self.schedulers.look(nodes)
+        problems = {node: f"its scheduler: {said.error}" for node, said in looked.items() if said.error}
+        problems |= self.schedulers.resume([node for node, said in looked.items() if _by_up(said)])
+        for node in nodes:
+            said = looked[node]
+            if said.holder is not Holder.NOBODY and not said.error and not _by_up(said):
+                self.say(f"{node}: not returned to service: {said.reason or said.state}")
+            self._called(UNDRAIN, node, problems.get(node, ""))
+        return problems
+
+    def _jobs(self, nodes: Sequence[str]) -> dict[str, str]:
+        """Wait until no job is on these nodes, each for its own time. Node → what still is, afterwards."""
+        start, said_at = self.clock(), -SAID
+        left = self._busy(nodes)
+        over: dict[str, str] = {}
+        while left:
+            waited = self.clock() - start
+            for node in [node for node in left if waited >= self.schedulers.waits[node]]:
+                over[node] = f"{left.pop(node)}, and did not end within {self.schedulers.waits[node]} s"
+            if not left:
+                break
+            if waited - said_at >= SAID:
+                said_at = waited
+                node, why = next(iter(left.items()))
+                others = f" (and for others: {fold(list(left))})" if len(left) > 1 else ""
+                longest = max(self.schedulers.waits[node] for node in left)
+                self.say(f"{node}: {why}: waiting for it{others}, {waited:.0f} of {longest} s")
+            nearest = min(self.schedulers.waits[node] for node in left) - waited
+            self.pause(max(0.1, min(POLL, nearest)))
+            left = self._busy(list(left))
+        return over
+
+    def _busy(self, nodes: Sequence[str]) -> dict[str, str]:
+        found = {}
+        for node, said in self.schedulers.look(nodes).items() if nodes else ():
+            if said.error:
+                found[node] = f"its scheduler does not say whether jobs run on it ({said.error})"
+            elif said.jobs:
+                found[node] = jobs_on(said)
+        return found
+
+    def _called(self, event: str, node: str, problem: str) -> None:
+        seconds = self.clock() - self._since
+        self.heard(Called(event, (node,), problem, 1 if problem else 0, seconds, ""))
+
+
+def _by_up(said: Scheduled) -> bool:
+    return said.holder is Holder.US and _OURS.match(said.reason) is not None
+
+
+def no_drains() -> Drains:
+    """Where no node has a scheduler."""
+    return Drains(Schedulers({}, {}), "", lambda _event, _nodes: None, lambda _called: None)

@@ -1,0 +1,153 @@
+"""Slurm behind the interface of schedulers, on one in memory; tests/lab/test_slurm.py has a real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from provision.fleet import Fleet, Node
+from provision.remote import node_program
+from provision.remote.schedulers import Holder, Job
+from provision.remote.schedulers import commands as way
+from provision.remote.schedulers.commands import Commands, CommandsError, Done
+from provision.remote.schedulers.slurm import Slurm
+from tests.support.slurm_cluster import Cluster
+
+FLEET = Fleet(Path("fleet.yml"), {}, {})
+
+
+def slurm(cluster: Cluster, **names: str) -> Slurm:
+    return Slurm(FLEET, names or {name: name for name in cluster.nodes}, cluster)
+
+
+def test_it_drains_and_resumes_what_is_free_or_its_own() -> None:
+    cluster = Cluster({"a": ["IDLE", ""], "b": ["IDLE+DRAIN", "bad fan"], "c": ["MIXED", ""]})
+    one = slurm(cluster)
+    assert one.drain({"a": "up 1", "b": "up 1", "c": "up 1"}) == {}
+    assert cluster.nodes["b"] == ["IDLE+DRAIN", "bad fan"]
+    assert cluster.updates == [("NodeName=a,c", "State=DRAIN", "Reason=gpuprov: up 1")]
+    assert one.drain({"a": "up 2"}) == {}
+    assert one.resume(["a", "b", "c"]) == {}
+    assert {name: state for name, (state, _) in cluster.nodes.items()} == {
+        "a": "IDLE",
+        "b": "IDLE+DRAIN",
+        "c": "MIXED",
+    }
+    assert one.resume(["a"]) == {}
+    assert len(cluster.updates) == 2
+
+
+def test_denied() -> None:
+    cluster = Cluster({"a": ["IDLE", ""], "c": ["IDLE+DRAIN", "gpuprov: x"]}, denied="Invalid user id")
+    why = "slurm_update error: Invalid user id: "
+    why += "who runs scontrol must be root, SlurmUser or an operator of Slurm"
+    assert slurm(cluster).drain({"a": "x"}) == {"a": why}
+    assert slurm(cluster).resume(["c"]) == {"c": why}
+    assert slurm(cluster).mark({"c": "y"}) == {"c": why}
+
+
+def test_one_refused_does_not_keep_the_others() -> None:
+    cluster = Cluster({"a": ["IDLE+DRAIN", "gpuprov: x"], "b": ["IDLE+DRAIN", "gpuprov: x"]})
+    one = slurm(cluster)
+    inner = cluster._node
+
+    def part(given: dict[str, str]) -> Done:  # as 24.11 does: a is done, and the whole refused
+        if given["NodeName"] == "a,b":
+            inner({**given, "NodeName": "a"})
+            return Done(1, "", "slurm_update error: Invalid node name specified\n")
+        return inner(given)
+
+    cluster._node = part  # type: ignore[method-assign]
+    assert one.resume(["a", "b"]) == {}
+    assert [state for state, _ in cluster.nodes.values()] == ["IDLE", "IDLE"]
+
+
+def test_a_name_that_slurm_does_not_know_and_jobs_of_the_others() -> None:
+    cluster = Cluster({"a": ["MIXED", ""]}, jobs=["7|eve|1:00|a"])
+    looked = slurm(cluster, a="a", b="bb").look(["a", "b"])
+    assert looked["a"].jobs == (Job("7", "eve", 60),)
+    assert looked["b"].error == "Slurm has no node bb: gpuprov_scheduler_name says another"
+
+
+def test_a_job_that_is_not_shown_counts() -> None:
+    looked = slurm(Cluster({"a": ["ALLOCATED", ""]})).look(["a"])
+    assert looked["a"].jobs == (Job("?"),)
+
+
+def test_no_controller() -> None:
+    one = slurm(Cluster({"a": ["IDLE", ""]}, down="Unable to contact slurm controller (connect failure)"))
+    why = "Unable to contact slurm controller (connect failure)"
+    assert one.look(["a"])["a"].error == why
+    assert (one.drain({"a": "x"}), one.resume(["a"]), one.mark({"a": "x"})) == ({"a": why},) * 3
+
+
+@pytest.mark.parametrize("adds", [True, False])
+def test_joining_partitions(adds: bool) -> None:
+    cluster = Cluster(
+        {"a": ["IDLE", ""], "b": ["IDLE", ""]}, pools={"gpu": ["a", "b"], "big": ["a"]}, adds=adds
+    )
+    assert slurm(cluster).join("b", "a") == ""
+    assert cluster.pools == {"gpu": ["a", "b"], "big": ["a", "b"]}
+    before = len(cluster.updates)
+    assert slurm(cluster).join("b", "a") == ""
+    assert len(cluster.updates) == before
+
+
+def test_mark_only_what_is_ours() -> None:
+    cluster = Cluster({"a": ["IDLE+DRAIN", "bad fan"], "b": ["IDLE", ""], "c": ["IDLE+DRAIN", "gpuprov: x"]})
+    problems = slurm(cluster).mark({"a": "y", "b": "y", "c": "y"})
+    assert problems == {
+        "a": "somebody else holds it (bad fan [root@2026-11-25T23:52:56])",
+        "b": "gpuprov does not hold it (IDLE)",
+    }
+    assert cluster.nodes["c"][1] == "gpuprov: y"
+    assert slurm(cluster).look(["c"])["c"].holder is Holder.US
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def ran(folder: Path, *commands: list[str], seconds: float = 5) -> list[Done]:
+    text = node_program.scheduler_command_program(
+        {"commands": list(commands), "seconds": seconds, "folders": [str(folder), "/usr/bin", "/bin"]}
+    )
+    said = subprocess.run([sys.executable, "-I", "-S", "-"], input=text.encode("ascii"), capture_output=True)
+    assert said.stderr == b""
+    return Commands._understood(said.stdout)
+
+
+def test_the_program_that_runs_commands(tmp_path: Path) -> None:
+    program(tmp_path, "scontrol", 'printf "%s|" "$@"; echo "$SQUEUE_FORMAT" >&2; exit 3')
+    (done,) = ran(tmp_path, ["scontrol", "a b", "{{ x }} ü '\"$(id)"])
+    assert done == Done(3, "a b|{{ x }} ü '\"$(id)|", "\n")
+    program(tmp_path, "hang", "sleep 60 & sleep 60")
+    hung = ran(tmp_path, ["hang"], ["scontrol"], seconds=0.5)
+    assert [one.error for one in hung] == ["hang gave no answer within 0.5 s"]
+    assert ran(tmp_path, ["sinfoo"])[0].error == "sinfoo is not installed"
+
+
+def test_the_next_host_is_asked_when_one_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = {name: Node(name, ("gpuprov_slurm",), {}) for name in ("h1", "h2")}
+    asked: list[str] = []
+
+    def there(_self: Commands, host: Node, _program: str, _limit: float) -> bytes:
+        asked.append(host.name)
+        if host.name == "h1":
+            raise CommandsError("unreachable → is it powered on?")
+        return b"@"
+
+    monkeypatch.setattr(Commands, "_there", there)
+    monkeypatch.setattr(Commands, "_understood", staticmethod(lambda _said: [Done(0)]))
+    go = way.Commands(
+        Fleet(Path("f"), nodes, {"gpuprov_slurm": ("h1", "h2")}), "gpuprov_slurm", lambda _: False
+    )
+    assert go([["scontrol"]]) == go([["scontrol"]]) == [Done(0)]
+    assert asked == ["h1", "h2", "h2"]
+    one = way.Commands(Fleet(Path("f"), {}, {}, others={"h1": nodes["h1"]}), "gpuprov_slurm", lambda _: False)
+    with pytest.raises(CommandsError, match="h1: unreachable"):
+        one([["scontrol"]])
