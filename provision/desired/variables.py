@@ -45,6 +45,11 @@ OWN = {
     "gpuprov_undrain_hook": "program on the controller that returns a node to service once it has no drift",
     "gpuprov_hook_timeout": "seconds a hook may take; 600 when absent",
     "gpuprov_hook_scope": "node: a hook is called for each node; wave: once with all of a wave",
+    "gpuprov_scheduler_name": "what the node's scheduler calls it; its inventory name when absent",
+    "gpuprov_kubeconfig": "kubeconfig on the controller; a pod's own credentials when absent",
+    "gpuprov_kubernetes_context": "which context of the kubeconfig; its current one when absent",
+    "gpuprov_kubernetes_pool_labels": "the labels of nodes by which pods choose a pool; a spare gets them",
+    "gpuprov_gpu_operator": "NVIDIA's GPU Operator: absent, beside gpuprov's driver, or owner of the driver",
     "gpuprov_package_lock_timeout": "seconds to wait for another package manager; 600 when absent",
     "gpuprov_ignore_majority": "facts in which this node may differ from the rest of the fleet",
     "gpuprov_accelerator": "mitogen: the roles run with the strategy of the Python package mitogen",
@@ -61,6 +66,11 @@ def _text(pattern: str) -> Callable[[Any], bool]:
 
 
 _WITHOUT_TEMPLATE = _text(r"(?!.*\{\{).*")
+# A label's name as Kubernetes takes it; one that says which machine this is must not be copied to another.
+_POOL_LABEL = _text(
+    r"(?!kubernetes\.io/hostname$)([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?"
+    r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+)
 # Names, what their values must be, and how that is said.
 _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("gpuprov_canary",), lambda value: isinstance(value, bool), "true or false"),
@@ -114,6 +124,26 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     ),
     (("gpuprov_nccl_net",), _text(r"[0-9A-Za-z][0-9A-Za-z ._-]*"), "the name of a plugin, such as IB"),
     (("gpuprov_accelerator",), lambda value: value == "mitogen", "mitogen, or absent"),
+    (
+        ("gpuprov_scheduler_name", "gpuprov_kubernetes_context"),
+        _text(r"[!-~]{1,253}"),
+        "a name without spaces",
+    ),
+    (
+        ("gpuprov_kubeconfig",),
+        lambda value: _WITHOUT_TEMPLATE(value) and bool(value.strip()),
+        "the path of a file, without templates",
+    ),
+    (
+        ("gpuprov_kubernetes_pool_labels",),
+        lambda value: isinstance(value, list) and all(map(_POOL_LABEL, value)),
+        "a list of labels other than kubernetes.io/hostname, such as [pool]",
+    ),
+    (
+        ("gpuprov_gpu_operator",),
+        lambda value: value in ("absent", "beside", "owner"),
+        "absent, beside or owner",
+    ),
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )
 _OTHERS = {

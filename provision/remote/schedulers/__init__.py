@@ -42,7 +42,8 @@ class Scheduled:
 
     `name`: what it calls the node. `state`: in its own words (`IDLE+DRAIN`). `reason`: why the node was taken
     out of service, whole, with who and when where it says so. `holder`: whose doing that is. `takes_jobs`: it
-    may start a job there now. `pools`: Slurm's partitions, the labels of Kubernetes that pods select by
+    may start a job there now. `down`: the scheduler itself has lost it (Slurm: DOWN or NOT_RESPONDING;
+    Kubernetes: not Ready). `pools`: Slurm's partitions, the labels of Kubernetes that pods select by
     (`key=value`). `error`: why nothing is known; then the rest says nothing.
     """
 
@@ -51,6 +52,7 @@ class Scheduled:
     reason: str = ""
     holder: Holder = Holder.NOBODY
     takes_jobs: bool = False
+    down: bool = False
     pools: tuple[str, ...] = ()
     jobs: tuple[Job, ...] = ()
     error: str = ""
@@ -75,6 +77,10 @@ class Scheduler(Protocol):
     def resume(self, nodes: Sequence[str]) -> dict[str, str]:
         """Give nodes that we took out of service back. Node → why that failed. Idempotent; a node that others
         hold stays as it is, and that is no failure."""
+
+    def mark(self, reasons: Mapping[str, str]) -> dict[str, str]:
+        """Replace the reason of nodes that we hold already (without PREFIX). Node → why that failed; that
+        somebody else holds it, or nobody, is a failure."""
 
     def join(self, node: str, like: str) -> str:
         """Put `node` into the pools that `like` is in and it is not; why that failed, or "". Idempotent."""
