@@ -1,8 +1,8 @@
-"""An API server of Kubernetes over real HTTP: kmock's, with what it leaves out and a change of a node needs.
+"""An API server of Kubernetes over real HTTP: kmock's, with what it leaves out and changes of nodes need.
 
-That is: strategic merge patches as `spec.taints` (replaced whole) and `status.conditions` (merged by type) have
-them, resourceVersion and 409, metadata.managedFields, the eviction of pods with disruption budgets, field
-selectors, and pages. And failures, to order.
+That is: strategic merge patches as `spec.taints` (replaced whole) and `status.conditions` (merged by type)
+have them, resourceVersion and 409, metadata.managedFields, the eviction of pods with disruption budgets,
+field selectors, and pages. And failures, to order.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Request:
 
 @dataclass
 class Failure:
-    """What the next `times` requests of this method and path get; `status` 0: no answer at all."""
+    """What the next `times` requests of this method and path get; `status` 0: no answer at all; `done`: what
+    they want is done all the same."""
 
     method: str
     path: str
@@ -50,6 +51,7 @@ class Failure:
     headers: Mapping[str, str] = field(default_factory=dict)
     times: int = 10_000
     text: str | None = None
+    done: bool = False
 
 
 class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs where it is absent
@@ -110,7 +112,12 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
         """Who set spec.unschedulable, as the API server keeps it: whoever changed it last."""
         now = after["spec"].get("unschedulable")
         if now != before["spec"].get("unschedulable"):
-            entry = {"manager": manager, "operation": "Update", "apiVersion": "v1", "time": BEFORE}
+            entry: dict[str, Any] = {
+                "manager": manager,
+                "operation": "Update",
+                "apiVersion": "v1",
+                "time": BEFORE,
+            }
             entry |= {"fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}}
             after["metadata"]["managedFields"] = [entry] if now else []
 
@@ -118,12 +125,14 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
 
     async def _handle(self, request: Any) -> Any:
         path, method = request.url.path, str(request.method.value).upper()
-        body = json.loads(request.body) if request.body else None
+        body: Any = json.loads(request.body) if request.body else None
         came = Request(method, path, dict(request.url.query), copy.deepcopy(body), dict(request.headers))
         self.came.append(came)
         for failure in self.failures:
             if failure.times and failure.method in (method, "") and re.fullmatch(failure.path, path):
                 failure.times -= 1
+                if failure.done:
+                    self._patched(request, body)
                 return await self._fail(failure)
         if path == "/api/v1":  # what kubectl asks first; kmock 0.8 names the core group `/v1`
             return aiohttp.web.json_response(self._discovery())
@@ -174,7 +183,7 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
             cause = {"reason": "DisruptionBudget"}
             cause["message"] = "The disruption budget web needs 2 healthy pods and has 2 currently"
             return status(
-                429, {"Retry-After": "0"}, reason="TooManyRequests", message=message, causes=[cause]
+                429, {"Retry-After": "1"}, reason="TooManyRequests", message=message, causes=[cause]
             )
         if not self.stays:
             del self.objects[key]
@@ -187,7 +196,7 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
             wanted = query["fieldSelector"].partition("=")[2]
             items = [one for one in items if one["metadata"]["name"] == wanted]
         for one in query.get("fieldSelector", "").split(","):
-            name, negated, value = re.fullmatch(r"([\w.]*?)(!?)=(.*)", one).groups() if one else ("", "", "")
+            name, negated, value = re.findall(r"([\w.]*?)(!?)=(.*)", one)[0] if one else ("", "", "")
             if name.startswith(("spec.", "status.")):
                 top, low = name.split(".")
                 items = [each for each in items if (each[top].get(low, "") == value) != bool(negated)]
@@ -247,7 +256,8 @@ class Served:
 @contextlib.contextmanager
 def serve(folder: Path) -> Iterator[Served]:
     """Start one in a thread of its own, on a free port."""
-    loop, ready, found = asyncio.new_event_loop(), threading.Event(), []
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+    found: list[Any] = []
 
     async def run() -> None:
         async with Api() as api, kmock.Server(api) as server:

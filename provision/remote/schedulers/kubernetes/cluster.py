@@ -281,7 +281,8 @@ class Cluster:
             return self._untrusted(str(cause))
         if isinstance(error, exceptions.ReadTimeoutError):
             return ApiError(f"{self.place} took the request and did not answer in time", everything=True)
-        if isinstance(error, exceptions.ConnectTimeoutError):
+        refused = isinstance(error, exceptions.NewConnectionError)  # which is a ConnectTimeoutError there
+        if isinstance(error, exceptions.ConnectTimeoutError) and not refused:
             return ApiError(f"{self.place} cannot be reached: no answer in {CONNECT:.0f} s", everything=True)
         shown = one_line(str(cause).rpartition("> ")[2].rpartition(": ")[2], 120)
         return ApiError(f"{self.place} cannot be reached: {shown}", everything=True)
