@@ -49,7 +49,7 @@ OWN = {
     "gpuprov_kubeconfig": "kubeconfig on the controller; a pod's own credentials when absent",
     "gpuprov_kubernetes_context": "which context of the kubeconfig; its current one when absent",
     "gpuprov_kubernetes_pool_labels": "the labels of nodes by which pods choose a pool; a spare gets them",
-    "gpuprov_gpu_operator": "NVIDIA's GPU Operator: absent, beside gpuprov's driver, or owner of the driver",
+    "gpuprov_gpu_operator": "NVIDIA's GPU Operator: absent, with_driver (its own) or without_driver (ours)",
     "gpuprov_package_lock_timeout": "seconds to wait for another package manager; 600 when absent",
     "gpuprov_ignore_majority": "facts in which this node may differ from the rest of the fleet",
     "gpuprov_accelerator": "mitogen: the roles run with the strategy of the Python package mitogen",
@@ -141,8 +141,8 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     ),
     (
         ("gpuprov_gpu_operator",),
-        lambda value: value in ("absent", "beside", "owner"),
-        "absent, beside or owner",
+        lambda value: value in ("absent", "without_driver", "with_driver"),
+        "absent, without_driver or with_driver",
     ),
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )
