@@ -95,6 +95,7 @@ OPTIONS_OF_OTHERS = {
     "ci.md": {"--gpuprov-nodes", "--gpuprov-set", "--gpuprov-vault-password-file"},
     "detection.md": {"--", "--classes"},
     "health.md": {"--age", "--last", "--nagios", "--nhc", "--npd", "--write"},
+    "kubernetes.md": {"--config.custom-plugin-monitor", "--delete-emptydir-data"},
     "metrics.md": {"--collector.textfile.directory"},
     "performance.md": {"--only", "--quick", "--rounds"},
     "CONTRIBUTING.md": {"--tree"},

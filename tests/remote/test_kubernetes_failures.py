@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -280,3 +281,18 @@ def test_a_cluster_that_fails_leaves_the_other_one_alone(served: Served, tmp_pat
     found = cluster.look(["gpu-01", "far"])
     assert (found["gpu-01"].error, bool(found["far"].error)) == ("", True)
     assert "another cluster" in cluster.join("gpu-01", "far")
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_program_for_credentials_that_fails(
+    served: Served, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    """The client goes on without them, which the server would answer with a 403 that hides the cause."""
+    document = yaml.safe_load(served.kubeconfig.read_text())
+    program = {"apiVersion": "client.authentication.k8s.io/v1", "command": "sh"}
+    program["args"] = ["-c", f"echo {TOKEN} >&2; exit {status}"]  # type: ignore[assignment]
+    document["users"][0]["user"] = {"exec": program}
+    served.kubeconfig.write_text(yaml.safe_dump(document))
+    assert "its program for credentials gave none" in told(one(served.kubeconfig))
+    assert served.api.came == []
+    assert TOKEN not in caplog.text

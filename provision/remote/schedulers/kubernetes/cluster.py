@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from provision import yamlfile
+from provision.errors import GpuprovError
 from provision.remote.schedulers.kubernetes.objects import MANAGER, part, rows, text
 from provision.text import one_line
 
@@ -191,6 +194,13 @@ class Cluster:
         failed: list[Exception] = []
 
         def load() -> None:
+            mine = threading.get_ident()
+
+            def silence(record: logging.LogRecord) -> bool:
+                """The client logs what a program for credentials printed, whatever that was."""
+                return record.thread != mine
+
+            logging.getLogger().addFilter(silence)
             try:
                 if self._kubeconfig is None:
                     config.load_incluster_config(client_configuration=settings)
@@ -200,6 +210,8 @@ class Cluster:
                     )
             except Exception as error:  # whatever a damaged kubeconfig makes the client raise
                 failed.append(error)
+            finally:
+                logging.getLogger().removeFilter(silence)
 
         loading = threading.Thread(target=load, daemon=True)
         loading.start()
@@ -208,10 +220,22 @@ class Cluster:
             failed.append(TimeoutError(f"its program for credentials took longer than {LOGIN:.0f} s"))
         if failed:
             raise ApiError(self._unusable(failed[0]), everything=True)
+        if not (settings.api_key or settings.cert_file or settings.username) and self._runs_a_program():
+            raise ApiError(
+                f"{self.place}: its program for credentials gave none: try kubectl", everything=True
+            )
         self._refuse_unsafe(settings)
         settings.retries = False  # neither redirects nor tries of its own: they have no time limit together
         settings.connection_pool_maxsize = 16
         return client.CoreV1Api(client.ApiClient(settings))
+
+    def _runs_a_program(self) -> bool:
+        """Whether credentials come from a program: of one that fails, the client only writes to a log."""
+        found: Any = {}
+        with contextlib.suppress(GpuprovError):  # YAML that only the client can read
+            found = yamlfile.load(self._kubeconfig, GpuprovError) if self._kubeconfig else {}
+        context = _named(found, "contexts", self._context or text(found, "current-context"))
+        return "exec" in part(_named(found, "users", text(context, "context", "user")), "user")
 
     def _unusable(self, error: Exception) -> str:
         if self._kubeconfig is None:
@@ -294,6 +318,10 @@ class Cluster:
             "of the kubeconfig, or the server's name in it",
             everything=True,
         )
+
+
+def _named(kubeconfig: Any, kind: str, name: str) -> Mapping[str, Any]:
+    return next((one for one in rows(kubeconfig, kind) if one.get("name") == name), {})
 
 
 def _is_loopback(host: str) -> bool:
