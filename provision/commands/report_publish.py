@@ -35,7 +35,8 @@ def run(health: FleetHealth, options: argparse.Namespace) -> ExitCode:
             f"no node of this run has gpuprov_scheduler: kubernetes in {health.inventory}",
             "set it there; results are published to Kubernetes alone",
         )
-    cluster = kubernetes.Kubernetes(kubernetes.members(chosen.values(), fleet.source))
+    names = {name: str(node.variables.get("gpuprov_scheduler_name") or name) for name, node in chosen.items()}
+    cluster = kubernetes.Kubernetes(fleet, names)
     results = {
         node.node: result(health, node, chosen[node.node]) for node in health.nodes if node.node in chosen
     }

@@ -45,7 +45,6 @@ OWN = {
     "gpuprov_undrain_hook": "program on the controller that returns a node to service once it has no drift",
     "gpuprov_hook_timeout": "seconds a hook may take; 600 when absent",
     "gpuprov_hook_scope": "node: a hook is called for each node; wave: once with all of a wave",
-    "gpuprov_scheduler_name": "what the node's scheduler calls it; its inventory name when absent",
     "gpuprov_kubeconfig": "kubeconfig on the controller; a pod's own credentials when absent",
     "gpuprov_kubernetes_context": "which context of the kubeconfig; its current one when absent",
     "gpuprov_kubernetes_pool_labels": "the labels of nodes by which pods choose a pool; a spare gets them",
@@ -125,7 +124,7 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("gpuprov_nccl_net",), _text(r"[0-9A-Za-z][0-9A-Za-z ._-]*"), "the name of a plugin, such as IB"),
     (("gpuprov_accelerator",), lambda value: value == "mitogen", "mitogen, or absent"),
     (
-        ("gpuprov_scheduler_name", "gpuprov_kubernetes_context"),
+        ("gpuprov_kubernetes_context",),
         _text(r"[!-~]{1,253}"),
         "a name without spaces",
     ),

@@ -16,12 +16,14 @@ import pytest
 import yaml
 from kubernetes import client
 
-from provision.fleet import Node
+from provision.desired import variables
+from provision.errors import StackError
+from provision.fleet import Fleet, Node
 from provision.paths import DOCS
 from provision.remote.schedulers import Holder
 from provision.remote.schedulers.kubernetes import Kubernetes, Member, Result, members, objects
 from tests.support import kubernetes_api
-from tests.support.kubernetes_api import BEFORE, TOKEN, Request, Served
+from tests.support.kubernetes_api import BEFORE, TOKEN, Request, Served, scheduler
 
 NODE = "/api/v1/nodes/gpu-01"
 TAINT = {"key": "gpuprov.io/unhealthy", "value": "true", "effect": "NoSchedule"}
@@ -43,7 +45,7 @@ def cluster(served: Served) -> Kubernetes:
     names = {"gpu-01": "gpu-01", "gpu-02": "gpu-02", "spare-01": "gpu-09"}
     for name in names.values():
         served.api.add_node(name, spec={"taints": [DEDICATED]})
-    return Kubernetes({node: Member(name, served.kubeconfig, "", pools) for node, name in names.items()})
+    return scheduler({node: Member(name, served.kubeconfig, "", pools) for node, name in names.items()})
 
 
 def test_a_node_is_told_with_its_pools_and_the_pods_that_somebody_waits_for(
@@ -71,7 +73,7 @@ def test_many_nodes_are_told_from_pages_of_two_lists(served: Served) -> None:
     for name in names:
         served.api.add_node(name)
     served.api.add_pod("train", "n-299", gpus=True)
-    found = Kubernetes({name: Member(name, served.kubeconfig) for name in [*names, "absent"]}).look(
+    found = scheduler({name: Member(name, served.kubeconfig) for name in [*names, "absent"]}).look(
         [*names, "absent"]
     )
     assert [found[name].state for name in names] == ["Ready"] * 300
@@ -129,7 +131,7 @@ def test_drain_and_resume_twice_change_nothing_more_and_leave_the_node_as_it_was
 
 def test_a_node_without_other_taints_has_none_afterwards(served: Served) -> None:
     served.api.add_node("bare", spec={})
-    bare = Kubernetes({"bare": Member("bare", served.kubeconfig)})
+    bare = scheduler({"bare": Member("bare", served.kubeconfig)})
     assert bare.drain({"bare": "x"}) == bare.resume(["bare"]) == {}
     assert served.api.node("bare")["spec"] == {}
 
@@ -353,7 +355,7 @@ def everything(served: Served, cluster: Kubernetes) -> list[Request]:
     assert cluster.resume(["gpu-01"]) == {}
     assert cluster.join("spare-01", "gpu-02") == ""
     many = {f"n-{number}": Member(f"n-{number}", served.kubeconfig) for number in range(20)}
-    Kubernetes(many).look(list(many))
+    scheduler(many).look(list(many))
     return list(served.api.came)
 
 
@@ -462,14 +464,38 @@ def test_kubectl_shows_what_was_written(served: Served, cluster: Kubernetes, tmp
 
 def test_members_come_from_the_inventory(tmp_path: Path) -> None:
     given = {
-        "gpuprov_scheduler_name": "ip-10-0-0-1",
         "gpuprov_kubeconfig": "secret/kubeconfig",
         "gpuprov_kubernetes_context": "prod",
         "gpuprov_kubernetes_pool_labels": ["pool"],
     }
-    nodes = [Node("gpu-01", (), given), Node("gpu-02", (), {})]
-    assert members(nodes, tmp_path / "inventory.yml", {}) == {
+    nodes = {"gpu-01": Node("gpu-01", (), given), "gpu-02": Node("gpu-02", (), {"gpuprov_kubeconfig": "/k"})}
+    fleet = Fleet(tmp_path / "inventory.yml", {**nodes, "gpu-03": Node("gpu-03", (), {})}, {})
+    assert members(fleet, {"gpu-01": "ip-10-0-0-1", "gpu-02": "gpu-02", "gpu-03": "gpu-03"}) == {
         "gpu-01": Member("ip-10-0-0-1", tmp_path / "secret" / "kubeconfig", "prod", ("pool",)),
-        "gpu-02": Member("gpu-02"),
+        "gpu-02": Member("gpu-02", Path("/k")),
+        "gpu-03": Member("gpu-03"),
     }
-    assert members(nodes[1:], tmp_path, {"gpuprov_kubeconfig": "/k"})["gpu-02"].kubeconfig == Path("/k")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "fits"),
+    [
+        ("gpuprov_kubernetes_pool_labels", ["pool", "example.com/pool"], True),
+        ("gpuprov_kubernetes_pool_labels", ["kubernetes.io/hostname"], False),
+        ("gpuprov_kubernetes_pool_labels", ["-x"], False),
+        ("gpuprov_kubernetes_pool_labels", "pool", False),
+        ("gpuprov_kubernetes_context", "arn:aws:eks:eu-1:1:cluster/prod", True),
+        ("gpuprov_kubernetes_context", "two words", False),
+        ("gpuprov_kubeconfig", "~/.kube/config", True),
+        ("gpuprov_kubeconfig", "", False),
+        ("gpuprov_gpu_operator", "with_driver", True),
+        ("gpuprov_gpu_operator", True, False),
+    ],
+)
+def test_a_value_that_cannot_be_meant_is_refused(tmp_path: Path, name: str, value: Any, fits: bool) -> None:
+    fleet = Fleet(tmp_path / "inventory.yml", {"gpu-01": Node("gpu-01", (), {name: value})}, {})
+    if fits:
+        variables.check(fleet, {})
+    else:
+        with pytest.raises(StackError, match=f"gpu-01: {name} must be"):
+            variables.check(fleet, {})

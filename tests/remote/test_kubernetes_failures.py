@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from provision.remote.schedulers.kubernetes import Kubernetes, Member
 from tests.support import kubernetes_api
-from tests.support.kubernetes_api import TOKEN, Failure, Served
+from tests.support.kubernetes_api import TOKEN, Failure, Served, scheduler
 
 NODE = "/api/v1/nodes/gpu-01"
 LOST = {"gpu-01": "GPU 3 is lost"}
@@ -40,7 +40,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def one(kubeconfig: Path | None, timeout: float = 20.0, context: str = "") -> Kubernetes:
-    return Kubernetes({"gpu-01": Member("gpu-01", kubeconfig, context)}, timeout=timeout)
+    return scheduler({"gpu-01": Member("gpu-01", kubeconfig, context)}, timeout=timeout)
 
 
 def told(cluster: Kubernetes) -> str:
@@ -90,7 +90,7 @@ def test_an_eviction_that_is_not_allowed_is_not_tried_until_the_deadline(served:
 
 
 def test_a_node_that_kubernetes_does_not_know(served: Served) -> None:
-    cluster = Kubernetes({"gpu-01": Member("other", served.kubeconfig)})
+    cluster = scheduler({"gpu-01": Member("other", served.kubeconfig)})
     said = "has no node other (404): set gpuprov_scheduler_name"
     assert said in told(cluster)
     assert said in cluster.drain(LOST)["gpu-01"]
@@ -163,7 +163,7 @@ def test_a_server_that_hangs_ends_the_call(served: Served) -> None:
     served.api.failures = [Failure("", ".*", 0)]
     members = {f"n-{number}": Member(f"n-{number}", served.kubeconfig) for number in range(16)}
     began = time.monotonic()
-    found = Kubernetes(members, timeout=2.0).look(list(members))
+    found = scheduler(members, timeout=2.0).look(list(members))
     assert time.monotonic() - began < 6
     assert all("did not answer in time" in each.error or "not tried" in each.error for each in found.values())
 
@@ -180,7 +180,7 @@ def test_nobody_listens_there(tmp_path: Path) -> None:
     file = kubernetes_api.kubeconfig(tmp_path / "kubeconfig", url)
     members = {f"n-{number}": Member(f"n-{number}", file) for number in range(12)}
     began = time.monotonic()
-    found = Kubernetes(members).look(list(members))
+    found = scheduler(members).look(list(members))
     assert time.monotonic() - began < 10
     assert {each.error for each in found.values()} == {
         f"the API server of {file} cannot be reached: [Errno 111] Connection refused"
@@ -276,7 +276,7 @@ def test_without_the_package_the_command_that_installs_it_is_named(monkeypatch: 
 
 def test_a_cluster_that_fails_leaves_the_other_one_alone(served: Served, tmp_path: Path) -> None:
     members = {"gpu-01": Member("gpu-01", served.kubeconfig), "far": Member("far", tmp_path / "none")}
-    cluster = Kubernetes(members)
+    cluster = scheduler(members)
     assert set(cluster.drain({"gpu-01": "x", "far": "x"})) == {"far"}
     found = cluster.look(["gpu-01", "far"])
     assert (found["gpu-01"].error, bool(found["far"].error)) == ("", True)

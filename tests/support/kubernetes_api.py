@@ -23,6 +23,9 @@ import aiohttp.web
 import kmock
 import yaml
 
+from provision.fleet import Fleet, Node
+from provision.remote.schedulers.kubernetes import TIMEOUT, Kubernetes, Member
+
 NODES, PODS = kmock.resource("", "v1", "nodes"), kmock.resource("", "v1", "pods")
 TOKEN = "not-to-be-shown"
 BEFORE = "2026-05-01T08:00:00Z"
@@ -290,3 +293,17 @@ def kubeconfig(path: Path, url: str, **cluster: Any) -> Path:
     }
     path.write_text(yaml.safe_dump(document))
     return path
+
+
+def scheduler(members: Mapping[str, Member], timeout: float = TIMEOUT) -> Kubernetes:
+    """One for a fleet whose variables say what these members are."""
+    nodes = {}
+    for name, member in members.items():
+        given = {
+            "gpuprov_kubeconfig": str(member.kubeconfig) if member.kubeconfig else None,
+            "gpuprov_kubernetes_context": member.context,
+            "gpuprov_kubernetes_pool_labels": list(member.pool_labels),
+        }
+        nodes[name] = Node(name, (), given)
+    names = {name: member.name for name, member in members.items()}
+    return Kubernetes(Fleet(Path("inventory.yml"), nodes, {}), names, timeout=timeout)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from provision.fleet import Node
+from provision.fleet import Fleet
 from provision.remote.schedulers import Holder, Scheduled
 from provision.remote.schedulers.kubernetes import objects
 from provision.remote.schedulers.kubernetes.cluster import ApiError, Cluster
@@ -42,18 +42,16 @@ class Member:
     pool_labels: tuple[str, ...] = ()
 
 
-def members(
-    nodes: Iterable[Node], inventory: Path, overrides: Mapping[str, Any] | None = None
-) -> dict[str, Member]:
-    """Inventory name → Member, by the variables of these nodes. A kubeconfig that is named relatively lies
-    beside the inventory."""
-    home = (inventory if inventory.is_dir() else inventory.parent).absolute()
+def members(fleet: Fleet, names: Mapping[str, str]) -> dict[str, Member]:
+    """Inventory name → Member, for `names` (inventory name → what Kubernetes calls it). A kubeconfig that is
+    named relatively lies beside the inventory."""
+    home = (fleet.source if fleet.source.is_dir() else fleet.source.parent).absolute()
     found = {}
-    for node in nodes:
-        given = {**node.variables, **(overrides or {})}
+    for node, name in names.items():
+        given = fleet.nodes[node].variables
         path = given.get("gpuprov_kubeconfig")
-        found[node.name] = Member(
-            str(given.get("gpuprov_scheduler_name") or node.name),
+        found[node] = Member(
+            name,
             home / Path(str(path)).expanduser() if path else None,
             str(given.get("gpuprov_kubernetes_context") or ""),
             tuple(str(label) for label in given.get("gpuprov_kubernetes_pool_labels") or ()),
@@ -62,13 +60,13 @@ def members(
 
 
 class Kubernetes:
-    """The nodes of one or several clusters. `members`: inventory name → which node that is. Other calls than
-    `evict` end within `timeout` seconds, and up to one request's time limit after that."""
+    """The nodes of one or several clusters. `names`: inventory name → what Kubernetes calls it. Other calls
+    than `evict` end within `timeout` seconds, and up to one request's time limit after that."""
 
     kind = "kubernetes"
 
-    def __init__(self, members: Mapping[str, Member], *, timeout: float = TIMEOUT) -> None:
-        self._members, self._timeout = dict(members), timeout
+    def __init__(self, fleet: Fleet, names: Mapping[str, str], *, timeout: float = TIMEOUT) -> None:
+        self._members, self._timeout = members(fleet, names), timeout
         places = dict.fromkeys((one.kubeconfig, one.context) for one in self._members.values())
         self._clusters = {place: Cluster(*place) for place in places}
 
@@ -299,4 +297,4 @@ def _some(names: Iterable[str], most: int = 5) -> str:
     return ", ".join(one_line(name, 120) for name in listed[:most]) + more
 
 
-__all__ = ["Kubernetes", "Member", "Result", "members"]
+__all__ = ["Kubernetes", "Member", "Result"]
