@@ -250,6 +250,16 @@ def test_at_the_deadline_the_budget_and_the_pods_it_holds_are_named(
     }
 
 
+def test_another_pod_of_the_same_name_is_not_evicted_for_it(served: Served, cluster: Kubernetes) -> None:
+    """A StatefulSet gives the next one the same name: the request names the pod that was seen here."""
+    served.api.add_pod("db-0", "gpu-01", owner="StatefulSet")
+    cluster.drain(LOST)
+    seen = served.api.objects[kubernetes_api.PODS, "team", "db-0"].raw
+    served.api.listed_instead = [{**seen, "metadata": {**seen["metadata"], "uid": "the-one-before"}}]
+    assert "409" in cluster.evict(["gpu-01"], 3)["gpu-01"]
+    assert (kubernetes_api.PODS, "team", "db-0") in served.api.objects
+
+
 def test_a_pod_that_does_not_end_is_named(served: Served, cluster: Kubernetes) -> None:
     served.api.add_pod("train", "gpu-01", metadata={"deletionTimestamp": BEFORE})
     cluster.drain(LOST)

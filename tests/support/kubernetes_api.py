@@ -66,7 +66,7 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
         self.budgets: dict[str, int] = {}
         self.versions = itertools.count(100)
         self.meddling: list[Mapping[str, Any]] = []  # patches that others make before our next one
-        self.stays = False  # evicted pods end at once, or never
+        self.listed_instead: list[Any] = []  # pods, where a list is older than what is there
         self.over = asyncio.Event()
         for resource in (NODES, PODS):
             self.resources[resource] = {}
@@ -188,13 +188,14 @@ class Api(kmock.KubernetesEmulator):  # type: ignore[misc]  # without stubs wher
             return status(
                 429, {"Retry-After": "1"}, reason="TooManyRequests", message=message, causes=[cause]
             )
-        if not self.stays:
-            del self.objects[key]
+        del self.objects[key]
         return status(201, message="")
 
     def _listed(self, request: Any) -> aiohttp.web.Response:
         query = request.url.query
         items = [self.objects[key].raw for key in self.objects if key[0] == request.resource]
+        if request.resource == PODS and self.listed_instead:
+            items = list(self.listed_instead)
         if "metadata.name" in query.get("fieldSelector", ""):  # kubectl, of one object
             wanted = query["fieldSelector"].partition("=")[2]
             items = [one for one in items if one["metadata"]["name"] == wanted]

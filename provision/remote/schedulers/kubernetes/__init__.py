@@ -178,7 +178,7 @@ class Kubernetes:
         except ApiError as error:
             if error.everything or error.status == 403:
                 raise
-            if error.status in (404, 409):  # gone, or another pod has its name by now
+            if error.status == 404:  # it ended by itself
                 return "", POLL
             causes = rows(error.body, "details", "causes")
             budget = next((one for one in causes if one.get("reason") == BUDGET), {})
