@@ -37,6 +37,10 @@ OWN = {
     "gpuprov_mpi_networks": "the networks that MPI's daemons talk over, as 10.1.0.0/16; any when absent",
     "gpuprov_slurm_options": "options for srun, a list: a partition, an account",
     "gpuprov_nccl_net": "the network plugin NCCL must use between nodes; IB where there are RDMA ports",
+    "gpuprov_kubeconfig": "kubeconfig on the controller; a pod's own credentials when absent",
+    "gpuprov_kubernetes_context": "which context of the kubeconfig; its current one when absent",
+    "gpuprov_kubernetes_pool_labels": "the labels of nodes by which pods choose a pool; a spare gets them",
+    "gpuprov_gpu_operator": "NVIDIA's GPU Operator: absent, with_driver (its own) or without_driver (ours)",
     "gpuprov_container_image": "an image on the node; validate then starts a container of it with the GPUs",
     "gpuprov_wave": "a number; nodes of a lower one are done first",
     "gpuprov_canary": "true: this node is done before others of its SKU and OS",
@@ -45,10 +49,6 @@ OWN = {
     "gpuprov_undrain_hook": "program on the controller that returns a node to service once it has no drift",
     "gpuprov_hook_timeout": "seconds a hook may take; 600 when absent",
     "gpuprov_hook_scope": "node: a hook is called for each node; wave: once with all of a wave",
-    "gpuprov_kubeconfig": "kubeconfig on the controller; a pod's own credentials when absent",
-    "gpuprov_kubernetes_context": "which context of the kubeconfig; its current one when absent",
-    "gpuprov_kubernetes_pool_labels": "the labels of nodes by which pods choose a pool; a spare gets them",
-    "gpuprov_gpu_operator": "NVIDIA's GPU Operator: absent, with_driver (its own) or without_driver (ours)",
     "gpuprov_package_lock_timeout": "seconds to wait for another package manager; 600 when absent",
     "gpuprov_ignore_majority": "facts in which this node may differ from the rest of the fleet",
     "gpuprov_accelerator": "mitogen: the roles run with the strategy of the Python package mitogen",
@@ -73,6 +73,26 @@ _POOL_LABEL = _text(
 # Names, what their values must be, and how that is said.
 _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("gpuprov_canary",), lambda value: isinstance(value, bool), "true or false"),
+    (
+        ("gpuprov_kubernetes_context",),
+        _text(r"[!-~]{1,253}"),
+        "a name without spaces",
+    ),
+    (
+        ("gpuprov_kubeconfig",),
+        lambda value: _WITHOUT_TEMPLATE(value) and bool(value.strip()),
+        "the path of a file, without templates",
+    ),
+    (
+        ("gpuprov_kubernetes_pool_labels",),
+        lambda value: isinstance(value, list) and all(map(_POOL_LABEL, value)),
+        "a list of labels other than kubernetes.io/hostname, such as [pool]",
+    ),
+    (
+        ("gpuprov_gpu_operator",),
+        lambda value: value in ("absent", "without_driver", "with_driver"),
+        "absent, without_driver or with_driver",
+    ),
     (
         ("gpuprov_atomic",),
         lambda value: isinstance(value, str) and value.isidentifier(),
@@ -123,26 +143,6 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     ),
     (("gpuprov_nccl_net",), _text(r"[0-9A-Za-z][0-9A-Za-z ._-]*"), "the name of a plugin, such as IB"),
     (("gpuprov_accelerator",), lambda value: value == "mitogen", "mitogen, or absent"),
-    (
-        ("gpuprov_kubernetes_context",),
-        _text(r"[!-~]{1,253}"),
-        "a name without spaces",
-    ),
-    (
-        ("gpuprov_kubeconfig",),
-        lambda value: _WITHOUT_TEMPLATE(value) and bool(value.strip()),
-        "the path of a file, without templates",
-    ),
-    (
-        ("gpuprov_kubernetes_pool_labels",),
-        lambda value: isinstance(value, list) and all(map(_POOL_LABEL, value)),
-        "a list of labels other than kubernetes.io/hostname, such as [pool]",
-    ),
-    (
-        ("gpuprov_gpu_operator",),
-        lambda value: value in ("absent", "without_driver", "with_driver"),
-        "absent, without_driver or with_driver",
-    ),
     (("gpuprov_hook_scope",), lambda value: value in ("node", "wave"), "node or wave"),
 )
 _OTHERS = {

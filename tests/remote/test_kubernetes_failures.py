@@ -253,7 +253,18 @@ def test_a_kubeconfig_that_does_not_exist(tmp_path: Path) -> None:
     assert told(one(tmp_path / "none")) == f"gpuprov_kubeconfig: there is no {tmp_path / 'none'}"
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "clusters: 7\ncontexts: x", "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "clusters: 7\ncontexts: x",
+        "\x00",
+        f"token: {TOKEN}: {TOKEN}",
+        f"users: {{token: {TOKEN}",
+    ],
+)
 def test_a_kubeconfig_that_cannot_be_read(tmp_path: Path, text: str) -> None:
     file = tmp_path / "kubeconfig"
     file.write_text(text)
