@@ -32,12 +32,14 @@ OWNERS = {
     },
     "cryptography": {"validate/launch.py"},
     "jinja2": {"desired/templating/__init__.py", "report/html.py"},
+    "kubernetes": {"remote/schedulers/kubernetes/cluster.py"},
     "markupsafe": {"report/html.py"},
     "paramiko": {"remote/ssh/client.py", "remote/ssh/login.py"},
     "pytest": {"drift/testinfra/plugin.py"},
     "rich": {"terminal.py"},
     "shtab": {"cli.py"},
     "testinfra": {"drift/testinfra/fleet.py"},
+    "urllib3": {"remote/schedulers/kubernetes/cluster.py"},
     # yamlfile reads what users write, documents their inventories event by event; the others read shipped
     # data, or write the lab's inventory.
     "yaml": {
@@ -196,9 +198,9 @@ def declared(*extras: str) -> set[str]:
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
     imported = distributions(*controller_sources())
-    suite = declared("testinfra") - declared()  # of the suite that an extra brings
-    assert imported - suite == declared() - {"ansible-core"}, "its programs are run, not imported"
-    assert suite <= imported
+    extras = declared("testinfra", "kubernetes") - declared()
+    assert imported - extras == declared() - {"ansible-core"}, "its programs are run, not imported"
+    assert extras <= imported
 
 
 def test_what_the_tests_import_is_declared() -> None:

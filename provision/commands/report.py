@@ -39,9 +39,13 @@ removed.
 
 --history summarizes all runs: the verdicts that each run stores in its folder.
 
+--publish writes the run's verdicts into Kubernetes, for nodes with `gpuprov_scheduler: kubernetes`: labels
+and the node condition GpuHealthy. It drains nothing.
+
 exit codes: 3 when a node is unhealthy; otherwise 5 when something was not measured; otherwise 0.
 with --compare: 3 when a node fails that did not fail before, or a measurement is worse; otherwise 5 when an
-earlier measurement is missing; otherwise 0. with --bundle and --history: 0.
+earlier measurement is missing; otherwise 0. with --publish: 5 when a node's was not written; otherwise 0.
+with --bundle and --history: 0.
 
 examples:
   gpuprov report
@@ -52,6 +56,7 @@ examples:
   gpuprov report --compare 20261101T101500.000Z-validate 20261121T101500.000Z-validate
   gpuprov report --bundle gpu-03 --output .
   gpuprov report --history gpu-03
+  gpuprov report --publish
 """
 
 
@@ -111,6 +116,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NODE",
         help="summarize all runs: last verdicts, changes, devices with repeated faults (NODE: of that node)",
     )
+    parser.add_argument(
+        "--publish",
+        action="store_true",
+        help="write the verdicts into Kubernetes: node labels and the node condition GpuHealthy",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
@@ -132,6 +142,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     health, changed = _judged(folder, options) if options.rejudge else (stored(folder), None)
     if options.bundle is not None:
         return _bundle(folder, health, options)
+    if options.publish:
+        from provision.commands import report_publish
+
+        return report_publish.run(health, options)
     target = Path(options.output) if options.output else folder.path / ("rejudged" if options.rejudge else "")
     formats = FORMATS if options.format is None else options.format
     context = _context(folder, health, formats)
@@ -166,10 +180,11 @@ def _refuse_contradictions(options: argparse.Namespace) -> None:
     for mode, others in (
         ("compare", "run bundle history format output changes"),
         ("bundle", "history format changes"),
-        ("history", "run rejudge format output changes"),
+        ("history", "run rejudge format output changes publish"),
+        ("publish", "format output changes bundle compare"),
     ):
         for other in others.split():
-            if getattr(options, mode) is not None and getattr(options, other) not in (None, False):
+            if getattr(options, mode) not in (None, False) and getattr(options, other) not in (None, False):
                 name = f"the run {options.run}" if other == "run" else f"--{other}"
                 raise UsageError(f"--{mode} cannot be combined with {name}", f"leave out {name}")
 

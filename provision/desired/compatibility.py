@@ -216,6 +216,17 @@ def _said_by_role(rule: Mapping[str, Any], subject: Subject) -> Said:
     return f"{rule['variable']} {subject.get(rule['variable'])} cannot work: {reasons}", rule["fix"]
 
 
+def _left_to_other(rule: Mapping[str, Any], subject: Subject) -> Said:
+    """Two that would install the same: the roles that this choice leaves to somebody else."""
+    if subject.get(rule["variable"]) != rule["value"]:
+        return None
+    known = all_roles()
+    twice = [name for name in rule["roles"] if name in known and subject.uses(known[name])]
+    if not twice:
+        return None
+    return f"{rule['variable']} {rule['value']}: {rule['what']}, and so would {', '.join(twice)}", rule["fix"]
+
+
 def _product(subject: Subject) -> str:
     return str(subject.gpu("sku") or f"a {subject.gpu('architecture')} GPU")
 
@@ -258,6 +269,7 @@ KINDS: dict[str, Callable[[Mapping[str, Any], Subject], Said]] = {
     "has_gpu": _has_gpu,
     "known_branch": _known_branch,
     "known_release": _known_release,
+    "left_to_other": _left_to_other,
     "said_by_role": _said_by_role,
     "same_major": _same_major,
     "same_version": _same_version,

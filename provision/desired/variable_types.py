@@ -28,6 +28,7 @@ _OWN_TYPES = {
     "gpuprov_canary": "bool",
     "gpuprov_roles": "list",
     "gpuprov_ignore_majority": "list",
+    "gpuprov_kubernetes_pool_labels": "list",
     **dict.fromkeys(NUMBERS, "int"),
 }
 _WANTED = {

@@ -37,6 +37,10 @@ OWN = {
     "gpuprov_mpi_networks": "the networks that MPI's daemons talk over, as 10.1.0.0/16; any when absent",
     "gpuprov_slurm_options": "options for srun, a list: a partition, an account",
     "gpuprov_nccl_net": "the network plugin NCCL must use between nodes; IB where there are RDMA ports",
+    "gpuprov_kubeconfig": "kubeconfig on the controller; a pod's own credentials when absent",
+    "gpuprov_kubernetes_context": "which context of the kubeconfig; its current one when absent",
+    "gpuprov_kubernetes_pool_labels": "the labels of nodes by which pods choose a pool; a spare gets them",
+    "gpuprov_gpu_operator": "NVIDIA's GPU Operator: absent, with_driver (its own) or without_driver (ours)",
     "gpuprov_container_image": "an image on the node; validate then starts a container of it with the GPUs",
     "gpuprov_wave": "a number; nodes of a lower one are done first",
     "gpuprov_canary": "true: this node is done before others of its SKU and OS",
@@ -69,9 +73,34 @@ def _text(pattern: str) -> Callable[[Any], bool]:
 
 _ADDRESS = _text(r"https?://[!-~]+")
 _WITHOUT_TEMPLATE = _text(r"(?!.*\{\{).*")
+# A label's name as Kubernetes takes it; one that says which machine this is must not be copied to another.
+_POOL_LABEL = _text(
+    r"(?!kubernetes\.io/hostname$)([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?"
+    r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?"
+)
 # Names, what their values must be, and how that is said.
 _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
     (("gpuprov_canary",), lambda value: isinstance(value, bool), "true or false"),
+    (
+        ("gpuprov_kubernetes_context",),
+        _text(r"[!-~]{1,253}"),
+        "a name without spaces",
+    ),
+    (
+        ("gpuprov_kubeconfig",),
+        lambda value: _WITHOUT_TEMPLATE(value) and bool(value.strip()),
+        "the path of a file, without templates",
+    ),
+    (
+        ("gpuprov_kubernetes_pool_labels",),
+        lambda value: isinstance(value, list) and all(map(_POOL_LABEL, value)),
+        "a list of labels other than kubernetes.io/hostname, such as [pool]",
+    ),
+    (
+        ("gpuprov_gpu_operator",),
+        lambda value: value in ("absent", "without_driver", "with_driver"),
+        "absent, without_driver or with_driver",
+    ),
     (
         ("gpuprov_atomic",),
         lambda value: isinstance(value, str) and value.isidentifier(),

@@ -166,3 +166,29 @@ def test_prebuilt_modules_are_ubuntus_and_come_from_its_archive() -> None:
 def test_a_machine_without_gpus_on_purpose_is_let_be() -> None:
     without = machine(count=0, sku=None, architecture=None, pci_ids=[])
     assert refused({"nvidia_driver_require_gpu": False}, without) == {}
+
+
+ALL_OF_IT = "nvidia_driver, nvlink, gpu_settings, container_toolkit"
+
+
+@pytest.mark.parametrize(
+    ("variables", "twice"),
+    [
+        ({}, ""),
+        ({"gpuprov_gpu_operator": "absent"}, ""),
+        ({"gpuprov_gpu_operator": "without_driver"}, ""),
+        ({"gpuprov_gpu_operator": "with_driver"}, ALL_OF_IT),
+        ({"gpuprov_gpu_operator": "with_driver", "nvlink_enabled": False}, ALL_OF_IT.replace("nvlink, ", "")),
+        (
+            {"gpuprov_gpu_operator": "with_driver", "gpuprov_roles": ["container_toolkit"]},
+            "container_toolkit",
+        ),
+        ({"gpuprov_gpu_operator": "with_driver", "gpuprov_roles": ["host_settings", "rdma"]}, ""),
+    ],
+)
+def test_driver_and_toolkit_have_one_owner(variables: dict[str, Any], twice: str) -> None:
+    """Judged by what is declared alone: before any node is touched."""
+    found = {each.rule: each for each in compatibility.check_declared(declared(**variables), "gpu-01")}
+    assert ("gpu-operator-driver" in found) == bool(twice)
+    if twice:
+        assert found["gpu-operator-driver"].what.endswith(f"and so would {twice}")

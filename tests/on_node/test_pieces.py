@@ -276,6 +276,36 @@ def test_nhc_drains_for_failures_and_for_what_nobody_could_look_at() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("result", "text", "status"),
+    [
+        (told(verdict="pass"), "no GPU problem", 0),
+        (told({"message": "hot", "verdict": "warn"}, verdict="warn"), "no GPU problem", 0),
+        (told({"message": "lost"}), "gpu3: lost (serial 1650): reboot", 1),
+        (told(verdict="error", error="the last result is 9 min old"), "the last result is 9 min old", 2),
+        (told({"message": "ü" * 80}), "gpu3: " + "ü" * 35 + "...", 1),
+    ],
+)
+def test_node_problem_detector_gets_a_message_and_a_status(
+    result: dict[str, Any], text: str, status: int
+) -> None:
+    assert styles.npd(result) == (text, status)
+    assert len(text.encode()) <= 80
+
+
+def test_to_node_problem_detector_no_result_is_not_known_and_no_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its status 1 is a broken GPU, and this program's own 1 is another error."""
+    monkeypatch.setattr(entry, "RUN", tmp_path)
+    assert entry.main(["--last", "--npd"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out.strip().endswith("...")
+    assert (str(tmp_path)[:20] in printed.out, printed.err) == (True, "")
+    (tmp_path / "health.json").write_text('{"uptime": "x"}')
+    assert entry.main(["--last", "--npd"]) == 2
+
+
 def test_an_old_result_and_one_of_another_boot_are_no_result(tmp_path: Path) -> None:
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     now = time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -5,6 +5,7 @@
     gpuprov-node-health --last      print the result of the timer's last run, if it is fresh
     gpuprov-node-health --nagios    a line and a status for Nagios, Icinga, Checkmk (0, 1, 2, 3)
     gpuprov-node-health --nhc       the reason to drain the node, for LBNL NHC or Slurm (0 or 1)
+    gpuprov-node-health --npd       a message and a status for Kubernetes' node-problem-detector (0, 1, 2)
 
 Exit status: 0 healthy (with warnings, too), 3 unhealthy, 5 not to be measured, 1 another error, 2 wrong
 options.
@@ -83,12 +84,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--nagios", action="store_true", help="answer as a plugin of Nagios")
     style.add_argument("--nhc", action="store_true", help="answer as a check of NHC")
+    style.add_argument("--npd", action="store_true", help="answer as a plugin of node-problem-detector")
     parser.add_argument(
         "--settings", type=Path, default=SETTINGS, metavar="FILE", help="default: %(default)s"
     )
     parser.add_argument("--version", action="version", version=f"gpuprov-node-health {__version__}")
     chosen = parser.parse_args(argv)
-    if chosen.write and (chosen.last or chosen.nagios or chosen.nhc):
+    if chosen.write and (chosen.last or chosen.nagios or chosen.nhc or chosen.npd):
         parser.error("--write prints nothing: give it alone")
     return chosen
 
@@ -101,6 +103,8 @@ def _main(chosen: argparse.Namespace) -> int:
         newest, age = _with_age(RUN / RESULT)
         sys.stdout.write("another boot\n" if age is None else f"{age:.0f}\n")
         return int(_late(newest, age))
+    if chosen.npd:
+        return _npd(chosen)
     told = last(RUN / RESULT) if chosen.last else fresh(settings.read(chosen.settings), write=False)
     if chosen.nagios:
         text, status = styles.nagios(told)
@@ -110,6 +114,18 @@ def _main(chosen: argparse.Namespace) -> int:
         text, status = document.text(told).rstrip("\n"), int(_STATUS.get(told["verdict"], 0))
     if text:
         sys.stdout.write(f"{text}\n")
+    return status
+
+
+def _npd(chosen: argparse.Namespace) -> int:
+    """As node-problem-detector wants it: to it any status 1 is a problem of the GPUs, so whatever stops this
+    program is 2, not known, and is said where it reads."""
+    try:
+        told = last(RUN / RESULT) if chosen.last else fresh(settings.read(chosen.settings), write=False)
+        text, status = styles.npd(told)
+    except Exception as error:
+        text, status = styles.npd_text(str(error) or type(error).__name__), 2
+    sys.stdout.write(f"{text}\n")
     return status
 
 

@@ -1,5 +1,5 @@
-"""The node's health for other health checkers: a plugin of Nagios and its kin, and a check of LBNL's NHC
-(pure)."""
+"""The node's health for other health checkers: a plugin of Nagios and its kin, a check of LBNL's NHC, and a
+plugin of Kubernetes' node-problem-detector (pure)."""
 
 from __future__ import annotations
 
@@ -51,3 +51,26 @@ def nhc(told: Mapping[str, Any]) -> tuple[str, int]:
     found = causes(told, ("fail",)) or causes(told, ("error",)) or [f"verdict {told['verdict']}"]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return f"gpuprov: {found[0]}{more}", 1
+
+
+# node-problem-detector: exit 0 is no problem, 1 is one, all else is unknown, and a message is cut at byte 80
+# (plugin/plugin.go and types/config.go in pkg/custompluginmonitor of kubernetes/node-problem-detector).
+_NPD = {"fail": 1, "error": 2}
+NPD_BYTES = 80
+
+
+def npd(told: Mapping[str, Any]) -> tuple[str, int]:
+    """(the message of the node's condition in at most 80 bytes, 0, 1 or 2)."""
+    status = _NPD.get(told["verdict"], 0)
+    found = causes(told, ("fail",)) if status == 1 else causes(told, ("error",)) if status else []
+    text = found[0] if found else "no GPU problem" if not status else f"verdict {told['verdict']}"
+    return npd_text(text), status
+
+
+def npd_text(text: str) -> str:
+    """One line of at most 80 bytes, cut between characters."""
+    line = " ".join(text.split())
+    data = line.encode()
+    if len(data) <= NPD_BYTES:
+        return line
+    return data[: NPD_BYTES - 3].decode(errors="ignore") + "..."

@@ -1,0 +1,88 @@
+"""gpuprov report --publish: shows a run's verdicts in the scheduler, on the nodes that Kubernetes has."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from provision.checks.health import FleetHealth, NodeHealth
+from provision.checks.judge import Finding, Verdict
+from provision.desired import inventory, stack
+from provision.errors import ExitCode, UsageError
+from provision.fleet import Node
+from provision.node_names import fold, label
+from provision.remote.schedulers import kubernetes
+from provision.report.causes import missing
+from provision.text import many, one_line
+
+
+def run(health: FleetHealth, options: argparse.Namespace) -> ExitCode:
+    """Publish what the run found of each node with `gpuprov_scheduler: kubernetes`, and print how that went.
+
+    Raises InventoryError where the run's inventory cannot be read, UsageError where it has no such node.
+    """
+    fleet = inventory.load(Path(health.inventory))
+    chosen = {
+        node.node: fleet.nodes[node.node]
+        for node in health.nodes
+        if node.node in fleet.nodes and _is_in_kubernetes(fleet.nodes[node.node])
+    }
+    if not chosen:
+        raise UsageError(
+            f"no node of this run has gpuprov_scheduler: kubernetes in {health.inventory}",
+            "set it there; results are published to Kubernetes alone",
+        )
+    names = {name: str(node.variables.get("gpuprov_scheduler_name") or name) for name, node in chosen.items()}
+    cluster = kubernetes.Kubernetes(fleet, names)
+    results = {
+        node.node: result(health, node, chosen[node.node]) for node in health.nodes if node.node in chosen
+    }
+    failed = cluster.publish(results)
+    done = [name for name in results if name not in failed]
+    if options.json:
+        document: dict[str, Any] = {"format": 1, "published": done, "failed": failed}
+        sys.stdout.write(json.dumps(document, indent=1) + "\n")
+    else:
+        if done:
+            sys.stdout.write(f"published {many(len(done), 'node')}: {fold(done)}\n")
+        sys.stdout.writelines(f"not published  {label(name)}: {why}\n" for name, why in failed.items())
+    return ExitCode.INCOMPLETE if failed else ExitCode.OK
+
+
+def _is_in_kubernetes(node: Node) -> bool:
+    return node.variables.get("gpuprov_scheduler") == "kubernetes"
+
+
+def result(fleet: FleetHealth, node: NodeHealth, declared: Node) -> kubernetes.Result:
+    """What Kubernetes is told of a node. One that was not measured whole is no healthy one."""
+    verdict = node.verdict
+    absent = missing(fleet, node)
+    if verdict in (Verdict.PASS, Verdict.WARN, Verdict.SKIP) and (absent or node.error or node.unreachable):
+        verdict = Verdict.ERROR
+    return kubernetes.Result(
+        verdict=verdict.value,
+        sku=str(node.facts.get("sku") or ""),
+        stack=stack.node_stack(declared, {}).name,
+        validated_at=fleet.finished or fleet.started,
+        message=f"{_found(node, verdict, absent)} (run {fleet.run_id})",
+    )
+
+
+def _found(node: NodeHealth, verdict: Verdict, absent: tuple[str, ...]) -> str:
+    """`GPU 3: memory 2 % slower than its peers (and 1 more)`, or how much was measured."""
+    if node.error:
+        return one_line(node.error, 300)
+    worst = [finding for check in node.checks for finding in check.wrong if finding.verdict is verdict]
+    if worst:
+        more = f" (and {len(worst) - 1} more)" if len(worst) > 1 else ""
+        return one_line(_line(worst[0]), 300) + more
+    if absent:
+        return f"not measured: {', '.join(absent)}"
+    return f"{many(len(node.checks), 'check')} passed: {', '.join(check.check for check in node.checks)}"
+
+
+def _line(finding: Finding) -> str:
+    return f"{finding.device}: {finding.message}"

@@ -1,0 +1,337 @@
+"""The API server of one Kubernetes cluster: the only home of its Python client, an optional package.
+
+Answers are taken as JSON and not as the client's models: those refuse a whole object for one field that is
+newer than they are. Every request has a time limit, follows no redirect (it would take the token along), and
+checks the server's certificate; proxies are taken as the kubeconfig and the environment name them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from provision import yamlfile
+from provision.errors import GpuprovError
+from provision.remote.schedulers.kubernetes.objects import MANAGER, part, rows, text
+from provision.text import one_line
+
+INSTALL = "pip install 'gpuprov[kubernetes]'"
+RIGHTS = "docs/examples/kubernetes/rbac.yml has the rights it needs"
+CONNECT, READ = 5.0, 15.0  # seconds
+LOGIN = 30.0  # seconds that reading the kubeconfig may take: it may run a program that gets a token
+PAGE = 250  # objects in one answer
+LARGEST = 64 * 1024 * 1024  # bytes of one answer
+TRIES = 4  # of a request that the server could not take now
+_WAIT = 10.0  # seconds that are waited at most before the next of them
+_LATER = (429, 500, 502, 503, 504)
+_FINISHED = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class ApiError(Exception):
+    """Why a request failed, in one line. `status`: the server's, 0 where it gave none. `everything`: no
+    other request to it would do better. `body`: the server's Status object. `wait`: seconds it asks to wait.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        status: int = 0,
+        *,
+        everything: bool = False,
+        body: Mapping[str, Any] | None = None,
+        wait: float | None = None,
+    ) -> None:
+        super().__init__(what)
+        self.status, self.everything, self.body, self.wait = status, everything, body or {}, wait
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request in RBAC's words, as an error names it: `patch` `nodes/status` of `gpu-01`."""
+
+    verb: str
+    resource: str
+    name: str = ""
+
+
+class Cluster:
+    """`kubeconfig`: where the cluster and the credentials stand; without one this process must run in a
+    pod of the cluster. `context`: which of its contexts; its current one when empty. Threads may share it."""
+
+    def __init__(self, kubeconfig: Path | None, context: str) -> None:
+        self._kubeconfig, self._context = kubeconfig, context
+        self._api: Any = None
+        self._guard = threading.Lock()
+
+    @property
+    def place(self) -> str:
+        """Which cluster, for messages."""
+        if self._kubeconfig is None:
+            return "the API server"
+        return f"the API server of {self._kubeconfig}" + (f" ({self._context})" if self._context else "")
+
+    # --- requests, one method each
+
+    def node(self, name: str, end: float) -> dict[str, Any]:
+        asked = _Asked("get", "nodes", name)
+        return self._json(asked, end, lambda api, **how: api.read_node(name, **how))
+
+    def nodes(self, end: float) -> Iterator[dict[str, Any]]:
+        return self._pages(_Asked("list", "nodes"), end, lambda api, **how: api.list_node(**how))
+
+    def pods(self, node: str, end: float) -> Iterator[dict[str, Any]]:
+        """The unfinished pods on a node; on every node where it is ""."""
+        where = f"spec.nodeName={node}" if node else "spec.nodeName!="
+        return self._pages(
+            _Asked("list", "pods"),
+            end,
+            lambda api, **how: api.list_pod_for_all_namespaces(field_selector=f"{where},{_FINISHED}", **how),
+        )
+
+    def patch_node(self, name: str, body: Mapping[str, Any], end: float) -> dict[str, Any]:
+        asked = _Asked("patch", "nodes", name)
+        return self._json(
+            asked, end, lambda api, **how: api.patch_node(name, dict(body), field_manager=MANAGER, **how)
+        )
+
+    def patch_status(self, name: str, body: Mapping[str, Any], end: float) -> dict[str, Any]:
+        asked = _Asked("patch", "nodes/status", name)
+        return self._json(
+            asked,
+            end,
+            lambda api, **how: api.patch_node_status(name, dict(body), field_manager=MANAGER, **how),
+        )
+
+    def evict(self, namespace: str, pod: str, body: Mapping[str, Any], end: float) -> None:
+        """Once: whoever evicts decides when to try again. Raises ApiError, as all of these."""
+        asked = _Asked("create", "pods/eviction", f"{namespace}/{pod}")
+        self._once(
+            asked,
+            end,
+            lambda api, **how: api.create_namespaced_pod_eviction(pod, namespace, dict(body), **how),
+        )
+
+    # --- how they are made
+
+    def _pages(self, asked: _Asked, end: float, call: Callable[..., Any]) -> Iterator[dict[str, Any]]:
+        more = ""
+        while True:
+            how = {"limit": PAGE, **({"_continue": more} if more else {})}
+            page = self._json(asked, end, lambda api, how=how, **rest: call(api, **how, **rest))
+            yield from (dict(one) for one in rows(page, "items"))
+            more = text(page, "metadata", "continue")
+            if not more:
+                return
+
+    def _json(self, asked: _Asked, end: float, call: Callable[..., Any]) -> dict[str, Any]:
+        """The answer; asked again where the server could not take the request now."""
+        for tried in range(1, TRIES + 1):
+            try:
+                return self._once(asked, end, call)
+            except ApiError as error:
+                wait = min(_WAIT, error.wait if error.wait is not None else 0.5 * 2**tried)
+                if error.status not in _LATER or tried == TRIES or time.monotonic() + wait >= end:
+                    raise
+                time.sleep(wait)
+        raise AssertionError("unreachable")
+
+    def _once(self, asked: _Asked, end: float, call: Callable[..., Any]) -> dict[str, Any]:
+        try:
+            return self._answered(asked, end, call, self._connected())
+        except ApiError as error:
+            if error.status != 401:
+                raise
+        # A token that has expired may have been renewed: in the kubeconfig, or by the program it names.
+        return self._answered(asked, end, call, self._connected(again=True))
+
+    def _answered(self, asked: _Asked, end: float, call: Callable[..., Any], api: Any) -> dict[str, Any]:
+        from kubernetes.client.exceptions import ApiException
+        from urllib3.exceptions import HTTPError
+
+        limit = min(READ, end - time.monotonic())
+        if limit <= 0:
+            raise ApiError(f"{self.place} was not asked: the time for it is over", everything=True)
+        try:
+            response = call(api, _preload_content=False, _request_timeout=(min(CONNECT, limit), limit))
+            with contextlib.closing(response):
+                data = response.read(LARGEST + 1)
+        except ApiException as error:
+            raise self._refused(asked, error) from None
+        except HTTPError as error:
+            raise self._silent(error) from None
+        try:
+            found = json.loads(data) if len(data) <= LARGEST else None
+        except ValueError:
+            found = None
+        if not isinstance(found, dict):
+            raise ApiError(f"{self.place} did not answer as one: is its address right?", everything=True)
+        return found
+
+    def _connected(self, *, again: bool = False) -> Any:
+        with self._guard:
+            if self._api is None or again:
+                self._api = self._connect()
+            return self._api
+
+    def _connect(self) -> Any:
+        try:
+            from kubernetes import client, config
+        except ImportError:
+            raise ApiError(
+                f"gpuprov_scheduler: kubernetes needs the package kubernetes: {INSTALL}",
+                everything=True,
+            ) from None
+        settings = client.Configuration()
+        failed: list[Exception] = []
+
+        def load() -> None:
+            mine = threading.get_ident()
+
+            def silence(record: logging.LogRecord) -> bool:
+                """The client logs what a program for credentials printed, whatever that was."""
+                return record.thread != mine
+
+            logging.getLogger().addFilter(silence)
+            try:
+                if self._kubeconfig is None:
+                    config.load_incluster_config(client_configuration=settings)
+                else:
+                    config.load_kube_config(
+                        str(self._kubeconfig), self._context or None, settings, persist_config=False
+                    )
+            except Exception as error:  # whatever a damaged kubeconfig makes the client raise
+                failed.append(error)
+            finally:
+                logging.getLogger().removeFilter(silence)
+
+        loading = threading.Thread(target=load, daemon=True)
+        loading.start()
+        loading.join(LOGIN)
+        if loading.is_alive():
+            failed.append(TimeoutError(f"its program for credentials took longer than {LOGIN:.0f} s"))
+        if failed:
+            raise ApiError(self._unusable(failed[0]), everything=True)
+        if not (settings.api_key or settings.cert_file or settings.username) and self._runs_a_program():
+            raise ApiError(
+                f"{self.place}: its program for credentials gave none: try kubectl", everything=True
+            )
+        self._refuse_unsafe(settings)
+        settings.retries = False  # neither redirects nor tries of its own: they have no time limit together
+        settings.connection_pool_maxsize = 16
+        return client.CoreV1Api(client.ApiClient(settings))
+
+    def _runs_a_program(self) -> bool:
+        """Whether credentials come from a program: of one that fails, the client only writes to a log."""
+        found: Any = {}
+        with contextlib.suppress(GpuprovError):  # YAML that only the client can read
+            found = yamlfile.load(self._kubeconfig, GpuprovError) if self._kubeconfig else {}
+        context = _named(found, "contexts", self._context or text(found, "current-context"))
+        return "exec" in part(_named(found, "users", text(context, "context", "user")), "user")
+
+    def _unusable(self, error: Exception) -> str:
+        if self._kubeconfig is None:
+            return (
+                f"no credentials for Kubernetes ({one_line(str(error), 120)}): set gpuprov_kubeconfig, or "
+                "run gpuprov in a pod of the cluster"
+            )
+        if not self._kubeconfig.is_file():
+            return f"gpuprov_kubeconfig: there is no {self._kubeconfig}"
+        said = one_line(str(error), 200)
+        return f"{self._kubeconfig} cannot be used: {said}: correct it, or gpuprov_kubernetes_context"
+
+    def _refuse_unsafe(self, settings: Any) -> None:
+        """Raises ApiError where the token would go to whoever answers."""
+        address = urlsplit(str(settings.host))
+        local = address.hostname == "localhost" or _is_loopback(address.hostname or "")
+        if address.scheme != "https" and not local:
+            raise ApiError(f"{self.place} is not asked without TLS: write https:// there", everything=True)
+        if settings.verify_ssl is False:
+            raise ApiError(
+                f"{self.place} is not asked with insecure-skip-tls-verify: write certificate-authority there",
+                everything=True,
+            )
+
+    # --- failures, one line each
+
+    def _refused(self, asked: _Asked, error: Any) -> ApiError:
+        """What an answer other than 200 says. The client's own text has headers, and is not shown."""
+        status = int(error.status or 0)
+        if status == 0:  # the client's way to say that TLS failed
+            return self._untrusted(str(error.reason))
+        try:
+            body = json.loads(error.body or "")
+        except (ValueError, TypeError):
+            body = {}
+        said = one_line(text(body, "message"), 300)
+        what = f"{asked.verb} {asked.resource}"
+        if status == 401:
+            line = "does not accept the credentials (401): the token is wrong or has expired; renew it"
+        elif status == 403:
+            line = f"does not allow {what} (403): {said or 'no reason given'}; {RIGHTS}"
+        elif status == 404 and asked.resource.startswith("nodes"):
+            line = f"has no node {one_line(asked.name, 80)} (404): set gpuprov_scheduler_name"
+        elif status == 429:
+            line = f"has too many requests to take {what} (429): {said or 'try again later'}"
+        elif 300 <= status < 400:
+            line = f"answers with a redirect ({status}): write the address it leads to into the kubeconfig"
+        else:
+            line = f"answers {what} with {status}: {said or 'no reason given'}"
+        wait = _seconds(
+            (error.headers or {}).get("Retry-After"), part(body, "details").get("retryAfterSeconds")
+        )
+        return ApiError(
+            f"{self.place} {line}",
+            status,
+            everything=status == 401 or 300 <= status < 400,
+            body=part(body),
+            wait=wait,
+        )
+
+    def _silent(self, error: Exception) -> ApiError:
+        """What no answer at all means."""
+        from urllib3 import exceptions
+
+        cause = getattr(error, "reason", None) or error
+        if isinstance(error, exceptions.SSLError) or isinstance(cause, exceptions.SSLError):
+            return self._untrusted(str(cause))
+        if isinstance(error, exceptions.ReadTimeoutError):
+            return ApiError(f"{self.place} took the request and did not answer in time", everything=True)
+        refused = isinstance(error, exceptions.NewConnectionError)  # which is a ConnectTimeoutError there
+        if isinstance(error, exceptions.ConnectTimeoutError) and not refused:
+            return ApiError(f"{self.place} cannot be reached: no answer in {CONNECT:.0f} s", everything=True)
+        shown = one_line(str(cause).rpartition("> ")[2].rpartition(": ")[2], 120)
+        return ApiError(f"{self.place} cannot be reached: {shown}", everything=True)
+
+    def _untrusted(self, why: str) -> ApiError:
+        shown = one_line(why.replace("SSLError", "").replace("\n", " "), 200)
+        return ApiError(
+            f"{self.place} has a certificate that is not trusted: {shown}; correct the certificate-authority "
+            "of the kubeconfig, or the server's name in it",
+            everything=True,
+        )
+
+
+def _named(kubeconfig: Any, kind: str, name: str) -> Mapping[str, Any]:
+    return next((one for one in rows(kubeconfig, kind) if one.get("name") == name), {})
+
+
+def _is_loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return False
+
+
+def _seconds(*given: Any) -> float | None:
+    for one in given:
+        with contextlib.suppress(TypeError, ValueError):
+            return max(0.0, float(one))
+    return None

@@ -1,0 +1,360 @@
+"""Nodes and pods of Kubernetes as its API writes them: what they say, and patches that change them (pure).
+
+A node is ours where it has the taint `gpuprov.io/unhealthy` and an annotation with a reason that begins with
+PREFIX. It is somebody else's where it is cordoned without these, or where the API server's own record of who
+set which field (`metadata.managedFields`) names another program for the cordon. A person who cordons a node
+that we cordoned already changes nothing there, and cannot be seen.
+
+Patches are strategic merge patches: `spec.taints` is replaced whole, `status.conditions` merges by `type`
+(struct tags in staging/src/k8s.io/api/core/v1/types.go of kubernetes/kubernetes). A patch of the taints holds
+the resourceVersion it was made from, so the API server refuses it with 409 where the node changed in between.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from provision.remote.schedulers import PREFIX, REASON, Holder, Job, Scheduled
+from provision.text import one_line
+
+Object = Mapping[str, Any]
+
+MANAGER = "gpuprov"  # whose changes these are, in metadata.managedFields
+DOMAIN = "gpuprov.io"
+TAINT = f"{DOMAIN}/unhealthy"
+REASON_NOTE = f"{DOMAIN}/reason"  # annotations: their values may be any text
+DRAINED_AT = f"{DOMAIN}/drained-at"
+LABELS = {name: f"{DOMAIN}/{name}" for name in ("verdict", "sku", "stack", "validated-at")}
+CONDITION = "GpuHealthy"
+
+_MESSAGE = 1000  # characters of a condition's message
+# Taints that keep every new pod away which does not tolerate all: well_known_taints.go of k8s.io/api/core/v1,
+# and those of the cluster autoscaler and of Karpenter, which are about to remove the node.
+_CLOSED = frozenset(
+    {
+        TAINT,
+        "node.kubernetes.io/unschedulable",
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+        "node.kubernetes.io/out-of-service",
+        "node.kubernetes.io/network-unavailable",
+        "ToBeDeletedByClusterAutoscaler",
+        "karpenter.sh/disrupted",
+    }
+)
+_MIRROR = "kubernetes.io/config.mirror"  # annotation of a static pod's copy: the kubelet's own
+_STATUS = {"pass": "True", "warn": "True", "fail": "False"}
+_REASONS = {"pass": "Validated", "warn": "ValidatedWithWarnings", "fail": "CheckFailed"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is published of a node: its verdict (pass, warn, fail, skip, error), the SKU and stack it was
+    measured as, when that ended (ISO 8601), and one line on what was found."""
+
+    verdict: str
+    sku: str
+    stack: str
+    validated_at: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod: `controlled` says whether somebody makes a new one when it goes; `gpus` whether it asks for any;
+    `leaving` whether its deletion has begun."""
+
+    namespace: str
+    name: str
+    uid: str
+    controlled: bool
+    gpus: bool
+    leaving: bool
+    started: str
+
+    @property
+    def id(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+def part(found: Any, *names: str) -> Mapping[str, Any]:
+    """The mapping below these keys; an empty one where there is none."""
+    for name in names:
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def rows(found: Any, *names: str) -> list[Mapping[str, Any]]:
+    """The mappings of the list below these keys."""
+    value = part(found, *names[:-1]).get(names[-1])
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, Sequence) else []
+
+
+def text(found: Any, *names: str) -> str:
+    """The text below these keys, on one line; "" where there is none."""
+    value = part(found, *names[:-1]).get(names[-1])
+    return one_line(value) if isinstance(value, str) else ""
+
+
+# --- nodes: what they say
+
+
+def taints(node: Object) -> list[Mapping[str, Any]]:
+    return rows(node, "spec", "taints")
+
+
+def is_cordoned(node: Object) -> bool:
+    return part(node, "spec").get("unschedulable") is True
+
+
+def is_marked(node: Object) -> bool:
+    """Whether it has our taint and our reason."""
+    return any(one.get("key") == TAINT for one in taints(node)) and note(node).startswith(PREFIX)
+
+
+def note(node: Object) -> str:
+    return text(node, "metadata", "annotations", REASON_NOTE)
+
+
+def cordoned_by(node: Object) -> tuple[str, str]:
+    """(the program that set spec.unschedulable, when), as the API server recorded it; ("", "") where it did
+    not. Ours, where it is among several."""
+    found = [
+        (text(one, "manager"), text(one, "time"))
+        for one in rows(node, "metadata", "managedFields")
+        if "f:unschedulable" in part(one, "fieldsV1", "f:spec")
+    ]
+    ours = [one for one in found if one[0] == MANAGER]
+    return next(iter(ours or found), ("", ""))
+
+
+def holder(node: Object) -> Holder:
+    """Who keeps jobs away from it."""
+    ours = is_marked(node)
+    if is_cordoned(node) and (not ours or cordoned_by(node)[0] not in ("", MANAGER)):
+        return Holder.OTHERS
+    if ours:
+        return Holder.US
+    # Somebody typed our taint: it holds the node, and nothing says why we should take it away.
+    return Holder.OTHERS if any(one.get("key") == TAINT for one in taints(node)) else Holder.NOBODY
+
+
+def is_ready(node: Object) -> bool:
+    return any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions(node))
+
+
+def conditions(node: Object) -> list[Mapping[str, Any]]:
+    return rows(node, "status", "conditions")
+
+
+def why(node: Object) -> str:
+    """Why it is out of service, with who and when where it says so."""
+    by, when = cordoned_by(node)
+    if holder(node) is Holder.US:
+        since = text(node, "metadata", "annotations", DRAINED_AT)
+        return note(node) + (f" [{since}]" if since else "")
+    said = []
+    if is_cordoned(node):
+        said.append("cordoned" + (f" by {by}" if by else "") + (f" [{when}]" if when else ""))
+    said += [taint_text(one) for one in taints(node) if str(one.get("key")) in _CLOSED]
+    ready = next((one for one in conditions(node) if one.get("type") == "Ready"), {})
+    if not is_ready(node):
+        said.append(text(ready, "message") or "the node does not report to Kubernetes")
+    return one_line("; ".join(said), REASON + 100)
+
+
+def taint_text(taint: Object) -> str:
+    value = text(taint, "value")
+    return f"{text(taint, 'key')}{'=' + value if value else ''}:{text(taint, 'effect')}"
+
+
+def scheduled(node: Object, pods: Iterable[Object], pool_labels: Sequence[str], now: float) -> Scheduled:
+    """What Kubernetes says of a node and of these pods on it; `now` in seconds since 1970."""
+    closed = is_cordoned(node) or any(
+        one.get("key") in _CLOSED and one.get("effect") in ("NoSchedule", "NoExecute") for one in taints(node)
+    )
+    ready = is_ready(node)
+    words = ["Ready" if ready else "NotReady", *(["SchedulingDisabled"] if is_cordoned(node) else [])]
+    labels = part(node, "metadata", "labels")
+    jobs = [
+        Job(pod.id, pod.namespace, _age(pod.started, now))
+        for pod in sorted(somebodys(pods), key=lambda pod: (not pod.gpus, pod.id))
+    ]
+    return Scheduled(
+        name=text(node, "metadata", "name"),
+        state=",".join(words),
+        reason=why(node),
+        holder=holder(node),
+        takes_jobs=ready and not closed,
+        down=not ready,
+        pools=tuple(f"{key}={one_line(str(labels[key]))}" for key in pool_labels if key in labels),
+        jobs=tuple(jobs),
+    )
+
+
+def _age(started: str, now: float) -> int | None:
+    try:
+        return max(0, int(now - datetime.datetime.fromisoformat(started).timestamp()))
+    except ValueError:
+        return None
+
+
+# --- pods
+
+
+def somebodys(pods: Iterable[Object]) -> list[Pod]:
+    """Those that somebody waits for: not finished, of no DaemonSet (one runs on every node and comes back at
+    once), and no static pod (the kubelet starts it from a file of the node)."""
+    found = []
+    for pod in pods:
+        meta, spec = part(pod, "metadata"), part(pod, "spec")
+        owner = next((one for one in rows(meta, "ownerReferences") if one.get("controller") is True), {})
+        if text(pod, "status", "phase") in ("Succeeded", "Failed") or owner.get("kind") == "DaemonSet":
+            continue
+        if _MIRROR in part(meta, "annotations"):
+            continue
+        found.append(
+            Pod(
+                namespace=text(meta, "namespace"),
+                name=text(meta, "name"),
+                uid=text(meta, "uid"),
+                controlled=bool(owner),
+                gpus=_asks_for_gpus(spec),
+                leaving=bool(meta.get("deletionTimestamp")),
+                started=text(pod, "status", "startTime"),
+            )
+        )
+    return found
+
+
+def _asks_for_gpus(spec: Object) -> bool:
+    """Of the device plugin (nvidia.com/gpu, nvidia.com/mig-1g.10gb), or by a claim of dynamic allocation."""
+    containers = [*rows(spec, "containers"), *rows(spec, "initContainers")]
+    names = {
+        name for one in containers for kind in ("requests", "limits") for name in part(one, "resources", kind)
+    }
+    return bool(rows(spec, "resourceClaims")) or any(str(name).startswith("nvidia.com/") for name in names)
+
+
+def eviction(pod: Pod) -> dict[str, Any]:
+    """The request to evict this very pod: a new one of the same name, elsewhere, is not meant."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid}},
+    }
+
+
+# --- patches
+
+
+def drained(node: Object, reason: str, moment: str) -> dict[str, Any] | None:
+    """The patch that takes a node out of service; None where nothing is to be done: somebody has it already.
+    The reason of a node that we hold stays. `moment`: now, ISO 8601."""
+    if holder(node) is Holder.OTHERS or (is_marked(node) and is_cordoned(node)):
+        return None
+    others = [dict(one) for one in taints(node) if one.get("key") != TAINT]
+    notes = {} if is_marked(node) else {REASON_NOTE: ours(reason), DRAINED_AT: moment}
+    return _patch(
+        node,
+        notes,
+        {"unschedulable": True, "taints": [*others, {"key": TAINT, "value": "true", "effect": "NoSchedule"}]},
+    )
+
+
+def resumed(node: Object) -> dict[str, Any] | None:
+    """The patch that gives a node of ours back as it was; None where it is not ours."""
+    if holder(node) is not Holder.US:
+        return None
+    others = [dict(one) for one in taints(node) if one.get("key") != TAINT]
+    return _patch(
+        node, {REASON_NOTE: None, DRAINED_AT: None}, {"unschedulable": None, "taints": others or None}
+    )
+
+
+def marked(node: Object, reason: str) -> dict[str, Any] | None:
+    """The patch that gives a node of ours another reason; None where it has that already."""
+    return None if note(node) == ours(reason) else _patch(node, {REASON_NOTE: ours(reason)}, {})
+
+
+def ours(reason: str) -> str:
+    return PREFIX + one_line(reason, REASON)
+
+
+def _patch(node: Object, notes: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"resourceVersion": part(node, "metadata").get("resourceVersion")}
+    if notes:
+        metadata["annotations"] = dict(notes)
+    return {"metadata": metadata, **({"spec": dict(spec)} if spec else {})}
+
+
+def joined(node: Object, like: Object, pool_labels: Sequence[str]) -> dict[str, Any] | None:
+    """The patch that gives `node` the labels of these that `like` has; None where it has them."""
+    have, want = part(node, "metadata", "labels"), part(like, "metadata", "labels")
+    missing = {key: want[key] for key in pool_labels if key in want and have.get(key) != want[key]}
+    return {"metadata": {"labels": missing}} if missing else None
+
+
+def label_value(value: str) -> str | None:
+    """`value` as a label may hold it: at most 63 characters, letters, digits, `-`, `_` and `.`, a letter or
+    digit at both ends; None, which removes the label, where nothing is left.
+
+    >>> label_value("./stacks/our own.yml")
+    'stacks_our_own.yml'
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", value).strip("._-")[:63].rstrip("._-") or None
+
+
+def label_time(moment: str) -> str | None:
+    """A moment as a label may hold it, so that texts sort as times; None for what is no moment.
+
+    >>> label_time("2026-05-04T10:00:00.250Z")
+    '20260504T100000Z'
+    """
+    try:
+        when = datetime.datetime.fromisoformat(moment)
+    except ValueError:
+        return None
+    return when.astimezone(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+
+
+def labelled(node: Object, result: Result) -> dict[str, Any] | None:
+    """The patch of labels; None where they say so already."""
+    wanted = {
+        LABELS["verdict"]: label_value(result.verdict),
+        LABELS["sku"]: label_value(result.sku),
+        LABELS["stack"]: label_value(result.stack),
+        LABELS["validated-at"]: label_time(result.validated_at),
+    }
+    have = part(node, "metadata", "labels")
+    changed = {key: value for key, value in wanted.items() if have.get(key) != value}
+    return {"metadata": {"labels": changed}} if changed else None
+
+
+def is_newer(node: Object, result: Result) -> bool:
+    """Whether what the node shows already was measured after this."""
+    shown = text(node, "metadata", "labels", LABELS["validated-at"])
+    return re.fullmatch(r"\d{8}T\d{6}Z", shown) is not None and shown > (
+        label_time(result.validated_at) or ""
+    )
+
+
+def conditioned(node: Object, result: Result, moment: str) -> dict[str, Any]:
+    """The patch of the node's condition; the time of its last change stays where its status does."""
+    status = _STATUS.get(result.verdict, "Unknown")
+    before = next((one for one in conditions(node) if one.get("type") == CONDITION), {})
+    changed = text(before, "lastTransitionTime") if before.get("status") == status else ""
+    condition = {
+        "type": CONDITION,
+        "status": status,
+        "reason": _REASONS.get(result.verdict, "NotMeasured"),
+        "message": one_line(result.message, _MESSAGE),
+        "lastHeartbeatTime": moment,
+        "lastTransitionTime": changed or moment,
+    }
+    return {"status": {"conditions": [condition]}}
