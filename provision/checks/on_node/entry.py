@@ -5,6 +5,8 @@
     gpuprov-node-health --last      print the result of the timer's last run, if it is fresh
     gpuprov-node-health --nagios    a line and a status for Nagios, Icinga, Checkmk (0, 1, 2, 3)
     gpuprov-node-health --nhc       the reason to drain the node, for LBNL NHC or Slurm (0 or 1)
+    gpuprov-node-health --slurm check|prolog|epilog
+                                    drain the node in Slurm, or refuse a job, by the timer's last run
 
 Exit status: 0 healthy (with warnings, too), 3 unhealthy, 5 not to be measured, 1 another error, 2 wrong
 options.
@@ -35,6 +37,7 @@ from provision.checks.on_node import (
     processes,
     run,
     settings,
+    slurm,
     state,
     styles,
 )
@@ -82,13 +85,25 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     style = parser.add_mutually_exclusive_group()
     style.add_argument("--nagios", action="store_true", help="answer as a plugin of Nagios")
     style.add_argument("--nhc", action="store_true", help="answer as a check of NHC")
+    style.add_argument(
+        "--slurm",
+        choices=slurm.WORDS,
+        help="act as this program of Slurm, by the last result; 3: the job or the epilog fails",
+    )
+    parser.add_argument(
+        "--refuse-unknown",
+        action="store_true",
+        help="with --slurm prolog: refuse jobs, too, where nothing is known of the node",
+    )
     parser.add_argument(
         "--settings", type=Path, default=SETTINGS, metavar="FILE", help="default: %(default)s"
     )
     parser.add_argument("--version", action="version", version=f"gpuprov-node-health {__version__}")
     chosen = parser.parse_args(argv)
-    if chosen.write and (chosen.last or chosen.nagios or chosen.nhc):
+    if chosen.write and (chosen.last or chosen.nagios or chosen.nhc or chosen.slurm):
         parser.error("--write prints nothing: give it alone")
+    if chosen.refuse_unknown and chosen.slurm != "prolog":
+        parser.error("--refuse-unknown is for --slurm prolog")
     return chosen
 
 
@@ -100,6 +115,10 @@ def _main(chosen: argparse.Namespace) -> int:
         newest, age = _with_age(RUN / RESULT)
         sys.stdout.write("another boot\n" if age is None else f"{age:.0f}\n")
         return int(_late(newest, age))
+    if chosen.slurm:
+        return slurm.main(
+            chosen.slurm, lambda: last(RUN / RESULT), refuse_unknown=bool(chosen.refuse_unknown)
+        )
     told = last(RUN / RESULT) if chosen.last else fresh(settings.read(chosen.settings), write=False)
     if chosen.nagios:
         text, status = styles.nagios(told)
