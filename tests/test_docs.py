@@ -94,7 +94,7 @@ OPTIONS_OF_OTHERS = {
     "ansible.md": {"--tags", "--start-at-task", "--list-hosts"},
     "ci.md": {"--gpuprov-nodes", "--gpuprov-set", "--gpuprov-vault-password-file"},
     "detection.md": {"--", "--classes"},
-    "health.md": {"--age", "--last", "--nagios", "--nhc", "--write"},
+    "health.md": {"--age", "--last", "--nagios", "--nhc", "--slurm", "--write"},
     "metrics.md": {"--collector.textfile.directory"},
     "performance.md": {"--only", "--quick", "--rounds"},
     "CONTRIBUTING.md": {"--tree"},

@@ -57,6 +57,9 @@ LEFT = {
         *("nvidia-dcgm.service", "nvidia-dcgm-exporter.service", "prometheus-node-exporter.service"),
         *("/etc/gpuprov/dcgm-counters.csv", "/etc/systemd/system/nvidia-dcgm-exporter.service.d"),
     ],
+    "node_health": ["/usr/local/sbin/gpuprov-node-health", "/etc/gpuprov/node-health.json"],
+    "slurm_health": [],  # there is no Slurm
+    "monitoring": [],  # of another host
     "package_lock": ["/etc/apt/preferences.d/gpuprov-lock"],
 }
 # What a machine keeps, by the roles' own READMEs: headers are the kernel's.

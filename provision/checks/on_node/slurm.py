@@ -64,7 +64,10 @@ def answer(
     `run` runs scontrol with arguments: (exit status, what it printed). Never raises for what these say."""
     try:
         told = last()
-        verdict, unknown = told["verdict"], one_line(str(told["error"] or "not all could be measured"), REASON)
+        verdict, unknown = (
+            told["verdict"],
+            one_line(str(told["error"] or "not all could be measured"), REASON),
+        )
         reason = one_line(styles.nhc(told)[0], REASON) if verdict == "fail" else ""
     except (GpuprovError, OSError) as error:
         verdict, unknown = "", one_line(str(error), REASON)
@@ -96,7 +99,9 @@ def drain(name: str, reason: str, run: Run) -> tuple[str, bool]:
     if _OUT_OF_SERVICE & set(state[1].split("+")):
         return "", False
     status, text = run(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"))
-    return (f"scontrol update NodeName={name} State=DRAIN: {_last_line(text, status)}" if status else ""), True
+    return (
+        f"scontrol update NodeName={name} State=DRAIN: {_last_line(text, status)}" if status else ""
+    ), True
 
 
 def _last_line(text: str, status: int) -> str:
@@ -126,7 +131,9 @@ def scontrol(arguments: Sequence[str]) -> tuple[int, str]:
             os.killpg(child.pid, signal.SIGKILL)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(1)  # one that waits in the kernel is left behind
-        return 124, f"no answer within {_SECONDS:.0f} s"
+        if child.stdout is not None:
+            child.stdout.close()
+        return 124, f"no answer within {_SECONDS:g} s"
     return child.returncode, said[:_LIMIT].decode("utf-8", "replace")
 
 
