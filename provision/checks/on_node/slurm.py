@@ -33,7 +33,7 @@ WORDS = ("check", "prolog", "epilog")
 REFUSED = int(ExitCode.UNHEALTHY)  # the one status that the scripts of Slurm make a failure of their own
 REASON = 200  # characters of a reason; provision.remote.schedulers keeps as many
 FOLDERS = "/usr/local/bin:/usr/bin:/bin:/opt/slurm/bin"  # Slurm gives its scripts no search path
-_SECONDS = 5.0  # for scontrol, which waits long for a slurmctld that does not answer
+_SECONDS = 4.0  # for scontrol: a Prolog that asks twice still ends within Slurm's MessageTimeout, 10 s
 _LIMIT = 16 * 1024  # characters of what it printed that are read
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 # `State=IDLE+DRAIN`, in lines of `Name=value` words: src/api/node_info.c of Slurm. `DOWN*`: up to 20.02.

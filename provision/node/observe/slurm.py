@@ -5,9 +5,7 @@ config` has `HealthCheckProgram      = /path`, `(null)` for none, and Prolog and
 (`Prolog[0]`) since they may be several.
 """
 
-import glob
 import os
-import re
 
 from provision.node.observe.files import ROOT, at
 from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of
@@ -18,6 +16,8 @@ HEALTH_CHECK = {"health_check_program": "HealthCheckProgram", "health_check_inte
 
 
 def parse_gpus(names, output):
+    import re  # here, as in the other functions: most nodes are not asked
+
     found = re.search(r"^ *Gres=(\S+)", output, re.MULTILINE)
     if not found:
         raise answered("scontrol", output)
@@ -38,6 +38,8 @@ def parse_config(names, output):
 
 
 def configured(attribute, config):
+    import re
+
     if attribute in PROGRAMS:
         key = PROGRAMS[attribute]
         several = [config[name] for name in config if re.fullmatch(key + r"(\[\d+\])?", name)]
@@ -51,6 +53,8 @@ def configured(attribute, config):
 
 def meant(pattern):
     """The files that a path of Slurm's stands for: it may have wildcards."""
+    import glob
+
     cut = len(ROOT[0])
     found = sorted(glob.glob(at(pattern)))
     return [path[cut:].decode("utf-8", "replace") for path in found] or [pattern]
