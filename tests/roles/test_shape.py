@@ -32,11 +32,12 @@ ORDER = [
     "validation_tools",
     "gpu_metrics",
     "node_health",
+    "slurm_health",
     "monitoring",
     "package_lock",
 ]
 # They do nothing until they are declared: an upgrade of gpuprov brings no new service and no open port.
-OFF_BY_DEFAULT = {"gpu_metrics", "node_health", "monitoring"}
+OFF_BY_DEFAULT = {"gpu_metrics", "node_health", "slurm_health", "monitoring"}
 
 
 def load(path: Path) -> Any:

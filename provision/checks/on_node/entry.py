@@ -6,6 +6,8 @@
     gpuprov-node-health --nagios    a line and a status for Nagios, Icinga, Checkmk (0, 1, 2, 3)
     gpuprov-node-health --nhc       the reason to drain the node, for LBNL NHC or Slurm (0 or 1)
     gpuprov-node-health --npd       a message and a status for Kubernetes' node-problem-detector (0, 1, 2)
+    gpuprov-node-health --slurm check|prolog|epilog
+                                    drain the node in Slurm, or refuse a job, by the timer's last run
 
 Exit status: 0 healthy (with warnings, too), 3 unhealthy, 5 not to be measured, 1 another error, 2 wrong
 options.
@@ -36,6 +38,7 @@ from provision.checks.on_node import (
     processes,
     run,
     settings,
+    slurm,
     state,
     styles,
 )
@@ -85,13 +88,25 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     style.add_argument("--nagios", action="store_true", help="answer as a plugin of Nagios")
     style.add_argument("--nhc", action="store_true", help="answer as a check of NHC")
     style.add_argument("--npd", action="store_true", help="answer as a plugin of node-problem-detector")
+    style.add_argument(
+        "--slurm",
+        choices=slurm.WORDS,
+        help="act as this program of Slurm, by the last result; 3: the job or the epilog fails",
+    )
+    parser.add_argument(
+        "--refuse-unknown",
+        action="store_true",
+        help="with --slurm prolog: refuse jobs, too, where nothing is known of the node",
+    )
     parser.add_argument(
         "--settings", type=Path, default=SETTINGS, metavar="FILE", help="default: %(default)s"
     )
     parser.add_argument("--version", action="version", version=f"gpuprov-node-health {__version__}")
     chosen = parser.parse_args(argv)
-    if chosen.write and (chosen.last or chosen.nagios or chosen.nhc or chosen.npd):
+    if chosen.write and (chosen.last or chosen.nagios or chosen.nhc or chosen.npd or chosen.slurm):
         parser.error("--write prints nothing: give it alone")
+    if chosen.refuse_unknown and chosen.slurm != "prolog":
+        parser.error("--refuse-unknown is for --slurm prolog")
     return chosen
 
 
@@ -105,6 +120,10 @@ def _main(chosen: argparse.Namespace) -> int:
         return int(_late(newest, age))
     if chosen.npd:
         return _npd(chosen)
+    if chosen.slurm:
+        return slurm.main(
+            chosen.slurm, lambda: last(RUN / RESULT), refuse_unknown=bool(chosen.refuse_unknown)
+        )
     told = last(RUN / RESULT) if chosen.last else fresh(settings.read(chosen.settings), write=False)
     if chosen.nagios:
         text, status = styles.nagios(told)

@@ -116,6 +116,7 @@ from provision.node.observe import (  # noqa: E402
     rdma,
     secure_boot,
     service,
+    slurm,
     sysctl,
     tcp,
 )
@@ -149,6 +150,7 @@ READERS = (
     rdma,
     secure_boot,
     service,
+    slurm,
     sysctl,
     tcp,
 )

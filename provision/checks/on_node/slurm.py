@@ -1,0 +1,155 @@
+"""What Slurm's HealthCheckProgram, Prolog and Epilog do with the node's last result: drain the node, with the
+cause as the reason, and refuse a job.
+
+Only the verdict `fail` does any of it: it is this node's hardware or settings, seen as often as the rules of
+docs/health.md want. A result that is old or missing, and one that could not be measured, drains nothing: a
+timer that stopped, an upgrade or a tool that prints something new does that to a whole fleet at once.
+Nothing here resumes a node, and a node that is out of service already keeps its reason, whoever gave it.
+
+Slurm (prolog_epilog.html) wants no Slurm command in a Prolog or Epilog, for each of them asks slurmctld. A
+healthy node runs none: scontrol is asked only on a node that fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import syslog
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from provision.checks.on_node import styles
+from provision.errors import ExitCode, GpuprovError
+from provision.text import one_line
+
+WORDS = ("check", "prolog", "epilog")
+REFUSED = int(ExitCode.UNHEALTHY)  # the one status that the scripts of Slurm make a failure of their own
+REASON = 200  # characters of a reason; provision.remote.schedulers keeps as many
+FOLDERS = "/usr/local/bin:/usr/bin:/bin:/opt/slurm/bin"  # Slurm gives its scripts no search path
+_SECONDS = 4.0  # for scontrol: a Prolog that asks twice still ends within Slurm's MessageTimeout, 10 s
+_LIMIT = 16 * 1024  # characters of what it printed that are read
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+# `State=IDLE+DRAIN`, in lines of `Name=value` words: src/api/node_info.c of Slurm. `DOWN*`: up to 20.02.
+_STATE = re.compile(r"^ *State=([^\s*]{1,200})", re.MULTILINE)
+_OUT_OF_SERVICE = frozenset({"DOWN", "DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"})
+_HEALTHY = frozenset({"pass", "skip", "warn"})
+
+Run = Callable[[Sequence[str]], "tuple[int, str]"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`status` for Slurm's script; `line`: what was done and why, for the log; empty: nothing to tell."""
+
+    status: int
+    line: str = ""
+
+
+def answer(
+    word: str,
+    last: Callable[[], Mapping[str, Any]],
+    name: str,
+    run: Run,
+    *,
+    refuse_unknown: bool = False,
+) -> Answer:
+    """One run of Slurm's program `word` on the node that Slurm calls `name`. `last` reads the last result;
+    `run` runs scontrol with arguments: (exit status, what it printed). Never raises for what these say."""
+    try:
+        told = last()
+        verdict, unknown = (
+            told["verdict"],
+            one_line(str(told["error"] or "not all could be measured"), REASON),
+        )
+        reason = one_line(styles.nhc(told)[0], REASON) if verdict == "fail" else ""
+    except (GpuprovError, OSError) as error:
+        verdict, unknown = "", one_line(str(error), REASON)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        verdict, unknown = "", f"the last result is damaged: {error!r:.80}"
+    if verdict in _HEALTHY:
+        return Answer(0)
+    if verdict != "fail":
+        if word == "prolog" and refuse_unknown:
+            return Answer(REFUSED, f"job refused: {unknown}")
+        return Answer(0, f"nothing is drained: {unknown}")
+    trouble, done = drain(name, reason, run)
+    if word == "prolog":
+        return Answer(REFUSED, f"job refused: {reason}" + (f"; {trouble}" if trouble else ""))
+    if trouble:
+        # Of a failed epilog Slurm drains the node itself; of a failed check it logs the line and tries again.
+        return Answer(REFUSED, f"{trouble}; the reason was: {reason}")
+    return Answer(0, f"{name} is drained: {reason}" if done else "")
+
+
+def drain(name: str, reason: str, run: Run) -> tuple[str, bool]:
+    """Drain the node unless it is out of service: (why that failed or "", whether it was done)."""
+    if not _NAME.fullmatch(name):
+        return f"{name!r:.80} is no name of a node", False
+    status, text = run(("show", "node", name))
+    state = _STATE.search(text)
+    if status or state is None:
+        return f"scontrol show node {name}: {_last_line(text, status)}", False
+    if _OUT_OF_SERVICE & set(state[1].split("+")):
+        return "", False
+    status, text = run(("update", f"NodeName={name}", "State=DRAIN", f"Reason={reason}"))
+    return (
+        f"scontrol update NodeName={name} State=DRAIN: {_last_line(text, status)}" if status else ""
+    ), True
+
+
+def _last_line(text: str, status: int) -> str:
+    said = [line for line in text.splitlines() if line.strip()]
+    return one_line(said[-1], REASON) if said else f"it ended with {status} and printed nothing"
+
+
+def scontrol(arguments: Sequence[str]) -> tuple[int, str]:
+    """Run scontrol: its exit status, and what it printed. 127: there is none; 124: no answer in time."""
+    program = shutil.which("scontrol", path=os.environ.get("PATH") or FOLDERS)
+    if program is None:
+        return 127, "scontrol is not installed"
+    try:
+        child = subprocess.Popen(
+            [program, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return 127, f"{program}: {error.strerror}"
+    try:
+        said = child.communicate(timeout=_SECONDS)[0]
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(OSError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1)  # one that waits in the kernel is left behind
+        if child.stdout is not None:
+            child.stdout.close()
+        return 124, f"no answer within {_SECONDS:g} s"
+    return child.returncode, said[:_LIMIT].decode("utf-8", "replace")
+
+
+def node_name() -> str:
+    """What Slurm calls this node: it says so to its scripts, and else takes the short host name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname().partition(".")[0]
+
+
+def main(word: str, last: Callable[[], Mapping[str, Any]], *, refuse_unknown: bool) -> int:
+    """The program's exit status; the line goes to the system's log, for Slurm keeps what a script prints only
+    where that failed."""
+    found = answer(word, last, node_name(), scontrol, refuse_unknown=refuse_unknown)
+    if found.line:
+        sys.stderr.write(f"gpuprov: {found.line}\n")
+        # A check that has nothing to tell would say so again and again.
+        if found.status or word == "prolog" or "is drained" in found.line:
+            syslog.openlog(f"gpuprov-slurm-{word}")
+            syslog.syslog(syslog.LOG_WARNING, found.line)
+    return found.status

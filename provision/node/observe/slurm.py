@@ -1,0 +1,75 @@
+"""What Slurm says of this machine: how many of its GPUs it hands out, and which programs watch its health.
+
+scontrol asks slurmctld for both. `scontrol show node` has `Gres=gpu:h100:8(S:0-1),shard:64`; `scontrol show
+config` has `HealthCheckProgram      = /path`, `(null)` for none, and Prolog and Epilog numbered
+(`Prolog[0]`) since they may be several.
+"""
+
+import os
+
+from provision.node.observe.files import ROOT, at
+from provision.node.observe.probe import FAMILIES, Family, Probe, answered, attribute_of
+
+NOTHING = "(null)"
+PROGRAMS = {"prolog": "Prolog", "epilog": "Epilog"}
+HEALTH_CHECK = {"health_check_program": "HealthCheckProgram", "health_check_interval": "HealthCheckInterval"}
+
+
+def parse_gpus(names, output):
+    import re  # here, as in the other functions: most nodes are not asked
+
+    found = re.search(r"^ *Gres=(\S+)", output, re.MULTILINE)
+    if not found:
+        raise answered("scontrol", output)
+    # The sockets stand in brackets: gpu:8(S:0,1)
+    counts = [
+        re.fullmatch(r"gpu(?::[^:]+)?:(\d{1,6})", entry)
+        for entry in re.sub(r"\([^)]*\)", "", found.group(1)).split(",")
+    ]
+    return dict.fromkeys(names, sum(int(count.group(1)) for count in counts if count))
+
+
+def parse_config(names, output):
+    pairs = [line.partition("=") for line in output.splitlines()]
+    config = {key.strip(): value.strip() for key, equals, value in pairs if equals}
+    if HEALTH_CHECK["health_check_program"] not in config:
+        raise answered("scontrol", output)
+    return {name: configured(attribute_of(name), config) for name in names}
+
+
+def configured(attribute, config):
+    import re
+
+    if attribute in PROGRAMS:
+        key = PROGRAMS[attribute]
+        several = [config[name] for name in config if re.fullmatch(key + r"(\[\d+\])?", name)]
+        return [path for value in several if value != NOTHING for path in meant(value)]
+    value = config.get(HEALTH_CHECK[attribute], NOTHING)
+    if attribute == "health_check_interval":
+        seconds = re.fullmatch(r"(\d{1,9}) sec", value)
+        return int(seconds.group(1)) if seconds else None
+    return None if value == NOTHING else value
+
+
+def meant(pattern):
+    """The files that a path of Slurm's stands for: it may have wildcards."""
+    import glob
+
+    cut = len(ROOT[0])
+    found = sorted(glob.glob(at(pattern)))
+    return [path[cut:].decode("utf-8", "replace") for path in found] or [pattern]
+
+
+def probes(names):
+    config = [name for name in names if attribute_of(name) != "gpus"]
+    gpus = [name for name in names if attribute_of(name) == "gpus"]
+    host = os.uname().nodename.partition(".")[0]
+    found = []
+    if config:
+        found.append(Probe(config, command=["scontrol", "show", "config"], parse=parse_config))
+    if gpus:
+        found.append(Probe(gpus, command=["scontrol", "show", "node", host], parse=parse_gpus))
+    return found
+
+
+FAMILIES["slurm"] = Family(("gpus", *HEALTH_CHECK, *PROGRAMS), probes, items=False)

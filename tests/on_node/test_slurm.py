@@ -1,0 +1,229 @@
+"""What Slurm's programs do with a node's last result: whom they drain, whom they leave, what they say."""
+
+from __future__ import annotations
+
+import json
+import stat
+import syslog
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from provision.checks.on_node import entry, slurm
+from provision.checks.on_node.slurm import REFUSED, Answer
+from provision.errors import GpuprovError
+from provision.remote import schedulers
+from tests.support.slurm import sample
+
+REASON = "gpuprov: gpu3: GPU has fallen off the bus (serial 1650): power-cycle"
+LOST: dict[str, Any] = {
+    **{"verdict": "fail", "device": "gpu3", "state": "active", "action": "power-cycle"},
+    "message": "GPU has fallen off the bus",
+}
+
+
+def told(verdict: str = "fail", error: str = "", **change: Any) -> dict[str, Any]:
+    gpus = [{"index": 3, "serial": "1650"}]
+    return {"verdict": verdict, "error": error, "gpus": gpus, "findings": [{**LOST, **change}]}
+
+
+class Scontrol:
+    """A scontrol that knows one node, and keeps what it was asked."""
+
+    def __init__(self, state: str = "IDLE", refuses: str = "") -> None:
+        self.text = sample("gpu-01", state)
+        self.refuses = refuses
+        self.asked: list[Sequence[str]] = []
+
+    def __call__(self, words: Sequence[str]) -> tuple[int, str]:
+        self.asked.append(words)
+        if words[0] == "show":
+            return 0, self.text
+        return (1, self.refuses) if self.refuses else (0, "")
+
+
+def act(word: str, last: Any, scontrol: Scontrol, **options: Any) -> Answer:
+    given: Callable[[], Mapping[str, Any]] = last if callable(last) else lambda: last
+    return slurm.answer(word, given, "gpu-01", scontrol, **options)
+
+
+UPDATE = ("update", "NodeName=gpu-01", "State=DRAIN", f"Reason={REASON}")
+SHOW = ("show", "node", "gpu-01")
+
+
+@pytest.mark.parametrize("verdict", ["pass", "warn", "skip"])
+@pytest.mark.parametrize("word", slurm.WORDS)
+def test_a_healthy_node_asks_slurm_nothing(word: str, verdict: str) -> None:
+    scontrol = Scontrol()
+    assert act(word, told(verdict), scontrol, refuse_unknown=True) == Answer(0)
+    assert scontrol.asked == []
+
+
+@pytest.mark.parametrize(("word", "status"), [("check", 0), ("prolog", REFUSED), ("epilog", 0)])
+@pytest.mark.parametrize("state", ["IDLE", "ALLOCATED", "MIXED+COMPLETING", "IDLE+MAINTENANCE"])
+def test_a_node_that_fails_is_drained_with_its_cause(word: str, status: int, state: str) -> None:
+    scontrol = Scontrol(state)
+    found = act(word, told(), scontrol)
+    assert scontrol.asked == [SHOW, UPDATE]
+    assert found.status == status
+    assert REASON in found.line
+
+
+@pytest.mark.parametrize(("word", "status"), [("check", 0), ("prolog", REFUSED), ("epilog", 0)])
+@pytest.mark.parametrize(
+    "state", ["IDLE+DRAIN", "ALLOCATED+DRAIN", "DOWN", "DOWN*", "DOWN+DRAIN", "MIXED+FAIL"]
+)
+def test_a_node_out_of_service_keeps_its_reason(word: str, status: int, state: str) -> None:
+    scontrol = Scontrol(state)
+    assert act(word, told(), scontrol).status == status
+    assert scontrol.asked == [SHOW]
+
+
+def raising(error: Exception) -> Callable[[], Mapping[str, Any]]:
+    def last() -> Mapping[str, Any]:
+        raise error
+
+    return last
+
+
+@pytest.mark.parametrize(
+    ("last", "why"),
+    [
+        (told("error", "the last result is 9 min old"), "the last result is 9 min old"),
+        (told("error"), "not all could be measured"),
+        (raising(GpuprovError("there is no result yet", "look")), "there is no result yet"),
+        (raising(OSError(5, "Input/output error", "/run/x")), "Input/output error"),
+        ({"verdict": "fail"}, "the last result is damaged: KeyError('error')"),
+        ({**told(), "findings": None}, "the last result is damaged: TypeError("),
+        ([], "the last result is damaged: TypeError("),
+        (told("new-word"), "not all could be measured"),
+    ],
+)
+def test_what_is_not_known_drains_nothing_and_refuses_where_that_is_wanted(last: Any, why: str) -> None:
+    scontrol = Scontrol()
+    for word in slurm.WORDS:
+        found = act(word, last, scontrol)
+        assert found.status == 0
+        assert why in found.line
+    assert act("prolog", last, scontrol, refuse_unknown=True).status == REFUSED
+    assert scontrol.asked == []
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "why"),
+    [
+        (Scontrol(refuses="slurm_update error: Invalid user id\n"), "slurm_update error: Invalid user id"),
+        (Scontrol(refuses="\n"), "it ended with 1 and printed nothing"),
+    ],
+)
+def test_what_slurm_refuses_is_said_and_the_epilog_leaves_it_to_slurm(scontrol: Scontrol, why: str) -> None:
+    for word in slurm.WORDS:
+        found = act(word, told(), scontrol)
+        assert found.status == REFUSED
+        assert why in found.line
+        assert REASON in found.line
+
+
+def test_a_node_that_slurm_does_not_know_is_not_drained() -> None:
+    scontrol = Scontrol()
+    scontrol.text = "Node gpu-01 not found\n"
+    found = act("check", told(), scontrol)
+    assert (found.status, scontrol.asked) == (REFUSED, [SHOW])
+    assert "Node gpu-01 not found" in found.line
+
+
+@pytest.mark.parametrize("name", ["ALL;reboot", "-f", "gpu 01", "gpu-[01-99]", "a,b", "", "x" * 300])
+def test_a_name_that_is_none_never_reaches_slurm(name: str) -> None:
+    scontrol = Scontrol()
+    found = slurm.answer("check", told, name, scontrol)
+    assert (found.status, scontrol.asked) == (REFUSED, [])
+    assert "is no name of a node" in found.line
+
+
+def test_a_reason_is_one_short_line_of_what_can_be_shown() -> None:
+    scontrol = Scontrol()
+    message = "lost\n\x1b[2J $(reboot) `id`; State=RESUME " + "x" * 900
+    act("check", told(message=message), scontrol)
+    reason = scontrol.asked[-1][-1].removeprefix("Reason=")
+    assert reason.startswith(
+        "gpuprov: gpu3: lost \N{REPLACEMENT CHARACTER}[2J $(reboot) `id`; State=RESUME x"
+    )
+    assert len(reason) <= slurm.REASON
+    assert reason.replace("\N{REPLACEMENT CHARACTER}", "").isprintable()
+
+
+def test_the_reason_is_one_that_gpuprov_takes_for_its_own() -> None:
+    assert REASON.startswith(schedulers.PREFIX)
+    assert slurm.REASON == schedulers.REASON
+
+
+# --- the program itself, and a scontrol that is one
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The search path, with nothing in it but what a test puts there."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def program(folder: Path, text: str) -> None:
+    file = folder / "scontrol"
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+
+
+def test_scontrol_gets_its_arguments_as_they_are(folder: Path) -> None:
+    program(folder, f'printf "%s\\n" "$@" > {folder}/asked; echo said; echo trouble >&2; exit 4')
+    assert slurm.scontrol(["update", "Reason=$(id) 'x'"]) == (4, "said\ntrouble\n")
+    assert (folder / "asked").read_text() == "update\nReason=$(id) 'x'\n"
+
+
+def test_a_scontrol_that_is_missing_hangs_or_is_none_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert slurm.scontrol(["show"]) == (127, "scontrol is not installed")
+    (folder / "scontrol").write_text("#!/nowhere/sh\n")
+    (folder / "scontrol").chmod(0o755)
+    assert slurm.scontrol(["show"])[0] == 127
+    # With a child that holds the pipe and ignores what ends its parent.
+    program(folder, "trap '' TERM\n/bin/sleep 60 &\nwait")
+    monkeypatch.setattr(slurm, "_SECONDS", 0.3)
+    began = time.monotonic()
+    assert slurm.scontrol(["show"]) == (124, "no answer within 0.3 s")
+    assert time.monotonic() - began < 3
+
+
+def test_the_program_drains_by_the_last_result(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    now = time.clock_gettime(time.CLOCK_BOOTTIME)
+    document = {**told(), "boot_id": boot, "uptime": now, "interval": 60}
+    (folder / entry.RESULT).write_text(json.dumps(document))
+    (folder / "node").write_text(sample("gpu-01", "IDLE"))
+    program(folder, f'echo "$*" >> {folder}/asked; [ "$1" = update ] || /bin/cat {folder}/node')
+    monkeypatch.setattr(entry, "RUN", folder)
+    monkeypatch.setattr(syslog, "syslog", lambda *_: None)
+    monkeypatch.setenv("SLURMD_NODENAME", "gpu-01")
+    assert entry.main(["--slurm", "check"]) == 0
+    assert capsys.readouterr().err == f"gpuprov: gpu-01 is drained: {REASON}\n"
+    assert (folder / "asked").read_text() == f"{' '.join(SHOW)}\n{' '.join(UPDATE)}\n"
+    (folder / entry.RESULT).unlink()
+    assert entry.main(["--slurm", "prolog"]) == 0
+    assert entry.main(["--slurm", "prolog", "--refuse-unknown"]) == REFUSED
+
+
+def test_options_that_do_not_go_together_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (
+        ["--write", "--slurm", "check"],
+        ["--slurm", "epilog", "--refuse-unknown"],
+        ["--slurm", "x"],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            entry.main(words)
+        assert ended.value.code == 2
+    capsys.readouterr()

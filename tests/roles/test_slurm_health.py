@@ -1,0 +1,96 @@
+"""The scripts that the role slurm_health gives to Slurm, run as Slurm runs them; what the role promises."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.roles.promises import promised, promised_by
+from tests.support.described import machine
+
+WORDS = ("check", "prolog", "epilog")
+
+
+def script(tmp_path: Path, word: str, python: str, **declared: Any) -> Path:
+    """The role's script, with another Python in the place of the node's."""
+    facts = promised(
+        slurm_health_enabled=True, slurm_health_python=python, slurm_health_path="/usr/bin:/bin", **declared
+    )
+    names = {"check": "slurm-health-check", "prolog": "slurm-prolog", "epilog": "slurm-epilog"}
+    file = tmp_path / names[word]
+    file.write_text(facts[f"file./usr/libexec/gpuprov/{names[word]}.content"].value)
+    file.chmod(0o755)
+    return file
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_only_a_verdict_fails_a_script_of_slurm(tmp_path: Path, word: str) -> None:
+    """A Prolog that fails drains its node: one that cannot run must not drain the fleet."""
+    for status in (0, 1, 2, 3, 5, 70, 126, 127, 139):
+        python = tmp_path / "python"
+        python.write_text(f'#!/bin/sh\necho "$*" > {tmp_path}/asked\nexit {status}\n')
+        python.chmod(0o755)
+        done = subprocess.run([script(tmp_path, word, str(python))], check=False, env={})
+        assert (done.returncode != 0) == (status == 3), status
+        asked = f"-IS /usr/local/sbin/gpuprov-node-health --slurm {word}\n"
+        assert (tmp_path / "asked").read_text() == asked
+    gone = subprocess.run(
+        [script(tmp_path, word, "/nowhere/python")], check=False, env={}, capture_output=True
+    )
+    assert gone.returncode == 0
+    crashed = tmp_path / "crash"
+    crashed.write_text("#!/bin/sh\nkill -SEGV $$\n")
+    crashed.chmod(0o755)
+    assert subprocess.run([script(tmp_path, word, str(crashed))], check=False, env={}).returncode == 0
+
+
+def test_the_prolog_refuses_the_unknown_where_that_is_declared(tmp_path: Path) -> None:
+    told_to = {"slurm_health_unknown": "refuse"}
+    assert (
+        "--slurm prolog --refuse-unknown\n"
+        in script(tmp_path, "prolog", "/usr/bin/python3", **told_to).read_text()
+    )
+    for word in ("check", "epilog"):
+        assert "--refuse" not in script(tmp_path, word, "/usr/bin/python3", **told_to).read_text()
+
+
+RUNNING = {
+    "slurm.health_check_program",
+    "slurm.health_check_interval",
+    "slurm.prolog",
+    "slurm.epilog",
+    "slurm.gpus",
+}
+
+
+def test_slurms_own_configuration_is_held_only_where_it_has_the_lines() -> None:
+    """The programs have to be on all nodes before slurm.conf names them."""
+    without = promised_by("slurm_health", enabled=True)
+    assert not {fact for fact in without if fact.startswith("slurm.")}
+    found = promised_by("slurm_health", enabled=True, include=True, interval=120)
+    assert {fact for fact in found if fact.startswith("slurm.")} == RUNNING
+    assert found["slurm.health_check_interval"].value == 120
+    assert found["slurm.gpus"].value == machine()["gpu"]["count"]
+
+
+def test_the_number_of_mig_devices_is_not_that_of_gpus() -> None:
+    told = {"slurm_health_enabled": True, "slurm_health_include": True}
+    assert "slurm.gpus" not in promised(gpu_settings_mig={"all": ["3g.40gb", "3g.40gb"]}, **told)
+    assert promised(gpuprov_expected_gpus=4, **told)["slurm.gpus"].value == 4
+
+
+def test_what_every_node_includes_is_the_same_everywhere_and_the_rest_is_the_nodes() -> None:
+    told = {"slurm_health_enabled": True, "gpuprov_stack": "r580-cuda12.9"}
+    nodes = machine(sku="h100-sxm"), machine("rocky 9.4", sku="l40s", count=4, architecture="ada")
+    kinds = [promised(node, **told) for node in nodes]
+    one, other = (kind["file./etc/slurm/gpuprov.conf.content"].value for kind in kinds)
+    assert one == other
+    assert "\nProlog=/usr/libexec/gpuprov/slurm-prolog\n" in one
+    own = [kind["file./etc/slurm/gpuprov-node.txt.content"].value.splitlines()[-1] for kind in kinds]
+    assert own == [
+        "NodeName=NAME Gres=gpu:8 Feature=h100-sxm,r580-cuda12.9",
+        "NodeName=NAME Gres=gpu:4 Feature=l40s,r580-cuda12.9",
+    ]
