@@ -68,13 +68,20 @@ def seen(status: NodeStatus, at: float, before: Seen | None = None) -> Seen:
         found = replace(
             found,
             fatal=True,
-            cause=one_line(first.message, 300),
+            cause=_cause(first),
             device=one_line(first.device, 60),
             serial=_serial(first, status),
             action=first.action,
         )
-    since = before.since if before is not None and found.same_as(before) else at
+    # Why a silent node does not answer is said in other words from try to try.
+    lasts = before is not None and (found.same_as(before) or (found.silent and before.silent))
+    since = before.since if before is not None and lasts else at
     return replace(found, since=since)
+
+
+def _cause(finding: Finding) -> str:
+    named = finding.device == "node" or finding.message.startswith(finding.device)
+    return one_line(finding.message if named else f"{finding.device}: {finding.message}", 300)
 
 
 def _serial(finding: Finding, status: NodeStatus) -> str:

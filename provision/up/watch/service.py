@@ -234,6 +234,7 @@ class Watch:
                 stamp = f"{name}.spare-failed.{self.now():.0f}"
                 advice = f"gpuprov validate --nodes {name}"
                 self.tell(Message(stamp, "spare-failed", self.now(), text, name, next=advice))
+            return  # `view` does not know of it yet
         limit = self._policy.validated_hours * HOUR * RENEW
         waiting = {one.spare for one in view.incidents if one.holds_spare and one.placed is None}
         for name, role in view.roles.items():
