@@ -72,7 +72,7 @@ OPTIONS = {
         "drift": "--require-validated",
     },
     **{"report": "--rejudge", "selftest": "--mask-serials", "lab up": "--inventory"},
-    **{"docs": "--help", "status": "--watch"},
+    **{"docs": "--help", "status": "--watch", "watch": "--install-unit", "return": "--profile"},
 }
 
 

@@ -25,7 +25,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
-    parser.add_argument("node", metavar="NODE", help="the node, by its name in the inventory")
+    parser.add_argument("node", nargs="?", metavar="NODE", help="the node, by its name in the inventory")
     fleet_options.add_arguments(parser, gpu_only=True, lock=False, last_used=False)
     parser.add_argument(
         "--profile",
@@ -46,6 +46,10 @@ def run(options: argparse.Namespace) -> ExitCode:
             "return starts other runs: they read the inventory alone", "put variables and logins there"
         )
     node = options.node
+    if node is None:
+        raise UsageError(
+            "no node is named", "gpuprov return gpu-03: gpuprov watch --state lists those in repair"
+        )
     fleet, overrides = fleet_options.load(options)
     variables.check(fleet, overrides, fleet_options.say)
     rules = policy.of(fleet, overrides)

@@ -1,0 +1,140 @@
+"""What a person sees of the watch, and the service that runs it."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from provision.cli import main
+from provision.errors import ExitCode, GpuprovError
+from provision.up.watch import state, unit
+from provision.up.watch.incidents import Step, moved, new
+from tests.support.watching import fleet
+
+NOW = 1_800_000_000.0
+INVENTORY = """\
+gpu_nodes:
+  vars: {gpuprov_scheduler: slurm, gpuprov_sku: h100-sxm}
+  hosts: {gpu-01: {}, gpu-02: {}, gpu-03: {}}
+gpuprov_spares:
+  hosts: {gpu-03: {}}
+"""
+
+
+def test_the_state_names_what_waits_for_people_first() -> None:
+    waiting = moved(new("gpu-01", NOW, "gpu1: Xid 48", ()), Step.CHOOSE, "no spare for gpu-01: none")
+    broken = moved(
+        new("gpu-03", NOW - 60, "gpu3: Xid 79", (), action="power-cycle"),
+        Step.REPAIR,
+        spare="spare-1",
+        placed=NOW - 30,
+    )
+    back = replace(moved(new("gpu-05", NOW - 9000, "x", ()), Step.REPAIR), returned=NOW - 100)
+    validated = {"spare-2": {"at": NOW - 7200, "verdict": "pass", "run": "r"}}
+    found = state.document(fleet(), [back, broken, waiting], validated, NOW)
+    assert state.text(found, Path("/state")).splitlines() == [
+        "in service: 6 · spares: 2 · repair: 2",
+        "! gpu-01  choose: no spare for gpu-01: none",
+        "    since 2027-01-15T08:00:00Z: gpu1: Xid 48",
+        "✗ gpu-03  gpu3: Xid 79 → power-cycle",
+        "    since 2027-01-15T07:59:00Z, spare-1 took its place at 2027-01-15T07:59:30Z; "
+        "next: gpuprov return gpu-03",
+        "  gpu-05  spare, not validated yet",
+        "  spare-2  spare, validated 2 h 0 min ago (pass)",
+        "returned: gpu-05",
+        "files: /state",
+    ]
+    assert json.loads(json.dumps(found))["incidents"][1]["spare"] == "spare-1"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "nodes.yml").write_text(INVENTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path
+
+
+def test_the_state_of_a_fleet_that_was_never_watched(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["watch", "nodes.yml", "--state"]) == ExitCode.OK
+    said = capsys.readouterr().out
+    assert said.startswith("in service: 2 · spares: 1 · repair: 0\n")
+    assert main(["watch", "nodes.yml", "--state", "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["service"] == ["gpu-01", "gpu-02"]
+    assert not (folder / "state" / "gpuprov" / "watch").exists(), "looking makes nothing"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["watch", "nodes.yml", "--dry-run"], "no health was recorded yet"),
+        (["watch", "nodes.yml", "--dry-run", "no.jsonl"], "no.jsonl: No such file or directory"),
+        (["watch", "nodes.yml", "--set", "gpuprov_watch={hourly: 2}"], "watch starts other runs"),
+        (["return"], "no node is named"),
+        (["return", "gpu-01", "nodes.yml"], "gpuprov watch did not take gpu-01 out of service"),
+        (["return", "gpu-77", "nodes.yml"], "the inventory has no node gpu-77"),
+        (["return", "gpu-01", "nodes.yml", "-K"], "return starts other runs"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    words: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert folder
+    assert main(words) in (ExitCode.USAGE, ExitCode.ERROR)
+    shown = capsys.readouterr().err
+    assert said in shown
+    assert "Traceback" not in shown
+
+
+def test_without_a_scheduler_there_is_nothing_to_watch(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "nodes.yml").write_text(INVENTORY.replace("gpuprov_scheduler: slurm, ", ""))
+    assert main(["watch", "nodes.yml"]) == ExitCode.ERROR
+    assert "gpu-[01-03]: no scheduler that gpuprov can ask" in capsys.readouterr().err
+
+
+def test_the_unit_runs_this_gpuprov_for_this_inventory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPUPROV_RUNS", "/srv/100% runs")
+    of = replace(fleet(), source=Path('/srv/a "fleet"/nodes $x.yml'))
+    text = unit.text(of, ["--user", "ops"], "ann")
+    (line,) = [line for line in text.splitlines() if line.startswith("ExecStart=")]
+    words = shlex.split(line.removeprefix("ExecStart=").replace("$$", "$").replace("%%", "%"))
+    assert words == [
+        *(sys.executable, "-m", "provision.cli", "watch", '/srv/a "fleet"/nodes $x.yml'),
+        *("--user", "ops"),
+    ]
+    assert "User=ann" in text
+    assert 'Environment="GPUPROV_RUNS=/srv/100%% runs"' in text
+    with pytest.raises(GpuprovError, match="a unit cannot name"):
+        unit.text(replace(fleet(), source=Path("/srv/a\nb.yml")), [], "ann")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_understands_the_unit(tmp_path: Path) -> None:
+    place = tmp_path / "gpuprov-watch.service"
+    place.write_text(unit.text(fleet(), [], "root"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(place)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert "gpuprov-watch.service" not in done.stderr, done.stderr
+
+
+def test_installing_needs_to_write_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))  # no systemctl
+    monkeypatch.setenv("SUDO_USER", "ann")
+    said = unit.install(fleet(), [], tmp_path / "gpuprov-watch.service")
+    assert "systemd did not read it" in said
+    assert "User=ann" in (tmp_path / "gpuprov-watch.service").read_text()
+    assert (tmp_path / "gpuprov-watch.service").stat().st_mode & 0o777 == 0o644
+    with pytest.raises(GpuprovError, match="cannot be written"):
+        unit.install(fleet(), [], tmp_path / "no" / "gpuprov-watch.service")
