@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from provision.node_names import fold
-from provision.remote.schedulers import PREFIX, Holder, Scheduled
+from provision.remote.schedulers import PREFIX, Evicts, Holder, Scheduled
 from provision.remote.schedulers.chosen import Schedulers, jobs_on
 from provision.up.hooks import DRAIN, UNDRAIN, Called
 
 VERB = "up"
 POLL = 10.0  # seconds between two looks at the jobs
+EVICTION = 300.0  # seconds in which what did not end may be moved elsewhere
 SAID = 60.0  # seconds between two lines on what is waited for
 _OURS = re.compile(re.escape(PREFIX) + rf"(?:\([^)]*\) )?{VERB} ")
 
@@ -105,6 +106,15 @@ class Drains:
             nearest = min(self.schedulers.waits[node] for node in left) - waited
             self.pause(max(0.1, min(POLL, nearest)))
             left = self._busy(list(left))
+        return self._evicted(over)
+
+    def _evicted(self, over: dict[str, str]) -> dict[str, str]:
+        """What is left of `over` (node → what did not end) where the scheduler can move it elsewhere."""
+        for scheduler, nodes in self.schedulers.grouped(list(over)):
+            if isinstance(scheduler, Evicts):
+                self.say(f"{fold(nodes)}: moving elsewhere what did not end by itself")
+                still = scheduler.evict(nodes, EVICTION)
+                over = {node: why for node, why in over.items() if node not in nodes} | still
         return over
 
     def _busy(self, nodes: Sequence[str]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ import pytest
 
 from provision.errors import InventoryError
 from provision.fleet import Fleet, Node
-from provision.remote.schedulers import chosen
+from provision.remote.schedulers import Evicts, chosen
 from provision.remote.schedulers.chosen import Schedulers
+from provision.remote.schedulers.kubernetes import Kubernetes
 from provision.remote.schedulers.slurm import Slurm
 from provision.up import hooks
 from provision.up.drains import Drains
@@ -82,6 +83,34 @@ def test_a_job_that_does_not_end_puts_its_node_back_and_no_other() -> None:
     assert run.states == {"a": "MIXED", "b": "IDLE+DRAIN"}
     assert run.now == 30
     assert hooks.left_drained(run.records) == {"b"}
+
+
+class Evicting(Slurm):
+    """A scheduler that can start jobs elsewhere, but for those of one user."""
+
+    cluster: Cluster
+
+    def evict(self, nodes: Sequence[str], deadline: float) -> dict[str, str]:
+        assert deadline > 0
+        kept = [job for job in self.cluster.jobs if "|bob|" in job]
+        self.cluster.jobs[:] = kept
+        stuck = {job.rpartition("|")[2] for job in kept}
+        return {node: "pod of bob: nobody would start it again" for node in nodes if node in stuck}
+
+
+def test_what_does_not_end_is_moved_elsewhere_where_that_can_be_done() -> None:
+    jobs = ["7|eve|4:02|a", "8|bob|4:02|b"]
+    run = Run(Cluster({"a": ["MIXED", ""], "b": ["MIXED", ""]}, jobs=jobs), waits=30)
+    drains = run.drains
+    evicting = Evicting(Fleet(Path("f"), {}, {}), {"a": "a", "b": "b"}, run.cluster)
+    evicting.cluster = run.cluster
+    drains.schedulers = Schedulers(dict.fromkeys("ab", evicting), dict.fromkeys("ab", 30))
+    assert drains.drain(["a", "b"]) == {"b": "pod of bob: nobody would start it again"}
+    assert run.now >= 30, "they had their time to end by themselves"
+    assert run.said[-1] == "a, b: moving elsewhere what did not end by itself"
+    assert issubclass(Kubernetes, Evicts)
+    assert "DRAIN" in run.states["a"]
+    assert "DRAIN" not in run.states["b"]
 
 
 def test_what_a_person_or_a_burn_in_holds_is_changed_and_stays_out() -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 PREFIX = "gpuprov: "  # begins each reason of ours, in every scheduler
 REASON = 200  # characters of one that are kept
@@ -84,3 +84,12 @@ class Scheduler(Protocol):
 
     def join(self, node: str, like: str) -> str:
         """Put `node` into the pools that `like` is in and it is not; why that failed, or "". Idempotent."""
+
+
+@runtime_checkable
+class Evicts(Protocol):
+    """A scheduler whose jobs need not end by themselves: it can start them elsewhere."""
+
+    def evict(self, nodes: Sequence[str], deadline: float) -> dict[str, str]:
+        """Have what runs on these nodes, which we hold, started elsewhere, within `deadline` seconds. Node →
+        what still runs there and why."""
