@@ -13,7 +13,7 @@ from provision.fleet import Fleet
 from provision.node_names import fold, natural
 from provision.remote.schedulers import Holder, Scheduled
 from provision.text import many, spelled
-from provision.up.watch.incidents import Incident, Role, Step, new, roles
+from provision.up.watch.incidents import Incident, Role, Step, by_the_node_itself, new, roles
 from provision.up.watch.policy import Policy, distance, fits
 from provision.up.watch.seen import Seen
 
@@ -105,7 +105,7 @@ def _one(
         )
     if word.holder is Holder.OTHERS:
         return None  # people have it in hand
-    if word.holder is Holder.US and not was_spare:
+    if word.holder is Holder.US and not was_spare and not by_the_node_itself(word.reason):
         return None  # another run of gpuprov took it out: `up`, a burn-in, the watch of another machine
     cause, action = seen.cause, seen.action
     if not seen.fatal:

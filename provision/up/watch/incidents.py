@@ -29,6 +29,7 @@ from typing import Any
 from provision import atomic_file, paths
 from provision.errors import GpuprovError, RunFolderError
 from provision.fleet import Fleet
+from provision.remote.schedulers import PREFIX
 from provision.up.watch.policy import SPARES
 
 FORMAT = 1
@@ -115,6 +116,16 @@ def new(node: str, at: float, cause: str, taken: Sequence[str], **more: Any) -> 
         number += 1
         name = f"{stamp}-{plain}-{number}"
     return Incident(name, node, at, Step.DRAIN, cause, **more)
+
+
+# A reason that a run of gpuprov gave: `up`, a burn-in, the watch of a spare, an incident.
+_OF_A_RUN = re.compile(r"(?:\([^)]*\) )?(?:up |burn-in |spare\b|\d{8}T\d{6}Z-)")
+
+
+def by_the_node_itself(reason: str) -> bool:
+    """Whether a node was drained by its own health program (role slurm_health, NHC), which begins its reason
+    as every part of gpuprov does: the watch goes on from there."""
+    return reason.startswith(PREFIX) and _OF_A_RUN.match(reason, len(PREFIX)) is None
 
 
 def roles(fleet: Fleet, incidents: Sequence[Incident]) -> dict[str, Role]:

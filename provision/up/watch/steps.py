@@ -15,7 +15,7 @@ from typing import Protocol
 from provision.remote.schedulers import Holder, Scheduled, Scheduler
 from provision.text import one_line
 from provision.up.watch.decide import View, choose
-from provision.up.watch.incidents import Incident, Step, Store, moved, new
+from provision.up.watch.incidents import Incident, Step, Store, by_the_node_itself, moved, new
 from provision.up.watch.policy import Policy
 
 PAUSES = (1.0, 2.0, 5.0, 10.0, 30.0)  # seconds before a step that failed is tried again; the last one stays
@@ -131,8 +131,12 @@ class Steps:
             return self._stuck(incident, f"the scheduler does not answer for {name}: {word.error}")
         if word.holder is Holder.OTHERS:
             return self._closed(incident, f"{name} was taken out of service by others: {word.reason}")
+        if word.holder is Holder.US and by_the_node_itself(word.reason):
+            if problem := scheduler.mark({name: incident.reason}).get(name, ""):
+                return _again(incident, f"{name} cannot be marked: {problem}")
+            word = self._word(name)
         if incident.id not in word.reason:
-            if word.holder is Holder.NOBODY:
+            if word.error or word.holder is Holder.NOBODY:
                 return _again(incident, f"{name} is not drained yet")
             return self._closed(incident, f"another gpuprov has {name}: {word.reason}")
         return moved(incident, Step.CHOOSE, drained=self._world.now())

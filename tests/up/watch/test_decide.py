@@ -75,7 +75,15 @@ def test_what_others_have_in_hand_is_left_to_them() -> None:
     bad = view({"gpu-03": LOST})
     drained = {"state": "IDLE+DRAIN", "takes_jobs": False}
     assert not opened(told(bad, "gpu-03", holder=Holder.OTHERS, reason="bad fan [ann]", **drained))
-    assert not opened(told(bad, "gpu-03", holder=Holder.US, reason=f"{PREFIX}up 2026", **drained))
+    for run in (
+        "up 2026",
+        "(was DOWN: Not responding) up 2026",
+        "burn-in 2026: gpu3",
+        "20260101T000000Z-gpu-03 x",
+    ):
+        assert not opened(told(bad, "gpu-03", holder=Holder.US, reason=f"{PREFIX}{run}", **drained)), run
+    itself = f"{PREFIX}gpu3: GPU has fallen off the bus (serial 16): power-cycle"
+    assert opened(told(bad, "gpu-03", holder=Holder.US, reason=itself, **drained)) == ["gpu-03"]
     assert not opened(replace(bad, incidents=(past("gpu-03", 5),)))
 
 

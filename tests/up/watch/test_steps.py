@@ -126,6 +126,14 @@ def test_who_drained_it_first_has_it(world: World, reason: str) -> None:
     assert world.row("gpu-03")["reason"] == reason
 
 
+def test_a_node_that_drained_itself_is_taken_from_there(world: World) -> None:
+    world.scheduler.set("gpu-03", reason=f"{PREFIX}gpu3: GPU has fallen off the bus (serial 16): power-cycle")
+    done = world.go()
+    assert (done.step, done.spare) == (Step.REPAIR, "spare-1")
+    assert world.row("gpu-03")["reason"] == f"{PREFIX}{done.id} {LOST['cause']}"
+    assert "drain gpu-03" not in world.scheduler.done()
+
+
 def test_a_drain_that_fails_is_tried_again_and_told_once(world: World) -> None:
     world.scheduler.broken["drain"] = {"gpu-03": "slurmctld does not answer"}
     assert world.go().step is Step.DRAIN
