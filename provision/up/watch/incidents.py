@@ -103,8 +103,9 @@ class Incident:
 
     @property
     def holds_spare(self) -> bool:
-        """Whether its spare is in use, or about to be."""
-        return bool(self.spare) and self.step is not Step.CLOSED
+        """Whether its spare is about to go into service. Later it is a node in service as any other, which
+        may fail, return, and be chosen again."""
+        return bool(self.spare) and self.is_open and self.placed is None
 
 
 def new(node: str, at: float, cause: str, taken: Sequence[str], **more: Any) -> Incident:

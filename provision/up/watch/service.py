@@ -196,7 +196,7 @@ class Watch:
         """A spare that takes jobs is taken out of service: it is to wait."""
         incidents = self._store.incidents()
         role = roles(self._fleet, incidents)
-        taken = {one.spare for one in incidents if one.holds_spare and one.placed is None}
+        taken = {one.spare for one in incidents if one.holds_spare}
         idle = [
             name
             for name, one in role.items()
@@ -236,7 +236,7 @@ class Watch:
                 self.tell(Message(stamp, "spare-failed", self.now(), text, name, next=advice))
             return  # `view` does not know of it yet
         limit = self._policy.validated_hours * HOUR * RENEW
-        waiting = {one.spare for one in view.incidents if one.holds_spare and one.placed is None}
+        waiting = {one.spare for one in view.incidents if one.holds_spare}
         for name, role in view.roles.items():
             old = self.now() - view.validated.get(name, 0.0) > limit
             if role is not Role.SPARE or name in waiting or not old:

@@ -195,6 +195,14 @@ def test_two_faults_and_one_spare() -> None:
     assert why == {"spare-1": "it takes another node's place"}
 
 
+def test_a_spare_that_served_failed_and_returned_is_chosen_again() -> None:
+    of = fleet(spares=1)
+    first = past("gpu-01", 9, spare="spare-1", placed=NOW - 8 * HOUR, returned=NOW - 7 * HOUR)
+    second = past("spare-1", 6, spare="gpu-01", placed=NOW - 5 * HOUR, returned=NOW - 4 * HOUR)
+    known = view({}, of, incidents=(first, second))
+    assert choose(new("gpu-02", NOW, "x", ()), known, Policy()) == ("spare-1", {})
+
+
 def test_roles_follow_the_incidents() -> None:
     of = fleet()
     assert roles(of, [])["spare-1"] is Role.SPARE
