@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -165,9 +166,15 @@ def test_a_lost_gpu_and_a_job_on_the_spare(lab: Lab, slurm: Scheduler, store: St
 
 
 def test_the_evidence_is_there(store: Store) -> None:
-    bundles = list((store.path / "bundles").iterdir())
-    assert bundles
-    assert all(one.stat().st_size > 10_000 for one in bundles)
+    """Each failed node as it was measured after its failure."""
+    bundles = sorted((store.path / "bundles").iterdir())
+    assert len(bundles) == len(store.incidents())
+    for bundle in bundles:
+        with tarfile.open(bundle) as archive:
+            (name,) = [one for one in archive.getnames() if one.endswith("/findings.json")]
+            found = archive.extractfile(name)
+            assert found is not None
+            assert "fail" in {row["verdict"] for row in json.load(found)}, bundle.name
 
 
 def test_a_rack_that_goes_dark_drains_nobody(lab: Lab, slurm: Scheduler, store: Store, watch: Path) -> None:
