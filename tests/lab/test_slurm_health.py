@@ -141,8 +141,8 @@ def cluster(made: Cluster) -> Iterator[Cluster]:
 
 
 def broken(node: LabNode, fault: str = "gpu_silent", **more: object) -> None:
-    """A GPU of the node fails, and the node's own program has seen it. The usual fault logs no Xid, which would
-    count until the next boot."""
+    """A GPU of the node fails, and the node's own program has seen it. The usual fault logs no Xid, for that
+    would count until the next boot."""
     node.fault(fault, **(more or {"gpu": 2}))
     node.as_root(RUN)
     found = node.run("sudo gpuprov-node-health --last --nhc", check=False)
