@@ -3,6 +3,7 @@ programs, a job is refused, and a drain of somebody else stays theirs."""
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from tests.lab.gpuprov_up import Operator, said
 from tests.lab.images import Images
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
+LOG = logging.getLogger(__name__)
 INTERVAL = 5  # seconds; a site's is longer
 ENABLED = {"node_health_enabled": True, "slurm_health_enabled": True, "slurm_health_interval": INTERVAL}
 RUN = "systemctl start gpuprov-node-health.service"
@@ -70,7 +72,15 @@ class Cluster:
 
     def reconfigure(self) -> None:
         self.scontrol("reconfigure")
-        until(self.all_idle, 60, "nodes idle after scontrol reconfigure")
+        self.wait_idle("scontrol reconfigure")
+
+    def wait_idle(self, after: str) -> None:
+        began = time.monotonic()
+        while not self.all_idle():
+            if time.monotonic() - began > 60:
+                states = {node.name: self.state(node.name) for node in self.lab.nodes}
+                pytest.fail(f"not idle 60 s after {after}: {states}")
+            time.sleep(0.3)
 
     def all_idle(self) -> bool:
         states = self.controller.run("sinfo --noheader --Node --format=%T", check=False).stdout.split()
@@ -97,10 +107,10 @@ def until(true: Callable[[], bool], seconds: float, what: str) -> float:
 
 @pytest.fixture(scope="module")
 def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    image = images.with_slurm()
+    both = dict.fromkeys(("gpu-01", "gpu-02"), images.with_slurm())
     nodes = (NodeSpec("gpu-01", "h100-sxm"), NodeSpec("gpu-02", "h100-sxm"))
     inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
-    with running_lab("hro", nodes, inventory, images=dict.fromkeys(("gpu-01", "gpu-02"), image)) as running:
+    with running_lab("slurmhealth", nodes, inventory, images=both) as running:
         yield running
 
 
@@ -127,11 +137,12 @@ def cluster(made: Cluster) -> Iterator[Cluster]:
         )
         if made.drained(node.name):
             made.scontrol("update", f"NodeName={node.name}", "State=RESUME")
-    until(made.all_idle, 60, "nodes idle after a test")
+    made.wait_idle("a test")
 
 
-def broken(node: LabNode, fault: str = "row_remap_failure", **more: object) -> None:
-    """A GPU of the node fails, and the node's own program has seen it."""
+def broken(node: LabNode, fault: str = "gpu_silent", **more: object) -> None:
+    """A GPU of the node fails, and the node's own program has seen it. The usual fault logs no Xid, for that
+    would count until the next boot."""
     node.fault(fault, **(more or {"gpu": 2}))
     node.as_root(RUN)
     found = node.run("sudo gpuprov-node-health --last --nhc", check=False)
@@ -148,9 +159,7 @@ def test_a_second_up_changes_nothing(operator: Operator) -> None:
     assert drift.returncode == ExitCode.OK, said(drift)
 
 
-def test_a_job_runs_on_a_healthy_node_and_the_programs_cost_little(
-    cluster: Cluster, record_property: Callable[[str, object], None]
-) -> None:
+def test_a_job_runs_on_a_healthy_node_and_the_programs_cost_little(cluster: Cluster) -> None:
     cluster.configure("Prolog=", "Epilog=")
     assert cluster.controller.run("srun --nodelist=gpu-02 hostname").stdout == "gpu-02\n"
     assert not cluster.drained("gpu-02")
@@ -159,7 +168,7 @@ def test_a_job_runs_on_a_healthy_node_and_the_programs_cost_little(
         runs = [
             list(map(float, row.split())) for row in cluster.controller.as_root(timed).stdout.splitlines()
         ]
-        record_property(program, runs)
+        LOG.info("%s: user, system, wall seconds: %s", program, runs)
         assert min(user + system for user, system, _ in runs) <= 0.6, runs
         assert min(wall for _, _, wall in runs) <= 1, runs
 
@@ -190,13 +199,11 @@ def test_where_nothing_is_known_a_job_runs_and_a_line_tells_of_it(cluster: Clust
     assert not cluster.drained("gpu-02")
 
 
-def test_the_health_check_drains_within_its_interval(
-    cluster: Cluster, record_property: Callable[[str, object], None]
-) -> None:
+def test_the_health_check_drains_within_its_interval(cluster: Cluster) -> None:
     cluster.include()
     broken(cluster.lab.node("gpu-02"))
     seconds = until(lambda: cluster.drained("gpu-02"), INTERVAL + 8, "drained by the health check")
-    record_property("drained_after_s", round(seconds, 1))
+    LOG.info("drained %.1f s after the verdict, at an interval of %d s", seconds, INTERVAL)
     assert re.match("gpuprov: gpu2: ", cluster.state("gpu-02")[1]), cluster.state("gpu-02")
     assert not cluster.drained("gpu-01")
     cluster.lab.node("gpu-02").heal()
