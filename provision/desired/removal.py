@@ -109,7 +109,10 @@ def _others(view: View, remove: Collection[str]) -> set[str]:
     """The roles the node keeps."""
     chosen = view.get("gpuprov_roles")
     wanted = set(all_roles() if chosen is None else chosen) - set(remove)
-    return {role for role in wanted if view.get(f"{role}_enabled") is not False}
+    known = all_roles()
+    # A role that is off until it is declared has its `false` among its defaults.
+    defaults = {role: known[role].defaults.get(f"{role}_enabled") for role in wanted if role in known}
+    return {role for role in wanted if view.get(f"{role}_enabled", defaults.get(role)) is not False}
 
 
 def _listed(role: str, what: str, view: View, node: Mapping[str, Any]) -> list[str]:
