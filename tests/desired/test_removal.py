@@ -132,6 +132,12 @@ def refused(*remove: str, **declared: Any) -> list[tuple[str, str]]:
     return [(each.what, each.fix) for each in found]
 
 
+def test_a_role_that_is_off_by_default_builds_on_nothing() -> None:
+    assert refused("node_health", node_health_enabled=True) == []
+    ((what, _),) = refused("node_health", node_health_enabled=True, slurm_health_enabled=True)
+    assert what == "gpu-01: slurm_health builds on node_health"
+
+
 def test_a_role_that_others_build_on_is_refused_with_their_names() -> None:
     ((what, fix),) = refused(
         "nvidia_driver", gpuprov_roles=["nvidia_driver", "nvlink", "nccl", "gpu_settings"]
