@@ -94,6 +94,12 @@ def now(timespec: str = "milliseconds") -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
+def iso(seconds: float) -> str:
+    """A moment (seconds since 1970) as programs read it: `2026-05-04T10:00:00Z`."""
+    when = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    return when.isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
 def many(count: int, word: str, plural: str = "") -> str:
     """A count with its word: `1 node`, `3 nodes`."""
     return f"{count:,} {word if count == 1 else plural or word + 's'}"

@@ -25,7 +25,7 @@ FOLDERS = (
 )
 FILES = (
     *(f"checks/{name}.py" for name in ("check", "judge", "own", "registry", "table")),
-    *("drift/diagnosis.py", "remote/ansible/messages.py"),
+    *("drift/diagnosis.py", "remote/ansible/messages.py", "remote/schedulers/slurm_text.py"),
 )
 READERS = [
     *(path for folder in FOLDERS for path in sorted(PACKAGE.glob(f"{folder}/*.py"))),

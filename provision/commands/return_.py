@@ -1,4 +1,4 @@
-"""gpuprov return: bring a repaired node back, as a spare."""
+"""gpuprov return: return a repaired node to the spares."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from provision.drift import fleet_options
 from provision.errors import ExitCode, UsageError
 
 EPILOG = """\
-For a node that gpuprov watch took out of service, after its repair. It runs `gpuprov up`, `gpuprov validate`
-and `gpuprov burnin` on the node, one after the other, and goes on where it stopped when it is called again.
-The node stays drained in its scheduler until all have passed; then it is a spare. A node that has failed
-several times in 30 days must wait longer each time (gpuprov_watch.return_hours).
+Use it after you have repaired a node that gpuprov watch took out of service. It runs `gpuprov up`, `gpuprov
+validate` and `gpuprov burnin` on the node in turn; run again, it continues with the first that has not
+passed. The node stays drained in its scheduler throughout, and becomes a spare once all three have passed. A
+node that has failed several times in 30 days has to wait longer each time (gpuprov_watch.return_hours).
 
-exit codes: that of the part that did not pass; otherwise 0.
+exit codes: the exit code of the command that did not pass; otherwise 0.
 
 examples:
   gpuprov return gpu-03
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="burn-in: smoke, day (default), long, or the path of a profile file",
     )
-    parser.add_argument("--now", action="store_true", help="do not wait after repeated failures")
+    parser.add_argument("--now", action="store_true", help="skip the wait after repeated failures")
 
 
 def run(options: argparse.Namespace) -> ExitCode:
@@ -41,14 +41,11 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.remote.schedulers import chosen
     from provision.up.watch import incidents, policy, returning
 
-    if options.set or options.ask_pass or options.ask_become_pass:
-        raise UsageError(
-            "return starts other runs: they read the inventory alone", "put variables and logins there"
-        )
+    passed_on = fleet_options.for_other_runs(options)
     node = options.node
     if node is None:
         raise UsageError(
-            "no node is named", "gpuprov return gpu-03: gpuprov watch --state lists those in repair"
+            "no node given", "gpuprov return gpu-03; gpuprov watch --state lists the nodes in repair"
         )
     fleet, overrides = fleet_options.load(options)
     variables.check(fleet, overrides, fleet_options.say)
@@ -58,16 +55,10 @@ def run(options: argparse.Namespace) -> ExitCode:
     incident = returning.incident_of(node, fleet, known)
     if not returning.is_ready(incident):
         raise UsageError(
-            f"the watch is not through with {node} yet ({incident.step})",
-            "gpuprov watch --state shows how far it is",
+            f"gpuprov watch has not finished with {node} yet ({incident.step})",
+            "gpuprov watch --state shows its progress",
         )
     returning.refuse_early(incident, known, rules, time.time(), options.now)
-    passed_on = [
-        word
-        for file in fleet_options.vault_password_files(options)
-        for word in ("--vault-password-file", str(file.absolute()))
-    ]
-    passed_on += ["--user", options.user] if options.user else []
 
     def one(part: str) -> int:
         return returning.run_here(returning.command(part, fleet.place, node, passed_on, options.profile))

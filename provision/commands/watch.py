@@ -1,4 +1,4 @@
-"""gpuprov watch: take nodes that fail out of service, and put proven spares in their place."""
+"""gpuprov watch: take failed nodes out of service, and put proven spares in their place."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from provision.fleet import Fleet
+    from provision.up.watch.policy import Policy
 
 EPILOG = """\
-watch runs until it is ended (Ctrl-C, TERM), and is meant to be a service of the controller: --install-unit
-writes the unit. It holds a connection to each node open and reads the results of the nodes' own health
-programs (role node_health) as they change. A node with a finding that fails is drained in its scheduler
-(gpuprov_scheduler), a spare of the group gpuprov_spares is checked once more and takes its place, and people
-are told (gpuprov_watch_hook, gpuprov_watch_webhooks, gpuprov_watch_alertmanager). The broken node waits for
-`gpuprov return`.
+watch runs until you stop it (Ctrl-C, SIGTERM). It is meant to run as a service on the controller;
+--install-unit writes the systemd unit. It keeps one connection to each node open and reads the results of
+the node's own health program (role node_health) as they change. When a node fails, watch drains it in its
+scheduler (gpuprov_scheduler), checks a spare from the group gpuprov_spares once more, puts it in the node's
+place, and sends a notification (gpuprov_watch_hook, gpuprov_watch_webhooks, gpuprov_watch_alertmanager). The
+failed node stays drained until `gpuprov return`.
 
-It never resumes a node that it did not drain. Limits that hold it back are in the variable gpuprov_watch;
-what it holds back it tells. `gpuprov docs watch` has all of it.
+It never resumes a node that it did not drain. The variable gpuprov_watch sets its limits; it reports every
+failed node that a limit keeps in service. See `gpuprov docs watch`.
 
-exit codes: 130 when it is ended by Ctrl-C, 0 by TERM; --state, --dry-run and --install-unit: 0.
+exit codes: 130 after Ctrl-C, 0 after SIGTERM; 0 with --state, --dry-run and --install-unit.
 
 examples:
   gpuprov watch fleet.yml
-  gpuprov watch fleet.yml --dry-run             what it would have done in the last recorded day
+  gpuprov watch fleet.yml --dry-run             what it would have done on the last recorded day
   gpuprov watch fleet.yml --state               spares, open incidents, nodes in repair
-  sudo gpuprov watch fleet.yml --install-unit   as a service, under the user who called sudo
+  sudo gpuprov watch fleet.yml --install-unit   as a service, running as the user who called sudo
 """
 
 
@@ -47,12 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         metavar="FILE",
-        help="print what it would have done in the last 24 hours of a recorded history of health (default: "
-        "the history that the watch of this inventory recorded), and exit",
+        help="print what it would have done in the last 24 hours of a recorded health history, and exit "
+        "(default: the history that watch recorded for this inventory)",
     )
-    what.add_argument("--state", action="store_true", help="print what the watch has done and does, and exit")
     what.add_argument(
-        "--install-unit", action="store_true", help="write a systemd unit that runs this watch, and exit"
+        "--state", action="store_true", help="print spares, incidents and nodes in repair, and exit"
+    )
+    what.add_argument(
+        "--install-unit", action="store_true", help="write a systemd unit that runs this command, and exit"
     )
 
 
@@ -60,11 +63,7 @@ def run(options: argparse.Namespace) -> ExitCode:
     from provision.desired import variables
     from provision.up.watch import incidents, policy
 
-    if options.set or options.ask_pass or options.ask_become_pass:
-        raise UsageError(
-            "watch starts other runs, with nobody there to answer",
-            "put variables and logins into the inventory",
-        )
+    passed_on = fleet_options.for_other_runs(options)
     fleet, overrides = fleet_options.load(options)
     variables.check(fleet, overrides, fleet_options.say)
     rules = policy.of(fleet, overrides)
@@ -76,23 +75,18 @@ def run(options: argparse.Namespace) -> ExitCode:
     if options.install_unit:
         from provision.up.watch import unit
 
-        sys.stdout.write(unit.install(fleet, _passed_on(options)))
+        sys.stdout.write(unit.install(fleet, passed_on))
         return ExitCode.OK
-    return _watch(fleet, overrides, rules, place, options)
-
-
-def _passed_on(options: argparse.Namespace) -> list[str]:
-    """Options of this run that those it starts need as well."""
-    found = [
-        word
-        for file in fleet_options.vault_password_files(options)
-        for word in ("--vault-password-file", str(file.absolute()))
-    ]
-    return [*found, *(["--user", options.user] if options.user else [])]
+    return _watch(fleet, overrides, rules, place, passed_on, options)
 
 
 def _watch(
-    fleet: Fleet, overrides: dict[str, Any], rules: Any, place: Path, options: argparse.Namespace
+    fleet: Fleet,
+    overrides: dict[str, Any],
+    rules: Policy,
+    place: Path,
+    passed_on: list[str],
+    options: argparse.Namespace,
 ) -> ExitCode:
     from provision.remote.schedulers import chosen
     from provision.up.watch.checking import Checking
@@ -110,7 +104,7 @@ def _watch(
         Teller(place / "outbox", to, _say) as teller,
         HealthStream(fleet, timeout=options.timeout, connections=options.connections, say=_say) as stream,
     ):
-        checks = Checking(fleet, _passed_on(options), rules.verify_seconds, place)
+        checks = Checking(fleet, passed_on, rules.verify_seconds, place)
         watch = Watch(fleet, rules, store, stream, scheduler, checks, teller.tell, _say)
 
         def end(number: int, _frame: object) -> None:
@@ -120,9 +114,7 @@ def _watch(
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, end)
         if not to:
-            _say(
-                "nobody is told: set gpuprov_watch_hook, gpuprov_watch_webhooks or gpuprov_watch_alertmanager"
-            )
+            _say("nobody will be notified: see gpuprov_watch_hook, _webhooks and _alertmanager")
         watch.run()
     return ExitCode.INTERRUPTED if signal.SIGINT in ended else ExitCode.OK
 
@@ -135,7 +127,7 @@ def _say(line: str) -> None:
     sys.stdout.flush()
 
 
-def _dry_run(fleet: Fleet, rules: Any, named: str, place: Path) -> ExitCode:
+def _dry_run(fleet: Fleet, rules: Policy, named: str, place: Path) -> ExitCode:
     from pathlib import Path
 
     from provision.up.watch import replay
@@ -144,11 +136,9 @@ def _dry_run(fleet: Fleet, rules: Any, named: str, place: Path) -> ExitCode:
     found = replay.history([path for path in paths if named or path.exists()])
     if not found:
         where = named or str(place)
-        raise UsageError(
-            f"no health was recorded yet in {where}", "start gpuprov watch, or name a history.jsonl"
-        )
+        raise UsageError(f"no health history in {where} yet", "start gpuprov watch, or name a history.jsonl")
     lines = list(replay.Replay(fleet, rules).lines(replay.last_day(found)))
-    sys.stdout.writelines(f"{line}\n" for line in lines or ["nothing would have been done"])
+    sys.stdout.writelines(f"{line}\n" for line in lines or ["it would have done nothing"])
     return ExitCode.OK
 
 

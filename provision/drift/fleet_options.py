@@ -297,6 +297,19 @@ def add_with_jobs(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def for_other_runs(options: argparse.Namespace) -> list[str]:
+    """The options that runs started by this one need as well. Raises UsageError for those that cannot be
+    passed on: a value of --set would stand in their command line, and nobody is there to type a password."""
+    if options.set or options.ask_pass or options.ask_become_pass:
+        raise UsageError(
+            f"{options.verb} starts other runs of gpuprov, which read only the inventory",
+            "write variables and passwords into the inventory (with Ansible Vault), not on the command line",
+        )
+    files = [str(file.absolute()) for file in vault_password_files(options)]
+    found = [word for file in files for word in ("--vault-password-file", file)]
+    return [*found, "--user", options.user] if options.user else found
+
+
 @contextlib.contextmanager
 def alone(
     options: argparse.Namespace, verb: str, run: str, fleet: Fleet, before: Sequence[str] = ()

@@ -170,7 +170,7 @@ class Runner:
                 why = f"it could not be started: {error.strerror}"
                 return Called(event, nodes, f"its {event} hook: {why}", None, 0.0, "")
         try:
-            status, output = _end_of(process, hook.timeout)
+            status, output = end_of(process, hook.timeout)
         finally:
             with self._guard:
                 self._running.discard(process.pid)
@@ -196,7 +196,7 @@ class Runner:
         return process
 
 
-def _end_of(process: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, str]:
+def end_of(process: subprocess.Popen[bytes], timeout: float) -> tuple[int | None, str]:
     """(its status, or None when it had to be ended; what it printed). Nothing of it is left running."""
     kept = bytearray()
     reader = threading.Thread(target=_read, args=(process.stdout, kept), daemon=True)

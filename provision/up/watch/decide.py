@@ -72,7 +72,7 @@ def decide(view: View, policy: Policy) -> Decision:
     if policy.too_silent(len(silent), len(view.seen)):
         why = (
             f"{many(len(silent), 'node')} of {len(view.seen):,} silent at once ({fold(silent, 120)}): "
-            "the fault may be this machine or its network, so nothing is drained"
+            "the fault may be this machine or its network, so no node is drained"
         )
         return Decision(held=(Held("held.silent", tuple(sorted(silent, key=natural)), why),))
     opened: list[Incident] = []
@@ -100,9 +100,7 @@ def _one(
     if word is None:
         return None  # asked, but not answered yet
     if word.error:
-        return Held(
-            "held.scheduler", (name,), f"the scheduler does not say how it has the node: {word.error}"
-        )
+        return Held("held.scheduler", (name,), f"no answer from the scheduler: {word.error}")
     if word.holder is Holder.OTHERS:
         return None  # people have it in hand
     if word.holder is Holder.US and not was_spare and not by_the_node_itself(word.reason):
@@ -129,7 +127,8 @@ def _limit(name: str, word: Scheduled, view: View, policy: Policy, opened: Seque
     ]
     count = len(recent) + sum(not one.was_spare for one in opened)
     if count >= policy.hourly:
-        why = f"{many(count, 'node')} taken out of service within an hour: the limit (gpuprov_watch.hourly)"
+        out = f"{many(count, 'node')} taken out of service within an hour"
+        why = f"{out}, which is the limit (gpuprov_watch.hourly)"
         return Held("held.hourly", (name,), why)
     out = {one.node for one in (*view.incidents, *opened) if one.holds_node and not one.was_spare}
     for pool in word.pools:
@@ -137,8 +136,8 @@ def _limit(name: str, word: Scheduled, view: View, policy: Policy, opened: Seque
         mine = [other for other in members if other in out]
         if len(mine) >= policy.out_of(len(members)):
             why = (
-                f"{len(mine)} of the {len(members)} nodes of {pool} are out of service for a fault already: "
-                "the limit (gpuprov_watch.share)"
+                f"{len(mine)} of the {len(members)} nodes of {pool} are already out of service for a fault, "
+                "which is the limit (gpuprov_watch.share)"
             )
             return Held("held.share", (name,), why)
     return None
@@ -156,20 +155,20 @@ def ready(spare: str, view: View, policy: Policy) -> str:
     """Why a spare cannot go into service now, or ""."""
     seen, word = view.seen.get(spare), view.scheduled.get(spare)
     if seen is None:
-        return "nothing is known of its health yet"
+        return "no health result yet"
     if not seen.healthy:
         return seen.cause or seen.trouble or f"its verdict is {seen.verdict}"
     if word is None or word.error:
-        return f"the scheduler does not say how it has it: {word.error if word else 'no answer yet'}"
+        return f"no answer from the scheduler: {word.error if word else 'not asked yet'}"
     if word.holder is Holder.OTHERS:
-        return f"others hold it in the scheduler: {word.reason}"
+        return f"somebody else drained it: {word.reason}"
     if word.holder is Holder.NOBODY:
-        return "it is in service in the scheduler"
+        return "it is in service"
     if word.jobs:
         return f"job {word.jobs[0].id} still runs on it"
     at = view.validated.get(spare)
     if at is None:
-        return "it was not validated yet"
+        return "it has not been validated yet"
     if view.at - at > policy.validated_hours * HOUR:
         return f"it was validated {spelled(int(view.at - at))} ago"
     return ""
@@ -186,11 +185,11 @@ def choose(incident: Incident, view: View, policy: Policy) -> tuple[str, dict[st
         if role[name] is not Role.SPARE:
             continue
         if name in taken:
-            why[name] = "it takes another node's place"
+            why[name] = "it is replacing another node"
         elif name in incident.tried:
             why[name] = "its last check failed"
         elif not fits(one, node, policy):
-            why[name] = "another SKU or stack, or gpuprov_watch.same forbids it"
+            why[name] = "its SKU, stack or a variable of gpuprov_watch.same differs"
         else:
             why[name] = ready(name, view, policy)
     fit = [name for name, problem in why.items() if not problem]

@@ -33,6 +33,7 @@ from provision.remote.schedulers import PREFIX
 from provision.up.watch.policy import SPARES
 
 FORMAT = 1
+SPARE = "spare"  # the reason that a waiting spare has in its scheduler
 DAYS = 30  # for so long a failure counts against a node
 _MOST_HOURS = 7 * 24
 _HISTORY = 64 * 1024 * 1024  # bytes of history.jsonl; then it is begun anew, and the old one kept beside
@@ -183,8 +184,8 @@ class Store:
             except OSError:
                 holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip()
                 raise GpuprovError(
-                    f"this fleet is watched already, by process {holder or 'unknown'}",
-                    "end that one first: systemctl stop gpuprov-watch",
+                    f"this fleet is already watched by process {holder or 'unknown'}",
+                    "stop that one first: systemctl stop gpuprov-watch",
                 ) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
@@ -248,7 +249,8 @@ def _kept(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise RunFolderError(
-            f"{path} cannot be written: {error.strerror}", "make room, or give the folder to this user"
+            f"{path} cannot be written: {error.strerror}",
+            "free some space, or make the folder writable for this user",
         ) from None
 
 
@@ -278,7 +280,9 @@ def _incident(path: Path, back: Path) -> Incident:
         known |= {"step": Step(known["step"]), "tried": tuple(known.get("tried", ()))}
         return Incident(**known)
     except (KeyError, ValueError, TypeError) as error:
-        raise RunFolderError(f"{path} is no incident: {error}", "restore it, or move it away") from None
+        raise RunFolderError(
+            f"{path} is not an incident file: {error}", "restore it, or move it away"
+        ) from None
 
 
 def moved(incident: Incident, step: Step, note: str = "", **more: Any) -> Incident:

@@ -59,7 +59,7 @@ def of(fleet: Fleet, overrides: Mapping[str, Any]) -> Policy:
         (_, one), (_, other) = list(given.values())[:2]
         raise StackError(
             f"{_OBJECT} is not the same for {one} and {other}",
-            "set it once, for the group all: one watch has one",
+            "set it once, for the group all",
         )
     value, name = next(iter(given.values()), (None, ""))
     return policy(value, name)

@@ -6,7 +6,6 @@ validated; a node that was silent is not taken to be down.
 
 from __future__ import annotations
 
-import datetime
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,6 +16,7 @@ from provision.errors import UsageError
 from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote.schedulers import Holder, Scheduled
+from provision.text import iso
 from provision.up.watch.decide import Telling, View, choose, decide
 from provision.up.watch.incidents import Incident, Role, Step, moved
 from provision.up.watch.policy import Policy
@@ -44,7 +44,7 @@ def history(paths: Sequence[Path]) -> list[Seen]:
                 if number == len(lines) and not text.endswith("\n"):
                     continue  # the last line of a watch that was killed
                 raise UsageError(
-                    f"{path}, line {number}: no line of a history: {error}", "remove it"
+                    f"{path}, line {number}: not a line of a health history: {error}", "remove it"
                 ) from None
     return sorted(rows, key=lambda one: one.since)
 
@@ -96,9 +96,9 @@ class Replay:
     def _at(self, at: float) -> Iterator[str]:
         decision = decide(self._view(at), self.policy)
         for one in self.telling.news(decision.held, at):
-            yield f"{_time(at)}  leave    {fold(one.nodes, 200)}: {one.why}"
+            yield f"{iso(at)}  leave    {fold(one.nodes, 200)}: {one.why}"
         for incident in decision.opened:
-            yield f"{_time(at)}  drain    {incident.node}: {incident.cause}"
+            yield f"{iso(at)}  drain    {incident.node}: {incident.cause}"
             step = Step.REPAIR if incident.was_spare else Step.CHOOSE
             self.incidents.append(moved(incident, step, drained=at))
         for number, incident in enumerate(self.incidents):
@@ -107,12 +107,8 @@ class Replay:
             spare, why = choose(incident, self._view(at), self.policy)
             if spare:
                 self.incidents[number] = moved(incident, Step.REPAIR, spare=spare, placed=at)
-                yield f"{_time(at)}  replace  {incident.node} by {spare}"
+                yield f"{iso(at)}  replace  {incident.node} by {spare}"
             elif not incident.note:
                 each = "; ".join(f"{name}: {problem}" for name, problem in why.items())
                 self.incidents[number] = replace(incident, note="no spare")
-                yield f"{_time(at)}  no spare {incident.node}: {each or 'there is none'}"
-
-
-def _time(at: float) -> str:
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S")
+                yield f"{iso(at)}  no spare {incident.node}: {each or 'there is none'}"

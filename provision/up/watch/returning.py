@@ -15,22 +15,24 @@ from dataclasses import replace
 from provision.errors import ExitCode, GpuprovError, UsageError
 from provision.fleet import Fleet
 from provision.remote.schedulers import Holder, Scheduled, Scheduler
-from provision.text import spelled
-from provision.up.watch.incidents import Incident, Step, Store, may_return
+from provision.text import iso, spelled
+from provision.up.watch.incidents import SPARE, Incident, Step, Store, may_return
 from provision.up.watch.policy import Policy
 
 PARTS = ("up", "validate", "burnin")
-SPARE = "spare"
 
 
 def incident_of(node: str, fleet: Fleet, incidents: Sequence[Incident]) -> Incident:
     """The incident that keeps a node out of service. Raises UsageError where there is none."""
     if node not in fleet.nodes:
-        raise UsageError(f"the inventory has no node {node}", "gpuprov watch --state lists those in repair")
+        raise UsageError(
+            f"the inventory has no node {node}", "gpuprov watch --state lists the nodes in repair"
+        )
     mine = [one for one in incidents if one.node == node and one.holds_node]
     if not mine:
         raise UsageError(
-            f"gpuprov watch did not take {node} out of service", "gpuprov watch --state lists those in repair"
+            f"gpuprov watch did not take {node} out of service",
+            "gpuprov watch --state lists the nodes in repair",
         )
     return mine[-1]
 
@@ -45,7 +47,7 @@ def refuse_early(
         when = datetime.datetime.fromtimestamp(begin, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
         raise UsageError(
             f"{incident.node} failed {count} times: it may return at {when}, in {spelled(int(begin - now))}",
-            "wait, or --now where its part was replaced",
+            "wait, or use --now if the faulty part was replaced",
         )
 
 
@@ -63,34 +65,35 @@ def bring_back(
     _refuse_others(scheduler, node)
     for part in PARTS:
         if part in incident.returning:
-            say(f"{node}: {part} has passed already, at {incident.returning[part]}")
+            say(f"{node}: {part} already passed at {incident.returning[part]}")
             continue
         code = run(part)
         if code != ExitCode.OK:
-            say(f"{node}: {part} did not pass; it stays drained. The same command goes on with {part}")
+            say(f"{node}: {part} did not pass; the node stays drained")
+            say(f"run this command again to go on with {part}")
             return ExitCode(code) if code in set(ExitCode) else ExitCode.ERROR
-        incident = replace(incident, returning={**incident.returning, part: _iso(now())})
+        incident = replace(incident, returning={**incident.returning, part: iso(now())})
         store.write_return(incident)
     _refuse_others(scheduler, node)
     if problem := scheduler.mark({node: SPARE}).get(node, ""):
-        raise GpuprovError(f"{node} cannot be marked as a spare: {problem}", "call this again")
+        raise GpuprovError(f"{node} cannot be marked as a spare: {problem}", "run this command again")
     store.write_return(replace(incident, returned=now()))
-    say(f"{node} is a spare; it goes into service when it is needed")
+    say(f"{node} is a spare now")
     return ExitCode.OK
 
 
 def _refuse_others(scheduler: Scheduler, node: str) -> None:
     word = scheduler.look([node]).get(node) or Scheduled(node, error="no answer")
     if word.error:
-        raise GpuprovError(f"the scheduler does not say how it has {node}: {word.error}", "repair it first")
+        raise GpuprovError(f"{node}: no answer from the scheduler: {word.error}", "fix that first")
     if word.holder is Holder.OTHERS:
         raise GpuprovError(
-            f"others hold {node} in the scheduler: {word.reason}", "ask them, or resume it there"
+            f"somebody else drained {node}: {word.reason}", "ask them, or resume it in the scheduler"
         )
     if word.holder is Holder.NOBODY:
         raise GpuprovError(
             f"{node} is in service in the scheduler ({word.state}): somebody resumed it",
-            "drain it there, with a reason that begins with `gpuprov: `, and call this again",
+            "drain it there, with a reason that begins with `gpuprov: `, and run this command again",
         )
 
 
@@ -112,11 +115,6 @@ def run_here(words: Sequence[str]) -> int:
             return process.wait()
         except KeyboardInterrupt:
             continue
-
-
-def _iso(at: float) -> str:
-    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def is_ready(incident: Incident) -> bool:

@@ -17,7 +17,7 @@ from provision.node_names import fold
 from provision.remote.schedulers import Holder, Scheduled, Scheduler
 from provision.text import many
 from provision.up.watch.decide import HOUR, Held, Telling, View, decide, ready, suspects
-from provision.up.watch.incidents import Incident, Role, Store, roles
+from provision.up.watch.incidents import SPARE, Incident, Role, Store, roles
 from provision.up.watch.policy import Policy
 from provision.up.watch.seen import Seen, seen
 from provision.up.watch.steps import Checked, Message, Steps
@@ -29,7 +29,6 @@ WAIT = 1.0  # seconds at most between two looks at what there is to do
 ASK_ALL = 30.0  # seconds between two questions to the scheduler about all nodes
 ASK_SOME = 5.0  # seconds for which its word about a node that failed, or a spare, is believed
 RENEW = 0.9  # part of the time a validation counts for, after which a spare is validated again
-SPARE = "spare"  # the reason that a waiting spare has in its scheduler
 
 
 class Stream(Protocol):
@@ -208,7 +207,7 @@ class Watch:
         self._ask(idle, 0.0)
         for name in idle:
             why = problems.get(name, "")
-            self._say(f"{name} cannot be kept as a spare: {why}" if why else f"{name} is kept as a spare")
+            self._say(f"{name} cannot be drained as a spare: {why}" if why else f"{name} is kept as a spare")
 
     def _is(self, name: str, holder: Holder) -> bool:
         word = self._words[name][1] if name in self._words else None
@@ -266,4 +265,4 @@ class Watch:
         )
         for one in incidents:
             if one.is_open:
-                self._say(f"{one.id}: goes on with {one.step}")
+                self._say(f"{one.id}: continues with {one.step}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from provision import __version__
 from provision.fleet import Fleet
 from provision.node_names import fold
-from provision.text import spelled
+from provision.text import iso, spelled
 from provision.up.watch.incidents import FORMAT, Incident, Role, roles
 
 
@@ -22,7 +21,7 @@ def document(
     return {
         "format": FORMAT,
         "gpuprov": __version__,
-        "at": _iso(at),
+        "at": iso(at),
         "service": [name for name, one in role.items() if one is Role.SERVICE],
         "spares": [
             {"node": name, "validated": _age(validated.get(name), at), **_verdict(validated.get(name))}
@@ -35,22 +34,15 @@ def document(
 
 
 def _incident(one: Incident) -> dict[str, Any]:
-    times = {name: _iso(getattr(one, name)) for name in ("opened", "drained", "placed", "closed", "returned")}
+    times = {name: getattr(one, name) for name in ("opened", "drained", "placed", "closed", "returned")}
     words = ("id", "node", "cause", "action", "device", "serial", "spare", "note", "was_spare")
     return {
         **{name: getattr(one, name) for name in words},
         "step": one.step.value,
         "open": one.is_open,
-        **times,
+        **{name: None if at is None else iso(at) for name, at in times.items()},
         "returning": dict(one.returning),
     }
-
-
-def _iso(at: float | None) -> str | None:
-    if at is None:
-        return None
-    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _age(row: Mapping[str, Any] | None, at: float) -> int | None:

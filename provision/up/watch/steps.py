@@ -120,9 +120,9 @@ class Steps:
         if word.holder is Holder.NOBODY and not word.error:
             seen = self._world.view().seen.get(name)
             if seen is None and self._world.now() - incident.opened > _OLD:
-                return _again(incident, f"waiting for {name}'s health, which may have changed since")
+                return _again(incident, f"waiting for a health result of {name}: it may have recovered")
             if seen is not None and seen.healthy:
-                return self._closed(incident, f"{name} is healthy again, and nothing was done yet")
+                return self._closed(incident, f"{name} is healthy again, and nothing had been done yet")
             problem = scheduler.drain({name: incident.reason}).get(name, "")
             if problem:
                 return self._stuck(incident, f"{name} cannot be drained: {problem}")
@@ -130,7 +130,7 @@ class Steps:
         if word.error:
             return self._stuck(incident, f"the scheduler does not answer for {name}: {word.error}")
         if word.holder is Holder.OTHERS:
-            return self._closed(incident, f"{name} was taken out of service by others: {word.reason}")
+            return self._closed(incident, f"somebody else took {name} out of service: {word.reason}")
         if word.holder is Holder.US and by_the_node_itself(word.reason):
             if problem := scheduler.mark({name: incident.reason}).get(name, ""):
                 return _again(incident, f"{name} cannot be marked: {problem}")
@@ -138,7 +138,7 @@ class Steps:
         if incident.id not in word.reason:
             if word.error or word.holder is Holder.NOBODY:
                 return _again(incident, f"{name} is not drained yet")
-            return self._closed(incident, f"another gpuprov has {name}: {word.reason}")
+            return self._closed(incident, f"another run of gpuprov has {name}: {word.reason}")
         return moved(incident, Step.CHOOSE, drained=self._world.now())
 
     def _choose(self, incident: Incident) -> Incident:
@@ -149,8 +149,8 @@ class Steps:
                 self._store.write(chosen)
                 return chosen
         each = "; ".join(f"{name}: {problem}" for name, problem in why.items())
-        note = one_line(f"no spare for {incident.node}: {each or 'the group gpuprov_spares has none'}", 600)
-        self._tell(incident, "no-spare", note, "add a spare, or repair one: gpuprov return NODE")
+        note = one_line(f"no spare for {incident.node}: {each or 'the group gpuprov_spares is empty'}", 600)
+        self._tell(incident, "no-spare", note, "add a spare, or repair one and run gpuprov return")
         return _again(incident, note)
 
     def _verify(self, incident: Incident) -> Incident:
@@ -159,7 +159,7 @@ class Steps:
         if word.error:
             return _again(incident, f"the scheduler does not answer for {spare}: {word.error}")
         if word.holder is not Holder.US:
-            return self._other(incident, f"{spare} is no spare any more: {word.state} {word.reason}")
+            return self._other(incident, f"{spare} is no longer a spare: {word.state} {word.reason}")
         mine = f"{incident.id} takes the place of {incident.node}"
         # The watch of another machine may want the same spare: who is named last has it.
         problem = "" if incident.id in word.reason else scheduler.mark({spare: mine}).get(spare, "")
@@ -172,7 +172,9 @@ class Steps:
         if word.error:
             return _again(incident, f"the scheduler does not answer for {spare}: {word.error}")
         if word.holder is not Holder.US or incident.id not in word.reason:
-            return self._other(incident, f"others took {spare} meanwhile: {word.state} {word.reason}")
+            return self._other(
+                incident, f"somebody else took {spare} in the meantime: {word.state} {word.reason}"
+            )
         if not checked.passed:
             self._spare_no_more(spare, checked.why)
             return self._other(incident, f"{spare} failed its last check: {checked.why}")
@@ -183,9 +185,9 @@ class Steps:
         spare, scheduler = incident.spare, self._world.scheduler
         word = self._word(spare)
         if word.holder is Holder.OTHERS:
-            return self._other(incident, f"others took {spare}: {word.reason}")
+            return self._other(incident, f"somebody else took {spare}: {word.reason}")
         if word.holder is Holder.US and incident.id not in word.reason:
-            return self._other(incident, f"another gpuprov has {spare}: {word.reason}")
+            return self._other(incident, f"another run of gpuprov has {spare}: {word.reason}")
         seen = self._world.view().seen.get(spare)
         problem = word.error
         if not problem and seen is not None and (seen.fatal or seen.silent):
@@ -217,7 +219,7 @@ class Steps:
         at = self._world.now()
         text = (
             f"{incident.node} failed and was drained ({incident.cause}); {incident.spare} took its place "
-            f"after {at - incident.opened:.0f} s. To do on {incident.node}: {incident.action}"
+            f"after {at - incident.opened:.0f} s. Action for {incident.node}: {incident.action}"
         )
         self._tell(incident, "replaced", text, f"gpuprov return {incident.node}")
         return moved(incident, Step.EVIDENCE, placed=at)
@@ -242,12 +244,12 @@ class Steps:
         self._store.write(new(spare, self._world.now(), one_line(why, 300), taken, was_spare=True))
 
     def _spare_failed(self, incident: Incident) -> None:
-        text = f"the spare {incident.node} is none any more: {incident.cause}"
+        text = f"{incident.node} is no longer a spare: {incident.cause}"
         self._tell(incident, "spare-failed", text, f"gpuprov return {incident.node}")
 
     def _stuck(self, incident: Incident, note: str) -> Incident:
         """A failed node still gets jobs: people must know."""
-        self._tell(incident, "not-drained", note, "drain it by hand, or repair the scheduler")
+        self._tell(incident, "not-drained", note, "drain it by hand, or fix the scheduler")
         return _again(incident, note)
 
     def _closed(self, incident: Incident, why: str) -> Incident:
@@ -256,18 +258,18 @@ class Steps:
     def _tell(self, incident: Incident, kind: str, text: str, advice: str) -> None:
         self._world.tell(
             Message(
-                f"{incident.id}.{kind}",
-                kind,
-                self._world.now(),
-                text,
-                incident.node,
-                incident.spare,
-                incident.id,
-                incident.cause,
-                incident.action,
-                incident.device,
-                incident.serial,
-                advice,
+                id=f"{incident.id}.{kind}",
+                kind=kind,
+                at=self._world.now(),
+                text=text,
+                node=incident.node,
+                spare=incident.spare,
+                incident=incident.id,
+                cause=incident.cause,
+                action=incident.action,
+                device=incident.device,
+                serial=incident.serial,
+                next=advice,
             )
         )
 
@@ -286,7 +288,7 @@ def _sentence(incident: Incident) -> str:
         Step.CHOOSE: f"{node} is out of service; choosing a spare",
         Step.VERIFY: f"checking {spare} once more",
         Step.PLACE: f"{spare} passed; putting it into service",
-        Step.EVIDENCE: f"{spare} took the place of {node}" if spare else f"{node} is no spare any more",
+        Step.EVIDENCE: f"{spare} took the place of {node}" if spare else f"{node} is no longer a spare",
         Step.REPAIR: f"{node} waits for repair: gpuprov return {node}",
-        Step.CLOSED: f"nothing more to do: {incident.note}",
+        Step.CLOSED: f"closed: {incident.note}",
     }.get(incident.step, incident.step.value)

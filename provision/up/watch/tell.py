@@ -9,11 +9,11 @@ list.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import http.client
 import json
 import ssl
 import subprocess
+import tempfile
 import threading
 import time
 import urllib.error
@@ -27,12 +27,13 @@ from urllib.parse import urlsplit
 from provision import __version__, atomic_file
 from provision.errors import InventoryError, RunFolderError
 from provision.fleet import Fleet
-from provision.text import one_line
-from provision.up.hooks import PATH, Hook, placed, refuse_unusable
+from provision.text import iso, one_line
+from provision.up.hooks import PATH, end_of, placed, refuse_unusable
 from provision.up.watch.steps import Message
 
 FORMAT = 1
-SECONDS = 10.0  # for one receiver to take one message
+SECONDS = 10.0  # for a receiver to take one message over HTTP
+PROGRAM_SECONDS = 60.0  # for the site's program to end
 PAUSES = (2.0, 5.0, 15.0, 60.0, 300.0)  # between tries; the last one stays
 GIVEN_UP = 24 * 3600.0  # after so long nobody needs it any more
 ALERT_MINUTES = 15  # an alert lives for so long, if it is not renewed: a message is an event, no state
@@ -53,8 +54,7 @@ def receivers(fleet: Fleet, overrides: Mapping[str, Any]) -> list[Receiver]:
     if program := _one("gpuprov_watch_hook", fleet, overrides):
         path = placed(str(program), fleet.source)
         refuse_unusable(path, "gpuprov_watch_hook")
-        hook = Hook(path)
-        found.append(Receiver("gpuprov_watch_hook", lambda message: _run(hook, message)))
+        found.append(Receiver("gpuprov_watch_hook", lambda message: _run(path, message)))
     for number, url in enumerate(_one("gpuprov_watch_webhooks", fleet, overrides) or (), 1):
         name = f"gpuprov_watch_webhooks, entry {number}"
         _check(name, url)
@@ -80,12 +80,12 @@ def _one(name: str, fleet: Fleet, overrides: Mapping[str, Any]) -> Any:
 def _check(name: str, url: Any) -> None:
     split = urlsplit(url) if isinstance(url, str) else None
     if split is None or split.scheme not in ("http", "https") or not split.hostname:
-        raise InventoryError(f"{name} is no address", "write https://host/path")
+        raise InventoryError(f"{name} is not an address", "write https://host/path")
 
 
 def document(message: Message) -> dict[str, Any]:
     """What a program and a webhook get."""
-    return {"format": FORMAT, "gpuprov": __version__, **asdict(message), "at": _iso(message.at)}
+    return {"format": FORMAT, "gpuprov": __version__, **asdict(message), "at": iso(message.at)}
 
 
 def alerts(message: Message) -> list[dict[str, Any]]:
@@ -103,15 +103,10 @@ def alerts(message: Message) -> list[dict[str, Any]]:
         {
             "labels": {name: value for name, value in labels.items() if value},
             "annotations": {name: value for name, value in annotations.items() if value},
-            "startsAt": _iso(message.at),
-            "endsAt": _iso(max(message.at, time.time()) + ALERT_MINUTES * 60),
+            "startsAt": iso(message.at),
+            "endsAt": iso(max(message.at, time.time()) + ALERT_MINUTES * 60),
         }
     ]
-
-
-def _iso(at: float) -> str:
-    moment = datetime.datetime.fromtimestamp(at, datetime.UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -142,25 +137,26 @@ def _post(url: str, body: Any) -> None:
         raise OSError(f"it did not answer as HTTP: {type(error).__name__}") from None
 
 
-def _run(hook: Hook, message: Message) -> None:
+def _run(program: Path, message: Message) -> None:
     """Run the site's program: the kind and the node as arguments, the message on standard input."""
-    try:
-        done = subprocess.run(
-            [str(hook.path), message.kind, message.node],
-            input=json.dumps(document(message)).encode() + b"\n",
+    with tempfile.TemporaryFile() as given:  # a file: it need not be read
+        given.write(json.dumps(document(message)).encode() + b"\n")
+        given.seek(0)
+        process = subprocess.Popen(
+            [str(program), message.kind, message.node],
+            stdin=given,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=60,
             env={"PATH": PATH, "LC_ALL": "C.UTF-8"},
-            cwd=hook.path.parent,
+            cwd=program.parent,
             start_new_session=True,
-            check=False,
         )
-    except subprocess.TimeoutExpired:
-        raise OSError("it did not end within 60 s") from None
-    if done.returncode:
-        last = one_line(done.stdout.decode("utf-8", "replace").strip().rpartition("\n")[2], 200)
-        raise OSError(f"it ended with status {done.returncode}: {last}")
+        status, output = end_of(process, PROGRAM_SECONDS)
+    if status is None:
+        raise OSError(f"it did not end within {PROGRAM_SECONDS:g} s")
+    if status:
+        last = one_line(output.strip().rpartition("\n")[2], 200)
+        raise OSError(f"it ended with status {status}: {last}")
 
 
 class Teller(contextlib.AbstractContextManager["Teller"]):
@@ -225,7 +221,7 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         except (OSError, ValueError, KeyError, TypeError):
             with contextlib.suppress(OSError):
                 path.replace(path.with_suffix(".unreadable"))
-            self._say(f"{path.name} in the outbox is no message; it was put aside")
+            self._say(f"{path.name} in the outbox is not a message, and was set aside")
             return True
         still = []
         for number in left:

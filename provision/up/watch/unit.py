@@ -76,5 +76,5 @@ def install(fleet: Fleet, options: Sequence[str], place: Path = PLACE) -> str:
     try:
         subprocess.run(["systemctl", "daemon-reload"], capture_output=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
-        return f"{place} is written, but systemd did not read it\nnext: systemctl daemon-reload\n"
+        return f"{place} is written, but systemd did not reload\nnext: systemctl daemon-reload\n"
     return f"{place} is written; it runs as {user}\nnext: systemctl enable --now {place.name}\n"

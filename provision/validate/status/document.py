@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from typing import Any
 
 from provision import __version__
 from provision.checks.health import plain_fields
 from provision.checks.judge import Verdict
+from provision.text import iso
 from provision.validate.status.health_document import HeldFinding
 from provision.validate.status.status import FleetStatus, NodeStatus
 from provision.validate.status.text import next_commands
@@ -46,7 +46,7 @@ def _node(one: NodeStatus) -> dict[str, Any]:
         "verdict": one.verdict.value,
         "trouble": one.trouble,
         "age": None if one.age is None else round(one.age, 1),
-        "written": None if one.written is None else _iso(one.written),
+        "written": None if one.written is None else iso(one.written),
         "result": None
         if result is None
         else {
@@ -68,8 +68,3 @@ def _node(one: NodeStatus) -> dict[str, Any]:
 def _finding(held: HeldFinding) -> dict[str, Any]:
     fields = {name: value for name, value in plain_fields(held).items() if name != "finding"}
     return {**plain_fields(held.finding), **fields}
-
-
-def _iso(seconds: float) -> str:
-    moment = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-    return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

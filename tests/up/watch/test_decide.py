@@ -152,10 +152,10 @@ def test_a_spare_that_fails_is_none_and_needs_no_limit() -> None:
 @pytest.mark.parametrize(
     ("how", "why"),
     [
-        ({"holder": Holder.OTHERS, "reason": "being moved"}, "others hold it in the scheduler: being moved"),
-        ({"holder": Holder.NOBODY, "takes_jobs": True}, "it is in service in the scheduler"),
+        ({"holder": Holder.OTHERS, "reason": "being moved"}, "somebody else drained it: being moved"),
+        ({"holder": Holder.NOBODY, "takes_jobs": True}, "it is in service"),
         ({"jobs": (Job("4711"),)}, "job 4711 still runs on it"),
-        ({"error": "timeout"}, "the scheduler does not say how it has it: timeout"),
+        ({"error": "timeout"}, "no answer from the scheduler: timeout"),
     ],
 )
 def test_a_spare_that_is_not_free_is_none(how: dict[str, Any], why: str) -> None:
@@ -166,7 +166,7 @@ def test_a_spare_must_be_healthy_and_lately_validated() -> None:
     assert ready("spare-1", view({}), Policy()) == ""
     assert ready("spare-1", view({"spare-1": LOST}), Policy()) == LOST["cause"]
     assert ready("spare-1", view({"spare-1": SILENT}), Policy()) == "no answer"
-    assert ready("spare-1", view({}, validated={}), Policy()) == "it was not validated yet"
+    assert ready("spare-1", view({}, validated={}), Policy()) == "it has not been validated yet"
     assert "it was validated 25 h" in ready(
         "spare-1", view({}, validated={"spare-1": NOW - 25 * HOUR}), Policy()
     )
@@ -183,7 +183,7 @@ def test_the_spare_of_the_same_rack_is_preferred_and_another_sku_is_none() -> No
     mixed = replace(of, nodes={**of.nodes, "spare-2": other})
     spare, why = choose(incident, view({}, mixed), Policy())
     assert spare == "spare-1"
-    assert "another SKU" in why["spare-2"]
+    assert "its SKU, stack" in why["spare-2"]
     assert choose(incident, view({}, mixed), Policy(same=("gpuprov_rack",)))[0] == ""
 
 
@@ -192,7 +192,7 @@ def test_two_faults_and_one_spare() -> None:
     first = moved(new("gpu-01", NOW, "x", ()), Step.VERIFY, spare="spare-1")
     spare, why = choose(new("gpu-02", NOW, "x", ()), view({}, of, incidents=(first,)), Policy())
     assert spare == ""
-    assert why == {"spare-1": "it takes another node's place"}
+    assert why == {"spare-1": "it is replacing another node"}
 
 
 def test_a_spare_that_served_failed_and_returned_is_chosen_again() -> None:

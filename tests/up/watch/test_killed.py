@@ -86,7 +86,7 @@ def test_forty_kills_at_random_moments(tmp_path: Path) -> None:
 
 def test_two_on_one_fleet_are_kept_apart(tmp_path: Path) -> None:
     store = Store(tmp_path / "watch")
-    said = f"watched already, by process {os.getpid()}"
+    said = f"already watched by process {os.getpid()}"
     with store.alone(), pytest.raises(GpuprovError, match=said), Store(store.path).alone():
         pass
     with store.alone():

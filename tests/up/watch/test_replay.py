@@ -34,8 +34,8 @@ def test_a_quiet_day() -> None:
 def test_a_failure_and_its_replacement() -> None:
     found = lines(day((10, "gpu-06", LOST), (400, "gpu-01", {})))
     assert found == [
-        "2027-01-15 08:10:00  drain    gpu-06: gpu3 has fallen off the bus (Xid 79)",
-        "2027-01-15 08:10:00  replace  gpu-06 by spare-2",
+        "2027-01-15T08:10:00Z  drain    gpu-06: gpu3 has fallen off the bus (Xid 79)",
+        "2027-01-15T08:10:00Z  replace  gpu-06 by spare-2",
     ]
 
 
@@ -63,7 +63,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     path.write_text(text + '{"at": 18000')  # the watch was killed
     assert history([path]) == rows
     path.write_text(text + "{}\n" + text)
-    with pytest.raises(UsageError, match=f"line {len(rows) + 1}: no line of a history"):
+    with pytest.raises(UsageError, match=f"line {len(rows) + 1}: not a line of a health history"):
         history([path])
 
 

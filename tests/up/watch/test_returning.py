@@ -66,7 +66,7 @@ def test_a_part_that_fails_is_made_again_and_not_those_before_it(
 
 @pytest.mark.parametrize(
     ("reason", "said"),
-    [("being moved [ann]", "others hold gpu-03"), ("", "somebody resumed it")],
+    [("being moved [ann]", "somebody else drained gpu-03"), ("", "somebody resumed it")],
 )
 def test_a_node_that_others_hold_or_resumed_is_left(
     store: Store, scheduler: FileScheduler, reason: str, said: str
@@ -84,7 +84,7 @@ def test_a_person_who_takes_it_between_the_parts_has_it(store: Store, scheduler:
             scheduler.set("gpu-03", reason="mine [ann]")
         return 0
 
-    with pytest.raises(GpuprovError, match="others hold gpu-03"):
+    with pytest.raises(GpuprovError, match="somebody else drained gpu-03"):
         bring_back(incident, store, scheduler, run, lambda: NOW, lambda _line: None)
     assert store.incidents()[0].returned is None
 

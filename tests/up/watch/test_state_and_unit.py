@@ -76,19 +76,17 @@ def test_the_state_of_a_fleet_that_was_never_watched(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["watch", "nodes.yml", "--dry-run"], "no health was recorded yet"),
+        (["watch", "nodes.yml", "--dry-run"], "no health history in"),
         (["watch", "nodes.yml", "--dry-run", "no.jsonl"], "no.jsonl: No such file or directory"),
-        (["watch", "nodes.yml", "--set", "gpuprov_watch={hourly: 2}"], "watch starts other runs"),
-        (["return"], "no node is named"),
+        (["watch", "nodes.yml", "--set", "gpuprov_watch={hourly: 2}"], "watch starts other runs of gpuprov"),
+        (["return"], "no node given"),
         (["return", "gpu-01", "nodes.yml"], "gpuprov watch did not take gpu-01 out of service"),
         (["return", "gpu-77", "nodes.yml"], "the inventory has no node gpu-77"),
-        (["return", "gpu-01", "nodes.yml", "-K"], "return starts other runs"),
+        (["return", "gpu-01", "nodes.yml", "-K"], "return starts other runs of gpuprov"),
     ],
 )
-def test_a_mistake_is_one_line(
-    words: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert folder
+@pytest.mark.usefixtures("folder")
+def test_a_mistake_is_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) in (ExitCode.USAGE, ExitCode.ERROR)
     shown = capsys.readouterr().err
     assert said in shown
@@ -133,7 +131,7 @@ def test_installing_needs_to_write_the_unit(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setenv("PATH", str(tmp_path))  # no systemctl
     monkeypatch.setenv("SUDO_USER", "ann")
     said = unit.install(fleet(), [], tmp_path / "gpuprov-watch.service")
-    assert "systemd did not read it" in said
+    assert "systemd did not reload" in said
     assert "User=ann" in (tmp_path / "gpuprov-watch.service").read_text()
     assert (tmp_path / "gpuprov-watch.service").stat().st_mode & 0o777 == 0o644
     with pytest.raises(GpuprovError, match="cannot be written"):

@@ -160,7 +160,7 @@ def test_without_a_spare_it_waits_drained_and_says_so(world: World) -> None:
     assert world.go().step is Step.CHOOSE
     assert world.row("gpu-03")["reason"].startswith(PREFIX)
     assert world.told[0].kind == "no-spare"
-    assert "spare-1: others hold it in the scheduler: moved [ann]" in world.told[0].text
+    assert "spare-1: somebody else drained it: moved [ann]" in world.told[0].text
     world.scheduler.set("spare-2", reason=f"{PREFIX}spare")
     assert world.go().spare == "spare-2"
 

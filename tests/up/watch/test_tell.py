@@ -188,8 +188,8 @@ def test_a_file_in_the_outbox_that_is_no_message_is_put_aside(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"gpuprov_watch_webhooks": ["ftp://x/"]}, "gpuprov_watch_webhooks, entry 1 is no address"),
-        ({"gpuprov_watch_alertmanager": "host:9093"}, "gpuprov_watch_alertmanager is no address"),
+        ({"gpuprov_watch_webhooks": ["ftp://x/"]}, "gpuprov_watch_webhooks, entry 1 is not an address"),
+        ({"gpuprov_watch_alertmanager": "host:9093"}, "gpuprov_watch_alertmanager is not an address"),
         ({"gpuprov_watch_hook": "/no/such"}, "there is no /no/such"),
     ],
 )
