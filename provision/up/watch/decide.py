@@ -127,8 +127,8 @@ def _limit(name: str, word: Scheduled, view: View, policy: Policy, opened: Seque
     ]
     count = len(recent) + sum(not one.was_spare for one in opened)
     if count >= policy.hourly:
-        out = f"{many(count, 'node')} taken out of service within an hour"
-        why = f"{out}, which is the limit (gpuprov_watch.hourly)"
+        taken = f"{many(count, 'node')} taken out of service within an hour"
+        why = f"{taken}, which is the limit (gpuprov_watch.hourly)"
         return Held("held.hourly", (name,), why)
     out = {one.node for one in (*view.incidents, *opened) if one.holds_node and not one.was_spare}
     for pool in word.pools:
