@@ -14,7 +14,7 @@ from provision.desired import inventory, stack
 from provision.errors import ExitCode, UsageError
 from provision.fleet import Node
 from provision.node_names import fold, label
-from provision.remote.schedulers import kubernetes
+from provision.remote.schedulers import chosen, kubernetes
 from provision.report.causes import missing
 from provision.text import many, one_line
 
@@ -25,22 +25,23 @@ def run(health: FleetHealth, options: argparse.Namespace) -> ExitCode:
     Raises InventoryError where the run's inventory cannot be read, UsageError where it has no such node.
     """
     fleet = inventory.load(Path(health.inventory))
-    chosen = {
-        node.node: fleet.nodes[node.node]
+    of = chosen.load(fleet, {}).of
+    clusters = {
+        node.node: scheduler
         for node in health.nodes
-        if node.node in fleet.nodes and _is_in_kubernetes(fleet.nodes[node.node])
+        if isinstance(scheduler := of.get(node.node), kubernetes.Kubernetes)
     }
-    if not chosen:
+    if not clusters:
         raise UsageError(
             f"no node of this run has gpuprov_scheduler: kubernetes in {health.inventory}",
             "set it there; results are published to Kubernetes alone",
         )
-    names = {name: str(node.variables.get("gpuprov_scheduler_name") or name) for name, node in chosen.items()}
-    cluster = kubernetes.Kubernetes(fleet, names)
     results = {
-        node.node: result(health, node, chosen[node.node]) for node in health.nodes if node.node in chosen
+        node.node: result(health, node, fleet.nodes[node.node])
+        for node in health.nodes
+        if node.node in clusters
     }
-    failed = cluster.publish(results)
+    failed = next(iter(clusters.values())).publish(results)
     done = [name for name in results if name not in failed]
     if options.json:
         document: dict[str, Any] = {"format": 1, "published": done, "failed": failed}
@@ -50,10 +51,6 @@ def run(health: FleetHealth, options: argparse.Namespace) -> ExitCode:
             sys.stdout.write(f"published {many(len(done), 'node')}: {fold(done)}\n")
         sys.stdout.writelines(f"not published  {label(name)}: {why}\n" for name, why in failed.items())
     return ExitCode.INCOMPLETE if failed else ExitCode.OK
-
-
-def _is_in_kubernetes(node: Node) -> bool:
-    return node.variables.get("gpuprov_scheduler") == "kubernetes"
 
 
 def result(fleet: FleetHealth, node: NodeHealth, declared: Node) -> kubernetes.Result:
