@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from provision import paths
 from provision.errors import GpuprovError
 from provision.remote.ansible import handover
 from provision.remote.ansible.events import role_of
@@ -211,7 +212,10 @@ def test_what_a_node_told_about_itself_is_never_a_template(tmp_path: Path) -> No
     assert events[-1].result["msg"] == "{{ lookup('pipe', 'id') }} and 2"
 
 
-def test_only_what_has_one_of_the_tags_is_run_with_all_that_a_role_includes(tmp_path: Path) -> None:
+def test_only_what_has_one_of_the_tags_is_run_with_all_that_a_role_includes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "ROLES", tmp_path / "roles")
     for name in ("one", "two"):
         tasks = tmp_path / "roles" / name / "tasks"
         tasks.mkdir(parents=True)
@@ -240,6 +244,23 @@ def test_only_what_has_one_of_the_tags_is_run_with_all_that_a_role_includes(tmp_
     said = [event.result["msg"] for event in events if "msg" in event.result]
     assert [text for text in said if not text.startswith("told")] == ["before", "two", "more of two"]
     assert "told by two" in said
+
+
+def test_a_role_that_would_be_skipped_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "ROLES", tmp_path / "roles")
+    for name, tasks in (("good", "[{command: 'true', changed_when: true}]"), ("bad", "{not: a list}")):
+        (tmp_path / "roles" / name / "tasks").mkdir(parents=True)
+        (tmp_path / "roles" / name / "tasks" / "main.yml").write_text(tasks)
+    play = tmp_path / "play.yml"
+    play.write_text(
+        "- hosts: all\n  gather_facts: false\n"
+        "  pre_tasks: [{import_role: {name: bad}, tags: 'bad, worse'}]\n"
+        "  roles: [{role: good, tags: good}, {role: bad, tags: [worse]}]\n"
+    )
+    with pytest.raises(GpuprovError, match="Ansible could not run"):
+        run_playbook(play, {"a": local()}, tags=["good"])
+    outcome = run_playbook(play, {"a": local()}, tags=["good"], skip_tags=["worse"])["a"]
+    assert (outcome.status, outcome.changed) == ("ok", 1)
 
 
 def test_check_mode_changes_nothing(tmp_path: Path) -> None:

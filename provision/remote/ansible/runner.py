@@ -200,7 +200,7 @@ def play(
             private_data_dir=str(folder),
             # Relative key files in an inventory are relative to where gpuprov was started.
             project_dir=str(Path.cwd()),
-            playbook=str(Path(playbook).absolute()),
+            playbook=str(handover.write_playbook(folder, Path(playbook).absolute(), skip_tags)),
             inventory=str(inventory),
             cmdline=shlex.join(arguments) or None,
             envvars={
