@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from provision import paths
+from provision.desired.expectations import roles_in_order
 from provision.errors import GpuprovError
 from provision.remote.ansible import handover
 from provision.remote.ansible.events import role_of
@@ -261,6 +262,28 @@ def test_a_role_that_would_be_skipped_is_not_loaded(tmp_path: Path, monkeypatch:
         run_playbook(play, {"a": local()}, tags=["good"])
     outcome = run_playbook(play, {"a": local()}, tags=["good"], skip_tags=["worse"])["a"]
     assert (outcome.status, outcome.changed) == ("ok", 1)
+
+
+def test_up_takes_out_a_broken_module_package_whatever_steps_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else `dpkg --configure -a`, its next task, would compile the module again, and fail again."""
+    for name, said in (("dpkg", "nvidia-kernel-open-dkms"), ("dpkg-query", "installed x 1")):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{said}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    node = {"gpuprov_run": "r1", "gpuprov_roles": ["nvidia_driver"], "nvidia_driver_enabled": False}
+    others = set(roles_in_order()) - {"nvidia_driver"} | {"node_facts"}
+    events: list[Event] = []
+    run_playbook(
+        *(paths.PLAYBOOKS / "up.yml", {"a": local(ansible_become=False, **node)}),
+        on_event=events.append,
+        tags=["nvidia_driver_persistence"],
+        skip_tags=others,
+        check_mode=True,
+    )
+    ended = [event.task for event in events if event.kind == "ok"]
+    assert "Look for a package of the kernel module that is not whole" in ended
 
 
 def test_check_mode_changes_nothing(tmp_path: Path) -> None:
