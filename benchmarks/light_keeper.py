@@ -118,7 +118,7 @@ def start_sshd(plan: dict[str, Any]) -> None:
     folder = plan["folder"]
     root = make_root(folder)
     if plan["own"]:
-        Path(root + plan["own"]).mkdir(mode=0o755, parents=True)
+        Path(root + plan["own"]).mkdir(mode=0o755, parents=True, exist_ok=True)
     listen = ["-D", "-e", "-f", f"{folder}/sshd_config", "-h", f"{folder}/host_key"]
     with Path(folder, "sshd.log").open("wb") as log:
         subprocess.Popen(
