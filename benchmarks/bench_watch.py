@@ -1,26 +1,106 @@
 """What `gpuprov watch` costs the controller, and how soon it acts on a fault among many nodes.
 
 Light nodes (needs root), each with a new health result once a minute, are watched for ten minutes. CPU of the
-watch and of all that it starts, minute by minute, against F, `xargs -P ssh host true`, taken before it and
-after. Three nodes lose a GPU in that time: each must be drained, and a spare take its place, once.
+watch and of all that it starts, minute by minute, against F, `xargs -P ssh host true`, taken before these
+minutes and after them. Three nodes lose a GPU meanwhile: each must be drained, and a spare take its place,
+once.
 """
 
 from __future__ import annotations
 
+import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from benchmarks.bench_replace import MOMENTS, Trial
 from benchmarks.costs import FailedError, cost_of
+from benchmarks.health_results import GPUS
 from benchmarks.light_nodes import below, cpu_of, memory_of
 from benchmarks.nodes import in_parallel
 from benchmarks.peers.contender import CONNECTIONS
 from benchmarks.results import Finding, Options, Result, Table, number, spread
+from benchmarks.substitution import MOMENTS, Substitution, substituted
 from benchmarks.watched_fleet import NOTE, WatchedFleet, watched
 
 MINUTE, MINUTES = 60.0, 10
-QUICK = 10.0  # seconds that a minute has
-FAULTS = (2, 5, 8)  # the minutes in which a node fails, at their beginning
-LOOK = 0.5  # seconds between two looks at the memory of its processes
+QUICK_MINUTE, QUICK_MINUTES = 5.0, 3
+FAULTS = (2, 5, 8)  # the minutes at whose beginning a node fails
+SPARES = len(FAULTS) + 1
+POLICY = {"share": 100}  # so that few nodes can be measured, too
+
+
+def measure(options: Options) -> Iterator[Finding]:
+    with watched(options.nodes, SPARES, options.folder, POLICY) as fleet:
+        before = _floor(fleet, options)
+        meter = Meter(fleet.watching.pid)
+        minutes, faults = _minutes(fleet, meter, options.quick)
+        floor = statistics.mean((before, _floor(fleet, options)))
+    count = len(fleet.nodes.names) - 1
+    ratios = tuple(cpu / count / floor for cpu in minutes)
+    what = f"`gpuprov watch` of {options.nodes:,} nodes and {SPARES} spares"
+    slowest = max(one.seconds[MOMENTS[-1]] for one in faults)
+    yield Result(
+        "watch.acted",
+        f"{what}, from a node's health result to a spare that takes jobs, the slowest of {len(faults)}",
+        "",
+        (slowest,),
+        f"Nodes: {fleet.nodes.kind}",
+    )
+    yield Result(
+        "",
+        f"{what}, a minute with a new result of each node; {len(faults)} of {len(minutes)} with a fault",
+        "`ssh host true`",
+        ratios,
+        f"{number(floor * 1000)} ms of CPU for `ssh host true`. Memory of the largest process: "
+        f"{number(meter.memory)} MB. It had a result of each node after {number(fleet.start)} s.",
+    )
+    each = tuple(cpu / count * 1000 for cpu in minutes)
+    yield Table(
+        f"{what}, for {len(minutes)} minutes: seconds since the fault",
+        ("", *MOMENTS),
+        tuple((one.node, *(number(one.seconds[moment]) for moment in MOMENTS)) for one in faults),
+        (f"Controller CPU of a node's minute: {spread(each)} ms.", NOTE),
+    )
+
+
+def _floor(fleet: WatchedFleet, options: Options) -> float:
+    """CPU seconds of `ssh host true` on one node."""
+    cost = cost_of(in_parallel(fleet.nodes, ["true"], CONNECTIONS, options.folder))
+    if cost.code:
+        raise FailedError(f"ssh host true ended with {cost.code}: {cost.last_words}")
+    return cost.controller / len(fleet.nodes.names)
+
+
+class Meter:
+    """CPU seconds of a process and of all that it starts, and the memory in MB of the largest of them."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.memory = 0.0
+
+    def look(self) -> None:
+        """See how much memory there is in use; call it often enough to meet what does not run for long."""
+        self.memory = max(self.memory, *map(memory_of, below(self._pid)))
+
+    def cpu(self) -> float:
+        return sum(map(cpu_of, below(self._pid)))
+
+
+def _minutes(fleet: WatchedFleet, meter: Meter, quick: bool) -> tuple[Sequence[float], list[Substitution]]:
+    """CPU seconds of each minute, and what came of the faults."""
+    minute, count = (QUICK_MINUTE, QUICK_MINUTES) if quick else (MINUTE, MINUTES)
+    drawn = random.Random(count)  # noqa: S311 - nodes, no secrets
+    failing = dict(zip(FAULTS, drawn.sample(fleet.serving, len(FAULTS)), strict=True))
+    spent: list[float] = []
+    faults: list[Substitution] = []
+    for at in range(count):
+        began, cpu = time.monotonic(), meter.cpu()
+        if at in failing:
+            faults.append(substituted(fleet, failing[at], drawn.randrange(GPUS), meter.look))
+        while time.monotonic() < began + minute:
+            meter.look()
+            time.sleep(0.5)
+        spent.append((meter.cpu() - cpu) / (time.monotonic() - began) * 60)
+        print(f"    minute {at + 1} of {count}: {spent[-1]:.2f} s of CPU", file=sys.stderr, flush=True)
+    return spent, faults

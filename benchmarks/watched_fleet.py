@@ -17,7 +17,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from provision.desired import inventory
 from provision.errors import ExitCode
 from provision.fleet import Fleet
 from provision.up.watch import incidents
-from provision.up.watch.incidents import Incident, Store
+from provision.up.watch.incidents import Store
 from provision.up.watch.policy import SPARES
 
 INTERVAL = 60  # seconds between two results of a node, as the role node_health has it
@@ -107,10 +107,7 @@ class WatchedFleet:
     store: Store
     watching: subprocess.Popen[bytes]
     log: Path
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return (*self.serving, *self.spares)
+    start: float = 0.0  # seconds from the start of the watch until it had a result of each node
 
     def known(self) -> set[str]:
         """The nodes that the watch has a result of."""
@@ -122,10 +119,6 @@ class WatchedFleet:
     def validated(self) -> set[str]:
         """The spares that it has validated."""
         return {name for name, one in self.store.validated().items() if one["verdict"] == "pass"}
-
-    def newest(self) -> Incident | None:
-        found = self.store.incidents()
-        return found[-1] if found else None
 
     def until(
         self, holds: Callable[[], bool], what: str, limit: float = _PATIENCE, pause: float = 0.1
@@ -154,12 +147,13 @@ def watched(serving: int, spares: int, folder: Path, policy: dict[str, Any]) -> 
         results = stack.enter_context(Results(nodes, every))
         fleet = inventory.select(inventory.load(source), _GROUP)
         log = folder / "watch.log"
+        began = time.monotonic()
         process = stack.enter_context(_watching(source, folder, log))
         store = Store(_state(fleet, folder))
-        one = WatchedFleet(
-            nodes, results, tuple(every[:serving]), tuple(every[serving:]), fleet, slurm, store, process, log
-        )
+        place = (tuple(every[:serving]), tuple(every[serving:]))
+        one = WatchedFleet(nodes, results, *place, fleet, slurm, store, process, log)
         one.until(lambda: one.known() >= set(every), "every node has told its result", 600, 0.5)
+        one = replace(one, start=time.monotonic() - began)
         one.until(lambda: one.validated() >= set(one.spares), "the spares are validated", 60.0 * spares)
         yield one
 
