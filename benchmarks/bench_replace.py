@@ -28,8 +28,8 @@ from provision.up.watch.incidents import SPARE
 SERVING, SPARES, TRIALS, QUICK = 10, 2, 100, 3
 POLICY = {"hourly": 1000, "return_hours": 0}  # more fail here than a real fleet should bear
 _RETURN = (
-    "After each trial the node is taken out of the partition, and comes back as a spare by what `gpuprov return` "
-    "does, whose parts (`up`, `validate`, a burn-in) count as passed."
+    "After each trial the node is taken out of the partition, and comes back as a spare by what `gpuprov "
+    "return` does, whose parts (`up`, `validate`, a burn-in) count as passed."
 )
 _SHARES = (("median", 0.5), ("90 %", 0.9), ("99 %", 0.99))
 

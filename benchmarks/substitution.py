@@ -1,4 +1,4 @@
-"""A node under `gpuprov watch` that fails, and what must come of it: a drain, and a spare in its place, once."""
+"""A node under `gpuprov watch` that fails, and what must come of it: drained, and one spare in its place."""
 
 from __future__ import annotations
 
