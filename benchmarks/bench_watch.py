@@ -1,9 +1,8 @@
 """What `gpuprov watch` costs the controller, and how soon it acts on a fault among many nodes.
 
 Light nodes (needs root), each with a new health result once a minute, are watched for ten minutes. CPU of the
-watch and of all that it starts, minute by minute, against F, `xargs -P ssh host true`, taken before these
-minutes and after them. Three nodes lose a GPU meanwhile: each must be drained, and a spare take its place,
-once.
+watch and of all that it starts, minute by minute, against F, `xargs -P ssh host true`, taken before. Three
+nodes lose a GPU meanwhile: each must be drained, and a spare take its place, once.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
+from benchmarks import health_results
 from benchmarks.costs import FailedError, cost_of
-from benchmarks.health_results import GPUS
 from benchmarks.light_nodes import below, cpu_of, memory_of
-from benchmarks.nodes import in_parallel
+from benchmarks.nodes import in_parallel, light
 from benchmarks.peers.contender import CONNECTIONS
 from benchmarks.results import Finding, Options, Result, Table, number, spread
 from benchmarks.substitution import MOMENTS, Substitution, substituted
@@ -25,18 +24,18 @@ from benchmarks.watched_fleet import NOTE, WatchedFleet, watched
 
 MINUTE, MINUTES = 60.0, 10
 QUICK_MINUTE, QUICK_MINUTES = 5.0, 3
+FLOORS = 3  # rounds of F
 FAULTS = (2, 5, 8)  # the minutes at whose beginning a node fails
 SPARES = len(FAULTS) + 1
 POLICY = {"share": 100}  # so that few nodes can be measured, too
 
 
 def measure(options: Options) -> Iterator[Finding]:
+    floor = _floor(options)
     with watched(options.nodes, SPARES, options.folder, POLICY) as fleet:
-        before = _floor(fleet, options)
         meter = Meter(fleet.watching.pid)
         minutes, faults = _minutes(fleet, meter, options.quick)
-        floor = statistics.mean((before, _floor(fleet, options)))
-    count = len(fleet.nodes.names) - 1
+    count = options.nodes + SPARES
     ratios = tuple(cpu / count / floor for cpu in minutes)
     what = f"`gpuprov watch` of {options.nodes:,} nodes and {SPARES} spares"
     slowest = max(one.seconds[MOMENTS[-1]] for one in faults)
@@ -64,12 +63,16 @@ def measure(options: Options) -> Iterator[Finding]:
     )
 
 
-def _floor(fleet: WatchedFleet, options: Options) -> float:
+def _floor(options: Options) -> float:
     """CPU seconds of `ssh host true` on one node."""
-    cost = cost_of(in_parallel(fleet.nodes, ["true"], CONNECTIONS, options.folder))
-    if cost.code:
-        raise FailedError(f"ssh host true ended with {cost.code}: {cost.last_words}")
-    return cost.controller / len(fleet.nodes.names)
+    costs = []
+    with light(options.nodes, own=health_results.FOLDER) as nodes:
+        for _ in range(min(options.rounds, FLOORS)):
+            cost = cost_of(in_parallel(nodes, ["true"], CONNECTIONS, options.folder), nodes=nodes)
+            if cost.code:
+                raise FailedError(f"ssh host true ended with {cost.code}: {cost.last_words}")
+            costs.append(cost.controller / options.nodes)
+    return statistics.median(costs)
 
 
 class Meter:
@@ -97,7 +100,7 @@ def _minutes(fleet: WatchedFleet, meter: Meter, quick: bool) -> tuple[Sequence[f
     for at in range(count):
         began, cpu = time.monotonic(), meter.cpu()
         if at in failing:
-            faults.append(substituted(fleet, failing[at], drawn.randrange(GPUS), meter.look))
+            faults.append(substituted(fleet, failing[at], drawn.randrange(health_results.GPUS), meter.look))
         while time.monotonic() < began + minute:
             meter.look()
             time.sleep(0.5)
