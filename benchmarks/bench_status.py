@@ -20,19 +20,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from benchmarks.costs import FailedError, cost_of, environment, gpuprov
-from benchmarks.light_nodes import below, cpu_of
+from benchmarks.health_results import healthy
+from benchmarks.light_nodes import below, cpu_of, memory_of
 from benchmarks.nodes import Nodes, in_parallel, light
 from benchmarks.peers.contender import CONNECTIONS
 from benchmarks.results import Finding, Options, Result, Rounds, Table, number, spread
-from provision import __version__
 
 _RESULT = "/run/gpuprov/health.json"
 _EVERY = 10  # seconds between rounds, as a user has it
 _FIRST, _LAST = 1, 3  # the rounds between which a watch is measured: logins are in the first
-_CHECKS = 18
 _FOLLOWER = Path(__file__).with_name("stream_follower.py")
 _MINUTE, _MINUTES = 60.0, 2
 
@@ -116,57 +114,7 @@ def _write(nodes: Nodes) -> None:
     place = "mkdir -p -m 755 /run/gpuprov && chmod 755 /run/gpuprov"
     new = f"{_RESULT}.new"
     into = f"cat > {new} && chmod 644 {new} && mv {new} {_RESULT}"
-    nodes.run(name, f"{place} && {into}", given=json.dumps(_result()))
-
-
-def _result() -> dict[str, Any]:
-    """Healthy, with eight GPUs and a finding that does not count yet; 6 KB."""
-    finding = {
-        **dict.fromkeys(("unit", "limit", "source"), ""),
-        **{
-            "check": "network_ports",
-            "verdict": "warn",
-            "device": "mlx5_3",
-            "metric": "link_downed",
-            "value": 1,
-        },
-        **{
-            "message": "mlx5_3 went down once in the last hour",
-            "action": "watch",
-            "evidence": ["link_downed 1"],
-        },
-        **{"state": "pending", "since": "2026-11-25T09:58:00Z", "seen": 1, "of": 5, "needs": 2},
-        **{"clean": 0, "clear_after": 3},
-    }
-    gpus = [
-        {
-            "index": index,
-            "name": "NVIDIA H100 80GB HBM3",
-            "serial": f"165092300432{index}",
-            "uuid": f"GPU-{index:08x}-2222-3333-4444-555555555555",
-            "pci_address": f"00000000:{0x18 + index:02X}:00.0",
-        }
-        for index in range(8)
-    ]
-    return {
-        **{"format": 1, "gpuprov": __version__, "node": "gpu-01", "error": ""},
-        "boot_id": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
-        "uptime": time.clock_gettime(time.CLOCK_BOOTTIME),
-        **{"started": "2026-11-25T10:00:00Z", "finished": "2026-11-25T10:00:02Z", "seconds": 1.9},
-        **{"interval": 86400, "verdict": "pass", "measured": "warn", "gpus": gpus},
-        "facts": {
-            "os": "debian 13",
-            "kernel": "6.12.57",
-            "driver": "580.126.09",
-            "sku": "h100-sxm",
-            "gpus": 8,
-        },
-        "checks": [
-            {"check": f"check_number_{number}", "verdict": "pass", "seconds": 0.1}
-            for number in range(_CHECKS)
-        ],
-        "findings": [finding] * 4,
-    }
+    nodes.run(name, f"{place} && {into}", given=json.dumps(healthy()))
 
 
 def _healthy(text: str, nodes: Nodes) -> None:
@@ -192,21 +140,13 @@ def _watched(inventory: Path, nodes: Nodes, options: Options) -> tuple[float, fl
             _healthy(process.stdout.readline() if process.stdout else "", nodes)
             tree = below(process.pid)
             spent.append((sum(map(cpu_of, tree)), time.monotonic()))
-        memory = max(map(_memory, tree))
+        memory = max(map(memory_of, tree))
     finally:
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     (cpu, began), (later, ended) = spent[_FIRST - 1], spent[_LAST - 1]
     rounds = _LAST - _FIRST
     return (later - cpu) / rounds, (ended - began) / rounds, memory
-
-
-def _memory(pid: int) -> float:
-    try:
-        text = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0.0
-    return int(text.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 @dataclass(frozen=True)
@@ -243,7 +183,7 @@ def _followed(inventory: Path, nodes: Nodes, options: Options) -> _Followed:
         time.sleep(max(0.0, before + _MINUTES * minute - time.monotonic()))
         seconds = time.monotonic() - before
         cpu, spent = cpu_of(process.pid) - cpu, nodes.cpu() - spent
-        memory, own = _memory(process.pid), max(map(_own_memory, _programs()), default=0.0)
+        memory, own = memory_of(process.pid), max(map(_own_memory, _programs()), default=0.0)
     finally:
         process.communicate(timeout=60)
     share = spent / seconds / len(nodes.names) * 100

@@ -33,6 +33,8 @@ GOALS = {
     "drift.wall": Goal("`drift`, wall time", 1.3, against="`python3 -c pass` over ssh, as many at a time"),
     "drift.memory": Goal("`drift`, memory at 10,000 nodes", 200, "MB"),
     "status.watch": Goal("`status --watch`, controller CPU of a round", 0.35, against="F"),
+    "watch.acted": Goal("`watch` of 1,000 nodes, from a fault to a spare that takes jobs", 30, "s"),
+    "replace.slowest": Goal("the same, the slowest of 100 trials on light nodes", 30, "s"),
     "roles.cpu": Goal(
         "`up` of a bare node, controller CPU", 0.4, against="the first roles under plain Ansible"
     ),

@@ -44,6 +44,15 @@ PrintMotd no
 PrintLastLog no
 SetEnv PATH=/usr/bin:/bin:/usr/sbin:/sbin HOME=/light
 """
+# What every login begins with where each node has a folder of its own: that of its address is mounted there,
+# for this login alone. SSH_CONNECTION: the client's address and port, then the node's.
+OWN = """\
+#!/bin/sh
+set -- $SSH_CONNECTION
+export ADDRESS="$3"
+exec unshare --mount --propagation private sh -c '
+    mount --bind {folder}/own/"$ADDRESS" {own} && exec sh -c "$SSH_ORIGINAL_COMMAND"'
+"""
 
 
 MS_BIND, MS_REC = 4096, 16384
@@ -90,6 +99,11 @@ def make_network(plan: dict[str, Any]) -> None:
 
 def write_config(plan: dict[str, Any]) -> None:
     config = CONFIG.format(folder=plan["folder"])
+    if plan["own"]:
+        login = Path(plan["folder"], "login")
+        login.write_text(OWN.format(folder=plan["folder"], own=plan["own"]))
+        login.chmod(0o755)
+        config += f"ForceCommand {login}\n"
     for kind, command in COMMANDS.items():
         if plan["bad"].get(kind):
             # A pattern list may be long, but not a line of it: one block for each node.
@@ -102,10 +116,13 @@ def write_config(plan: dict[str, Any]) -> None:
 def start_sshd(plan: dict[str, Any]) -> None:
     """One for all nodes, which share a root."""
     folder = plan["folder"]
+    root = make_root(folder)
+    if plan["own"]:
+        Path(root + plan["own"]).mkdir(mode=0o755, parents=True, exist_ok=True)
     listen = ["-D", "-e", "-f", f"{folder}/sshd_config", "-h", f"{folder}/host_key"]
     with Path(folder, "sshd.log").open("wb") as log:
         subprocess.Popen(
-            ["chroot", make_root(folder), plan["sshd"], *listen],
+            ["chroot", root, plan["sshd"], *listen],
             stdin=subprocess.DEVNULL, stdout=log, stderr=log,
         )  # fmt: skip
 

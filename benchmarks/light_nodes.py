@@ -4,7 +4,8 @@ Each node has an address of its own, at which a real sshd answers with a real ho
 runs real programs. What they share keeps them light: one network namespace that owns all addresses, one sshd
 (hence one host key, and every line of known_hosts says so), one root, which is this machine's own under a
 layer in memory. So they have no systemd, no boot and no silicon of their own, and the neighbour table sees
-one neighbour: what `gpuprov lab` boots is closer to a node, and far heavier.
+one neighbour: what `gpuprov lab` boots is closer to a node, and far heavier. `own` names a folder that each
+node has for itself: a login sees that of its node there.
 
 Bad nodes are spread among them: `dead` (packets vanish), `refused`, `hang` (accepts, then says nothing),
 `banner` (what answers is no SSH server), and behind a good login `garbage` (random bytes for an answer),
@@ -67,6 +68,10 @@ class LightFleet:
     def key(self) -> Path:
         return self.folder / "key"
 
+    def own(self, name: str) -> Path:
+        """What a node sees in its own folder, from outside."""
+        return self.folder / "own" / self.addresses[name]
+
     @property
     def good(self) -> tuple[str, ...]:
         return tuple(name for name in self.names if name not in self.bad)
@@ -84,8 +89,10 @@ def light_nodes(
     delay: float = 0.0,
     variables: Mapping[str, Any] | None = None,
     folder: Path | None = None,
+    own: str = "",
 ) -> Iterator[LightFleet]:
-    """`count` nodes, `bad` of them of each kind. `variables` are added to those of the inventory.
+    """`count` nodes, `bad` of them of each kind. `variables` are added to those of the inventory. `own`: the
+    path of a folder that each node has for itself.
 
     `folder` (default: a temporary one) takes the inventory, known_hosts and keys.
     """
@@ -102,7 +109,7 @@ def light_nodes(
         }
         fleet = LightFleet(folder, names, addresses, {names[at]: kind for at, kind in kinds.items()})
         _write_files(fleet, delay, {**VARIABLES, **(variables or {})})
-        plan = _write_plan(fleet, octet, delay)
+        plan = _write_plan(fleet, octet, delay, own)
         with _keeper(plan, folder) as keeper:
             _plug(interface, octet, keeper.pid)
             said = keeper.stdout.readline() if keeper.stdout else ""
@@ -140,8 +147,10 @@ def _port(kind: str, delay: float) -> int:
     return PORTS.get(kind, PORTS["delay"] if delay and not kind else PORTS["ssh"])
 
 
-def _write_plan(fleet: LightFleet, octet: int, delay: float) -> Path:
+def _write_plan(fleet: LightFleet, octet: int, delay: float, own: str) -> Path:
     """What the keeper is to do."""
+    for name in fleet.names if own else ():
+        fleet.own(name).mkdir(mode=0o755, parents=True, exist_ok=True)
     bad: dict[str, list[str]] = {}
     for name, kind in fleet.bad.items():
         bad.setdefault(kind, []).append(fleet.addresses[name])
@@ -150,7 +159,7 @@ def _write_plan(fleet: LightFleet, octet: int, delay: float) -> Path:
         raise SystemExit("there is no sshd: apt install openssh-server")
     plan = {"folder": str(fleet.folder), "range": f"10.{octet}.0.0/16", "sshd": sshd, "ports": PORTS}
     path = fleet.folder / "plan.json"
-    path.write_text(json.dumps({**plan, "bad": bad, "delay": delay}))
+    path.write_text(json.dumps({**plan, "bad": bad, "delay": delay, "own": own}))
     return path
 
 
@@ -248,6 +257,15 @@ def cpu_of(pid: int) -> float:
     except OSError:
         return 0.0
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory_of(pid: int) -> float:
+    """The most memory that a process has had until now, in MB."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0.0
+    return int(text.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def _kind_and_number(text: str) -> tuple[str, int]:

@@ -40,7 +40,8 @@ class FailedError(Exception):
 @dataclass(frozen=True)
 class Nodes:
     """Names of nodes behind sshd, with their addresses. `cpu`: seconds that all of them have spent; `busy`:
-    whether a session is not over. Under all addresses is one root: a difference there is on all of them."""
+    whether a session is not over. Under all addresses is one root: a difference there is on all of them, but
+    in the folder `own`, of which each node has one (name → where that is from outside)."""
 
     addresses: dict[str, str]
     port: int
@@ -50,6 +51,7 @@ class Nodes:
     cpu: Callable[[], float]
     busy: Callable[[], bool]
     kind: str
+    own: Callable[[str], Path] | None = None
 
     @property
     def names(self) -> list[str]:
@@ -120,10 +122,11 @@ def fleet(count: int) -> contextlib.AbstractContextManager[Nodes]:
 
 
 @contextlib.contextmanager
-def light(count: int, delay: float = 0.0) -> Iterator[Nodes]:
+def light(count: int, delay: float = 0.0, own: str = "") -> Iterator[Nodes]:
     """Light lab nodes: an address each, in a namespace and over a root of their own (light_nodes.py), which
-    all said reaches after `delay` seconds in each direction."""
-    with light_nodes.light_nodes(count, delay=delay) as fleet:
+    all said reaches after `delay` seconds in each direction. `own`: the path of a folder that each node has
+    for itself."""
+    with light_nodes.light_nodes(count, delay=delay, own=own) as fleet:
         idle = len(light_nodes.below(fleet.pid))
         yield Nodes(
             dict(fleet.addresses),
@@ -134,6 +137,7 @@ def light(count: int, delay: float = 0.0) -> Iterator[Nodes]:
             cpu=fleet.cpu,
             busy=lambda: len(light_nodes.below(fleet.pid)) > idle,
             kind="light nodes, with real sshd, an address and a root of their own, without systemd",
+            own=fleet.own if own else None,
         )
 
 

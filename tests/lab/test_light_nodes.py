@@ -83,6 +83,20 @@ def test_a_good_login_may_lead_to_a_bad_answer(fleet: LightFleet, kind: str, siz
     assert len(ssh(fleet, name, "true").stdout) == size
 
 
+def test_a_folder_of_its_own_is_that_of_one_node_alone() -> None:
+    with light_nodes(3, {"garbage": 1}, own="/run/of-its-own") as fleet:
+        one, other = fleet.good
+        (fleet.own(one) / "told").write_text("by one")
+        assert (
+            ssh(fleet, one, "cat /run/of-its-own/told; echo back > /run/of-its-own/answer").stdout
+            == b"by one"
+        )
+        assert (fleet.own(one) / "answer").read_text() == "back\n"
+        assert ssh(fleet, other, "ls -A /run/of-its-own").stdout == b""
+        assert len(ssh(fleet, *fleet.bad, "ls -A /run/of-its-own").stdout) == 2000
+    assert not Path("/run/of-its-own").exists()
+
+
 def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
     words = [sys.executable, str(SCRIPT), "--count", "5", "--folder", str(tmp_path)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:

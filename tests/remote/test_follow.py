@@ -164,6 +164,19 @@ def test_a_node_that_is_cut_off_without_a_word_is_noticed_and_found_again(
             until(lambda: isinstance(taken.last(), int), 30)
 
 
+def test_a_node_is_not_silent_because_nobody_here_had_time_to_read_it(
+    own_sshd: Sshd, taken: Taken, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "SILENT", 1.0)
+    with following(several(own_sshd, 2), BEATS, taken) as one:
+        until(lambda: len(one._lines) == 2, 20)
+        with one._lines["gpu-0"].connection._channel.in_buffer._lock:  # its thread waits, as if without CPU
+            time.sleep(3)
+            assert not taken.troubles()
+            monkeypatch.setattr(follow, "UNANSWERED", 1.0)  # but no node is believed for ever
+            until(taken.troubles, 10)
+
+
 class Cable:
     """The way to a port of this machine, which can be cut so that neither end hears of it."""
 

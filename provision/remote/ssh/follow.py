@@ -185,7 +185,8 @@ class Follow(contextlib.AbstractContextManager["Follow"]):
         for line in list(self._lines.values()):
             line.silent += passed
             line.unanswered += passed
-            if line.silent > SILENT:
+            # A node is not silent because this machine has no time to read what it said.
+            if line.silent > SILENT and not line.connection.waiting:
                 cut = f"nothing came from {line.connection.address} for {SILENT:.0f} s"
                 self._lose(line, unreachable(cut))
             elif line.unanswered > UNANSWERED:

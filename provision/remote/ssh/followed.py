@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -77,6 +78,15 @@ class Followed:
         if channel.recv_ready() or channel.recv_stderr_ready() or channel.closed:
             self.set()
         return data, len(data) + len(said)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something has come that was not read yet: then it is this process that is late."""
+        poll = select.poll()
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile
+            poll.register(self._transport.sock, select.POLLIN)
+            return self._due or bool(poll.poll(0))
+        return self._due
 
     def _ended(self) -> NodeError:
         if not self._channel.eof_received:
