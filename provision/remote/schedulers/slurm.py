@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from provision.fleet import Fleet
 from provision.remote.schedulers import Holder, Job, Scheduled, slurm_text
 from provision.remote.schedulers.commands import Ask, Commands, CommandsError, Done
+from provision.remote.schedulers.hosts import GROUP
 from provision.remote.schedulers.slurm_text import NodeText
 from provision.text import one_line
 
-GROUP = "gpuprov_slurm"
 AT_ONCE = 400  # nodes in one question: about 600 KB of answer
 _SQUEUE = ("squeue", "--noheader", "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED")
 _HIDDEN = Job("?")  # a job that Slurm counts and does not show
