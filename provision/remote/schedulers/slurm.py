@@ -118,14 +118,14 @@ class Slurm:
                 problems[node] = refused.get(node) or f"scontrol returned it, and Slurm says {text.state}"
         return problems
 
-    def join(self, node: str, like: str) -> str:
-        """Put a node into the partitions of another. scontrol has `Nodes+=` in newer releases; an older one
-        refuses it by name, and then gets the whole list, as it reads now and one longer."""
-        known, problems = self._known([node, like])
+    def join(self, node: str, like: str, pools: Sequence[str]) -> str:  # noqa: ARG002 - there is one cluster
+        """Put a node into partitions. scontrol has `Nodes+=` in newer releases; an older one refuses it by
+        name, and then gets the whole list, as it reads now and one longer."""
+        known, problems = self._known([node])
         if problems:
-            return "; ".join(f"{name}: {why}" for name, why in problems.items())
+            return problems[node]
         name = self._name(node)
-        missing = [pool for pool in known[like].pools if pool not in known[node].pools]
+        missing = [pool for pool in pools if pool not in known[node].pools]
         try:
             for pool in missing:
                 done = self._asked(["scontrol", "update", f"PartitionName={pool}", f"Nodes+={name}"])[0]

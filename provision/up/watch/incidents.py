@@ -64,9 +64,10 @@ class Incident:
     """One failed node. Times are seconds since 1970.
 
     `cause`: one line for people; `action`, `device`, `serial` of the finding. `spare`: the node that takes
-    its place (chosen from step `verify` on); `tried`: spares that turned out to be none. `was_spare`: it
-    failed while it waited, so nobody takes its place. `placed`, `closed`, `returned`: when. `note`: why it
-    stands where it stands. `returning`: how far `gpuprov return` has come: step → the run that did it.
+    its place (chosen from step `verify` on); `tried`: spares that turned out to be none; `pools`: those that
+    the spare was put into. `was_spare`: it failed while it waited, so nobody takes its place. `placed`,
+    `closed`, `returned`: when. `note`: why it stands where it stands. `returning`: how far `gpuprov return`
+    has come: step → the run that did it.
     """
 
     id: str
@@ -79,6 +80,7 @@ class Incident:
     serial: str = ""
     spare: str = ""
     tried: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
     was_spare: bool = False
     drained: float | None = None
     placed: float | None = None
@@ -277,7 +279,8 @@ def _incident(path: Path, back: Path) -> Incident:
     document |= {name: more[name] for name in _OF_RETURN if name in more}
     try:
         known = {name: value for name, value in document.items() if name in _KNOWN}
-        known |= {"step": Step(known["step"]), "tried": tuple(known.get("tried", ()))}
+        known |= {name: tuple(known.get(name, ())) for name in ("tried", "pools")}
+        known["step"] = Step(known["step"])
         return Incident(**known)
     except (KeyError, ValueError, TypeError) as error:
         raise RunFolderError(

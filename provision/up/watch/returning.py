@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from provision.errors import ExitCode, GpuprovError, UsageError
 from provision.fleet import Fleet
-from provision.remote.schedulers import Holder, Scheduled, Scheduler
+from provision.remote.schedulers import Holder, Pools, Scheduled, Scheduler
 from provision.text import iso, spelled
 from provision.up.watch.incidents import SPARE, Incident, Step, Store, may_return
 from provision.up.watch.policy import Policy
@@ -77,6 +77,8 @@ def bring_back(
     _refuse_others(scheduler, node)
     if problem := scheduler.mark({node: SPARE}).get(node, ""):
         raise GpuprovError(f"{node} cannot be marked as a spare: {problem}", "run this command again")
+    if isinstance(scheduler, Pools) and (problem := scheduler.rejoin(node)):
+        raise GpuprovError(f"{node} cannot be put back into its pools: {problem}", "run this command again")
     store.write_return(replace(incident, returned=now()))
     say(f"{node} is a spare now")
     return ExitCode.OK

@@ -13,7 +13,7 @@ from provision.remote.schedulers import PREFIX
 from provision.up.watch.incidents import Incident, Role, Step, Store, moved, new, roles
 from provision.up.watch.policy import Policy
 from provision.up.watch.returning import PARTS, bring_back, command, incident_of, refuse_early
-from tests.support.watching import FileScheduler, fleet
+from tests.support.watching import FileScheduler, PooledScheduler, fleet
 
 NOW = 1_800_000_000.0
 
@@ -53,6 +53,20 @@ def test_a_node_that_passes_everything_is_a_spare(store: Store, scheduler: FileS
     with scheduler.rows() as rows:
         assert rows["gpu-03"]["reason"] == f"{PREFIX}spare"
     assert "resume gpu-03" not in scheduler.done()
+
+
+def test_it_is_in_its_pools_again(tmp_path: Path, store: Store) -> None:
+    scheduler = PooledScheduler(tmp_path / "kubernetes.json")
+    scheduler.begin(fleet())
+    scheduler.set("gpu-03", reason=f"{PREFIX}{store.incidents()[0].id} Xid 79", pools=[], left=["pool=train"])
+    scheduler.broken = {"pools": {"gpu-03": "forbidden (403)"}}
+    with pytest.raises(GpuprovError, match=r"gpu-03 cannot be put back into its pools: forbidden \(403\)"):
+        back(store, scheduler, [0, 0, 0])
+    assert store.incidents()[0].returned is None
+    scheduler.broken = {}
+    assert back(store, scheduler, []) == (ExitCode.OK, [])
+    with scheduler.rows() as rows:
+        assert (rows["gpu-03"]["pools"], rows["gpu-03"]["left"]) == (["pool=train"], [])
 
 
 def test_a_part_that_fails_is_made_again_and_not_those_before_it(
