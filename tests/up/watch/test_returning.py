@@ -69,13 +69,22 @@ def test_it_is_in_its_pools_again(tmp_path: Path, store: Store) -> None:
         assert (rows["gpu-03"]["pools"], rows["gpu-03"]["left"]) == (["pool=train"], [])
 
 
-def test_a_part_that_fails_is_made_again_and_not_those_before_it(
+def test_after_an_interruption_it_goes_on_with_the_part_that_is_missing(
     store: Store, scheduler: FileScheduler
 ) -> None:
-    assert back(store, scheduler, [0, 3]) == (ExitCode.UNHEALTHY, ["up", "validate"])
+    assert back(store, scheduler, [0, 130]) == (ExitCode.INTERRUPTED, ["up", "validate"])
     assert roles(fleet(), store.incidents())["gpu-03"] is Role.REPAIR
-    assert back(store, scheduler, [130]) == (ExitCode.INTERRUPTED, ["validate"])
+    assert back(store, scheduler, [1]) == (ExitCode.ERROR, ["validate"])
     assert back(store, scheduler, [0, 0]) == (ExitCode.OK, ["validate", "burnin"])
+
+
+@pytest.mark.parametrize("code", [ExitCode.UNHEALTHY, ExitCode.DRIFT, ExitCode.INCOMPLETE])
+def test_after_a_fault_all_parts_are_made_again_since_it_was_repaired_in_between(
+    store: Store, scheduler: FileScheduler, code: ExitCode
+) -> None:
+    assert back(store, scheduler, [0, 0, code]) == (code, list(PARTS))
+    assert roles(fleet(), store.incidents())["gpu-03"] is Role.REPAIR
+    assert back(store, scheduler, [0, 0, 0]) == (ExitCode.OK, list(PARTS))
 
 
 @pytest.mark.parametrize(
