@@ -29,7 +29,7 @@ DECLARED: dict[str, Any] = {
     "gpu_metrics_enabled": True,
     "gpu_metrics_password_hashes": {"alice": HASH},
     "monitoring_user": "alice",
-    "monitoring_password": "password",
+    "monitoring_password": "not the word for a file",
     "monitoring_email_to": ["ops@example.org"],
     "monitoring_email_from": "gpuprov@example.org",
     "monitoring_smtp_server": "mail.example.org:587",
