@@ -226,6 +226,10 @@ TOGETHER = {
         ("nvlink", "nvidia_smi.fabric.state"),
     },
     "service.prometheus-node-exporter.service.active": {("gpu_metrics", "tcp.9100.listening")},
+    "service.nvidia-dcgm.service.active": {
+        ("gpu_metrics", "service.nvidia-dcgm-exporter.service.active"),
+        ("gpu_metrics", "tcp.9400.listening"),
+    },
     "service.nvidia-dcgm-exporter.service.active": {("gpu_metrics", "tcp.9400.listening")},
 }
 
