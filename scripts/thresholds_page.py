@@ -6,17 +6,14 @@ python scripts/thresholds_page.py --at 2027-05    # ages in months at that time,
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Iterator
-from pathlib import Path
+
+import page
 
 from provision.checks import thresholds
 from provision.checks.judge import limit_text
 from provision.checks.threshold_evidence import age_months, machines_text, share_failed, share_text
 from provision.checks.thresholds import Threshold
-
-BEGIN = "<!-- limits: begin -->"
 
 
 def tables(at: str = "") -> Iterator[str]:
@@ -40,18 +37,10 @@ def row(limit: Threshold, at: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = page.arguments(__doc__)
     parser.add_argument("--at", metavar="YYYY-MM", default="", help="print ages in months at this month")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="replace the tables in this document")
     options = parser.parse_args()
-    text = "\n".join(tables(options.at)) + "\n"
-    if options.write:
-        prose = options.write.read_text(encoding="utf-8").partition(BEGIN)[0]
-        options.write.write_text(f"{prose}{BEGIN}\n{text}", encoding="utf-8")
-    else:
-        sys.stdout.write(text)
+    page.write(options.write, "<!-- limits: begin -->", tables(options.at))
 
 
 if __name__ == "__main__":

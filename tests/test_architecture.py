@@ -428,7 +428,7 @@ def unfit_for_nodes(path: Path) -> Iterator[str]:
         top = module.partition(".")[0]
         # One text on the node.
         ours = module.startswith(("provision.node.observe.", "provision.node.burnin."))
-        ours = ours or module == "provision.node.modules.gpuprov_run"
+        ours = ours or module in ("provision.node.modules.gpuprov_run", "provision.node.scheduler_programs")
         # Parts of the collection; the build of it writes the second one (scripts/collection.py).
         ours = ours or module in ("provision.node.description", "provision.node.products")
         known = ours or top in sys.stdlib_module_names | siblings | {"ansible"}

@@ -11,9 +11,10 @@ from provision.errors import ExitCode, UsageError
 
 EPILOG = """\
 Use it after you have repaired a node that gpuprov watch took out of service. It runs `gpuprov up`, `gpuprov
-validate` and `gpuprov burnin` on the node in turn; run again, it continues with the first that has not
-passed. The node stays drained in its scheduler throughout, and becomes a spare once all three have passed. A
-node that has failed several times in 30 days has to wait longer each time (gpuprov_watch.return_hours).
+validate` and `gpuprov burnin` on the node in turn. Run again after an interruption, it continues with the
+first that has not passed; after one that found a fault it begins anew, since a repair may change anything.
+The node stays drained in its scheduler throughout, and becomes a spare once all three have passed. A node
+that has failed several times in 30 days has to wait longer each time (gpuprov_watch.return_hours).
 
 exit codes: the exit code of the command that did not pass; otherwise 0.
 

@@ -89,23 +89,24 @@ def _watch(
     options: argparse.Namespace,
 ) -> ExitCode:
     from provision.remote.schedulers import chosen
+    from provision.up.watch.alerts import Alerts
     from provision.up.watch.checking import Checking
     from provision.up.watch.incidents import Store
     from provision.up.watch.service import Watch
-    from provision.up.watch.tell import Teller, receivers
+    from provision.up.watch.tell import Teller, alertmanager, receivers
     from provision.validate.status.stream import HealthStream
 
     scheduler = chosen.only(fleet, overrides)
-    to = receivers(fleet, overrides)
+    to, post = receivers(fleet, overrides), alertmanager(fleet, overrides)
     store = Store(place)
     ended: list[int] = []
     with (
         store.alone(),
-        Teller(place / "outbox", to, _say) as teller,
+        Teller(place / "outbox", to, _say, Alerts(place / "alerts", post, _say) if post else None) as teller,
         HealthStream(fleet, timeout=options.timeout, connections=options.connections, say=_say) as stream,
     ):
         checks = Checking(fleet, passed_on, rules.verify_seconds, place)
-        watch = Watch(fleet, rules, store, stream, scheduler, checks, teller.tell, _say)
+        watch = Watch(fleet, rules, store, stream, scheduler, checks, teller, _say)
 
         def end(number: int, _frame: object) -> None:
             ended.append(number)
@@ -113,7 +114,7 @@ def _watch(
 
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, end)
-        if not to:
+        if not to and post is None:
             _say("nobody will be notified: see gpuprov_watch_hook, _webhooks and _alertmanager")
         watch.run()
     return ExitCode.INTERRUPTED if signal.SIGINT in ended else ExitCode.OK

@@ -256,12 +256,14 @@ def overrides(options: argparse.Namespace) -> dict[str, Any]:
 def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     """The chosen nodes, held to their lock file, with their connection variables and gpuprov's own rendered;
     and the overrides that are left to apply."""
+    from dataclasses import replace
     from pathlib import Path
 
     from provision.desired import inventory, lockfile, monitoring, variable_types
     from provision.desired.templating import resolve
     from provision.drift import logins
     from provision.remote import workers
+    from provision.remote.schedulers import hosts
 
     chosen = overrides(options)
     source = inventory.find(options.inventory, options.inventory_option, last_used=options.last_used)
@@ -272,11 +274,12 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
         options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere
     fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)
     fleet, others = workers.apart(fleet)
-    selected = inventory.select(fleet, options.nodes)
+    selected = hosts.apart(inventory.select(fleet, options.nodes), say)
     if options.gpu_only:
         selected = monitoring.without(selected, say)
-    selected = monitoring.watching(selected, lambda: resolve.reachable(fleet, chosen))
+    selected = monitoring.watching(selected, lambda: resolve.reachable(hosts.apart(fleet), chosen))
     fleet = resolve.reachable(selected, chosen)
+    fleet = replace(fleet, others={**fleet.others, **resolve.reachable(hosts.of(fleet), chosen).nodes})
     chosen = resolve.without_templates(chosen)
     return workers.linked(fleet, resolve.reachable(others, {}), chosen), chosen
 

@@ -13,6 +13,8 @@ import errno
 import os
 import stat
 
+from provision.node.scheduler_programs import FOLDERS, program, run
+
 HEALTH_FOLDER = "/run/gpuprov"
 HEALTH_FILE = "health.json"
 HEALTH_LIMIT = 256 * 1024  # bytes
@@ -20,14 +22,6 @@ BOOTTIME = 7  # CLOCK_BOOTTIME of <linux/time.h>, for which Python 3.6 has no na
 LOOK = 0.5  # seconds between two looks at the result, for who follows it
 ALIVE = 15.0  # seconds without a line after which a sign of life is printed
 AGAIN = 60.0  # seconds after which a result that did not change is told again: it ages
-SLURM_FOLDERS = (
-    "/usr/sbin",
-    "/usr/bin",
-    "/usr/local/sbin",
-    "/usr/local/bin",
-    "/opt/slurm/sbin",
-    "/opt/slurm/bin",
-)
 SLURM_SECONDS = 5
 SLURM_LIMIT = 16 * 1024  # characters of what scontrol printed that are kept
 
@@ -88,7 +82,7 @@ def framed(request):
     except ResultError as error:
         answer["problem"], answer["detail"] = error.args
     if request.get("scheduler"):
-        answer["slurm"] = slurm(request.get("slurm", SLURM_FOLDERS))
+        answer["slurm"] = slurm(request.get("slurm", FOLDERS))
     with open("/proc/sys/kernel/random/boot_id") as file:
         answer["boot_id"] = file.read(64).strip()
     answer["uptime"] = time.clock_gettime(BOOTTIME)
@@ -161,37 +155,11 @@ def encoded(text, limit):
 def slurm(folders):
     """What Slurm says of this node, where its daemon is installed: `name` it was asked for, the `text`, and
     whether scontrol ended well. Nothing where there is no daemon."""
-    import subprocess
-
     if program("slurmd", folders) is None:
         return None
     name = os.uname().nodename.partition(".")[0]
-    answer = {"name": name, "text": "", "problem": ""}
-    scontrol = program("scontrol", folders)
-    if scontrol is None:
-        return dict(answer, problem="scontrol is not installed")
-    child = subprocess.Popen(
-        [scontrol, "show", "node", name],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={"LC_ALL": "C", "PATH": ":".join(folders)},
-    )
-    try:
-        said = child.communicate(timeout=SLURM_SECONDS)[0]
-    except subprocess.TimeoutExpired:
-        child.kill()
-        child.wait()
-        return dict(answer, problem="no answer within %d s" % SLURM_SECONDS)
-    answer["text"] = said[:SLURM_LIMIT].decode("utf-8", "replace")
-    if child.returncode:
-        answer["problem"] = "scontrol ended with status %d" % child.returncode
+    done = run(["scontrol", "show", "node", name], folders, SLURM_SECONDS)
+    answer = {"name": name, "text": (done["out"] + done["err"])[:SLURM_LIMIT], "problem": done["problem"]}
+    if done["status"]:
+        answer["problem"] = "scontrol ended with status %d" % done["status"]
     return answer
-
-
-def program(name, folders):
-    for folder in folders:
-        path = os.path.join(folder, name)
-        if os.access(path, os.X_OK):
-            return path
-    return None

@@ -17,12 +17,10 @@ import os
 import platform
 import random
 import shlex
-import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 from provision import paths
@@ -287,10 +285,10 @@ def held(
 
     They are tried twice: who is refused holds some for a moment, and two who begin at the same time refuse
     each other. To be terminated is to be interrupted: the locks are released."""
-    from provision.remote.ansible.runner import handled, heeded
+    from provision.remote.ansible.runner import ended_as_interrupted
 
     try:
-        with handled(_interrupt, heeded(signal.SIGTERM, signal.SIGHUP)):
+        with ended_as_interrupted():
             try:
                 answers = lock.take(nodes)
             except LockedError:
@@ -302,10 +300,6 @@ def held(
         if left := lock.release():
             minutes = round(LEASE / 60)
             say(f"{fold(left)}: the lock could not be released; it ends by itself within {minutes} min")
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def fresh_name() -> str:

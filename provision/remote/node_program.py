@@ -18,7 +18,9 @@ from provision import paths
 
 _BEFORE = ("files", "probe", "system")
 _AFTER = ("answer",)
-_OURS = re.compile(r"^from provision\.node\.\w+\.(?P<file>\w+) import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE)
+_OURS = re.compile(
+    r"^from provision\.node\.(?:\w+\.)?(?P<file>\w+) import (?:\([^)]*\)|[^\n]*)\n", re.MULTILINE
+)
 _ANSIBLE = re.compile(r"^from ansible\.module_utils\.basic import AnsibleModule\n", re.MULTILINE)
 _CALL = '\n\nif __name__ == "__main__":\n'
 _BURNIN = (
@@ -60,8 +62,7 @@ def health_result_program(request: Mapping[str, Any]) -> str:
     """The program that reads a node's newest health result, packed as one that observes, with its call.
 
     `request`: as `main` of node/health_result.py takes it, plain values."""
-    text = (paths.NODE / "health_result.py").read_text(encoding="utf-8")
-    return f"{_pack(text)}\n\nmain({dict(request)!a})\n"
+    return f"{_pack(about_scheduler('health_result'))}\n\nmain({dict(request)!a})\n"
 
 
 def scheduler_command_program(request: Mapping[str, Any]) -> str:
@@ -69,9 +70,15 @@ def scheduler_command_program(request: Mapping[str, Any]) -> str:
 
     `request`: as `main` of node/scheduler_command.py takes it, plain values. Reasons in it are free text, so
     no brace of theirs may reach Ansible."""
-    text = (paths.NODE / "scheduler_command.py").read_text(encoding="utf-8")
     values = ", ".join(f"{name}={value!a}" for name, value in request.items())
-    return "{}\n\nmain(dict({}))\n".format(_pack(text), values.replace("{", "\\x7b"))
+    called = values.replace("{", "\\x7b")
+    return f"{_pack(about_scheduler('scheduler_command'))}\n\nmain(dict({called}))\n"
+
+
+def about_scheduler(name: str) -> str:
+    """The text of one of these programs, with the way to run a scheduler's."""
+    files = [paths.NODE / "scheduler_programs.py", paths.NODE / f"{name}.py"]
+    return "\n\n".join(_OURS.sub("", file.read_text(encoding="utf-8")) for file in files)
 
 
 def text_for(facts: Collection[str]) -> str:

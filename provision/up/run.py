@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any
 
 from provision.desired import inventory, stack
@@ -21,7 +19,7 @@ from provision.node_names import fold
 from provision.remote import fleet_lock
 from provision.remote.ansible import accelerator, handover
 from provision.remote.ansible.events import Event
-from provision.remote.ansible.runner import handled, heeded
+from provision.remote.ansible.runner import ended_as_interrupted
 from provision.remote.fleet_lock import FleetLock
 from provision.remote.schedulers import chosen
 from provision.runs.store import RunFolder
@@ -65,7 +63,7 @@ class UpRun:
         running = StillRunning(self.folder)
         try:
             # To be terminated is to be interrupted: what was begun is ended in order, and locks are released.
-            with handled(_interrupt, heeded(signal.SIGTERM, signal.SIGHUP)):
+            with ended_as_interrupted():
                 code = self._run()
         except KeyboardInterrupt:
             code = ExitCode.INTERRUPTED
@@ -382,7 +380,3 @@ class UpRun:
             sys.stdout.write(said + "\n")
         sys.stdout.flush()
         return code
-
-
-def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt

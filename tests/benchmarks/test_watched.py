@@ -51,7 +51,7 @@ def test_gpuprov_replaces_a_node_in_it(cluster: Cluster, slurm: Slurm) -> None:
     assert slurm.drain({"s": "spare"}) == {}
     assert slurm.drain({"a": "no fan"}) == {}
     assert slurm.mark({"s": "takes the place of a"}) == {}
-    assert slurm.join("s", "a") == ""
+    assert slurm.join("s", "a", ["gpu"]) == ""
     assert slurm.resume(["s"]) == {}
     assert done(cluster) == [("drain", "s"), ("drain", "a"), ("mark", "s"), ("join", "s"), ("resume", "s")]
     looked = slurm.look(["a", "b", "s"])
@@ -64,7 +64,7 @@ def test_gpuprov_replaces_a_node_in_it(cluster: Cluster, slurm: Slurm) -> None:
 def test_what_changes_nothing_is_no_change(cluster: Cluster, slurm: Slurm) -> None:
     for _ in range(2):
         assert slurm.drain({"a": "no fan"}) == {}
-        assert slurm.join("b", "a") == ""
+        assert slurm.join("b", "a", ["gpu"]) == ""
         assert slurm.resume(["b"]) == {}
     assert done(cluster) == [("drain", "a")]
 

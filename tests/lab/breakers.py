@@ -10,6 +10,7 @@ import base64
 import hashlib
 import shlex
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from provision.desired.expectations import Expectation
 
@@ -165,9 +166,49 @@ printf '\\006\\000\\000\\000\\001' > /sys/firmware/efi/efivars/SecureBoot-8be4df
 printf '0\\202\\001\\012a certificate' > /var/lib/dkms/mok.pub
 """
 
-# What a person has to repair at the console, which `up` tells them: fact -> (what it says, how they do it).
+# slurmctld starts anew for it, and says afterwards that it is up.
+RECONFIGURE = "scontrol reconfigure; until scontrol ping | grep -q 'is UP'; do sleep 0.2; done"
+_SLURM = "/etc/slurm/slurm.conf"
+_SLURM_LINES = {
+    "slurm.health_check_program": "HealthCheckProgram=/bin/true",
+    "slurm.health_check_interval": "HealthCheckInterval=77",
+    "slurm.prolog": "Prolog=/bin/true",
+    "slurm.epilog": "Epilog=/bin/true",
+}
+
+
+def _slurm(_: str, expectation: Expectation) -> str:
+    """The site's slurm.conf says something else, and slurmctld has read it."""
+    if expectation.fact == "slurm.gpus":
+        return f"sed -i 's/ Gres=gpu:8 / Gres=gpu:7 /' {_SLURM}; {RECONFIGURE}"
+    line = _SLURM_LINES[expectation.fact]
+    other = f"sed 's|^{line.partition('=')[0]}=.*|{line}|' /etc/slurm/gpuprov.conf > /etc/slurm/other.conf"
+    return f"{other}; sed -i 's/^Include gpuprov.conf/Include other.conf/' {_SLURM}; {RECONFIGURE}"
+
+
+_SLURM_REPAIR = (
+    "sed -i -e 's/^Include other.conf/Include gpuprov.conf/' -e 's/ Gres=gpu:7 / Gres=gpu:8 /' "
+    f"{_SLURM}; {RECONFIGURE}"
+)
+
+
+@dataclass(frozen=True)
+class ByAPerson:
+    """What `up` leaves to a person: how it ends, what it says to them, and how they `repair` it."""
+
+    status: str
+    said: str
+    repair: str
+
+
 BY_A_PERSON = {
-    "secure_boot.rejects_dkms": ("mokutil --import", "umount /sys/firmware; rm /var/lib/dkms/mok.pub"),
+    "secure_boot.rejects_dkms": ByAPerson(
+        "failed", "mokutil --import", "umount /sys/firmware; rm /var/lib/dkms/mok.pub"
+    ),
+    **{
+        fact: ByAPerson("not as declared", "scontrol reconfigure", _SLURM_REPAIR)
+        for fact in ("slurm.gpus", *_SLURM_LINES)
+    },
 }
 
 # One cause that several promises name: the fact that is broken -> (role, fact) that then must be named, too.
@@ -184,7 +225,27 @@ TOGETHER = {
         ("nvlink", "fabric.manager_matches_driver"),
         ("nvlink", "nvidia_smi.fabric.state"),
     },
+    "service.prometheus-node-exporter.service.active": {("gpu_metrics", "tcp.9100.listening")},
+    "service.nvidia-dcgm.service.active": {
+        ("gpu_metrics", "service.nvidia-dcgm-exporter.service.active"),
+        ("gpu_metrics", "tcp.9400.listening"),
+    },
+    "service.nvidia-dcgm-exporter.service.active": {("gpu_metrics", "tcp.9400.listening")},
 }
+
+
+_LISTENERS = {"9100": "prometheus-node-exporter.service", "9400": "nvidia-dcgm-exporter.service"}
+
+
+def _deaf(port: str, _: Expectation) -> str:
+    """The service runs and listens nowhere, as one that hangs; started again, it is well."""
+    unit = _LISTENERS[port]
+    folder = f"/run/systemd/system/{unit}.d"
+    dropin = "[Service]\\nType=exec\\nExecStart=\\nExecStart=/bin/sleep infinity\\n"
+    return (
+        f"mkdir -p {folder} && printf '{dropin}' > {folder}/99-deaf.conf && systemctl daemon-reload && "
+        f"systemctl restart {unit} && rm -r {folder} && systemctl daemon-reload"
+    )
 
 
 def _locked_memory(subject: str, _: Expectation) -> str:
@@ -229,6 +290,7 @@ def _runtime_mode(_: str, __: Expectation) -> str:
 
 BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("file", "content"): _file_content,
+    ("file", "sha256"): lambda path, _: f"echo '# changed by hand' >> {shlex.quote(path)}",
     ("file", "mode"): _file_mode,
     ("file", "owner"): lambda path, _: f"chown nobody {shlex.quote(path)}",
     ("file", "exists"): _file_exists,
@@ -253,5 +315,9 @@ BREAKERS: dict[tuple[str, str], Callable[[str, Expectation], str]] = {
     ("container_runtime", "mode"): _runtime_mode,
     ("limits", "memlock"): _locked_memory,
     ("cpu", "governors"): _governors,
+    ("tcp", "listening"): _deaf,
+    # It comes every hour there (test_expectation_walk_in_service.py).
+    ("node_health", "result"): lambda _, __: "rm /run/gpuprov/health.json",
+    ("slurm", ""): _slurm,
     ("memory", "numa_balancing"): lambda _, __: _kernel_file("/proc/sys/kernel/numa_balancing", "1"),
 }

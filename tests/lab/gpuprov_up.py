@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,11 +28,13 @@ class Operator:
             capture_output=True, text=True, timeout=timeout, check=False, env=self._environment,
         )  # fmt: skip
 
-    def began(self, verb: str, *arguments: str, **variables: Any) -> subprocess.Popen[str]:
-        """`gpuprov VERB` at work; stdout and stderr are one."""
+    def began(
+        self, verb: str, *arguments: str, out: IO[str] | None = None, **variables: Any
+    ) -> subprocess.Popen[str]:
+        """`gpuprov VERB` at work; stdout and stderr are one, in a file (`out`) or a pipe."""
         return subprocess.Popen(
             self._words(verb, arguments, variables),
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self._environment,
+            stdout=out or subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=self._environment,
         )  # fmt: skip
 
     def _words(self, verb: str, arguments: tuple[str, ...], variables: dict[str, Any]) -> list[str]:
@@ -40,6 +42,8 @@ class Operator:
             word for name, value in variables.items() for word in ("--set", f"{name}={json.dumps(value)}")
         ]
         where = [] if "--resume" in arguments else [str(self.inventory)]
+        if verb == "return":  # its first word is a node
+            where = ["--inventory", *where]
         return [sys.executable, "-m", "provision.cli", verb, *where, *arguments, *chosen]
 
     def newest(self, verb: str = "up") -> Path:

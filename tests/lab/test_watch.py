@@ -6,16 +6,11 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -26,9 +21,10 @@ from provision.lab.spec import NodeSpec
 from provision.remote.schedulers import PREFIX, Holder, Scheduler, chosen
 from provision.up.watch.incidents import Incident, Store, place_of
 from tests.lab import slurm_cluster
-from tests.lab.gpuprov_up import ROOT, Operator, said
+from tests.lab.gpuprov_up import Operator, said
 from tests.lab.images import Images
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
+from tests.lab.watches import declare, newest, state_home, until, validated, watching
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(5400)]
 SERVICE = [f"gpu-{number:02d}" for number in range(1, 9)]
@@ -48,15 +44,12 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 @pytest.fixture(scope="module")
 def operator(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Operator:
     """A fleet whose nodes check themselves. Slurm's controller is the first node."""
-    declared = yaml.safe_load(lab.inventory.read_text())
+    limits = {"hourly": 1000, "return_hours": 0}
+    path = tmp_path_factory.mktemp("inventory") / "nodes.yml"
+    declare(lab.inventory, path, SPARES, SERVICE[0], gpuprov_watch=limits)
+    declared = yaml.safe_load(path.read_text())
     for number, name in enumerate((*SERVICE, *SPARES)):
         declared["gpu_nodes"]["hosts"][name]["gpuprov_rack"] = f"r{number % 2 + 1}"
-    declared["gpuprov_spares"] = {"hosts": {name: {} for name in SPARES}}
-    declared["gpuprov_slurm"] = {"hosts": {SERVICE[0]: {}}}
-    declared["gpu_nodes"].setdefault("vars", {}).update(
-        node_health_enabled=True, gpuprov_scheduler="slurm", gpuprov_watch={"hourly": 1000, "return_hours": 0}
-    )
-    path = tmp_path_factory.mktemp("inventory") / "nodes.yml"
     path.write_text(yaml.safe_dump(declared))
     one = Operator(path, tmp_path_factory.mktemp("runs"))
     slurm_cluster.start([lab.node(name) for name in (*SERVICE, *SPARES)], patience=120)
@@ -72,47 +65,16 @@ def slurm(operator: Operator) -> Scheduler:
 
 @pytest.fixture(scope="module")
 def store(operator: Operator, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    state = tmp_path_factory.mktemp("state")
-    before = os.environ.get("XDG_STATE_HOME")
-    os.environ["XDG_STATE_HOME"] = str(state)
-    yield Store(place_of(inventory.load(operator.inventory)))
-    if before is None:
-        del os.environ["XDG_STATE_HOME"]
-    else:
-        os.environ["XDG_STATE_HOME"] = before
+    with state_home(tmp_path_factory.mktemp("state")):
+        yield Store(place_of(inventory.load(operator.inventory)))
 
 
 @pytest.fixture
 def watch(operator: Operator, store: Store, tmp_path: Path) -> Iterator[Path]:
     """The watch at work; the file of what it prints."""
-    log = tmp_path / "watch.log"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GPUPROV_RUNS": str(operator.runs)}
-    words = [sys.executable, "-m", "provision.cli", "watch", str(operator.inventory)]
-    with log.open("w") as out:
-        process = subprocess.Popen(words, stdout=out, stderr=subprocess.STDOUT, env=environment)
-    until(lambda: len(validated(store)) >= len(SPARES), 300, "the spares are validated", log)
-    yield log
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == ExitCode.OK, log.read_text()
-
-
-def validated(store: Store) -> list[str]:
-    return [name for name, one in store.validated().items() if one["verdict"] == "pass"]
-
-
-def until(holds: Any, limit: float, what: str, log: Path) -> float:
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < limit, (
-            f"{what}: not within {limit:.0f} s\n{log.read_text()[-4000:]}"
-        )
-        time.sleep(0.2)
-    return time.monotonic() - began
-
-
-def newest(store: Store) -> Incident | None:
-    found = store.incidents()
-    return found[-1] if found else None
+    with watching(operator, tmp_path / "watch.log") as log:
+        until(lambda: len(validated(store)) >= len(SPARES), 300, "the spares are validated", log)
+        yield log
 
 
 def in_service(slurm: Scheduler) -> list[str]:

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from provision import paths
-from provision.remote.node_program import health_result_program
+from provision.remote.node_program import about_scheduler, health_result_program
 from provision.remote.protocol import unframed
 
 RESULT = b'{"format": 1}'
@@ -174,7 +173,7 @@ def test_why_slurm_gave_no_answer(folder: Path, slurm: Path) -> None:
 def test_slurm_has_five_seconds(folder: Path, slurm: Path) -> None:
     tool(slurm, "scontrol", "exec sleep 600")
     began = time.monotonic()
-    assert asked(folder, slurm)["problem"] == "no answer within 5 s"
+    assert asked(folder, slurm)["problem"] == "scontrol gave no answer within 5 s"
     assert time.monotonic() - began < 15
 
 
@@ -230,7 +229,7 @@ def test_who_follows_gets_the_result_and_each_new_one_within_a_second(
 
 def test_who_follows_is_told_that_the_node_lives_and_once_a_minute_what_did_not_change(folder: Path) -> None:
     text = health_result_program({"folder": str(folder), "owner": os.geteuid(), "follow": True})
-    source = (paths.NODE / "health_result.py").read_text(encoding="utf-8")
+    source = about_scheduler("health_result")
     quick = source.replace("ALIVE = 15.0", "ALIVE = 0.6").replace("AGAIN = 60.0", "AGAIN = 2.0")
     assert quick.count("0.6") == quick.count("2.0") == 1
     call = text[text.rindex("main(") :]

@@ -20,8 +20,8 @@ from provision.desired import variables
 from provision.errors import StackError
 from provision.fleet import Fleet, Node
 from provision.paths import DOCS
-from provision.remote.schedulers import Holder
-from provision.remote.schedulers.kubernetes import Kubernetes, Member, Result, members, objects
+from provision.remote.schedulers import Holder, chosen
+from provision.remote.schedulers.kubernetes import Kubernetes, Member, Result, members, published
 from tests.support import kubernetes_api
 from tests.support.kubernetes_api import BEFORE, TOKEN, Request, Served, scheduler
 
@@ -204,15 +204,65 @@ def test_only_the_reason_of_a_node_that_we_hold_is_replaced(served: Served, clus
 # --- pools
 
 
+IN_POOLS = {"pool": "train", "topology.kubernetes.io/rack": "r7"}
+ELSE = {"kubernetes.io/hostname": "gpu-01"}
+
+
 def test_a_spare_gets_the_labels_of_the_pool_and_no_others(served: Served, cluster: Kubernetes) -> None:
-    labels = {"pool": "train", "topology.kubernetes.io/rack": "r7", "kubernetes.io/hostname": "gpu-01"}
-    served.api.change("gpu-01", {"metadata": {"labels": labels}}, "kubectl")
-    assert cluster.join("spare-01", "gpu-01") == cluster.join("spare-01", "gpu-01") == ""
+    served.api.change("gpu-01", {"metadata": {"labels": IN_POOLS | ELSE}}, "kubectl")
+    pools = cluster.look(["gpu-01"])["gpu-01"].pools
+    assert cluster.join("spare-01", "gpu-01", pools) == cluster.join("spare-01", "gpu-01", pools) == ""
     (patch,) = served.api.changes()
-    assert (patch.path, patch.body) == (
-        "/api/v1/nodes/gpu-09",
-        {"metadata": {"labels": {"pool": "train", "topology.kubernetes.io/rack": "r7"}}},
+    assert (patch.path, patch.body) == ("/api/v1/nodes/gpu-09", {"metadata": {"labels": IN_POOLS}})
+
+
+def labels(served: Served) -> Any:
+    return served.api.node("gpu-01")["metadata"]["labels"]
+
+
+def test_a_failed_node_leaves_its_pools_and_is_put_back_into_them(
+    served: Served, cluster: Kubernetes
+) -> None:
+    """While it is away it still counts as one of them: the limit on a pool goes by that."""
+    served.api.change("gpu-01", {"metadata": {"labels": IN_POOLS | ELSE}}, "kubectl")
+    before = cluster.look(["gpu-01"])["gpu-01"].pools
+    cluster.drain(LOST)
+    assert cluster.leave("gpu-01") == cluster.leave("gpu-01") == ""
+    assert labels(served) == ELSE
+    assert (
+        cluster.look(["gpu-01"])["gpu-01"].pools == before == ("pool=train", "topology.kubernetes.io/rack=r7")
     )
+    assert cluster.rejoin("gpu-01") == cluster.rejoin("gpu-01") == ""
+    assert labels(served) == IN_POOLS | ELSE
+    assert "gpuprov.io/pools" not in served.api.node("gpu-01")["metadata"]["annotations"]
+    assert len(served.api.changes()) == 3
+
+
+def test_a_node_that_is_resumed_is_in_its_pools_again_but_for_what_others_gave_it(
+    served: Served, cluster: Kubernetes
+) -> None:
+    served.api.change("gpu-01", {"metadata": {"labels": IN_POOLS}}, "kubectl")
+    cluster.drain(LOST)
+    cluster.leave("gpu-01")
+    served.api.change("gpu-01", {"metadata": {"labels": {"pool": "test"}}}, "kubectl")
+    assert cluster.resume(["gpu-01"]) == {}
+    assert labels(served) == IN_POOLS | {"pool": "test"}
+    assert served.api.node("gpu-01")["metadata"]["annotations"] == {}
+
+
+@pytest.mark.parametrize("note", ["no JSON", "[1]", '{"pool": 7}'])
+def test_a_note_of_pools_that_somebody_else_wrote_puts_nothing_back(
+    served: Served, cluster: Kubernetes, note: str
+) -> None:
+    served.api.change("gpu-01", {"metadata": {"annotations": {"gpuprov.io/pools": note}}}, "kubectl")
+    assert cluster.rejoin("gpu-01") == ""
+    assert served.api.changes() == []
+
+
+def test_a_node_that_we_do_not_hold_stays_in_its_pools(served: Served, cluster: Kubernetes) -> None:
+    served.api.change("gpu-01", {"metadata": {"labels": IN_POOLS}}, "kubectl")
+    assert cluster.leave("gpu-01") == ""
+    assert labels(served) == IN_POOLS
 
 
 # --- evictions
@@ -348,7 +398,7 @@ def test_an_older_result_does_not_hide_a_newer_one(served: Served, cluster: Kube
     [("a" * 62 + "/b", "a" * 62 + "_"), ("-.x.-", "x"), ("Ünï", "n"), ("", None), ("///", None)],
 )
 def test_a_label_is_cut_to_what_kubernetes_takes(value: str, label: str | None) -> None:
-    found = objects.label_value(value)
+    found = published.label_value(value)
     assert found == (label.rstrip("_") if label else None)
     assert found is None or re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", found)
 
@@ -362,8 +412,9 @@ def everything(served: Served, cluster: Kubernetes) -> list[Request]:
     served.api.change("gpu-02", {"metadata": {"labels": {"pool": "train"}}}, "kubectl")
     assert cluster.drain(LOST) == cluster.mark({"gpu-01": "in repair"}) == {}
     assert cluster.evict(["gpu-01"], 10) == cluster.publish({"gpu-01": GOOD}) == {}
+    assert cluster.leave("gpu-01") == cluster.rejoin("gpu-01") == ""
     assert cluster.resume(["gpu-01"]) == {}
-    assert cluster.join("spare-01", "gpu-02") == ""
+    assert cluster.join("spare-01", "gpu-02", ()) == ""
     many = {f"n-{number}": Member(f"n-{number}", served.kubeconfig) for number in range(20)}
     scheduler(many).look(list(many))
     return list(served.api.came)
@@ -470,6 +521,14 @@ def test_kubectl_shows_what_was_written(served: Served, cluster: Kubernetes, tmp
 
 
 # --- variables
+
+
+def test_what_is_set_on_the_command_line_holds(tmp_path: Path) -> None:
+    given = {"gpuprov_scheduler": "kubernetes", "gpuprov_kubeconfig": "/of-the-inventory"}
+    fleet = Fleet(tmp_path / "inventory.yml", {"gpu-01": Node("gpu-01", (), given)}, {})
+    found = chosen.only(fleet, {"gpuprov_kubeconfig": "/chosen", "gpuprov_kubernetes_pool_labels": ["pool"]})
+    assert isinstance(found, Kubernetes)
+    assert found._members == {"gpu-01": Member("gpu-01", Path("/chosen"), "", ("pool",))}
 
 
 def test_members_come_from_the_inventory(tmp_path: Path) -> None:

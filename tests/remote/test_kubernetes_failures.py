@@ -291,7 +291,7 @@ def test_a_cluster_that_fails_leaves_the_other_one_alone(served: Served, tmp_pat
     assert set(cluster.drain({"gpu-01": "x", "far": "x"})) == {"far"}
     found = cluster.look(["gpu-01", "far"])
     assert (found["gpu-01"].error, bool(found["far"].error)) == ("", True)
-    assert "another cluster" in cluster.join("gpu-01", "far")
+    assert "another cluster" in cluster.join("gpu-01", "far", ())
 
 
 @pytest.mark.parametrize("status", [0, 1])

@@ -89,10 +89,10 @@ def test_joining_partitions(adds: bool) -> None:
     cluster = Cluster(
         {"a": ["IDLE", ""], "b": ["IDLE", ""]}, pools={"gpu": ["a", "b"], "big": ["a"]}, adds=adds
     )
-    assert slurm(cluster).join("b", "a") == ""
+    assert slurm(cluster).join("b", "a", ("gpu", "big")) == ""
     assert cluster.pools == {"gpu": ["a", "b"], "big": ["a", "b"]}
     before = len(cluster.updates)
-    assert slurm(cluster).join("b", "a") == ""
+    assert slurm(cluster).join("b", "a", ("gpu", "big")) == ""
     assert len(cluster.updates) == before
 
 

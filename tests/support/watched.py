@@ -84,7 +84,7 @@ def main(folder: Path) -> None:
             Stream(healths(of, [FAILED])),
             scheduler,
             Checks(folder / "evidence"),
-            teller.tell,
+            teller,
             _say_nothing,
         )
         for _ in range(2000):

@@ -100,7 +100,8 @@ class FileScheduler:
                 state = "IDLE+DRAIN" if reason else "DOWN" if down else "IDLE"
                 jobs = tuple(Job(one) for one in row["jobs"])
                 free = not reason and not down
-                found[name] = Scheduled(name, state, reason, holder, free, down, tuple(row["pools"]), jobs)
+                pools = tuple(row["pools"] or row.get("left", ()))
+                found[name] = Scheduled(name, state, reason, holder, free, down, pools, jobs)
         return found
 
     def drain(self, reasons: Mapping[str, str]) -> dict[str, str]:
@@ -130,12 +131,31 @@ class FileScheduler:
                     self._done.append(f"mark {name}")
         return problems
 
-    def join(self, node: str, like: str) -> str:
+    def join(self, node: str, like: str, pools: Sequence[str]) -> str:  # noqa: ARG002 - as the protocol has it
         if problem := self.broken.get("join", {}).get(node):
             return problem
         with self.rows() as rows:
-            for pool in rows[like]["pools"]:
+            for pool in pools:
                 if pool not in rows[node]["pools"]:
                     rows[node]["pools"].append(pool)
                     self._done.append(f"join {node} {pool}")
+        return ""
+
+
+class PooledScheduler(FileScheduler):
+    """One whose failed nodes leave their pools, as those of Kubernetes do."""
+
+    def leave(self, node: str) -> str:
+        return self._moved(node, "pools", "left")
+
+    def rejoin(self, node: str) -> str:
+        return self._moved(node, "left", "pools")
+
+    def _moved(self, node: str, away: str, to: str) -> str:
+        if problem := self.broken.get(to, {}).get(node):
+            return problem
+        with self.rows() as rows:
+            if rows[node].get(away):
+                rows[node] |= {to: rows[node][away], away: []}
+                self._done.append(f"{to} {node}")
         return ""

@@ -46,6 +46,15 @@ def heeded(*signals: int) -> list[int]:
     return [number for number in signals if signal.getsignal(number) != signal.SIG_IGN]
 
 
+def ended_as_interrupted() -> contextlib.AbstractContextManager[None]:
+    """To be terminated is to be interrupted, in this block: SIGTERM and SIGHUP raise KeyboardInterrupt."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    return handled(interrupt, heeded(signal.SIGTERM, signal.SIGHUP))
+
+
 class Interrupts:
     """How often a stop was requested, by a signal or by us: once means in order, more often means now."""
 

@@ -44,7 +44,8 @@ class Scheduled:
     out of service, whole, with who and when where it says so. `holder`: whose doing that is. `takes_jobs`: it
     may start a job there now. `down`: the scheduler itself has lost it (Slurm: DOWN or NOT_RESPONDING;
     Kubernetes: not Ready). `pools`: Slurm's partitions, the labels of Kubernetes that pods select by
-    (`key=value`). `error`: why nothing is known; then the rest says nothing.
+    (`key=value`), those included that it left (`Pools.leave`). `error`: why nothing is known; then the rest
+    says nothing.
     """
 
     name: str
@@ -82,8 +83,8 @@ class Scheduler(Protocol):
         """Replace the reason of nodes that we hold already (without PREFIX). Node → why that failed; that
         somebody else holds it, or nobody, is a failure."""
 
-    def join(self, node: str, like: str) -> str:
-        """Put `node` into the pools that `like` is in and it is not; why that failed, or "". Idempotent."""
+    def join(self, node: str, like: str, pools: Sequence[str]) -> str:
+        """Put `node` into these pools of `like`, whose place it takes; why that failed, or "". Idempotent."""
 
 
 @runtime_checkable
@@ -93,3 +94,16 @@ class Evicts(Protocol):
     def evict(self, nodes: Sequence[str], deadline: float) -> dict[str, str]:
         """Have what runs on these nodes, which we hold, started elsewhere, within `deadline` seconds. Node →
         what still runs there and why."""
+
+
+@runtime_checkable
+class Pools(Protocol):
+    """A scheduler in which a node out of service still counts as one of its pool, until it leaves that. (In
+    Slurm a drained node is no burden to its partition, and slurm.conf would put it back.)"""
+
+    def leave(self, node: str) -> str:
+        """Take a node that we hold out of its pools, and keep with the scheduler which they were; why that
+        failed, or "". Idempotent; a node that others hold stays as it is, and that is no failure."""
+
+    def rejoin(self, node: str) -> str:
+        """Put a node back into the pools that it left; why that failed, or "". Idempotent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from provision.errors import InventoryError
@@ -84,10 +84,16 @@ def load(fleet: Fleet, overrides: Mapping[str, Any], makers: Mapping[str, Made] 
     one is named, and for two nodes of one name."""
     names: dict[str, dict[str, str]] = {}
     waits: dict[str, int] = {}
+    if overrides:
+        nodes = {
+            name: replace(node, variables={**node.variables, **overrides})
+            for name, node in fleet.nodes.items()
+        }
+        fleet = replace(fleet, nodes=nodes)
     for node in fleet.nodes.values():
         if _NO_GPU_NODES in node.groups:
             continue
-        given = {**node.variables, **overrides}
+        given = node.variables
         kind = _kind(node.name, given)
         if kind in (SLURM, KUBERNETES):
             names.setdefault(kind, {})[node.name] = _name(node, given, kind)

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from provision.fleet import Fleet
 from provision.remote.schedulers import Holder, Job, Scheduled, slurm_text
 from provision.remote.schedulers.commands import Ask, Commands, CommandsError, Done
+from provision.remote.schedulers.hosts import GROUP
 from provision.remote.schedulers.slurm_text import NodeText
 from provision.text import one_line
 
-GROUP = "gpuprov_slurm"
 AT_ONCE = 400  # nodes in one question: about 600 KB of answer
 _SQUEUE = ("squeue", "--noheader", "--states=RUNNING,SUSPENDED,COMPLETING,CONFIGURING,STOPPED")
 _HIDDEN = Job("?")  # a job that Slurm counts and does not show
@@ -118,14 +118,14 @@ class Slurm:
                 problems[node] = refused.get(node) or f"scontrol returned it, and Slurm says {text.state}"
         return problems
 
-    def join(self, node: str, like: str) -> str:
-        """Put a node into the partitions of another. scontrol has `Nodes+=` in newer releases; an older one
-        refuses it by name, and then gets the whole list, as it reads now and one longer."""
-        known, problems = self._known([node, like])
+    def join(self, node: str, like: str, pools: Sequence[str]) -> str:  # noqa: ARG002 - there is one cluster
+        """Put a node into partitions. scontrol has `Nodes+=` in newer releases; an older one refuses it by
+        name, and then gets the whole list, as it reads now and one longer."""
+        known, problems = self._known([node])
         if problems:
-            return "; ".join(f"{name}: {why}" for name, why in problems.items())
+            return problems[node]
         name = self._name(node)
-        missing = [pool for pool in known[like].pools if pool not in known[node].pools]
+        missing = [pool for pool in pools if pool not in known[node].pools]
         try:
             for pool in missing:
                 done = self._asked(["scontrol", "update", f"PartitionName={pool}", f"Nodes+={name}"])[0]

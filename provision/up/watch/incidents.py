@@ -5,6 +5,7 @@
     validated.json         when each spare was validated last, and with which verdict
     history.jsonl          each change of a node's health
     outbox/<id>.json       a message that was not delivered to everybody yet (tell.py)
+    alerts/<id>.json       an alert that is open in Alertmanager (alerts.py)
 
 An incident's `step` names what is to be done **next**, and is written before it is done. Every step can be
 done twice without harm, so a watch that was killed takes each incident up at its step. Files are replaced
@@ -64,9 +65,10 @@ class Incident:
     """One failed node. Times are seconds since 1970.
 
     `cause`: one line for people; `action`, `device`, `serial` of the finding. `spare`: the node that takes
-    its place (chosen from step `verify` on); `tried`: spares that turned out to be none. `was_spare`: it
-    failed while it waited, so nobody takes its place. `placed`, `closed`, `returned`: when. `note`: why it
-    stands where it stands. `returning`: how far `gpuprov return` has come: step → the run that did it.
+    its place (chosen from step `verify` on); `tried`: spares that turned out to be none; `pools`: those that
+    the spare was put into. `was_spare`: it failed while it waited, so nobody takes its place. `placed`,
+    `closed`, `returned`: when. `note`: why it stands where it stands. `returning`: how far `gpuprov return`
+    has come: step → the run that did it.
     """
 
     id: str
@@ -79,6 +81,7 @@ class Incident:
     serial: str = ""
     spare: str = ""
     tried: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
     was_spare: bool = False
     drained: float | None = None
     placed: float | None = None
@@ -149,6 +152,19 @@ def roles(fleet: Fleet, incidents: Sequence[Incident]) -> dict[str, Role]:
     return found
 
 
+def serving(incidents: Sequence[Incident]) -> dict[str, Incident]:
+    """Each spare that is in service, with the incident whose node it replaces."""
+    found: dict[str, Incident] = {}
+    changes = [(one.opened, 0, one.node, one) for one in incidents]
+    changes += [(one.placed, 1, one.spare, one) for one in incidents if one.spare and one.placed is not None]
+    for _, placed, node, one in sorted(changes, key=lambda change: change[:2]):
+        if placed:
+            found[node] = one
+        elif one.step is not Step.CLOSED or one.placed is not None:
+            found.pop(node, None)
+    return found
+
+
 def may_return(node: str, incidents: Sequence[Incident], hours: float) -> float:
     """From when on a node may come back: each failure in the last 30 days doubles the wait."""
     mine = sorted(one.opened for one in incidents if one.node == node and one.step is not Step.CLOSED)
@@ -189,11 +205,12 @@ class Store:
                 ) from None
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-            for folder in ("incidents", "outbox", "returns"):
+            for folder in ("incidents", "outbox", "alerts", "returns"):
                 (self.path / folder).mkdir(exist_ok=True, mode=0o700)
             # What a kill left half-written. (In `returns` another process may be writing now.)
-            for half in (*self.path.glob("incidents/.*.json.*"), *self.path.glob("outbox/.*.json.*")):
-                half.unlink(missing_ok=True)
+            for folder in ("incidents", "outbox", "alerts"):
+                for half in self.path.glob(f"{folder}/.*.json.*"):
+                    half.unlink(missing_ok=True)
             yield
         finally:
             os.close(descriptor)
@@ -277,7 +294,8 @@ def _incident(path: Path, back: Path) -> Incident:
     document |= {name: more[name] for name in _OF_RETURN if name in more}
     try:
         known = {name: value for name, value in document.items() if name in _KNOWN}
-        known |= {"step": Step(known["step"]), "tried": tuple(known.get("tried", ()))}
+        known |= {name: tuple(known.get(name, ())) for name in ("tried", "pools")}
+        known["step"] = Step(known["step"])
         return Incident(**known)
     except (KeyError, ValueError, TypeError) as error:
         raise RunFolderError(

@@ -1,7 +1,8 @@
 """Bringing a repaired node back: provisioned, validated, burnt in, and then a spare.
 
-Each part is a run of its own, as a person would start it, and is noted when it has passed: interrupted or
-failed, the next call goes on with the part that is missing. The node stays drained through all of it.
+Each part is a run of its own, as a person would start it, and is noted when it has passed: interrupted, the
+next call goes on with the part that is missing. Where a part found the node unfit the next call begins anew:
+what passed before a repair says nothing of the node after it. The node stays drained through all of it.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from dataclasses import replace
 
 from provision.errors import ExitCode, GpuprovError, UsageError
 from provision.fleet import Fleet
-from provision.remote.schedulers import Holder, Scheduled, Scheduler
+from provision.remote.schedulers import Holder, Pools, Scheduled, Scheduler
 from provision.text import iso, spelled
 from provision.up.watch.incidents import SPARE, Incident, Step, Store, may_return
 from provision.up.watch.policy import Policy
 
 PARTS = ("up", "validate", "burnin")
+_UNFIT = (ExitCode.UNHEALTHY, ExitCode.DRIFT, ExitCode.INCOMPLETE)  # what these say is said of the node
 
 
 def incident_of(node: str, fleet: Fleet, incidents: Sequence[Incident]) -> Incident:
@@ -70,13 +72,19 @@ def bring_back(
         code = run(part)
         if code != ExitCode.OK:
             say(f"{node}: {part} did not pass; the node stays drained")
-            say(f"run this command again to go on with {part}")
+            if code in _UNFIT:
+                store.write_return(replace(incident, returning={}))
+                say("repair it, and run this command again: it begins anew")
+            else:
+                say(f"run this command again to go on with {part}")
             return ExitCode(code) if code in set(ExitCode) else ExitCode.ERROR
         incident = replace(incident, returning={**incident.returning, part: iso(now())})
         store.write_return(incident)
     _refuse_others(scheduler, node)
     if problem := scheduler.mark({node: SPARE}).get(node, ""):
         raise GpuprovError(f"{node} cannot be marked as a spare: {problem}", "run this command again")
+    if isinstance(scheduler, Pools) and (problem := scheduler.rejoin(node)):
+        raise GpuprovError(f"{node} cannot be put back into its pools: {problem}", "run this command again")
     store.write_return(replace(incident, returned=now()))
     say(f"{node} is a spare now")
     return ExitCode.OK

@@ -16,8 +16,9 @@ from provision.fleet import Fleet
 from provision.node_names import fold
 from provision.remote.schedulers import Holder, Scheduled, Scheduler
 from provision.text import many
+from provision.up.watch.alerts import is_over
 from provision.up.watch.decide import HOUR, Held, Telling, View, decide, ready, suspects
-from provision.up.watch.incidents import SPARE, Incident, Role, Store, roles
+from provision.up.watch.incidents import SPARE, Incident, Role, Store, roles, serving
 from provision.up.watch.policy import Policy
 from provision.up.watch.seen import Seen, seen
 from provision.up.watch.steps import Checked, Message, Steps
@@ -46,6 +47,16 @@ class Checks(Protocol):
     def stop(self) -> None: ...
 
 
+class People(Protocol):
+    """Who is told: provision.up.watch.tell.Teller."""
+
+    def tell(self, message: Message) -> None:
+        """Have people told; returns when the message is on disk."""
+
+    def settle(self, over: Callable[[Message], bool]) -> None:
+        """What was told and is over is no longer shown as open."""
+
+
 class Watch:
     """One fleet under watch. The store is held by the caller (Store.alone). `say`: lines for the log."""
 
@@ -57,14 +68,14 @@ class Watch:
         stream: Stream,
         scheduler: Scheduler,
         checks: Checks,
-        tell: Callable[[Message], None],
+        people: People,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.scheduler = scheduler
         self._fleet, self._policy, self._store = fleet, policy, store
         self._stream, self._checks, self._say, self._clock = stream, checks, say, clock
-        self.tell = tell
+        self._people = people
         self._seen: dict[str, Seen] = {}
         self._words: dict[str, tuple[float, Scheduled]] = {}  # node → when it was asked, the answer
         self._steps = Steps(self, store, policy, say)
@@ -75,6 +86,8 @@ class Watch:
         self._renewer = concurrent.futures.ThreadPoolExecutor(1, "spare")
         self._renew_after: dict[str, float] = {}
         self._telling = Telling()
+        self._held: dict[str, str] = {}  # kind → the message that told last of what is held now
+        self._lost: dict[str, tuple[str, str]] = {}  # spare → why it is not in its pools, and who told so
         self._asked_all = 0.0
         self._stopped = False
 
@@ -105,6 +118,9 @@ class Watch:
     def evidence(self, incident: Incident) -> str:
         return self._checks.evidence(incident)
 
+    def tell(self, message: Message) -> None:
+        self._people.tell(message)
+
     # The loop.
 
     def run(self) -> None:
@@ -129,10 +145,11 @@ class Watch:
         if not self._take(self._stream.changes(wait)):
             # A thousand nodes change every few milliseconds; nothing of it is urgent but a failure.
             time.sleep(max(0.0, began + PACE - time.monotonic()))
-        if time.monotonic() - self._asked_all > ASK_ALL or not self._asked_all:
+        if all_of_them := time.monotonic() - self._asked_all > ASK_ALL or not self._asked_all:
             self._asked_all = time.monotonic()
             self._ask(list(self._fleet.nodes), 0.0)
             self._keep_spares()
+            self._keep_pools()
         view = self._known()
         if failed := suspects(view, self._policy):
             self._ask(failed, ASK_SOME)
@@ -142,6 +159,10 @@ class Watch:
             self._store.write(incident)
             self._say(f"{incident.id}: {incident.node} failed: {incident.cause}")
         self._tell_held(decision.held)
+        if all_of_them:
+            known = {one.id: one for one in self._store.incidents()}
+            held = {*self._held.values(), *(told for _, told in self._lost.values())}
+            self._people.settle(lambda message: is_over(message, known, held, view.validated))
         self._forward()
         self._renew(view)
 
@@ -209,6 +230,30 @@ class Watch:
             why = problems.get(name, "")
             self._say(f"{name} cannot be drained as a spare: {why}" if why else f"{name} is kept as a spare")
 
+    def _keep_pools(self) -> None:
+        """A spare in service that lost pools it was put into gets them back: what scontrol changes is gone
+        when slurm.conf is read again. One that the failed node is not in any more the site has taken away."""
+        nobody = (0.0, Scheduled("", error="not asked"))
+        in_service = serving(self._store.incidents())
+        self._lost = {spare: told for spare, told in self._lost.items() if spare in in_service}
+        for spare, incident in in_service.items():
+            word, failed = (self._words.get(name, nobody)[1] for name in (spare, incident.node))
+            lost = [pool for pool in incident.pools if pool in failed.pools and pool not in word.pools]
+            if word.error or word.holder is Holder.OTHERS or not lost:
+                self._lost.pop(spare, None)
+                continue
+            pools = ", ".join(lost)
+            why = self.scheduler.join(spare, incident.node, lost)
+            if not why:
+                self._lost.pop(spare, None)
+                self._say(f"{spare} was in {pools} no longer, and was put back: was slurm.conf read again?")
+            elif self._lost.get(spare, ("",))[0] != why:
+                at = self.now()
+                self._lost[spare] = why, f"{at:.0f}.{spare}.pool-lost"
+                text = f"{spare} is in {pools} no longer, where it replaces {incident.node}: {why}"
+                advice = f"put it back, or drain {spare}"
+                self.tell(Message(self._lost[spare][1], "pool-lost", at, text, spare, next=advice))
+
     def _is(self, name: str, holder: Holder) -> bool:
         word = self._words[name][1] if name in self._words else None
         return word is not None and not word.error and word.holder is holder
@@ -248,10 +293,11 @@ class Watch:
     # People.
 
     def _tell_held(self, held: Sequence[Held]) -> None:
-        at = self.now()
+        at, kinds = self.now(), {one.kind for one in held}
+        self._held = {kind: told for kind, told in self._held.items() if kind in kinds}
         for one in self._telling.news(held, at):
             text = f"{fold(one.nodes, 200)}: left in service: {one.why}"
-            stamp = f"{at:.0f}.{one.kind}"
+            self._held[one.kind] = stamp = f"{at:.0f}.{one.kind}"
             advice = f"gpuprov status --nodes {one.nodes[0]}"
             self.tell(Message(stamp, one.kind, at, text, one.nodes[0], next=advice))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from provision.remote.schedulers import Holder, Scheduled, Scheduler
+from provision.remote.schedulers import Holder, Pools, Scheduled, Scheduler
 from provision.text import one_line
 from provision.up.watch.decide import View, choose
 from provision.up.watch.incidents import Incident, Step, Store, by_the_node_itself, moved, new
@@ -188,17 +188,17 @@ class Steps:
             return self._other(incident, f"somebody else took {spare}: {word.reason}")
         if word.holder is Holder.US and incident.id not in word.reason:
             return self._other(incident, f"another run of gpuprov has {spare}: {word.reason}")
-        seen = self._world.view().seen.get(spare)
-        problem = word.error
+        seen, failed = self._world.view().seen.get(spare), self._word(incident.node)
+        problem = word.error or failed.error
         if not problem and seen is not None and (seen.fatal or seen.silent):
             problem = seen.cause or seen.trouble
-        problem = problem or scheduler.join(spare, incident.node)
+        problem = problem or scheduler.join(spare, incident.node, failed.pools)
         if not problem and word.holder is Holder.US:
             problem = scheduler.resume([spare]).get(spare, "")
         if not problem:
             word = self._word(spare)
             if word.takes_jobs:
-                return self._placed(incident)
+                return self._placed(replace(incident, pools=failed.pools))
             problem = word.error or f"it takes no jobs: {word.state} {word.reason}"
         if self._tries.get((incident.id, Step.PLACE.value), 0) + 1 < PLACE_TRIES:
             return _again(incident, f"{spare} cannot be put into service: {problem}")
@@ -222,6 +222,9 @@ class Steps:
             f"after {at - incident.opened:.0f} s. Action for {incident.node}: {incident.action}"
         )
         self._tell(incident, "replaced", text, f"gpuprov return {incident.node}")
+        scheduler = self._world.scheduler
+        if isinstance(scheduler, Pools) and (problem := scheduler.leave(incident.node)):
+            self._say(f"{incident.id}: {incident.node} keeps its pools: {problem}")
         return moved(incident, Step.EVIDENCE, placed=at)
 
     def _evidence(self, incident: Incident) -> Incident:

@@ -1,4 +1,5 @@
-"""Telling people: a program of the site, webhooks, an Alertmanager; each message until all have it.
+"""Telling people: a program of the site and webhooks, each message until all have it; and an Alertmanager,
+which is told what lasts (alerts.py).
 
 A message is on disk before it is sent, and stays there until every receiver has taken it, so that neither a
 restart nor a receiver that is down loses one. It may come twice after a crash: `id` is then the same.
@@ -29,6 +30,7 @@ from provision.errors import InventoryError, RunFolderError
 from provision.fleet import Fleet
 from provision.text import iso, one_line
 from provision.up.hooks import PATH, end_of, placed, refuse_unusable
+from provision.up.watch.alerts import Alert, Alerts
 from provision.up.watch.steps import Message
 
 FORMAT = 1
@@ -36,7 +38,6 @@ SECONDS = 10.0  # for a receiver to take one message over HTTP
 PROGRAM_SECONDS = 60.0  # for the site's program to end
 PAUSES = (2.0, 5.0, 15.0, 60.0, 300.0)  # between tries; the last one stays
 GIVEN_UP = 24 * 3600.0  # after so long nobody needs it any more
-ALERT_MINUTES = 15  # an alert lives for so long, if it is not renewed: a message is an event, no state
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,17 @@ def receivers(fleet: Fleet, overrides: Mapping[str, Any]) -> list[Receiver]:
         name = f"gpuprov_watch_webhooks, entry {number}"
         _check(name, url)
         found.append(Receiver(name, _webhook(url)))
-    if url := _one("gpuprov_watch_alertmanager", fleet, overrides):
-        _check("gpuprov_watch_alertmanager", url)
-        place = url.rstrip("/") + "/api/v2/alerts"
-        found.append(Receiver("gpuprov_watch_alertmanager", lambda message: _post(place, alerts(message))))
     return found
+
+
+def alertmanager(fleet: Fleet, overrides: Mapping[str, Any]) -> Callable[[Sequence[Alert]], None] | None:
+    """What takes alerts to the inventory's Alertmanager, if there is one. Raises InventoryError."""
+    url = _one("gpuprov_watch_alertmanager", fleet, overrides)
+    if not url:
+        return None
+    _check("gpuprov_watch_alertmanager", url)
+    place = url.rstrip("/") + "/api/v2/alerts"
+    return lambda alerts: _post(place, alerts)
 
 
 def _webhook(url: str) -> Callable[[Message], None]:
@@ -86,27 +93,6 @@ def _check(name: str, url: Any) -> None:
 def document(message: Message) -> dict[str, Any]:
     """What a program and a webhook get."""
     return {"format": FORMAT, "gpuprov": __version__, **asdict(message), "at": iso(message.at)}
-
-
-def alerts(message: Message) -> list[dict[str, Any]]:
-    """The same for Alertmanager: POST /api/v2/alerts of its API v2 (openapi.yaml of its sources)."""
-    labels = {
-        "alertname": "GpuprovWatch",
-        "kind": message.kind,
-        "node": message.node,
-        "severity": "info" if message.kind == "replaced" else "critical",
-        "device": message.device if message.node else "",
-        "serial": message.serial,
-    }
-    annotations = {"summary": message.text, "action": message.action, "next": message.next, "id": message.id}
-    return [
-        {
-            "labels": {name: value for name, value in labels.items() if value},
-            "annotations": {name: value for name, value in annotations.items() if value},
-            "startsAt": iso(message.at),
-            "endsAt": iso(max(message.at, time.time()) + ALERT_MINUTES * 60),
-        }
-    ]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -160,10 +146,16 @@ def _run(program: Path, message: Message) -> None:
 
 
 class Teller(contextlib.AbstractContextManager["Teller"]):
-    """Sends what is in the outbox, in a thread of its own. `say`: lines for the log."""
+    """Sends what is in the outbox, and `alerts`, in a thread of its own. `say`: lines for the log."""
 
-    def __init__(self, outbox: Path, to: Sequence[Receiver], say: Callable[[str], None]) -> None:
-        self._outbox, self._to, self._say = outbox, to, say
+    def __init__(
+        self,
+        outbox: Path,
+        to: Sequence[Receiver],
+        say: Callable[[str], None],
+        alerts: Alerts | None = None,
+    ) -> None:
+        self._outbox, self._to, self._say, self._alerts = outbox, to, say, alerts
         self._wake, self._ended = threading.Event(), False
         self._told: set[str] = set()
         self._waits: dict[str, tuple[float, int]] = {}  # message → not before, tries
@@ -179,7 +171,11 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
         self._thread.join(SECONDS)
 
     def tell(self, message: Message) -> None:
-        """Put a message into the outbox, once. Raises RunFolderError where that is not possible."""
+        """Put a message into the outbox, once, and open its alert. Raises RunFolderError where that is not
+        possible."""
+        if self._alerts is not None:
+            self._alerts.open(message)
+            self._wake.set()
         if message.id in self._told:
             return
         self._told.add(message.id)
@@ -193,10 +189,18 @@ class Teller(contextlib.AbstractContextManager["Teller"]):
             raise RunFolderError(f"{self._outbox} cannot be written: {error.strerror}", "make room") from None
         self._wake.set()
 
+    def settle(self, over: Callable[[Message], bool]) -> None:
+        """End the alerts of what is over."""
+        if self._alerts is not None:
+            self._alerts.settle(over)
+            self._wake.set()
+
     def _loop(self) -> None:
         while not self._ended:
             self._wake.clear()
             pause = self._round()
+            if self._alerts is not None and not self._ended:
+                pause = min(pause, self._alerts.round())
             self._wake.wait(pause)
 
     def _round(self) -> float:

@@ -13,7 +13,7 @@ from provision.remote.schedulers import PREFIX
 from provision.up.watch.incidents import Incident, Role, Step, Store, moved, new, roles
 from provision.up.watch.policy import Policy
 from provision.up.watch.returning import PARTS, bring_back, command, incident_of, refuse_early
-from tests.support.watching import FileScheduler, fleet
+from tests.support.watching import FileScheduler, PooledScheduler, fleet
 
 NOW = 1_800_000_000.0
 
@@ -55,13 +55,36 @@ def test_a_node_that_passes_everything_is_a_spare(store: Store, scheduler: FileS
     assert "resume gpu-03" not in scheduler.done()
 
 
-def test_a_part_that_fails_is_made_again_and_not_those_before_it(
+def test_it_is_in_its_pools_again(tmp_path: Path, store: Store) -> None:
+    scheduler = PooledScheduler(tmp_path / "kubernetes.json")
+    scheduler.begin(fleet())
+    scheduler.set("gpu-03", reason=f"{PREFIX}{store.incidents()[0].id} Xid 79", pools=[], left=["pool=train"])
+    scheduler.broken = {"pools": {"gpu-03": "forbidden (403)"}}
+    with pytest.raises(GpuprovError, match=r"gpu-03 cannot be put back into its pools: forbidden \(403\)"):
+        back(store, scheduler, [0, 0, 0])
+    assert store.incidents()[0].returned is None
+    scheduler.broken = {}
+    assert back(store, scheduler, []) == (ExitCode.OK, [])
+    with scheduler.rows() as rows:
+        assert (rows["gpu-03"]["pools"], rows["gpu-03"]["left"]) == (["pool=train"], [])
+
+
+def test_after_an_interruption_it_goes_on_with_the_part_that_is_missing(
     store: Store, scheduler: FileScheduler
 ) -> None:
-    assert back(store, scheduler, [0, 3]) == (ExitCode.UNHEALTHY, ["up", "validate"])
+    assert back(store, scheduler, [0, 130]) == (ExitCode.INTERRUPTED, ["up", "validate"])
     assert roles(fleet(), store.incidents())["gpu-03"] is Role.REPAIR
-    assert back(store, scheduler, [130]) == (ExitCode.INTERRUPTED, ["validate"])
+    assert back(store, scheduler, [1]) == (ExitCode.ERROR, ["validate"])
     assert back(store, scheduler, [0, 0]) == (ExitCode.OK, ["validate", "burnin"])
+
+
+@pytest.mark.parametrize("code", [ExitCode.UNHEALTHY, ExitCode.DRIFT, ExitCode.INCOMPLETE])
+def test_after_a_fault_all_parts_are_made_again_since_it_was_repaired_in_between(
+    store: Store, scheduler: FileScheduler, code: ExitCode
+) -> None:
+    assert back(store, scheduler, [0, 0, code]) == (code, list(PARTS))
+    assert roles(fleet(), store.incidents())["gpu-03"] is Role.REPAIR
+    assert back(store, scheduler, [0, 0, 0]) == (ExitCode.OK, list(PARTS))
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from provision.up.watch.incidents import Incident, Step, Store, new
 from provision.up.watch.policy import Policy
 from provision.up.watch.seen import Seen
 from provision.up.watch.steps import PLACE_TRIES, Checked, Message, Steps
-from tests.support.watching import GOOD, LOST, FileScheduler, fleet, seen
+from tests.support.watching import GOOD, LOST, FileScheduler, PooledScheduler, fleet, seen
 
 NOW = 1_800_000_000.0
 
@@ -22,10 +22,10 @@ NOW = 1_800_000_000.0
 class World:
     """A fleet of eight with two spares, of which gpu-03 has failed."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, scheduler: type[FileScheduler] = FileScheduler) -> None:
         self.fleet = fleet()
         self.store = Store(folder)
-        self.scheduler = FileScheduler(folder / "slurm.json")
+        self.scheduler = scheduler(folder / "slurm.json")
         folder.mkdir(exist_ok=True)
         self.scheduler.begin(self.fleet)
         self.at = NOW
@@ -102,6 +102,19 @@ def test_a_failed_node_is_drained_and_a_spare_of_its_rack_takes_its_place(world:
     assert message.kind == "replaced"
     assert (message.node, message.serial, message.action) == ("gpu-03", "1650923004321", "power-cycle")
     assert message.next == "gpuprov return gpu-03"
+
+
+def test_the_failed_node_leaves_its_pools_once_the_spare_is_in_them(tmp_path: Path) -> None:
+    world = World(tmp_path, PooledScheduler)
+    assert world.go().pools == ("gpu",)
+    assert world.scheduler.done()[-3:] == ["join spare-1 gpu", "resume spare-1", "left gpu-03"]
+
+
+def test_where_it_cannot_leave_them_the_spare_serves_all_the_same(tmp_path: Path) -> None:
+    world = World(tmp_path, PooledScheduler)
+    world.scheduler.broken = {"left": {"gpu-03": "forbidden (403)"}}
+    assert world.go().step is Step.REPAIR
+    assert any(line.endswith("gpu-03 keeps its pools: forbidden (403)") for line in world.lines)
 
 
 def test_nothing_is_done_where_the_node_recovered_before_it_was_drained(world: World) -> None:

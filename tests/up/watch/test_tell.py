@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
-import threading
-import time
 from collections.abc import Iterator
-from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -16,55 +12,9 @@ import pytest
 
 from provision.errors import InventoryError
 from provision.up.watch import tell
-from provision.up.watch.steps import Message
-from provision.up.watch.tell import Receiver, Teller, alerts, receivers
+from provision.up.watch.tell import Receiver, Teller, alertmanager, receivers
+from tests.support.told import MESSAGE, Server, until
 from tests.support.watching import fleet
-
-MESSAGE = Message(
-    "20270115T080000Z-gpu-03.replaced",
-    "replaced",
-    time.time(),
-    "gpu-03 failed and was drained; spare-1 took its place after 12 s",
-    "gpu-03",
-    "spare-1",
-    "20270115T080000Z-gpu-03",
-    "gpu3 has fallen off the bus (Xid 79)",
-    "power-cycle",
-    "gpu3",
-    "1650923004321",
-    "gpuprov return gpu-03",
-)
-
-
-class Server:
-    """A real HTTP server; `answers` are the statuses it gives, the last one for ever."""
-
-    def __init__(self) -> None:
-        self.got: list[tuple[str, Any]] = []
-        self.answers = [200]
-        self.location = ""
-        server = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                server.got.append((self.path, json.loads(body)))
-                status = server.answers.pop(0) if len(server.answers) > 1 else server.answers[0]
-                self.send_response(status)
-                if server.location:
-                    self.send_header("Location", server.location)
-                self.send_header("Content-Length", "0")
-                self.end_headers()
-
-            def log_message(self, *_: Any) -> None: ...
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}"
-        threading.Thread(target=self._http.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._http.shutdown()
-        self._http.server_close()
 
 
 @pytest.fixture
@@ -79,23 +29,13 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tell, "PAUSES", (0.05,))
 
 
-def until(holds: Any, what: str) -> None:
-    end = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < end, what
-        time.sleep(0.02)
-
-
-def test_a_webhook_and_an_alertmanager_get_the_message(server: Server, tmp_path: Path) -> None:
-    of = fleet(
-        gpuprov_watch_webhooks=[f"{server.url}/hook?token=secret-word"],
-        gpuprov_watch_alertmanager=f"{server.url}/",
-    )
+def test_a_webhook_gets_the_message(server: Server, tmp_path: Path) -> None:
+    of = fleet(gpuprov_watch_webhooks=[f"{server.url}/hook?token=secret-word"])
     with Teller(tmp_path, receivers(of, {}), lambda _line: None) as teller:
         teller.tell(MESSAGE)
-        until(lambda: len(server.got) == 2 and not list(tmp_path.iterdir()), "told")
-    found = dict(server.got)
-    body = found["/hook?token=secret-word"]
+        until(lambda: server.got and not list(tmp_path.iterdir()), "told")
+    ((path, body),) = server.got
+    assert path == "/hook?token=secret-word"
     assert body["format"] == 1
     assert {name: body[name] for name in ("id", "kind", "node", "serial", "next")} == {
         "id": MESSAGE.id,
@@ -104,17 +44,6 @@ def test_a_webhook_and_an_alertmanager_get_the_message(server: Server, tmp_path:
         "serial": "1650923004321",
         "next": "gpuprov return gpu-03",
     }
-    (alert,) = found["/api/v2/alerts"]
-    assert alert["labels"]["alertname"] == "GpuprovWatch"
-    assert alert["labels"]["severity"] == "info"
-    assert alert["annotations"]["summary"] == MESSAGE.text
-    assert alert["startsAt"] < alert["endsAt"]
-
-
-def test_what_holds_a_watch_back_is_critical() -> None:
-    (alert,) = alerts(replace(MESSAGE, kind="held.silent", serial=""))
-    assert alert["labels"]["severity"] == "critical"
-    assert "serial" not in alert["labels"]
 
 
 def test_a_receiver_that_fails_is_tried_again_and_the_others_are_told_once(
@@ -194,7 +123,8 @@ def test_a_file_in_the_outbox_that_is_no_message_is_put_aside(tmp_path: Path) ->
     ],
 )
 def test_a_receiver_that_cannot_be_used_is_refused(variables: dict[str, Any], said: str) -> None:
+    asked = alertmanager if "gpuprov_watch_alertmanager" in variables else receivers
     with pytest.raises(InventoryError) as refused:
-        receivers(fleet(**variables), {})
+        asked(fleet(**variables), {})
     assert said in refused.value.what
     assert "ftp" not in refused.value.what

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from provision import paths
 from provision.checks.judge import Verdict
 from provision.fleet import Fleet, Node
 from provision.remote import node_program
@@ -48,7 +47,7 @@ class Machine:
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     """Its program tells what did not change after 2 s, instead of a minute."""
     made = Machine(tmp_path / "run")
-    source = (paths.NODE / "health_result.py").read_text(encoding="utf-8")
+    source = node_program.about_scheduler("health_result")
     assert "AGAIN = 60.0" in source
     quick = source.replace("AGAIN = 60.0", "AGAIN = 2.0")
 

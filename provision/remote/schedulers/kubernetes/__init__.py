@@ -1,8 +1,8 @@
 """Kubernetes as a scheduler: nodes cordoned and tainted with their reason, given back, emptied by evictions
 that honour disruption budgets, and labelled with what was measured.
 
-What a patch says is decided in objects.py, how it is sent in cluster.py. A node is read before each change,
-and a change that meets another one (409) is decided anew from a fresh read.
+What a patch says is decided in objects.py and published.py, how it is sent in cluster.py. A node is read
+before each change, and a change that meets another one (409) is decided anew from a fresh read.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 
 from provision.fleet import Fleet
 from provision.remote.schedulers import Holder, Scheduled
-from provision.remote.schedulers.kubernetes import objects
+from provision.remote.schedulers.kubernetes import objects, published
 from provision.remote.schedulers.kubernetes.cluster import ApiError, Cluster
-from provision.remote.schedulers.kubernetes.objects import Pod, Result, rows, text
+from provision.remote.schedulers.kubernetes.objects import Pod, rows, text
+from provision.remote.schedulers.kubernetes.published import Result
 from provision.text import many, now, one_line
 
 Answer = TypeVar("Answer")
@@ -99,19 +100,17 @@ class Kubernetes:
 
         return self._changed(reasons, decide)
 
-    def join(self, node: str, like: str) -> str:
-        end = time.monotonic() + self._timeout
-        here, there = self._members[node], self._members[like]
-        if (here.kubeconfig, here.context) != (there.kubeconfig, there.context):
+    def join(self, node: str, like: str, pools: Sequence[str]) -> str:
+        if self._cluster(node) is not self._cluster(like):
             return f"{like} is in another cluster: {self._cluster(like).place}"
-        try:
-            model = self._cluster(like).node(there.name, end)
-            patch = objects.joined(self._cluster(node).node(here.name, end), model, here.pool_labels)
-            if patch:
-                self._cluster(node).patch_node(here.name, patch, end)
-        except ApiError as error:
-            return str(error)
-        return ""
+        return self._changed([node], lambda _name, found: objects.joined(found, pools)).get(node, "")
+
+    def leave(self, node: str) -> str:
+        pools = self._members[node].pool_labels
+        return self._changed([node], lambda _name, found: objects.left(found, pools)).get(node, "")
+
+    def rejoin(self, node: str) -> str:
+        return self._changed([node], lambda _name, found: objects.rejoined(found)).get(node, "")
 
     def publish(self, results: Mapping[str, Result]) -> dict[str, str]:
         """Write each node's condition GpuHealthy and its labels. Node → why that failed. Idempotent; a node
@@ -121,11 +120,11 @@ class Kubernetes:
         def one(node: str) -> str:
             cluster, name = self._cluster(node), self._members[node].name
             before = cluster.node(name, end)
-            if objects.is_newer(before, results[node]):
-                shown = text(before, "metadata", "labels", objects.LABELS["validated-at"])
+            if published.is_newer(before, results[node]):
+                shown = text(before, "metadata", "labels", published.LABELS["validated-at"])
                 return f"it shows a newer result already ({shown}): nothing was changed"
-            cluster.patch_status(name, objects.conditioned(before, results[node], now("seconds")), end)
-            patch = objects.labelled(before, results[node])
+            cluster.patch_status(name, published.conditioned(before, results[node], now("seconds")), end)
+            patch = published.labelled(before, results[node])
             if patch:
                 cluster.patch_node(name, patch, end)
             return ""

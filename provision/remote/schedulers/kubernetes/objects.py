@@ -13,7 +13,7 @@ the resourceVersion it was made from, so the API server refuses it with 409 wher
 from __future__ import annotations
 
 import datetime
-import re
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,10 +28,8 @@ DOMAIN = "gpuprov.io"
 TAINT = f"{DOMAIN}/unhealthy"
 REASON_NOTE = f"{DOMAIN}/reason"  # annotations: their values may be any text
 DRAINED_AT = f"{DOMAIN}/drained-at"
-LABELS = {name: f"{DOMAIN}/{name}" for name in ("verdict", "sku", "stack", "validated-at")}
-CONDITION = "GpuHealthy"
+POOLS = f"{DOMAIN}/pools"  # the labels, as JSON, that a node of ours had while it was in a pool
 
-_MESSAGE = 1000  # characters of a condition's message
 # Taints that keep every new pod away which does not tolerate all: well_known_taints.go of k8s.io/api/core/v1,
 # and those of the cluster autoscaler and of Karpenter, which are about to remove the node.
 _CLOSED = frozenset(
@@ -47,20 +45,6 @@ _CLOSED = frozenset(
     }
 )
 _MIRROR = "kubernetes.io/config.mirror"  # annotation of a static pod's copy: the kubelet's own
-_STATUS = {"pass": "True", "warn": "True", "fail": "False"}
-_REASONS = {"pass": "Validated", "warn": "ValidatedWithWarnings", "fail": "CheckFailed"}
-
-
-@dataclass(frozen=True)
-class Result:
-    """What is published of a node: its verdict (pass, warn, fail, skip, error), the SKU and stack it was
-    measured as, when that ended (ISO 8601), and one line on what was found."""
-
-    verdict: str
-    sku: str
-    stack: str
-    validated_at: str
-    message: str
 
 
 @dataclass(frozen=True)
@@ -179,7 +163,7 @@ def scheduled(node: Object, pods: Iterable[Object], pool_labels: Sequence[str], 
     )
     ready = is_ready(node)
     words = ["Ready" if ready else "NotReady", *(["SchedulingDisabled"] if is_cordoned(node) else [])]
-    labels = part(node, "metadata", "labels")
+    labels = pool_labels_of(node, pool_labels)
     jobs = [
         Job(pod.id, pod.namespace, _age(pod.started, now))
         for pod in sorted(somebodys(pods), key=lambda pod: (not pod.gpus, pod.id))
@@ -191,7 +175,7 @@ def scheduled(node: Object, pods: Iterable[Object], pool_labels: Sequence[str], 
         holder=holder(node),
         takes_jobs=ready and not closed,
         down=not ready,
-        pools=tuple(f"{key}={one_line(str(labels[key]))}" for key in pool_labels if key in labels),
+        pools=tuple(f"{key}={one_line(value)}" for key, value in labels.items()),
         jobs=tuple(jobs),
     )
 
@@ -272,9 +256,9 @@ def resumed(node: Object) -> dict[str, Any] | None:
     if holder(node) is not Holder.US:
         return None
     others = [dict(one) for one in taints(node) if one.get("key") != TAINT]
-    return _patch(
-        node, {REASON_NOTE: None, DRAINED_AT: None}, {"unschedulable": None, "taints": others or None}
-    )
+    notes = {REASON_NOTE: None, DRAINED_AT: None, **({POOLS: None} if _left(node) else {})}
+    spec = {"unschedulable": None, "taints": others or None}
+    return _patch(node, notes, spec, _lost_labels(node))
 
 
 def marked(node: Object, reason: str) -> dict[str, Any] | None:
@@ -286,75 +270,61 @@ def ours(reason: str) -> str:
     return PREFIX + one_line(reason, REASON)
 
 
-def _patch(node: Object, notes: Mapping[str, Any], spec: Mapping[str, Any]) -> dict[str, Any]:
+def _patch(
+    node: Object, notes: Mapping[str, Any], spec: Mapping[str, Any], labels: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     metadata: dict[str, Any] = {"resourceVersion": part(node, "metadata").get("resourceVersion")}
     if notes:
         metadata["annotations"] = dict(notes)
+    if labels:
+        metadata["labels"] = dict(labels)
     return {"metadata": metadata, **({"spec": dict(spec)} if spec else {})}
 
 
-def joined(node: Object, like: Object, pool_labels: Sequence[str]) -> dict[str, Any] | None:
-    """The patch that gives `node` the labels of these that `like` has; None where it has them."""
-    have, want = part(node, "metadata", "labels"), part(like, "metadata", "labels")
-    missing = {key: want[key] for key in pool_labels if key in want and have.get(key) != want[key]}
+# --- pools
+
+
+def pool_labels_of(node: Object, pool_labels: Sequence[str]) -> dict[str, str]:
+    """The labels by which pods choose its pool: those that it has, and those that it had before it left."""
+    found = {**_left(node), **part(node, "metadata", "labels")}
+    return {key: str(found[key]) for key in pool_labels if key in found}
+
+
+def joined(node: Object, pools: Sequence[str]) -> dict[str, Any] | None:
+    """The patch that gives `node` the labels of these pools (`key=value`); None where it has them."""
+    have = part(node, "metadata", "labels")
+    want = {key: value for key, _, value in (pool.partition("=") for pool in pools)}
+    missing = {key: value for key, value in want.items() if have.get(key) != value}
     return {"metadata": {"labels": missing}} if missing else None
 
 
-def label_value(value: str) -> str | None:
-    """`value` as a label may hold it: at most 63 characters, letters, digits, `-`, `_` and `.`, a letter or
-    digit at both ends; None, which removes the label, where nothing is left.
-
-    >>> label_value("./stacks/our own.yml")
-    'stacks_our_own.yml'
-    """
-    return re.sub(r"[^A-Za-z0-9._-]+", "_", value).strip("._-")[:63].rstrip("._-") or None
-
-
-def label_time(moment: str) -> str | None:
-    """A moment as a label may hold it, so that texts sort as times; None for what is no moment.
-
-    >>> label_time("2026-05-04T10:00:00.250Z")
-    '20260504T100000Z'
-    """
-    try:
-        when = datetime.datetime.fromisoformat(moment)
-    except ValueError:
+def left(node: Object, pool_labels: Sequence[str]) -> dict[str, Any] | None:
+    """The patch that takes a node of ours out of its pools, and notes on it which they were; None where it is
+    in none, or not ours."""
+    labels = part(node, "metadata", "labels")
+    mine = {key: labels[key] for key in pool_labels if key in labels}
+    if holder(node) is not Holder.US or not mine:
         return None
-    return when.astimezone(datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+    note = json.dumps({**_left(node), **mine}, sort_keys=True)
+    return _patch(node, {POOLS: note}, {}, dict.fromkeys(mine))
 
 
-def labelled(node: Object, result: Result) -> dict[str, Any] | None:
-    """The patch of labels; None where they say so already."""
-    wanted = {
-        LABELS["verdict"]: label_value(result.verdict),
-        LABELS["sku"]: label_value(result.sku),
-        LABELS["stack"]: label_value(result.stack),
-        LABELS["validated-at"]: label_time(result.validated_at),
-    }
+def rejoined(node: Object) -> dict[str, Any] | None:
+    """The patch that puts a node back into the pools that it left; None where it left none."""
+    return _patch(node, {POOLS: None}, {}, _lost_labels(node)) if _left(node) else None
+
+
+def _left(node: Object) -> dict[str, str]:
+    """The labels in the note of `left`; none where somebody wrote something else there."""
+    try:
+        found = json.loads(part(node, "metadata", "annotations").get(POOLS) or "{}")
+    except (ValueError, TypeError):
+        return {}
+    known = found.items() if isinstance(found, dict) else ()
+    return {key: value for key, value in known if isinstance(value, str)}
+
+
+def _lost_labels(node: Object) -> dict[str, str]:
+    """Those of them that nobody has given it since."""
     have = part(node, "metadata", "labels")
-    changed = {key: value for key, value in wanted.items() if have.get(key) != value}
-    return {"metadata": {"labels": changed}} if changed else None
-
-
-def is_newer(node: Object, result: Result) -> bool:
-    """Whether what the node shows already was measured after this."""
-    shown = text(node, "metadata", "labels", LABELS["validated-at"])
-    return re.fullmatch(r"\d{8}T\d{6}Z", shown) is not None and shown > (
-        label_time(result.validated_at) or ""
-    )
-
-
-def conditioned(node: Object, result: Result, moment: str) -> dict[str, Any]:
-    """The patch of the node's condition; the time of its last change stays where its status does."""
-    status = _STATUS.get(result.verdict, "Unknown")
-    before = next((one for one in conditions(node) if one.get("type") == CONDITION), {})
-    changed = text(before, "lastTransitionTime") if before.get("status") == status else ""
-    condition = {
-        "type": CONDITION,
-        "status": status,
-        "reason": _REASONS.get(result.verdict, "NotMeasured"),
-        "message": one_line(result.message, _MESSAGE),
-        "lastHeartbeatTime": moment,
-        "lastTransitionTime": changed or moment,
-    }
-    return {"status": {"conditions": [condition]}}
+    return {key: value for key, value in _left(node).items() if key not in have}

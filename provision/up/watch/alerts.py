@@ -1,0 +1,148 @@
+"""Alerts in Alertmanager: each is sent again while what it tells of lasts, and ended when that is over.
+
+Alertmanager forgets an alert at its `endsAt`, so whoever gave it must renew it (POST /api/v2/alerts of its
+API v2; openapi.yaml of its sources). A watch that has ended renews none: its alerts end a little later. One
+file for each that is open: the watch that starts next goes on with them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from provision import atomic_file
+from provision.errors import RunFolderError
+from provision.text import iso
+from provision.up.watch.incidents import FORMAT, Incident
+from provision.up.watch.steps import Message
+
+MINUTES = 15  # an alert lives for so long if nobody renews it
+RENEW = 300.0  # seconds between two renewals
+AGAIN = 15.0  # seconds after one that failed
+
+Alert = Mapping[str, Any]
+
+
+def alert(message: Message, ends: float) -> Alert:
+    """A message as an alert that ends at this time (seconds since 1970), if it is not renewed."""
+    labels = {
+        "alertname": "GpuprovWatch",
+        "kind": message.kind,
+        "node": message.node,
+        "severity": "info" if message.kind == "replaced" else "critical",
+        "device": message.device if message.node else "",
+        "serial": message.serial,
+    }
+    annotations = {"summary": message.text, "action": message.action, "next": message.next, "id": message.id}
+    return {
+        "labels": {name: value for name, value in labels.items() if value},
+        "annotations": {name: value for name, value in annotations.items() if value},
+        "startsAt": iso(message.at),
+        "endsAt": iso(max(message.at, ends)),
+    }
+
+
+def is_over(
+    message: Message,
+    incidents: Mapping[str, Incident],
+    held: Collection[str],
+    validated: Mapping[str, float],
+) -> bool:
+    """Whether what a message tells of is over. `held`: the ids of messages on limits that still keep nodes in
+    service, and on spares that are still without their pool; `validated`: spare → when it last passed."""
+    if message.kind.startswith("held.") or message.kind == "pool-lost":
+        return message.id not in held
+    if not message.incident:  # a spare that did not pass
+        return validated.get(message.node, 0.0) > message.at
+    incident = incidents.get(message.incident)
+    if incident is None or not incident.holds_node:
+        return True
+    if message.kind == "not-drained":
+        return incident.drained is not None
+    return message.kind == "no-spare" and incident.placed is not None
+
+
+class Alerts:
+    """The alerts that are open, in a folder. `post` takes them to Alertmanager, and raises OSError or
+    ValueError; `say`: lines for the log. Called from several threads."""
+
+    def __init__(
+        self, folder: Path, post: Callable[[Sequence[Alert]], None], say: Callable[[str], None]
+    ) -> None:
+        self._folder, self._post, self._say = folder, post, say
+        self._guard = threading.Lock()
+        self._open: dict[str, Message] = {}
+        self._over: dict[str, Message] = {}
+        self._due, self._failed = 0.0, False
+        for path in sorted(folder.glob("[!.]*.json")):
+            try:
+                message = Message(**json.loads(path.read_text("ascii"))["message"])
+            except (OSError, ValueError, KeyError, TypeError):
+                with contextlib.suppress(OSError):
+                    path.replace(path.with_suffix(".unreadable"))
+                say(f"{path.name} in {folder} is not an alert, and was set aside")
+            else:
+                self._open[message.id] = message
+
+    def open(self, message: Message) -> None:
+        """Have this one sent, now and again. Raises RunFolderError where it cannot be kept."""
+        with self._guard:
+            if message.id in self._open:
+                return
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            row = {"format": FORMAT, "message": asdict(message)}
+            try:
+                atomic_file.write(self._path(message), json.dumps(row) + "\n")
+            except OSError as error:
+                raise RunFolderError(
+                    f"{self._folder} cannot be written: {error.strerror}", "make room"
+                ) from None
+            self._over.pop(message.id, None)
+            self._open[message.id] = message
+            self._due = 0.0
+
+    def settle(self, over: Callable[[Message], bool]) -> None:
+        """Have those ended that are over."""
+        with self._guard:
+            for message in [one for one in self._open.values() if over(one)]:
+                self._over[message.id] = self._open.pop(message.id)
+                self._due = 0.0
+
+    def round(self) -> float:
+        """Send what is due; the seconds until something is."""
+        now = time.monotonic()
+        with self._guard:
+            if now < self._due:
+                return self._due - now
+            still, over = list(self._open.values()), list(self._over.values())
+            self._due = now + RENEW  # whoever opens one meanwhile has its own say
+        rows = [alert(one, time.time() + MINUTES * 60) for one in still]
+        labels = [row["labels"] for row in rows]
+        # The same alert may have begun anew: with another number of nodes, for instance.
+        rows += [row for row in (alert(one, time.time()) for one in over) if row["labels"] not in labels]
+        try:
+            if rows:
+                self._post(rows)
+        except (OSError, ValueError) as error:
+            if not self._failed:
+                self._say(f"gpuprov_watch_alertmanager was not told: {error}; trying again")
+            self._failed = True
+            with self._guard:
+                self._due = now + AGAIN
+            return AGAIN
+        self._failed = False
+        with self._guard:
+            for message in over:
+                if self._over.pop(message.id, None) is not None:
+                    with contextlib.suppress(OSError):
+                        self._path(message).unlink()
+            return max(0.1, self._due - now)
+
+    def _path(self, message: Message) -> Path:
+        return self._folder / f"{message.id}.json"

@@ -1,0 +1,156 @@
+"""`gpuprov watch` as systemd runs it, on a controller that has gpuprov from its wheel and nothing of this
+machine: started, killed, and stopped in order. It watches the controller itself, over SSH."""
+
+from __future__ import annotations
+
+import base64
+import json
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from provision.errors import ExitCode
+from provision.lab.spec import NodeSpec
+from tests.lab import slurm_cluster
+from tests.lab.gpuprov_up import ROOT, Operator, said
+from tests.lab.images import Images
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+PYTHON = "/opt/gpuprov/bin/python"
+GPUPROV = f"{PYTHON} -m provision.cli"
+INVENTORY = "/home/ops/fleet.yml"
+UNIT = "gpuprov-watch.service"
+LOGIN = """
+set -e
+test -f ~/.ssh/id_ed25519 || ssh-keygen -q -t ed25519 -N '' -f ~/.ssh/id_ed25519
+cat ~/.ssh/id_ed25519.pub >> ~/.ssh/authorized_keys
+ssh-keyscan 127.0.0.1 >> ~/.ssh/known_hosts 2>/dev/null
+"""
+
+
+@pytest.fixture(scope="module")
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    nodes, disks = (NodeSpec("gpu-01", "h100-sxm"),), {"gpu-01": images.with_slurm()}
+    with running_lab("watchunit", nodes, tmp_path_factory.mktemp("lab") / "lab.yml", images=disks) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def site_packages(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive of gpuprov's wheel and all that it needs, for the Python of the node."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    subprocess.run(build, check=True, capture_output=True, timeout=300)
+    (wheel,) = folder.glob("gpuprov-*.whl")
+    version = lab.node("gpu-01").run("python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'")
+    words = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", str(wheel)]
+    words += ["--target", str(folder / "site"), "--python-version", version.stdout.strip()]
+    words += [
+        "--only-binary=:all:",
+        "--platform",
+        "manylinux2014_x86_64",
+        "--platform",
+        "manylinux_2_28_x86_64",
+    ]
+    subprocess.run(words, check=True, timeout=600)
+    with tarfile.open(folder / "site.tar.gz", "w:gz", compresslevel=1) as archive:
+        archive.add(folder / "site", ".")
+    return folder / "site.tar.gz"
+
+
+@pytest.fixture(scope="module")
+def controller(lab: Lab, site_packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabNode]:
+    """The node, which checks itself and is a Slurm cluster of one; and the gpuprov on it."""
+    node = lab.node("gpu-01")
+    slurm_cluster.start([node], patience=60)
+    operator = Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
+    done = operator.call("up", "--yes", timeout=1200, node_health_enabled=True)
+    assert done.returncode == ExitCode.OK, said(done)
+    node.as_root("python3 -m venv --without-pip /opt/gpuprov")
+    where = node.run(f"{PYTHON} -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))'").stdout.strip()
+    packed = base64.b64encode(site_packages.read_bytes()).decode()
+    node.as_root(f"base64 -d | tar --extract --gzip --directory={where}", timeout=300, said=packed)
+    node.run(LOGIN)
+    variables = {"gpuprov_scheduler": "slurm", "node_health_enabled": True}
+    fleet = {"all": {"vars": variables, "hosts": {"gpu-01": {"ansible_host": "127.0.0.1"}}}}
+    node.run(f"cat > {INVENTORY}", said=yaml.safe_dump(fleet))
+    done = node.run(f"sudo {GPUPROV} watch {INVENTORY} --install-unit", check=False)
+    assert done.returncode == ExitCode.OK, said(done)
+    assert f"it runs as ops\nnext: systemctl enable --now {UNIT}\n" in done.stdout
+    yield node
+    node.run(f"sudo systemctl disable --now {UNIT}", check=False)
+
+
+def shown(node: LabNode, *names: str) -> dict[str, str]:
+    """Properties of the unit."""
+    words = f"systemctl show {UNIT} " + " ".join(f"--property={name}" for name in names)
+    return dict(line.split("=", 1) for line in node.run(words).stdout.splitlines())
+
+
+def history(node: LabNode) -> list[dict[str, Any]]:
+    """What the watch kept of the node's health."""
+    text = node.run("cat ~/.local/state/gpuprov/watch/*/history.jsonl", check=False).stdout
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def until(node: LabNode, holds: Callable[[], Any], limit: float, what: str) -> None:
+    began = time.monotonic()
+    while not holds():
+        if time.monotonic() - began > limit:
+            log = node.run(f"sudo journalctl --no-pager --unit={UNIT} --output=cat").stdout
+            pytest.fail(f"{what}: not within {limit:.0f} s\n{log[-4000:]}")
+        time.sleep(1)
+
+
+def test_systemd_starts_it_and_it_keeps_what_it_sees(controller: LabNode) -> None:
+    controller.as_root(f"systemctl enable --now {UNIT}")
+    until(controller, lambda: history(controller), 120, "it has seen the node")
+    assert {row["node"] for row in history(controller)} == {"gpu-01"}
+    assert shown(controller, "ActiveState", "SubState", "User") == {
+        "ActiveState": "active",
+        "SubState": "running",
+        "User": "ops",
+    }
+    until(controller, lambda: history(controller)[-1]["verdict"] == "pass", 180, "it is healthy")
+    state = json.loads(controller.run(f"{GPUPROV} watch {INVENTORY} --state --json").stdout)
+    assert (state["service"], state["spares"], state["incidents"]) == (["gpu-01"], [], [])
+    second = controller.run(f"{GPUPROV} watch {INVENTORY}", check=False)
+    pid = shown(controller, "MainPID")["MainPID"]
+    assert second.returncode == ExitCode.ERROR
+    assert f"this fleet is already watched by process {pid}" in second.stderr
+
+
+def test_killed_it_is_started_again(controller: LabNode) -> None:
+    before = shown(controller, "MainPID")["MainPID"]
+    controller.as_root(f"kill -KILL {before}")
+    until(
+        controller,
+        lambda: (
+            shown(controller, "SubState")["SubState"] == "running"
+            and shown(controller, "MainPID")["MainPID"] not in ("0", before)
+        ),
+        60,
+        "started again",
+    )
+
+
+def test_it_stops_in_order(controller: LabNode) -> None:
+    log = f"sudo journalctl --no-pager --unit={UNIT} --output=cat"
+    until(controller, lambda: controller.run(log).stdout.count("watching 1 node") == 2, 60, "it watches")
+    controller.as_root(f"systemctl stop {UNIT}")
+    assert shown(controller, "ActiveState", "Result", "ExecMainStatus") == {
+        "ActiveState": "inactive",
+        "Result": "success",
+        "ExecMainStatus": "0",
+    }
+    left = controller.run("ps -eo args | grep -c '[p]rovision.cli'", check=False).stdout.strip()
+    assert left == "0"
+    assert "Traceback" not in controller.run(log).stdout
