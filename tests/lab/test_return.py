@@ -106,7 +106,8 @@ def test_with_its_fault_it_stays_in_repair_and_the_part_that_failed_is_named(
     (incident,) = store.incidents()
     done = operator.call("return", NODE, "--profile", str(operator.inventory.with_name("short.yml")))
     assert done.returncode == ExitCode.UNHEALTHY, said(done)
-    assert f"{NODE}: validate did not pass; the node stays drained" in done.stdout, said(done)
+    assert f"{NODE}: up did not pass; the node stays drained" in done.stdout, said(done)
+    assert "GPU is lost" in done.stdout
     assert "repair it, and run this command again: it begins anew" in done.stdout
     assert store.incidents() == [incident]
     word = slurm.look([NODE])[NODE]
