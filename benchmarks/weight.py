@@ -1,10 +1,10 @@
 """What one command makes a reader, and Python, go through: modules entered, and measurements made again.
 
-A module is entered when a function of it runs in the command's process; importing it is not enough, and what
-runs on nodes or simulates them is not counted. Counted are a `drift` of one node, and a `validate` of two:
-once over real SSH and Ansible, where nodes without GPUs end each check at once, and once of simulated 8-GPU
-nodes that stand behind the two doors `observe` and `run_sharded`. A measurement is made again when it is made
-outside `node_judge.judge_check`, where the check's own output becomes measurements.
+A module is entered when a function of it runs in the command's process; importing it is not enough. What runs
+on nodes or simulates them is not counted, nor are templates. Counted are a `drift` of one node, and a
+`validate` of two: once over real SSH and Ansible, where nodes without GPUs end each check at once, and once
+of simulated 8-GPU nodes that stand behind the two doors `observe` and `run_sharded`. A measurement is made
+again when it is made outside `node_judge.judge_check`, where the check's own output becomes measurements.
 
     python -m benchmarks.weight
 """
@@ -26,6 +26,7 @@ from benchmarks.costs import ROOT, FailedError, cost_of, environment
 
 GOALS = {"drift": 55, "validate": 70, "made again": 1}
 _CODE = str(ROOT / "provision") + os.sep
+_OF_MACHINES = "validate/selftest/measure.py"  # by which a simulated machine loads gpuprov_run
 _FUNCTION = 1  # the flag of code that is a function: not of a module, not of a class
 
 
@@ -35,8 +36,9 @@ def entered(modules: set[str]) -> Iterator[None]:
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_flags & _FUNCTION and code.co_filename.startswith(_CODE):
-            modules.add(code.co_filename.removeprefix(_CODE))
+        file = code.co_filename
+        if event == "call" and code.co_flags & _FUNCTION and file.startswith(_CODE) and file.endswith(".py"):
+            modules.add(file.removeprefix(_CODE))
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -108,6 +110,7 @@ def simulated(words: list[str]) -> dict[str, Any]:
         Measurement.__init__ = counted(made)  # type: ignore[method-assign]
         Measurement.__setstate__ = counted(Measurement.__setstate__)  # type: ignore[attr-defined]
         found = command(words)
+    found["modules"].remove(_OF_MACHINES)
     (rows,) = Path(os.environ["GPUPROV_RUNS"]).glob("*/measurements.jsonl")
     return {**found, "measured": len(rows.read_text().splitlines()), "again": again[0]}
 

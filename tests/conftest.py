@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Iterator
@@ -39,14 +40,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     the lab tests that need none, and the benchmarks. All else comes later: no long file shall be the last."""
     with_image = {item.path for item in items if "images" in getattr(item, "fixturenames", ())}
 
-    def place(item: pytest.Item) -> int:
-        if HERE / "lab" not in item.path.parents:
-            return 2 if HERE / "benchmarks" in item.path.parents else 4
-        if item.path.name == "test_main_job.py":
+    @functools.cache
+    def place(file: Path) -> int:
+        if HERE / "lab" not in file.parents:
+            return 2 if HERE / "benchmarks" in file.parents else 4
+        if file.name == "test_main_job.py":
             return 0
-        return 3 if item.path in with_image else 1
+        return 3 if file in with_image else 1
 
-    items.sort(key=place)
+    items.sort(key=lambda item: place(item.path))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

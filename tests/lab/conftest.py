@@ -24,7 +24,8 @@ HERE = Path(__file__).parent
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A boot takes longer than a unit test. (The tests of one file share one lab: `--dist loadfile`.)"""
-    ours = [item for item in items if HERE in item.path.parents]
+    files = {path for path in {item.path for item in items} if HERE in path.parents}
+    ours = [item for item in items if item.path in files]
     for item in ours:
         item.add_marker(pytest.mark.lab)
         if item.get_closest_marker("timeout") is None:

@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+import testinfra
+from testinfra.host import Host
 
 from provision.errors import LabError
 from provision.lab import fleet, node, silicon_state
@@ -21,9 +22,6 @@ from provision.lab.places import LOCKS
 from provision.lab.record import LabRecord, NodeRecord
 from provision.lab.spec import NodeSpec
 from provision.terminal import Progress
-
-if TYPE_CHECKING:
-    pass
 
 SPEED = 100.0  # simulated seconds per real second
 HOLD_DPKG = (
@@ -58,6 +56,21 @@ class LabNode:
         if check and done.returncode != 0:
             pytest.fail(f"{self.name}: {command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
         return done
+
+    def testinfra(self, keep: int = 0) -> Host:
+        """The node as testinfra sees it, with sudo. `keep`: seconds for which one connection serves all
+        commands; otherwise each begins one, and a reboot breaks none."""
+        folder = self.place.folder.parent.parent
+        options = [f"UserKnownHostsFile={folder / 'known_hosts'}", "StrictHostKeyChecking=yes"]
+        if keep:
+            options.append(f"ControlPath={folder}/ssh-{self.name}")
+        return testinfra.get_host(
+            f"ssh://ops@{self.address}",
+            ssh_identity_file=str(folder / "id_ed25519"),
+            ssh_extra_args=" ".join(f"-o {option}" for option in options),
+            controlpersist=keep,
+            sudo=True,
+        )
 
     def as_root(
         self, command: str, timeout: float = 120, said: str | None = None

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import testinfra
 from testinfra.host import Host
 
 from provision.errors import ExitCode
@@ -103,15 +102,7 @@ def guarded(before: list[list[str]], operator: Operator, settings: dict[str, Any
 
 @pytest.fixture
 def host(node: LabNode) -> Host:
-    lab_folder = node.place.folder.parent.parent
-    known = f"-o UserKnownHostsFile={lab_folder / 'known_hosts'} -o StrictHostKeyChecking=yes"
-    return testinfra.get_host(
-        f"ssh://ops@{node.address}",
-        ssh_identity_file=str(lab_folder / "id_ed25519"),
-        ssh_extra_args=known,
-        controlpersist=0,
-        sudo=True,
-    )
+    return node.testinfra()
 
 
 class Pages:

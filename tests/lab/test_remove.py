@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import testinfra
 from testinfra.host import Host
 
 from provision.desired import stack
@@ -91,15 +90,7 @@ def node(lab: Lab) -> LabNode:
 
 @pytest.fixture
 def host(node: LabNode) -> Host:
-    lab_folder = node.place.folder.parent.parent
-    known = f"-o UserKnownHostsFile={lab_folder / 'known_hosts'} -o StrictHostKeyChecking=yes"
-    return testinfra.get_host(
-        f"ssh://ops@{node.address}",
-        ssh_identity_file=str(lab_folder / "id_ed25519"),
-        ssh_extra_args=known,
-        controlpersist=0,
-        sudo=True,
-    )
+    return node.testinfra()
 
 
 def up(operator: Operator, *words: str, code: int = ExitCode.OK, **variables: Any) -> str:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import testinfra
 from testinfra.host import Host
 
 from tests.lab.images import KINDS, Images
@@ -40,15 +39,7 @@ def node(request: pytest.FixtureRequest, declared: Any) -> Any:
 @pytest.fixture
 def host(node: Any) -> Host:
     """By one connection per node: each command would begin one."""
-    lab_folder = node.place.folder.parent.parent
-    known = f"-o UserKnownHostsFile={lab_folder / 'known_hosts'} -o StrictHostKeyChecking=yes"
-    return testinfra.get_host(
-        f"ssh://ops@{node.address}",
-        ssh_identity_file=str(lab_folder / "id_ed25519"),
-        ssh_extra_args=f"{known} -o ControlPath={lab_folder}/ssh-{node.name}",
-        controlpersist=60,
-        sudo=True,
-    )
+    return node.testinfra(keep=60)
 
 
 def held(host: Host) -> set[str]:

@@ -8,6 +8,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,21 @@ addEventListener("load", async () => {
   parent.postMessage(JSON.stringify(seen), "*");
 });
 """
-SCREEN = """<!doctype html>
+# A page in frames of several widths (Chromium's windows have 500 or more); the title becomes what was seen in
+# each, in their order.
+SCREENS = """<!doctype html>
 <meta name="color-scheme" content="light dark"><title></title>
-<script>addEventListener("message", event => { document.title = event.data; });</script>
-<iframe width="%d" height="900" style="border: 0" src="%s"></iframe>
+<script>
+const seen = [];
+addEventListener("message", event => {
+  const frames = Array.from(document.querySelectorAll("iframe"));
+  seen[frames.findIndex(frame => frame.contentWindow === event.source)] = JSON.parse(event.data);
+  document.title = JSON.stringify(seen);
+});
+</script>
+%s
 """
+FRAME = '<iframe width="%d" height="900" style="border: 0" src="%s"></iframe>'
 
 
 def dumped(file: Path, dark: bool = False) -> str:
@@ -57,20 +68,31 @@ def title(dom: str) -> str:
     return html.unescape(found[1])
 
 
-def after(text: str, steps: str, folder: Path, width: int = 1280, dark: bool = False) -> dict[str, Any]:
-    """What is seen after these steps on a screen of so many pixels. Only they need a policy that allows them;
-    the rest is as shipped."""
+def after(text: str, steps: str, folder: Path, width: int = 1280) -> dict[str, Any]:
+    """What is seen after these steps on a screen of so many pixels."""
+    (seen,) = _seen(text, steps, folder, (width,))
+    return seen
+
+
+def _seen(
+    text: str, steps: str, folder: Path, widths: Sequence[int], dark: bool = False
+) -> list[dict[str, Any]]:
+    """What is seen after these steps at each width. Only they need a policy that allows them; the rest is as
+    shipped."""
     text, changed = re.subn("script-src '[^']+'", "script-src 'unsafe-inline'", text, count=1)
     if not changed:  # a page without a script
         text, changed = re.subn("base-uri", "script-src 'unsafe-inline'; base-uri", text, count=1)
     assert changed
-    inner, outer = folder / "report.html", folder / "screen.html"
+    inner, outer = folder / "report.html", folder / "screens.html"
     inner.write_text(text.replace("</body>", f"<script>{STEPS % steps}</script></body>"), encoding="utf-8")
-    outer.write_text(
-        SCREEN % (width, inner.as_uri()), encoding="utf-8"
+    frames = "\n".join(
+        FRAME % (width, inner.as_uri()) for width in widths
     )  # Chromium's windows have 500 or more
-    seen: dict[str, Any] = json.loads(title(dumped(outer, dark)))
-    assert "error" not in seen, seen["error"]
+    outer.write_text(SCREENS % frames, encoding="utf-8")
+    seen: list[dict[str, Any]] = json.loads(title(dumped(outer, dark)))
+    assert len(seen) == len(widths)
+    for one in seen:
+        assert "error" not in one, one["error"]
     return seen
 
 
@@ -80,10 +102,9 @@ READ = Path(__file__).with_name("readable.js").read_text(encoding="utf-8")
 def unreadable(text: str, folder: Path) -> list[str]:
     """What of a page with charts cannot be read at 400 or 1280 pixels, light or dark, all its details open:
     what scrolls the page, is cut off, too small, or has too little contrast; labels over each other."""
-    found = []
-    for width in (400, 1280):
-        for dark in (False, True):
-            seen = after(text, READ, folder, width, dark)
+    found, widths = [], (400, 1280)
+    for dark in (False, True):
+        for width, seen in zip(widths, _seen(text, READ, folder, widths, dark), strict=True):
             where = f"{width} {'dark' if dark else 'light'}"
             found += [f"{where}: {problem}" for problem in seen["problems"]]
     return found

@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import kernel_log
@@ -55,7 +54,7 @@ def _gpu(options, slot: int, bus: str) -> dict:
     sku, words = SKUS[options.sku], (options.seed, options.name, slot)
     half = len(sku["buses"]) // 2
     numa, per_node = slot // half, sku["cpus"] // 2
-    identity = uuid.UUID(hex=noise.hexadecimal(32, "uuid", *words))
+    identity = noise.identity("uuid", *words)
     return {
         "slot": slot,
         "uuid": f"GPU-{identity}",

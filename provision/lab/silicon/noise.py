@@ -37,3 +37,9 @@ def digits(count: int, *words) -> str:
 def hexadecimal(count: int, *words) -> str:
     """`count` (at most 64) hexadecimal digits that depend on the words alone."""
     return hashlib.sha256("\0".join(["hex", *map(str, words)]).encode()).hexdigest()[:count]
+
+
+def identity(*words) -> str:
+    """A UUID that depends on the words alone."""
+    found = hexadecimal(32, *words)
+    return "-".join((found[:8], found[8:12], found[12:16], found[16:20], found[20:]))

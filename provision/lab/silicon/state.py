@@ -7,7 +7,6 @@ libraries and kernel modules, are found under SILICON_ROOT (default /).
 import json
 import os
 import re
-import uuid
 from pathlib import Path
 
 import noise
@@ -62,7 +61,7 @@ class Node:
         """The GPU that is in this slot now, with the firmware somebody flashed."""
         if self.fault("gpu_swapped", gpu=gpu["slot"]):
             words = (self.seed, self.name, gpu["slot"])
-            identity = uuid.UUID(hex=noise.hexadecimal(32, "swapped", *words))
+            identity = noise.identity("swapped", *words)
             serial = self.sku["serial"] + noise.digits(10, "swapped", *words)
             gpu = dict(gpu, uuid=f"GPU-{identity}", serial=serial)
         return dict(gpu, vbios=self.given("vbios", "version", self.sku["vbios"], gpu=gpu["slot"]))

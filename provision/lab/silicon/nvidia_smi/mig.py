@@ -1,7 +1,5 @@
 """nvidia-smi mig: GPU instances and compute instances. Tables and sentences as in the MIG user guide."""
 
-import uuid
-
 import noise
 from settings import Settings
 
@@ -65,7 +63,7 @@ def devices(one: dict) -> str:
 
 def mig_uuid(gpu, each: dict) -> str:
     """A MIG device's own id; the same instance of the same GPU has the same."""
-    return f"MIG-{uuid.UUID(hex=noise.hexadecimal(32, 'mig', gpu['uuid'], each['id'], each['profile']))}"
+    return f"MIG-{noise.identity('mig', gpu['uuid'], each['id'], each['profile'])}"
 
 
 def entries(node, one: dict) -> list:

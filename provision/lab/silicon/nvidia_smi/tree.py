@@ -6,8 +6,8 @@ An entry is (XML name, text label, value or list of entries); a name or label th
 and a value that differs between the two is a pair.
 """
 
+import html
 import time
-from xml.sax.saxutils import escape
 
 import telemetry
 
@@ -118,7 +118,7 @@ def _xml(entry, depth: int) -> list:
     text = value[0] if isinstance(value, tuple) else value
     if text == "None" and name == "mig_devices":
         return [f"{tab}<{name}>", f"{tab}\tNone", f"{tab}</{name}>"]
-    return [f"{tab}<{name}>{escape(text)}</{name}>"]
+    return [f"{tab}<{name}>{html.escape(text, quote=False)}</{name}>"]
 
 
 def _text(entry, depth: int) -> list:
