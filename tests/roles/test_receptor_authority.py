@@ -23,7 +23,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 from tests.node.machine import Machine
 from tests.support import modules
 
-authority = modules.load("gpuprov_receptor_authority")
+authority: Any = modules.load("gpuprov_receptor_authority")
 authority.BITS = 2048  # longer ones take seconds
 PRIVATE = ("ca.key", "work-private-key.pem")
 OPTIONS = {
@@ -132,7 +132,7 @@ def test_openssl_reads_the_nodes_name_as_receptor_wants_it(
 
 
 def asn1(file: Path, *more: str) -> list[str]:
-    command = ["openssl", "asn1parse", "-in", file, *more]
+    command = ["openssl", "asn1parse", "-in", str(file), *more]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
