@@ -3,10 +3,10 @@
 from provision.node.observe.files import ReadError, read_bytes
 from provision.node.observe.probe import FAMILIES, Family, one_each
 
-SUBJECT_ALT_NAME = b"\x55\x1d\x11"  # 2.5.29.17, as DER writes it
-AUTHORITY_KEY = b"\x55\x1d\x23"  # 2.5.29.35
+SUBJECT_ALT_NAME = bytes.fromhex("551d11")  # 2.5.29.17, as DER writes it
+AUTHORITY_KEY = bytes.fromhex("551d23")  # 2.5.29.35
 # 1.3.6.1.4.1.2312.19.1, Red Hat's number for the name of a node of Receptor.
-RECEPTOR_NAME = b"\x2b\x06\x01\x04\x01\x92\x08\x13\x01"
+RECEPTOR_NAME = bytes.fromhex("2b0601040192081301")
 
 
 def der_items(data):
