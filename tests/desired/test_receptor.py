@@ -119,7 +119,11 @@ def test_the_controller_reaches_a_member_itself(tmp_path: Path) -> None:
 def test_a_mesh_that_cannot_be_is_refused_in_a_sentence(
     tmp_path: Path, members: dict[str, Any], words: str
 ) -> None:
-    usual = {"ctl": {"receptor_controller": True}, "worker-a": {"ansible_host": "192.0.2.7"}, "worker-b": {}}
+    usual: dict[str, Any] = {
+        "ctl": {"receptor_controller": True},
+        "worker-a": {"ansible_host": "192.0.2.7"},
+        "worker-b": {},
+    }
     wrong = {name: {**usual.get(name, {}), **members.get(name, {})} for name in {**usual, **members}}
     with pytest.raises(InventoryError, match=words) as refused:
         loaded(tmp_path, wrong)
