@@ -52,6 +52,8 @@ class Expectation:
             return False
         if self.operator == "template":
             return type(found) is str and found == self.value
+        if self.operator == "at_least" and type(self.value) is int:
+            return type(found) is int and found >= self.value
         if self.operator == "one_of":
             return any(_equal(found, each) for each in self.value)
         if self.operator == "contains":
@@ -220,6 +222,8 @@ def _check_value(promise: Promise, value: Any) -> None:
         raise StackError(
             f"{promise.where}: one_of needs a list, got {value!r}", "look at the variables it mentions"
         )
+    if promise.operator == "at_least" and type(value) is int:
+        return
     if promise.operator in ("version", "at_least", "matches") and not isinstance(value, str):
         raise StackError(
             f"{promise.where}: {promise.operator} needs text, got {value!r}",

@@ -1,7 +1,7 @@
 """Resolution of a node's variables as Ansible would: stack, role defaults, inventory.
 
 Precedence, weakest first: role defaults < stack < inventory (group, host) < --set < the role's vars/<os>.yml.
-What being a monitoring host decides comes last (monitoring.py).
+What being no GPU node decides comes last (service_hosts.py).
 `gpuprov_node` (what was observed of the machine: OS, GPUs) is added by us and cannot be overridden.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from provision import paths, yamlfile
-from provision.desired import monitoring, skus, variables
+from provision.desired import service_hosts, skus, variables
 from provision.errors import StackError
 from provision.fleet import Node
 from provision.nearest import did_you_mean
@@ -82,7 +82,7 @@ def node_stack(node: Node, overrides: Mapping[str, Any]) -> Stack:
 def declared(node: Node, overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Stack < inventory < overrides: what is handed to Ansible for this node (role defaults not included)."""
     said = {**node_stack(node, overrides).variables, **node.variables, **overrides}
-    return monitoring.declared(node, said, overrides)
+    return service_hosts.declared(node, said, overrides)
 
 
 def describe_node(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def add_arguments(
 ) -> None:
     """`lock`: whether the verb holds nodes to a lock file; `last_used`: whether it takes the inventory last
     used, which a verb that changes or loads nodes does not; `timeout`: seconds for a node; `gpu_only`:
-    whether it leaves monitoring hosts out."""
+    whether it leaves hosts out that are no GPU nodes."""
     # A verb may give one of these a meaning of its own by defining it again afterwards.
     parser.conflict_handler = "resolve"
     parser.add_argument(
@@ -259,7 +259,7 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     from dataclasses import replace
     from pathlib import Path
 
-    from provision.desired import inventory, lockfile, monitoring, variable_types
+    from provision.desired import inventory, lockfile, monitoring, receptor, service_hosts, variable_types
     from provision.desired.templating import resolve
     from provision.drift import logins
     from provision.remote import workers
@@ -273,15 +273,20 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     if options.lock:
         options.lock = str(Path(options.lock).expanduser().absolute())  # a resumed run may start elsewhere
     fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)
-    fleet, others = workers.apart(fleet)
-    selected = hosts.apart(inventory.select(fleet, options.nodes), say)
+    whole = fleet
+    fleet, others = workers.apart(whole)
+    selected = hosts.apart(inventory.select(receptor.with_members(fleet, whole), options.nodes), say)
     if options.gpu_only:
-        selected = monitoring.without(selected, say)
+        selected = service_hosts.without(selected, say)
     selected = monitoring.watching(selected, lambda: resolve.reachable(hosts.apart(fleet), chosen))
+    selected = receptor.meshed(selected, lambda: resolve.reachable(receptor.members(whole), chosen))
     fleet = resolve.reachable(selected, chosen)
     fleet = replace(fleet, others={**fleet.others, **resolve.reachable(hosts.of(fleet), chosen).nodes})
     chosen = resolve.without_templates(chosen)
-    return workers.linked(fleet, resolve.reachable(others, {}), chosen), chosen
+    linked = workers.linked(receptor.without_members(fleet), resolve.reachable(others, {}), chosen)
+    return replace(
+        linked, nodes={name: linked.nodes.get(name, node) for name, node in fleet.nodes.items()}
+    ), chosen
 
 
 def add_break_lock(parser: argparse.ArgumentParser, what: str) -> None:

@@ -67,6 +67,13 @@ _TABLE: Sequence[tuple[str, _Words]] = (
     (r"service\.(.+)\.(?:active|enabled)", _Words(r"service \1")),
     (r"pgp_key\.(.+)\.fingerprints", _Words(r"signing key in \1", _INSTALLED)),
     (r"pgp_key\.(.+)\.trusted_by", _Words(r"files with which apt trusts key \1 everywhere", _FOUND)),
+    (r"certificate\.(.+)\.days_left", _Words(r"days until \1 expires", "are left")),
+    (r"certificate\.(.+)\.issuer_key", _Words(r"key of the authority that signed \1", "is found")),
+    (
+        r"certificate\.(.+)\.key_fits",
+        _Words(r"certificate \1", yes="of the key beside it", no="not of the key beside it"),
+    ),
+    (r"certificate\.(.+)\.names", _Words(r"names in the certificate \1", _FOUND)),
     (r"file\.(.+)\.sha256", _Words(r"SHA-256 of \1", "is found")),
     (r"tcp\.(.+)\.listening", _Words(r"TCP port \1", yes="listened on", no="not listened on")),
     (r"node_health\.result", _Words("health result of the node's own program")),

@@ -10,7 +10,7 @@ from provision import report
 from provision.checks import registry
 from provision.checks.health import FleetHealth, NodeHealth
 from provision.checks.judge import Verdict
-from provision.desired import monitoring
+from provision.desired import service_hosts
 from provision.errors import ExitCode
 from provision.fleet import Fleet
 from provision.report import context
@@ -35,7 +35,7 @@ def quick(
 
     Node → what was found, for those that failed or could not be measured: not knowing is not healthy.
     Raises KeyboardInterrupt after an interrupt."""
-    nodes = monitoring.gpu_nodes(fleet, nodes)
+    nodes = service_hosts.gpu_nodes(fleet, nodes)
     if not nodes:
         return {}
     part = replace(fleet, nodes={node: fleet.nodes[node] for node in nodes})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from provision.desired import inventory, monitoring, stack
+from provision.desired import inventory, monitoring, service_hosts, stack
 from provision.drift import fleet_options
 from provision.fleet import Fleet
 from provision.up import health_gate
@@ -92,7 +92,7 @@ def test_roles_that_name_monitoring_are_meant(
     file: Path, said: list[str], overrides: dict[str, Any], roles: list[str]
 ) -> None:
     fleet, _ = loaded(file)
-    found = monitoring.declared(fleet.nodes["mon-01"], {"gpuprov_roles": said}, overrides)
+    found = service_hosts.declared(fleet.nodes["mon-01"], {"gpuprov_roles": said}, overrides)
     assert found["gpuprov_roles"] == roles
 
 

@@ -37,6 +37,18 @@ EVERYTHING: dict[str, Any] = {
     "container_toolkit_install_runtime": "podman",
     "nvlink_imex_nodes": ["10.0.0.1"],
     "validation_tools_mpi": True,
+    "receptor_repository_url": "http://mirror.example/receptor",
+    "receptor_repository_key_fingerprint": "A" * 40,
+    "receptor_nodes": [
+        {"name": "ctl", "address": "10.0.0.1", "port": 27199, "controller": True, "peers": []}
+    ],
+    "receptor_authority": {
+        "certificate": "C",
+        "key": "K",
+        "work_public_key": "P",
+        "work_private_key_sha256": "S",
+    },
+    "inventory_hostname": "ctl",
 }
 
 

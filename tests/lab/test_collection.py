@@ -50,8 +50,8 @@ BUILDS_ON_PACKAGES = (
     *("nvidia_driver", "nvlink", "cuda_toolkit", "nccl", "container_toolkit", "validation_tools"),
     "gpu_metrics",
 )
-# They promise nothing here: monitoring is for hosts of its group, slurm_health for nodes with Slurm.
-ELSEWHERE = ("monitoring", "slurm_health")
+# They promise nothing here: two are for hosts of a group of their own, slurm_health for nodes with Slurm.
+ELSEWHERE = ("monitoring", "receptor", "slurm_health")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
 

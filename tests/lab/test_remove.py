@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tests.lab.lab_nodes import LabNode
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-# Of other machines: of a monitoring host (test_monitoring.py), of one with Slurm (test_slurm_health.py).
-ELSEWHERE = ("monitoring", "slurm_health")
+# Of other machines, each in a file of its own: a monitoring host, one of a mesh, one with Slurm.
+ELSEWHERE = ("monitoring", "receptor", "slurm_health")
 ROLES = [role for role in all_roles() if role not in ELSEWHERE]
 # What testinfra looks for before and afterwards: files, services (with a suffix), packages.
 LEFT = {

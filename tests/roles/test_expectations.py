@@ -19,7 +19,10 @@ ROLES = sorted(all_roles())
 # The roles that do nothing until they are declared.
 LATER = {
     "slurm_health_include": True,
-    **{f"{role}_enabled": True for role in ("gpu_metrics", "node_health", "slurm_health", "monitoring")},
+    **{
+        f"{role}_enabled": True
+        for role in ("gpu_metrics", "node_health", "slurm_health", "monitoring", "receptor")
+    },
 }
 STACKS = sorted(file.stem for file in (paths.DATA / "stacks").glob("*.yml"))
 
@@ -61,6 +64,7 @@ def test_every_file_is_promised_with_content_owner_and_mode(role: str) -> None:
         "gpu_metrics_enabled": True,
         "node_health_enabled": True,
         "slurm_health_enabled": True,
+        "receptor_enabled": True,
     }
     facts = promised(machine(fabric="nvlink5"), **declared)
     written = [f for f, each in facts.items() if each.role == role and f.endswith(".content") and each.value]

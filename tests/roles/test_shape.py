@@ -34,10 +34,11 @@ ORDER = [
     "node_health",
     "slurm_health",
     "monitoring",
+    "receptor",
     "package_lock",
 ]
 # They do nothing until they are declared: an upgrade of gpuprov brings no new service and no open port.
-OFF_BY_DEFAULT = {"gpu_metrics", "node_health", "slurm_health", "monitoring"}
+OFF_BY_DEFAULT = {"gpu_metrics", "node_health", "slurm_health", "monitoring", "receptor"}
 
 
 def load(path: Path) -> Any:
@@ -63,7 +64,7 @@ KEYWORDS = frozenset(
     (
         *("name", "when", "vars", "register", "loop", "loop_control", "notify", "until", "retries", "delay"),
         *("block", "rescue", "always", "changed_when", "failed_when", "check_mode", "environment", "tags"),
-        "no_log",
+        *("no_log", "delegate_to", "become"),
     )
 )
 

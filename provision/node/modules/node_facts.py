@@ -90,6 +90,7 @@ from provision.node.products import PRODUCTS  # noqa: E402
 
 from provision.node.description import describe  # noqa: E402
 from provision.node.observe import (  # noqa: E402
+    certificate,
     clock,
     container,
     container_runtime,
@@ -124,6 +125,7 @@ from provision.node.observe.answer import answer  # noqa: E402
 
 # Each knows facts by itself; named here, they are sent along to the node.
 READERS = (
+    certificate,
     clock,
     container,
     container_runtime,

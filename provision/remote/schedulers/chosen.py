@@ -16,7 +16,8 @@ from provision.text import spelled
 
 SLURM, KUBERNETES, HOOKS, NONE = "slurm", "kubernetes", "hooks", "none"
 JOB_WAIT = 600  # seconds that jobs get to end after a drain, unless gpuprov_job_wait says otherwise
-_NO_GPU_NODES = "gpuprov_monitoring"  # variables for all reach these hosts, too; no job does
+# Variables for all reach these hosts, too; no job does.
+_NO_GPU_NODES = frozenset({"gpuprov_monitoring", "gpuprov_workers"})
 _HOOKS = ("gpuprov_drain_hook", "gpuprov_undrain_hook")
 
 Made = Callable[[Fleet, Mapping[str, str]], Scheduler]  # from the fleet, and node → the scheduler's name
@@ -91,7 +92,7 @@ def load(fleet: Fleet, overrides: Mapping[str, Any], makers: Mapping[str, Made] 
         }
         fleet = replace(fleet, nodes=nodes)
     for node in fleet.nodes.values():
-        if _NO_GPU_NODES in node.groups:
+        if not _NO_GPU_NODES.isdisjoint(node.groups):
             continue
         given = node.variables
         kind = _kind(node.name, given)

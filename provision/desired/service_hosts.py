@@ -1,0 +1,62 @@
+"""Hosts of the inventory that are no GPU nodes: members of a group that gives them a role of its own.
+
+They stand in the same inventory as the nodes they serve, so variables for all reach them, too. What would
+make GPU nodes of them is overruled here, in one place; and only they take part in these roles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from provision.desired import monitoring, receptor
+from provision.fleet import Fleet, Node
+from provision.node_names import fold
+
+ROLES = {monitoring.GROUP: monitoring.ROLE, receptor.GROUP: receptor.ROLE}
+# What the machine must have; whether such a host has a GPU is nobody's business.
+_OF_GPU_NODES = frozenset(
+    ("gpuprov_sku", "gpuprov_expected_gpus", "gpuprov_expected_nics", "gpuprov_expected_nvmes")
+)
+
+
+def is_member(node: Node) -> bool:
+    return not ROLES.keys().isdisjoint(node.groups)
+
+
+def declared(node: Node, variables: Mapping[str, Any], overrides: Collection[str]) -> dict[str, Any]:
+    """A node's variables, with what its being such a host, or none, decides.
+
+    A list of roles that names one of its own was written for this host, and holds. Any other one is that of
+    the GPU nodes; of `--set` (`overrides`) it means that nothing else is to be done now.
+    """
+    own = [role for group, role in ROLES.items() if group in node.groups]
+    foreign = {f"{role}_enabled": False for role in ROLES.values() if role not in own}
+    if not own:
+        return {**variables, **foreign}
+    mine = {f"{role}_enabled": True for role in own} | {
+        name: value for name, value in variables.items() if name not in _OF_GPU_NODES
+    }
+    roles = mine.get("gpuprov_roles")
+    if not isinstance(roles, list) or not set(roles) & set(own):
+        mine["gpuprov_roles"] = [] if roles is not None and "gpuprov_roles" in overrides else own
+    return {**mine, **foreign}
+
+
+def gpu_nodes(fleet: Fleet, names: Sequence[str]) -> list[str]:
+    """Those of these nodes that are no such hosts."""
+    return [name for name in names if not is_member(fleet.nodes[name])]
+
+
+def without(fleet: Fleet, say: Callable[[str], None]) -> Fleet:
+    """The fleet without such hosts, for verbs that measure GPU nodes; `say` is told of them. Where nothing
+    else was chosen they were meant, and stay."""
+    rest = {name: node for name, node in fleet.nodes.items() if not is_member(node)}
+    if not rest or len(rest) == len(fleet.nodes):
+        return fleet
+    for group in ROLES:
+        left_out = [name for name, node in fleet.nodes.items() if group in node.groups]
+        if left_out:
+            say(f"{fold(left_out)}: left out, no GPU node (group {group})")
+    return replace(fleet, nodes=rest)

@@ -1,0 +1,413 @@
+#!/usr/bin/python
+"""The certificate authority of a Receptor mesh: signs what nodes ask for. It runs on the controller alone."""
+
+DOCUMENTATION = r"""
+module: gpuprov_receptor_authority
+short_description: Sign the certificate of a Receptor node with the authority kept on the controller
+description:
+  - To be delegated to the controller (C(delegate_to localhost)). It needs no privileges, and the Python
+    package C(cryptography), which ansible-core brings.
+  - Makes the authority when there is none - the key and certificate that sign nodes, and the pair of keys for
+    signed work. Private keys are written with mode 0600 and are never returned.
+  - What a certificate says is the options', not the request's. Of the request only the public key is taken.
+options:
+  folder:
+    description:
+      - Where the authority is kept. Empty for C(gpuprov/receptor) in $XDG_STATE_HOME, or in ~/.local/state.
+    type: str
+    default: ""
+  node:
+    description: The name of the node in the mesh.
+    type: str
+    required: true
+  address:
+    description: The address or host name under which other nodes connect to it; empty when none does.
+    type: str
+    default: ""
+  request:
+    description: The node's certificate request, as PEM text. Without it nothing is signed.
+    type: str
+    default: ""
+  certificate:
+    description: The certificate that the node has, as PEM text; kept while it is good.
+    type: str
+    default: ""
+  days:
+    description: How long a new certificate is valid.
+    type: int
+    default: 365
+  renew_days:
+    description: A certificate that expires in fewer days is replaced.
+    type: int
+    default: 60
+  authority_days:
+    description: How long the certificate of a new authority is valid.
+    type: int
+    default: 3650
+author:
+  - The gpuprov authors (@gpuprov)
+"""
+
+EXAMPLES = r"""
+- name: Have the controller sign it
+  gpuprov_receptor_authority:
+    node: worker-a
+    address: 10.0.1.5
+    request: "{{ look.files.request }}"
+    certificate: "{{ look.files.certificate or '' }}"
+  delegate_to: localhost
+  become: false
+  register: signed
+"""
+
+RETURN = r"""
+folder:
+  description: Where the authority is kept.
+  returned: success
+  type: str
+authority:
+  description: The authority's certificate, as PEM text; empty in check mode while there is none.
+  returned: success
+  type: str
+certificate:
+  description: The node's certificate, as PEM text, old or new; empty where nothing was signed.
+  returned: success
+  type: str
+work_public_key:
+  description: The key that verifies work, as PEM text; empty in check mode while there is none.
+  returned: success
+  type: str
+reason:
+  description: Why a certificate was signed; empty when none was.
+  returned: success
+  type: str
+"""
+
+import datetime  # noqa: E402
+import fcntl  # noqa: E402
+import ipaddress  # noqa: E402
+import os  # noqa: E402
+import re  # noqa: E402
+import tempfile  # noqa: E402
+
+from ansible.module_utils.basic import AnsibleModule, missing_required_lib  # noqa: E402
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import padding, rsa
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    MISSING = ""
+except ImportError:
+    MISSING = "cryptography"
+
+# A node's name in a certificate: OIDReceptorName of pkg/utils/other_name.go, receptor 1.5.5.
+NODE_NAME = "1.3.6.1.4.1.2312.19.1"
+# NodeCfg.Init of pkg/types/main.go; above 127 characters their number has two bytes in a certificate.
+NODE = re.compile(
+    r"[.\-_@:a-zA-Z0-9]{1,127}"
+)  # pkg/types/main.go, NodeCfg.Init; a longer one needs another length
+BITS = 3072
+BEFORE = datetime.timedelta(
+    hours=1
+)  # a clock that is behind would take a new certificate for one of the future
+CERTIFICATE, KEY, WORK_PUBLIC, WORK_PRIVATE = (
+    "ca.crt",
+    "ca.key",
+    "work-public-key.pem",
+    "work-private-key.pem",
+)
+
+RESTORE = (
+    "Bring it back from a copy, or remove the folder: then all nodes get new certificates with the next up."
+)
+
+
+class RefusedError(Exception):
+    """What is asked for cannot be signed; the text is for people."""
+
+
+def default_folder():
+    home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return os.path.join(home, "gpuprov", "receptor")
+
+
+def now():
+    return datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None, microsecond=0)
+
+
+def write(path, data, mode):
+    """The file appears whole, and never with another mode."""
+    number, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
+    try:
+        with os.fdopen(number, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def new_key():
+    return rsa.generate_private_key(public_exponent=65537, key_size=BITS)
+
+
+def kept(folder, name):
+    """A file of the authority's."""
+    path = os.path.join(folder, name)
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except FileNotFoundError:
+        raise RefusedError("{0} is missing. {1}".format(path, RESTORE)) from None
+
+
+def private_key(data):
+    return serialization.load_pem_private_key(data, None)
+
+
+def private_pem(key):
+    # "RSA PRIVATE KEY": that and PKCS #8 are what Receptor reads (pkg/certificates/ca.go, LoadFromPEMFile).
+    form = serialization.PrivateFormat.TraditionalOpenSSL
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
+
+
+def public_pem(key):
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_bytes(serialization.Encoding.PEM, form).decode("ascii")
+
+
+def pem(certificate):
+    return certificate.public_bytes(serialization.Encoding.PEM).decode("ascii")
+
+
+class Authority(object):
+    """The authority in one folder: `certificate`, `key`, `work_public_key` (PEM text)."""
+
+    def __init__(self, folder):
+        self.certificate = x509.load_pem_x509_certificate(kept(folder, CERTIFICATE))
+        self.key = private_key(kept(folder, KEY))
+        self.work_public_key = kept(folder, WORK_PUBLIC).decode("ascii")
+        pairs = (
+            (KEY, self.key, CERTIFICATE, public_pem(self.certificate.public_key())),
+            (WORK_PRIVATE, private_key(kept(folder, WORK_PRIVATE)), WORK_PUBLIC, self.work_public_key),
+        )
+        for name, key, other, public in pairs:
+            if public_pem(key.public_key()) != public:
+                path = os.path.join(folder, name)
+                raise RefusedError("{0} does not belong to {1} beside it. {2}".format(path, other, RESTORE))
+
+    def signed(self, certificate):
+        """Whether this authority signed it."""
+        try:
+            self.key.public_key().verify(
+                certificate.signature,
+                certificate.tbs_certificate_bytes,
+                padding.PKCS1v15(),
+                certificate.signature_hash_algorithm,
+            )
+        except (InvalidSignature, TypeError, ValueError):
+            return False
+        return True
+
+    def sign(self, public_key, node, address, days):
+        """A certificate for this key: of this node and its address, as client and as server."""
+        begin = now() - BEFORE
+        end = min(begin + BEFORE + datetime.timedelta(days=days), expiry(self.certificate))
+        mine = self.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
+        usage = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        builder = (
+            x509.CertificateBuilder()
+            .subject_name(named(node))
+            .issuer_name(self.certificate.subject)
+            .public_key(public_key)
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(begin)
+            .not_valid_after(end)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(key_usage(signs=False), critical=True)
+            .add_extension(x509.ExtendedKeyUsage(usage), critical=False)
+            .add_extension(x509.SubjectAlternativeName(names(node, address)), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier(mine.digest, None, None), critical=False)
+        )
+        return builder.sign(self.key, hashes.SHA256())
+
+
+def named(text):
+    # A common name has at most 64 characters; nobody reads it.
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
+
+
+def key_usage(signs):
+    return x509.KeyUsage(
+        digital_signature=True,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def expiry(certificate):
+    """When it ends, in UTC without a zone: what each release of cryptography takes."""
+    aware = getattr(certificate, "not_valid_after_utc", None)
+    return aware.replace(tzinfo=None) if aware is not None else certificate.not_valid_after
+
+
+def names(node, address):
+    """The names in a certificate: the node's own, and the address that others connect to."""
+    data = node.encode("ascii")
+    found = [x509.OtherName(x509.ObjectIdentifier(NODE_NAME), b"\x0c" + bytes([len(data)]) + data)]
+    if address:
+        try:
+            found.append(x509.IPAddress(ipaddress.ip_address(address)))
+        except ValueError:
+            found.append(x509.DNSName(address))
+    return found
+
+
+def make(folder, days):
+    """A new authority. The certificate comes last: where it is, everything is."""
+    key, work = new_key(), new_key()
+    subject = named("gpuprov Receptor mesh")
+    begin = now() - BEFORE
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + BEFORE + datetime.timedelta(days=days))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(key_usage(signs=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    write(os.path.join(folder, KEY), private_pem(key), 0o600)
+    write(os.path.join(folder, WORK_PRIVATE), private_pem(work), 0o600)
+    write(os.path.join(folder, WORK_PUBLIC), public_pem(work.public_key()).encode("ascii"), 0o644)
+    write(os.path.join(folder, CERTIFICATE), pem(certificate).encode("ascii"), 0o644)
+
+
+def there(folder):
+    return os.path.exists(os.path.join(folder, CERTIFICATE))
+
+
+def opened(folder, days, only_look):
+    """The authority, made if needed, and whether it is new; None where it would have to be made."""
+    if there(folder):
+        return Authority(folder), False
+    if only_look:
+        return None, True
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    os.chmod(folder, 0o700)
+    with open(os.path.join(folder, "lock"), "w") as lock:
+        fcntl.lockf(lock, fcntl.LOCK_EX)  # nodes are signed for at the same time
+        new = not there(folder)
+        if new:
+            make(folder, days)
+    return Authority(folder), new
+
+
+def asked_key(text, node):
+    """The public key of a request that its owner signed."""
+    try:
+        request = x509.load_pem_x509_csr(text.encode("ascii"))
+        good = request.is_signature_valid
+    except (ValueError, UnicodeError) as error:
+        raise RefusedError("{0} sent no certificate request: {1}".format(node, error)) from None
+    key = request.public_key()
+    if not good or not isinstance(key, rsa.RSAPublicKey) or not 2048 <= key.key_size <= 8192:
+        raise RefusedError(
+            "{0} sent a request that is not signed by its own RSA key of 2048 to 8192 bits".format(node)
+        )
+    return key
+
+
+def why_new(authority, text, key, node, address, renew_days):
+    """Why the certificate that the node has will not do; empty when it will."""
+    try:
+        certificate = x509.load_pem_x509_certificate(text.encode("ascii"))
+    except (ValueError, UnicodeError):
+        return "it has none" if not text.strip() else "what it has is no certificate"
+    if not authority.signed(certificate):
+        return "its certificate is of another authority"
+    if certificate.public_key().public_numbers() != key.public_numbers():
+        return "its certificate is of another key"
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        found = []
+    if list(found) != names(node, address):
+        return "its name or address has changed"
+    # One of the authority's own end cannot be bettered.
+    left = expiry(certificate) - now()
+    if left < datetime.timedelta(days=renew_days) and expiry(certificate) < expiry(authority.certificate):
+        return "its certificate expires on {0:%Y-%m-%d}".format(expiry(certificate))
+    return ""
+
+
+def answer(asked, only_look):
+    """What the module returns, for its options."""
+    node, address, request = asked["node"], asked["address"], asked["request"].strip()
+    if not NODE.fullmatch(node) or node.lower() == "localhost":
+        raise RefusedError("{0!r} cannot be the name of a node of Receptor".format(node))
+    folder = os.path.expanduser(asked["folder"]) or default_folder()
+    authority, new = opened(folder, asked["authority_days"], only_look)
+    # In check mode a node without a key has made no request, and will.
+    found = {"folder": folder, "changed": new or (only_look and not request), "reason": ""}
+    found.update(authority="", certificate=asked["certificate"], work_public_key="")
+    if authority is None:
+        return found
+    end = expiry(authority.certificate)
+    if end < now():
+        raise RefusedError("the authority in {0} expired on {1:%Y-%m-%d}. {2}".format(folder, end, RESTORE))
+    found.update(authority=pem(authority.certificate), work_public_key=authority.work_public_key)
+    if request:
+        key = asked_key(request, node)
+        reason = why_new(authority, asked["certificate"], key, node, address, asked["renew_days"])
+        found.update(reason=reason, changed=new or bool(reason))
+        if reason and not only_look:
+            found["certificate"] = pem(authority.sign(key, node, address, asked["days"]))
+    return found
+
+
+def main():
+    module = AnsibleModule(
+        argument_spec={
+            "folder": {"type": "str", "default": ""},
+            "node": {"type": "str", "required": True},
+            "address": {"type": "str", "default": ""},
+            "request": {"type": "str", "default": ""},
+            "certificate": {"type": "str", "default": ""},
+            "days": {"type": "int", "default": 365},
+            "renew_days": {"type": "int", "default": 60},
+            "authority_days": {"type": "int", "default": 3650},
+        },
+        supports_check_mode=True,
+    )
+    if MISSING:
+        module.fail_json(msg=missing_required_lib(MISSING))
+    try:
+        module.exit_json(**answer(module.params, module.check_mode))
+    except RefusedError as error:
+        module.fail_json(msg=str(error))
+    except (IOError, OSError) as error:
+        module.fail_json(msg="{0}: {1}".format(error.filename, error.strerror or error))
+    except ValueError as error:
+        module.fail_json(msg="the authority cannot be read: {0}".format(error))
+
+
+if __name__ == "__main__":
+    main()
