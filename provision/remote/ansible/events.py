@@ -214,17 +214,18 @@ class Tally:
             else:
                 host.unreachable = outcome
 
-    def outcomes(self, unfinished: str, *, whole: bool = True) -> dict[str, Outcome]:
+    def outcomes(self, unfinished: str, *, whole: bool = True, lost: bool = False) -> dict[str, Outcome]:
         """One per host. `unfinished` is said of hosts that had not come to the end when Ansible stopped; not
-        `whole`: what was heard is not all, so that no host has."""
+        `whole`: what was heard is not all, so that no host has. `lost`: nothing says that these failed."""
         if not whole:
             self._stats = None
-        return {node: self._outcome(node, host, unfinished) for node, host in self._hosts.items()}
+        status = "unreachable" if lost else "failed"
+        return {node: self._outcome(node, host, unfinished, status) for node, host in self._hosts.items()}
 
-    def _outcome(self, node: str, host: _Host, unfinished: str) -> Outcome:
+    def _outcome(self, node: str, host: _Host, unfinished: str, status: str) -> Outcome:
         if self._stats is None:
             known = host.unreachable or host.failure
-            return known or Outcome(node, "failed", host.changed, host.role, host.task, unfinished)
+            return known or Outcome(node, status, host.changed, host.role, host.task, unfinished)
         if node in self._stats.get("dark", {}):
             return host.unreachable or Outcome(node, "unreachable", message="Ansible could not reach it")
         if node in self._stats.get("failures", {}):
