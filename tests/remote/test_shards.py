@@ -278,7 +278,7 @@ from pathlib import Path
 import provision.remote.ansible.handover as handover
 from provision.remote.ansible import runner
 from provision.remote.ansible.partitions import run_sharded
-handover._memory_folder = lambda: Path(sys.argv[2])
+handover.memory_folder = lambda: Path(sys.argv[2])
 found, nearly_done = importlib.metadata.entry_points, threading.Event()
 def slowly(**wanted):
     if wanted.get("group") == "ansible_runner.plugins":
