@@ -24,11 +24,12 @@ from provision.remote.ansible.events import Event
 from provision.remote.ansible.runner import handled, heeded
 from provision.remote.fleet_lock import FleetLock
 from provision.remote.schedulers import chosen
+from provision.remote.workers import register
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.terminal import Progress, live, printable
 from provision.text import many
-from provision.up import durations, hooks, plan, plan_report, resume, waves
+from provision.up import collect, durations, hooks, plan, plan_report, resume, waves
 from provision.up import result as up_result
 from provision.up.drains import Drains
 from provision.up.execute import Execution, UpOptions
@@ -65,7 +66,7 @@ class UpRun:
         running = StillRunning(self.folder)
         try:
             # To be terminated is to be interrupted: what was begun is ended in order, and locks are released.
-            with handled(_interrupt, heeded(signal.SIGTERM, signal.SIGHUP)):
+            with handled(_interrupt, heeded(signal.SIGTERM, signal.SIGHUP)), register.use(self.folder.path):
                 code = self._run()
         except KeyboardInterrupt:
             code = ExitCode.INTERRUPTED
@@ -95,7 +96,11 @@ class UpRun:
             [self.overrides.get(name, node.variables.get(name)) for node in self.fleet.nodes.values()]
         )
         handover.remove_orphans()
+        earlier = resume.chain(self.folder)[1:]
+        collect.remove_overdue([self.folder, *earlier])
+        collected = collect.gather(earlier, _say)
         known = self._look()
+        collect.keep(collected, self.fleet, known.vaulted, known.secrets)
         made = self._plan(known)
         waiting = self._left_drained(known)
         if made.waves:
@@ -382,6 +387,10 @@ class UpRun:
             sys.stdout.write(said + "\n")
         sys.stdout.flush()
         return code
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{printable(line)}\n")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:

@@ -6,10 +6,16 @@ With the stand-in for Receptor's control socket, and with Receptor itself where 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import signal
+import subprocess
 import sys
 import textwrap
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +30,10 @@ from provision.fleet import Fleet, Node
 from provision.remote import workers
 from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event
-from provision.remote.observe import observe
-from provision.remote.workers import leftovers, mesh, register
-from tests.support.processes import until
+from provision.remote.observe import observe, run_programs
+from provision.remote.protocol import NodeError
+from provision.remote.workers import assignment, leftovers, mesh, register
+from tests.support.processes import alive, command_of, until
 from tests.support.receptor import PROGRAM, TLS_CLIENT, RealMesh, StandIn
 from tests.support.sshd import Sshd
 
@@ -279,3 +286,249 @@ def test_nodes_are_spread_over_the_workers_that_reach_them(sshd: Sshd, standing:
     fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
     assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())
     assert sorted(unit.worker for unit in standing.every) == ["worker-a", "worker-a", "worker-b", "worker-b"]
+
+
+# --- a worker is lost ---
+
+
+def broken(folder: Path, program: str) -> Path:
+    """A worker's command that greets as it should, and does this instead of its work."""
+    path = folder / "broken"
+    path.write_text(
+        f"#!{sys.executable}\nimport os, signal, sys, time\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from provision.remote.workers import worker_entry\n"
+        f"def work(about, share):\n    {program}\n"
+        "worker_entry._work = work\nsys.exit(worker_entry.main())\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+LOST = {
+    "it ends before it begins": "print('\\x1b[31mno memory'); return 1",
+    "it is killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "it cannot be started": "",
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_a_lost_worker_left_is_done_by_another(
+    sshd: Sshd, standing: StandIn, tmp_path: Path, name: str
+) -> None:
+    fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
+    assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())  # both were greeted
+    standing.commands["worker-a"] = broken(tmp_path, LOST[name]) if LOST[name] else tmp_path / "nowhere"
+    found = observe(fleet.nodes.values(), {})
+    assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)
+    outcomes = partitions.run_sharded(OBSERVE, asking(fleet, "print(1)"))
+    assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+    assert [unit.worker for unit in standing.every[-1:]] == ["worker-b"]
+    assert nothing_left(standing, tmp_path / "state")
+
+
+def test_a_worker_that_is_lost_in_the_middle_leaves_its_hosts_to_be_looked_at(
+    sshd: Sshd, standing: StandIn, tmp_path: Path
+) -> None:
+    """Nothing is repeated on them unseen: another worker would do what was done."""
+    fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
+    assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())
+    standing.commands["worker-a"] = broken(
+        tmp_path,
+        "import base64; speaker = worker_entry._Speaker(worker_entry._Output(base64.b64decode("
+        "about['answer_key']))); speaker.begin(); os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    outcomes = partitions.run_sharded(OBSERVE, asking(fleet, "print(1)"))
+    assert {name: one.status for name, one in outcomes.items()} == {"gpu-01": "unreachable", "gpu-02": "ok"}
+    assert "worker worker-a: its work ended too early: signal: killed" in outcomes["gpu-01"].message
+    before = len(standing.every)
+    found = observe(fleet.nodes.values(), {})
+    assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)
+    assert [unit.worker for unit in standing.every[before:]] == ["worker-b"]
+
+
+def test_a_worker_without_a_way_is_named_for_its_nodes_and_costs_others_nothing(
+    sshd: Sshd, standing: StandIn
+) -> None:
+    standing.routes.discard("worker-a")
+    fleet = linked(inventory(sshd, standing))
+    alone = sshd.node("gpu-03", ansible_become=False)
+    programs = dict.fromkeys(("gpu-01", "gpu-02", "gpu-03"), "print('hello')")
+    found = run_programs([*fleet.nodes.values(), alone], programs, timeout=20)
+    assert found["gpu-03"] == b"" or "answered" in str(found["gpu-03"])  # it was asked
+    assert "worker worker-a: the mesh has no way to it" in str(found["gpu-01"])
+    outcomes = partitions.run_sharded(OBSERVE, asking(fleet, "print(1)"))
+    assert {one.status for one in outcomes.values()} == {"unreachable"}
+    # What to do is said in the same line, to whoever reads only that.
+    fix = (
+        "is its Receptor running, and are its peers? then run again, up and validate with --resume; "
+        "if it stays lost, name others in its nodes' gpuprov_receptor_node"
+    )
+    assert isinstance(found["gpu-01"], NodeError)
+    assert found["gpu-01"].fix == fix
+    assert outcomes["gpu-02"].message.endswith(f" → {fix}")
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds for what takes minutes."""
+    for name, seconds in (("SILENCE", 1.5), ("LEASE", 3.0), ("MARGIN", 3.0)):
+        monkeypatch.setattr(assignment, name, seconds)
+    monkeypatch.setattr(mesh, "_ROUTE", 0.1)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("others", [True, False], ids=["others can do it", "nobody else can"])
+def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_nobody_can(
+    sshd: Sshd, standing: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"] if others else "worker-a"))
+    observe(fleet.nodes.values(), {})
+    quick = "worker_entry._LOOK = worker_entry.worker_stream.BEAT = 0.3; return original(about, share)"
+    command = broken(tmp_path, quick)
+    command.write_text(command.read_text().replace("def work(", "original = worker_entry._work\ndef work("))
+    standing.commands = dict.fromkeys(standing.commands, command)
+    mark = tmp_path / "task"
+    program = (
+        f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(8); print('done')"
+    )
+    hosts = asking(fleet, "print('quick')")
+    hosts["gpu-01"]["gpuprov_observe_program"] = program
+    at_work: list[int] = []
+
+    def cut() -> None:
+        until(lambda: mark.exists() and mark.read_text())
+        at_work.extend(standing.pids())
+        standing.cut("worker-a")
+        # The unit finds no way to its controller any more; it is asked over the same socket here.
+        monkeypatch.setattr("tests.support.receptor.CONTROLLER", "elsewhere")
+        if not others:
+            time.sleep(6)  # longer than a lease and its margin
+            standing.routes.add("worker-a")
+            for unit in standing.units.values():
+                unit.frozen = False
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    outcomes = partitions.run_sharded(OBSERVE, hosts)
+    thread.join()
+    if others:
+        assert outcomes["gpu-01"].status == "unreachable"
+        assert "worker worker-a: it was not heard of for" in outcomes["gpu-01"].message
+        until(lambda: not any(alive(pid) for pid in at_work), 5)
+    else:
+        assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+
+
+# --- the end ---
+
+
+def folders_of(worker: int) -> list[Path]:
+    """The private folders that a worker holds."""
+    links = []
+    for link in Path(f"/proc/{worker}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            links.append(link.readlink())
+    return [link.parent for link in links if link.name.startswith("lock")]
+
+
+@pytest.fixture
+def at_work(sshd: Sshd, standing: StandIn, tmp_path: Path) -> Any:
+    """A controller of its own, whose worker is in the middle of a task that takes minutes."""
+    standing.commands["worker-a"] = interpreter(tmp_path, f"echo $$ > {tmp_path}/pid")
+    program = (
+        f"import os, time; open({str(tmp_path / 'task')!r}, 'w').write(str(os.getpid())); time.sleep(300)"
+    )
+    fleet = linked(inventory(sshd, standing))
+    hosts = {"gpu-01": {**fleet.nodes["gpu-01"].variables, "gpuprov_observe_program": program}}
+    script = tmp_path / "controller.py"
+    script.write_text(
+        "import sys\nfrom provision import paths\nfrom provision.remote.ansible import partitions\n"
+        f"hosts = {hosts!r}\n"
+        "try: print(partitions.run_sharded(paths.PLAYBOOKS / 'observe.yml', hosts)['gpu-01'])\n"
+        "except KeyboardInterrupt: sys.exit(130)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            until(lambda: (tmp_path / "task").exists() and (tmp_path / "task").read_text())
+            worker = int((tmp_path / "pid").read_text())
+            held = folders_of(worker)
+            yield process, worker
+        finally:
+            process.kill()
+    assert len(held) == 2
+    assert {folder.parent for folder in held} == {Path("/dev/shm")}
+    until(lambda: not any(folder.exists() for folder in held))
+
+
+def plays_of(worker: int) -> list[int]:
+    """Ansible's processes below a worker's."""
+    return [pid for pid, _ in runner._descendants(worker) if "ansible-playbook" in command_of(pid)]
+
+
+def test_a_worker_ends_ansible_and_itself_when_its_controller_is_interrupted(
+    at_work: Any, standing: StandIn, tmp_path: Path
+) -> None:
+    """The fixture sees to the folders: none is left."""
+    process, worker = at_work
+    plays = plays_of(worker)
+    assert plays
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    until(lambda: not alive(worker))
+    until(lambda: not any(alive(pid) for pid in plays))
+    assert nothing_left(standing, tmp_path / "state")
+
+
+def test_work_outlives_its_controller_and_the_next_run_ends_it(
+    at_work: Any, sshd: Sshd, standing: StandIn, tmp_path: Path
+) -> None:
+    """It had no run folder: nobody will ask for it. (Of `up` it is collected: tests/up/test_collect.py.)"""
+    process, worker = at_work
+    plays = plays_of(worker)
+    process.kill()
+    process.wait(timeout=60)
+    time.sleep(1)
+    assert alive(worker)
+    assert all(alive(pid) for pid in plays)
+    observe(linked(inventory(sshd, standing)).nodes.values(), {})
+    until(lambda: not alive(worker))
+    until(lambda: not any(alive(pid) for pid in plays))
+    assert nothing_left(standing, tmp_path / "state")
+
+
+def test_hosts_of_a_killed_worker_are_named_with_it(at_work: Any) -> None:
+    process, worker = at_work
+    plays = plays_of(worker)
+    os.kill(worker, signal.SIGKILL)
+    said, _ = process.communicate(timeout=60)
+    assert "status='unreachable'" in said
+    assert "worker worker-a: its work ended too early: signal: killed → look at that machine" in said
+    until(lambda: not any(alive(pid) for pid in plays))
+    from provision.remote.ansible.handover import remove_orphans
+
+    remove_orphans()  # as the next worker there does before anything else
+
+
+def test_a_receptor_of_ours_that_is_restarted_costs_nothing(
+    sshd: Sshd, standing: StandIn, tmp_path: Path
+) -> None:
+    fleet = linked(inventory(sshd, standing))
+    mark = tmp_path / "task"
+    slow = f"import time; open({str(mark)!r}, 'w').write('x'); time.sleep(4); print('done')"
+
+    def restart() -> None:
+        until(mark.exists)
+        standing.restart()
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    outcomes = partitions.run_sharded(OBSERVE, asking(fleet, slow))
+    thread.join()
+    assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+    assert nothing_left(standing, tmp_path / "state")

@@ -106,6 +106,8 @@ class StandIn:
         self.units: dict[str, StoodUnit] = {}
         self.every: list[StoodUnit] = []
         self.asked: list[str] = []
+        self.generation = 0  # how often it was started anew
+        self.hanging: set[str] = set()  # units that have said something, and neither go on nor end
         self.start()
 
     def add(
@@ -137,6 +139,13 @@ class StandIn:
         self.server.shutdown()
         self.server.server_close()
         Path(self.socket).unlink(missing_ok=True)
+
+    def restart(self) -> None:
+        """Connections break, and it is away for a second."""
+        self.generation += 1
+        self.stop()
+        time.sleep(1)
+        self.start()
 
     def end(self) -> None:
         for unit in self.every:
@@ -242,7 +251,9 @@ class StandIn:
     def _begin(self, unit: StoodUnit, data: bytes) -> None:
         if unit.worker in self.said:
             (unit.folder / "stdout").write_bytes(self.said[unit.worker](data))
-            unit.state, unit.detail = "Succeeded", "exit status 0"
+            unit.state, unit.detail = "Running", "Running: PID 7"
+            if unit.id not in self.hanging:
+                unit.state, unit.detail = "Succeeded", "exit status 0"
             return
         unit.state, unit.detail = "Running", "Running: PID 7"
         with (unit.folder / "stdin").open("rb") as given, (unit.folder / "stdout").open("wb") as printed:
@@ -275,8 +286,8 @@ class StandIn:
     def _results(self, unit: StoodUnit, at: int, answer: Any) -> None:
         answer.write(f"Streaming results for work unit {unit.id}\n".encode())
         answer.flush()
-        file = unit.folder / "stdout"
-        while True:
+        file, generation = unit.folder / "stdout", self.generation
+        while generation == self.generation:
             complete = unit.record()["StateName"] in ("Succeeded", "Failed")
             data = b""
             if file.exists() and not unit.frozen:

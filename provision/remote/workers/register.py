@@ -25,7 +25,7 @@ from provision.remote.workers import sealed
 FOLDER = "units"
 _KINDS: Mapping[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("label", "worker", "socket", "what", "unit"), str),
-    **{"nodes": list, "begun": (int, float), "deadline": (int, float)},
+    **{"nodes": list, "begun": (int, float), "deadline": (int, float), "alone": bool},
 }
 
 
@@ -41,6 +41,7 @@ class Record:
     nodes: tuple[str, ...]
     begun: float
     deadline: float
+    alone: bool = True  # no other worker can do it: it goes on while it is cut off
     unit: str = ""
 
 
@@ -56,14 +57,14 @@ class Register:
         self._lock = threading.Lock()
 
     def begin(
-        self, worker: str, socket: str, what: str, nodes: Collection[str], seconds: float
+        self, worker: str, socket: str, what: str, nodes: Collection[str], seconds: float, *, alone: bool
     ) -> tuple[Record, bytes]:
         """Name a unit that is about to begin, and make the key for its answers. Raises GpuprovError."""
         with self._lock:
             self._count += 1
             label = f"{self._process}-{self._count}"
             now = time.time()
-            record = Record(label, worker, socket, what, tuple(nodes), now, now + seconds)
+            record = Record(label, worker, socket, what, tuple(nodes), now, now + seconds, alone)
             try:
                 self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if self._held is None:

@@ -78,13 +78,15 @@ def carry(way: Way, job: Job, take: Take, stopping: Callable[[], bool]) -> Ended
     ended. Whatever is raised by `take`, the unit is ended and removed."""
     book = register.current()
     try:
-        record, key = book.begin(way.worker, way.control.path, job.what, job.hosts, job.seconds)
+        record, key = book.begin(
+            way.worker, way.control.path, job.what, job.hosts, job.seconds, alone=job.alone
+        )
     except GpuprovError as error:
         return Ended(End.NOT_BEGUN, NodeError("ansible", error.what, error.fix))
     about = {
         "answer_key": base64.b64encode(key).decode(),
         "seconds": job.seconds,
-        "lease": None if job.alone else assignment.LEASE,
+        "lease": lease_of(record),
         "controller": way.controller,
         "socket": way.socket,
     }
@@ -94,16 +96,29 @@ def carry(way: Way, job: Job, take: Take, stopping: Callable[[], bool]) -> Ended
     except sealed.SealError as error:
         book.gone(record)
         return Ended(End.NOT_BEGUN, NodeError("garbage", f"worker {way.worker}: {error}", ""))
-    stream = worker_stream.Reader(job.hosts, sealed.Opener(key), take)
-    unit = Unit(way, book, record, stream, stopping)
-    return unit.carry(payload, None if job.alone else assignment.LEASE)
+    stream = reader(record, key, take)
+    return Unit(way, book, record, stream, stopping).carry(payload)
+
+
+def reader(record: Record, key: bytes, take: Take) -> worker_stream.Reader:
+    """What reads the answers of this unit, each with its origin: the unit's label and the number of the
+    event."""
+
+    def with_origin(raw: Mapping[str, Any]) -> None:
+        take({**raw, "origin": f"{record.label}:{raw['counter']}"})
+
+    return worker_stream.Reader(record.nodes, sealed.Opener(key), with_origin)
+
+
+def lease_of(record: Record) -> float | None:
+    return None if record.alone else assignment.LEASE
 
 
 def hello(way: Way, seconds: float) -> tuple[Mapping[str, Any] | None, NodeError | None]:
     """What a worker says that it consists of, or why it says nothing. Nothing secret is sent."""
     book = register.current()
     try:
-        record, _ = book.begin(way.worker, way.control.path, "hello", (), seconds)
+        record, _ = book.begin(way.worker, way.control.path, "hello", (), seconds, alone=False)
     except GpuprovError as error:
         return None, NodeError("ansible", error.what, error.fix)
     said: list[Mapping[str, Any]] = []
@@ -111,7 +126,7 @@ def hello(way: Way, seconds: float) -> tuple[Mapping[str, Any] | None, NodeError
     end = time.monotonic() + seconds
     question = {"hello": {"controller": way.controller, "socket": way.socket}}
     unit = Unit(way, book, record, stream, lambda: time.monotonic() > end)
-    ended = unit.carry(json.dumps(question).encode() + b"\n", assignment.LEASE)
+    ended = unit.carry(json.dumps(question).encode() + b"\n")
     if said:
         return said[0], None
     return None, ended.error or causes.of_words(way.worker, stream.noise)
@@ -138,12 +153,12 @@ class Unit:
         self._confirmed = False  # its worker has heard that
         self._state: Mapping[str, Any] = {}
 
-    def carry(self, payload: bytes, lease: float | None) -> Ended:
+    def carry(self, payload: bytes) -> Ended:
         try:
             refused = self._begin(payload)
             if refused is not None:
                 return Ended(End.NOT_BEGUN, refused)
-            return self.follow(lease)
+            return self.follow()
         finally:
             self.remove()
 
@@ -172,14 +187,14 @@ class Unit:
             # Whether it was begun is found out by following it.
         return None
 
-    def follow(self, lease: float | None) -> Ended:
+    def follow(self) -> Ended:
         """Take what it says up to its end. (A unit that is collected later as well.)"""
         away: float | None = None
         while True:
             try:
                 self._read()
                 away = None
-                ended = self._over() or self._given_up(lease)
+                ended = self._over() or self._given_up()
             except (worker_stream.BadStreamError, sealed.SealError) as error:
                 return Ended(End.LOST, causes.bad(self._way.worker, str(error)))
             except (ControlError, RefusedError) as error:
@@ -243,6 +258,8 @@ class Unit:
             return Ended(End.DONE)
         if self._state.get("StateName") not in COMPLETE:
             return None
+        if self._confirmed:
+            return Ended(End.LOST, self._silent())
         extra = self._state.get("ExtraData")
         extra = extra if isinstance(extra, Mapping) else {}
         detail = one_line(str(self._state.get("Detail") or ""), 200)
@@ -254,21 +271,23 @@ class Unit:
             return Ended(End.NOT_BEGUN, causes.of_words(self._way.worker, self._stream.noise, detail))
         return Ended(End.LOST, causes.cut(self._way.worker, detail, self._stream.noise))
 
-    def _given_up(self, lease: float | None) -> Ended | None:
+    def _given_up(self) -> Ended | None:
         now = time.monotonic()
         if self._ending is not None and now - self._ending > _ENDING:
             return Ended(End.LOST, causes.hung(self._way.worker, "it did not stop in time"))
         left = self.record.deadline - time.time()
-        known = Known(self._heard, now + left, lease, self._way.route(), self._confirmed)
+        known = Known(self._heard, now + left, lease_of(self.record), self._way.route(), self._confirmed)
         fate = assignment.fate(known, now)
         if fate is Fate.END:
             self._end()
         if fate is not Fate.LOST:
             time.sleep(0.2)
             return None
-        return Ended(
-            End.LOST, causes.hung(self._way.worker, f"it was not heard of for {now - self._heard:.0f} s")
-        )
+        return Ended(End.LOST, self._silent())
+
+    def _silent(self) -> NodeError:
+        seconds = time.monotonic() - self._heard
+        return causes.hung(self._way.worker, f"it was not heard of for {seconds:.0f} s")
 
     def _end(self) -> None:
         """Tell it to end, once."""
