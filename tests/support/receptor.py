@@ -20,7 +20,7 @@ import string
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -314,16 +314,19 @@ PROGRAM = os.environ.get("GPUPROV_TEST_RECEPTOR") or shutil.which("receptor")
 
 @dataclass
 class RealMesh:
-    """Receptors of this machine: the controller knows `hop` alone, and each other worker knows that, too,
-    over TLS. Units run `command`, signed."""
+    """Receptors of this machine: the controller and each other worker know the first one alone, over TLS.
+    Units run `command`, signed. `address`: of the first worker; `inside`: what runs a program where that
+    Receptor is."""
 
     folder: Path
     command: Path
     workers: tuple[str, ...] = ("worker-a", "worker-b")
+    address: str = "127.0.0.1"
+    inside: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    program: str = PROGRAM or "receptor"
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert PROGRAM is not None
         self.port = free_port()
         self._run("--cert-init", "commonname=test", "bits=2048", "outcert=ca.crt", "outkey=ca.key")
         for name in (CONTROLLER, *self.workers):
@@ -336,7 +339,11 @@ class RealMesh:
         for name in (*self.workers, CONTROLLER):
             (self.folder / f"{name}.yml").write_text(json.dumps(self._config(name)))
             self.begin(name)
-        until(lambda: self.routes() >= set(self.workers))
+        self.wait()
+
+    def wait(self) -> None:
+        """Until the controller has a way to every worker."""
+        until(lambda: self.routes() >= set(self.workers), 90)
 
     @property
     def socket(self) -> str:
@@ -346,7 +353,7 @@ class RealMesh:
         return str(self.folder / f"{name}.sock")
 
     def certify(self, name: str, *more: str) -> None:
-        request = (f"commonname={name}", f"nodeid={name}", "dnsname=localhost", f"outreq={name}.req")
+        request = (f"commonname={name}", f"nodeid={name}", f"ipaddress={self.address}", f"outreq={name}.req")
         self._run("--cert-makereq", "bits=2048", *request, f"outkey={name}.key")
         signed = ("cacert=ca.crt", "cakey=ca.key", f"outcert={name}.crt", "verify=yes", *more)
         self._run("--cert-signreq", f"req={name}.req", *signed)
@@ -354,7 +361,7 @@ class RealMesh:
     def begin(self, name: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                [str(PROGRAM), "--config", str(self.folder / f"{name}.yml")],
+                [*self.inside.get(name, ()), self.program, "--config", str(self.folder / f"{name}.yml")],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -389,10 +396,10 @@ class RealMesh:
             {"control-service": control},
         ]
         if name == self.workers[0]:
-            listener = {"port": self.port, "bindaddr": "127.0.0.1", "tls": "server"}
+            listener = {"port": self.port, "bindaddr": self.address, "tls": "server"}
             config.append({"tcp-listener": listener})
         else:
-            config.append({"tcp-peer": {"address": f"localhost:{self.port}", "tls": TLS_CLIENT}})
+            config.append({"tcp-peer": {"address": f"{self.address}:{self.port}", "tls": TLS_CLIENT}})
         if name == CONTROLLER:
             config.append(
                 {"work-signing": {"privatekey": str(self.folder / "sign.key"), "tokenexpiration": "5m"}}
