@@ -78,6 +78,9 @@ def _gathered(run: RunFolder, record: Record, say: Callable[[str], None]) -> Ite
     except ControlError as error:
         say(f"{where}: what it did cannot be collected: {error.what}")
         return
+    if ended.end is units.End.LEFT and ended.error is not None:
+        say(f"{where}: {ended.error.what}")
+        return
     how = "it came to its end" if ended.error is None else ended.error.what
     count = many(len(one.events), "event")
     say(f"{where}: collected what the earlier run's {record.what} did: {count} ({how})")

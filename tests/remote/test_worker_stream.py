@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -26,9 +25,9 @@ from provision.remote.workers import (
     worker_stream,
 )
 from tests.support.receptor import TLS_CLIENT, StandIn
+from tests.support.scripted_worker import HOSTS, Script, event, lines, whole
 
 OBSERVE = paths.PLAYBOOKS / "observe.yml"
-HOSTS: dict[str, dict[str, Any]] = {"gpu-01": {}, "gpu-02": {}}
 
 
 @pytest.fixture
@@ -42,28 +41,6 @@ def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
         yield made
     finally:
         made.end()
-
-
-class Script:
-    """A worker that greets as it should, and says in its unit what was written down. `units`: what it was
-    given."""
-
-    def __init__(self, said: bytes, noise: bytes = b"", **hello: Any) -> None:
-        self.said = said
-        self.noise = noise
-        self.hello = hello
-        self.units: list[bytes] = []
-
-    def __call__(self, given: bytes) -> bytes:
-        if b'{"hello"' in given:
-            said = {**worker_stream.versions(), "key": sealed.worker_public_key(), **self.hello}
-            return b"Welcome to rack-1!\n\n" + f"{worker_stream.HELLO}{json.dumps(said)}\n".encode()
-        self.units.append(given)
-        about = json.loads(sealed.opened(given)[1].partition(b"\n")[0])
-        sealer = sealed.Sealer(base64.b64decode(about["answer_key"]))
-        half = len(self.said) // 2
-        frames = [sealer.frame(part) for part in (self.said[:half], self.said[half:]) if part]
-        return self.noise + b"".join(frames)
 
 
 def share(standing: StandIn, script: Any, hosts: Mapping[str, Any] = HOSTS) -> mesh.Share:
@@ -89,29 +66,6 @@ def play(standing: StandIn) -> Play:
         return done
 
     return playing
-
-
-def lines(*said: Any) -> bytes:
-    return b"".join(json.dumps(one).encode() + b"\n" for one in said)
-
-
-def event(name: str, number: int, **data: Any) -> dict[str, Any]:
-    return {"event": name, "counter": number, "uuid": f"u-{number}", "stdout": "", "event_data": data}
-
-
-def whole(*between: Mapping[str, Any], **stats: Any) -> tuple[Any, ...]:
-    """A run on both hosts from its first event to its last."""
-    started = [event("runner_on_start", 2 + n, host=host, task="T") for n, host in enumerate(HOSTS)]
-    done = [event("runner_on_ok", 4 + n, host=host, task="T", res={"rc": 0}) for n, host in enumerate(HOSTS)]
-    ended = {"dark": {}, "failures": {}, "processed": dict.fromkeys(HOSTS, 1), **stats}
-    said = [
-        event("playbook_on_play_start", 1),
-        *started,
-        *between,
-        *done,
-        event("playbook_on_stats", 9, **ended),
-    ]
-    return (*said, {"status": "successful", "gpuprov_events": len(said)}, {"eof": True})
 
 
 def test_a_whole_stream_is_believed(play: Play) -> None:
@@ -212,7 +166,7 @@ def test_what_fails_in_the_hearing_is_raised_and_nothing_is_left(play: Play, sta
 
 @pytest.mark.parametrize("name", ["gpuprov", "ansible-core", "ansible-runner", "contents"])
 def test_nothing_is_sent_to_a_worker_that_is_not_as_we_are(standing: StandIn, name: str) -> None:
-    script = Script(b"", **{name: "0.0.1"})
+    script = Script(b"", b"", **{name: "0.0.1"})
     with pytest.raises(NodeError, match="worker rack-1: it") as refused:
         share(standing, script)
     assert "install the same" in refused.value.fix

@@ -87,7 +87,11 @@ class StoodUnit:
         }
 
 
-_SIGNALS = {signal.SIGKILL: "killed", signal.SIGINT: "interrupt", signal.SIGTERM: "terminated"}
+_SIGNALS: dict[int, str] = {
+    signal.SIGKILL: "killed",
+    signal.SIGINT: "interrupt",
+    signal.SIGTERM: "terminated",
+}
 
 
 class StandIn:

@@ -19,6 +19,8 @@ MARGIN = (
     120.0  # seconds more that the controller waits: until the cut is noticed there, and Ansible has ended
 )
 
+PATIENCE = 600.0  # seconds a unit that is cut off is waited for where nobody else can do its nodes
+
 
 def spread(
     candidates: Mapping[str, Sequence[str]],
@@ -58,6 +60,7 @@ class Fate(enum.Enum):
     WAIT = "wait"
     END = "end it"  # its worker can be reached, and it says nothing: it hangs
     LOST = "lost"  # it does nothing any more
+    LEFT = "left alone"  # it may go on, and be collected later
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,6 @@ def fate(unit: Known, now: float) -> Fate:
         return Fate.WAIT
     if unit.route:
         return Fate.END
-    if unit.lease is not None and silent > unit.lease + MARGIN:
-        return Fate.LOST
-    return Fate.WAIT
+    if unit.lease is not None:
+        return Fate.LOST if silent > unit.lease + MARGIN else Fate.WAIT
+    return Fate.LEFT if silent > PATIENCE else Fate.WAIT

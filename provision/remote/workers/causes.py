@@ -8,6 +8,7 @@ crypto/x509.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from provision.errors import GpuprovError
@@ -138,6 +139,15 @@ def cut(worker: str, detail: str, noise: bytes) -> NodeError:
     if "No space left" in last or "exit status 74" in detail:
         return _error("cut", worker, f"its work ended too early: its disk is full ({last})", _LOOK)
     return _error("cut", worker, f"its work ended too early{': ' + last if last else ''}", _LOOK)
+
+
+def left(worker: str, silent: float, deadline: float) -> NodeError:
+    """It is cut off, and nobody else does its nodes."""
+    until = datetime.fromtimestamp(deadline, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    what = f"it was not heard of for {silent:.0f} s, and may be at work until {until}"
+    return _error(
+        "unreachable", worker, what, "mend the way to it: up --resume collects what it did meanwhile"
+    )
 
 
 def bad(worker: str, what: str) -> NodeError:

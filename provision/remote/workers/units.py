@@ -37,6 +37,7 @@ class End(enum.Enum):
     DONE = "it came to its end"
     NOT_BEGUN = "nothing was done on its nodes"
     LOST = "it ended early, and does nothing any more"
+    LEFT = "it may be at work: it stays in the register"
 
 
 @dataclass(frozen=True)
@@ -154,13 +155,14 @@ class Unit:
         self._state: Mapping[str, Any] = {}
 
     def carry(self, payload: bytes) -> Ended:
+        ended: Ended | None = None
         try:
             refused = self._begin(payload)
-            if refused is not None:
-                return Ended(End.NOT_BEGUN, refused)
-            return self.follow()
+            ended = self.follow() if refused is None else Ended(End.NOT_BEGUN, refused)
+            return ended
         finally:
-            self.remove()
+            if ended is None or ended.end is not End.LEFT:
+                self.remove()
 
     def _begin(self, payload: bytes) -> NodeError | None:
         """Why it was not begun, if so."""
@@ -280,6 +282,8 @@ class Unit:
         fate = assignment.fate(known, now)
         if fate is Fate.END:
             self._end()
+        if fate is Fate.LEFT:
+            return Ended(End.LEFT, causes.left(self._way.worker, now - self._heard, self.record.deadline))
         if fate is not Fate.LOST:
             time.sleep(0.2)
             return None
