@@ -57,7 +57,7 @@ OWN = {
     "gpuprov_accelerator": "mitogen: the roles run with the strategy of the Python package mitogen",
     "gpuprov_receptor_node": "the workers that can do this node's work: members of the group gpuprov_workers",
     "gpuprov_receptor_socket": "the local Receptor's control socket, on the controller and on a worker",
-    "gpuprov_receptor_tls_client": "the tls-client in the controller's receptor.conf; gpuprov when absent",
+    "gpuprov_receptor_tls_client": "the tls-client in the controller's receptor.conf; mesh when absent",
     "gpuprov_worker": "not used any more: gpuprov_receptor_node takes its place (docs/workers.md)",
     "gpuprov_worker_python": "a worker's interpreter that has gpuprov; python3 when absent",
     "gpuprov_watch": "limits of `gpuprov watch` and its choice of spares, a mapping (docs/watch.md)",

@@ -23,7 +23,7 @@ TLS_VARIABLE = "gpuprov_receptor_tls_client"
 PYTHON = "gpuprov_worker_python"
 FORMER = "gpuprov_worker"  # of gpuprov before it worked with Receptor
 LINK = "_through_worker"  # among a node's variables: a Link, as plain data; taken out before Ansible runs
-TLS_CLIENT = "gpuprov"
+TLS_CLIENT = "mesh"  # as the role receptor names it
 
 
 @dataclass(frozen=True)
