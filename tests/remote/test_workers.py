@@ -297,6 +297,7 @@ def broken(folder: Path, program: str) -> Path:
     path.write_text(
         f"#!{sys.executable}\nimport os, signal, sys, time\nsys.path.insert(0, {str(ROOT)!r})\n"
         "from provision.remote.workers import worker_entry\n"
+        "original = worker_entry._work\n"
         f"def work(about, share):\n    {program}\n"
         "worker_entry._work = work\nsys.exit(worker_entry.main())\n"
     )
@@ -308,6 +309,8 @@ LOST = {
     "it ends before it begins": "print('\\x1b[31mno memory'); return 1",
     "it is killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "it cannot be started": "",
+    "its disk is full": "full = os.open('/dev/full', 1); os.dup2(full, 1); os.dup2(full, 2); "
+    "return original(about, share)",
 }
 
 
@@ -385,7 +388,6 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
     observe(fleet.nodes.values(), {})
     quick = "worker_entry._LOOK = worker_entry.worker_stream.BEAT = 0.3; return original(about, share)"
     command = broken(tmp_path, quick)
-    command.write_text(command.read_text().replace("def work(", "original = worker_entry._work\ndef work("))
     standing.commands = dict.fromkeys(standing.commands, command)
     mark = tmp_path / "task"
     program = (

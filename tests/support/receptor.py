@@ -418,5 +418,5 @@ class RealMesh:
 
     def _run(self, *arguments: str) -> None:
         subprocess.run(
-            [str(PROGRAM), *arguments], cwd=self.folder, check=True, capture_output=True, timeout=60
+            [self.program, *arguments], cwd=self.folder, check=True, capture_output=True, timeout=60
         )

@@ -17,6 +17,7 @@ from provision.remote.workers import PYTHON, SOCKET_VARIABLE, TLS_VARIABLE, VARI
 
 _RUNNING = "is its Receptor running, and are its peers?"
 _LOOK = "look at that machine (memory, disk, its log)"
+_NO_DISK = "exit status 74"  # of worker_entry, when its answers cannot be written
 # Words of Receptor's, and what they mean: kind, cause, next step.
 _KNOWN: tuple[tuple[str, str, str, str], ...] = (
     ("no space left on device", "ansible", "its disk is full", "free space in its Receptor's data folder"),
@@ -107,7 +108,7 @@ def of_words(worker: str, noise: bytes, detail: str = "") -> NodeError:
         )
     if "no such file or directory" in last or "not found" in last or "permission denied" in last:
         return _error("python", worker, f"its interpreter cannot be started ({last})", f"correct {PYTHON}")
-    if "No space left" in noise.decode("utf-8", "replace"):
+    if "No space left" in noise.decode("utf-8", "replace") or _NO_DISK in detail:
         return of_refusal(worker, "no space left on device")
     return _error("cut", worker, f"it ended before it began{': ' + last if last else ''}", _LOOK)
 
@@ -136,7 +137,7 @@ def cut(worker: str, detail: str, noise: bytes) -> NodeError:
     """Its program ended in the middle."""
     lines = [line for line in noise.decode("utf-8", "replace").splitlines() if line.strip()]
     last = one_line(lines[-1], 200) if lines else one_line(detail, 200)
-    if "No space left" in last or "exit status 74" in detail:
+    if "No space left" in last or _NO_DISK in detail:
         return _error("cut", worker, f"its work ended too early: its disk is full ({last})", _LOOK)
     return _error("cut", worker, f"its work ended too early{': ' + last if last else ''}", _LOOK)
 

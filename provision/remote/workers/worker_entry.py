@@ -82,7 +82,8 @@ class _Output:
             while frame:
                 frame = frame[os.write(self._file, frame) :]
         except OSError as error:
-            sys.stderr.write(f"answers cannot be written: {error.strerror}\n")
+            with contextlib.suppress(OSError):
+                os.write(2, f"answers cannot be written: {error.strerror}\n".encode())
             _end_soon(_NO_DISK if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else 1)
 
 
@@ -93,6 +94,8 @@ def _end_soon(status: int) -> None:
         time.sleep(_END)
         os._exit(status)
 
+    if _ending:
+        return
     threading.Thread(target=end, daemon=True).start()
     _ending.append(status)
     os.kill(os.getpid(), signal.SIGINT)
@@ -207,9 +210,9 @@ def _work(about: Mapping[str, Any], share: Mapping[str, Any]) -> int:
     output = _Output(base64.b64decode(about["answer_key"]))
     threading.Thread(target=_keep_limits, args=(about,), daemon=True).start()
     speaker = _Speaker(output)
-    speaker.begin()
     trouble = ""
     try:
+        speaker.begin()
         with _vault_files(share["vault_passwords"]) as files:
             (_ask if "programs" in share else _play)(share, speaker, files)
     except KeyboardInterrupt:
@@ -218,8 +221,8 @@ def _work(about: Mapping[str, Any], share: Mapping[str, Any]) -> int:
         trouble = error.what
     except Exception as error:
         trouble = f"a bug in gpuprov: {type(error).__name__}: {error}"
-    speaker.end(trouble)
     with contextlib.suppress(KeyboardInterrupt):
+        speaker.end(trouble)
         output.close()
     return _ending[0] if _ending else 0
 
