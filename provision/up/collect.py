@@ -7,15 +7,18 @@ found out by looking at it, as in every run: nothing is repeated that holds alre
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from provision.fleet import Fleet
 from provision.node_names import fold
+from provision.remote import fleet_lock
 from provision.remote.ansible.events import Tally
+from provision.remote.fleet_lock import FleetLock, LockedError
 from provision.remote.workers import leftovers, mesh, register, sealed, units
 from provision.remote.workers.control import Control, ControlError, labelled
 from provision.remote.workers.register import Record
@@ -109,6 +112,16 @@ def _journal(one: Collected, fleet: Fleet, vaulted: frozenset[str], journal: Jou
         event = tally.take(raw)
         if event is not None and raw["counter"] > last:
             journal.event(event)
+
+
+def unlock(collected: Sequence[Collected], fleet: Fleet, busy: Collection[str], lock: FleetLock) -> None:
+    """Release the killed run's locks of nodes that its units did and that nothing more is to be done on: they
+    would last for half an hour. (Those of `busy` nodes are taken over with their wave.)"""
+    done = [node for one in collected for node in one.record.nodes]
+    nodes = [node for node in done if node in fleet.nodes and node not in busy]
+    if nodes:
+        with contextlib.suppress(LockedError), fleet_lock.held(lock, nodes, say=lambda _: None):
+            """Taken over, hence released at the end."""
 
 
 def remove_overdue(besides: Sequence[RunFolder]) -> None:

@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from provision.desired import inventory, stack
-from provision.drift import assess
+from provision.drift import assess, fleet_options
 from provision.drift.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
@@ -98,11 +98,13 @@ class UpRun:
         handover.remove_orphans()
         earlier = resume.chain(self.folder)[1:]
         collect.remove_overdue([self.folder, *earlier])
-        collected = collect.gather(earlier, _say)
+        collected = collect.gather(earlier, fleet_options.say)
         known = self._look()
         collect.keep(collected, self.fleet, known.vaulted, known.secrets)
         made = self._plan(known)
         waiting = self._left_drained(known)
+        busy = {node for wave in made.waves for node in wave}
+        collect.unlock(collected, self.fleet, busy, self._lock())
         if made.waves:
             self._confirm(made)
         if made.waves or waiting:
@@ -122,15 +124,7 @@ class UpRun:
         """Put `waiting` back into service (an earlier run left them out of it); then wave by wave.
 
         Raises LockedError when another `up` holds one of the nodes."""
-        options = self.options
-        lock = FleetLock(
-            self.folder.id,
-            fleet_lock.on_fleet(self.fleet, timeout=options.timeout, connections=options.connections),
-            before=options.earlier.ids,
-            force=options.break_lock,
-            since=str(self.folder.meta()["started"]),
-            fleet=self.fleet,
-        )
+        options, lock = self.options, self._lock()
         executor = AnsibleExecutor(
             options,
             known,
@@ -175,6 +169,17 @@ class UpRun:
                     ended(result)
                 left = tuple(kept for wave in made.waves if (kept := wave.without(held.lost)))
                 execute(replace(made, waves=left))
+
+    def _lock(self) -> FleetLock:
+        options = self.options
+        return FleetLock(
+            self.folder.id,
+            fleet_lock.on_fleet(self.fleet, timeout=options.timeout, connections=options.connections),
+            before=options.earlier.ids,
+            force=options.break_lock,
+            since=str(self.folder.meta()["started"]),
+            fleet=self.fleet,
+        )
 
     def _hooks(
         self, found: Mapping[str, Mapping[str, hooks.Hook]], made: Plan, progress: Progress
@@ -387,10 +392,6 @@ class UpRun:
             sys.stdout.write(said + "\n")
         sys.stdout.flush()
         return code
-
-
-def _say(line: str) -> None:
-    sys.stderr.write(f"{printable(line)}\n")
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
