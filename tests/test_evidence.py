@@ -26,6 +26,7 @@ FOLDERS = (
 FILES = (
     *(f"checks/{name}.py" for name in ("check", "judge", "own", "registry", "table")),
     *("drift/diagnosis.py", "remote/ansible/messages.py", "remote/schedulers/slurm_text.py"),
+    *(f"remote/workers/{name}.py" for name in ("causes", "control", "units")),
 )
 READERS = [
     *(path for folder in FOLDERS for path in sorted(PACKAGE.glob(f"{folder}/*.py"))),

@@ -74,7 +74,7 @@ def known(
     ("unit", "expected"),
     [
         (known(SILENCE, route=True), Fate.WAIT),
-        (known(SILENCE + 1, route=True), Fate.END),  # it hangs: its worker can be told
+        (known(SILENCE + 1, route=True), Fate.STOP),  # it hangs: its worker can be told
         (known(SILENCE + 1, route=True, ending=True), Fate.LOST),
         (known(SILENCE + 1, route=False), Fate.WAIT),  # cut off: it may be at work
         (known(LEASE + MARGIN, route=False), Fate.WAIT),

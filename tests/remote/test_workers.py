@@ -323,9 +323,18 @@ def test_what_a_lost_worker_left_is_done_by_another(
     standing.commands["worker-a"] = broken(tmp_path, LOST[name]) if LOST[name] else tmp_path / "nowhere"
     found = observe(fleet.nodes.values(), {})
     assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)
+    assert [unit.worker for unit in standing.every[-1:]] == ["worker-b"]
+    assert nothing_left(standing, tmp_path / "state")
+
+
+def test_a_playbook_that_does_not_begin_at_a_worker_is_played_by_another(
+    sshd: Sshd, standing: StandIn, tmp_path: Path
+) -> None:
+    fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
+    observe(fleet.nodes.values(), {})
+    standing.commands["worker-a"] = broken(tmp_path, "return 1")
     outcomes = partitions.run_sharded(OBSERVE, asking(fleet, "print(1)"))
     assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
-    assert [unit.worker for unit in standing.every[-1:]] == ["worker-b"]
     assert nothing_left(standing, tmp_path / "state")
 
 

@@ -16,10 +16,12 @@ import pytest
 from provision import cli
 from provision.errors import ExitCode
 from provision.fleet import Fleet, Node
+from provision.remote import fleet_lock
 from provision.remote.workers import leftovers, mesh, register, sealed, units, worker_stream
 from provision.remote.workers.control import Control
 from provision.runs.store import RunFolder
 from provision.up import collect
+from tests.support.locks import NodeLocks
 from tests.support.receptor import TLS_CLIENT, StandIn
 from tests.support.scripted_worker import HOSTS, Script, event, lines, whole
 
@@ -191,6 +193,27 @@ def test_what_nobody_resumed_is_removed_once_its_time_is_up(standing: StandIn) -
     assert standing.units != {}
     collect.remove_overdue([])
     assert nothing_left(run, standing, record)
+
+
+def test_the_locks_of_a_killed_run_end_where_its_units_had_finished(
+    standing: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would keep others out for half an hour."""
+    run, _ = killed(standing)
+    locks = NodeLocks(
+        {name: {"run": run.id, "node": name, "who": "x", "since": "y", "verb": "up"} for name in HOSTS}
+    )
+    monkeypatch.setattr(fleet_lock, "RETRY", 0.0)
+
+    def lock(before: tuple[str, ...]) -> fleet_lock.FleetLock:
+        return fleet_lock.FleetLock("another", lambda texts: locks.programs(None, texts), before=before)
+
+    found = collect.gather([run], lambda _: None)
+    collect.unlock(found, FLEET, {"gpu-02"}, lock(()))
+    assert sorted(locks.holders) == ["gpu-01", "gpu-02"]  # another run's are not touched
+    collect.unlock(found, FLEET, {"gpu-02"}, lock((run.id,)))
+    assert sorted(locks.holders) == ["gpu-02"]  # that is taken over with its wave
+    collect.keep(found, FLEET, frozenset(), ())
 
 
 # --- gpuprov runs

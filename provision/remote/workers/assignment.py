@@ -58,7 +58,7 @@ class Fate(enum.Enum):
     """What to do about a unit that has not come to its end."""
 
     WAIT = "wait"
-    END = "end it"  # its worker can be reached, and it says nothing: it hangs
+    STOP = "end it"  # its worker can be reached, and it says nothing: it hangs
     LOST = "lost"  # it does nothing any more
     LEFT = "left alone"  # it may go on, and be collected later
 
@@ -83,7 +83,7 @@ def fate(unit: Known, now: float) -> Fate:
     if silent <= SILENCE:
         return Fate.WAIT
     if unit.route:
-        return Fate.END
+        return Fate.STOP
     if unit.lease is not None:
         return Fate.LOST if silent > unit.lease + MARGIN else Fate.WAIT
     return Fate.LEFT if silent > PATIENCE else Fate.WAIT

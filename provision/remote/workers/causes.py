@@ -16,7 +16,7 @@ from provision.remote.protocol import NodeError, one_line
 from provision.remote.workers import PYTHON, SOCKET_VARIABLE, TLS_VARIABLE, VARIABLE
 
 _RUNNING = "is its Receptor running, and are its peers?"
-_LOOK = "look at that machine (memory, disk, its log)"
+_LOOK_THERE = "look at that machine (memory, disk, its log)"
 _NO_DISK = "exit status 74"  # of worker_entry, when its answers cannot be written
 # Words of Receptor's, and what they mean: kind, cause, next step.
 _KNOWN: tuple[tuple[str, str, str, str], ...] = (
@@ -86,7 +86,7 @@ def of_refusal(worker: str, said: str) -> NodeError:
         if words in said:
             return _error(kind, worker, f"{cause} ({_short(said)})", fix)
     return _error(
-        "unreachable", worker, f"its unit was not begun: {_short(said) or 'no reason was given'}", _LOOK
+        "unreachable", worker, f"its unit was not begun: {_short(said) or 'no reason was given'}", _LOOK_THERE
     )
 
 
@@ -110,7 +110,7 @@ def of_words(worker: str, noise: bytes, detail: str = "") -> NodeError:
         return _error("python", worker, f"its interpreter cannot be started ({last})", f"correct {PYTHON}")
     if "No space left" in noise.decode("utf-8", "replace") or _NO_DISK in detail:
         return of_refusal(worker, "no space left on device")
-    return _error("cut", worker, f"it ended before it began{': ' + last if last else ''}", _LOOK)
+    return _error("cut", worker, f"it ended before it began{': ' + last if last else ''}", _LOOK_THERE)
 
 
 def refused(worker: str, refusal: Mapping[str, Any]) -> NodeError:
@@ -138,8 +138,8 @@ def cut(worker: str, detail: str, noise: bytes) -> NodeError:
     lines = [line for line in noise.decode("utf-8", "replace").splitlines() if line.strip()]
     last = one_line(lines[-1], 200) if lines else one_line(detail, 200)
     if "No space left" in last or _NO_DISK in detail:
-        return _error("cut", worker, f"its work ended too early: its disk is full ({last})", _LOOK)
-    return _error("cut", worker, f"its work ended too early{': ' + last if last else ''}", _LOOK)
+        return _error("cut", worker, f"its work ended too early: its disk is full ({last})", _LOOK_THERE)
+    return _error("cut", worker, f"its work ended too early{': ' + last if last else ''}", _LOOK_THERE)
 
 
 def left(worker: str, silent: float, deadline: float) -> NodeError:
@@ -157,11 +157,11 @@ def bad(worker: str, what: str) -> NodeError:
 
 
 def failed(worker: str, what: str) -> NodeError:
-    return _error("ansible", worker, what, _LOOK)
+    return _error("ansible", worker, what, _LOOK_THERE)
 
 
 def hung(worker: str, what: str) -> NodeError:
-    return _error("hung", worker, what, _LOOK)
+    return _error("hung", worker, what, _LOOK_THERE)
 
 
 def next_step(trouble: NodeError) -> str:

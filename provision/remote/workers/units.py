@@ -280,7 +280,7 @@ class Unit:
         left = self.record.deadline - time.time()
         known = Known(self._heard, now + left, lease_of(self.record), self._way.route(), self._confirmed)
         fate = assignment.fate(known, now)
-        if fate is Fate.END:
+        if fate is Fate.STOP:
             self._end()
         if fate is Fate.LEFT:
             return Ended(End.LEFT, causes.left(self._way.worker, now - self._heard, self.record.deadline))
