@@ -30,7 +30,7 @@ OWNERS = {
         "remote/workers/worker_entry.py",
         "remote/workers/worker_runs.py",
     },
-    "cryptography": {"desired/receptor.py", "validate/launch.py"},
+    "cryptography": {"desired/receptor.py", "remote/workers/sealed.py", "validate/launch.py"},
     "jinja2": {"desired/templating/__init__.py", "report/html.py"},
     "kubernetes": {"remote/schedulers/kubernetes/cluster.py"},
     "markupsafe": {"report/html.py"},

@@ -17,7 +17,7 @@ from provision.remote.ssh import fanout
 from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
 from provision.remote.ssh.connection import Route, route_of
 from provision.remote.ssh.fanout import FEWEST, MOST, Asked, Fanout, worth
-from provision.remote.workers import Share, shares
+from provision.remote.workers import Link, split
 from provision.remote.workers.worker_asks import Away
 from provision.shared_facts import Pool
 
@@ -101,7 +101,7 @@ def put_to(
     say: Callable[[str], None] | None = None,
 ) -> None:
     """Run on each node what it is `asked`, and have it taken: over SSH, through Ansible where only that gets
-    there, and by the node's worker where it has one."""
+    there, and by one of the node's workers where it has some."""
     with Reach(nodes, timeout, connections, vault_password_files, say) as reach:
         reach.put(asked)
 
@@ -122,7 +122,7 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
         *,
         persistent: bool = False,
     ) -> None:
-        here, self._away = _by_worker(nodes)
+        here, self._links, self._away = _by_worker(nodes)
         self._routes, self._for_ansible = _divide(here)
         self._timeout = timeout
         self._connections = connections
@@ -162,7 +162,9 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
 
     def _workers(self, asked: Asked) -> Away:
         return Away(
-            {name: (share, _programs(asked, share)) for name, share in self._away.items()},
+            self._away,
+            self._links,
+            {name: (asked.program(name), asked.program(name, ANSIBLE_BYTES)) for name in self._away},
             asked.take,
             timeout=self._timeout,
             connections=self._connections,
@@ -182,19 +184,20 @@ class Reach(contextlib.AbstractContextManager["Reach"]):
         )
 
 
-def _by_worker(nodes: Collection[Node]) -> tuple[list[Node], dict[str, Share]]:
-    """The nodes that are asked from here, and what each worker asks."""
-    here, away = shares({node.name: node.variables for node in nodes})
-    return [
-        node if node.variables is here[node.name] else replace(node, variables=here[node.name])
-        for node in nodes
-        if node.name in here
-    ], away
-
-
-def _programs(asked: Asked, share: Share) -> dict[str, tuple[str, str]]:
-    """What each node of a share is to run: reached directly, and through Ansible."""
-    return {name: (asked.program(name), asked.program(name, ANSIBLE_BYTES)) for name in share.hosts}
+def _by_worker(
+    nodes: Collection[Node],
+) -> tuple[list[Node], dict[str, Link], dict[str, Mapping[str, Any]]]:
+    """The nodes that are asked from here; the workers of each other one, and its variables."""
+    here, links, away = split({node.name: node.variables for node in nodes})
+    return (
+        [
+            node if node.variables is here[node.name] else replace(node, variables=here[node.name])
+            for node in nodes
+            if node.name in here
+        ],
+        links,
+        away,
+    )
 
 
 def _divide(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, Node]]:
@@ -218,12 +221,12 @@ def _routes(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, str]]:
 
 def routed(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, str]]:
     """The routes of the nodes that we reach ourselves from here, and why the others are not among them."""
-    here, away = _by_worker(nodes)
+    here, links, _ = _by_worker(nodes)
     routes, for_ansible = _routes(here)
     why = {name: f"only Ansible reaches it ({one_line(words)})" for name, words in for_ansible.items()}
-    for share in away.values():
-        why |= dict.fromkeys(share.hosts, f"only its worker {share.worker.name} reaches it")
-    return routes, why
+    return routes, why | {
+        name: f"only its worker {link.workers[0]} reaches it" for name, link in links.items()
+    }
 
 
 class _Outputs:

@@ -66,6 +66,8 @@ class Journal:
             return
         record: dict[str, Any] = {"node": event.node, "role": event.role, "task": event.task}
         record["kind"] = event.kind
+        if event.origin:
+            record["unit"] = event.origin
         if "item" in event.result:
             record["item"] = event.result["item"]
         if "diff" in event.result:

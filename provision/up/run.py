@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision.desired import inventory, stack
-from provision.drift import assess
+from provision.drift import assess, fleet_options
 from provision.drift.assess import Assessment
 from provision.errors import ExitCode, GpuprovError
 from provision.fleet import Fleet
@@ -22,11 +22,12 @@ from provision.remote.ansible.events import Event
 from provision.remote.ansible.runner import ended_as_interrupted
 from provision.remote.fleet_lock import FleetLock
 from provision.remote.schedulers import chosen
+from provision.remote.workers import register
 from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.terminal import Progress, live, printable
 from provision.text import many
-from provision.up import durations, hooks, plan, plan_report, resume, waves
+from provision.up import collect, durations, hooks, plan, plan_report, resume, waves
 from provision.up import result as up_result
 from provision.up.drains import Drains
 from provision.up.execute import Execution, UpOptions
@@ -63,7 +64,7 @@ class UpRun:
         running = StillRunning(self.folder)
         try:
             # To be terminated is to be interrupted: what was begun is ended in order, and locks are released.
-            with ended_as_interrupted():
+            with ended_as_interrupted(), register.use(self.folder.path):
                 code = self._run()
         except KeyboardInterrupt:
             code = ExitCode.INTERRUPTED
@@ -93,9 +94,15 @@ class UpRun:
             [self.overrides.get(name, node.variables.get(name)) for node in self.fleet.nodes.values()]
         )
         handover.remove_orphans()
+        earlier = resume.chain(self.folder)[1:]
+        collect.remove_overdue([self.folder, *earlier])
+        collected = collect.gather(earlier, fleet_options.say)
         known = self._look()
+        collect.keep(collected, self.fleet, known.vaulted, known.secrets)
         made = self._plan(known)
         waiting = self._left_drained(known)
+        busy = {node for wave in made.waves for node in wave}
+        collect.unlock(collected, self.fleet, busy, self._lock())
         if made.waves:
             self._confirm(made)
         if made.waves or waiting:
@@ -115,15 +122,7 @@ class UpRun:
         """Put `waiting` back into service (an earlier run left them out of it); then wave by wave.
 
         Raises LockedError when another `up` holds one of the nodes."""
-        options = self.options
-        lock = FleetLock(
-            self.folder.id,
-            fleet_lock.on_fleet(self.fleet, timeout=options.timeout, connections=options.connections),
-            before=options.earlier.ids,
-            force=options.break_lock,
-            since=str(self.folder.meta()["started"]),
-            fleet=self.fleet,
-        )
+        options, lock = self.options, self._lock()
         executor = AnsibleExecutor(
             options,
             known,
@@ -168,6 +167,17 @@ class UpRun:
                     ended(result)
                 left = tuple(kept for wave in made.waves if (kept := wave.without(held.lost)))
                 execute(replace(made, waves=left))
+
+    def _lock(self) -> FleetLock:
+        options = self.options
+        return FleetLock(
+            self.folder.id,
+            fleet_lock.on_fleet(self.fleet, timeout=options.timeout, connections=options.connections),
+            before=options.earlier.ids,
+            force=options.break_lock,
+            since=str(self.folder.meta()["started"]),
+            fleet=self.fleet,
+        )
 
     def _hooks(
         self, found: Mapping[str, Mapping[str, hooks.Hook]], made: Plan, progress: Progress

@@ -28,6 +28,13 @@ class Operator:
             capture_output=True, text=True, timeout=timeout, check=False, env=self._environment,
         )  # fmt: skip
 
+    def bare(self, *words: str, timeout: int = 60) -> subprocess.CompletedProcess[str]:
+        """The finished process of a gpuprov command that takes no inventory."""
+        return subprocess.run(
+            [sys.executable, "-m", "provision.cli", *words],
+            capture_output=True, text=True, timeout=timeout, check=False, env=self._environment,
+        )  # fmt: skip
+
     def began(
         self, verb: str, *arguments: str, out: IO[str] | None = None, **variables: Any
     ) -> subprocess.Popen[str]:

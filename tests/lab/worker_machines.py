@@ -1,11 +1,13 @@
-"""Workers for lab nodes: machines beside them, each with an SSH server, and inventories that name them.
+"""Workers for lab nodes: machines beside them, each with Debian 13's Receptor, and inventories that name
+them.
 
 They are network namespaces in the lab's network and see this machine's files: the interpreter that runs the
-tests is theirs, too.
+tests is theirs, too. The controller and the others reach worker-a alone: to them it is two hops.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -13,7 +15,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +25,7 @@ import yaml
 from provision.lab import network
 from tests.lab.gpuprov_up import ROOT, Operator
 from tests.support.processes import command_of
+from tests.support.receptor import PROGRAM, TLS_CLIENT, RealMesh
 
 if TYPE_CHECKING:
     from tests.lab.lab_nodes import Lab
@@ -33,65 +37,26 @@ ROLE = {
     "host_settings_cpu_governor": None,
 }
 UNDO = "rm -f /etc/sysctl.d/*gpuprov*"
-SSHD_CONFIG = """\
-ListenAddress {address}
-HostKey {folder}/host_key
-AuthorizedKeysFile {folder}/user_key.pub
-PidFile none
-UsePAM no
-StrictModes no
-PasswordAuthentication no
-PrintMotd no
+# A node has Debian 13's packages; its Receptor is one static program.
+_DOWNLOAD = """\
+cd $(mktemp -d)
+apt-get -qq download receptor >&2
+dpkg-deb --fsys-tarfile receptor_*.deb | tar -xO ./usr/bin/receptor | base64 -w0
 """
 
 
 class Worker:
-    """A machine beside the nodes, with an address and an SSH server of its own."""
+    """A machine beside the nodes, with an address and a Receptor of its own."""
 
-    def __init__(self, lab: Lab, folder: Path, name: str, index: int) -> None:
+    def __init__(self, lab: Lab, name: str, index: int) -> None:
         self.name = name
-        self.folder = folder / name
-        self.folder.mkdir()
-        self._namespace = f"{lab.record.place.namespace_prefix}{name}"
-        network.ensure_namespace(self._namespace, lab.record.octet, index)
+        self.namespace = f"{lab.record.place.namespace_prefix}{name}"
+        network.ensure_namespace(self.namespace, lab.record.octet, index)
         self.address = network.node_address(lab.record.octet, index)
-        for key in ("host_key", "user_key"):
-            command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / key)]
-            subprocess.run(command, check=True, timeout=30)
-        self.know((self.folder / "host_key.pub").read_text())
-        config = self.folder / "sshd_config"
-        config.write_text(SSHD_CONFIG.format(address=self.address, folder=self.folder))
-        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
-        self.start()
-
-    def start(self) -> None:
-        self.log = (self.folder / "sshd.log").open("ab")
-        config = str(self.folder / "sshd_config")
-        self._sshd = subprocess.Popen(
-            ["ip", "netns", "exec", self._namespace, "/usr/sbin/sshd", "-D", "-e", "-f", config],
-            stdin=subprocess.DEVNULL,
-            stdout=self.log,
-            stderr=self.log,
-        )
-
-    def know(self, public_key: str) -> None:
-        """Have the controller believe that this is the worker's host key."""
-        kind, blob = public_key.split()[:2]
-        (self.folder / "known_hosts").write_text(f"{self.address} {kind} {blob}\n")
-
-    def variables(self, python: Path) -> dict[str, Any]:
-        return {
-            "ansible_host": self.address,
-            "ansible_user": "root",
-            "ansible_ssh_private_key_file": str(self.folder / "user_key"),
-            "ansible_ssh_common_args": f"-F none -o UserKnownHostsFile={self.folder / 'known_hosts'}"
-            " -o GlobalKnownHostsFile=/dev/null -o IdentityAgent=none",
-            "gpuprov_worker_python": str(python),
-        }
 
     def processes(self, text: str) -> list[int]:
         """Those of its processes whose command line has `text`."""
-        return [pid for pid in network.namespace_pids(self._namespace) if text in command_of(pid)]
+        return [pid for pid in network.namespace_pids(self.namespace) if text in command_of(pid)]
 
     def kill_work(self) -> None:
         """As the kernel does to a machine without memory: what gpuprov runs there is killed."""
@@ -99,51 +64,99 @@ class Worker:
             os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """No process of it is left, as after a power cut: nobody listens."""
-        for pid in network.namespace_pids(self._namespace):
-            os.kill(pid, signal.SIGKILL)
-        self._sshd.wait(timeout=10)
-        self.log.close()
+        """No process of it is left, as after a power cut."""
+        for pid in network.namespace_pids(self.namespace):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
-def interpreter(folder: Path, name: str, more: str = "") -> Path:
-    """An interpreter with this gpuprov, as a worker has one."""
+@dataclass
+class Machines:
+    """The workers of a lab, and the mesh that they and the controller make."""
+
+    workers: list[Worker]
+    mesh: RealMesh
+
+    def __getitem__(self, index: int) -> Worker:
+        return self.workers[index]
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self.workers)
+
+    def stop(self, worker: Worker) -> None:
+        worker.stop()
+        self.mesh.processes[worker.name].wait(timeout=10)
+
+    def start(self, worker: Worker) -> None:
+        self.mesh.begin(worker.name)
+        self.mesh.wait()
+
+    def variables(self, name: str) -> dict[str, Any]:
+        return {"gpuprov_receptor_socket": self.mesh.worker_socket(name)}
+
+
+def program(lab: Lab, folder: Path) -> str:
+    """Debian 13's Receptor, or the one that GPUPROV_TEST_RECEPTOR names."""
+    if PROGRAM is not None:
+        return PROGRAM
+    file = folder / "receptor"
+    file.write_bytes(base64.b64decode(lab.nodes[0].as_root(_DOWNLOAD).stdout))
+    file.chmod(0o755)
+    return str(file)
+
+
+def command(folder: Path, name: str, more: str = "") -> Path:
+    """What a worker's Receptor starts, with this gpuprov."""
     path = folder / name
-    path.write_text(f'#!/bin/sh\nPYTHONPATH={more}{ROOT} exec {sys.executable} "$@"\n')
+    entry = "-P -m provision.remote.workers.worker_entry"
+    path.write_text(f"#!/bin/sh\nPYTHONPATH={more}{ROOT} exec {sys.executable} {entry}\n")
     path.chmod(0o755)
     return path
 
 
 @contextlib.contextmanager
-def two_workers(lab: Lab, folder: Path) -> Iterator[list[Worker]]:
-    both = [Worker(lab, folder, "worker-a", 201), Worker(lab, folder, "worker-b", 202)]
+def workers_of(lab: Lab, folder: Path, count: int = 2) -> Iterator[Machines]:
+    every = [Worker(lab, f"worker-{'abc'[number]}", 201 + number) for number in range(count)]
+    mesh = RealMesh(
+        folder,
+        command(folder, "work"),
+        tuple(worker.name for worker in every),
+        every[0].address,
+        {worker.name: ["ip", "netns", "exec", worker.namespace] for worker in every},
+        program(lab, folder),
+    )
     try:
-        yield both
+        yield Machines(every, mesh)
     finally:
-        for worker in both:
+        mesh.end()
+        for worker in every:
             worker.stop()
 
 
-def halves(lab: Lab, workers: Sequence[Worker]) -> dict[str, str]:
-    """Each node's worker, dealt like cards."""
-    return {node.name: workers[at % len(workers)].name for at, node in enumerate(lab.record.nodes)}
+def halves(lab: Lab, workers: Iterable[Worker]) -> dict[str, list[str]]:
+    """Each node's one worker, dealt like cards."""
+    names = [worker.name for worker in workers]
+    return {node.name: [names[at % len(names)]] for at, node in enumerate(lab.record.nodes)}
 
 
 def operator(
     lab: Lab,
     folder: Path,
     name: str,
-    chosen: Mapping[str, str],
-    workers: Mapping[str, Mapping[str, Any]],
+    chosen: Mapping[str, Sequence[str]],
+    machines: Machines | None,
     variables: Mapping[str, Any] = ROLE,
 ) -> Operator:
-    """An inventory of the lab's nodes with these `variables`; `chosen`: node → its worker."""
+    """An inventory of the lab's nodes with these `variables`; `chosen`: node → its workers."""
     inventory = yaml.safe_load(lab.inventory.read_text())
     inventory["gpu_nodes"]["vars"].update(variables)
-    for node, worker in chosen.items():
-        inventory["gpu_nodes"]["hosts"][node]["gpuprov_worker"] = worker
-    if workers:
-        inventory["gpuprov_workers"] = {"hosts": dict(workers)}
+    for node, workers in chosen.items():
+        inventory["gpu_nodes"]["hosts"][node]["gpuprov_receptor_node"] = list(workers)
+    if machines is not None:
+        ours = {"gpuprov_receptor_socket": machines.mesh.socket, "gpuprov_receptor_tls_client": TLS_CLIENT}
+        inventory["gpu_nodes"]["vars"].update(ours)
+        hosts = {worker.name: machines.variables(worker.name) for worker in machines}
+        inventory["gpuprov_workers"] = {"hosts": hosts}
     path = folder / f"{name}.yml"
     path.write_text(yaml.safe_dump(inventory))
     return Operator(path, folder / f"runs-{name}")

@@ -13,7 +13,7 @@ import pytest
 def memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Private folders go here, so that a test sees what is left. A short path: sockets are made in them."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        monkeypatch.setattr("provision.remote.ansible.handover._memory_folder", lambda: Path(name))
+        monkeypatch.setattr("provision.remote.ansible.handover.memory_folder", lambda: Path(name))
         yield Path(name)
 
 

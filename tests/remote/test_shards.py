@@ -21,7 +21,10 @@ from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.ansible.partitions import run_sharded
 from provision.remote.ansible.runner import Interrupts
-from provision.remote.workers import LINK, Share
+from provision.remote.workers import LINK, Link
+from provision.remote.workers.control import Control
+from provision.remote.workers.mesh import Share
+from provision.remote.workers.units import Way
 from tests.support.plays import SHARDED, local, playbook, playing
 from tests.support.processes import alive, line_of
 
@@ -111,42 +114,38 @@ def test_there_are_never_more_places_than_forks() -> None:
     assert one.called["forks"] == two.called["forks"] == 1
 
 
-def behind(**chosen: str) -> dict[str, dict[str, Any]]:
-    """Hosts by the name of their worker ("": none), in this order."""
-    return {name: {LINK: {"name": worker}} if worker else {} for name, worker in chosen.items()}
-
-
 def test_two_that_wait_for_one_another_have_a_turn_together_wherever_they_are_played() -> None:
-    # worker-a has the first four of its hosts to do before a5, whose partner b1 is the first of worker-b.
-    hosts = behind(a1="a", a2="a", a3="a", a4="a", a5="a", b1="b", b2="b", x1="", b3="b", x2="")
+    # Worker a has the first four of its hosts to do before a5, whose partner b1 is the first of worker b.
+    hosts = {"a1": "a", "a2": "a", "a3": "a", "a4": "a", "a5": "a", "b1": "b", "b2": "b", "x1": ""}
+    hosts |= {"b3": "b", "x2": ""}
     batches = partitions.in_batches(hosts, 2, 2)
-    assert [list(batch) for batch in batches] == [
-        ["a1", "a2"], ["a3", "a4"], ["a5", "b1", "b2", "x1"], ["b3", "x2"],
-    ]  # fmt: skip
-    assert [list(batch) for batch in partitions.in_batches(hosts, 50, 2)] == [list(hosts)]
-    assert [list(batch) for batch in partitions.in_batches(behind(a1="a", a2="a", b1="b"), 1, 1)] == [
-        ["a1"],
-        ["a2", "b1"],
-    ]
+    assert batches == [{"a1", "a2"}, {"a3", "a4"}, {"a5", "b1", "b2", "x1"}, {"b3", "x2"}]
+    assert partitions.in_batches(hosts, 50, 2) == [set(hosts)]
+    assert partitions.in_batches({"a1": "a", "a2": "a", "b1": "b"}, 1, 1) == [{"a1"}, {"a2", "b1"}]
 
 
 def test_batches_of_hosts_that_wait_are_played_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     played: list[tuple[str, list[str], int]] = []
 
-    def by_worker(worker: str, _playbook: Path, hosts: Mapping[str, Any], **options: Any) -> Any:
-        played.append((worker, list(hosts), options["forks"]))
+    def by_worker(share: Share, _playbook: Path, hosts: Mapping[str, Any], **options: Any) -> Any:
+        assert hosts == share.hosts
+        played.append((share.worker, list(hosts), options["forks"]))
         return ok(hosts)
 
-    def divided(hosts: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Share]]:
-        away: dict[str, Share] = {}
-        for name, variables in hosts.items():
-            worker = variables[LINK]["name"]
-            away.setdefault(worker, Share(worker, {})).hosts[name] = {}
-        return {}, away
+    def assigned(hosts: Mapping[str, Any], links: Mapping[str, Link]) -> tuple[list[Share], dict[str, Any]]:
+        shares = []
+        for worker in ("a", "b"):
+            names = [name for name in hosts if links[name].workers == (worker,)]
+            way = Way(Control("/nowhere"), "", "", worker, "")
+            shares.append(Share(way, {name: hosts[name] for name in names}, {n: links[n] for n in names}))
+        return shares, {}
 
     monkeypatch.setattr("provision.remote.workers.worker_runs.run_playbook", by_worker)
-    monkeypatch.setattr(partitions, "shares", divided)
-    hosts = behind(a1="a", a2="a", a3="a", b1="b", b2="b", b3="b")
+    monkeypatch.setattr("provision.remote.workers.mesh.assigned", assigned)
+    hosts = {
+        name: {LINK: Link((worker,)).plain()}
+        for name, worker in {"a1": "a", "a2": "a", "a3": "a", "b1": "b", "b2": "b", "b3": "b"}.items()
+    }
     outcomes = run_sharded(PLAY, hosts, forks=2, waiting=2)
     assert outcomes == ok(hosts)
     assert played[0] == ("a", ["a1", "a2"], 2)
@@ -278,7 +277,7 @@ from pathlib import Path
 import provision.remote.ansible.handover as handover
 from provision.remote.ansible import runner
 from provision.remote.ansible.partitions import run_sharded
-handover._memory_folder = lambda: Path(sys.argv[2])
+handover.memory_folder = lambda: Path(sys.argv[2])
 found, nearly_done = importlib.metadata.entry_points, threading.Event()
 def slowly(**wanted):
     if wanted.get("group") == "ansible_runner.plugins":

@@ -1,14 +1,22 @@
-"""A share done by a worker over a real SSH connection ends as one done from here, and leaves nothing."""
+"""A share done by a worker of a mesh ends as one done from here, and leaves nothing.
+
+With the stand-in for Receptor's control socket, and with Receptor itself where this machine has it
+(GPUPROV_TEST_RECEPTOR).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,31 +32,87 @@ from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event
 from provision.remote.observe import observe, run_programs
 from provision.remote.protocol import NodeError
+from provision.remote.workers import assignment, leftovers, mesh, register
 from tests.support.processes import alive, command_of, until
+from tests.support.receptor import PROGRAM, TLS_CLIENT, RealMesh, StandIn
 from tests.support.sshd import Sshd
 
 ROOT = paths.PACKAGE.parent
 OBSERVE = paths.PLAYBOOKS / "observe.yml"
 SECRET = "corr3ct-h0rse-battery"
-WHO = "import os; print('I was asked by', os.environ.get('GPUPROV_TEST_WORKER', 'the controller'))"
+ENTRY = "-P -m provision.remote.workers.worker_entry"
+Mesh = StandIn | RealMesh
 
 
 def interpreter(folder: Path, before: str = "") -> Path:
-    """A worker's interpreter: it has this gpuprov."""
-    path = folder / "python"
-    path.write_text(f'#!/bin/sh\n{before}\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
+    """What a worker's Receptor starts: it has this gpuprov."""
+    path = folder / "worker"
+    path.write_text(f"#!/bin/sh\n{before}\nPYTHONPATH={ROOT} exec {sys.executable} {ENTRY}\n")
     path.chmod(0o755)
     return path
 
 
-def inventory(sshd: Sshd, python: Path | str, **variables: Any) -> Fleet:
-    """Two nodes and the worker they name, all of them this sshd."""
-    worker = sshd.node("rack-1")
-    worker = replace(worker, variables={**worker.variables, workers.PYTHON: str(python)})
-    more = {"gpuprov_worker": "rack-1", "ansible_python_interpreter": sys.executable, "ansible_become": False}
-    nodes = {name: sshd.node(name, **more, **variables) for name in ("gpu-01", "gpu-02")}
-    groups = {"all": (*nodes, "rack-1"), "gpu_nodes": tuple(nodes), workers.GROUP: ("rack-1",)}
-    return Fleet(Path("inventory.yml"), {**nodes, "rack-1": worker}, groups)
+@pytest.fixture(autouse=True)
+def _nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process knows of a mesh, and names units in, is each test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(mesh, "_meshes", {})
+    monkeypatch.setattr(register, "_current", [])
+    monkeypatch.setattr(leftovers, "_swept", set())
+
+
+@pytest.fixture
+def standing(tmp_path: Path) -> Iterator[StandIn]:
+    """worker-a and worker-b, whose Receptor is stood in for."""
+    folder = tmp_path / "m"
+    folder.mkdir()
+    made = StandIn(folder)
+    for name in ("worker-a", "worker-b"):
+        made.add(name, interpreter(folder))
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMesh | None]:
+    if PROGRAM is None:
+        yield None
+        return
+    folder = tmp_path_factory.mktemp("mesh")
+    made = RealMesh(folder, interpreter(folder))
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+_REAL = pytest.param("receptor", marks=pytest.mark.skipif(not PROGRAM, reason="no Receptor here"))
+
+
+@pytest.fixture(params=["stand-in", _REAL])
+def meshed(request: pytest.FixtureRequest, standing: StandIn, real: RealMesh | None) -> Mesh:
+    """worker-a, and worker-b behind it."""
+    return real if request.param == "receptor" and real is not None else standing
+
+
+def inventory(sshd: Sshd, made: Mesh, names: Any = "worker-a", **variables: Any) -> Fleet:
+    """Two nodes, both of them this sshd, and the workers."""
+    more = {
+        "gpuprov_receptor_node": names,
+        "gpuprov_receptor_socket": made.socket,
+        "gpuprov_receptor_tls_client": TLS_CLIENT,
+        "ansible_python_interpreter": sys.executable,
+        "ansible_become": False,
+    }
+    nodes = {name: sshd.node(name, **{**more, **variables}) for name in ("gpu-01", "gpu-02")}
+    both = {
+        name: Node(name, (), {"gpuprov_receptor_socket": made.worker_socket(name)})
+        for name in ("worker-a", "worker-b")
+    }
+    groups = {"all": (*nodes, *both), "gpu_nodes": tuple(nodes), workers.GROUP: tuple(both)}
+    return Fleet(Path("inventory.yml"), {**nodes, **both}, groups)
 
 
 def linked(fleet: Fleet, **overrides: Any) -> Fleet:
@@ -64,58 +128,62 @@ def asking(fleet: Fleet, program: str, **variables: Any) -> dict[str, dict[str, 
     }
 
 
+def nothing_left(made: Mesh, state: Path) -> bool:
+    files = [path for path in (state / "gpuprov").rglob("*") if path.is_file()]
+    return not files and (not made.units if isinstance(made, StandIn) else not made.left())
+
+
 # --- who does what ---
 
 
-def test_workers_are_no_nodes(sshd: Sshd) -> None:
-    fleet, apart = workers.apart(inventory(sshd, "python3"))
+def test_workers_are_no_nodes(sshd: Sshd, standing: StandIn) -> None:
+    fleet, apart = workers.apart(inventory(sshd, standing))
     assert list(fleet.nodes) == ["gpu-01", "gpu-02"]
-    assert list(apart.nodes) == ["rack-1"]
+    assert sorted(apart.nodes) == ["worker-a", "worker-b"]
     assert list(select(fleet, "all").nodes) == ["gpu-01", "gpu-02"]
-    assert "rack-1" not in str(fleet.groups)
+    assert "worker-" not in str(fleet.groups)
 
 
-def test_hosts_are_divided_by_their_worker_and_do_not_learn_the_way_there(sshd: Sshd) -> None:
-    fleet = linked(inventory(sshd, "python3"))
+def test_hosts_do_not_learn_of_their_workers(sshd: Sshd, standing: StandIn) -> None:
+    fleet = linked(inventory(sshd, standing, ["worker-b", "worker-a", "worker-b"]))
     hosts = {name: dict(node.variables) for name, node in fleet.nodes.items()}
     hosts["local"] = {**hosts["gpu-01"], "ansible_connection": "local"}
     hosts["own"] = {"x": 1}
-    here, away = workers.shares(hosts)
+    here, links, away = workers.split(hosts)
     assert sorted(here) == ["local", "own"]
-    assert list(away["rack-1"].hosts) == ["gpu-01", "gpu-02"]
-    assert away["rack-1"].worker.route.target.port == sshd.port
-    assert workers.LINK not in str(here) + str(away["rack-1"].hosts)
+    assert list(away) == ["gpu-01", "gpu-02"]
+    assert links["gpu-01"].workers == ("worker-b", "worker-a")
+    assert links["gpu-01"].sockets == (standing.socket,) * 2
+    assert workers.LINK not in str(here) + str(away)
+    json.dumps(hosts)  # plain data, wherever variables go
 
 
 @pytest.mark.parametrize(
-    ("python", "overrides", "words"),
+    ("variables", "words"),
     [
-        ("python3", {"gpuprov_worker": "rack-2"}, r"gpu-01: gpuprov_worker: 'rack-2' is not in .*\(rack-1\)"),
-        ("python3", {"gpuprov_worker": ["rack-1"]}, "is not in the group gpuprov_workers"),
-        ("python3; reboot", {}, "rack-1: gpuprov_worker_python must be the path of an interpreter"),
+        ({"gpuprov_receptor_node": "x"}, r"gpu-01: gpuprov_receptor_node: 'x' is not in .*\(worker-a, w"),
+        ({"gpuprov_receptor_node": ["worker-a", "x"]}, "'x' is not in the group gpuprov_workers"),
+        ({"gpuprov_receptor_node": {"a": 1}}, "is neither a name nor a list of names"),
+        ({"gpuprov_receptor_socket": ["x"]}, "gpu-01: gpuprov_receptor_socket must be plain text"),
+        ({"gpuprov_worker": "worker-a"}, "gpu-01: gpuprov_worker is not known any more"),
     ],
 )
 def test_a_worker_that_cannot_be_one_is_refused(
-    sshd: Sshd, python: str, overrides: dict[str, Any], words: str
+    sshd: Sshd, standing: StandIn, variables: dict[str, Any], words: str
 ) -> None:
-    with pytest.raises(InventoryError, match=words):
-        linked(inventory(sshd, python), **overrides)
-
-
-def test_a_worker_that_only_ansible_reaches_is_refused(sshd: Sshd) -> None:
-    fleet = inventory(sshd, "python3")
-    nodes = {**fleet.nodes, "rack-1": Node("rack-1", (), {"ansible_connection": "community.docker.docker"})}
-    with pytest.raises(InventoryError, match="rack-1: a worker is reached over plain SSH, and ansible_conn"):
-        linked(replace(fleet, nodes=nodes))
+    with pytest.raises(InventoryError, match=words) as refused:
+        linked(inventory(sshd, standing), **variables)
+    if "gpuprov_worker" in variables:
+        assert "write gpuprov_receptor_node: worker-a" in refused.value.fix
 
 
 def test_an_ansible_cfg_that_workers_do_not_have_is_refused(
-    sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+    sshd: Sshd, standing: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ANSIBLE_CONFIG", "/etc/ansible/ansible.cfg")
     with pytest.raises(InventoryError, match="workers are not given that file"):
-        linked(inventory(sshd, "python3"))
-    assert linked(inventory(sshd, "python3"), gpuprov_worker="").nodes  # nobody needs it then
+        linked(inventory(sshd, standing))
+    assert linked(inventory(sshd, standing), gpuprov_receptor_node="").nodes  # nobody needs it then
 
 
 def test_whoever_plays_on_nodes_minds_their_workers() -> None:
@@ -136,11 +204,11 @@ def test_whoever_plays_on_nodes_minds_their_workers() -> None:
     }
 
 
-# --- done over SSH ---
+# --- done in the mesh ---
 
 
-def test_a_playbook_by_a_worker_ends_as_one_from_here(sshd: Sshd, tmp_path: Path) -> None:
-    fleet = linked(inventory(sshd, interpreter(tmp_path)))
+def test_a_playbook_by_workers_ends_as_one_from_here(sshd: Sshd, tmp_path: Path, meshed: Mesh) -> None:
+    fleet = linked(inventory(sshd, meshed, ["worker-a", "worker-b"]))
     program = "import sys\nprint('to', len(sys.stdin.read()), 'and out')\nsys.exit(FAILS)\n"
     hosts = asking(fleet, program.replace("FAILS", "0"))
     hosts["gpu-02"]["gpuprov_observe_program"] = program.replace("FAILS", "3")
@@ -153,17 +221,16 @@ def test_a_playbook_by_a_worker_ends_as_one_from_here(sshd: Sshd, tmp_path: Path
     assert [from_here[name].status for name in fleet.nodes] == ["ok", "failed"]
     order = lambda event: (event.node, event.task, event.kind)  # noqa: E731
     assert sorted(away, key=order) == sorted(here, key=order)
+    until(lambda: nothing_left(meshed, tmp_path / "state"))
 
 
-def test_secrets_are_in_no_argument_no_file_and_no_event(sshd: Sshd, tmp_path: Path) -> None:
-    spy = tmp_path / "seen"
-    # The worker's interpreter notes all arguments and the environment it was started with.
-    python = interpreter(tmp_path, f'{{ echo "$@"; env; }} >> {spy}')
-    fleet = linked(inventory(sshd, python, ansible_become_password=SECRET))
-    # The program on the node looks at what all of this machine's processes were started with.
-    look = textwrap.dedent("""
+def test_secrets_are_in_no_argument_no_file_and_no_event(sshd: Sshd, meshed: Mesh) -> None:
+    fleet = linked(inventory(sshd, meshed, ansible_become_password=SECRET))
+    # The program on the node looks at what all of this machine's processes were started with, and at what
+    # Receptor keeps of the unit on either side: it is there, and cannot be read.
+    look = textwrap.dedent(f"""
         import glob, os
-        found = []
+        found, units = [], 0
         for pid in glob.glob("/proc/[0-9]*"):
             for name in ("cmdline", "environ"):
                 try:
@@ -172,7 +239,13 @@ def test_secrets_are_in_no_argument_no_file_and_no_event(sshd: Sshd, tmp_path: P
                     continue
                 if b"corr3ct-h0rse" b"-battery" in data:
                     found.append(data.replace(b"\\0", b" ").decode("utf-8", "replace")[:300])
-        print("LOOKED", found)
+        for folder, _, names in os.walk({str(meshed.folder)!r}):
+            for name in [name for name in names if os.path.isfile(os.path.join(folder, name))]:
+                data = open(os.path.join(folder, name), "rb").read()
+                units += name == "stdin" and len(data) > 1000
+                if b"corr3ct-h0rse" b"-battery" in data or b"gpuprov_observe_" b"program" in data:
+                    found.append(os.path.join(folder, name))
+        print("LOOKED", found, units > 0)
         """)
     heard: list[Event] = []
     outcomes = partitions.run_sharded(
@@ -180,17 +253,15 @@ def test_secrets_are_in_no_argument_no_file_and_no_event(sshd: Sshd, tmp_path: P
     )
     assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
     said = [event.result["stdout"] for event in heard if event.kind == "ok"]
-    assert said == ["LOOKED []"] * 2
+    assert said == ["LOOKED [] True"] * 2
     assert SECRET not in repr(heard)
-    assert "-P -m provision.remote.workers.worker_entry" in spy.read_text()
-    assert SECRET not in spy.read_text()
     for folder in (Path("/dev/shm"), Path("/tmp")):
-        for file in folder.glob("gpuprov-*/**/*"):
+        for file in folder.glob("gpuprov*/**/*"):
             assert not (file.is_file() and SECRET in file.read_text(errors="replace")), file
 
 
-def test_an_observation_by_a_worker_is_one_from_here(sshd: Sshd, tmp_path: Path) -> None:
-    fleet = inventory(sshd, interpreter(tmp_path))
+def test_an_observation_by_workers_is_one_from_here(sshd: Sshd, tmp_path: Path, meshed: Mesh) -> None:
+    fleet = inventory(sshd, meshed, ["worker-a", "worker-b"])
     ask = {name: ["os.id", "kernel.release", "package.bash.version"] for name in ("gpu-01", "gpu-02")}
     nodes, _ = workers.apart(fleet)
     here = observe(nodes.nodes.values(), ask)
@@ -199,10 +270,11 @@ def test_an_observation_by_a_worker_is_one_from_here(sshd: Sshd, tmp_path: Path)
     assert {n: (one.facts, one.problems) for n, one in away.items()} == {
         n: (one.facts, one.problems) for n, one in here.items()
     }
+    until(lambda: nothing_left(meshed, tmp_path / "state"))
 
 
-def test_a_node_that_its_worker_cannot_reach_has_its_own_cause(sshd: Sshd, tmp_path: Path) -> None:
-    fleet = inventory(sshd, interpreter(tmp_path))
+def test_a_node_that_its_worker_cannot_reach_has_its_own_cause(sshd: Sshd, standing: StandIn) -> None:
+    fleet = inventory(sshd, standing)
     dead = replace(fleet.nodes["gpu-02"], variables={**fleet.nodes["gpu-02"].variables, "ansible_port": 1})
     found = observe(linked(replace(fleet, nodes={**fleet.nodes, "gpu-02": dead})).nodes.values(), {})
     assert found["gpu-01"].error is None
@@ -210,25 +282,152 @@ def test_a_node_that_its_worker_cannot_reach_has_its_own_cause(sshd: Sshd, tmp_p
     assert "127.0.0.1:1 refused the connection" in str(found["gpu-02"].error)
 
 
-def test_a_worker_that_is_not_there_is_named_for_its_nodes_and_costs_others_nothing(sshd: Sshd) -> None:
-    fleet = linked(inventory(sshd, "/nowhere/python"))
+def test_nodes_are_spread_over_the_workers_that_reach_them(sshd: Sshd, standing: StandIn) -> None:
+    fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
+    assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())
+    assert sorted(unit.worker for unit in standing.every) == ["worker-a", "worker-a", "worker-b", "worker-b"]
+
+
+# --- a worker is lost ---
+
+
+def broken(folder: Path, program: str) -> Path:
+    """A worker's command that greets as it should, and does this instead of its work."""
+    path = folder / "broken"
+    path.write_text(
+        f"#!{sys.executable}\nimport os, signal, sys, time\nsys.path.insert(0, {str(ROOT)!r})\n"
+        "from provision.remote.workers import worker_entry\n"
+        "original = worker_entry._work\n"
+        f"def work(about, share):\n    {program}\n"
+        "worker_entry._work = work\nsys.exit(worker_entry.main())\n"
+    )
+    path.chmod(0o755)
+    return path
+
+
+LOST = {
+    "it ends before it begins": "print('\\x1b[31mno memory'); return 1",
+    "it is killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "it cannot be started": "",
+    "its disk is full": "full = os.open('/dev/full', 1); os.dup2(full, 1); os.dup2(full, 2); "
+    "return original(about, share)",
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_what_a_lost_worker_left_is_done_by_another(
+    sshd: Sshd, standing: StandIn, tmp_path: Path, name: str
+) -> None:
+    fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
+    assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())  # both were greeted
+    standing.commands["worker-a"] = broken(tmp_path, LOST[name]) if LOST[name] else tmp_path / "nowhere"
+    found = observe(fleet.nodes.values(), {})
+    assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)
+    assert [unit.worker for unit in standing.every[-1:]] == ["worker-b"]
+    assert nothing_left(standing, tmp_path / "state")
+
+
+def test_a_playbook_that_does_not_begin_at_a_worker_is_played_by_another(
+    sshd: Sshd, standing: StandIn, tmp_path: Path
+) -> None:
+    fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
+    observe(fleet.nodes.values(), {})
+    standing.commands["worker-a"] = broken(tmp_path, "return 1")
+    outcomes = partitions.run_sharded(OBSERVE, asking(fleet, "print(1)"))
+    assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+    assert nothing_left(standing, tmp_path / "state")
+
+
+def test_a_worker_that_is_lost_in_the_middle_leaves_its_hosts_to_be_looked_at(
+    sshd: Sshd, standing: StandIn, tmp_path: Path
+) -> None:
+    """Nothing is repeated on them unseen: another worker would do what was done."""
+    fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
+    assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())
+    standing.commands["worker-a"] = broken(
+        tmp_path,
+        "import base64; speaker = worker_entry._Speaker(worker_entry._Output(base64.b64decode("
+        "about['answer_key']))); speaker.begin(); os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    outcomes = partitions.run_sharded(OBSERVE, asking(fleet, "print(1)"))
+    assert {name: one.status for name, one in outcomes.items()} == {"gpu-01": "unreachable", "gpu-02": "ok"}
+    assert "worker worker-a: its work ended too early: signal: killed" in outcomes["gpu-01"].message
+    before = len(standing.every)
+    found = observe(fleet.nodes.values(), {})
+    assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)
+    assert [unit.worker for unit in standing.every[before:]] == ["worker-b"]
+
+
+def test_a_worker_without_a_way_is_named_for_its_nodes_and_costs_others_nothing(
+    sshd: Sshd, standing: StandIn
+) -> None:
+    standing.routes.discard("worker-a")
+    fleet = linked(inventory(sshd, standing))
     alone = sshd.node("gpu-03", ansible_become=False)
     programs = dict.fromkeys(("gpu-01", "gpu-02", "gpu-03"), "print('hello')")
     found = run_programs([*fleet.nodes.values(), alone], programs, timeout=20)
     assert found["gpu-03"] == b"" or "answered" in str(found["gpu-03"])  # it was asked
-    assert "worker rack-1: there is no /nowhere/python" in str(found["gpu-01"])
-    hosts = asking(fleet, "print(1)")
-    outcomes = partitions.run_sharded(OBSERVE, hosts)
+    assert "worker worker-a: the mesh has no way to it" in str(found["gpu-01"])
+    outcomes = partitions.run_sharded(OBSERVE, asking(fleet, "print(1)"))
     assert {one.status for one in outcomes.values()} == {"unreachable"}
-    assert "worker rack-1: there is no /nowhere/python" in outcomes["gpu-02"].message
     # What to do is said in the same line, to whoever reads only that.
     fix = (
-        f"set {workers.PYTHON} to one that has gpuprov, then run again, up and validate with --resume; "
-        "if it stays lost, name another in its nodes' gpuprov_worker"
+        "is its Receptor running, and are its peers? then run again, up and validate with --resume; "
+        "if it stays lost, name others in its nodes' gpuprov_receptor_node"
     )
     assert isinstance(found["gpu-01"], NodeError)
     assert found["gpu-01"].fix == fix
     assert outcomes["gpu-02"].message.endswith(f" → {fix}")
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds for what takes minutes."""
+    for name, seconds in (("SILENCE", 1.5), ("LEASE", 3.0), ("MARGIN", 3.0)):
+        monkeypatch.setattr(assignment, name, seconds)
+    monkeypatch.setattr(mesh, "_ROUTE", 0.1)
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("others", [True, False], ids=["others can do it", "nobody else can"])
+def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_nobody_can(
+    sshd: Sshd, standing: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: bool
+) -> None:
+    fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"] if others else "worker-a"))
+    observe(fleet.nodes.values(), {})
+    quick = "worker_entry._LOOK = worker_entry.worker_stream.BEAT = 0.3; return original(about, share)"
+    command = broken(tmp_path, quick)
+    standing.commands = dict.fromkeys(standing.commands, command)
+    mark = tmp_path / "task"
+    program = (
+        f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(8); print('done')"
+    )
+    hosts = asking(fleet, "print('quick')")
+    hosts["gpu-01"]["gpuprov_observe_program"] = program
+    at_work: list[int] = []
+
+    def cut() -> None:
+        until(lambda: mark.exists() and mark.read_text())
+        at_work.extend(standing.pids())
+        standing.cut("worker-a")
+        # The unit finds no way to its controller any more; it is asked over the same socket here.
+        monkeypatch.setattr("tests.support.receptor.CONTROLLER", "elsewhere")
+        if not others:
+            time.sleep(6)  # longer than a lease and its margin
+            standing.routes.add("worker-a")
+            for unit in standing.units.values():
+                unit.frozen = False
+
+    thread = threading.Thread(target=cut)
+    thread.start()
+    outcomes = partitions.run_sharded(OBSERVE, hosts)
+    thread.join()
+    if others:
+        assert outcomes["gpu-01"].status == "unreachable"
+        assert "worker worker-a: it was not heard of for" in outcomes["gpu-01"].message
+        until(lambda: not any(alive(pid) for pid in at_work), 5)
+    else:
+        assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
 
 
 # --- the end ---
@@ -244,24 +443,19 @@ def folders_of(worker: int) -> list[Path]:
 
 
 @pytest.fixture
-def at_work(sshd: Sshd, tmp_path: Path) -> Any:
+def at_work(sshd: Sshd, standing: StandIn, tmp_path: Path) -> Any:
     """A controller of its own, whose worker is in the middle of a task that takes minutes."""
-    python = interpreter(tmp_path, f"echo $$ > {tmp_path}/worker")
+    standing.commands["worker-a"] = interpreter(tmp_path, f"echo $$ > {tmp_path}/pid")
     program = (
         f"import os, time; open({str(tmp_path / 'task')!r}, 'w').write(str(os.getpid())); time.sleep(300)"
     )
+    fleet = linked(inventory(sshd, standing))
+    hosts = {"gpu-01": {**fleet.nodes["gpu-01"].variables, "gpuprov_observe_program": program}}
     script = tmp_path / "controller.py"
     script.write_text(
-        "import sys\nfrom pathlib import Path\nfrom provision import paths\n"
-        "from provision.remote import workers\nfrom provision.remote.ansible import partitions as shards\n"
-        "from provision.fleet import Fleet, Node\n"
-        f"nodes = { {n: dict(v.variables) for n, v in inventory(sshd, python).nodes.items()}!r}\n"
-        "nodes = {name: Node(name, (), found) for name, found in nodes.items() if name != 'gpu-02'}\n"
-        f"fleet = Fleet(Path('x'), nodes, {{'all': tuple(nodes), {workers.GROUP!r}: ('rack-1',)}})\n"
-        "fleet = workers.linked(*workers.apart(fleet), {})\n"
-        f"asked = {{'gpuprov_observe_program': {program!r}}}\n"
-        "hosts = {name: {**node.variables, **asked} for name, node in fleet.nodes.items()}\n"
-        "try: print(shards.run_sharded(paths.PLAYBOOKS / 'observe.yml', hosts)['gpu-01'])\n"
+        "import sys\nfrom provision import paths\nfrom provision.remote.ansible import partitions\n"
+        f"hosts = {hosts!r}\n"
+        "try: print(partitions.run_sharded(paths.PLAYBOOKS / 'observe.yml', hosts)['gpu-01'])\n"
         "except KeyboardInterrupt: sys.exit(130)\n"
     )
     with subprocess.Popen(
@@ -273,7 +467,7 @@ def at_work(sshd: Sshd, tmp_path: Path) -> Any:
     ) as process:
         try:
             until(lambda: (tmp_path / "task").exists() and (tmp_path / "task").read_text())
-            worker = int((tmp_path / "worker").read_text())
+            worker = int((tmp_path / "pid").read_text())
             held = folders_of(worker)
             yield process, worker
         finally:
@@ -288,27 +482,64 @@ def plays_of(worker: int) -> list[int]:
     return [pid for pid, _ in runner._descendants(worker) if "ansible-playbook" in command_of(pid)]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
-def test_a_worker_ends_ansible_and_itself_with_its_controller(at_work: Any, number: int) -> None:
+def test_a_worker_ends_ansible_and_itself_when_its_controller_is_interrupted(
+    at_work: Any, standing: StandIn, tmp_path: Path
+) -> None:
     """The fixture sees to the folders: none is left."""
     process, worker = at_work
     plays = plays_of(worker)
     assert plays
-    process.send_signal(number)
-    process.wait(timeout=60)
-    assert process.returncode == (130 if number == signal.SIGINT else -9)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
     until(lambda: not alive(worker))
     until(lambda: not any(alive(pid) for pid in plays))
+    assert nothing_left(standing, tmp_path / "state")
 
 
-def test_hosts_of_a_killed_worker_are_failed_with_its_name(at_work: Any) -> None:
+def test_work_outlives_its_controller_and_the_next_run_ends_it(
+    at_work: Any, sshd: Sshd, standing: StandIn, tmp_path: Path
+) -> None:
+    """It had no run folder: nobody will ask for it. (Of `up` it is collected: tests/up/test_collect.py.)"""
+    process, worker = at_work
+    plays = plays_of(worker)
+    process.kill()
+    process.wait(timeout=60)
+    time.sleep(1)
+    assert alive(worker)
+    assert all(alive(pid) for pid in plays)
+    observe(linked(inventory(sshd, standing)).nodes.values(), {})
+    until(lambda: not alive(worker))
+    until(lambda: not any(alive(pid) for pid in plays))
+    assert nothing_left(standing, tmp_path / "state")
+
+
+def test_hosts_of_a_killed_worker_are_named_with_it(at_work: Any) -> None:
     process, worker = at_work
     plays = plays_of(worker)
     os.kill(worker, signal.SIGKILL)
     said, _ = process.communicate(timeout=60)
-    assert "status='failed'" in said
-    assert "worker rack-1: the connection ended too early → look at that machine (memory, its log)" in said
+    assert "status='unreachable'" in said
+    assert "worker worker-a: its work ended too early: signal: killed → look at that machine" in said
     until(lambda: not any(alive(pid) for pid in plays))
     from provision.remote.ansible.handover import remove_orphans
 
     remove_orphans()  # as the next worker there does before anything else
+
+
+def test_a_receptor_of_ours_that_is_restarted_costs_nothing(
+    sshd: Sshd, standing: StandIn, tmp_path: Path
+) -> None:
+    fleet = linked(inventory(sshd, standing))
+    mark = tmp_path / "task"
+    slow = f"import time; open({str(mark)!r}, 'w').write('x'); time.sleep(4); print('done')"
+
+    def restart() -> None:
+        until(mark.exists)
+        standing.restart()
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    outcomes = partitions.run_sharded(OBSERVE, asking(fleet, slow))
+    thread.join()
+    assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+    assert nothing_left(standing, tmp_path / "state")

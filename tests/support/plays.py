@@ -19,7 +19,7 @@ from pathlib import Path
 import provision.remote.ansible.handover as handover
 from provision.remote.ansible.partitions import run_sharded
 from provision.remote.ansible.runner import run_playbook
-handover._memory_folder = lambda: Path(sys.argv[2])
+handover.memory_folder = lambda: Path(sys.argv[2])
 book = Path(sys.argv[1])
 host = {{"ansible_connection": "local", "ansible_python_interpreter": sys.executable}}
 try:

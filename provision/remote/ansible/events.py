@@ -53,6 +53,7 @@ class Event:
     task: str
     result: Mapping[str, Any] = field(default_factory=dict)
     ignored: bool = False
+    origin: str = field(default="", compare=False)  # of a worker's unit: its label and the event's number
 
 
 @dataclass(frozen=True)
@@ -166,9 +167,9 @@ class Tally:
         node = data.get("host")
         if name not in _KINDS or node not in self._hosts:
             return None
-        return self._host_event(name, node, data)
+        return self._host_event(name, node, data, str(raw.get("origin") or ""))
 
-    def _host_event(self, name: str, node: str, data: Mapping[str, Any]) -> Event:
+    def _host_event(self, name: str, node: str, data: Mapping[str, Any], origin: str) -> Event:
         host, secrets = self._hosts[node], self._secrets[node]
         result = data.get("res") or {}
         kind = _KINDS[name]
@@ -182,9 +183,11 @@ class Tally:
                 host.item = (
                     f"{label}: {message_of(result, secrets)}" if label else message_of(result, secrets)
                 )
-            return Event(kind, node, host.role, host.task, self._fields(kind, result, secrets))
+            fields = self._fields(kind, result, secrets)
+            return Event(kind, node, host.role, host.task, fields, origin=origin)
         self._note(host, node, kind, result, ignored)
-        return Event(kind, node, host.role, host.task, self._fields(kind, result, secrets), ignored)
+        fields = self._fields(kind, result, secrets)
+        return Event(kind, node, host.role, host.task, fields, ignored, origin)
 
     def _fields(self, kind: str, result: Mapping[str, Any], secrets: tuple[str, ...]) -> dict[str, Any]:
         fields = named_fields(result, secrets)
@@ -214,17 +217,18 @@ class Tally:
             else:
                 host.unreachable = outcome
 
-    def outcomes(self, unfinished: str, *, whole: bool = True) -> dict[str, Outcome]:
+    def outcomes(self, unfinished: str, *, whole: bool = True, lost: bool = False) -> dict[str, Outcome]:
         """One per host. `unfinished` is said of hosts that had not come to the end when Ansible stopped; not
-        `whole`: what was heard is not all, so that no host has."""
+        `whole`: what was heard is not all, so that no host has. `lost`: nothing says that these failed."""
         if not whole:
             self._stats = None
-        return {node: self._outcome(node, host, unfinished) for node, host in self._hosts.items()}
+        status = "unreachable" if lost else "failed"
+        return {node: self._outcome(node, host, unfinished, status) for node, host in self._hosts.items()}
 
-    def _outcome(self, node: str, host: _Host, unfinished: str) -> Outcome:
+    def _outcome(self, node: str, host: _Host, unfinished: str, status: str) -> Outcome:
         if self._stats is None:
             known = host.unreachable or host.failure
-            return known or Outcome(node, "failed", host.changed, host.role, host.task, unfinished)
+            return known or Outcome(node, status, host.changed, host.role, host.task, unfinished)
         if node in self._stats.get("dark", {}):
             return host.unreachable or Outcome(node, "unreachable", message="Ansible could not reach it")
         if node in self._stats.get("failures", {}):

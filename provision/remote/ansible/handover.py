@@ -68,7 +68,7 @@ ANSIBLE = (
 @contextlib.contextmanager
 def private_folder() -> Iterator[Path]:
     """A 0700 folder, gone afterwards. Its path is short: ssh's control sockets must fit into 108 bytes."""
-    base = _memory_folder()
+    base = memory_folder()
     remove_orphans(base)
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
     try:
@@ -81,7 +81,9 @@ def private_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _memory_folder() -> Path:
+def memory_folder() -> Path:
+    """Where what is never written to a disk can be kept: /dev/shm; a folder for temporary files without
+    one."""
     for candidate in (Path("/dev/shm"), Path(tempfile.gettempdir())):  # noqa: S108 (mkdtemp below makes it private)
         if candidate.is_dir() and os.access(candidate, os.W_OK | os.X_OK):
             return candidate
@@ -91,7 +93,7 @@ def _memory_folder() -> Path:
 def remove_orphans(base: Path | None = None) -> None:
     """Remove folders of ours whose owner was killed (nobody holds their lock any more), and end what still
     runs with them: workers of a killed Ansible may be in the middle of a task."""
-    for folder in (base or _memory_folder()).glob(_PREFIX + "*"):
+    for folder in (base or memory_folder()).glob(_PREFIX + "*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()
             if folder.is_symlink() or not folder.is_dir() or status.st_uid != os.getuid():

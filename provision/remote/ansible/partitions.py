@@ -2,7 +2,7 @@
 
 One of them does about 150 tasks a second whatever the cores, and each thing it does costs more the more hosts
 it has. Playbooks whose hosts wait for one another (playbooks/launch.yml and the programs of a pair) are not
-divided: a host may be played long before another one is begun. Workers do their own nodes (workers.py).
+divided: a host may be played long before another one is begun. Workers do their own nodes (remote/workers).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,11 @@ from provision.errors import GpuprovError
 from provision.remote.ansible import runner
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.ansible.runner import Interrupts
+from provision.remote.protocol import NodeError
 from provision.remote.ssh.fanout import VARIABLE as VARIABLE
 from provision.remote.ssh.fanout import worth
-from provision.remote.workers import LINK, shares, worker_runs
+from provision.remote.workers import causes, mesh, split, worker_runs
+from provision.remote.workers.mesh import Share
 
 FEWEST = 50  # hosts for which one more ansible-playbook is worth its start
 _WAITING = 1000  # events that may wait to be heard: who hears slowly slows Ansible down, and costs no memory
@@ -42,8 +44,9 @@ def local_places(hosts: int) -> list[Run | None]:
 
 def width(hosts: Mapping[str, Mapping[str, Any]]) -> int:
     """How many ansible-playbook processes `run_sharded` has for these hosts, the workers' among them."""
-    local, away = shares(hosts)
-    return (worth(len(local), FEWEST) if local else 0) + len(away)
+    local, links, _ = split(hosts)
+    workers = {worker for link in links.values() for worker in link.workers}
+    return (worth(len(local), FEWEST) if local else 0) + len(workers)
 
 
 def run_sharded(
@@ -67,30 +70,63 @@ def run_sharded(
     a place whose forks have more rounds to go gets as much longer. A signal, or a mistake in `on_event`,
     stops every place.
     """
-    local, away = shares(hosts)
-    if waiting and away and len(batches := in_batches(hosts, forks, waiting)) > 1:
-        done: dict[str, Outcome] = {}
-        for some in batches:
-            done |= run_sharded(
-                playbook, some, on_event=on_event, forks=forks, timeout=timeout, waiting=waiting, **options
-            )
-        return done
+    local, links, away = split(hosts)
+    shares, stranded = mesh.assigned(away, links) if away else ([], {})
+    nobody = {name: _unreachable(name, trouble) for name, trouble in stranded.items()}
+    how = {**options, "on_event": on_event, "forks": forks, "timeout": timeout}
+    if not local and not shares:
+        return nobody
+    if not waiting or not shares:
+        outcomes = _divided(playbook, local, shares, None if waiting else places, waiting, **how)
+    else:
+        outcomes = {}
+        there = {name: share.worker for share in shares for name in share.hosts}
+        for names in in_batches(
+            {name: there.get(name, "") for name in hosts if name not in nobody}, forks, waiting
+        ):
+            some = [
+                replace(share, hosts={name: share.hosts[name] for name in share.hosts if name in names})
+                for share in shares
+                if not names.isdisjoint(share.hosts)
+            ]
+            mine = {name: local[name] for name in local if name in names}
+            outcomes |= _divided(playbook, mine, some, None, waiting, **how)
+    outcomes |= nobody
+    return {name: outcomes[name] for name in hosts if name in outcomes}
+
+
+def _unreachable(name: str, trouble: NodeError) -> Outcome:
+    return Outcome(name, "unreachable", message=f"{trouble.what} → {causes.next_step(trouble)}")
+
+
+def _divided(
+    playbook: Path,
+    local: Mapping[str, Mapping[str, Any]],
+    shares: Sequence[Share],
+    places: Sequence[Run | None] | None,
+    waiting: int,
+    *,
+    on_event: Callable[[Event], None] | None,
+    forks: int,
+    timeout: float | None,
+    **options: Any,
+) -> dict[str, Outcome]:
     wanted = [None] if waiting else local_places(len(local)) if places is None else places
     chosen = list(wanted)[: max(1, min(forks, len(local)))]
-    if len(chosen) == 1 and not away:
+    if len(chosen) == 1 and not shares:
         run = chosen[0] or runner.run_playbook
         return run(playbook, local, on_event=on_event, forks=forks, timeout=timeout, **options)
-    dealt = list(zip(chosen, partition(local, len(chosen)), strict=True)) if local else []
-    for share in away.values():
-        dealt.append((functools.partial(worker_runs.run_playbook, share.worker), share.hosts))
+    dealt: list[tuple[Run | None, Mapping[str, Mapping[str, Any]]]] = []
+    if local:
+        dealt += zip(chosen, partition(local, len(chosen)), strict=True)
+    dealt += [(functools.partial(worker_runs.run_playbook, share), share.hosts) for share in shares]
     work = _Work(playbook, {**options, "interrupts": Interrupts()}, on_event)
-    rounds = math.ceil(len(hosts) / forks)
+    rounds = math.ceil(sum(len(some) for _, some in dealt) / forks)
     widths = [forks] * len(dealt) if waiting else _forks(forks, [some for _, some in dealt])
     for (place, some), width in zip(dealt, widths, strict=True):
         longer = max(1.0, math.ceil(len(some) / width) / rounds)
         work.begin(place, some, width, timeout and timeout * longer)
-    outcomes = work.finish()
-    return {name: outcomes[name] for name in hosts if name in outcomes}
+    return work.finish()
 
 
 def partition(hosts: Mapping[str, Mapping[str, Any]], places: int) -> list[dict[str, Mapping[str, Any]]]:
@@ -99,23 +135,22 @@ def partition(hosts: Mapping[str, Mapping[str, Any]], places: int) -> list[dict[
     return [{name: hosts[name] for name in list(hosts)[place::places]} for place in range(places)]
 
 
-def in_batches(
-    hosts: Mapping[str, Mapping[str, Any]], forks: int, together: int
-) -> list[dict[str, Mapping[str, Any]]]:
-    """The hosts in batches to play one after the other: none has more of them for a place than its `forks`,
-    and each `together` that stand together stay so. Else one would wait at its worker for its turn while the
-    other, at another worker, waits for it until its time is up."""
-    names = list(hosts)
-    batches: list[dict[str, Mapping[str, Any]]] = [{}]
+def in_batches(places: Mapping[str, str], forks: int, together: int) -> list[set[str]]:
+    """The hosts (each with its place: a worker, or "" for here) in batches to play one after the other:
+    none has more of them for a place than its `forks`, and each `together` that stand together stay so.
+    Else one would wait at its worker for its turn while the other, at another worker, waits for it until
+    its time is up."""
+    names = list(places)
+    batches: list[set[str]] = [set()]
     busy: Counter[str] = Counter()
     for start in range(0, len(names), together):
         group = names[start : start + together]
-        more = Counter(str((hosts[name].get(LINK) or {}).get("name", "")) for name in group)
+        more = Counter(places[name] for name in group)
         if batches[-1] and any(busy[place] + count > forks for place, count in more.items()):
-            batches.append({})
+            batches.append(set())
             busy.clear()
         busy += more
-        batches[-1].update({name: hosts[name] for name in group})
+        batches[-1].update(group)
     return batches
 
 

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from provision.remote.protocol import Clock, NodeError, hung, one_line, unreachable
@@ -133,20 +133,6 @@ class Ssh:
                 raise unreachable(f"the connection to {route.target.address} broke: {cause}") from None
             self._open.pop(id(transport), None)  # from here on its time is its user's
             return Followed(channel, transport, route.target.address, first, stack.pop_all(), broken)
-
-    @contextlib.contextmanager
-    def session(self, route: Route, command: str, seconds: float) -> Iterator[paramiko.Channel]:
-        """`command` begun on `route` within `seconds`: the channel to it. Raises NodeError."""
-        with contextlib.ExitStack() as stack:
-            clock = Clock(seconds)
-            try:
-                transport = self._connect(route.target, route.jumps, clock, stack)
-                channel = transport.open_session(timeout=clock.left(AUTH_TIMEOUT))
-                channel.exec_command(command)
-            except (self._paramiko.SSHException, OSError, EOFError) as error:
-                raise unreachable(one_line(f"no session with {route.target.address}: {error!r}")) from None
-            self._open.pop(id(transport))  # from here on its time is its user's
-            yield channel
 
     def _connect(
         self, hop: Hop, jumps: tuple[Hop, ...], clock: Clock, stack: contextlib.ExitStack

@@ -110,8 +110,11 @@ ERROR_LIMIT = 64 * 1024  # bytes of standard error kept
 POLL = 0.5  # seconds between looks at the clock
 
 
-class Stream(Protocol):
-    """What we need of the channel of an SSH session whose command runs."""
+class Channel(Protocol):
+    """What we need of the channel of an SSH session to run a command, and learn how it ended."""
+
+    status_event: threading.Event
+    exit_status: int
 
     def settimeout(self, timeout: float) -> None: ...
     def send(self, s: bytes) -> int: ...
@@ -119,14 +122,6 @@ class Stream(Protocol):
     def recv(self, nbytes: int) -> bytes: ...
     def recv_stderr(self, nbytes: int) -> bytes: ...
     def recv_stderr_ready(self) -> bool: ...
-
-
-class Channel(Stream, Protocol):
-    """What we need of one to run a command, and learn how it ended."""
-
-    status_event: threading.Event
-    exit_status: int
-
     def set_combine_stderr(self, combine: bool) -> bool: ...
     def exec_command(self, command: str) -> None: ...
 

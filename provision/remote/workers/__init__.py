@@ -1,44 +1,49 @@
-"""Assignment of nodes to workers, by the inventory's `gpuprov_worker`.
+"""Workers, by the inventory's `gpuprov_receptor_node`: machines of a Receptor mesh that do a part of a fleet.
 
-A worker is a machine with gpuprov on it that is nearer to its nodes than the controller, or that takes a part
-of a fleet too large for one. Workers are the members of the group `gpuprov_workers`, and no nodes themselves.
+A worker has gpuprov on it, and is nearer to its nodes than the controller, or takes a part of a fleet too
+large for one. Workers are the members of the group `gpuprov_workers`, by their names in the mesh, and no
+nodes themselves.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from provision.errors import InventoryError
-from provision.fleet import Fleet, Node
-from provision.remote.ssh.config import ConfigFiles, NotUnderstoodError
-from provision.remote.ssh.connection import Route, route_of
+from provision.fleet import Fleet
+from provision.remote.workers.control import SOCKET
 
 GROUP = "gpuprov_workers"
-VARIABLE = "gpuprov_worker"
+VARIABLE = "gpuprov_receptor_node"
+SOCKET_VARIABLE = "gpuprov_receptor_socket"
+TLS_VARIABLE = "gpuprov_receptor_tls_client"
 PYTHON = "gpuprov_worker_python"
-LINK = "_through_worker"  # among a node's variables: how its worker is reached; taken out before Ansible runs
-_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
+FORMER = "gpuprov_worker"  # of gpuprov before it worked with Receptor
+LINK = "_through_worker"  # among a node's variables: a Link, as plain data; taken out before Ansible runs
+TLS_CLIENT = "mesh"  # as the role receptor names it
 
 
 @dataclass(frozen=True)
-class Worker:
-    """One worker: `route` leads there, `python` is an interpreter there that has gpuprov."""
+class Link:
+    """The workers that reach a node, by their names in the mesh; by which Receptor of ours, and with which of
+    its tls-clients; each worker's own control socket, and its Python."""
 
-    name: str
-    python: str
-    route: Route = field(repr=False)
+    workers: tuple[str, ...]
+    socket: str = SOCKET
+    tls_client: str = TLS_CLIENT
+    sockets: tuple[str, ...] = ()
+    pythons: tuple[str, ...] = ()
 
+    def plain(self) -> dict[str, Any]:
+        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
 
-@dataclass(frozen=True)
-class Share:
-    """What one worker does: its hosts, with their variables."""
-
-    worker: Worker
-    hosts: dict[str, Mapping[str, Any]]
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Link:
+        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in plain.items()}
+        return cls(**given)
 
 
 def apart(fleet: Fleet) -> tuple[Fleet, Fleet]:
@@ -57,24 +62,33 @@ def apart(fleet: Fleet) -> tuple[Fleet, Fleet]:
 
 
 def linked(fleet: Fleet, workers: Fleet, overrides: Mapping[str, Any]) -> Fleet:
-    """The fleet, each node that names a worker with the way there. `workers`: their connection variables are
-    rendered. Raises InventoryError for a name that is no worker's, and a worker that cannot be used."""
-    links: dict[str, dict[str, Any]] = {}
+    """The fleet, each node that names workers with a Link to them. Raises InventoryError for a name that is
+    no worker's, and for what was written before gpuprov worked with Receptor."""
+    links: dict[tuple[Any, ...], Link] = {}
     nodes = {}
     for name, node in fleet.nodes.items():
-        chosen = overrides.get(VARIABLE, node.variables.get(VARIABLE))
-        if chosen in (None, ""):
+
+        def of(variable: str, variables: Mapping[str, Any] = node.variables) -> Any:
+            return overrides.get(variable, variables.get(variable))
+
+        if of(FORMER) not in (None, ""):
+            raise InventoryError(
+                f"{name}: {FORMER} is not known any more: workers are nodes of a Receptor mesh now",
+                f"write {VARIABLE}: {of(FORMER)}, with {of(FORMER)} in the mesh (gpuprov docs workers)",
+            )
+        names = _names(name, of(VARIABLE), workers)
+        if not names:
             nodes[name] = node
             continue
-        if not isinstance(chosen, str) or chosen not in workers.nodes:
-            known = ", ".join(sorted(workers.nodes)) or "it has no member"
-            raise InventoryError(
-                f"{name}: {VARIABLE}: {chosen!r} is not in the group {GROUP} ({known})",
-                f"add it to {GROUP}, with its connection variables",
-            )
-        if chosen not in links:
-            links[chosen] = _link(workers.nodes[chosen])
-        nodes[name] = replace(node, variables={**node.variables, LINK: links[chosen]})
+        socket = _text(name, SOCKET_VARIABLE, of(SOCKET_VARIABLE), SOCKET)
+        tls = _text(name, TLS_VARIABLE, of(TLS_VARIABLE), TLS_CLIENT)
+        key = (names, socket, tls)
+        if key not in links:
+            theirs = {worker: workers.nodes[worker].variables for worker in names}
+            sockets = [_text(w, SOCKET_VARIABLE, v.get(SOCKET_VARIABLE), SOCKET) for w, v in theirs.items()]
+            pythons = [_text(w, PYTHON, v.get(PYTHON), "python3") for w, v in theirs.items()]
+            links[key] = Link(names, socket, tls, tuple(sockets), tuple(pythons))
+        nodes[name] = replace(node, variables={**node.variables, LINK: links[key].plain()})
     if links and os.environ.get("ANSIBLE_CONFIG"):
         raise InventoryError(
             "ANSIBLE_CONFIG is set, and workers are not given that file",
@@ -83,38 +97,39 @@ def linked(fleet: Fleet, workers: Fleet, overrides: Mapping[str, Any]) -> Fleet:
     return replace(fleet, nodes=nodes)
 
 
-def _link(node: Node) -> dict[str, Any]:
-    python = node.variables.get(PYTHON, "python3")
-    if not isinstance(python, str) or not _PATH.fullmatch(python):
-        raise InventoryError(
-            f"{node.name}: {PYTHON} must be the path of an interpreter, not {python!r}",
-            "for example /opt/gpuprov/bin/python",
-        )
-    found = {name: value for name, value in node.variables.items() if name.startswith("ansible_")}
-    link = {"name": node.name, "python": python, "variables": found}
-    try:
-        _worker(link)
-    except NotUnderstoodError as error:
-        raise InventoryError(
-            f"{node.name}: a worker is reached over plain SSH, and {error}",
-            "give it connection variables that need neither Ansible nor a shell",
-        ) from None
-    return link
+def _names(node: str, chosen: Any, workers: Fleet) -> tuple[str, ...]:
+    if chosen in (None, "", []):
+        return ()
+    names = [chosen] if isinstance(chosen, str) else chosen
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise InventoryError(f"{node}: {VARIABLE}: {chosen!r} is neither a name nor a list of names", "")
+    for one in names:
+        if one not in workers.nodes:
+            known = ", ".join(sorted(workers.nodes)) or "it has no member"
+            raise InventoryError(
+                f"{node}: {VARIABLE}: {one!r} is not in the group {GROUP} ({known})",
+                f"add it to {GROUP}, by its name in the mesh",
+            )
+    return tuple(dict.fromkeys(names))
 
 
-def _worker(link: Mapping[str, Any]) -> Worker:
-    node = Node(link["name"], (), link["variables"])
-    return Worker(link["name"], link["python"], route_of(node, ConfigFiles()))
+def _text(name: str, variable: str, value: Any, default: str) -> str:
+    if value in (None, ""):
+        return default
+    if not isinstance(value, str) or not value.isprintable() or " " in value:
+        raise InventoryError(f"{name}: {variable} must be plain text, not {value!r}", "")
+    return value
 
 
-def shares(
+def split(
     hosts: Mapping[str, Mapping[str, Any]],
-) -> tuple[dict[str, Mapping[str, Any]], dict[str, Share]]:
-    """The hosts that are done from here, and those of each worker, by its name; without the way there.
+) -> tuple[dict[str, Mapping[str, Any]], dict[str, Link], dict[str, Mapping[str, Any]]]:
+    """The hosts that are done from here; the Link of each other one, and its variables without it.
 
     A host whose connection is `local` is this machine, whatever it names."""
     here: dict[str, Mapping[str, Any]] = {}
-    away: dict[str, Share] = {}
+    links: dict[str, Link] = {}
+    away: dict[str, Mapping[str, Any]] = {}
     for name, variables in hosts.items():
         link = variables.get(LINK)
         if link is None:
@@ -123,8 +138,7 @@ def shares(
         plain = {key: value for key, value in variables.items() if key != LINK}
         if variables.get("ansible_connection") in ("local", "ansible.builtin.local"):
             here[name] = plain
-            continue
-        if link["name"] not in away:
-            away[link["name"]] = Share(_worker(link), {})
-        away[link["name"]].hosts[name] = plain
-    return here, away
+        else:
+            links[name] = Link.of(link)
+            away[name] = plain
+    return here, links, away

@@ -14,50 +14,69 @@ from typing import Any
 from provision.errors import GpuprovError
 from provision.remote.ansible.runner import Interrupts
 from provision.remote.protocol import KINDS, NodeError, one_line
-from provision.remote.workers import Share, worker_stream
-from provision.remote.workers.worker_runs import Stop, next_step, passwords, through
+from provision.remote.workers import Link, causes, mesh, units, worker_stream
+from provision.remote.workers.mesh import Left, Share
+from provision.remote.workers.units import Job
+from provision.remote.workers.worker_runs import Stop, passwords, transmitted
 
 _SPARE = 60.0  # seconds for a worker's start, beyond those its nodes have
+_REMOVAL = 60.0  # seconds to end and remove what was begun
 _ANSIBLE_FORKS = 25  # of the nodes that only Ansible reaches
 Take = Callable[[str, bytes | NodeError, float], None]
+Programs = Mapping[str, tuple[str, str]]
 
 
 class Away:
-    """The nodes that workers ask (worker → its share and programs, as for `ask`): each worker has a thread
-    here, and what it says is taken in the thread that calls `gather` and `finish`."""
+    """The nodes that workers ask, each to be run its programs: the text for a connection of its own, and
+    the one for nodes that only Ansible reaches. What workers say is taken in the thread that calls `gather`
+    and `finish`, once for every node; what a lost worker left, another one asks."""
 
     def __init__(
         self,
-        away: Mapping[str, tuple[Share, Mapping[str, tuple[str, str]]]],
+        hosts: Mapping[str, Mapping[str, Any]],
+        links: Mapping[str, Link],
+        programs: Programs,
         take: Take,
         **options: Any,
     ) -> None:
         self._take = take
         self._interrupts = Interrupts()
         self._done: queue.SimpleQueue[tuple[str, bytes | NodeError, float]] = queue.SimpleQueue()
-        self._left = {name for share, _ in away.values() for name in share.hosts}
-        for share, programs in away.values():
-            threading.Thread(
-                target=self._ask, args=(share, programs), kwargs=options, name="worker", daemon=True
-            ).start()
+        self._left = set(hosts)
+        arguments = (hosts, links, programs, options)
+        self._thread = threading.Thread(target=self._work, args=arguments, name="workers", daemon=True)
+        self._thread.start()
 
-    def _ask(self, share: Share, programs: Mapping[str, tuple[str, str]], **options: Any) -> None:
+    def _work(
+        self,
+        hosts: Mapping[str, Mapping[str, Any]],
+        links: Mapping[str, Link],
+        programs: Programs,
+        options: Mapping[str, Any],
+    ) -> None:
         def take(node: str, output: bytes | NodeError, seconds: float) -> None:
             self._done.put((node, output, seconds))
 
+        def work(share: Share) -> Left:
+            return ask(share, programs, take, interrupts=self._interrupts, **options)
+
         try:
-            ask(share, programs, take, interrupts=self._interrupts, **options)
+            shares, stranded = mesh.assigned(hosts, links)
+            left = {**stranded, **mesh.worked(shares, work)}
         except Exception as error:
             what = error.what if isinstance(error, GpuprovError) else f"{type(error).__name__}: {error}"
             fix = error.fix if isinstance(error, GpuprovError) else "please report this: it is a bug"
-            for name in share.hosts:
-                take(name, NodeError("ansible", f"worker {share.worker.name}: {what}", fix), 0.0)
+            left = dict.fromkeys(hosts, NodeError("ansible", f"workers: {what}", fix))
+        for node, trouble in left.items():
+            take(node, NodeError("unreachable", trouble.what, causes.next_step(trouble)), 0.0)
 
     def __enter__(self) -> Away:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._interrupts.note()  # workers that have not ended are told to
+        if self._left:
+            self._interrupts.note()  # workers that have not ended are told to
+        self._thread.join(_REMOVAL)  # and nothing of their units is left
 
     def gather(self, wait: float = 0.0) -> None:
         while self._left:
@@ -77,19 +96,18 @@ class Away:
 
 def ask(
     share: Share,
-    programs: Mapping[str, tuple[str, str]],
+    programs: Programs,
     take: Take,
     *,
     timeout: float,
     connections: int,
     vault_password_files: Sequence[Path] = (),
     interrupts: Interrupts | None = None,
-) -> None:
-    """Have a worker run a program of ours on each of its nodes: the text for a connection of its own, and the
-    one for nodes that only Ansible reaches. `take` is given what each printed (or why there is nothing) and
-    the seconds it took; once for every node."""
+) -> Left:
+    """Have a worker run a program on each of its nodes. `take` is given what each printed (or why there is
+    nothing) and the seconds it took; the nodes it said nothing of, and why, are returned."""
     hosts = share.hosts
-    texts = list(dict.fromkeys(text for both in programs.values() for text in both))
+    texts = list(dict.fromkeys(text for name in hosts for text in programs[name]))
     number = {text: position for position, text in enumerate(texts)}
     rounds = math.ceil(len(hosts) / connections) + math.ceil(len(hosts) / _ANSIBLE_FORKS)
     said = {
@@ -111,10 +129,10 @@ def ask(
                 take(name, *_output(data))
 
     stop = Stop(timeout * rounds + _SPARE, interrupts or Interrupts())
-    trouble, _ = through(share.worker, said, hosts, answered, stop)
-    why = trouble or NodeError("hung", f"worker {share.worker.name}: it did not answer for this node", "")
-    for name in sorted(left):
-        take(name, NodeError("unreachable", why.what, next_step(why)), 0.0)
+    job = Job("look", transmitted(said), hosts, timeout * rounds + _SPARE, share.alone)
+    ended = units.carry(share.way, job, answered, stop.wanted)
+    why = ended.error or NodeError("hung", f"worker {share.worker}: it did not answer for this node", "")
+    return {} if stop.interrupted else dict.fromkeys(sorted(left), why)
 
 
 def _output(data: Mapping[str, Any]) -> tuple[bytes | NodeError, float]:

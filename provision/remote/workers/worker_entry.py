@@ -1,17 +1,19 @@
-"""The process on a worker: takes its nodes from the controller, runs Ansible on them, reports the events.
+"""The process on a worker: does what one unit of its Receptor says, and reports the events.
 
-Started over SSH (`python -m provision.remote.workers.worker_entry`). Nothing of the share is written but
-into a 0700 folder
-in memory, which is removed; when the controller goes away or falls silent, Ansible is ended in order.
+Receptor starts it as the command of its work type gpuprov-worker (`python -P -m
+provision.remote.workers.worker_entry`). Nothing of the unit is written in clear but into a 0700 folder in
+memory, which is removed. It outlives the connection to its controller, and its controller; it ends in order
+when its time is up, and, where others can do its nodes, when the mesh has no way to the controller for too
+long.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import json
 import os
-import select
 import signal
 import sys
 import threading
@@ -29,37 +31,77 @@ from provision.remote import observe
 from provision.remote.ansible import handover, runner
 from provision.remote.ansible.runner import Interrupts
 from provision.remote.protocol import NodeError
-from provision.remote.workers import worker_stream
+from provision.remote.workers import sealed, worker_stream
+from provision.remote.workers.control import Control
 
-_END = 30.0  # seconds to end in order once the controller is gone
-
-
-class GoneError(OSError):
-    """The controller does not take what is said to it any more."""
+_END = 30.0  # seconds to end in order
+_FLUSH = 0.5  # seconds that events are gathered: Receptor's file is written through to the disk each time
+_GATHERED = 256 * 1024  # bytes of them
+_LOOK = 10.0  # seconds between two looks whether the mesh has a way to the controller
+_NO_DISK = 74  # the exit status when answers cannot be written (EX_IOERR of sysexits.h)
 
 
 class _Output:
-    """Standard output as it was, written with an end to the wait: what else prints here goes to stderr."""
+    """Standard output as it was, in sealed frames: what else prints here goes to stderr."""
 
     name = "controller"
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes) -> None:
         self._file = os.dup(1)
         os.dup2(2, 1)
-        os.set_blocking(self._file, False)
+        self._sealer = sealed.Sealer(key)
+        self._lock = threading.Lock()
+        self._gathered = bytearray()
+        threading.Thread(target=self._flush_often, daemon=True).start()
 
     def write(self, data: bytes) -> None:
-        deadline = time.monotonic() + worker_stream.SILENCE
-        while data:
-            if not select.select([], [self._file], [], 1.0)[1]:
-                if time.monotonic() > deadline:
-                    raise GoneError("the controller takes nothing")
-                continue
-            with contextlib.suppress(BlockingIOError):
-                data = data[os.write(self._file, data) :]
+        with self._lock:
+            self._gathered += data
+            if len(self._gathered) > _GATHERED:
+                self._send()
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Nothing: what is gathered goes within _FLUSH, and with `close`."""
+
+    def close(self) -> None:
+        with self._lock:
+            self._send()
+
+    def _flush_often(self) -> None:
+        while True:
+            time.sleep(_FLUSH)
+            with self._lock:
+                self._send()
+
+    def _send(self) -> None:
+        if not self._gathered:
+            return
+        frame = self._sealer.frame(bytes(self._gathered))
+        self._gathered.clear()
+        try:
+            while frame:
+                frame = frame[os.write(self._file, frame) :]
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.write(2, f"answers cannot be written: {error.strerror}\n".encode())
+            _end_soon(_NO_DISK if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO) else 1)
+
+
+def _end_soon(status: int) -> None:
+    """Ask this process to end in order, and see to it that it does. (The kernel ends Ansible with it.)"""
+
+    def end() -> None:
+        time.sleep(_END)
+        os._exit(status)
+
+    if _ending:
+        return
+    threading.Thread(target=end, daemon=True).start()
+    _ending.append(status)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+_ending: list[int] = []  # the exit status, once it was asked to end
 
 
 class _Speaker(Worker):  # type: ignore[misc]
@@ -71,6 +113,11 @@ class _Speaker(Worker):  # type: ignore[misc]
         )
         self._events = 0
         self._begin_keepalive()
+
+    def begin(self) -> None:
+        """Say that work begins, and wait until that is written: what says nothing has done nothing."""
+        self.event_handler({"event": "keepalive", "counter": 0, "uuid": 0})
+        self._output.close()
 
     def event(self, raw: Mapping[str, Any]) -> None:
         """Send an event, without what nobody there reads."""
@@ -95,62 +142,89 @@ class _Speaker(Worker):  # type: ignore[misc]
         self.finished_callback(None)
 
 
-def _watch_controller() -> None:
-    """Ask this process to end when the controller has closed the connection, or is silent for too long."""
-    heard = time.monotonic()
-    while time.monotonic() - heard < worker_stream.SILENCE:
-        if select.select([0], [], [], 1.0)[0]:
-            if not os.read(0, 4096):
-                break
-            heard = time.monotonic()
-    os.kill(os.getpid(), signal.SIGINT)
-    time.sleep(_END)
-    os._exit(1)  # the kernel ends Ansible with us
+def _keep_limits(about: Mapping[str, Any]) -> None:
+    """End when the time is up, or the controller cannot be reached for longer than the lease."""
+    end = time.monotonic() + float(about["seconds"])
+    lease, mesh = about["lease"], Control(str(about["socket"]))
+    reached = time.monotonic()
+    while time.monotonic() < end:
+        time.sleep(min(_LOOK, max(0.1, end - time.monotonic())))
+        if lease is None:
+            continue
+        with contextlib.suppress(GpuprovError):
+            if about["controller"] in (mesh.status().get("RoutingTable") or {}):
+                reached = time.monotonic()
+        if time.monotonic() - reached > float(lease):
+            break
+    _end_soon(1)
 
 
 def main() -> int:
-    """Exit status 0 when the share was done and told, whatever became of its nodes."""
-    output = _Output()
+    """Exit status 0 when the unit was done and told, whatever became of its nodes."""
     keep = {name: os.environ[name] for name in (*handover.KEPT, "PATH") if name in os.environ}
     os.environ.clear()
     os.environ.update(keep)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     handover.remove_orphans()
-    output.write(f"{worker_stream.HELLO}{json.dumps(worker_stream.versions())}\n".encode())
-    share = _received()
-    if share is None:
-        return 0  # the controller wanted to know no more than who we are
-    threading.Thread(target=_watch_controller, daemon=True).start()
+    try:
+        header = sealed.header_of(line := sys.stdin.buffer.readline(_LINE))
+        if isinstance(header.get("hello"), dict):
+            _greet(header["hello"])
+            return 0
+        if header.get("versions") != worker_stream.digest():
+            return _refuse(
+                "python", "its gpuprov is not the one that greeted: it was changed meanwhile", "run again"
+            )
+        plain = sealed.opened(line + sys.stdin.buffer.read())[1]
+    except sealed.MissingKeyError:
+        return _refuse("key", "it was started anew since it greeted", "run again")
+    except (sealed.SealError, GpuprovError) as error:
+        return _refuse("garbage", f"its unit cannot be opened: {error}", "run again")
+    about, share = (json.loads(one) for one in plain.split(b"\n")[:2])
+    return _work(about, share["kwargs"])
+
+
+_LINE = 64 * 1024  # bytes of a header
+
+
+def _greet(question: Mapping[str, Any]) -> None:
+    """Say who this worker is."""
+    said: dict[str, Any] = {**worker_stream.versions(), "key": sealed.worker_public_key()}
+    try:
+        Control(str(question.get("socket"))).status()
+    except GpuprovError as error:
+        said["socket"] = error.what
+    _print(f"{worker_stream.HELLO}{json.dumps(said)}\n")
+
+
+def _refuse(kind: str, what: str, fix: str) -> int:
+    _print(f"{worker_stream.REFUSED}{json.dumps({'kind': kind, 'what': what, 'fix': fix})}\n")
+    return 1
+
+
+def _print(line: str) -> None:
+    os.write(1, line.encode())
+
+
+def _work(about: Mapping[str, Any], share: Mapping[str, Any]) -> int:
+    output = _Output(base64.b64decode(about["answer_key"]))
+    threading.Thread(target=_keep_limits, args=(about,), daemon=True).start()
     speaker = _Speaker(output)
     trouble = ""
     try:
+        speaker.begin()
         with _vault_files(share["vault_passwords"]) as files:
             (_ask if "programs" in share else _play)(share, speaker, files)
-    except (KeyboardInterrupt, GoneError):
-        trouble = "it was stopped"
+    except KeyboardInterrupt:
+        trouble = worker_stream.STOPPED
     except GpuprovError as error:
         trouble = error.what
     except Exception as error:
         trouble = f"a bug in gpuprov: {type(error).__name__}: {error}"
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(KeyboardInterrupt):
         speaker.end(trouble)
-    return 0
-
-
-def _received() -> dict[str, Any] | None:
-    """The share, as `ansible-runner transmit` sends it; None when it does not come. Read without a buffer:
-    what follows are signs of life."""
-    said, lines = bytearray(), 0
-    while lines < 2:
-        if not select.select([0], [], [], worker_stream.SILENCE)[0]:
-            return None
-        data = os.read(0, 1 << 16)
-        if not data:
-            return None
-        said += data
-        lines += data.count(b"\n")
-    share: dict[str, Any] = json.loads(said.split(b"\n", 1)[0])["kwargs"]
-    return share
+        output.close()
+    return _ending[0] if _ending else 0
 
 
 @contextlib.contextmanager

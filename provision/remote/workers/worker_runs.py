@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,13 +18,17 @@ from provision import paths
 from provision.errors import GpuprovError
 from provision.remote.ansible.events import Event, Outcome, Tally
 from provision.remote.ansible.runner import Interrupts
-from provision.remote.protocol import NodeError, one_line
-from provision.remote.workers import VARIABLE, Worker, worker_link
+from provision.remote.workers import causes, mesh, units
+from provision.remote.workers.mesh import Left, Share
+from provision.remote.workers.units import End, Job
 from provision.secrets_mask import secrets_of
+
+_LONGEST = 24 * 3600.0  # seconds for a playbook that has no limit
+_AFTER = 60.0  # seconds a unit has beyond the limit here: it is ended from here, where there is somebody
 
 
 def run_playbook(
-    worker: Worker,
+    share: Share,
     playbook: Path,
     hosts: Mapping[str, Mapping[str, Any]],
     *,
@@ -40,18 +45,13 @@ def run_playbook(
     secrets: Collection[str] = (),
     interrupts: Interrupts | None = None,
 ) -> dict[str, Outcome]:
-    """`runner.run_playbook`, by `worker`. What it cannot do is told for its hosts, with its name: unreachable
-    when nothing was begun, else failed; a host is `ok` only when the worker came to the end of it all."""
-    known = {"secret": list(secrets)}
-    tally = Tally(
-        {name: secrets_of(variables, extra_vars or {}, known) for name, variables in hosts.items()},
-        diff=diff,
-        verbosity=verbosity,
-    )
-    stop = Stop(timeout, interrupts or Interrupts())
-    said = {
-        "playbook": _shipped(playbook),
-        "inventory": hosts,
+    """`runner.run_playbook`, by the worker of this share; by another one of theirs where it does not begin.
+    Hosts of a worker that is lost in the middle are `unreachable`, with its name: what was done on them has
+    to be looked at. A host is `ok` only when its worker came to the end of it all. `hosts` are those of the
+    share."""
+    name = _shipped(playbook)
+    about = {
+        "playbook": name,
         "extravars": extra_vars or {},
         "forks": forks,
         "check_mode": check_mode,
@@ -61,57 +61,94 @@ def run_playbook(
         "skip_tags": sorted(skip_tags),
         "vault_passwords": passwords(vault_password_files),
     }
+    known = {"secret": list(secrets)}
+    stop = Stop(timeout, interrupts or Interrupts())
+    outcomes: dict[str, Outcome] = {}
+    refused: list[GpuprovError] = []
+    lock = threading.Lock()
 
-    def take(raw: Mapping[str, Any]) -> None:
+    def work(share: Share) -> Left:
+        tally = Tally(
+            {name: secrets_of(variables, extra_vars or {}, known) for name, variables in share.hosts.items()},
+            diff=diff,
+            verbosity=verbosity,
+        )
+
+        def take(raw: Mapping[str, Any]) -> None:
+            try:
+                event = tally.take(raw)
+                if event is not None and on_event is not None and stop.error is None:
+                    on_event(event)
+            except BaseException as error:
+                stop.error = stop.error or error  # raised when the worker has ended its Ansible
+
+        payload = transmitted({**about, "inventory": share.hosts})
+        job = Job(name, payload, share.hosts, (stop.left() or _LONGEST) + _AFTER, share.alone)
+        ended = units.carry(share.way, job, take, stop.wanted)
         try:
-            event = tally.take(raw)
-            if event is not None and on_event is not None and stop.error is None:
-                on_event(event)
-        except BaseException as error:
-            stop.error = stop.error or error  # raised when the worker has ended its Ansible
+            some, left = _outcomes(share, tally, ended, stop, playbook)
+        except GpuprovError as error:
+            refused.append(error)
+            some, left = {name: Outcome(name, "failed", message=error.what) for name in share.hosts}, {}
+        with lock:
+            outcomes.update(some)
+        return left
 
-    trouble, begun = through(worker, said, hosts, take, stop)
+    for node, trouble in mesh.worked([share], work).items():
+        outcomes[node] = Outcome(node, "unreachable", message=f"{trouble.what} → {causes.next_step(trouble)}")
     if stop.error is not None:
         raise stop.error
     if stop.interrupted:
         raise KeyboardInterrupt
+    if refused and len(outcomes) == len(hosts) and all(one.status == "failed" for one in outcomes.values()):
+        raise refused[0]
+    return outcomes
+
+
+def _outcomes(
+    share: Share, tally: Tally, ended: units.Ended, stop: Stop, playbook: Path
+) -> tuple[dict[str, Outcome], Left]:
+    """How it ended for the hosts of a share, or which of them others may do. Raises GpuprovError where
+    Ansible could not run the playbook at all."""
+    if stop.error is not None or stop.interrupted:
+        return {}, {}
     if stop.timed_out:
-        return tally.outcomes(f"did not finish in {timeout:.0f} s", whole=False)
+        return tally.outcomes(f"did not finish in {stop.seconds:.0f} s", whole=False), {}
+    trouble = ended.error
+    if ended.end is End.NOT_BEGUN and trouble is not None:
+        return {}, dict.fromkeys(share.hosts, trouble)
     if trouble is not None:
-        text = f"{trouble.what} → {next_step(trouble)}"
-        if begun:
-            return tally.outcomes(text, whole=False)
-        return {name: Outcome(name, "unreachable", message=text) for name in hosts}
+        mesh.mesh_of(next(iter(share.links.values()))).avoid(share.worker)
+        lost = trouble.kind in ("cut", "hung", "unreachable")
+        return tally.outcomes(f"{trouble.what} → {causes.next_step(trouble)}", whole=False, lost=lost), {}
     if not tally.play_started:
-        said_last = tally.last_words or "it gave no message"
         raise GpuprovError(
-            f"worker {worker.name}: Ansible could not run {playbook}: {said_last}",
+            f"worker {share.worker}: Ansible could not run {playbook}: "
+            f"{tally.last_words or 'it gave no message'}",
             "correct the cause, usually a variable in the inventory",
         )
     return tally.outcomes(
-        f"worker {worker.name}: Ansible ended early: {tally.last_words or 'it said nothing'}"
-    )
-
-
-def next_step(trouble: NodeError) -> str:
-    """What to do about a worker that was lost, and then; and what when it stays lost."""
-    first = f"{trouble.fix}{' ' if trouble.fix.endswith('?') else ', '}then " if trouble.fix else ""
-    again = "run again, up and validate with --resume"
-    return f"{first}{again}; if it stays lost, name another in its nodes' {VARIABLE}"
+        f"worker {share.worker}: Ansible ended early: {tally.last_words or 'it said nothing'}"
+    ), {}
 
 
 class Stop:
     """Why a worker is to end before its time."""
 
-    def __init__(self, timeout: float | None, interrupts: Interrupts) -> None:
+    def __init__(self, seconds: float | None, interrupts: Interrupts) -> None:
+        self.seconds = seconds or 0.0
         self.error: BaseException | None = None
         self.timed_out = False
         self._interrupts = interrupts
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._deadline = None if seconds is None else time.monotonic() + seconds
 
     @property
     def interrupted(self) -> bool:
         return self._interrupts.count > 0
+
+    def left(self) -> float | None:
+        """Seconds until then; None without a limit."""
+        return None if self._deadline is None else max(1.0, self._deadline - time.monotonic())
 
     def wanted(self) -> bool:
         if self._deadline is not None and time.monotonic() > self._deadline:
@@ -119,44 +156,7 @@ class Stop:
         return self.timed_out or self.interrupted or self.error is not None
 
 
-def through(
-    worker: Worker,
-    said: Mapping[str, Any],
-    hosts: Collection[str],
-    take: Callable[[Mapping[str, Any]], None],
-    stop: Stop,
-) -> tuple[NodeError | None, bool]:
-    """Send a worker its work, and `take` what it says: why it did not come to its end, and whether it had
-    begun."""
-    begun = False
-    try:
-        with worker_link.opened(worker, stop.wanted) as session:
-            begun = True
-            session.send(_transmitted(said))
-            _follow(session, hosts, take)
-    except NodeError as error:
-        return error, begun
-    return None, begun
-
-
-def _follow(
-    session: worker_link.Session, hosts: Collection[str], take: Callable[[Mapping[str, Any]], None]
-) -> None:
-    """Take a worker's events up to its end. Raises NodeError when one is missing, or it could not work."""
-    count, status = 0, {}
-    while "eof" not in (said := session.message(hosts)):
-        if "status" in said:
-            status = said
-        else:
-            count += 1
-            take(said)
-    if status.get("status") == "error":
-        raise session.failed(one_line(str(status.get("job_explanation") or "it gave no reason"), 300))
-    if status.get("gpuprov_events") != count:
-        raise session.bad(f"{count} events arrived of {status.get('gpuprov_events')}")
-
-
-def _transmitted(said: Mapping[str, Any]) -> bytes:
+def transmitted(said: Mapping[str, Any]) -> bytes:
     """As `ansible-runner transmit` would send it. No files: it would collect them in a folder for all."""
     import ansible_runner
 

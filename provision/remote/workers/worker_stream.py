@@ -1,8 +1,10 @@
-"""The protocol between controller and worker: ansible-runner's streaming lines, validated.
+"""The protocol between controller and worker: ansible-runner's streaming lines in a unit of Receptor,
+validated.
 
-A worker first says who it is, then its controller sends one line of `kwargs` and `{"eof": true}`; back come
-events, a status with their number, and `{"eof": true}`. A worker's words are checked before they are
-believed: it speaks of its own share alone, in the shapes that Ansible's events have.
+A first unit asks a worker who it is. A unit that works is given one line of `kwargs` and `{"eof": true}`;
+back come events, a status with their number, and `{"eof": true}`, all of it encrypted (sealed.py). A
+worker's words are checked before they are believed: it speaks of its own share alone, in the shapes that
+Ansible's events have.
 """
 
 from __future__ import annotations
@@ -11,17 +13,20 @@ import functools
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from provision import __version__, paths
 from provision.remote.protocol import one_line
+from provision.remote.workers import sealed
 
 HELLO = "@gpuprov-worker "  # then a JSON object: what the worker consists of
 LINE_LIMIT = 72 * 1024 * 1024  # bytes; an event's result has at most 64 MB (ansible_handover.environment)
-BEAT = 5.0  # seconds between two signs of life, in both directions
-SILENCE = 60.0  # seconds without one after which the other side is given up
+REFUSED = "@gpuprov-refused "  # then a JSON object: why a unit was not begun
+STOPPED = "it was stopped"  # the explanation of a unit that was ended
+BEAT = 10.0  # seconds between two signs of life of a unit
+_NOISE = 8 * 1024  # bytes kept of what else it prints: standard error is in the same stream
 OUTPUT = "gpuprov_output"  # an event of ours: what a program of ours printed on a node
 _ANSIBLE = ("ansible-core", "ansible-runner")
 _KEPT = ("host", "role", "task", "task_path", "ignore_errors", "res")
@@ -59,6 +64,13 @@ def _files() -> Iterator[tuple[str, Path]]:
                     yield f"{label}/{file.relative_to(folder)}", file
 
 
+@functools.cache
+def digest() -> str:
+    """One word for `versions`: a unit names it in clear, and its worker compares it before it opens the
+    unit."""
+    return hashlib.sha256(json.dumps(versions(), sort_keys=True).encode()).hexdigest()[:16]
+
+
 def differences(theirs: Mapping[str, Any], python: str) -> tuple[str, str]:
     """What keeps a worker from doing as we would, and what to do about it; two empty texts when nothing."""
     ours = versions()
@@ -77,12 +89,83 @@ def differences(theirs: Mapping[str, Any], python: str) -> tuple[str, str]:
     return "", ""
 
 
-def hello(line: bytes) -> Mapping[str, Any] | None:
-    """What a worker says it consists of; None for a line of something else (a login banner)."""
-    text = line.decode("utf-8", "replace")
-    if not text.startswith(HELLO):
-        return None
-    return _object(text.removeprefix(HELLO))
+class Reader:
+    """What a unit prints, piece by piece: `take` gets each event, or what a hello says (then there is no
+    `opener`). Raises BadStreamError, and sealed.SealError, for what may not be said."""
+
+    def __init__(
+        self, hosts: Collection[str], opener: sealed.Opener | None, take: Callable[[Mapping[str, Any]], None]
+    ) -> None:
+        self.position = 0  # bytes read
+        self.begun = False  # it has read what to do
+        self.whole = False  # it has said all it has to say
+        self.refusal: Mapping[str, Any] | None = None
+        self.noise = b""
+        self._hosts = hosts
+        self._opener = opener
+        self._take = take
+        self._printed = _Lines(LINE_LIMIT * 2)  # base64 adds a third
+        self._inside = _Lines(LINE_LIMIT)
+        self._count = 0
+        self._status: Mapping[str, Any] = {}
+
+    def feed(self, data: bytes) -> None:
+        self.position += len(data)
+        for line in self._printed.of(data):
+            if self.whole:
+                return
+            if line.startswith(sealed.FRAME) and self._opener is not None:
+                self.begun = True
+                for inner in self._inside.of(self._opener.data(line)):
+                    self._said(inner)
+            elif line.startswith(HELLO.encode()) and self._opener is None:
+                self._take(_object(line.decode("utf-8", "replace").removeprefix(HELLO)))
+                self.whole = True
+            elif line.startswith(REFUSED.encode()) and not self.begun:
+                self.refusal = _object(line.decode("utf-8", "replace").removeprefix(REFUSED))
+                self.whole = True
+            else:
+                self.noise = (self.noise + line)[-_NOISE:]
+
+    def trouble(self) -> str:
+        """Why what it said does not count as done, once it is whole. Raises BadStreamError."""
+        if self._status.get("status") == "error":
+            return one_line(str(self._status.get("job_explanation") or "it gave no reason"), 300)
+        if self._opener is not None and self._status.get("gpuprov_events") != self._count:
+            raise BadStreamError(f"{self._count} events arrived of {self._status.get('gpuprov_events')}")
+        return ""
+
+    def _said(self, line: bytes) -> None:
+        said = message(line, self._hosts)
+        if self.whole or said.get("event") == "keepalive":
+            return
+        if "eof" in said:
+            self.whole = True
+        elif "status" in said:
+            self._status = said
+        else:
+            self._count += 1
+            self._take(said)
+
+
+class _Lines:
+    """Whole lines of what comes in pieces."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._rest = bytearray()
+        self._searched = 0
+
+    def of(self, data: bytes) -> Iterator[bytes]:
+        self._rest += data
+        while (end := self._rest.find(b"\n", self._searched)) >= 0:
+            line = bytes(self._rest[: end + 1])
+            del self._rest[: end + 1]
+            self._searched = 0
+            yield line
+        self._searched = len(self._rest)
+        if len(self._rest) > self._limit:
+            raise BadStreamError(f"a line of more than {self._limit // 1024} KiB")
 
 
 def slim(raw: Mapping[str, Any]) -> dict[str, Any]:

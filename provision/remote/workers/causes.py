@@ -1,0 +1,175 @@
+"""Why a worker did not do its work, from Receptor's words and its own: one line each, with the next step
+(pure).
+
+Receptor's texts were seen with 1.5.5 of Debian 13; those of certificates are of Go's crypto/tls and
+crypto/x509.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from provision.errors import GpuprovError
+from provision.remote.protocol import NodeError, one_line
+from provision.remote.workers import PYTHON, SOCKET_VARIABLE, TLS_VARIABLE, VARIABLE
+
+_RUNNING = "is its Receptor running, and are its peers?"
+_LOOK_THERE = "look at that machine (memory, disk, its log)"
+_NO_DISK = "exit status 74"  # of worker_entry, when its answers cannot be written
+# Words of Receptor's, and what they mean: kind, cause, next step.
+_KNOWN: tuple[tuple[str, str, str, str], ...] = (
+    ("no space left on device", "ansible", "its disk is full", "free space in its Receptor's data folder"),
+    (
+        "unknown work type",
+        "auth",
+        "its Receptor does not allow the work type gpuprov-worker",
+        "give its Receptor that work-command (docs/workers.md)",
+    ),
+    (
+        "signing key is empty",
+        "auth",
+        "the Receptor of this machine has no key to sign work with",
+        "give it a work-signing key (docs/workers.md)",
+    ),
+    (
+        "did not expect a signature",
+        "auth",
+        "its Receptor takes work that nobody signed",
+        "set verifysignature: true for its work type gpuprov-worker",
+    ),
+    (
+        "could not verify signature",
+        "auth",
+        "its Receptor does not accept the signature of our work",
+        "give it the public half of this controller's work-signing key, and compare the clocks of both",
+    ),
+    (
+        "unknown TLS config",
+        "auth",
+        "the Receptor of this machine has no such tls-client",
+        f"correct {TLS_VARIABLE}",
+    ),
+    (
+        "insecure connection to secure service",
+        "auth",
+        "its Receptor wants TLS, and ours has none for it",
+        f"correct {TLS_VARIABLE}",
+    ),
+    ("certificate has expired", "auth", "a certificate has expired", "renew it (docs/workers.md)"),
+    ("expired certificate", "auth", "a certificate has expired", "renew it (docs/workers.md)"),
+    (
+        "CRYPTO_ERROR",
+        "auth",
+        "its certificate, or ours there, is not accepted",
+        "give both certificates of one authority, with their node ids",
+    ),
+    (
+        "no route to node",
+        "unreachable",
+        "the mesh has no way to it",
+        "is its Receptor running, and are its peers?",
+    ),
+    (
+        "Work unit expired",
+        "unreachable",
+        "it did not answer in time",
+        "is its Receptor running, and are its peers?",
+    ),
+)
+
+
+def of_refusal(worker: str, said: str) -> NodeError:
+    """Why Receptor did not begin a unit, from its text."""
+    for words, kind, cause, fix in _KNOWN:
+        if words in said:
+            return _error(kind, worker, f"{cause} ({_short(said)})", fix)
+    return _error(
+        "unreachable", worker, f"its unit was not begun: {_short(said) or 'no reason was given'}", _LOOK_THERE
+    )
+
+
+def _short(said: str) -> str:
+    return one_line(said.rpartition("ERROR: ")[2], 160)
+
+
+def no_route(worker: str) -> NodeError:
+    return of_refusal(worker, "no route to node")
+
+
+def of_words(worker: str, noise: bytes, detail: str = "") -> NodeError:
+    """Why the worker's program did not begin, from what it printed and Receptor says of it."""
+    lines = [line for line in noise.decode("utf-8", "replace").splitlines() if line.strip()]
+    last = one_line(lines[-1], 200) if lines else one_line(detail, 200)
+    if "No module named" in last:
+        return _error(
+            "python", worker, f"its Python has no gpuprov ({last})", f"install it there, or correct {PYTHON}"
+        )
+    if "no such file or directory" in last or "not found" in last or "permission denied" in last:
+        return _error("python", worker, f"its interpreter cannot be started ({last})", f"correct {PYTHON}")
+    if "No space left" in noise.decode("utf-8", "replace") or _NO_DISK in detail:
+        return of_refusal(worker, "no space left on device")
+    return _error("cut", worker, f"it ended before it began{': ' + last if last else ''}", _LOOK_THERE)
+
+
+def refused(worker: str, refusal: Mapping[str, Any]) -> NodeError:
+    """A worker's own reason not to begin."""
+    kind = "python" if refusal.get("kind") == "python" else "garbage"
+    return _error(kind, worker, one_line(str(refusal.get("what"))), one_line(str(refusal.get("fix") or "")))
+
+
+def no_socket(worker: str, why: str) -> NodeError:
+    return _error(
+        "ansible",
+        worker,
+        f"gpuprov there cannot use its Receptor's control socket ({one_line(why, 160)})",
+        f"correct {SOCKET_VARIABLE} of {worker}, or run its work as a user who may use it",
+    )
+
+
+def no_receptor(worker: str, error: GpuprovError) -> NodeError:
+    """Our own Receptor is not there."""
+    return _error("unreachable", worker, error.what, error.fix)
+
+
+def cut(worker: str, detail: str, noise: bytes) -> NodeError:
+    """Its program ended in the middle."""
+    lines = [line for line in noise.decode("utf-8", "replace").splitlines() if line.strip()]
+    last = one_line(lines[-1], 200) if lines else one_line(detail, 200)
+    if "No space left" in last or _NO_DISK in detail:
+        return _error("cut", worker, f"its work ended too early: its disk is full ({last})", _LOOK_THERE)
+    return _error("cut", worker, f"its work ended too early{': ' + last if last else ''}", _LOOK_THERE)
+
+
+def left(worker: str, silent: float, deadline: float) -> NodeError:
+    """It is cut off, and nobody else does its nodes."""
+    until = datetime.fromtimestamp(deadline, UTC).strftime("%Y-%m-%d %H:%M UTC")
+    what = f"it was not heard of for {silent:.0f} s, and may be at work until {until}"
+    return _error(
+        "unreachable", worker, what, "mend the way to it: up --resume collects what it did meanwhile"
+    )
+
+
+def bad(worker: str, what: str) -> NodeError:
+    fix = "its further output is ignored; check that this is the right machine"
+    return _error("garbage", worker, f"its answer is not understood: {what}", fix)
+
+
+def failed(worker: str, what: str) -> NodeError:
+    return _error("ansible", worker, what, _LOOK_THERE)
+
+
+def hung(worker: str, what: str) -> NodeError:
+    return _error("hung", worker, what, _LOOK_THERE)
+
+
+def next_step(trouble: NodeError) -> str:
+    """What to do about a worker that was lost, and then; and what when it stays lost."""
+    first = f"{trouble.fix}{' ' if trouble.fix.endswith('?') else ', '}then " if trouble.fix else ""
+    again = "run again, up and validate with --resume"
+    return f"{first}{again}; if it stays lost, name others in its nodes' {VARIABLE}"
+
+
+def _error(kind: str, worker: str, what: str, fix: str) -> NodeError:
+    return NodeError(kind, f"worker {worker}: {what}", fix)

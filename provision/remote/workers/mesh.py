@@ -1,0 +1,235 @@
+"""The mesh as this process knows it: which workers can be used now, and who gets which nodes.
+
+A worker can be used when the mesh has a way to it, its Receptor allows our work, and it consists of what we
+do: all that is asked once in a process, of all workers at the same time, before anything is sent to one.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from provision.remote.protocol import NodeError
+from provision.remote.workers import Link, assignment, causes, leftovers, units, worker_stream
+from provision.remote.workers.control import Control, ControlError
+from provision.remote.workers.units import Way
+
+HELLO = 60.0  # seconds for a worker to say who it is
+_KEPT = 600.0  # seconds a hello counts; a unit compares versions once more
+_REFUSED = 30.0  # seconds after which a worker that could not be used is asked again
+_AVOIDED = 600.0  # seconds in which a worker that was lost gets no nodes that others can do
+_ROUTE = 3.0  # seconds a routing table counts
+_NEW = 15.0  # seconds for a Receptor that has just started to find its way
+_AT_ONCE = 64  # hellos
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one worker does: its hosts, with their variables, and each one's Link."""
+
+    way: Way
+    hosts: dict[str, Mapping[str, Any]]
+    links: dict[str, Link] = field(repr=False)
+
+    @property
+    def worker(self) -> str:
+        return self.way.worker
+
+    @property
+    def alone(self) -> bool:
+        """No other worker can do any of it."""
+        return all(len(link.workers) == 1 for link in self.links.values())
+
+
+# What a worker left undone, and why: others may do it.
+Left = Mapping[str, NodeError]
+
+
+class Mesh:
+    """The workers behind one Receptor of ours. Safe to use from many threads."""
+
+    def __init__(self, socket: str, tls_client: str) -> None:
+        self._control = Control(socket)
+        self._tls_client = tls_client
+        self._greeted: dict[str, tuple[float, Way | NodeError]] = {}
+        self._avoided: dict[str, float] = {}
+        self._routes: tuple[float, frozenset[str]] = (0.0, frozenset())
+        self._controller = ""
+        self._lock = threading.Lock()
+
+    def assign(
+        self,
+        hosts: Mapping[str, Mapping[str, Any]],
+        links: Mapping[str, Link],
+        without: Collection[str] = (),
+    ) -> tuple[list[Share], dict[str, NodeError]]:
+        """Who does which of these hosts, and why nobody does the others. `without`: not these workers."""
+        candidates = {name: self._preferred(links[name], without) for name in hosts}
+        ways = self._usable({worker: links[name] for name in hosts for worker in candidates[name]})
+        unusable = {worker: said for worker, said in ways.items() if isinstance(said, NodeError)}
+        chosen, stranded = assignment.spread(
+            {name: found for name, found in candidates.items() if found},
+            {worker: said.what for worker, said in unusable.items()},
+        )
+        shares = []
+        for worker, names in chosen.items():
+            way = ways[worker]
+            assert isinstance(way, Way)  # noqa: S101
+            shares.append(Share(way, {n: hosts[n] for n in names}, {n: links[n] for n in names}))
+        return shares, {name: unusable[worker] for name, worker in stranded.items()}
+
+    def avoid(self, worker: str) -> None:
+        """It was lost: what others can do is theirs for a while, and it is asked again who it is."""
+        with self._lock:
+            self._avoided[worker] = time.monotonic() + _AVOIDED
+            self._greeted.pop(worker, None)
+
+    def _preferred(self, link: Link, without: Collection[str]) -> list[str]:
+        now = time.monotonic()
+        allowed = [worker for worker in link.workers if worker not in without]
+        return [worker for worker in allowed if self._avoided.get(worker, 0.0) < now] or allowed
+
+    def _usable(self, wanted: Mapping[str, Link]) -> dict[str, Way | NodeError]:
+        """For each worker how to reach it, or why it cannot be used. They are asked at the same time."""
+        with self._lock:
+            now = time.monotonic()
+            known = {
+                w: self._greeted[w][1] for w in wanted if w in self._greeted and self._greeted[w][0] > now
+            }
+            asked = [worker for worker in wanted if worker not in known]
+            if not asked:
+                return known
+            leftovers.sweep()
+            with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as threads:
+                answers = threads.map(lambda worker: self._greet(worker, wanted[worker]), asked)
+            for worker, said in zip(asked, answers, strict=True):
+                kept = _REFUSED if isinstance(said, NodeError) else _KEPT
+                self._greeted[worker] = (time.monotonic() + kept, said)
+                known[worker] = said
+            return known
+
+    def _greet(self, worker: str, link: Link) -> Way | NodeError:
+        try:
+            refused = self._not_in_mesh(worker)
+        except ControlError as error:
+            return causes.no_receptor(worker, error)
+        if refused is not None:
+            return refused
+        at = link.workers.index(worker)
+        socket = link.sockets[at] if link.sockets else link.socket
+        route = functools.partial(self.has_route, worker)
+        way = Way(self._control, self._tls_client, self._controller, worker, socket, route=route)
+        said, trouble = units.hello(way, HELLO)
+        if said is None or trouble is not None:
+            return trouble or causes.of_words(worker, b"")
+        what, fix = worker_stream.differences(said, link.pythons[at] if link.pythons else "python3")
+        if what:
+            return NodeError("python", f"worker {worker}: {what}", fix)
+        if said.get("socket"):
+            return causes.no_socket(worker, str(said["socket"]))
+        return replace(way, public_key=str(said.get("key")))
+
+    def _not_in_mesh(self, worker: str) -> NodeError | None:
+        """Why nothing can be sent to it, as far as our Receptor knows. Raises ControlError."""
+        end = time.monotonic() + _NEW
+        while True:
+            status = self._control.status()
+            routes = status.get("RoutingTable")
+            if routes or time.monotonic() > end:
+                break
+            time.sleep(1.0)
+        self._controller = str(status.get("NodeID"))
+        if not isinstance(routes, Mapping) or worker not in routes:
+            return causes.no_route(worker)
+        for advert in status.get("Advertisements") or ():
+            types = advert.get("WorkCommands") if isinstance(advert, Mapping) else None
+            if not isinstance(types, list) or advert.get("NodeID") != worker:
+                continue
+            ours = [
+                one for one in types if isinstance(one, Mapping) and one.get("WorkType") == units.WORK_TYPE
+            ]
+            if not ours:
+                return causes.of_refusal(worker, f"unknown work type {units.WORK_TYPE}")
+            if ours[0].get("Secure") is False:
+                return causes.of_refusal(worker, "work type did not expect a signature")
+        return None
+
+    def has_route(self, worker: str) -> bool:
+        """Whether the mesh has a way to this worker now, as our Receptor sees it."""
+        with_time, routes = self._routes
+        if time.monotonic() - with_time > _ROUTE:
+            try:
+                table = self._control.status().get("RoutingTable")
+            except ControlError:
+                table = {}  # our own Receptor is away: so are all of them
+            routes = frozenset(table) if isinstance(table, Mapping) else frozenset()
+            self._routes = (time.monotonic(), routes)
+        return worker in routes
+
+
+_meshes: dict[tuple[str, str], Mesh] = {}
+_lock = threading.Lock()
+
+
+def mesh_of(link: Link) -> Mesh:
+    """The mesh that this Link is about: one for all that use the same Receptor."""
+    with _lock:
+        return _meshes.setdefault((link.socket, link.tls_client), Mesh(link.socket, link.tls_client))
+
+
+def assigned(
+    hosts: Mapping[str, Mapping[str, Any]], links: Mapping[str, Link], without: Collection[str] = ()
+) -> tuple[list[Share], dict[str, NodeError]]:
+    """`Mesh.assign`, each host by the mesh it belongs to."""
+    shares: list[Share] = []
+    stranded: dict[str, NodeError] = {}
+    meshes: dict[Mesh, list[str]] = {}
+    for name in hosts:
+        meshes.setdefault(mesh_of(links[name]), []).append(name)
+    for mesh, names in meshes.items():
+        some, none = mesh.assign({n: hosts[n] for n in names}, {n: links[n] for n in names}, without)
+        shares += some
+        stranded |= none
+    return shares, stranded
+
+
+def worked(shares: Collection[Share], work: Callable[[Share], Left]) -> dict[str, NodeError]:
+    """Have each share done, in a thread of its own. What a worker leaves is done by others of its hosts'
+    workers as long as there are some: which are left in the end, and why."""
+    return _worked(shares, work, frozenset())
+
+
+def _worked(
+    shares: Collection[Share], work: Callable[[Share], Left], without: frozenset[str]
+) -> dict[str, NodeError]:
+    failed: dict[str, NodeError] = {}
+    raised: list[BaseException] = []
+
+    def one(share: Share) -> None:
+        try:
+            left = work(share)
+            if not left:
+                return
+            mesh_of(next(iter(share.links.values()))).avoid(share.worker)
+            names = {name: share.hosts[name] for name in share.hosts if name in left}
+            tried = without | {share.worker}
+            more, none = assigned(names, {name: share.links[name] for name in names}, tried)
+            done = {name for other in more for name in other.hosts}
+            failed.update({name: none.get(name, left[name]) for name in names if name not in done})
+            failed.update(_worked(more, work, tried))
+        except BaseException as error:  # raised in the thread that waits
+            raised.append(error)
+
+    threads = [threading.Thread(target=one, args=(share,), name="worker", daemon=True) for share in shares]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if raised:
+        raise raised[0]
+    return failed

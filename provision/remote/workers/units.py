@@ -1,0 +1,317 @@
+"""The life of one unit: named, begun, followed to its end, and removed on both sides.
+
+A unit outlives its controller and the connection to it. It is given up only when it cannot be at work any
+more (`assignment.fate`); till then no other worker touches its nodes.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import enum
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from provision.errors import GpuprovError
+from provision.remote.protocol import NodeError, one_line
+from provision.remote.workers import assignment, causes, register, sealed, worker_stream
+from provision.remote.workers.assignment import Fate, Known
+from provision.remote.workers.control import COMPLETE, Control, ControlError, RefusedError, labelled
+from provision.remote.workers.register import Record, Register
+
+WORK_TYPE = "gpuprov-worker"
+TTL = 45.0  # seconds in which a unit has to begin
+RECEPTOR = 120.0  # seconds this machine's Receptor may be away, as in a restart
+_POLL = 2.0  # seconds between looks at the clock
+_LOOK = 5.0  # seconds between two looks at the state of a silent unit
+_ENDING = 20.0  # seconds a unit has to end: Receptor kills it after 10
+_NOISE = 64 * 1024  # bytes kept of what is not ours
+_EACH = 16 * 1024 * 1024  # bytes a unit may print for each of its nodes, and four times that beside
+Take = Callable[[Mapping[str, Any]], None]
+
+
+class End(enum.Enum):
+    DONE = "it came to its end"
+    NOT_BEGUN = "nothing was done on its nodes"
+    LOST = "it ended early, and does nothing any more"
+    LEFT = "it may be at work: it stays in the register"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a unit ended. `error`: why, where it did not come to its end."""
+
+    end: End
+    error: NodeError | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a unit does: `payload` as `ansible-runner transmit` sends it, about `hosts`, for at most
+    `seconds`. `alone`: no other worker can do it, so that it goes on while it is cut off."""
+
+    what: str
+    payload: bytes
+    hosts: Collection[str]
+    seconds: float
+    alone: bool
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a worker is reached: by which Receptor of ours, with which TLS settings of it; what its hello said,
+    and where it finds its own Receptor."""
+
+    control: Control
+    tls_client: str
+    controller: str  # the node id of our Receptor
+    worker: str
+    socket: str
+    public_key: str = ""
+    route: Callable[[], bool] = lambda: True
+
+
+def carry(way: Way, job: Job, take: Take, stopping: Callable[[], bool]) -> Ended:
+    """Have a worker do this job, and `take` what it says, in this thread. Once `stopping` is true it is
+    ended. Whatever is raised by `take`, the unit is ended and removed."""
+    book = register.current()
+    try:
+        record, key = book.begin(
+            way.worker, way.control.path, job.what, job.hosts, job.seconds, alone=job.alone
+        )
+    except GpuprovError as error:
+        return Ended(End.NOT_BEGUN, NodeError("ansible", error.what, error.fix))
+    about = {
+        "answer_key": base64.b64encode(key).decode(),
+        "seconds": job.seconds,
+        "lease": lease_of(record),
+        "controller": way.controller,
+        "socket": way.socket,
+    }
+    plain = json.dumps(about).encode() + b"\n" + job.payload
+    try:
+        payload = sealed.sealed({"versions": worker_stream.digest()}, plain, way.public_key)
+    except sealed.SealError as error:
+        book.gone(record)
+        return Ended(End.NOT_BEGUN, NodeError("garbage", f"worker {way.worker}: {error}", ""))
+    stream = reader(record, key, take)
+    return Unit(way, book, record, stream, stopping).carry(payload)
+
+
+def reader(record: Record, key: bytes, take: Take) -> worker_stream.Reader:
+    """What reads the answers of this unit, each with its origin: the unit's label and the number of the
+    event."""
+
+    def with_origin(raw: Mapping[str, Any]) -> None:
+        take({**raw, "origin": f"{record.label}:{raw['counter']}"})
+
+    return worker_stream.Reader(record.nodes, sealed.Opener(key), with_origin)
+
+
+def lease_of(record: Record) -> float | None:
+    return None if record.alone else assignment.LEASE
+
+
+def hello(way: Way, seconds: float) -> tuple[Mapping[str, Any] | None, NodeError | None]:
+    """What a worker says that it consists of, or why it says nothing. Nothing secret is sent."""
+    book = register.current()
+    try:
+        record, _ = book.begin(way.worker, way.control.path, "hello", (), seconds, alone=False)
+    except GpuprovError as error:
+        return None, NodeError("ansible", error.what, error.fix)
+    said: list[Mapping[str, Any]] = []
+    stream = worker_stream.Reader((), None, said.append)
+    end = time.monotonic() + seconds
+    question = {"hello": {"controller": way.controller, "socket": way.socket}}
+    unit = Unit(way, book, record, stream, lambda: time.monotonic() > end)
+    ended = unit.carry(json.dumps(question).encode() + b"\n")
+    if said:
+        return said[0], None
+    return None, ended.error or causes.of_words(way.worker, stream.noise)
+
+
+class Unit:
+    """One unit of this controller."""
+
+    def __init__(
+        self,
+        way: Way,
+        book: Register | None,
+        record: Record,
+        stream: worker_stream.Reader,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._way = way
+        self._book = book
+        self.record = record
+        self._stream = stream
+        self._stopping = stopping
+        self._heard = time.monotonic()
+        self._ending: float | None = None  # when it was told to end
+        self._confirmed = False  # its worker has heard that
+        self._state: Mapping[str, Any] = {}
+
+    def carry(self, payload: bytes) -> Ended:
+        ended: Ended | None = None
+        try:
+            refused = self._begin(payload)
+            ended = self.follow() if refused is None else Ended(End.NOT_BEGUN, refused)
+            return ended
+        finally:
+            if ended is None or ended.end is not End.LEFT:
+                self.remove()
+
+    def _begin(self, payload: bytes) -> NodeError | None:
+        """Why it was not begun, if so."""
+
+        def named(unit: str) -> None:
+            self.record = self._book.named(self.record, unit) if self._book else self.record
+
+        way = self._way
+        try:
+            way.control.submit(
+                way.worker,
+                WORK_TYPE,
+                payload,
+                tls_client=way.tls_client,
+                label=self.record.label,
+                ttl=TTL,
+                named=named,
+            )
+        except RefusedError as error:
+            return causes.of_refusal(way.worker, error.what)
+        except ControlError as error:
+            if not self.record.unit:
+                return causes.no_receptor(way.worker, error)
+            # Whether it was begun is found out by following it.
+        return None
+
+    def follow(self) -> Ended:
+        """Take what it says up to its end. (A unit that is collected later as well.)"""
+        away: float | None = None
+        while True:
+            try:
+                self._read()
+                away = None
+                ended = self._over() or self._given_up()
+            except (worker_stream.BadStreamError, sealed.SealError) as error:
+                return Ended(End.LOST, causes.bad(self._way.worker, str(error)))
+            except (ControlError, RefusedError) as error:
+                away = away or time.monotonic()
+                if time.monotonic() - away > RECEPTOR or self._stopping():
+                    return Ended(End.LOST, causes.no_receptor(self._way.worker, error))
+                time.sleep(_POLL)
+                continue
+            if ended is not None:
+                return ended
+
+    def _read(self) -> None:
+        """Read its output until it has ended or there is something to decide."""
+        if self._stream.whole:
+            return
+        results = self._way.control.results(self.record.unit, self._stream.position)
+        with contextlib.closing(results):
+            looked = time.monotonic()
+            while not self._stream.whole:
+                data = results.read(_POLL)
+                now = time.monotonic()
+                if data:
+                    self._heard = now
+                    self._stream.feed(data)
+                    if self._stream.position > _EACH * (4 + len(self.record.nodes)):
+                        raise worker_stream.BadStreamError("it prints without end")
+                if self._stopping():
+                    self._end()
+                if data == b"" or now - looked > _LOOK:
+                    self._look()
+                    looked = now
+                    if data == b"" or self._decided():
+                        return
+
+    def _look(self) -> None:
+        state = self._way.control.unit(self.record.unit)
+        self._state = state if state is not None else {"StateName": "Failed", "Detail": "it is gone"}
+
+    def _decided(self) -> bool:
+        complete = self._state.get("StateName") in COMPLETE
+        size = self._state.get("StdoutSize")
+        all_read = not isinstance(size, int) or self._stream.position >= size
+        silent = time.monotonic() - self._heard
+        return (
+            (complete and (all_read or silent > _LOOK))
+            or silent > assignment.SILENCE
+            or self._ending is not None
+        )
+
+    def _over(self) -> Ended | None:
+        """How it ended, if it has."""
+        if self._stream.whole:
+            refusal = self._stream.refusal
+            if refusal is not None:
+                return Ended(End.NOT_BEGUN, causes.refused(self._way.worker, refusal))
+            trouble = self._stream.trouble()
+            if trouble == worker_stream.STOPPED:
+                return Ended(End.LOST, causes.hung(self._way.worker, trouble))
+            if trouble:
+                return Ended(End.LOST, causes.failed(self._way.worker, trouble))
+            return Ended(End.DONE)
+        if self._state.get("StateName") not in COMPLETE:
+            return None
+        if self._confirmed:
+            return Ended(End.LOST, self._silent())
+        extra = self._state.get("ExtraData")
+        extra = extra if isinstance(extra, Mapping) else {}
+        detail = one_line(str(self._state.get("Detail") or ""), 200)
+        if extra.get("RemoteStarted") is False:
+            if not extra.get("RemoteUnitID"):
+                return Ended(End.NOT_BEGUN, causes.of_refusal(self._way.worker, detail))
+            return None  # begun or not, nobody knows: its lease says when it is not at work any more
+        if not self._stream.begun and "gone" not in detail:  # it says so before it does anything
+            return Ended(End.NOT_BEGUN, causes.of_words(self._way.worker, self._stream.noise, detail))
+        return Ended(End.LOST, causes.cut(self._way.worker, detail, self._stream.noise))
+
+    def _given_up(self) -> Ended | None:
+        now = time.monotonic()
+        if self._ending is not None and now - self._ending > _ENDING:
+            return Ended(End.LOST, causes.hung(self._way.worker, "it did not stop in time"))
+        left = self.record.deadline - time.time()
+        known = Known(self._heard, now + left, lease_of(self.record), self._way.route(), self._confirmed)
+        fate = assignment.fate(known, now)
+        if fate is Fate.STOP:
+            self._end()
+        if fate is Fate.LEFT:
+            return Ended(End.LEFT, causes.left(self._way.worker, now - self._heard, self.record.deadline))
+        if fate is not Fate.LOST:
+            time.sleep(0.2)
+            return None
+        return Ended(End.LOST, self._silent())
+
+    def _silent(self) -> NodeError:
+        seconds = time.monotonic() - self._heard
+        return causes.hung(self._way.worker, f"it was not heard of for {seconds:.0f} s")
+
+    def _end(self) -> None:
+        """Tell it to end, once."""
+        if self._ending is None:
+            self._ending = time.monotonic()
+            with contextlib.suppress(ControlError):
+                told = self._way.control.cancel(self.record.unit)
+                silent = time.monotonic() - self._heard > assignment.SILENCE
+                self._confirmed = told and silent  # else its last words are worth waiting for
+
+    def remove(self) -> None:
+        """Have Receptor remove it, here and there. What cannot be removed now stays in the register."""
+        with contextlib.suppress(ControlError):
+            removed(self._way.control, self.record)
+            if self._book is not None:
+                self._book.gone(self.record)
+
+
+def removed(control: Control, record: Record) -> None:
+    """End and remove a unit, whether or not its id was noted. Raises ControlError."""
+    unit = record.unit or labelled(control.units(), record.label)
+    if unit:
+        control.release(unit)

@@ -1,0 +1,136 @@
+"""What the workers of a killed controller did meanwhile: collected into that run's journal when it is
+resumed.
+
+A unit that still runs is waited for: nobody else may touch its nodes till then. What came of each node is
+found out by looking at it, as in every run: nothing is repeated that holds already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from provision.fleet import Fleet
+from provision.node_names import fold
+from provision.remote import fleet_lock
+from provision.remote.ansible.events import Tally
+from provision.remote.fleet_lock import FleetLock, LockedError
+from provision.remote.workers import leftovers, mesh, register, sealed, units
+from provision.remote.workers.control import Control, ControlError, labelled
+from provision.remote.workers.register import Record
+from provision.runs.store import RunFolder, runs_home
+from provision.secrets_mask import secrets_of
+from provision.text import many
+from provision.up.executor import Journal
+
+_OF_UP = ("up.yml", "remove.yml", "reboot.yml")  # what is journaled; all else is looked at or measured again
+
+
+@dataclass
+class Collected:
+    """One unit of an earlier run: what it said, until that is in the journal of its run."""
+
+    run: RunFolder
+    record: Record
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+def folder_of(run: RunFolder) -> Path:
+    return run.path / register.FOLDER
+
+
+def gather(runs: Sequence[RunFolder], say: Callable[[str], None]) -> list[Collected]:
+    """Wait for the units of these runs, none of which goes on, and read what they said. Those of no use are
+    ended."""
+    found: list[Collected] = []
+    for run in runs:
+        for record, _ in register.records(folder_of(run)):
+            if record.what in _OF_UP:
+                found += _gathered(run, record, say)
+            else:
+                leftovers.remove(folder_of(run), record)
+        register.clear(folder_of(run))
+    return found
+
+
+def _gathered(run: RunFolder, record: Record, say: Callable[[str], None]) -> Iterator[Collected]:
+    where = f"worker {record.worker}, {fold(record.nodes)}"
+    one = Collected(run, record)
+    control = Control(record.socket)
+    try:
+        unit = record.unit or labelled(control.units(), record.label)
+        state = control.unit(unit) if unit else None
+        if unit is None or state is None:  # it was never begun
+            leftovers.remove(folder_of(run), record)
+            return
+        if state.get("StateName") == "Running":
+            say(f"{where}: {record.what} of the earlier run still goes on there; waiting for it")
+        stream = units.reader(record, sealed.kept(record.label), one.events.append)
+        route = mesh.Mesh(record.socket, "").has_route
+        way = units.Way(control, "", "", record.worker, "", route=lambda: route(record.worker))
+        known = Record(**{**vars(record), "unit": unit})
+        ended = units.Unit(way, None, known, stream, lambda: False).follow()
+    except sealed.MissingKeyError:
+        say(f"{where}: what it did cannot be read: this machine was started anew; its work is ended")
+        leftovers.remove(folder_of(run), record)
+        return
+    except ControlError as error:
+        say(f"{where}: what it did cannot be collected: {error.what}")
+        return
+    if ended.end is units.End.LEFT and ended.error is not None:
+        say(f"{where}: {ended.error.what}")
+        return
+    how = "it came to its end" if ended.error is None else ended.error.what
+    count = many(len(one.events), "event")
+    say(f"{where}: collected what the earlier run's {record.what} did: {count} ({how})")
+    yield one
+
+
+def keep(
+    collected: Sequence[Collected], fleet: Fleet, vaulted: frozenset[str], secrets: tuple[str, ...]
+) -> None:
+    """Write what was collected into the journals of its runs, but for what they have already; then have
+    nothing of the units left."""
+    for one in collected:
+        _journal(one, fleet, vaulted, Journal(one.run, secrets))
+        leftovers.remove(folder_of(one.run), one.record)
+        register.clear(folder_of(one.run))
+
+
+def _journal(one: Collected, fleet: Fleet, vaulted: frozenset[str], journal: Journal) -> None:
+    label = one.record.label
+    known = [str(row.get("unit", "")).rpartition(":") for row in one.run.read("events")]
+    last = max((int(number) for name, _, number in known if name == label and number.isdigit()), default=0)
+    said = {"secret": sorted(vaulted)}
+    hosts = {name: fleet.nodes[name].variables if name in fleet.nodes else {} for name in one.record.nodes}
+    tally = Tally({name: secrets_of(variables, said) for name, variables in hosts.items()})
+    for raw in one.events:
+        event = tally.take(raw)
+        if event is not None and raw["counter"] > last:
+            journal.event(event)
+
+
+def unlock(collected: Sequence[Collected], fleet: Fleet, busy: Collection[str], lock: FleetLock) -> None:
+    """Release the killed run's locks of nodes that its units did and that nothing more is to be done on: they
+    would last for half an hour. (Those of `busy` nodes are taken over with their wave.)"""
+    done = [node for one in collected for node in one.record.nodes]
+    nodes = [node for node in done if node in fleet.nodes and node not in busy]
+    if nodes:
+        with contextlib.suppress(LockedError), fleet_lock.held(lock, nodes, say=lambda _: None):
+            """Taken over, hence released at the end."""
+
+
+def remove_overdue(besides: Sequence[RunFolder]) -> None:
+    """Remove what is left of the units of runs that were killed and never resumed, once their time is up."""
+    spared = {run.path.resolve() for run in besides}
+    for folder in runs_home().glob(f"*/{register.FOLDER}"):
+        if folder.parent.resolve() in spared:
+            continue
+        for record, alive in register.records(folder):
+            if not alive and time.time() > record.deadline:
+                leftovers.remove(folder, record)
+        register.clear(folder)
