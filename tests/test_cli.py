@@ -72,7 +72,13 @@ OPTIONS = {
         "drift": "--require-validated",
     },
     **{"report": "--rejudge", "selftest": "--mask-serials", "lab up": "--inventory"},
-    **{"docs": "--help", "status": "--watch", "watch": "--install-unit", "return": "--profile"},
+    **{
+        "docs": "--help",
+        "status": "--watch",
+        "watch": "--install-unit",
+        "return": "--profile",
+        "runs": "--cancel",
+    },
 }
 
 

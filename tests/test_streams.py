@@ -208,6 +208,7 @@ VERBS = {
     "baseline": ["baseline", "learn"],
     "drift": ["drift"],
     "report": ["report", "--format", "none"],
+    "runs": ["runs"],
     "selftest": ["selftest", "--output", "/dev/null/none"],
     "lab": ["lab", "fault", "--list"],
     "docs": ["docs", "glossary"],
