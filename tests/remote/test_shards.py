@@ -216,7 +216,8 @@ def test_how_many_processes_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> No
 def test_hosts_of_what_is_divided_do_not_wait_for_one_another() -> None:
     """What these words do depends on the hosts of the same ansible-playbook. (The controller is none.)"""
     words = re.compile(
-        r"\b(run_once|throttle|hostvars|ansible_play_hosts\w*)\b|\bserial:|\bgroups\[|\bdelegate_to: (?!localhost\n)"
+        r"\b(run_once|throttle|hostvars|ansible_play_hosts\w*)\b|\bserial:|\bgroups\["
+        r"|\bdelegate_to: (?!localhost\n)"
     )
     files = [*paths.ROLES.rglob("*.yml"), *paths.ROLES.rglob("*.j2")]
     files += [paths.PLAYBOOKS / f"{name}.yml" for name in ("up", "reboot", "validate")]
