@@ -57,7 +57,7 @@ def apart(fleet: Fleet) -> tuple[Fleet, Fleet]:
         if group != GROUP
     }
     nodes = {name: node for name, node in fleet.nodes.items() if name not in names}
-    there = {name: fleet.nodes[name] for name in names}
+    there = {name: node for name, node in fleet.nodes.items() if name in names}
     return replace(fleet, nodes=nodes, groups=groups), replace(fleet, nodes=there)
 
 
