@@ -96,7 +96,7 @@ def test_a_member_that_somebody_else_sets_up_is_left_out_of_the_mesh(tmp_path: P
 
 
 def test_the_controller_reaches_a_member_itself(tmp_path: Path) -> None:
-    for words in ((), ("--set", "gpuprov_worker=worker-a")):
+    for words in ((), ("--set", "gpuprov_receptor_node=worker-a")):
         fleet = loaded(tmp_path, TWO_HOPS, *words)
         assert not [name for name in TWO_HOPS if "_through_worker" in fleet.nodes[name].variables]
 
