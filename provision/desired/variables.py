@@ -115,7 +115,7 @@ _PLAIN: tuple[tuple[tuple[str, ...], Callable[[Any], bool], str], ...] = (
         "the path of a program, without templates",
     ),
     (
-        ("gpuprov_receptor_socket", "gpuprov_receptor_tls_client", "gpuprov_worker_python"),
+        ("gpuprov_receptor_socket", "gpuprov_receptor_tls_client", "gpuprov_worker", "gpuprov_worker_python"),
         _WITHOUT_TEMPLATE,
         "plain text",
     ),
