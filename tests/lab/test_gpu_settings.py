@@ -76,7 +76,7 @@ def test_the_role_itself_is_changeless_and_clean_in_check_mode(operator: Operato
         code, said = gpuprov(operator, "up", "--full", *words, **SETTINGS)
         assert code == ExitCode.OK, said
         assert any(event["role"] == "gpu_settings" for event in operator.records("events"))
-        assert not [event for event in operator.records("events") if event.get("changed")], said
+        assert not [event for event in operator.records("events") if event["kind"] == "changed"], said
 
 
 def test_a_reboot_forgets_and_the_boot_sets_it_again(lab: Lab, operator: Operator) -> None:
