@@ -26,7 +26,7 @@ COMMANDS = {
     "lock": "record the exact packages of good nodes in a lock file for the whole fleet",
     "baseline": "derive thresholds from the stored runs of your own fleet",
     "drift": "compare the fleet with its declared state; made for CI",
-    "runs": "list the work that runs have at workers of a mesh, and end it",
+    "runs": "list the work that runs have given to workers of a mesh, and cancel it",
     "report": "render, judge again, compare or pack stored runs",
     "selftest": "prove that the checks work on this GPU machine, without SSH or inventory",
     "lab": "run a fleet of simulated GPU nodes on this machine",

@@ -62,7 +62,6 @@ LINES = 400  # of a module
 LONG = {
     "node/modules/gpuprov_run.py": "an Ansible module is one file, and this one has to outlive what it runs",
     "node/modules/gpuprov_packages.py": "an Ansible module is one file, for two package managers",
-    "node/modules/gpuprov_receptor_authority.py": "an Ansible module is one file",
     "node/modules/gpuprov_burnin.py": "an Ansible module is one file; each state of it is a few lines",
 }
 

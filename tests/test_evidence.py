@@ -27,7 +27,7 @@ FILES = (
     *(f"checks/{name}.py" for name in ("check", "judge", "own", "registry", "table")),
     *("drift/diagnosis.py", "remote/ansible/messages.py", "remote/schedulers/slurm_text.py"),
     *(f"remote/schedulers/kubernetes/{name}.py" for name in ("__init__", "cluster", "objects", "published")),
-    *(f"remote/workers/{name}.py" for name in ("causes", "control", "units")),
+    *(f"remote/workers/{name}.py" for name in ("causes", "control", "mesh", "units")),
 )
 READERS = [
     *(path for folder in FOLDERS for path in sorted(PACKAGE.glob(f"{folder}/*.py"))),

@@ -1,4 +1,4 @@
-"""gpuprov runs: the work that runs have at workers, and its end."""
+"""gpuprov runs: the work that runs have given to workers; cancels it."""
 
 from __future__ import annotations
 
@@ -71,9 +71,8 @@ def _found(home: Path) -> Iterator[tuple[Path, str, Record, bool]]:
 
 
 def _rows(found: list[tuple[Path, str, Record, bool]]) -> list[dict[str, Any]]:
-    from datetime import UTC, datetime
-
     from provision.remote.workers.control import Control, ControlError, RefusedError
+    from provision.text import iso
 
     def state(record: Record) -> str:
         try:
@@ -81,9 +80,6 @@ def _rows(found: list[tuple[Path, str, Record, bool]]) -> list[dict[str, Any]]:
         except (ControlError, RefusedError) as error:
             return f"unknown: {error.what}"
         return str(known.get("StateName")).lower() if known else "gone"
-
-    def time_of(seconds: float) -> str:
-        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     return [
         {
@@ -94,8 +90,8 @@ def _rows(found: list[tuple[Path, str, Record, bool]]) -> list[dict[str, Any]]:
             "nodes": list(record.nodes),
             "state": state(record),
             "controller": "running" if alive else "gone",
-            "begun": time_of(record.begun),
-            "deadline": time_of(record.deadline),
+            "begun": iso(record.begun),
+            "deadline": iso(record.deadline),
         }
         for _, name, record, alive in found
     ]

@@ -19,16 +19,15 @@ from provision import paths
 from provision.errors import InventoryError
 from provision.fleet import Fleet, Node
 from provision.nearest import did_you_mean
+from provision.remote.workers import GROUP as GROUP
 
-GROUP = "gpuprov_workers"
 ROLE = "receptor"
 # Variables that are filled here.
 NODES, AUTHORITY, FOLDER = "receptor_nodes", "receptor_authority", "receptor_authority_folder"
 PORT = 27199  # of the role's defaults; a test compares
 _LOCAL = ("local", "ansible.builtin.local")
-_NAME = re.compile(
-    r"[.\-_@:a-zA-Z0-9]{1,127}"
-)  # what Receptor takes as a node's name, and certificates as one
+# What Receptor takes as a node's name, and a certificate as one in it.
+_NAME = re.compile(r"[.\-_@:a-zA-Z0-9]{1,127}")
 _CERTIFICATE, _WORK_PUBLIC, _WORK_PRIVATE = "ca.crt", "work-public-key.pem", "work-private-key.pem"
 
 

@@ -1,4 +1,8 @@
-"""Hosts of the inventory that are no GPU nodes: members of a group that gives them a role of its own.
+"""Hosts of the inventory that are no GPU nodes.
+
+Members of a group that gives them a role of its own are provisioned, and not measured. A host whose only
+group is `gpuprov_slurm` has slurmctld or a login there: no verb looks at it or changes it. A GPU node that
+is in that group as well stays a node.
 
 They stand in the same inventory as the nodes they serve, so variables for all reach them, too. What would
 make GPU nodes of them is overruled here, in one place; and only they take part in these roles.
@@ -11,8 +15,10 @@ from dataclasses import replace
 from typing import Any
 
 from provision.desired import monitoring, receptor
+from provision.errors import InventoryError
 from provision.fleet import Fleet, Node
 from provision.node_names import fold
+from provision.remote.schedulers import SLURM_HOSTS
 
 ROLES = {monitoring.GROUP: monitoring.ROLE, receptor.GROUP: receptor.ROLE}
 # What the machine must have; whether such a host has a GPU is nobody's business.
@@ -60,3 +66,30 @@ def without(fleet: Fleet, say: Callable[[str], None]) -> Fleet:
         if left_out:
             say(f"{fold(left_out)}: left out, no GPU node (group {group})")
     return replace(fleet, nodes=rest)
+
+
+def _is_slurms(node: Node) -> bool:
+    """Whether a node's only group is that of Slurm's hosts. (Ansible has every host in `all`, and none in
+    `ungrouped` that is in another.)"""
+    return set(node.groups) - {"all"} == {SLURM_HOSTS}
+
+
+def apart(fleet: Fleet, say: Callable[[str], None] = lambda _line: None) -> Fleet:
+    """The fleet with Slurm's own hosts among its `others`; `say` is told of those that had been chosen.
+    Raises InventoryError where nothing else was."""
+    hosts = {name: node for name, node in fleet.nodes.items() if _is_slurms(node)}
+    if not hosts:
+        return fleet
+    if len(hosts) == len(fleet.nodes):
+        raise InventoryError(
+            f"{fold(hosts)}: no GPU node: its only group is {SLURM_HOSTS}",
+            "choose other nodes; one that has GPUs must be in a group of GPU nodes as well",
+        )
+    say(f"{fold(hosts)}: left out, no GPU node (its only group is {SLURM_HOSTS})")
+    nodes = {name: node for name, node in fleet.nodes.items() if name not in hosts}
+    return replace(fleet, nodes=nodes, others={**fleet.others, **hosts})
+
+
+def slurms(fleet: Fleet) -> Fleet:
+    """Slurm's own hosts of the inventory, which are asked though they are no nodes."""
+    return replace(fleet, nodes={name: node for name, node in fleet.others.items() if _is_slurms(node)})

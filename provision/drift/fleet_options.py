@@ -263,7 +263,6 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     from provision.desired.templating import resolve
     from provision.drift import logins
     from provision.remote import workers
-    from provision.remote.schedulers import hosts
 
     chosen = overrides(options)
     source = inventory.find(options.inventory, options.inventory_option, last_used=options.last_used)
@@ -275,13 +274,15 @@ def load(options: argparse.Namespace) -> tuple[Fleet, dict[str, Any]]:
     fleet = lockfile.held(fleet, options.lock, ignored=options.no_lock)
     whole = fleet
     fleet, others = workers.apart(whole)
-    selected = hosts.apart(inventory.select(receptor.with_members(fleet, whole), options.nodes), say)
+    selected = service_hosts.apart(inventory.select(receptor.with_members(fleet, whole), options.nodes), say)
     if options.gpu_only:
         selected = service_hosts.without(selected, say)
-    selected = monitoring.watching(selected, lambda: resolve.reachable(hosts.apart(fleet), chosen))
+    selected = monitoring.watching(selected, lambda: resolve.reachable(service_hosts.apart(fleet), chosen))
     selected = receptor.meshed(selected, lambda: resolve.reachable(receptor.members(whole), chosen))
     fleet = resolve.reachable(selected, chosen)
-    fleet = replace(fleet, others={**fleet.others, **resolve.reachable(hosts.of(fleet), chosen).nodes})
+    fleet = replace(
+        fleet, others={**fleet.others, **resolve.reachable(service_hosts.slurms(fleet), chosen).nodes}
+    )
     chosen = resolve.without_templates(chosen)
     linked = workers.linked(receptor.without_members(fleet), resolve.reachable(others, {}), chosen)
     return replace(

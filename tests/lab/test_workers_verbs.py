@@ -47,7 +47,6 @@ NODES = tuple(NodeSpec(f"gpu-{number:02d}", "h100-sxm", network="ib") for number
 PAIRS_OF_ONE_WORKER = {("gpu-01", "gpu-03"), ("gpu-02", "gpu-04")}
 PAIRS_OF_TWO = {("gpu-01", "gpu-02"), ("gpu-01", "gpu-04"), ("gpu-02", "gpu-03"), ("gpu-03", "gpu-04")}
 DECLARED = {**ROLE, "gpuprov_expected_nics": ["mlx5_0"]}  # of eight rails: each takes its time
-SWAPPINESS = {"vm.swappiness": "7"}
 
 VAULT_PASSWORD = "l0ng-vault-passphrase"
 SECRET = "sud0-s3cret-of-deploy"

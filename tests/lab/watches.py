@@ -45,12 +45,15 @@ def state_home(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watching(operator: Operator, log: Path) -> Iterator[Path]:
-    """The watch at work; `log` gets what it prints. It ends in order."""
+    """The watch at work; `log` gets what it prints. It ends in order, whatever became of the test."""
     with log.open("w") as out:
         process = operator.began("watch", out=out)
-    yield log
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == ExitCode.OK, log.read_text()
+    try:
+        yield log
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(60)
+    assert code == ExitCode.OK, log.read_text()
 
 
 def validated(store: Store) -> set[str]:

@@ -22,11 +22,6 @@ def test_nodes_are_spread_evenly_and_those_without_a_choice_come_first() -> None
     assert shares["a"][-2:] == ["own1", "own2"]  # each share in the order of the inventory
 
 
-def test_what_a_worker_has_already_counts() -> None:
-    shares, _ = spread({"n1": ["a", "b"], "n2": ["a", "b"]}, {}, {"a": 5})
-    assert shares == {"b": ["n1", "n2"]}
-
-
 def test_nodes_of_a_worker_that_cannot_be_used_go_to_another_or_are_left_with_its_name() -> None:
     shares, stranded = spread({"n1": ["a", "b"], "n2": ["a"], "n3": ["b"]}, {"a": "it is gone"})
     assert shares == {"b": ["n1", "n3"]}

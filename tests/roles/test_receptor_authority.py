@@ -220,7 +220,7 @@ def test_an_authority_that_is_not_whole_is_refused_by_file(tmp_path: Path, made:
     broken = tmp_path / "receptor"
     shutil.copytree(made, broken)
     (broken / name).unlink()
-    with pytest.raises(authority.RefusedError, match=f"{name} is missing. Bring it back"):
+    with pytest.raises(authority.RefusedError, match=f"{name} is missing. Restore it"):
         ask(broken, "worker-a")
     other = "work-private-key.pem" if name == "ca.key" else "ca.key"
     if name.endswith("public-key.pem"):

@@ -55,23 +55,27 @@ def killed(
     book = register.Register(run.path)
     record, key = book.begin("rack-1", standing.socket, what, HOSTS, seconds, alone=True)
     plain = json.dumps({"answer_key": base64.b64encode(key).decode()}).encode() + b"\n"
-    unit = Control(standing.socket).submit(
+    begun: list[str] = []
+
+    def noted(unit: str) -> None:
+        begun.append(unit)
+        if named:
+            book.named(record, unit)
+
+    Control(standing.socket).submit(
         "rack-1",
         units.WORK_TYPE,
         sealed.sealed({"versions": worker_stream.digest()}, plain, sealed.worker_public_key()),
         tls_client=TLS_CLIENT,
         label=record.label,
         ttl=10,
-        named=(lambda unit: note(book, record, unit)) if named else (lambda _: None),
+        named=noted,
     )
+    (unit,) = begun
     assert book._held is not None
     os.close(book._held)  # as the kernel does
     assert list(standing.units) == [unit]
     return run, record
-
-
-def note(book: register.Register, record: register.Record, unit: str) -> None:
-    book.named(record, unit)
 
 
 def collected(run: RunFolder) -> list[str]:

@@ -106,23 +106,13 @@ except ImportError:
 # A node's name in a certificate: OIDReceptorName of pkg/utils/other_name.go, receptor 1.5.5.
 NODE_NAME = "1.3.6.1.4.1.2312.19.1"
 # NodeCfg.Init of pkg/types/main.go; above 127 characters their number has two bytes in a certificate.
-NODE = re.compile(
-    r"[.\-_@:a-zA-Z0-9]{1,127}"
-)  # pkg/types/main.go, NodeCfg.Init; a longer one needs another length
+NODE = re.compile(r"[.\-_@:a-zA-Z0-9]{1,127}")
 BITS = 3072
-BEFORE = datetime.timedelta(
-    hours=1
-)  # a clock that is behind would take a new certificate for one of the future
-CERTIFICATE, KEY, WORK_PUBLIC, WORK_PRIVATE = (
-    "ca.crt",
-    "ca.key",
-    "work-public-key.pem",
-    "work-private-key.pem",
-)
-
-RESTORE = (
-    "Bring it back from a copy, or remove the folder: then all nodes get new certificates with the next up."
-)
+# To a clock that is behind, a certificate that begins now would be one of the future.
+BEFORE = datetime.timedelta(hours=1)
+CERTIFICATE, KEY = "ca.crt", "ca.key"
+WORK_PUBLIC, WORK_PRIVATE = "work-public-key.pem", "work-private-key.pem"
+RESTORE = "Restore it from a copy, or remove the folder: the next up then gives all nodes new certificates."
 
 
 class RefusedError(Exception):
@@ -167,10 +157,6 @@ def kept(folder, name):
         raise RefusedError("{0} is missing. {1}".format(path, RESTORE)) from None
 
 
-def private_key(data):
-    return serialization.load_pem_private_key(data, None)
-
-
 def private_pem(key):
     # "RSA PRIVATE KEY": that and PKCS #8 are what Receptor reads (pkg/certificates/ca.go, LoadFromPEMFile).
     form = serialization.PrivateFormat.TraditionalOpenSSL
@@ -191,11 +177,12 @@ class Authority(object):
 
     def __init__(self, folder):
         self.certificate = x509.load_pem_x509_certificate(kept(folder, CERTIFICATE))
-        self.key = private_key(kept(folder, KEY))
+        self.key = serialization.load_pem_private_key(kept(folder, KEY), None)
+        work_key = serialization.load_pem_private_key(kept(folder, WORK_PRIVATE), None)
         self.work_public_key = kept(folder, WORK_PUBLIC).decode("ascii")
         pairs = (
             (KEY, self.key, CERTIFICATE, public_pem(self.certificate.public_key())),
-            (WORK_PRIVATE, private_key(kept(folder, WORK_PRIVATE)), WORK_PUBLIC, self.work_public_key),
+            (WORK_PRIVATE, work_key, WORK_PUBLIC, self.work_public_key),
         )
         for name, key, other, public in pairs:
             if public_pem(key.public_key()) != public:

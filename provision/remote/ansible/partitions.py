@@ -22,10 +22,9 @@ from provision.errors import GpuprovError
 from provision.remote.ansible import runner
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.ansible.runner import Interrupts
-from provision.remote.protocol import NodeError
 from provision.remote.ssh.fanout import VARIABLE as VARIABLE
 from provision.remote.ssh.fanout import worth
-from provision.remote.workers import causes, mesh, split, worker_runs
+from provision.remote.workers import mesh, split, worker_runs
 from provision.remote.workers.mesh import Share
 
 FEWEST = 50  # hosts for which one more ansible-playbook is worth its start
@@ -72,7 +71,7 @@ def run_sharded(
     """
     local, links, away = split(hosts)
     shares, stranded = mesh.assigned(away, links) if away else ([], {})
-    nobody = {name: _unreachable(name, trouble) for name, trouble in stranded.items()}
+    nobody = {name: worker_runs.unreachable(name, trouble) for name, trouble in stranded.items()}
     how = {**options, "on_event": on_event, "forks": forks, "timeout": timeout}
     if not local and not shares:
         return nobody
@@ -93,10 +92,6 @@ def run_sharded(
             outcomes |= _divided(playbook, mine, some, None, waiting, **how)
     outcomes |= nobody
     return {name: outcomes[name] for name in hosts if name in outcomes}
-
-
-def _unreachable(name: str, trouble: NodeError) -> Outcome:
-    return Outcome(name, "unreachable", message=f"{trouble.what} → {causes.next_step(trouble)}")
 
 
 def _divided(

@@ -12,12 +12,13 @@ from provision.fleet import Fleet, Node
 from provision.node_names import fold
 from provision.remote.schedulers import Scheduled, Scheduler
 from provision.remote.schedulers.slurm import Slurm
+from provision.remote.workers import GROUP as WORKERS
 from provision.text import spelled
 
 SLURM, KUBERNETES, HOOKS, NONE = "slurm", "kubernetes", "hooks", "none"
 JOB_WAIT = 600  # seconds that jobs get to end after a drain, unless gpuprov_job_wait says otherwise
 # Variables for all reach these hosts, too; no job does.
-_NO_GPU_NODES = frozenset({"gpuprov_monitoring", "gpuprov_workers"})
+_NO_GPU_NODES = frozenset({"gpuprov_monitoring", WORKERS})
 _HOOKS = ("gpuprov_drain_hook", "gpuprov_undrain_hook")
 
 Made = Callable[[Fleet, Mapping[str, str]], Scheduler]  # from the fleet, and node → the scheduler's name

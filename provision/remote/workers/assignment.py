@@ -7,7 +7,7 @@ of forty.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 # The word of a unit comes every worker_stream.BEAT seconds; Receptor notices a cut within 21 s a hop (twice
@@ -15,24 +15,20 @@ from dataclasses import dataclass
 # others.
 SILENCE = 60.0  # seconds without a word of a unit after which it is asked for
 LEASE = 120.0  # seconds without a route to its controller after which a unit whose nodes others can do ends
-MARGIN = (
-    120.0  # seconds more that the controller waits: until the cut is noticed there, and Ansible has ended
-)
-
+# Seconds more that the controller waits: until the cut is noticed there, and Ansible has ended.
+MARGIN = 120.0
 PATIENCE = 600.0  # seconds a unit that is cut off is waited for where nobody else can do its nodes
 
 
 def spread(
-    candidates: Mapping[str, Sequence[str]],
-    unusable: Mapping[str, str],
-    load: Mapping[str, int] | None = None,
+    candidates: Mapping[str, Sequence[str]], unusable: Collection[str]
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
     """The nodes of each worker, and the worker that stands for those nobody can do.
 
-    `candidates`: node → the workers that reach it; `unusable`: worker → why not now; `load`: the nodes a
-    worker has already. Even: each node goes to the one of its workers that has the fewest, those that have
-    no choice first; in the order of the inventory, so that the same input gives the same answer."""
-    count = dict(load or {})
+    `candidates`: node → the workers that reach it; `unusable`: workers that cannot be used now. Each node
+    goes to the one of its workers that has the fewest, those without a choice first; in the order of the
+    inventory, so that the same input gives the same answer."""
+    count: dict[str, int] = {}
     chosen: dict[str, str] = {}
     stranded: dict[str, str] = {}
     for node, names in candidates.items():

@@ -8,12 +8,12 @@ crypto/x509.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from provision.errors import GpuprovError
 from provision.remote.protocol import NodeError, one_line
 from provision.remote.workers import PYTHON, SOCKET_VARIABLE, TLS_VARIABLE, VARIABLE
+from provision.text import iso
 
 _RUNNING = "is its Receptor running, and are its peers?"
 _LOOK_THERE = "look at that machine (memory, disk, its log)"
@@ -69,13 +69,13 @@ _KNOWN: tuple[tuple[str, str, str, str], ...] = (
         "no route to node",
         "unreachable",
         "the mesh has no way to it",
-        "is its Receptor running, and are its peers?",
+        _RUNNING,
     ),
     (
         "Work unit expired",
         "unreachable",
         "it did not answer in time",
-        "is its Receptor running, and are its peers?",
+        _RUNNING,
     ),
 )
 
@@ -100,8 +100,7 @@ def no_route(worker: str) -> NodeError:
 
 def of_words(worker: str, noise: bytes, detail: str = "") -> NodeError:
     """Why the worker's program did not begin, from what it printed and Receptor says of it."""
-    lines = [line for line in noise.decode("utf-8", "replace").splitlines() if line.strip()]
-    last = one_line(lines[-1], 200) if lines else one_line(detail, 200)
+    last = _last(noise, detail)
     if "No module named" in last:
         return _error(
             "python", worker, f"its Python has no gpuprov ({last})", f"install it there, or correct {PYTHON}"
@@ -135,17 +134,21 @@ def no_receptor(worker: str, error: GpuprovError) -> NodeError:
 
 def cut(worker: str, detail: str, noise: bytes) -> NodeError:
     """Its program ended in the middle."""
-    lines = [line for line in noise.decode("utf-8", "replace").splitlines() if line.strip()]
-    last = one_line(lines[-1], 200) if lines else one_line(detail, 200)
+    last = _last(noise, detail)
     if "No space left" in last or _NO_DISK in detail:
         return _error("cut", worker, f"its work ended too early: its disk is full ({last})", _LOOK_THERE)
     return _error("cut", worker, f"its work ended too early{': ' + last if last else ''}", _LOOK_THERE)
 
 
+def _last(noise: bytes, detail: str) -> str:
+    """The last line that its program printed; what Receptor says of it where it printed nothing."""
+    lines = [line for line in noise.decode("utf-8", "replace").splitlines() if line.strip()]
+    return one_line(lines[-1] if lines else detail, 200)
+
+
 def left(worker: str, silent: float, deadline: float) -> NodeError:
     """It is cut off, and nobody else does its nodes."""
-    until = datetime.fromtimestamp(deadline, UTC).strftime("%Y-%m-%d %H:%M UTC")
-    what = f"it was not heard of for {silent:.0f} s, and may be at work until {until}"
+    what = f"it was not heard of for {silent:.0f} s, and may be at work until {iso(deadline)}"
     return _error(
         "unreachable", worker, what, "mend the way to it: up --resume collects what it did meanwhile"
     )

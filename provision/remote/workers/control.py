@@ -48,7 +48,7 @@ class Control:
 
     def status(self) -> dict[str, Any]:
         """What it knows of the mesh: NodeID, RoutingTable, Advertisements. Raises ControlError."""
-        fields = ["NodeID", "RoutingTable", "Advertisements", "Version"]
+        fields = ["NodeID", "RoutingTable", "Advertisements"]
         return self._asked(json.dumps({"command": "status", "requested_fields": fields}))
 
     def units(self) -> dict[str, Any]:
@@ -89,9 +89,9 @@ class Control:
         label: str,
         ttl: float,
         named: Callable[[str], None],
-    ) -> str:
-        """Have `node` begin a signed unit with `payload` on its standard input; its id. `named` is told the
-        id before the payload is sent. `label` can be read again in the unit's parameters. A unit that could
+    ) -> None:
+        """Have `node` begin a signed unit with `payload` on its standard input. `named` is told its id before
+        the payload is sent. `label` can be read again in the unit's parameters. A unit that could
         not be begun within `ttl` seconds has failed. Raises RefusedError (it was not begun) and
         ControlError."""
         command = {
@@ -106,7 +106,6 @@ class Control:
             session.send(payload)
             session.end()
             session.answer(START)
-        return created[1]
 
     def results(self, unit: str, start: int) -> Results:
         """What a unit prints, from byte `start` on. Raises RefusedError and ControlError."""

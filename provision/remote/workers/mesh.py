@@ -74,7 +74,7 @@ class Mesh:
         unusable = {worker: said for worker, said in ways.items() if isinstance(said, NodeError)}
         chosen, stranded = assignment.spread(
             {name: found for name, found in candidates.items() if found},
-            {worker: said.what for worker, said in unusable.items()},
+            unusable,
         )
         shares = []
         for worker, names in chosen.items():
@@ -182,6 +182,11 @@ def mesh_of(link: Link) -> Mesh:
         return _meshes.setdefault((link.socket, link.tls_client), Mesh(link.socket, link.tls_client))
 
 
+def avoid(share: Share) -> None:
+    """Its worker was lost: see Mesh.avoid."""
+    mesh_of(next(iter(share.links.values()))).avoid(share.worker)
+
+
 def assigned(
     hosts: Mapping[str, Mapping[str, Any]], links: Mapping[str, Link], without: Collection[str] = ()
 ) -> tuple[list[Share], dict[str, NodeError]]:
@@ -215,7 +220,7 @@ def _worked(
             left = work(share)
             if not left:
                 return
-            mesh_of(next(iter(share.links.values()))).avoid(share.worker)
+            avoid(share)
             names = {name: share.hosts[name] for name in share.hosts if name in left}
             tried = without | {share.worker}
             more, none = assigned(names, {name: share.links[name] for name in names}, tried)

@@ -108,7 +108,7 @@ def sealed(header: Mapping[str, Any], payload: bytes, public_key: str) -> bytes:
         ours = X25519PrivateKey.generate()
         secret = ours.exchange(there)
     except (ValueError, binascii.Error):
-        raise SealError("its public key is none") from None
+        raise SealError("what it gave as its public key is not one") from None
     from_key = ours.public_key().public_bytes_raw()
     line = (
         json.dumps({**header, "to": _short(public_key), "from": base64.b64encode(from_key).decode()}).encode()

@@ -28,7 +28,6 @@ RECEPTOR = 120.0  # seconds this machine's Receptor may be away, as in a restart
 _POLL = 2.0  # seconds between looks at the clock
 _LOOK = 5.0  # seconds between two looks at the state of a silent unit
 _ENDING = 20.0  # seconds a unit has to end: Receptor kills it after 10
-_NOISE = 64 * 1024  # bytes kept of what is not ours
 _EACH = 16 * 1024 * 1024  # bytes a unit may print for each of its nodes, and four times that beside
 Take = Callable[[Mapping[str, Any]], None]
 

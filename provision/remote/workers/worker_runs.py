@@ -18,6 +18,7 @@ from provision import paths
 from provision.errors import GpuprovError
 from provision.remote.ansible.events import Event, Outcome, Tally
 from provision.remote.ansible.runner import Interrupts
+from provision.remote.protocol import NodeError
 from provision.remote.workers import causes, mesh, units
 from provision.remote.workers.mesh import Left, Share
 from provision.remote.workers.units import End, Job
@@ -95,7 +96,7 @@ def run_playbook(
         return left
 
     for node, trouble in mesh.worked([share], work).items():
-        outcomes[node] = Outcome(node, "unreachable", message=f"{trouble.what} → {causes.next_step(trouble)}")
+        outcomes[node] = unreachable(node, trouble)
     if stop.error is not None:
         raise stop.error
     if stop.interrupted:
@@ -103,6 +104,11 @@ def run_playbook(
     if refused and len(outcomes) == len(hosts) and all(one.status == "failed" for one in outcomes.values()):
         raise refused[0]
     return outcomes
+
+
+def unreachable(node: str, trouble: NodeError) -> Outcome:
+    """The outcome of a node that no worker of its could do."""
+    return Outcome(node, "unreachable", message=f"{trouble.what} → {causes.next_step(trouble)}")
 
 
 def _outcomes(
@@ -118,7 +124,7 @@ def _outcomes(
     if ended.end is End.NOT_BEGUN and trouble is not None:
         return {}, dict.fromkeys(share.hosts, trouble)
     if trouble is not None:
-        mesh.mesh_of(next(iter(share.links.values()))).avoid(share.worker)
+        mesh.avoid(share)
         lost = trouble.kind in ("cut", "hung", "unreachable")
         return tally.outcomes(f"{trouble.what} → {causes.next_step(trouble)}", whole=False, lost=lost), {}
     if not tally.play_started:

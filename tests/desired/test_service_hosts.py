@@ -10,8 +10,8 @@ import pytest
 from provision.drift import fleet_options
 from provision.errors import InventoryError
 from provision.fleet import Fleet
+from provision.remote.schedulers import SLURM_HOSTS
 from provision.remote.schedulers.commands import Commands
-from provision.remote.schedulers.hosts import GROUP
 
 INVENTORY = """
 all:
@@ -70,7 +70,7 @@ def test_chosen_alone_it_is_refused(file: Path) -> None:
 @pytest.mark.parametrize("words", [(), ("--nodes", "gpu-01")])
 def test_slurm_is_asked_there_all_the_same(file: Path, words: tuple[str, ...]) -> None:
     """With its address rendered, since it is reached without Ansible."""
-    commands = Commands(loaded(file, *words), GROUP, lambda _: False)
+    commands = Commands(loaded(file, *words), SLURM_HOSTS, lambda _: False)
     first = commands._hosts[0]
     assert (first.name, first.variables["ansible_host"]) == ("slurm-1", "192.0.2.4")
 
