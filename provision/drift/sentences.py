@@ -172,7 +172,7 @@ def sentence(drift: Drift) -> str:
         return f"{words.subject} {_yes_or_no(words, drift.found, expectation.value)}"
     if words.verb:
         wanted = _wanted(expectation.operator, expectation.value, words.verb.split()[0])
-        return f"{words.subject}: {_value(drift.found)} {words.verb}, {wanted}"
+        return f"{words.subject.rstrip(',')}: {_value(drift.found)} {words.verb}, {wanted}"
     return f"{words.subject} is {_state(drift.found)}, {_must(expectation.operator, expectation.value)}"
 
 
@@ -251,11 +251,25 @@ def _value(what: Any) -> str:
     if what is None or what == []:
         return "none"
     if isinstance(what, list):
-        if len(what) > 1 and all(each == what[0] for each in what):
-            return f"{value_text(what[0])} ({len(what)} times)"
+        if len({value_text(each) for each in what}) < len(what):
+            return _repeated(what)
         more = f" and {len(what) - _FEW} more" if len(what) > _FEW else ""
         return ", ".join(map(value_text, what[:_FEW])) + more
     return value_text(what)
+
+
+def _repeated(what: Sequence[Any]) -> str:
+    """Elements of which some are alike, the most frequent first: `350.00 (7 times), 300.00 (index 3)`. One that
+    differs from all others has its place in the list: for facts of GPUs, the GPU's index."""
+    places: dict[str, list[int]] = {}
+    for index, each in enumerate(what):
+        places.setdefault(value_text(each), []).append(index)
+    found = sorted(places.items(), key=lambda one: -len(one[1]))
+    said = [
+        f"{value} (index {at[0]})" if len(at) == 1 else f"{value} ({len(at)} times)" for value, at in found
+    ]
+    more = f" and {len(said) - _FEW} other values" if len(said) > _FEW else ""
+    return ", ".join(said[:_FEW]) + more
 
 
 def _state(what: Any) -> str:

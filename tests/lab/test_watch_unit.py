@@ -3,14 +3,9 @@ machine: started, killed, and stopped in order. It watches the controller itself
 
 from __future__ import annotations
 
-import base64
 import json
-import subprocess
-import sys
-import tarfile
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,14 +13,13 @@ import yaml
 
 from provision.errors import ExitCode
 from provision.lab.spec import NodeSpec
-from tests.lab import slurm_cluster
-from tests.lab.gpuprov_up import ROOT, Operator, said
+from tests.lab import installed, slurm_cluster
+from tests.lab.gpuprov_up import Operator, said
 from tests.lab.images import Images
+from tests.lab.installed import GPUPROV
 from tests.lab.lab_nodes import Lab, LabNode, running_lab
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
-PYTHON = "/opt/gpuprov/bin/python"
-GPUPROV = f"{PYTHON} -m provision.cli"
 INVENTORY = "/home/ops/fleet.yml"
 UNIT = "gpuprov-watch.service"
 LOGIN = """
@@ -44,40 +38,14 @@ def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[La
 
 
 @pytest.fixture(scope="module")
-def site_packages(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An archive of gpuprov's wheel and all that it needs, for the Python of the node."""
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True, timeout=300)
-    (wheel,) = folder.glob("gpuprov-*.whl")
-    version = lab.node("gpu-01").run("python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'")
-    words = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", str(wheel)]
-    words += ["--target", str(folder / "site"), "--python-version", version.stdout.strip()]
-    words += [
-        "--only-binary=:all:",
-        "--platform",
-        "manylinux2014_x86_64",
-        "--platform",
-        "manylinux_2_28_x86_64",
-    ]
-    subprocess.run(words, check=True, timeout=600)
-    with tarfile.open(folder / "site.tar.gz", "w:gz", compresslevel=1) as archive:
-        archive.add(folder / "site", ".")
-    return folder / "site.tar.gz"
-
-
-@pytest.fixture(scope="module")
-def controller(lab: Lab, site_packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabNode]:
+def controller(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabNode]:
     """The node, which checks itself and is a Slurm cluster of one; and the gpuprov on it."""
     node = lab.node("gpu-01")
     slurm_cluster.start([node], patience=60)
     operator = Operator(lab.inventory, tmp_path_factory.mktemp("runs"))
     done = operator.call("up", "--yes", timeout=1200, node_health_enabled=True)
     assert done.returncode == ExitCode.OK, said(done)
-    node.as_root("python3 -m venv --without-pip /opt/gpuprov")
-    where = node.run(f"{PYTHON} -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))'").stdout.strip()
-    packed = base64.b64encode(site_packages.read_bytes()).decode()
-    node.as_root(f"base64 -d | tar --extract --gzip --directory={where}", timeout=300, said=packed)
+    installed.install(node, installed.packed(node, tmp_path_factory.mktemp("wheel")))
     node.run(LOGIN)
     variables = {"gpuprov_scheduler": "slurm", "node_health_enabled": True}
     fleet = {"all": {"vars": variables, "hosts": {"gpu-01": {"ansible_host": "127.0.0.1"}}}}

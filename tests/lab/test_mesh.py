@@ -1,0 +1,396 @@
+"""Twelve nodes behind three workers, one of which is two hops away, in a mesh that the role has made: each
+command has the results and the report of one controller. gpuprov runs on machines of its own, from its wheel.
+
+The tests run in the order written: each stands on the state the one before left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import yaml
+
+from provision.errors import ExitCode
+from provision.lab.spec import NodeSpec
+from tests.lab import installed
+from tests.lab.gpuprov_up import said
+from tests.lab.images import Images
+from tests.lab.installed import GPUPROV, PYTHON
+from tests.lab.lab_nodes import Lab, LabNode, running_lab
+from tests.lab.worker_machines import UNDO
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
+
+CONTROLLER, WORKERS = "ctl", ("worker-a", "worker-b", "worker-c")
+NODES = tuple(f"gpu-{number:02d}" for number in range(1, 13))
+# A rack each. worker-c and its nodes are seen from worker-b and nowhere else.
+RACKS = dict(zip(WORKERS, (NODES[:4], NODES[4:8], NODES[8:]), strict=True))
+HOME = "/home/ops"
+# The controller gives work as a user of its own, who may not read the mesh's keys.
+GROUP = "mesh"
+LOGIN = """\
+install -d -m 0700 -o {user} -g {user} {home}/.ssh
+cat > {home}/.ssh/login
+csplit -s -f {home}/.ssh/part- {home}/.ssh/login '/^# known hosts/'
+mv {home}/.ssh/part-00 {home}/.ssh/id_ed25519
+mv {home}/.ssh/part-01 {home}/.ssh/known_hosts
+rm {home}/.ssh/login
+chmod 0600 {home}/.ssh/*
+chown {user}:{user} {home}/.ssh/*
+"""
+PROFILE = """\
+summary: a look and a burn, for tools that are simulated
+minutes: 30
+sample_seconds: 60
+space_mib: 64
+ramp_steps: 1
+abort: {gpu_celsius: 120, xids: fatal}
+segments:
+  - {name: look, kind: load, checks: [gpu_inventory], repeat: 1}
+  - {name: heat, kind: soak, checks: [gpu_burn], minutes: 2, step_minutes: 2}
+"""
+# What two runs of the same never have in common.
+PASSING = frozenset(
+    {"run", "run_id", "run_folder", "inventory", "written", "started", "finished", "time", "at", "seconds"}
+    | {"age_seconds", "name", "controller"}
+)
+
+
+@dataclass(frozen=True)
+class Desk:
+    """gpuprov on the lab's controller, with one inventory."""
+
+    node: LabNode
+    name: str
+
+    @property
+    def inventory(self) -> str:
+        return f"{HOME}/{self.name}.yml"
+
+    @property
+    def runs(self) -> str:
+        return f"{HOME}/runs-{self.name}"
+
+    def words(self, *words: str) -> str:
+        settings = f"GPUPROV_RUNS={self.runs} COLUMNS=4000"
+        return f"cd {HOME}; {settings} {GPUPROV} {shlex.join(words)}"
+
+    def call(self, verb: str, *words: str, timeout: float = 1500) -> subprocess.CompletedProcess[str]:
+        where = () if {"--resume", "collect"} & set(words) else (self.inventory,)
+        return self.node.run(self.words(verb, *where, *words), check=False, timeout=timeout)
+
+    def told(self, code: ExitCode, verb: str, *words: str) -> Any:
+        """The document that it prints."""
+        done = self.call(verb, *words, "--json")
+        assert done.returncode == code, said(done)
+        return json.loads(done.stdout)
+
+    def kept(self, verb: str, file: str) -> str:
+        """A file of its last run."""
+        return self.node.run(f"cat $(ls -d {self.runs}/*-{verb} | tail -n 1)/{file}").stdout
+
+    def rows(self, verb: str, file: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.kept(verb, file).splitlines()]
+
+    def outcomes(self) -> dict[str, str]:
+        """node → how the last `up` ended for it."""
+        return {row["node"]: row["status"] for row in self.rows("up", "outcomes.jsonl")}
+
+    def changes(self) -> Counter[tuple[str, str]]:
+        """(node, task) → how often the last `up` changed something by it."""
+        rows = self.rows("up", "events.jsonl")
+        return Counter((row["node"], row["task"]) for row in rows if row["kind"] == "changed")
+
+
+@pytest.fixture(scope="module")
+def lab(images: Images, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    machines = tuple(NodeSpec(name, "l40s") for name in (CONTROLLER, *WORKERS))
+    nodes = tuple(NodeSpec(name, "h100-sxm") for name in NODES)
+    disks = dict.fromkeys(NODES, images.h100())
+    inventory = tmp_path_factory.mktemp("lab") / "lab.yml"
+    with running_lab("meshall", (*machines, *nodes), inventory, images=disks, speed=20.0) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def cut(lab: Lab, here: str, *there: str) -> Iterator[None]:
+    """No packet of `here` reaches these: what was open stands still."""
+    words = ["ip", "-n", f"{lab.record.place.namespace_prefix}{here}", "route"]
+    addresses = [lab.node(name).address for name in there]
+    for address in addresses:
+        subprocess.run([*words, "add", "blackhole", address], check=True, timeout=30)
+    try:
+        yield
+    finally:
+        for address in addresses:
+            subprocess.run([*words, "delete", "blackhole", address], check=True, timeout=30)
+
+
+@contextlib.contextmanager
+def apart(lab: Lab) -> Iterator[None]:
+    """worker-c and its rack as they stand: behind worker-b."""
+    with contextlib.ExitStack() as stack:
+        for name in (CONTROLLER, WORKERS[0]):
+            stack.enter_context(cut(lab, name, WORKERS[2], *RACKS["worker-c"]))
+        stack.enter_context(cut(lab, WORKERS[1], *RACKS["worker-c"]))
+        yield
+
+
+def fleet(lab: Lab, workers: bool) -> dict[str, Any]:
+    """The inventory as the controller has it."""
+    groups: dict[str, Any] = yaml.safe_load(lab.inventory.read_text())
+    group = groups["gpu_nodes"]
+    for name in ("ansible_ssh_private_key_file", "ansible_ssh_common_args"):
+        del group["vars"][name]
+    group["vars"]["node_health_enabled"] = True
+    machines = {name: group["hosts"].pop(name) for name in (CONTROLLER, *WORKERS)}
+    if workers:
+        for worker, rack in RACKS.items():
+            for node in rack:
+                group["hosts"][node]["gpuprov_receptor_node"] = worker
+        shared = {"ansible_user": "ops", "ansible_become": True, "gpuprov_worker_python": PYTHON}
+        jump = f"-o ProxyJump=ops@{machines['worker-b']['ansible_host']}"
+        machines[CONTROLLER] |= {
+            "ansible_connection": "local",
+            "receptor_socket_group": GROUP,
+            "receptor_peers": ["worker-a", "worker-b"],
+        }
+        machines["worker-b"] |= {"receptor_peers": ["worker-c"]}
+        machines["worker-c"] |= {"ansible_ssh_common_args": jump}
+        groups["gpuprov_workers"] = {"hosts": machines, "vars": shared}
+    return groups
+
+
+def given(controller: LabNode, name: str, groups: dict[str, Any]) -> Desk:
+    desk = Desk(controller, name)
+    controller.run(f"cat > {desk.inventory}", said=yaml.safe_dump(groups))
+    return desk
+
+
+def login(lab: Lab, name: str, user: str, home: str) -> None:
+    """That user's way to the nodes: the lab's key, and the keys that hosts have."""
+    text = f"{lab.record.place.key.read_text()}# known hosts\n{lab.record.place.known_hosts.read_text()}"
+    lab.node(name).as_root(LOGIN.format(user=user, home=home), said=text)
+
+
+@pytest.fixture(scope="module")
+def controller(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabNode]:
+    """gpuprov on it and on the workers; worker-c and its rack are out of its sight from now on."""
+    machines = [lab.node(name) for name in (CONTROLLER, *WORKERS)]
+    archive = installed.packed(machines[0], tmp_path_factory.mktemp("wheel"))
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(lambda machine: installed.install(machine, archive), machines))
+    login(lab, CONTROLLER, "ops", HOME)
+    machines[0].as_root(f"groupadd {GROUP} && usermod --append --groups {GROUP} ops")
+    machines[0].run(f"cat > {HOME}/short.yml", said=PROFILE)
+    with apart(lab):
+        yield machines[0]
+
+
+@pytest.fixture(scope="module")
+def mesh(lab: Lab, controller: LabNode) -> Desk:
+    """The fleet by its workers."""
+    return given(controller, "mesh", fleet(lab, workers=True))
+
+
+@dataclass(frozen=True)
+class Alone:
+    """The fleet by the controller alone, which sees every node while it does."""
+
+    lab: Lab
+    desk: Desk
+
+    @contextlib.contextmanager
+    def sees_all(self) -> Iterator[Desk]:
+        words = ["ip", "-n", f"{self.lab.record.place.namespace_prefix}{CONTROLLER}", "route"]
+        addresses = [self.lab.node(name).address for name in RACKS["worker-c"]]
+        for address in addresses:
+            subprocess.run([*words, "delete", "blackhole", address], check=True, timeout=30)
+        try:
+            yield self.desk
+        finally:
+            for address in addresses:
+                subprocess.run([*words, "add", "blackhole", address], check=True, timeout=30)
+
+
+@pytest.fixture(scope="module")
+def alone(lab: Lab, controller: LabNode) -> Alone:
+    return Alone(lab, given(controller, "alone", fleet(lab, workers=False)))
+
+
+def lasting(document: Any) -> Any:
+    """A document without what is another each time."""
+    if isinstance(document, dict):
+        return {key: lasting(value) for key, value in document.items() if key not in PASSING}
+    if not isinstance(document, list):
+        return document
+    return [lasting(one) for one in document if not (isinstance(one, dict) and one.get("metric") == "uptime")]
+
+
+def both(alone: Alone, mesh: Desk, code: ExitCode, verb: str, *words: str) -> Any:
+    """What the command says, which is the same by both."""
+    with alone.sees_all() as desk:
+        expected = lasting(desk.told(code, verb, *words))
+    found = lasting(mesh.told(code, verb, *words))
+    assert found == expected
+    return found
+
+
+def undo(lab: Lab, nodes: Sequence[str] = NODES) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda name: lab.node(name).as_root(UNDO), nodes))
+
+
+def test_the_role_makes_the_mesh_and_a_second_run_changes_nothing(lab: Lab, mesh: Desk) -> None:
+    done = mesh.call("up", "--yes", "--nodes", "gpuprov_workers")
+    assert done.returncode == ExitCode.OK, said(done)
+    for name in WORKERS:
+        login(lab, name, "receptor", "/var/lib/receptor")
+    again = mesh.call("up", "--yes", "--full", "--nodes", "gpuprov_workers")
+    assert again.returncode == ExitCode.OK, said(again)
+    assert set(mesh.outcomes()) == {CONTROLLER, *WORKERS}
+    assert not mesh.changes()
+    routes = mesh.node.run("sg mesh 'receptorctl --socket /run/receptor/receptor.sock status --json'").stdout
+    assert json.loads(routes)["RoutingTable"] == {
+        "worker-a": "worker-a",
+        "worker-b": "worker-b",
+        "worker-c": "worker-b",
+    }
+
+
+def test_up_and_plan_are_the_controllers(lab: Lab, alone: Alone, mesh: Desk) -> None:
+    with alone.sees_all() as desk:
+        first = desk.call("up", "--yes")  # the image has no health program
+        assert first.returncode == ExitCode.OK, said(first)
+        undo(lab)
+        before = lasting(desk.told(ExitCode.DRIFT, "plan"))
+        done = desk.call("up", "--yes")
+        assert done.returncode == ExitCode.OK, said(done)
+    undo(lab)
+    nodes = ("--nodes", "gpu_nodes")
+    assert lasting(mesh.told(ExitCode.DRIFT, "plan", *nodes))["nodes"] == before["nodes"]
+    marks = {name: lab.node(name).run("date +%s.%6N").stdout.strip() for name in NODES}
+    shared = mesh.call("up", "--yes", *nodes)
+    assert shared.returncode == ExitCode.OK, said(shared)
+    assert mesh.outcomes() == desk.outcomes() == dict.fromkeys(NODES, "done")
+    assert mesh.changes() == desk.changes()
+    assert set(mesh.changes().values()) == {1}
+    for worker, rack in RACKS.items():
+        for name in rack:  # its worker was there, and nobody else but this look
+            log = lab.node(name).as_root(f"journalctl -q --no-pager -u ssh -S @{marks[name]}").stdout
+            logins = {
+                line.partition(" from ")[2].split()[0] for line in log.splitlines() if "Accepted" in line
+            }
+            assert logins == {lab.node(worker).address, lab.record.bridge_address}
+
+
+def test_validate_drift_lock_and_status_are_the_controllers(lab: Lab, alone: Alone, mesh: Desk) -> None:
+    report = both(alone, mesh, ExitCode.OK, "validate", "--stage", "quick", "--nodes", "gpu_nodes")
+    assert [node["node"] for node in report["nodes"]] == list(NODES)
+    assert {node["verdict"] for node in report["nodes"]} == {"pass"}
+    assert lasting(json.loads(mesh.kept("validate", "report.json"))) == lasting(
+        json.loads(alone.desk.kept("validate", "report.json"))
+    )
+    undo(lab, ["gpu-03", "gpu-11"])
+    found = both(alone, mesh, ExitCode.DRIFT, "drift", "--nodes", "gpu_nodes")
+    assert {row["node"] for row in found["drifts"]} == {"gpu-03", "gpu-11"}
+    locks = []
+    with alone.sees_all() as desk:
+        for one in (desk, mesh):
+            done = one.call("lock", "--nodes", "gpu_nodes", "-o", f"{HOME}/{one.name}.lock.yml")
+            assert done.returncode == ExitCode.OK, said(done)
+            text = one.node.run(f"cat {HOME}/{one.name}.lock.yml").stdout
+            locks.append(yaml.safe_load(text)["groups"])
+    assert locks[0] == locks[1]
+    assert locks[0][0]["packages"]
+    lab.node("gpu-12").fault("gpu_lost", gpu=3)
+    try:
+        for name in NODES:
+            lab.node(name).as_root("systemctl start gpuprov-node-health.service")
+        state = both(alone, mesh, ExitCode.UNHEALTHY, "status", "--nodes", "gpu_nodes")
+    finally:
+        lab.node("gpu-12").heal()
+    assert "gpu-12" in json.dumps(state)
+
+
+def test_a_burn_in_is_the_controllers(alone: Alone, mesh: Desk) -> None:
+    records = []
+    with alone.sees_all() as desk:
+        for one in (desk, mesh):
+            words = ("--profile", f"{HOME}/short.yml", "--nodes", "gpu_nodes")
+            done = one.call("burnin", *words, "--json")
+            assert done.returncode == ExitCode.OK, said(done)
+            records.append(json.loads(done.stdout))
+    alone_record, shared = (
+        {node["node"]: (node["verdict"], node["checks"], node["not_measured"]) for node in record["nodes"]}
+        for record in records
+    )
+    assert set(shared) == set(NODES)
+    assert {verdict for verdict, _, _ in shared.values()} == {"pass"}
+    assert shared == alone_record
+
+
+def at_work(lab: Lab, worker: str) -> bool:
+    return lab.node(worker).run("pgrep -f ansible-playbook", check=False).returncode == 0
+
+
+def test_a_mesh_cut_in_half_for_five_minutes_loses_nothing(lab: Lab, controller: LabNode) -> None:
+    """worker-a takes over the rack that it can reach; the unit of worker-c, whose nodes nobody else reaches,
+    ends its work alone and is collected."""
+    groups = fleet(lab, workers=True)
+    for node in RACKS["worker-b"]:
+        groups["gpu_nodes"]["hosts"][node]["gpuprov_receptor_node"] = ["worker-b", "worker-a"]
+    for node in RACKS["worker-a"]:
+        groups["gpu_nodes"]["hosts"][node]["gpuprov_receptor_node"] = ["worker-a"]
+    desk = given(controller, "halves", groups)
+    undo(lab)
+    ended: list[subprocess.CompletedProcess[str]] = []
+    words = ("up", "--yes", "--no-canary", "--nodes", "gpu_nodes")
+    thread = threading.Thread(target=lambda: ended.append(desk.call(*words, timeout=2400)))
+    thread.start()
+    deadline = time.monotonic() + 300
+    while not (at_work(lab, "worker-b") and at_work(lab, "worker-c")):
+        assert time.monotonic() < deadline, "no unit began"
+        time.sleep(0.3)
+    with cut(lab, CONTROLLER, "worker-b"), cut(lab, "worker-b", CONTROLLER, "worker-a"):
+        time.sleep(300)
+    thread.join(2400)
+    (done,) = ended
+    assert done.returncode == ExitCode.OK, said(done)
+    assert set(desk.outcomes()) == set(NODES)
+    assert set(desk.outcomes().values()) <= {"done", "as declared"}
+    assert desk.changes()
+    assert set(desk.changes().values()) == {1}, "a task that changes something ran twice"
+    assert "worker-b" in said(done)
+    for worker in WORKERS:
+        left = lab.node(worker).as_root("ls -A /run/receptor/data/*/").stdout
+        assert not left.strip(), "a unit is left"
+
+
+def test_work_outlives_a_restart_of_the_controllers_receptor(lab: Lab, mesh: Desk) -> None:
+    undo(lab)
+    ended: list[subprocess.CompletedProcess[str]] = []
+    words = ("up", "--yes", "--no-canary", "--nodes", "gpu_nodes")
+    thread = threading.Thread(target=lambda: ended.append(mesh.call(*words)))
+    thread.start()
+    deadline = time.monotonic() + 300
+    while not at_work(lab, "worker-c"):
+        assert time.monotonic() < deadline, "no unit began"
+        time.sleep(0.3)
+    mesh.node.as_root("systemctl restart receptor")
+    thread.join(1500)
+    (done,) = ended
+    assert done.returncode == ExitCode.OK, said(done)
+    assert mesh.outcomes() == dict.fromkeys(NODES, "done")
+    assert set(mesh.changes().values()) == {1}
