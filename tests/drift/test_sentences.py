@@ -47,7 +47,8 @@ SAID: list[tuple[str, Any, Any, str, str]] = [
     ("nvidia_smi.mig.mode.current", ["Disabled"] * 8, ["Enabled"] * 8, "equals",
      "MIG mode of the GPUs: Disabled (8 times) is set, Enabled (8 times) is declared"),
     ("nvidia_smi.power.limit", [*["350.00"] * 7, "300.00"], ["350.00"] * 8, "equals",
-     "power limit of the GPUs, in watts: 350.00 (7 times), 300.00 (index 7) is set, 350.00 (8 times) is declared"),
+     "power limit of the GPUs, in watts: 350.00 (7 times), 300.00 (index 7) is set,"
+     " 350.00 (8 times) is declared"),
     ("service.x.active", None, "active", "equals",
      "service x is absent, must be active"),
     ("tcp.9400.listening", False, True, "equals",
