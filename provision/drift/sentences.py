@@ -259,8 +259,10 @@ def _value(what: Any) -> str:
 
 
 def _repeated(what: Sequence[Any]) -> str:
-    """Elements of which some are alike, the most frequent first: `350.00 (7 times), 300.00 (index 3)`. One that
-    differs from all others has its place in the list: for facts of GPUs, the GPU's index."""
+    """Elements of which some are alike, the most frequent first: `350.00 (7 times), 300.00 (index 3)`.
+
+    One that differs from all others has its place in the list: for facts of GPUs, the GPU's index.
+    """
     places: dict[str, list[int]] = {}
     for index, each in enumerate(what):
         places.setdefault(value_text(each), []).append(index)
