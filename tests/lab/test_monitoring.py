@@ -112,8 +112,10 @@ def test_it_scrapes_the_node_under_its_own_name(lab: Lab) -> None:
     waited(lambda: any(one["value"][1] == "1" for one in query(lab, 'up{job="node"}')), 120)
     (node,) = query(lab, 'up{job="node"}')
     assert (node["metric"]["instance"], node["metric"]["rack"]) == ("gpu", "r7")
-    programs = {one["metric"]["program"] for one in query(lab, 'up{job="monitoring"} == 1')}
-    assert programs == {"prometheus", "alertmanager", "node"}
+    running = {"prometheus", "alertmanager", "node"}  # each is scraped at its own moment of the 30 s
+    waited(
+        lambda: running == {one["metric"]["program"] for one in query(lab, 'up{job="monitoring"} == 1')}, 120
+    )
     assert query(lab, "prometheus_config_last_reload_successful")[0]["value"][1] == "1"
     assert active(lab, "GpuLost") == []
 
