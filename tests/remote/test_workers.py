@@ -154,6 +154,8 @@ def test_hosts_do_not_learn_of_their_workers(sshd: Sshd, standing: StandIn) -> N
     assert list(away) == ["gpu-01", "gpu-02"]
     assert links["gpu-01"].workers == ("worker-b", "worker-a")
     assert links["gpu-01"].sockets == (standing.socket,) * 2
+    assert links["gpu-01"] is links["gpu-02"]  # a hundred thousand nodes have a few lists of workers
+    assert fleet.nodes["gpu-01"].variables[workers.LINK] is fleet.nodes["gpu-02"].variables[workers.LINK]
     assert workers.LINK not in str(here) + str(away)
     json.dumps(hosts)  # plain data, wherever variables go
 
@@ -378,6 +380,20 @@ def test_a_worker_without_a_way_is_named_for_its_nodes_and_costs_others_nothing(
     assert isinstance(found["gpu-01"], NodeError)
     assert found["gpu-01"].fix == fix
     assert outcomes["gpu-02"].message.endswith(f" → {fix}")
+
+
+def test_a_worker_that_is_cut_off_after_its_greeting_is_given_nothing(
+    sshd: Sshd, standing: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit for it would be waited for until its TTL is up; so would the next one, for a neighbour of it."""
+    monkeypatch.setattr(mesh, "_ROUTE", 0.0)
+    fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
+    assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())  # both were greeted
+    before = len(standing.every)
+    standing.cut("worker-a")
+    found = observe(fleet.nodes.values(), {})
+    assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)
+    assert [unit.worker for unit in standing.every[before:]] == ["worker-b"]
 
 
 @pytest.fixture
