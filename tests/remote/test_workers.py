@@ -154,8 +154,6 @@ def test_hosts_do_not_learn_of_their_workers(sshd: Sshd, standing: StandIn) -> N
     assert list(away) == ["gpu-01", "gpu-02"]
     assert links["gpu-01"].workers == ("worker-b", "worker-a")
     assert links["gpu-01"].sockets == (standing.socket,) * 2
-    assert links["gpu-01"] is links["gpu-02"]  # a hundred thousand nodes have a few lists of workers
-    assert fleet.nodes["gpu-01"].variables[workers.LINK] is fleet.nodes["gpu-02"].variables[workers.LINK]
     assert workers.LINK not in str(here) + str(away)
     json.dumps(hosts)  # plain data, wherever variables go
 
@@ -186,6 +184,15 @@ def test_an_ansible_cfg_that_workers_do_not_have_is_refused(
     with pytest.raises(InventoryError, match="workers are not given that file"):
         linked(inventory(sshd, standing))
     assert linked(inventory(sshd, standing), gpuprov_receptor_node="").nodes  # nobody needs it then
+
+
+def test_nodes_with_the_same_workers_have_one_list_of_them(sshd: Sshd, standing: StandIn) -> None:
+    """A hundred thousand nodes have few lists: in memory, too."""
+    fleet = linked(inventory(sshd, standing, ["worker-b", "worker-a"]))
+    hosts = {name: node.variables for name, node in fleet.nodes.items()}
+    assert hosts["gpu-01"][workers.LINK] is hosts["gpu-02"][workers.LINK]
+    _, links, _ = workers.split(hosts)
+    assert links["gpu-01"] is links["gpu-02"]
 
 
 def test_whoever_plays_on_nodes_minds_their_workers() -> None:
