@@ -8,7 +8,7 @@ from benchmarks.results import Plot
 from provision.report.canvas import escaped, short, text, ticks
 
 _WIDTH, _HEIGHT = 680, 380
-_LEFT, _RIGHT, _BOTTOM = 74, 24, 52
+_LEFT, _RIGHT, _BOTTOM = 88, 36, 52
 _TOP = 44  # below the title; a line of it for each name comes on top
 _ROW = 18
 _DOTS = 12  # a line with so few points shows each

@@ -34,7 +34,7 @@ SLOW_ONES = 4  # workers
 DARK = 600.0  # seconds
 DEAD = 1000  # one of so many nodes does not answer
 PACKAGES = 40  # facts that are asked beside those of the machine
-POINTS = 120  # of a curve
+POINTS = 60  # of a curve, more or less
 SEED = 23
 
 
