@@ -51,7 +51,8 @@ def measure(options: Options) -> Iterator[Finding]:
 
     worst = found[DARK_REGION, largest]
     what = f"{largest:,} nodes, {_FLEET}"
-    yield Result("mesh.lost", f"{what}, {DARK_REGION}", "", (float(worst.lost),), "Virtual time, real code")
+    true = 100.0 * (largest - worst.lost) / largest
+    yield Result("mesh.results", f"{what}, {DARK_REGION}", "", (true,), "Virtual time, real code")
     middle = sizes[1]
     growth = (found[WELL, largest].cpu / largest) / (found[WELL, middle].cpu / middle)
     if not options.quick:

@@ -180,7 +180,7 @@ def test_who_waits_for_what_will_not_happen_is_told() -> None:
 def test_what_waits_in_another_way_than_is_known_breaks_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_asks.Away, "__exit__", lambda *_: worker_asks.threading.Event().wait(1))
+    monkeypatch.setattr(worker_asks.Away, "__exit__", lambda *_: vars(worker_asks)["threading"].Event())
     with pytest.raises(AttributeError, match="Event"):
         looked(tmp_path)
 
