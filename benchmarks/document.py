@@ -1,4 +1,4 @@
-"""What was measured, as docs/performance.md shows it: goals and ratios side by side, then tables."""
+"""What was measured, as docs/performance.md shows it: goals and ratios, then tables and plots."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 
 from benchmarks.goals import GOALS
 from benchmarks.measured import Part
-from benchmarks.results import Result, Table, spread
+from benchmarks.plots import drawn
+from benchmarks.results import Plot, Result, Table, spread
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 NOT_MEASURED = "not measured by this command yet"
@@ -24,6 +25,8 @@ def lines(parts: Collection[Part]) -> list[str]:
         for each in part.findings:
             if isinstance(each, Table):
                 found += ["", *_table(each)]
+            elif isinstance(each, Plot):
+                found += ["", f"![{each.title}]({each.file})"]
     return found
 
 
@@ -94,8 +97,11 @@ def put(document: Path, written: Sequence[str], begin: str = BEGIN, end: str = E
 
 
 def write(document: Path, parts: Collection[Part]) -> None:
-    """Put the figures of all parts between the markers."""
+    """Put the figures of all parts between the markers, and the plots beside the document."""
     put(document, lines(parts))
+    for each in (finding for part in parts for finding in part.findings):
+        if isinstance(each, Plot):
+            document.with_name(each.file).write_text(drawn(each), encoding="utf-8")
 
 
 def command_line(arguments: Sequence[str] | None) -> str:

@@ -35,6 +35,13 @@ GOALS = {
     "status.watch": Goal("`status --watch`, controller CPU of a round", 0.35, against="F"),
     "watch.acted": Goal("`watch` of 1,000 nodes, from a fault to a spare that takes jobs", 30, "s"),
     "replace.slowest": Goal("the same, the slowest of 100 trials on light nodes", 30, "s"),
+    "mesh.results": Goal(
+        "a look at 100,000 nodes behind 40 workers, simulated, a region dark: nodes with their true result",
+        100,
+        "%",
+        least=True,
+    ),
+    "mesh.growth": Goal("the same, controller CPU a node", 1.2, against="that of 10,000 nodes"),
     "roles.cpu": Goal(
         "`up` of a bare node, controller CPU", 0.4, against="the first roles under plain Ansible"
     ),

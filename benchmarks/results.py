@@ -58,7 +58,23 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-Finding = Result | Table
+@dataclass(frozen=True)
+class Plot:
+    """Figures as a drawing (plots.py), in a file of this name beside the document.
+
+    `across`, `up`: what the axes are, both of them from 0. `lines`: names, each with its points (across, up).
+    `band`: from where to where a stretch is shaded, and what it is called.
+    """
+
+    title: str
+    file: str
+    across: str
+    up: str
+    lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
+    band: tuple[float, float, str] | None = None
+
+
+Finding = Result | Table | Plot
 Measure = Callable[[Options], Iterable[Finding]]
 
 
@@ -114,6 +130,8 @@ def lines(finding: Finding) -> Iterator[str]:
         yield f"{finding.what}: {spread(finding.values, unit)}{against}{end}"
         if finding.note:
             yield f"    {finding.note}"
+    elif isinstance(finding, Plot):
+        yield f"{finding.title}: {finding.file}"
     else:
         yield finding.title
         table = (finding.head, *finding.rows)

@@ -98,6 +98,10 @@ def test_the_document_shows_the_figures_that_are_kept_beside_it(tmp_path: Path) 
     copy.write_text(DOCUMENT.read_text("utf-8"), "utf-8")
     document.write(copy, kept.values())
     assert copy.read_text("utf-8") == DOCUMENT.read_text("utf-8")
+    plots = sorted(path.name for path in tmp_path.glob("*.svg"))
+    assert plots == sorted(path.name for path in DOCUMENT.parent.glob("*.svg"))
+    for name in plots:
+        assert (tmp_path / name).read_text("utf-8") == DOCUMENT.with_name(name).read_text("utf-8")
 
 
 def test_figures_are_read_as_they_were_written(tmp_path: Path) -> None:

@@ -138,6 +138,19 @@ def test_what_no_worker_says_ends_it_and_leaves_no_host_ok(play: Play, name: str
     assert len(outcomes["gpu-01"].message) < 400
 
 
+def test_what_an_event_costs_does_not_grow_with_the_nodes_of_its_unit() -> None:
+    class Names(tuple[str, ...]):
+        def __contains__(self, name: object) -> bool:
+            raise AssertionError(f"all of them are compared with {name!r}")
+
+    heard: list[Mapping[str, Any]] = []
+    key = bytes(sealed.KEY_BYTES)
+    stream = worker_stream.Reader(Names(HOSTS), sealed.Opener(key), heard.append)
+    stream.feed(sealed.Sealer(key).frame(lines(*whole())))
+    assert stream.whole
+    assert len(heard) == 6
+
+
 def test_what_comes_after_the_end_does_not_count(play: Play) -> None:
     late = lines(event("runner_on_failed", 10, host="gpu-01", res={"msg": "late"}))
     assert play(Script(lines(*whole()) + late))["gpu-01"].status == "ok"

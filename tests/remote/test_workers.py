@@ -186,6 +186,15 @@ def test_an_ansible_cfg_that_workers_do_not_have_is_refused(
     assert linked(inventory(sshd, standing), gpuprov_receptor_node="").nodes  # nobody needs it then
 
 
+def test_nodes_with_the_same_workers_have_one_list_of_them(sshd: Sshd, standing: StandIn) -> None:
+    """A hundred thousand nodes have few lists: in memory, too."""
+    fleet = linked(inventory(sshd, standing, ["worker-b", "worker-a"]))
+    hosts = {name: node.variables for name, node in fleet.nodes.items()}
+    assert hosts["gpu-01"][workers.LINK] is hosts["gpu-02"][workers.LINK]
+    _, links, _ = workers.split(hosts)
+    assert links["gpu-01"] is links["gpu-02"]
+
+
 def test_whoever_plays_on_nodes_minds_their_workers() -> None:
     """A new caller of the runner must divide its hosts, or nodes behind a worker are reached from here."""
     callers = {
@@ -378,6 +387,20 @@ def test_a_worker_without_a_way_is_named_for_its_nodes_and_costs_others_nothing(
     assert isinstance(found["gpu-01"], NodeError)
     assert found["gpu-01"].fix == fix
     assert outcomes["gpu-02"].message.endswith(f" → {fix}")
+
+
+def test_a_worker_that_is_cut_off_after_its_greeting_is_given_nothing(
+    sshd: Sshd, standing: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit for it would be waited for until its TTL is up; so would the next one, for a neighbour of it."""
+    monkeypatch.setattr(mesh, "_ROUTE", 0.0)
+    fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"]))
+    assert all(one.error is None for one in observe(fleet.nodes.values(), {}).values())  # both were greeted
+    before = len(standing.every)
+    standing.cut("worker-a")
+    found = observe(fleet.nodes.values(), {})
+    assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)
+    assert [unit.worker for unit in standing.every[before:]] == ["worker-b"]
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ def apart(fleet: Fleet) -> tuple[Fleet, Fleet]:
 def linked(fleet: Fleet, workers: Fleet, overrides: Mapping[str, Any]) -> Fleet:
     """The fleet, each node that names workers with a Link to them. Raises InventoryError for a name that is
     no worker's, and for what was written before gpuprov worked with Receptor."""
-    links: dict[tuple[Any, ...], Link] = {}
+    links: dict[tuple[Any, ...], dict[str, Any]] = {}  # one for all nodes with the same workers
     nodes = {}
     for name, node in fleet.nodes.items():
 
@@ -87,8 +87,8 @@ def linked(fleet: Fleet, workers: Fleet, overrides: Mapping[str, Any]) -> Fleet:
             theirs = {worker: workers.nodes[worker].variables for worker in names}
             sockets = [_text(w, SOCKET_VARIABLE, v.get(SOCKET_VARIABLE), SOCKET) for w, v in theirs.items()]
             pythons = [_text(w, PYTHON, v.get(PYTHON), "python3") for w, v in theirs.items()]
-            links[key] = Link(names, socket, tls, tuple(sockets), tuple(pythons))
-        nodes[name] = replace(node, variables={**node.variables, LINK: links[key].plain()})
+            links[key] = Link(names, socket, tls, tuple(sockets), tuple(pythons)).plain()
+        nodes[name] = replace(node, variables={**node.variables, LINK: links[key]})
     if links and os.environ.get("ANSIBLE_CONFIG"):
         raise InventoryError(
             "ANSIBLE_CONFIG is set, and workers are not given that file",
@@ -130,6 +130,7 @@ def split(
     here: dict[str, Mapping[str, Any]] = {}
     links: dict[str, Link] = {}
     away: dict[str, Mapping[str, Any]] = {}
+    known: dict[int, Link] = {}
     for name, variables in hosts.items():
         link = variables.get(LINK)
         if link is None:
@@ -139,6 +140,8 @@ def split(
         if variables.get("ansible_connection") in ("local", "ansible.builtin.local"):
             here[name] = plain
         else:
-            links[name] = Link.of(link)
+            if id(link) not in known:
+                known[id(link)] = Link.of(link)
+            links[name] = known[id(link)]
             away[name] = plain
     return here, links, away

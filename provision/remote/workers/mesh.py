@@ -101,6 +101,8 @@ class Mesh:
             known = {
                 w: self._greeted[w][1] for w in wanted if w in self._greeted and self._greeted[w][0] > now
             }
+            # A unit for one that was cut off since would wait for its whole TTL.
+            known = {w: said for w, said in known.items() if isinstance(said, NodeError) or self.has_route(w)}
             asked = [worker for worker in wanted if worker not in known]
             if not asked:
                 return known
@@ -179,7 +181,10 @@ _lock = threading.Lock()
 def mesh_of(link: Link) -> Mesh:
     """The mesh that this Link is about: one for all that use the same Receptor."""
     with _lock:
-        return _meshes.setdefault((link.socket, link.tls_client), Mesh(link.socket, link.tls_client))
+        key = (link.socket, link.tls_client)
+        if key not in _meshes:
+            _meshes[key] = Mesh(*key)
+        return _meshes[key]
 
 
 def avoid(share: Share) -> None:

@@ -101,7 +101,7 @@ class Reader:
         self.whole = False  # it has said all it has to say
         self.refusal: Mapping[str, Any] | None = None
         self.noise = b""
-        self._hosts = hosts
+        self._hosts = frozenset(hosts)
         self._opener = opener
         self._take = take
         self._printed = _Lines(LINE_LIMIT * 2)  # base64 adds a third

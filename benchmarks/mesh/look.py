@@ -1,0 +1,292 @@
+"""One look at a simulated fleet behind workers: `observe` as every command has it, in virtual time.
+
+Real: all that gpuprov does on the controller, from the Links of nodes over who does what, units, their
+streams, silence and reassignment to the facts of each node. Simulated: Receptor, the network, the workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from benchmarks.bench_scale import BASE, NAME, peak
+from benchmarks.mesh.network import FOR_GOOD, Line, Region, drawn_regions
+from benchmarks.mesh.receptor import Receptor, instead_of_socket
+from benchmarks.mesh.virtual_threads import World, instead_of
+from benchmarks.mesh.worker import RATE, SLOW, Process, Worker
+from provision.fleet import Fleet, Node
+from provision.remote import observe, protocol, workers
+from provision.remote.ansible import handover
+from provision.remote.observe import Observation
+from provision.remote.workers import leftovers, mesh, register, worker_entry
+
+REGIONS, EACH = 8, 5  # regions, and workers of each
+SLOW_ONES = 4  # workers
+DARK = 600.0  # seconds
+DEAD = 1000  # one of so many nodes does not answer
+PACKAGES = 40  # facts that are asked beside those of the machine
+POINTS = 60  # of a curve, more or less
+SEED = 23
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`dark`: a region is dark for ten minutes, once the first of its workers has looked at half of its
+    nodes. `both`: nodes name the workers of the next region, too. `dies`: a worker dies for good, at half of
+    its nodes."""
+
+    nodes: int
+    dark: bool = False
+    both: bool = True
+    dies: bool = False
+    seed: int = SEED
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What it came to. Times in seconds, virtual but for `cpu`, that of the controller's own code.
+
+    `memory`: the most MB of the process. `commands`: on Receptor's control socket. `unreached`: nodes whose
+    result of the first look is that no worker could be reached; they are looked at again when the region is
+    back, which takes `again`. `lost`: nodes without a true result in the end. `twice`: nodes that two units
+    looked at. `together`: nodes that two units were at work on at the same time. `left`: units that Receptor
+    still has, but of workers that died. `curve`: (seconds, nodes with a result)."""
+
+    seconds: float
+    cpu: float
+    memory: float
+    messages: int
+    bytes: int
+    packets_lost: int
+    commands: int
+    unreached: int
+    again: float
+    lost: int
+    twice: int
+    together: int
+    left: int
+    dark_from: float
+    curve: tuple[tuple[float, int], ...]
+
+
+class Surroundings:
+    """The regions, their workers and nodes, and what befalls them."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.world = World()
+        drawn = random.Random(scenario.seed)  # noqa: S311 - latencies and moments, no secrets
+        self._drawn = drawn
+        self.regions = drawn_regions(REGIONS, drawn)
+        names = [f"worker-{number:02}" for number in range(1, REGIONS * EACH + 1)]
+        slow = set(drawn.sample(names, SLOW_ONES))
+        self.dying = drawn.choice([name for name in names if name not in slow])
+        self.dark = drawn.choice(self.regions[1:])  # the first one is the controller's own
+        self.dark_from = 0.0
+        self._fated = {"dark": scenario.dark, "dies": scenario.dies}
+        self.workers = {
+            name: self._worker(name, self.regions[number // EACH], RATE * (SLOW if name in slow else 1))
+            for number, name in enumerate(names)
+        }
+        self.receptor = Receptor(self.world, self.workers)
+
+    def _worker(self, name: str, region: Region, rate: float) -> Worker:
+        drawn = random.Random(self._drawn.random())  # noqa: S311
+        line = Line(region, drawn)
+
+        def distance(node: str) -> float:
+            there = self.region_of(node)
+            return 0.0005 if there is region else there.latency + region.latency
+
+        return Worker(name, line, rate, distance, self.output, drawn, begun=self._begun)
+
+    def region_of(self, node: str) -> Region:
+        return self.regions[number_of(node) % REGIONS]
+
+    def output(self, node: str) -> bytes | None:
+        """What this node prints; None where it is dead."""
+        number = number_of(node)
+        return None if number % DEAD == DEAD - 1 else TEMPLATE.replace(NAME.encode(), b"%08d" % number)
+
+    def _begun(self, process: Process) -> None:
+        """A worker has begun to look: is it the moment for what is to befall it?"""
+        half = process.nodes[len(process.nodes) // 2][0]
+        worker = process.worker
+        if self._fated["dark"] and worker.line.region is self.dark:
+            self._fated["dark"] = False
+            self.world.at(half, self._darken)
+        if self._fated["dies"] and worker.name == self.dying:
+            self._fated["dies"] = False
+            self.world.at(half, lambda: self._die(worker))
+
+    def _darken(self) -> None:
+        self.dark_from = self.world.now
+        for worker in self.workers.values():
+            if worker.line.region is self.dark:
+                self._cut(worker, DARK)
+
+    def _die(self, worker: Worker) -> None:
+        for process in worker.units:
+            process.die(self.world.now)
+        worker.line.cut(FOR_GOOD, self.world.now)
+
+    def _cut(self, worker: Worker, seconds: float) -> None:
+        """Its units end by themselves when their lease is up, as worker_entry.py sees to it."""
+        cut = worker.line.cut(seconds, self.world.now)
+        for process in worker.units:
+            if process.lease is not None:
+                end = cut.there + process.lease + self._drawn.random() * worker_entry._LOOK
+                self.world.at(end, lambda process=process: process.stop(self.world.now))  # type: ignore[misc]
+
+    def links(self, node: str) -> list[str]:
+        """The workers that a node names."""
+        first = number_of(node) % REGIONS * EACH
+        names = list(self.workers)
+        return [
+            names[(first + place) % len(names)] for place in range(EACH * (2 if self.scenario.both else 1))
+        ]
+
+    def fleet(self) -> Fleet:
+        nodes = {
+            name: Node(
+                name,
+                (),
+                {
+                    "ansible_host": f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
+                    "ansible_user": "ubuntu",
+                    "gpuprov_sku": "h100-sxm",
+                    workers.VARIABLE: self.links(name),
+                },
+            )
+            for number, name in ((number, f"gpu-{number:06}") for number in range(self.scenario.nodes))
+        }
+        there = {name: Node(name, (), {}) for name in self.workers}
+        groups = {"all": (*nodes, *there), "gpu_nodes": tuple(nodes), workers.GROUP: tuple(there)}
+        return Fleet(Path("inventory.yml"), {**nodes, **there}, groups)
+
+
+def number_of(node: str) -> int:
+    return int(node.rpartition("-")[2])
+
+
+ASKED = sorted(
+    {*BASE, *(f"package.lib-{number:02}.version" for number in range(PACKAGES))} - protocol.BASE_FACTS
+)
+_BODY = json.dumps(
+    {"uid": 0, "facts": {**dict.fromkeys(ASKED, "580.126.09-0ubuntu1"), **BASE}, "problems": {}}
+)
+TEMPLATE = protocol.BEGIN + b"%d\n%b\n" % (len(_BODY), _BODY.encode()) + protocol.END + b"\n"
+
+
+@contextlib.contextmanager
+def in_virtual_time(around: Surroundings, folder: Path) -> Iterator[None]:
+    """gpuprov's code for workers waits in virtual time meanwhile, and its Receptor is the simulated one."""
+    stand_ins = {**instead_of(around.world), "socket": instead_of_socket(around.receptor)}
+    with contextlib.ExitStack() as stack:
+        for name, module in list(sys.modules.items()):
+            if name.startswith(f"{workers.__name__}.") and module is not worker_entry:
+                for attribute in stand_ins.keys() & vars(module).keys():
+                    stack.enter_context(mock.patch.object(module, attribute, stand_ins[attribute]))
+        stack.enter_context(mock.patch.dict("os.environ", XDG_STATE_HOME=str(folder / "state")))
+        for place, attribute, value in (
+            (handover, "memory_folder", lambda: folder),
+            (mesh, "_meshes", {}),
+            (register, "_current", []),
+            (leftovers, "_swept", set()),
+        ):
+            stack.enter_context(mock.patch.object(place, attribute, value))
+        yield
+
+
+def look(scenario: Scenario, folder: Path) -> Looked:
+    around = Surroundings(scenario)
+    world, receptor = around.world, around.receptor
+    whole = around.fleet()
+    with in_virtual_time(around, folder):
+        times: list[float] = []
+        world.back()
+        nodes, apart = workers.apart(whole)
+        fleet = workers.linked(nodes, apart, {})
+        found = _observed(fleet.nodes.values(), times, world)
+        world.leave()
+        cpu, ended = world.cpu, world.now
+        unreached = [name for name, one in found.items() if one.error and "worker" in one.error]
+        again = 0.0
+        if scenario.dark:
+            world.pass_until(around.dark_from + DARK + 60.0)
+        if unreached:
+            began = world.now
+            found |= _observed([fleet.nodes[name] for name in unreached], times, world)
+            again = world.now - began
+        world.pass_until(world.now + 60.0)
+    lines = [worker.line for worker in around.workers.values()]
+    work = [process for worker in around.workers.values() for process in worker.units if process.nodes]
+    looked = Counter(name for process in work for name in process.looked())
+    gone = {name for name, worker in around.workers.items() if worker.line.broken(world.now)}
+    return Looked(
+        seconds=ended - world.began,
+        cpu=cpu,
+        memory=peak(),
+        messages=sum(line.messages for line in lines),
+        bytes=sum(line.bytes for line in lines),
+        packets_lost=sum(line.lost for line in lines),
+        commands=receptor.asked,
+        unreached=len(unreached),
+        again=again,
+        lost=sum(not _true(around, name, found.get(name)) for name in fleet.nodes),
+        twice=sum(count > 1 for count in looked.values()),
+        together=_together(work),
+        left=sum(unit.worker.name not in gone for unit in receptor.units.values()),
+        dark_from=around.dark_from - world.began if around.dark_from else 0.0,
+        curve=_curve(times, world.began),
+    )
+
+
+def _observed(nodes: Collection[Node], times: list[float], world: World) -> dict[str, Observation]:
+    return observe.observe(
+        nodes,
+        {node.name: ASKED for node in nodes},
+        on_done=lambda one: times.append(world.now) if not (one.error and "worker" in one.error) else None,
+    )
+
+
+def _true(around: Surroundings, name: str, said: Observation | None) -> bool:
+    """Whether what is known of a node is what it printed, or that it is dead where it is."""
+    if said is None:
+        return False
+    output = around.output(name)
+    if output is None:
+        return said.unreachable and f"{name} did not answer" in str(said.error)
+    facts = json.loads(protocol.unframed(output))["facts"]
+    return said.error is None and not said.problems and dict(said.facts) == facts
+
+
+def _together(work: Collection[Process]) -> int:
+    """Nodes that two units were at work on at the same time."""
+    spans = [(one.begun, one.over, {name for _, name in one.nodes}) for one in work]
+    both: set[str] = set()
+    for (begun, over, nodes), (other_begun, other_over, others) in combinations(spans, 2):
+        if begun < other_over and other_begun < over:
+            both |= nodes & others
+    return len(both)
+
+
+def _curve(times: list[float], began: float) -> tuple[tuple[float, int], ...]:
+    """(seconds, how many results until then)"""
+    step = max(1, len(times) // POINTS)
+    places = sorted({*range(0, len(times), step), len(times) - 1}) if times else []
+    return tuple((round(times[place] - began, 1), place + 1) for place in places)
+
+
+def main(arguments: Mapping[str, Any], folder: str) -> None:
+    """One look, in a process of its own: what it came to, as JSON."""
+    print(json.dumps(asdict(look(Scenario(**arguments), Path(folder)))))
