@@ -28,6 +28,11 @@ def test_nodes_of_a_worker_that_cannot_be_used_go_to_another_or_are_left_with_it
     assert stranded == {"n2": "a"}
 
 
+def test_what_workers_do_already_counts() -> None:
+    shares, _ = spread({f"n{number}": ["a", "b"] for number in range(4)}, {}, {"a": 3, "c": 9})
+    assert shares == {"b": ["n0", "n1", "n2"], "a": ["n3"]}
+
+
 @given(
     candidates=st.dictionaries(
         st.integers(0, 60).map(str), st.lists(st.sampled_from(WORKERS), min_size=1, unique=True), max_size=60

@@ -15,6 +15,7 @@ from provision.remote.ansible.events import Event, Outcome
 from provision.remote.protocol import NodeError
 from provision.remote.workers import (
     Link,
+    Worker,
     assignment,
     leftovers,
     mesh,
@@ -46,7 +47,8 @@ def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
 def share(standing: StandIn, script: Any, hosts: Mapping[str, Any] = HOSTS) -> mesh.Share:
     """These hosts, behind one worker, which says what is in the script."""
     standing.add("rack-1", said=script)
-    link = Link(("rack-1",), standing.socket, TLS_CLIENT, (standing.socket,), ("/opt/gpuprov/bin/python",))
+    worker = Worker("rack-1", standing.socket, "/opt/gpuprov/bin/python")
+    link = Link((worker,), standing.socket, TLS_CLIENT)
     shares, stranded = mesh.assigned(hosts, dict.fromkeys(hosts, link))
     if stranded:
         raise next(iter(stranded.values()))

@@ -32,7 +32,8 @@ from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event
 from provision.remote.observe import observe, run_programs
 from provision.remote.protocol import NodeError
-from provision.remote.workers import assignment, leftovers, mesh, register
+from provision.remote.workers import Link, Worker, assignment, leftovers, mesh, register
+from provision.remote.workers.units import Way
 from tests.support.processes import alive, command_of, until
 from tests.support.receptor import PROGRAM, TLS_CLIENT, RealMesh, StandIn
 from tests.support.sshd import Sshd
@@ -152,8 +153,10 @@ def test_hosts_do_not_learn_of_their_workers(sshd: Sshd, standing: StandIn) -> N
     here, links, away = workers.split(hosts)
     assert sorted(here) == ["local", "own"]
     assert list(away) == ["gpu-01", "gpu-02"]
-    assert links["gpu-01"].workers == ("worker-b", "worker-a")
-    assert links["gpu-01"].sockets == (standing.socket,) * 2
+    assert links["gpu-01"].workers == (
+        Worker("worker-b", standing.socket),
+        Worker("worker-a", standing.socket),
+    )
     assert workers.LINK not in str(here) + str(away)
     json.dumps(hosts)  # plain data, wherever variables go
 
@@ -202,6 +205,40 @@ def test_whoever_plays_on_nodes_minds_their_workers() -> None:
         "remote/workers/worker_runs.py",
         "validate/selftest/machine.py",
     }
+
+
+def test_nodes_of_a_lost_worker_are_spread_by_what_the_others_have_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def usable(self: mesh.Mesh, wanted: dict[str, Worker]) -> dict[str, Way]:
+        return {name: Way(self._control, "", "", name, "") for name in wanted}
+
+    monkeypatch.setattr(mesh.Mesh, "_usable", usable)
+    ways = {"a": ["a", "b", "c"], "b": ["b"], "c": ["c"]}
+    links = {name: Link(tuple(map(Worker, workers))) for name, workers in ways.items()}
+    # 8 nodes of worker-a first, whom others can do; 6 of worker-b alone, and 2 of worker-c.
+    of = {f"gpu-{number:02d}": links["abc"[(number > 8) + (number > 14)]] for number in range(1, 17)}
+    shares, stranded = mesh.assigned({name: {} for name in of}, of, without=("b", "c"))
+    assert stranded == {}
+    assert [share.worker for share in shares] == ["a"]
+    busy, _ = mesh.assigned({name: {} for name in of if len(of[name].workers) == 1}, of)
+    again: dict[str, int] = {}
+    done = threading.Event()
+
+    def work(share: mesh.Share) -> mesh.Left:
+        if share.worker == "a":
+            return dict.fromkeys(share.hosts, NodeError("cut", "it was lost", ""))
+        if "gpu-01" <= min(share.hosts) <= "gpu-08":
+            again[share.worker] = len(share.hosts)
+            if len(again) == 2:
+                done.set()
+        assert done.wait(30)
+        return {}
+
+    assert mesh.worked([*busy, *shares], work) == {}
+    assert again == {"b": 2, "c": 6}
+    later, _ = mesh.assigned({name: {} for name in of}, dict.fromkeys(of, links["a"]), without=("a",))
+    assert {share.worker: len(share.hosts) for share in later} == {"b": 8, "c": 8}  # nothing is left of it
 
 
 # --- done in the mesh ---

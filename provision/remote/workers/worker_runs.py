@@ -124,7 +124,7 @@ def _outcomes(
     if ended.end is End.NOT_BEGUN and trouble is not None:
         return {}, dict.fromkeys(share.hosts, trouble)
     if trouble is not None:
-        mesh.avoid(share)
+        share.mesh.avoid(share.worker)
         lost = trouble.kind in ("cut", "hung", "unreachable")
         return tally.outcomes(f"{trouble.what} → {causes.next_step(trouble)}", whole=False, lost=lost), {}
     if not tally.play_started:
