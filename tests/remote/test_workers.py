@@ -27,7 +27,7 @@ from provision import paths
 from provision.desired.inventory import select
 from provision.errors import InventoryError
 from provision.fleet import Fleet, Node
-from provision.remote import workers
+from provision.remote import fleet_lock, workers
 from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event
 from provision.remote.observe import observe, run_programs
@@ -465,6 +465,110 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
         until(lambda: not any(alive(pid) for pid in at_work), 5)
     else:
         assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+
+
+# --- the locks of nodes ---
+
+
+@pytest.fixture
+def locking(standing: StandIn, tmp_path: Path) -> Any:
+    """Locks of gpu-01 and gpu-02 in folders of their own, which worker-a confirms many times a second."""
+    homes = {name: tmp_path / "nodes" / name for name in ("gpu-01", "gpu-02")}
+    homes["gpu-01"].parent.mkdir()
+    program = fleet_lock._program
+
+    def placed(request: dict[str, Any]) -> str:
+        return program({**request, "folder": str(homes[request["node"]])})
+
+    def run(programs: Any) -> Any:
+        return {
+            node: subprocess.run(
+                [sys.executable, "-I", "-S", "-"], input=text.encode(), capture_output=True, check=True
+            ).stdout
+            for node, text in programs.items()
+        }
+
+    standing.commands["worker-a"] = broken(
+        tmp_path,
+        "from provision.remote import fleet_lock; program = fleet_lock._program; "
+        f"homes = { {name: str(home) for name, home in homes.items()}!r}; "
+        "fleet_lock._program = lambda asked: program({**asked, 'folder': homes[asked['node']]}); "
+        "fleet_lock.RENEW = 0.4; return original(about, share)",
+    )
+
+    def lock(run_id: str, **options: Any) -> fleet_lock.FleetLock:
+        return fleet_lock.FleetLock(run_id, run, since="10:00", **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet_lock, "_program", placed)
+        yield lock, {name: home / "lock" for name, home in homes.items()}
+
+
+def sleeper(mark: Path, seconds: float) -> str:
+    return f"import time; open({str(mark)!r}, 'w').write('x'); time.sleep({seconds}); print('done')"
+
+
+def test_a_worker_keeps_the_locks_of_its_nodes_alive_while_it_works(
+    sshd: Sshd, standing: StandIn, tmp_path: Path, locking: Any
+) -> None:
+    """The controller's own confirmations come every ten minutes."""
+    new, files = locking
+    hosts = asking(linked(inventory(sshd, standing)), sleeper(tmp_path / "task", 4))
+    fresh: list[bool] = []
+
+    def grow_old() -> None:
+        until((tmp_path / "task").exists)
+        old = json.dumps({**json.loads(files["gpu-01"].read_text()), "confirmed": 1.0})
+        files["gpu-01"].write_text(old)
+        until(lambda: json.loads(files["gpu-01"].read_text())["confirmed"] > 1.0, 20)
+        fresh.append(files["gpu-02"].exists())
+
+    thread = threading.Thread(target=grow_old)
+    with fleet_lock.held(new("run-1"), list(hosts), say=print):
+        thread.start()
+        outcomes = partitions.run_sharded(OBSERVE, hosts)
+        thread.join()
+    assert fresh == [True]
+    assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+    time.sleep(1)
+    assert not any(file.exists() for file in files.values())  # released, and not taken again
+
+
+def test_a_worker_ends_its_work_when_the_lock_of_a_node_is_anothers(
+    sshd: Sshd, standing: StandIn, tmp_path: Path, locking: Any
+) -> None:
+    new, files = locking
+    hosts = asking(linked(inventory(sshd, standing)), sleeper(tmp_path / "task", 60))
+
+    def take() -> None:
+        until((tmp_path / "task").exists)
+        new("run-2", who="bob@ctl-2 (process 7)", force=True).take(["gpu-01"])
+
+    thread = threading.Thread(target=take)
+    began = time.monotonic()
+    with fleet_lock.held(new("run-1"), list(hosts), say=print):
+        thread.start()
+        outcomes = partitions.run_sharded(OBSERVE, hosts)
+        thread.join()
+    assert time.monotonic() - began < 50
+    why = "the lock of gpu-01 was taken for gpuprov up by bob@ctl-2 (process 7), since 10:00"
+    assert outcomes["gpu-01"].status == "failed"
+    assert outcomes["gpu-01"].message == f"{why}: work on it was ended"
+    # The others of the unit may be gone on with, once they were looked at.
+    assert outcomes["gpu-02"].status == "unreachable"
+    assert f"worker worker-a: it was stopped: {why} → run again" in outcomes["gpu-02"].message
+    assert json.loads(files["gpu-01"].read_text())["run"] == "run-2"
+    assert not files["gpu-02"].exists()
+    assert nothing_left(standing, tmp_path / "state")
+
+
+def test_what_asks_for_no_lock_gives_its_workers_none(sshd: Sshd, standing: StandIn, locking: Any) -> None:
+    _, files = locking
+    outcomes = partitions.run_sharded(
+        OBSERVE, asking(linked(inventory(sshd, standing)), sleeper(Path("/dev/null"), 2))
+    )
+    assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+    assert not any(file.parent.exists() for file in files.values())
 
 
 # --- the end ---

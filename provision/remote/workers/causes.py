@@ -163,6 +163,11 @@ def failed(worker: str, what: str) -> NodeError:
     return _error("ansible", worker, what, _LOOK_THERE)
 
 
+def stopped(worker: str, what: str) -> NodeError:
+    """It was ended in order: by somebody, for its time or its lease, or for a lost lock."""
+    return _error("hung", worker, what, "")
+
+
 def hung(worker: str, what: str) -> NodeError:
     return _error("hung", worker, what, _LOOK_THERE)
 

@@ -252,8 +252,8 @@ class Unit:
             if refusal is not None:
                 return Ended(End.NOT_BEGUN, causes.refused(self._way.worker, refusal))
             trouble = self._stream.trouble()
-            if trouble == worker_stream.STOPPED:
-                return Ended(End.LOST, causes.hung(self._way.worker, trouble))
+            if trouble.startswith(worker_stream.STOPPED):
+                return Ended(End.LOST, causes.stopped(self._way.worker, trouble))
             if trouble:
                 return Ended(End.LOST, causes.failed(self._way.worker, trouble))
             return Ended(End.DONE)

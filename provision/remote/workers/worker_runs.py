@@ -16,6 +16,7 @@ from typing import Any
 
 from provision import paths
 from provision.errors import GpuprovError
+from provision.remote import held_locks
 from provision.remote.ansible.events import Event, Outcome, Tally
 from provision.remote.ansible.runner import Interrupts
 from provision.remote.protocol import NodeError
@@ -83,7 +84,8 @@ def run_playbook(
             except BaseException as error:
                 stop.error = stop.error or error  # raised when the worker has ended its Ansible
 
-        payload = transmitted({**about, "inventory": share.hosts})
+        locks = held_locks.of(share.hosts)
+        payload = transmitted({**about, "inventory": share.hosts, "locks": locks})
         job = Job(name, payload, share.hosts, (stop.left() or _LONGEST) + _AFTER, share.alone)
         ended = units.carry(share.way, job, take, stop.wanted)
         try:
