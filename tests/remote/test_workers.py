@@ -389,6 +389,7 @@ def test_a_worker_that_is_lost_in_the_middle_leaves_its_hosts_to_be_looked_at(
     outcomes = partitions.run_sharded(OBSERVE, asking(fleet, "print(1)"))
     assert {name: one.status for name, one in outcomes.items()} == {"gpu-01": "unreachable", "gpu-02": "ok"}
     assert "worker worker-a: its work ended too early: signal: killed" in outcomes["gpu-01"].message
+    assert {name: one.lost for name, one in outcomes.items()} == {"gpu-01": True, "gpu-02": False}
     before = len(standing.every)
     found = observe(fleet.nodes.values(), {})
     assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,11 @@ def _outcomes(
         return {}, dict.fromkeys(share.hosts, trouble)
     if trouble is not None:
         share.mesh.avoid(share.worker)
-        lost = trouble.kind in ("cut", "hung", "unreachable")
-        return tally.outcomes(f"{trouble.what} → {causes.next_step(trouble)}", whole=False, lost=lost), {}
+        silent = trouble.kind in ("cut", "hung", "unreachable")
+        some = tally.outcomes(f"{trouble.what} → {causes.next_step(trouble)}", whole=False, lost=silent)
+        if ended.end is End.LOST:  # else it may be at work
+            some = {name: replace(one, lost=one.status == "unreachable") for name, one in some.items()}
+        return some, {}
     if not tally.play_started:
         raise GpuprovError(
             f"worker {share.worker}: Ansible could not run {playbook}: "
