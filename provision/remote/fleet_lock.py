@@ -333,8 +333,8 @@ def held(
                 yield answers
     finally:
         if left := lock.release():
-            minutes = round(LEASE / 60)
-            say(f"{fold(left)}: the lock could not be released; it ends by itself within {minutes} min")
+            when = f"{round(LEASE / 60)} min of the last work there"
+            say(f"{fold(left)}: the lock could not be released; it ends by itself within {when}")
 
 
 def fresh_name() -> str:
