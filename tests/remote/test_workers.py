@@ -32,7 +32,7 @@ from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event
 from provision.remote.observe import observe, run_programs
 from provision.remote.protocol import NodeError
-from provision.remote.workers import Link, Worker, assignment, leftovers, mesh, register
+from provision.remote.workers import Link, Worker, assignment, leftovers, mesh, register, units
 from provision.remote.workers.units import Way
 from tests.support.processes import alive, command_of, until
 from tests.support.receptor import PROGRAM, TLS_CLIENT, RealMesh, StandIn
@@ -424,6 +424,8 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, seconds in (("SILENCE", 1.5), ("LEASE", 3.0), ("MARGIN", 3.0)):
         monkeypatch.setattr(assignment, name, seconds)
     monkeypatch.setattr(mesh, "_ROUTE", 0.1)
+    for name in ("_POLL", "_LOOK"):
+        monkeypatch.setattr(units, name, 0.3)
 
 
 @pytest.mark.usefixtures("hurried")
@@ -438,7 +440,7 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
     standing.commands = dict.fromkeys(standing.commands, command)
     mark = tmp_path / "task"
     program = (
-        f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(8); print('done')"
+        f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(12); print('done')"
     )
     hosts = asking(fleet, "print('quick')")
     hosts["gpu-01"]["gpuprov_observe_program"] = program
@@ -453,6 +455,7 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
         if not others:
             time.sleep(6)  # longer than a lease and its margin
             standing.routes.add("worker-a")
+            time.sleep(4)  # till Receptor asks for more of it, longer than a unit may be silent
             for unit in standing.units.values():
                 unit.frozen = False
 

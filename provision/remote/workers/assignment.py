@@ -7,6 +7,7 @@ of forty.
 from __future__ import annotations
 
 import enum
+import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ SILENCE = 60.0  # seconds without a word of a unit after which it is asked for
 LEASE = 120.0  # seconds without a route to its controller after which a unit whose nodes others can do ends
 # Seconds more that the controller waits: until the cut is noticed there, and Ansible has ended.
 MARGIN = 120.0
+# Seconds after a cut till a unit has to be heard of again: Receptor tries once a minute by then (MaxWorkSleep
+# in pkg/workceptor/workunitbase.go), and may need some for a connection.
+RETURN = 120.0
 PATIENCE = 600.0  # seconds a unit that is cut off is waited for where nobody else can do its nodes
 
 
@@ -62,6 +66,7 @@ class Known:
     lease: float | None  # LEASE where others can do its nodes; None where it is worth waiting for
     route: bool  # whether the mesh has a way to its worker now
     ending: bool = False  # it was told to end, and its worker has heard it
+    away: float = -math.inf  # when the mesh had no way to it
 
 
 def fate(unit: Known, now: float) -> Fate:
@@ -73,7 +78,7 @@ def fate(unit: Known, now: float) -> Fate:
     if silent <= SILENCE:
         return Fate.WAIT
     if unit.route:
-        return Fate.STOP
+        return Fate.STOP if now - unit.away > RETURN else Fate.WAIT
     if unit.lease is not None:
         return Fate.LOST if silent > unit.lease + MARGIN else Fate.WAIT
     return Fate.LEFT if silent > PATIENCE else Fate.WAIT
