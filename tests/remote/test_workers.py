@@ -26,7 +26,6 @@ import pytest
 from provision import paths
 from provision.desired.inventory import select
 from provision.errors import InventoryError
-from provision.fleet import Fleet, Node
 from provision.remote import fleet_lock, workers
 from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event
@@ -35,22 +34,14 @@ from provision.remote.protocol import NodeError
 from provision.remote.workers import Link, Worker, assignment, leftovers, mesh, register, units
 from provision.remote.workers.units import Way
 from tests.support.processes import alive, command_of, until
-from tests.support.receptor import PROGRAM, TLS_CLIENT, RealMesh, StandIn
+from tests.support.receptor import PROGRAM, RealMesh, StandIn
 from tests.support.sshd import Sshd
+from tests.support.worker_fleet import asking, interpreter, inventory, linked
 
 ROOT = paths.PACKAGE.parent
 OBSERVE = paths.PLAYBOOKS / "observe.yml"
 SECRET = "corr3ct-h0rse-battery"
-ENTRY = "-P -m provision.remote.workers.worker_entry"
 Mesh = StandIn | RealMesh
-
-
-def interpreter(folder: Path, before: str = "") -> Path:
-    """What a worker's Receptor starts: it has this gpuprov."""
-    path = folder / "worker"
-    path.write_text(f"#!/bin/sh\n{before}\nPYTHONPATH={ROOT} exec {sys.executable} {ENTRY}\n")
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture(autouse=True)
@@ -96,37 +87,6 @@ _REAL = pytest.param("receptor", marks=pytest.mark.skipif(not PROGRAM, reason="n
 def meshed(request: pytest.FixtureRequest, standing: StandIn, real: RealMesh | None) -> Mesh:
     """worker-a, and worker-b behind it."""
     return real if request.param == "receptor" and real is not None else standing
-
-
-def inventory(sshd: Sshd, made: Mesh, names: Any = "worker-a", **variables: Any) -> Fleet:
-    """Two nodes, both of them this sshd, and the workers."""
-    more = {
-        "gpuprov_receptor_node": names,
-        "gpuprov_receptor_socket": made.socket,
-        "gpuprov_receptor_tls_client": TLS_CLIENT,
-        "ansible_python_interpreter": sys.executable,
-        "ansible_become": False,
-    }
-    nodes = {name: sshd.node(name, **{**more, **variables}) for name in ("gpu-01", "gpu-02")}
-    both = {
-        name: Node(name, (), {"gpuprov_receptor_socket": made.worker_socket(name)})
-        for name in ("worker-a", "worker-b")
-    }
-    groups = {"all": (*nodes, *both), "gpu_nodes": tuple(nodes), workers.GROUP: tuple(both)}
-    return Fleet(Path("inventory.yml"), {**nodes, **both}, groups)
-
-
-def linked(fleet: Fleet, **overrides: Any) -> Fleet:
-    nodes, apart = workers.apart(fleet)
-    return workers.linked(nodes, apart, overrides)
-
-
-def asking(fleet: Fleet, program: str, **variables: Any) -> dict[str, dict[str, Any]]:
-    """What observe.yml is given: a program for each node."""
-    return {
-        name: {**node.variables, "gpuprov_observe_program": program, **variables}
-        for name, node in fleet.nodes.items()
-    }
 
 
 def nothing_left(made: Mesh, state: Path) -> bool:
@@ -418,30 +378,19 @@ def test_a_worker_without_a_way_is_named_for_its_nodes_and_costs_others_nothing(
     assert outcomes["gpu-02"].message.endswith(f" → {fix}")
 
 
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds for what takes minutes."""
-    for name, seconds in (("SILENCE", 1.5), ("LEASE", 3.0), ("MARGIN", 3.0)):
-        monkeypatch.setattr(assignment, name, seconds)
-    monkeypatch.setattr(mesh, "_ROUTE", 0.1)
-    for name in ("_POLL", "_LOOK"):
-        monkeypatch.setattr(units, name, 0.3)
-
-
-@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("others", [True, False], ids=["others can do it", "nobody else can"])
 def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_nobody_can(
     sshd: Sshd, standing: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: bool
 ) -> None:
     fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"] if others else "worker-a"))
     observe(fleet.nodes.values(), {})
+    for name, seconds in (("LEASE", 5.0), ("MARGIN", 3.0)):  # seconds for what takes minutes
+        monkeypatch.setattr(assignment, name, seconds)
     quick = "worker_entry._LOOK = worker_entry.worker_stream.BEAT = 0.3; return original(about, share)"
     command = broken(tmp_path, quick)
     standing.commands = dict.fromkeys(standing.commands, command)
     mark = tmp_path / "task"
-    program = (
-        f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(12); print('done')"
-    )
+    program = f"import time; open({str(mark)!r}, 'w').write('x'); time.sleep({40 if others else 15})"
     hosts = asking(fleet, "print('quick')")
     hosts["gpu-01"]["gpuprov_observe_program"] = program
     at_work: list[int] = []
@@ -449,11 +398,15 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
     def cut() -> None:
         until(lambda: mark.exists() and mark.read_text())
         at_work.extend(standing.pids())
+        monkeypatch.setattr(assignment, "SILENCE", 1.5)
+        monkeypatch.setattr(mesh, "_ROUTE", 0.1)
+        for name in ("_POLL", "_LOOK"):
+            monkeypatch.setattr(units, name, 0.3)
         standing.cut("worker-a")
         # The unit finds no way to its controller any more; it is asked over the same socket here.
         monkeypatch.setattr("tests.support.receptor.CONTROLLER", "elsewhere")
         if not others:
-            time.sleep(6)  # longer than a lease and its margin
+            time.sleep(9)  # longer than a lease and its margin
             standing.routes.add("worker-a")
             time.sleep(4)  # till Receptor asks for more of it, longer than a unit may be silent
             for unit in standing.units.values():
