@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 EPILOG = """\
 A unit is what a run has given to one worker of a Receptor mesh. It outlives a controller that is killed:
 gpuprov up --resume collects what it did; --cancel ends it and removes what is left of it, here and there.
+The locks of its nodes end by themselves half an hour later, or with up --resume.
 
 exit codes: 0; 5 when a unit could not be removed now (run it again once the local Receptor is back).
 

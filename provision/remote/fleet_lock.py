@@ -4,8 +4,9 @@
 as it runs. Two controllers exclude each other that way, and runs on disjoint parts of a fleet do not wait.
 
 A lock lasts LEASE seconds after it was last confirmed; while a run works it confirms its locks every RENEW
-seconds. A controller that was killed therefore blocks nobody for longer than that, and nobody at all who
-resumes its run. The program on the node is node/lock.py.
+seconds. A worker confirms the locks of the nodes it works on as well: they are the run's for as long as
+anything of it is at work there, whatever became of its controller. What was killed therefore blocks nobody
+for longer than LEASE, and nobody at all who resumes its run. The program on the node is node/lock.py.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from provision import paths
 from provision.errors import GpuprovError
 from provision.fleet import Fleet
 from provision.node_names import fold
+from provision.remote import held_locks
 from provision.remote.observe import run_programs
 from provision.remote.protocol import AnswerError, NodeError, one_line, unframed
 from provision.text import now
@@ -86,7 +88,8 @@ def on_fleet(fleet: Fleet, *, timeout: float, connections: int) -> Run:
 
 class FleetLock:
     """The locks of one run. `run` is its id, `before` the ids of the runs it goes on with, whose locks it
-    takes over; `force` takes locks from anybody, and ignores burn-ins. `fleet`: named in what is proposed."""
+    takes over; `force` takes locks from anybody, and ignores burn-ins. `fleet`: named in what is proposed.
+    `who` holds them; `on_lost` is told of each that is no longer ours, and why."""
 
     def __init__(
         self,
@@ -98,6 +101,8 @@ class FleetLock:
         force: bool = False,
         since: str = "",
         fleet: Fleet | None = None,
+        who: str = "",
+        on_lost: Callable[[str, str], None] = lambda _node, _why: None,
     ) -> None:
         self.lost = ""  # why the locks are no longer ours; then nothing more may be begun
         self._run = run
@@ -107,6 +112,8 @@ class FleetLock:
         self._before = tuple(before)
         self._force = force
         self._since = since
+        self._who = who or me()
+        self._on_lost = on_lost
         self._held: dict[str, None] = {}
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -138,7 +145,9 @@ class FleetLock:
         for said in self._ask("renew", chosen).values() if chosen else ():
             if said.state in ("held", "twin"):
                 self._held.pop(said.node, None)
-                self.lost = self.lost or f"the lock of {said.node} was taken for {_holder(said)}"
+                why = f"the lock of {said.node} was taken for {_holder(said)}"
+                self.lost = self.lost or why
+                self._on_lost(said.node, why)
 
     def release(self) -> tuple[str, ...]:
         """Give all back. Those that did not answer are returned: their locks end by themselves."""
@@ -147,13 +156,38 @@ class FleetLock:
         answers = self._ask("release", held) if held else {}
         return tuple(node for node, said in answers.items() if said.error)
 
-    def keep(self) -> None:
-        """Confirm the locks from now on, in the background, until `release`."""
-        self._thread = threading.Thread(target=self._confirm, name="fleet-lock", daemon=True)
+    def keep(self, first: float | None = None) -> None:
+        """Confirm the locks from now on, in the background, until `release`: in `first` seconds, and then
+        every RENEW."""
+        wait = RENEW if first is None else first
+        self._thread = threading.Thread(target=self._confirm, args=(wait,), name="fleet-lock", daemon=True)
         self._thread.start()
 
-    def _confirm(self) -> None:
-        while not self._ended.wait(RENEW):
+    def lend(self, nodes: Collection[str]) -> dict[str, Any]:
+        """What a worker needs to confirm our locks of these nodes: see `borrowed`."""
+        held = [node for node in nodes if node in self._held]
+        return {"run": self._run, "verb": self._verb, "who": self._who, "since": self._since, "nodes": held}
+
+    @classmethod
+    @contextlib.contextmanager
+    def borrowed(
+        cls, lent: Mapping[str, Any], programs: Run, on_lost: Callable[[str, str], None]
+    ) -> Iterator[None]:
+        """Confirm in this block what the controller has lent. Nothing is taken from another holder, and
+        nothing released: that is for the run, or for whoever resumes it."""
+        told = {name: lent[name] for name in ("verb", "who", "since")}
+        lock = cls(lent["run"], programs, **told, on_lost=on_lost)
+        lock._held = dict.fromkeys(lent["nodes"])
+        # The controller's own last one was up to RENEW ago; one more that fails shall not end the lease.
+        lock.keep(RENEW / 2)
+        try:
+            yield
+        finally:
+            lock._stop()  # who confirmed after the run has released would take the lock for nobody
+
+    def _confirm(self, wait: float) -> None:
+        while not self._ended.wait(wait):
+            wait = RENEW
             with contextlib.suppress(Exception):  # the next one makes up for it: a lease is three of them
                 self.renew()
 
@@ -163,7 +197,7 @@ class FleetLock:
             self._thread.join(timeout=5)
 
     def _ask(self, operation: str, nodes: Collection[str]) -> dict[str, Answer]:
-        request = {"op": operation, "run": self._run, "who": me(), "since": self._since, "lease": LEASE}
+        request = {"op": operation, "run": self._run, "who": self._who, "since": self._since, "lease": LEASE}
         request |= {"before": list(self._before), "force": self._force, "verb": self._verb}
         programs = {node: _program({**request, "node": node}) for node in nodes}
         return {node: _understood(node, output) for node, output in self._programs(programs).items()}
@@ -295,11 +329,12 @@ def held(
                 pause(RETRY * random.uniform(0.5, 1.5))  # noqa: S311 - not for secrets
                 answers = lock.take(nodes)
             lock.keep()
-            yield answers
+            with held_locks.lent(lock.lend):
+                yield answers
     finally:
         if left := lock.release():
-            minutes = round(LEASE / 60)
-            say(f"{fold(left)}: the lock could not be released; it ends by itself within {minutes} min")
+            when = f"{round(LEASE / 60)} min of the last work there"
+            say(f"{fold(left)}: the lock could not be released; it ends by itself within {when}")
 
 
 def fresh_name() -> str:

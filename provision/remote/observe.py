@@ -225,7 +225,7 @@ def routed(nodes: Collection[Node]) -> tuple[dict[str, Route], dict[str, str]]:
     routes, for_ansible = _routes(here)
     why = {name: f"only Ansible reaches it ({one_line(words)})" for name, words in for_ansible.items()}
     return routes, why | {
-        name: f"only its worker {link.workers[0]} reaches it" for name, link in links.items()
+        name: f"only its worker {link.workers[0].name} reaches it" for name, link in links.items()
     }
 
 

@@ -4,6 +4,8 @@ of service and back. The journal records all of it in the run folder."""
 from __future__ import annotations
 
 import math
+import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +15,7 @@ from provision.desired import removal
 from provision.desired.expectations import roles_in_order
 from provision.drift import assess, diagnosis
 from provision.drift.assess import Assessment
-from provision.node_names import file_name
+from provision.node_names import file_name, fold
 from provision.remote.ansible import accelerator, partitions
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.observe import Observation
@@ -21,7 +23,7 @@ from provision.runs.store import RunFolder
 from provision.secrets_mask import masked
 from provision.up import hooks
 from provision.up.drains import Drains, no_drains
-from provision.up.execute import QUICK, Look, UpOptions
+from provision.up.execute import LOST_LOOKS, LOST_PAUSE, QUICK, Look, UpOptions
 from provision.up.plan import Plan
 from provision.up.waves import Wave
 
@@ -124,6 +126,9 @@ class AnsibleExecutor:
     rebooted: Callable[[Sequence[str]], None]
     on_event: Callable[[Event], None]
     drains: Drains = field(default_factory=no_drains)
+    say: Callable[[str], None] = lambda _text: None
+    pause: Callable[[float], None] = time.sleep
+    clock: Callable[[], float] = time.monotonic
     _described: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     _looked: int = 0
     _applied: set[str] = field(default_factory=set)
@@ -173,14 +178,44 @@ class AnsibleExecutor:
 
     def reboot(self, nodes: Sequence[str]) -> Mapping[str, Outcome]:
         """Reboot nodes and wait for them; a node that does not come back has failed."""
-        hosts = self._hosts(nodes)
-        chosen = [variables.get("gpuprov_reboot_timeout") for variables in hosts.values()]
-        waits = [seconds for seconds in chosen if isinstance(seconds, int)]
-        for node in nodes:
-            self.journal.write("reboots", {"node": node, "boot": self._boots.get(node, "")})
-        outcomes = self._run("reboot.yml", hosts, max(waits, default=1800) / 60 * 2 + 10)
+        outcomes = self._rebooted(nodes)
+        if lost := {node: outcome for node, outcome in outcomes.items() if outcome.lost}:
+            outcomes |= self._awaited(lost)
         self.rebooted([node for node, outcome in outcomes.items() if outcome.status == "ok"])
         return outcomes
+
+    def _rebooted(self, nodes: Sequence[str]) -> dict[str, Outcome]:
+        for node in nodes:
+            self.journal.write("reboots", {"node": node, "boot": self._boots.get(node, "")})
+        return dict(self._run("reboot.yml", self._hosts(nodes), self._reboot_minutes(nodes) * 2 + 10))
+
+    def _reboot_minutes(self, nodes: Collection[str]) -> float:
+        """How long these nodes have to come back."""
+        chosen = [one.get("gpuprov_reboot_timeout") for one in self._hosts(list(nodes)).values()]
+        return max((seconds for seconds in chosen if isinstance(seconds, int)), default=1800) / 60
+
+    def _awaited(self, lost: Mapping[str, Outcome]) -> dict[str, Outcome]:
+        """What becomes of nodes whose worker was lost while they rebooted: another one looks until they have
+        booted. A node that goes on answering without that is rebooted once more."""
+        minutes = self._reboot_minutes(lost)
+        limit = f"{minutes:.0f} min"
+        self.say(f"{fold(lost)}: the worker was lost while they rebooted; waiting up to {limit} for them")
+        end, answered = self.clock() + minutes * 60, Counter[str]()
+        found = {}
+        while (waiting := [node for node in lost if node not in found]) and self.clock() < end:
+            for node, look in self.look(waiting).items():
+                answered[node] = 0 if look.error else answered[node] + 1
+                if look.booted or answered[node] == LOST_LOOKS:
+                    found[node] = look.booted
+            self.pause(LOST_PAUSE)
+        outcomes = {
+            node: Outcome(node, "ok", 1)
+            if found.get(node)
+            else replace(said, message=f"it did not come back within {limit}: {said.message}")
+            for node, said in lost.items()
+        }
+        same = [node for node, booted in found.items() if not booted]
+        return outcomes | (self._rebooted(same) if same else {})
 
     def drain(self, wave: int, nodes: Wave) -> Mapping[str, str]:
         """Call the drain hooks, and drain through schedulers: no node has both."""

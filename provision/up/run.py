@@ -139,6 +139,7 @@ class UpRun:
                 self._journal.called,
                 progress.say,
             ),
+            say=progress.say,
         )
 
         def ended(result: Result) -> None:

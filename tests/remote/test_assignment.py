@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 
@@ -9,7 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from provision.remote.workers.assignment import LEASE, MARGIN, PATIENCE, SILENCE, Fate, Known, fate, spread
+from provision.remote.workers.assignment import (
+    LEASE,
+    MARGIN,
+    PATIENCE,
+    RETURN,
+    SILENCE,
+    Fate,
+    Known,
+    fate,
+    spread,
+)
 
 WORKERS = ("a", "b", "c")
 
@@ -26,6 +37,11 @@ def test_nodes_of_a_worker_that_cannot_be_used_go_to_another_or_are_left_with_it
     shares, stranded = spread({"n1": ["a", "b"], "n2": ["a"], "n3": ["b"]}, {"a": "it is gone"})
     assert shares == {"b": ["n1", "n3"]}
     assert stranded == {"n2": "a"}
+
+
+def test_what_workers_do_already_counts() -> None:
+    shares, _ = spread({f"n{number}": ["a", "b"] for number in range(4)}, {}, {"a": 3, "c": 9})
+    assert shares == {"b": ["n0", "n1", "n2"], "a": ["n3"]}
 
 
 @given(
@@ -60,9 +76,16 @@ def test_a_hundred_thousand_nodes_are_assigned_in_a_moment() -> None:
 
 
 def known(
-    silent: float, *, route: bool, lease: float | None = LEASE, left: float = 3600.0, ending: bool = False
+    silent: float,
+    *,
+    route: bool,
+    lease: float | None = LEASE,
+    left: float = 3600.0,
+    ending: bool = False,
+    back: float = math.inf,
 ) -> Known:
-    return Known(1000.0 - silent, 1000.0 + left, lease, route, ending)
+    """`back`: seconds since there is a way to it again."""
+    return Known(1000.0 - silent, 1000.0 + left, lease, route, ending, 1000.0 - back)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +94,8 @@ def known(
         (known(SILENCE, route=True), Fate.WAIT),
         (known(SILENCE + 1, route=True), Fate.STOP),  # it hangs: its worker can be told
         (known(SILENCE + 1, route=True, ending=True), Fate.LOST),
+        (known(300, route=True, lease=None, back=1), Fate.WAIT),  # Receptor has not asked for more yet
+        (known(300, route=True, lease=None, back=RETURN + 1), Fate.STOP),
         (known(SILENCE + 1, route=False), Fate.WAIT),  # cut off: it may be at work
         (known(LEASE + MARGIN, route=False), Fate.WAIT),
         (known(LEASE + MARGIN + 1, route=False), Fate.LOST),  # it has ended by itself

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import pytest
 
 from provision.desired.inventory import matching
 from provision.fleet import Fleet, Node
-from provision.remote import fleet_lock
+from provision.remote import fleet_lock, held_locks
 from provision.remote.fleet_lock import FleetLock, LockedError
 from provision.remote.protocol import NodeError, unreachable
 from tests.support.processes import until
@@ -307,6 +308,130 @@ def test_a_confirmation_that_fails_is_made_up_for_by_the_next(
     until(lambda: calls > 3)
     lock.release()
     assert machines.lock("gpu-01") is None
+
+
+# --- confirmed by a worker
+
+
+def lend(lock: FleetLock, *nodes: str) -> dict[str, object]:
+    """What a worker is sent of these locks."""
+    with held_locks.lent(lock.lend):
+        (lent,) = held_locks.of(nodes)
+    assert held_locks.of(nodes) == []
+    return dict(json.loads(json.dumps(lent)))
+
+
+@contextlib.contextmanager
+def working(machines: Machines, lent: Mapping[str, object]) -> Iterator[dict[str, str]]:
+    """A worker at work with what it was lent, long enough to confirm twice; which locks it lost, and to
+    whom."""
+    lost: dict[str, str] = {}
+    machines.asked.clear()
+    with FleetLock.borrowed(lent, machines.run, lost.__setitem__):
+        yield lost
+        until(lambda: len(machines.asked) > 2 * len(list(map(str, lent["nodes"]))))  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_lock, "RENEW", 0.05)
+
+
+@pytest.mark.usefixtures("hurried")
+def test_the_locks_of_a_killed_controller_are_its_runs_while_a_worker_works(machines: Machines) -> None:
+    first = controller(machines, "run-1", who="alice@controller-1 (process 4711)")
+    first.take(["gpu-01", "gpu-02"])
+    lent = lend(first, "gpu-01", "gpu-03")
+    assert lent["nodes"] == ["gpu-01"]
+    for node in ("gpu-01", "gpu-02"):
+        machines.age(node, fleet_lock.LEASE - 60)
+    with working(machines, lent) as lost:
+        pass
+    assert lost == {}
+    assert set(machines.asked) == {"gpu-01"}
+    for node in ("gpu-01", "gpu-02"):
+        machines.age(node, 61)
+    second = controller(machines, "run-2")
+    second.take(["gpu-02"])  # nobody worked there
+    with pytest.raises(LockedError, match=r"gpu-01: gpuprov up by alice@controller-1 \(process 4711\), s"):
+        second.take(["gpu-01"])
+    machines.age("gpu-01", fleet_lock.LEASE)
+    second.take(["gpu-01"])  # as long after the end of the work as after the death of a controller
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_worker_confirms_no_longer_than_it_works_and_leaves_the_lock_to_its_run(machines: Machines) -> None:
+    first = controller(machines, "run-1")
+    first.take(["gpu-01"])
+    with working(machines, lend(first, "gpu-01")):
+        pass
+    assert machines.lock("gpu-01")["run"] == "run-1"  # type: ignore[index]
+    assert not [thread for thread in threading.enumerate() if thread.name == "fleet-lock"]
+    asked = len(machines.asked)
+    controller(machines, "run-2", before=["run-1"]).take(["gpu-01"])  # up --resume
+    first.release()
+    assert machines.lock("gpu-01")["run"] == "run-2"  # type: ignore[index]
+    assert len(machines.asked) == asked + 2
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_worker_takes_the_lock_again_after_a_reboot(machines: Machines) -> None:
+    first = controller(machines, "run-1")
+    first.take(["gpu-01"])
+    with working(machines, lend(first, "gpu-01")) as lost:
+        machines.reboot("gpu-01")
+    assert (lost, machines.lock("gpu-01")["run"]) == ({}, "run-1")  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("how", [{"force": True}, {"before": ["run-1"]}], ids=["--break-lock", "--resume"])
+def test_a_worker_steals_no_lock_back_and_says_who_has_it(machines: Machines, how: dict[str, object]) -> None:
+    first = controller(machines, "run-1")
+    first.take(["gpu-01", "gpu-02"])
+    lent = lend(first, "gpu-01", "gpu-02")
+    with working(machines, lent) as lost:
+        controller(machines, "run-2", who="bob@ctl-2 (process 7)", **how).take(["gpu-01"])
+        until(lambda: bool(lost))
+        machines.asked.clear()
+    assert lost == {
+        "gpu-01": "the lock of gpu-01 was taken for gpuprov up by bob@ctl-2 (process 7), since 10:00"
+    }
+    assert set(machines.asked[1:]) == {"gpu-02"}  # it is not asked for again
+    assert machines.lock("gpu-01")["run"] == "run-2"  # type: ignore[index]
+    assert machines.lock("gpu-02")["run"] == "run-1"  # type: ignore[index]
+
+
+@pytest.mark.usefixtures("hurried")
+def test_a_silent_node_is_no_lost_lock(machines: Machines) -> None:
+    first = controller(machines, "run-1")
+    first.take(["gpu-01"])
+    machines.dead.add("gpu-01")
+    with working(machines, lend(first, "gpu-01")) as lost:
+        pass
+    assert lost == {}
+
+
+def test_the_first_confirmation_by_a_worker_leaves_time_for_one_that_fails(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller's own last one was RENEW ago, at worst."""
+    first: list[float] = []
+    lock = controller(machines, "run-1")
+    lock.take(["gpu-01"])
+    lent = lend(lock, "gpu-01")
+    monkeypatch.setattr(FleetLock, "keep", lambda _lock, seconds: first.append(seconds))
+    with FleetLock.borrowed(lent, machines.run, lambda *_: None):
+        pass
+    assert fleet_lock.RENEW + first[0] + fleet_lock.RENEW < fleet_lock.LEASE
+
+
+def test_locks_are_lent_for_as_long_as_they_are_held(machines: Machines) -> None:
+    lock = controller(machines, "run-1")
+    with fleet_lock.held(lock, ["gpu-01"], say=lambda _: None):
+        (lent,) = held_locks.of(["gpu-01", "gpu-02"])
+        assert (lent["run"], lent["nodes"]) == ("run-1", ["gpu-01"])
+        assert held_locks.of(["gpu-02"]) == []
+    assert held_locks.of(["gpu-01"]) == []
 
 
 def test_a_node_that_cannot_be_asked_is_named_and_the_others_are_locked(machines: Machines) -> None:

@@ -21,7 +21,7 @@ from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event, Outcome
 from provision.remote.ansible.partitions import run_sharded
 from provision.remote.ansible.runner import Interrupts
-from provision.remote.workers import LINK, Link
+from provision.remote.workers import LINK, Link, Worker
 from provision.remote.workers.control import Control
 from provision.remote.workers.mesh import Share
 from provision.remote.workers.units import Way
@@ -135,7 +135,7 @@ def test_batches_of_hosts_that_wait_are_played_one_after_the_other(monkeypatch: 
     def assigned(hosts: Mapping[str, Any], links: Mapping[str, Link]) -> tuple[list[Share], dict[str, Any]]:
         shares = []
         for worker in ("a", "b"):
-            names = [name for name in hosts if links[name].workers == (worker,)]
+            names = [name for name in hosts if links[name].workers == (Worker(worker),)]
             way = Way(Control("/nowhere"), "", "", worker, "")
             shares.append(Share(way, {name: hosts[name] for name in names}, {n: links[n] for n in names}))
         return shares, {}
@@ -143,7 +143,7 @@ def test_batches_of_hosts_that_wait_are_played_one_after_the_other(monkeypatch: 
     monkeypatch.setattr("provision.remote.workers.worker_runs.run_playbook", by_worker)
     monkeypatch.setattr("provision.remote.workers.mesh.assigned", assigned)
     hosts = {
-        name: {LINK: Link((worker,)).plain()}
+        name: {LINK: Link((Worker(worker),)).plain()}
         for name, worker in {"a1": "a", "a2": "a", "a3": "a", "b1": "b", "b2": "b", "b3": "b"}.items()
     }
     outcomes = run_sharded(PLAY, hosts, forks=2, waiting=2)

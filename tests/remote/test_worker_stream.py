@@ -15,6 +15,7 @@ from provision.remote.ansible.events import Event, Outcome
 from provision.remote.protocol import NodeError
 from provision.remote.workers import (
     Link,
+    Worker,
     assignment,
     leftovers,
     mesh,
@@ -46,7 +47,8 @@ def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StandI
 def share(standing: StandIn, script: Any, hosts: Mapping[str, Any] = HOSTS) -> mesh.Share:
     """These hosts, behind one worker, which says what is in the script."""
     standing.add("rack-1", said=script)
-    link = Link(("rack-1",), standing.socket, TLS_CLIENT, (standing.socket,), ("/opt/gpuprov/bin/python",))
+    worker = Worker("rack-1", standing.socket, "/opt/gpuprov/bin/python")
+    link = Link((worker,), standing.socket, TLS_CLIENT)
     shares, stranded = mesh.assigned(hosts, dict.fromkeys(hosts, link))
     if stranded:
         raise next(iter(stranded.values()))
@@ -197,11 +199,18 @@ def test_a_worker_that_was_changed_after_its_greeting_opens_nothing(play: Play) 
 
 
 # Receptor 1.5.5's texts, and what is said of them.
+TLS = "TLS error connecting to remote service: CRYPTO_ERROR 0x12a (local)"
 REFUSALS = {
     "unknown work type gpuprov-worker": "its Receptor does not allow the work type gpuprov-worker",
     "could not verify signature: signature is empty": "does not accept the signature of our work",
     "could not verify signature: crypto/rsa: verification error": "does not accept the signature of our work",
-    "work type did not expect a signature": "its Receptor takes work that nobody signed",
+    "work type did not expect a signature": "not have the work type gpuprov-worker, or takes it unsigned",
+    "cannot sign work: signing key is empty": "the Receptor of this machine has no key to sign work with",
+    f"{TLS}: x509: certificate signed by unknown authority": "its certificate, or ours there, is not acc",
+    f"{TLS}: x509: certificate is valid for Receptor node ID rogue, not rack-1": "is not accepted",
+    f"{TLS}: x509: certificate has expired or is not yet valid": "a certificate has expired",
+    "no route to node": "the mesh has no way to it",
+    "Work unit expired on Thu Nov 26 08:38:01": "it did not answer in time",
     "write /var/lib/receptor/a/b/stdin: no space left on device": "its disk is full",
     "something nobody has seen": "its unit was not begun: something nobody has seen",
 }
@@ -232,7 +241,7 @@ def test_a_worker_the_mesh_has_no_way_to_is_not_asked(standing: StandIn) -> None
     ("types", "words"),
     [
         ([{"WorkType": "other", "Secure": True}], "does not allow the work type gpuprov-worker"),
-        ([{"WorkType": "gpuprov-worker", "Secure": False}], "takes work that nobody signed"),
+        ([{"WorkType": "gpuprov-worker", "Secure": False}], "or takes it unsigned"),
     ],
 )
 def test_what_a_worker_advertises_is_believed(standing: StandIn, types: list[Any], words: str) -> None:

@@ -26,30 +26,22 @@ import pytest
 from provision import paths
 from provision.desired.inventory import select
 from provision.errors import InventoryError
-from provision.fleet import Fleet, Node
-from provision.remote import workers
+from provision.remote import fleet_lock, workers
 from provision.remote.ansible import partitions, runner
 from provision.remote.ansible.events import Event
 from provision.remote.observe import observe, run_programs
 from provision.remote.protocol import NodeError
-from provision.remote.workers import assignment, leftovers, mesh, register
+from provision.remote.workers import Link, Worker, assignment, leftovers, mesh, register, units
+from provision.remote.workers.units import Way
 from tests.support.processes import alive, command_of, until
-from tests.support.receptor import PROGRAM, TLS_CLIENT, RealMesh, StandIn
+from tests.support.receptor import PROGRAM, RealMesh, StandIn
 from tests.support.sshd import Sshd
+from tests.support.worker_fleet import asking, interpreter, inventory, linked
 
 ROOT = paths.PACKAGE.parent
 OBSERVE = paths.PLAYBOOKS / "observe.yml"
 SECRET = "corr3ct-h0rse-battery"
-ENTRY = "-P -m provision.remote.workers.worker_entry"
 Mesh = StandIn | RealMesh
-
-
-def interpreter(folder: Path, before: str = "") -> Path:
-    """What a worker's Receptor starts: it has this gpuprov."""
-    path = folder / "worker"
-    path.write_text(f"#!/bin/sh\n{before}\nPYTHONPATH={ROOT} exec {sys.executable} {ENTRY}\n")
-    path.chmod(0o755)
-    return path
 
 
 @pytest.fixture(autouse=True)
@@ -97,37 +89,6 @@ def meshed(request: pytest.FixtureRequest, standing: StandIn, real: RealMesh | N
     return real if request.param == "receptor" and real is not None else standing
 
 
-def inventory(sshd: Sshd, made: Mesh, names: Any = "worker-a", **variables: Any) -> Fleet:
-    """Two nodes, both of them this sshd, and the workers."""
-    more = {
-        "gpuprov_receptor_node": names,
-        "gpuprov_receptor_socket": made.socket,
-        "gpuprov_receptor_tls_client": TLS_CLIENT,
-        "ansible_python_interpreter": sys.executable,
-        "ansible_become": False,
-    }
-    nodes = {name: sshd.node(name, **{**more, **variables}) for name in ("gpu-01", "gpu-02")}
-    both = {
-        name: Node(name, (), {"gpuprov_receptor_socket": made.worker_socket(name)})
-        for name in ("worker-a", "worker-b")
-    }
-    groups = {"all": (*nodes, *both), "gpu_nodes": tuple(nodes), workers.GROUP: tuple(both)}
-    return Fleet(Path("inventory.yml"), {**nodes, **both}, groups)
-
-
-def linked(fleet: Fleet, **overrides: Any) -> Fleet:
-    nodes, apart = workers.apart(fleet)
-    return workers.linked(nodes, apart, overrides)
-
-
-def asking(fleet: Fleet, program: str, **variables: Any) -> dict[str, dict[str, Any]]:
-    """What observe.yml is given: a program for each node."""
-    return {
-        name: {**node.variables, "gpuprov_observe_program": program, **variables}
-        for name, node in fleet.nodes.items()
-    }
-
-
 def nothing_left(made: Mesh, state: Path) -> bool:
     files = [path for path in (state / "gpuprov").rglob("*") if path.is_file()]
     return not files and (not made.units if isinstance(made, StandIn) else not made.left())
@@ -152,8 +113,10 @@ def test_hosts_do_not_learn_of_their_workers(sshd: Sshd, standing: StandIn) -> N
     here, links, away = workers.split(hosts)
     assert sorted(here) == ["local", "own"]
     assert list(away) == ["gpu-01", "gpu-02"]
-    assert links["gpu-01"].workers == ("worker-b", "worker-a")
-    assert links["gpu-01"].sockets == (standing.socket,) * 2
+    assert links["gpu-01"].workers == (
+        Worker("worker-b", standing.socket),
+        Worker("worker-a", standing.socket),
+    )
     assert workers.LINK not in str(here) + str(away)
     json.dumps(hosts)  # plain data, wherever variables go
 
@@ -211,6 +174,40 @@ def test_whoever_plays_on_nodes_minds_their_workers() -> None:
         "remote/workers/worker_runs.py",
         "validate/selftest/machine.py",
     }
+
+
+def test_nodes_of_a_lost_worker_are_spread_by_what_the_others_have_already(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def usable(self: mesh.Mesh, wanted: dict[str, Worker]) -> dict[str, Way]:
+        return {name: Way(self._control, "", "", name, "") for name in wanted}
+
+    monkeypatch.setattr(mesh.Mesh, "_usable", usable)
+    ways = {"a": ["a", "b", "c"], "b": ["b"], "c": ["c"]}
+    links = {name: Link(tuple(map(Worker, workers))) for name, workers in ways.items()}
+    # 8 nodes of worker-a first, whom others can do; 6 of worker-b alone, and 2 of worker-c.
+    of = {f"gpu-{number:02d}": links["abc"[(number > 8) + (number > 14)]] for number in range(1, 17)}
+    shares, stranded = mesh.assigned({name: {} for name in of}, of, without=("b", "c"))
+    assert stranded == {}
+    assert [share.worker for share in shares] == ["a"]
+    busy, _ = mesh.assigned({name: {} for name in of if len(of[name].workers) == 1}, of)
+    again: dict[str, int] = {}
+    done = threading.Event()
+
+    def work(share: mesh.Share) -> mesh.Left:
+        if share.worker == "a":
+            return dict.fromkeys(share.hosts, NodeError("cut", "it was lost", ""))
+        if "gpu-01" <= min(share.hosts) <= "gpu-08":
+            again[share.worker] = len(share.hosts)
+            if len(again) == 2:
+                done.set()
+        assert done.wait(30)
+        return {}
+
+    assert mesh.worked([*busy, *shares], work) == {}
+    assert again == {"b": 2, "c": 6}
+    later, _ = mesh.assigned({name: {} for name in of}, dict.fromkeys(of, links["a"]), without=("a",))
+    assert {share.worker: len(share.hosts) for share in later} == {"b": 8, "c": 8}  # nothing is left of it
 
 
 # --- done in the mesh ---
@@ -361,6 +358,7 @@ def test_a_worker_that_is_lost_in_the_middle_leaves_its_hosts_to_be_looked_at(
     outcomes = partitions.run_sharded(OBSERVE, asking(fleet, "print(1)"))
     assert {name: one.status for name, one in outcomes.items()} == {"gpu-01": "unreachable", "gpu-02": "ok"}
     assert "worker worker-a: its work ended too early: signal: killed" in outcomes["gpu-01"].message
+    assert {name: one.lost for name, one in outcomes.items()} == {"gpu-01": True, "gpu-02": False}
     before = len(standing.every)
     found = observe(fleet.nodes.values(), {})
     assert {node: one.error for node, one in found.items()} == dict.fromkeys(fleet.nodes)
@@ -403,28 +401,19 @@ def test_a_worker_that_is_cut_off_after_its_greeting_is_given_nothing(
     assert [unit.worker for unit in standing.every[before:]] == ["worker-b"]
 
 
-@pytest.fixture
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds for what takes minutes."""
-    for name, seconds in (("SILENCE", 1.5), ("LEASE", 3.0), ("MARGIN", 3.0)):
-        monkeypatch.setattr(assignment, name, seconds)
-    monkeypatch.setattr(mesh, "_ROUTE", 0.1)
-
-
-@pytest.mark.usefixtures("hurried")
 @pytest.mark.parametrize("others", [True, False], ids=["others can do it", "nobody else can"])
 def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_nobody_can(
     sshd: Sshd, standing: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: bool
 ) -> None:
     fleet = linked(inventory(sshd, standing, ["worker-a", "worker-b"] if others else "worker-a"))
     observe(fleet.nodes.values(), {})
+    for name, seconds in (("LEASE", 5.0), ("MARGIN", 3.0)):  # seconds for what takes minutes
+        monkeypatch.setattr(assignment, name, seconds)
     quick = "worker_entry._LOOK = worker_entry.worker_stream.BEAT = 0.3; return original(about, share)"
     command = broken(tmp_path, quick)
     standing.commands = dict.fromkeys(standing.commands, command)
     mark = tmp_path / "task"
-    program = (
-        f"import os, time; open({str(mark)!r}, 'w').write(str(os.getpid())); time.sleep(8); print('done')"
-    )
+    program = f"import time; open({str(mark)!r}, 'w').write('x'); time.sleep({40 if others else 15})"
     hosts = asking(fleet, "print('quick')")
     hosts["gpu-01"]["gpuprov_observe_program"] = program
     at_work: list[int] = []
@@ -432,12 +421,17 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
     def cut() -> None:
         until(lambda: mark.exists() and mark.read_text())
         at_work.extend(standing.pids())
+        monkeypatch.setattr(assignment, "SILENCE", 1.5)
+        monkeypatch.setattr(mesh, "_ROUTE", 0.1)
+        for name in ("_POLL", "_LOOK"):
+            monkeypatch.setattr(units, name, 0.3)
         standing.cut("worker-a")
         # The unit finds no way to its controller any more; it is asked over the same socket here.
         monkeypatch.setattr("tests.support.receptor.CONTROLLER", "elsewhere")
         if not others:
-            time.sleep(6)  # longer than a lease and its margin
+            time.sleep(9)  # longer than a lease and its margin
             standing.routes.add("worker-a")
+            time.sleep(4)  # till Receptor asks for more of it, longer than a unit may be silent
             for unit in standing.units.values():
                 unit.frozen = False
 
@@ -451,6 +445,110 @@ def test_a_worker_that_is_cut_off_ends_where_others_take_over_and_goes_on_where_
         until(lambda: not any(alive(pid) for pid in at_work), 5)
     else:
         assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+
+
+# --- the locks of nodes ---
+
+
+@pytest.fixture
+def locking(standing: StandIn, tmp_path: Path) -> Any:
+    """Locks of gpu-01 and gpu-02 in folders of their own, which worker-a confirms many times a second."""
+    homes = {name: tmp_path / "nodes" / name for name in ("gpu-01", "gpu-02")}
+    homes["gpu-01"].parent.mkdir()
+    program = fleet_lock._program
+
+    def placed(request: dict[str, Any]) -> str:
+        return program({**request, "folder": str(homes[request["node"]])})
+
+    def run(programs: Any) -> Any:
+        return {
+            node: subprocess.run(
+                [sys.executable, "-I", "-S", "-"], input=text.encode(), capture_output=True, check=True
+            ).stdout
+            for node, text in programs.items()
+        }
+
+    standing.commands["worker-a"] = broken(
+        tmp_path,
+        "from provision.remote import fleet_lock; program = fleet_lock._program; "
+        f"homes = { {name: str(home) for name, home in homes.items()}!r}; "
+        "fleet_lock._program = lambda asked: program({**asked, 'folder': homes[asked['node']]}); "
+        "fleet_lock.RENEW = 0.4; return original(about, share)",
+    )
+
+    def lock(run_id: str, **options: Any) -> fleet_lock.FleetLock:
+        return fleet_lock.FleetLock(run_id, run, since="10:00", **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet_lock, "_program", placed)
+        yield lock, {name: home / "lock" for name, home in homes.items()}
+
+
+def sleeper(mark: Path, seconds: float) -> str:
+    return f"import time; open({str(mark)!r}, 'w').write('x'); time.sleep({seconds}); print('done')"
+
+
+def test_a_worker_keeps_the_locks_of_its_nodes_alive_while_it_works(
+    sshd: Sshd, standing: StandIn, tmp_path: Path, locking: Any
+) -> None:
+    """The controller's own confirmations come every ten minutes."""
+    new, files = locking
+    hosts = asking(linked(inventory(sshd, standing)), sleeper(tmp_path / "task", 4))
+    fresh: list[bool] = []
+
+    def grow_old() -> None:
+        until((tmp_path / "task").exists)
+        old = json.dumps({**json.loads(files["gpu-01"].read_text()), "confirmed": 1.0})
+        files["gpu-01"].write_text(old)
+        until(lambda: json.loads(files["gpu-01"].read_text())["confirmed"] > 1.0, 20)
+        fresh.append(files["gpu-02"].exists())
+
+    thread = threading.Thread(target=grow_old)
+    with fleet_lock.held(new("run-1"), list(hosts), say=print):
+        thread.start()
+        outcomes = partitions.run_sharded(OBSERVE, hosts)
+        thread.join()
+    assert fresh == [True]
+    assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+    time.sleep(1)
+    assert not any(file.exists() for file in files.values())  # released, and not taken again
+
+
+def test_a_worker_ends_its_work_when_the_lock_of_a_node_is_anothers(
+    sshd: Sshd, standing: StandIn, tmp_path: Path, locking: Any
+) -> None:
+    new, files = locking
+    hosts = asking(linked(inventory(sshd, standing)), sleeper(tmp_path / "task", 60))
+
+    def take() -> None:
+        until((tmp_path / "task").exists)
+        new("run-2", who="bob@ctl-2 (process 7)", force=True).take(["gpu-01"])
+
+    thread = threading.Thread(target=take)
+    began = time.monotonic()
+    with fleet_lock.held(new("run-1"), list(hosts), say=print):
+        thread.start()
+        outcomes = partitions.run_sharded(OBSERVE, hosts)
+        thread.join()
+    assert time.monotonic() - began < 50
+    why = "the lock of gpu-01 was taken for gpuprov up by bob@ctl-2 (process 7), since 10:00"
+    assert outcomes["gpu-01"].status == "failed"
+    assert outcomes["gpu-01"].message == f"{why}: work on it was ended"
+    # The others of the unit may be gone on with, once they were looked at.
+    assert outcomes["gpu-02"].status == "unreachable"
+    assert f"worker worker-a: it was stopped: {why} → run again" in outcomes["gpu-02"].message
+    assert json.loads(files["gpu-01"].read_text())["run"] == "run-2"
+    assert not files["gpu-02"].exists()
+    assert nothing_left(standing, tmp_path / "state")
+
+
+def test_what_asks_for_no_lock_gives_its_workers_none(sshd: Sshd, standing: StandIn, locking: Any) -> None:
+    _, files = locking
+    outcomes = partitions.run_sharded(
+        OBSERVE, asking(linked(inventory(sshd, standing)), sleeper(Path("/dev/null"), 2))
+    )
+    assert {one.status for one in outcomes.values()} == {"ok"}, outcomes
+    assert not any(file.parent.exists() for file in files.values())
 
 
 # --- the end ---

@@ -332,7 +332,7 @@ class RealMesh:
 
     def __post_init__(self) -> None:
         self.port = free_port()
-        self._run("--cert-init", "commonname=test", "bits=2048", "outcert=ca.crt", "outkey=ca.key")
+        self.run("--cert-init", "commonname=test", "bits=2048", "outcert=ca.crt", "outkey=ca.key")
         for name in (CONTROLLER, *self.workers):
             self.certify(name)
         for arguments in (
@@ -341,7 +341,7 @@ class RealMesh:
         ):
             subprocess.run(["openssl", *arguments], cwd=self.folder, check=True, capture_output=True)
         for name in (*self.workers, CONTROLLER):
-            (self.folder / f"{name}.yml").write_text(json.dumps(self._config(name)))
+            (self.folder / f"{name}.yml").write_text(json.dumps(self.config(name)))
             self.begin(name)
         self.wait()
 
@@ -356,11 +356,13 @@ class RealMesh:
     def worker_socket(self, name: str) -> str:
         return str(self.folder / f"{name}.sock")
 
-    def certify(self, name: str, *more: str) -> None:
-        request = (f"commonname={name}", f"nodeid={name}", f"ipaddress={self.address}", f"outreq={name}.req")
-        self._run("--cert-makereq", "bits=2048", *request, f"outkey={name}.key")
-        signed = ("cacert=ca.crt", "cakey=ca.key", f"outcert={name}.crt", "verify=yes", *more)
-        self._run("--cert-signreq", f"req={name}.req", *signed)
+    def certify(self, name: str, *more: str, authority: str = "ca", file: str = "") -> None:
+        """Make `name` a key and a certificate of this authority."""
+        file = file or name
+        request = (f"commonname={name}", f"nodeid={name}", f"ipaddress={self.address}", f"outreq={file}.req")
+        self.run("--cert-makereq", "bits=2048", *request, f"outkey={file}.key")
+        by = (f"cacert={authority}.crt", f"cakey={authority}.key")
+        self.run("--cert-signreq", f"req={file}.req", *by, f"outcert={file}.crt", "verify=yes", *more)
 
     def begin(self, name: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
@@ -371,6 +373,19 @@ class RealMesh:
                 stderr=log,
                 start_new_session=True,
             )
+
+    def stop(self, name: str) -> None:
+        """As `systemctl kill receptor`: units go on. Until the controller has no way to it."""
+        self.processes[name].kill()
+        self.processes[name].wait()
+        until(lambda: name not in self.routes(), 90)
+
+    def again(self, name: str, config: list[dict[str, Any]]) -> None:
+        """Have it begin anew, with this configuration."""
+        self.stop(name)
+        (self.folder / f"{name}.yml").write_text(json.dumps(config))
+        self.begin(name)
+        self.wait()
 
     def routes(self) -> set[str]:
         """The workers that the controller has a way to."""
@@ -388,7 +403,7 @@ class RealMesh:
         """The files of units that are left anywhere."""
         return [str(path) for path in self.folder.glob("data/*/*/*")]
 
-    def _config(self, name: str) -> list[dict[str, Any]]:
+    def config(self, name: str) -> list[dict[str, Any]]:
         own = {"cert": str(self.folder / f"{name}.crt"), "key": str(self.folder / f"{name}.key")}
         authority = str(self.folder / "ca.crt")
         server = {"name": "server", **own, "requireclientcert": True, "clientcas": authority}
@@ -416,7 +431,7 @@ class RealMesh:
             ]
         return config
 
-    def _run(self, *arguments: str) -> None:
+    def run(self, *arguments: str) -> None:
         subprocess.run(
             [self.program, *arguments], cwd=self.folder, check=True, capture_output=True, timeout=60
         )

@@ -176,6 +176,85 @@ def test_every_boot_is_written_down_the_ones_we_made_and_the_others(
     assert [(record["node"], record["boot"]) for record in folder.read("reboots")] == [("gpu-0000", "a2")]
 
 
+def lost_while_rebooting(
+    monkeypatch: pytest.MonkeyPatch, executor: AnsibleExecutor, boots: Mapping[str, Sequence[str]]
+) -> tuple[list[tuple[str, ...]], list[str], list[float]]:
+    """The worker of these nodes is lost in the middle of the first reboot.yml. `boots`: node → the boot that
+    each look finds, "" where it does not answer, the last one for ever. Which nodes each playbook had, what
+    was said, and how long was waited."""
+    played: list[tuple[str, ...]] = []
+    said: list[str] = []
+    waited: list[float] = []
+
+    def play(playbook: Path, hosts: Mapping[str, Any], **_options: Any) -> dict[str, Outcome]:
+        assert playbook.name == "reboot.yml"
+        played.append(tuple(hosts))
+        gone = {name: Outcome(name, "unreachable", message="worker a: x", lost=True) for name in hosts}
+        return gone if len(played) == 1 else {name: Outcome(name, "ok", 1) for name in hosts}
+
+    left = {node: list(each) for node, each in boots.items()}
+
+    def look(known: Assessment, chosen: Sequence[str], **_options: Any) -> Assessment:
+        seen = {}
+        for node in chosen:
+            boot = left[node].pop(0) if len(left[node]) > 1 else left[node][0]
+            seen[node] = Observation(
+                node, {"boot.id": boot} if boot else {}, error=None if boot else "no", unreachable=not boot
+            )
+        return replace(known, observations=seen, drifts={node: [] for node in chosen})
+
+    monkeypatch.setattr(runner, "run_playbook", play)
+    monkeypatch.setattr(assess, "look", look)
+    executor.say = said.append
+    executor.pause = waited.append
+    executor.clock = lambda: sum(waited)
+    return played, said, waited
+
+
+def test_nodes_whose_worker_is_lost_while_they_reboot_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again: list[Sequence[str]] = []
+    executor = executor_of(tmp_path, 2, {"gpu-0000": "a1", "gpu-0001": "b1"}, again.append)
+    slow = ["b1", *[""] * 30, "b2"]  # it still answers before it goes down, and is away for five minutes
+    looks = {"gpu-0000": ["", "a2"], "gpu-0001": slow}
+    played, said, waited = lost_while_rebooting(monkeypatch, executor, looks)
+    outcomes = executor.reboot(["gpu-0000", "gpu-0001"])
+    assert {node: one.status for node, one in outcomes.items()} == {"gpu-0000": "ok", "gpu-0001": "ok"}
+    assert played == [("gpu-0000", "gpu-0001")]
+    assert said == ["gpu-[0000-0001]: the worker was lost while they rebooted; waiting up to 30 min for them"]
+    assert 300 < sum(waited) < 400
+    assert again == [["gpu-0000", "gpu-0001"]]  # their locks are taken again
+
+
+def test_a_node_that_did_not_reboot_before_its_worker_was_lost_is_rebooted_by_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = executor_of(tmp_path, 2, {"gpu-0000": "a1", "gpu-0001": "b1"})
+    looks = {"gpu-0000": ["a2"], "gpu-0001": ["b1"]}
+    played, _, waited = lost_while_rebooting(monkeypatch, executor, looks)
+    outcomes = executor.reboot(["gpu-0000", "gpu-0001"])
+    assert {one.status for one in outcomes.values()} == {"ok"}
+    assert played == [("gpu-0000", "gpu-0001"), ("gpu-0001",)]
+    assert sum(waited) >= 60  # it may have been about to go down
+
+
+def test_a_node_that_does_not_come_back_after_its_worker_was_lost_is_unreachable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    executor = executor_of(tmp_path, 1, {"gpu-0000": "a1"})
+    executor.known.declared["gpu-0000"]["gpuprov_reboot_timeout"] = 600  # type: ignore[index]
+    played, said, waited = lost_while_rebooting(monkeypatch, executor, {"gpu-0000": [""]})
+    (outcome,) = executor.reboot(["gpu-0000"]).values()
+    assert (outcome.status, outcome.message) == (
+        "unreachable",
+        "it did not come back within 10 min: worker a: x",
+    )
+    assert len(played) == 1
+    assert "waiting up to 10 min" in said[0]
+    assert sum(waited) == pytest.approx(600, abs=15)
+
+
 def test_what_a_hook_printed_is_kept_in_a_file_without_secrets(tmp_path: Path) -> None:
     executor = executor_of(tmp_path, 1)
     executor.journal.called(hooks.Called("drain", ("../gpu",), "", 0, 1.0, f"token {SECRET}\n"))

@@ -32,6 +32,9 @@ class Lock:
     def keep(self) -> None:
         self.did.append("keep")
 
+    def lend(self, _nodes: Collection[str]) -> dict[str, Any]:
+        return {"nodes": []}
+
     def release(self) -> tuple[str, ...]:
         self.did.append("release")
         return ("b",)
@@ -49,7 +52,10 @@ def test_what_an_earlier_run_left_running_is_waited_for() -> None:
         assert lock.did == ["take a b", "keep", "take a", "take a"]
     assert heard[0] == "a: an earlier run is still at work there (4711 apt-get, 4712 dpkg); waiting for it"
     assert lock.did[-1] == "release"
-    assert heard[-1] == "b: the lock could not be released; it ends by itself within 30 min"
+    assert (
+        heard[-1]
+        == "b: the lock could not be released; it ends by itself within 30 min of the last work there"
+    )
 
 
 def test_a_refusal_may_be_a_passing_one_and_is_final_the_second_time() -> None:

@@ -59,7 +59,7 @@ class Event:
 @dataclass(frozen=True)
 class Outcome:
     """How the playbook went for one node. `status`: ok, failed, unreachable; `message`: the failing task's
-    words."""
+    words; `lost`: the worker that did it was, so that only a look at the node says what became of it."""
 
     node: str
     status: str
@@ -67,6 +67,7 @@ class Outcome:
     role: str = ""
     task: str = ""
     message: str = ""
+    lost: bool = False
 
 
 def named_fields(result: Mapping[str, Any], secrets: Collection[str] = ()) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def local_places(hosts: int) -> list[Run | None]:
 def width(hosts: Mapping[str, Mapping[str, Any]]) -> int:
     """How many ansible-playbook processes `run_sharded` has for these hosts, the workers' among them."""
     local, links, _ = split(hosts)
-    workers = {worker for link in links.values() for worker in link.workers}
+    workers = {worker.name for link in links.values() for worker in link.workers}
     return (worth(len(local), FEWEST) if local else 0) + len(workers)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 from provision.errors import InventoryError
-from provision.fleet import Fleet
+from provision.fleet import Fleet, Node
 from provision.remote.workers.control import SOCKET
 
 GROUP = "gpuprov_workers"
@@ -26,24 +26,28 @@ LINK = "_through_worker"  # among a node's variables: a Link, as plain data; tak
 TLS_CLIENT = "mesh"  # as the role receptor names it
 
 
+class Worker(NamedTuple):
+    """One worker: its name in the mesh, its own control socket, and its Python."""
+
+    name: str
+    socket: str = SOCKET
+    python: str = "python3"
+
+
 @dataclass(frozen=True)
 class Link:
-    """The workers that reach a node, by their names in the mesh; by which Receptor of ours, and with which of
-    its tls-clients; each worker's own control socket, and its Python."""
+    """The workers that reach a node; by which Receptor of ours, and with which of its tls-clients."""
 
-    workers: tuple[str, ...]
+    workers: tuple[Worker, ...]
     socket: str = SOCKET
     tls_client: str = TLS_CLIENT
-    sockets: tuple[str, ...] = ()
-    pythons: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        return {key: list(v) if isinstance(v, tuple) else v for key, v in asdict(self).items()}
+        return {**vars(self), "workers": [list(worker) for worker in self.workers]}
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Link:
-        given: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in plain.items()}
-        return cls(**given)
+        return cls(**{**plain, "workers": tuple(Worker(*worker) for worker in plain["workers"])})
 
 
 def apart(fleet: Fleet) -> tuple[Fleet, Fleet]:
@@ -84,10 +88,8 @@ def linked(fleet: Fleet, workers: Fleet, overrides: Mapping[str, Any]) -> Fleet:
         tls = _text(name, TLS_VARIABLE, of(TLS_VARIABLE), TLS_CLIENT)
         key = (names, socket, tls)
         if key not in links:
-            theirs = {worker: workers.nodes[worker].variables for worker in names}
-            sockets = [_text(w, SOCKET_VARIABLE, v.get(SOCKET_VARIABLE), SOCKET) for w, v in theirs.items()]
-            pythons = [_text(w, PYTHON, v.get(PYTHON), "python3") for w, v in theirs.items()]
-            links[key] = Link(names, socket, tls, tuple(sockets), tuple(pythons)).plain()
+            every = tuple(_worker(workers.nodes[worker]) for worker in names)
+            links[key] = Link(every, socket, tls).plain()
         nodes[name] = replace(node, variables={**node.variables, LINK: links[key]})
     if links and os.environ.get("ANSIBLE_CONFIG"):
         raise InventoryError(
@@ -111,6 +113,15 @@ def _names(node: str, chosen: Any, workers: Fleet) -> tuple[str, ...]:
                 f"add it to {GROUP}, by its name in the mesh",
             )
     return tuple(dict.fromkeys(names))
+
+
+def _worker(node: Node) -> Worker:
+    own = node.variables
+    return Worker(
+        node.name,
+        _text(node.name, SOCKET_VARIABLE, own.get(SOCKET_VARIABLE), SOCKET),
+        _text(node.name, PYTHON, own.get(PYTHON), "python3"),
+    )
 
 
 def _text(name: str, variable: str, value: Any, default: str) -> str:

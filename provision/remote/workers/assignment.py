@@ -7,6 +7,8 @@ of forty.
 from __future__ import annotations
 
 import enum
+import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,37 +19,33 @@ SILENCE = 60.0  # seconds without a word of a unit after which it is asked for
 LEASE = 120.0  # seconds without a route to its controller after which a unit whose nodes others can do ends
 # Seconds more that the controller waits: until the cut is noticed there, and Ansible has ended.
 MARGIN = 120.0
+# Seconds after a cut till a unit has to be heard of again: Receptor tries once a minute by then (MaxWorkSleep
+# in pkg/workceptor/workunitbase.go), and may need some for a connection.
+RETURN = 120.0
 PATIENCE = 600.0  # seconds a unit that is cut off is waited for where nobody else can do its nodes
 
 
 def spread(
-    candidates: Mapping[str, Sequence[str]], unusable: Collection[str]
+    candidates: Mapping[str, Sequence[str]], unusable: Collection[str], busy: Mapping[str, int] | None = None
 ) -> tuple[dict[str, list[str]], dict[str, str]]:
     """The nodes of each worker, and the worker that stands for those nobody can do.
 
-    `candidates`: node → the workers that reach it; `unusable`: workers that cannot be used now. Each node
-    goes to the one of its workers that has the fewest, those without a choice first; in the order of the
-    inventory, so that the same input gives the same answer."""
-    count: dict[str, int] = {}
+    `candidates`: node → the workers that reach it; `unusable`: workers that cannot be used now; `busy`:
+    worker → how many nodes it has already. Each node goes to the one of its workers that has the fewest,
+    those without a choice first; in the order of the inventory, so that the same input gives the same
+    answer."""
+    count = Counter(busy or {})
+    usable = {node: [name for name in names if name not in unusable] for node, names in candidates.items()}
     chosen: dict[str, str] = {}
-    stranded: dict[str, str] = {}
-    for node, names in candidates.items():
-        usable = [name for name in names if name not in unusable]
-        if not usable:
-            stranded[node] = names[0]
-        elif len(usable) == 1:
-            chosen[node] = usable[0]
-            count[usable[0]] = count.get(usable[0], 0) + 1
-    for node, names in candidates.items():
-        if node not in chosen and node not in stranded:
-            usable = [name for name in names if name not in unusable]
-            chosen[node] = min(usable, key=lambda name: (count.get(name, 0), usable.index(name)))
-            count[chosen[node]] = count.get(chosen[node], 0) + 1
+    for node in sorted(usable, key=lambda node: len(usable[node]) > 1):
+        if found := usable[node]:
+            chosen[node] = min(found, key=lambda name: (count[name], found.index(name)))
+            count[chosen[node]] += 1
     shares: dict[str, list[str]] = {}
     for node in candidates:
         if node in chosen:
             shares.setdefault(chosen[node], []).append(node)
-    return shares, stranded
+    return shares, {node: names[0] for node, names in candidates.items() if node not in chosen}
 
 
 class Fate(enum.Enum):
@@ -68,6 +66,7 @@ class Known:
     lease: float | None  # LEASE where others can do its nodes; None where it is worth waiting for
     route: bool  # whether the mesh has a way to its worker now
     ending: bool = False  # it was told to end, and its worker has heard it
+    away: float = -math.inf  # when the mesh had no way to it
 
 
 def fate(unit: Known, now: float) -> Fate:
@@ -79,7 +78,7 @@ def fate(unit: Known, now: float) -> Fate:
     if silent <= SILENCE:
         return Fate.WAIT
     if unit.route:
-        return Fate.STOP
+        return Fate.STOP if now - unit.away > RETURN else Fate.WAIT
     if unit.lease is not None:
         return Fate.LOST if silent > unit.lease + MARGIN else Fate.WAIT
     return Fate.LEFT if silent > PATIENCE else Fate.WAIT

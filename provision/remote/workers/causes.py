@@ -16,6 +16,7 @@ from provision.remote.workers import PYTHON, SOCKET_VARIABLE, TLS_VARIABLE, VARI
 from provision.text import iso
 
 _RUNNING = "is its Receptor running, and are its peers?"
+_RENEW = "renew it: gpuprov up --nodes gpuprov_workers (docs/mesh.md)"
 _LOOK_THERE = "look at that machine (memory, disk, its log)"
 _NO_DISK = "exit status 74"  # of worker_entry, when its answers cannot be written
 # Words of Receptor's, and what they mean: kind, cause, next step.
@@ -34,10 +35,10 @@ _KNOWN: tuple[tuple[str, str, str, str], ...] = (
         "give it a work-signing key (docs/workers.md)",
     ),
     (
-        "did not expect a signature",
+        "did not expect a signature",  # of a type that it does not have as well
         "auth",
-        "its Receptor takes work that nobody signed",
-        "set verifysignature: true for its work type gpuprov-worker",
+        "its Receptor does not have the work type gpuprov-worker, or takes it unsigned",
+        "give it that work-command, with verifysignature: true (docs/workers.md)",
     ),
     (
         "could not verify signature",
@@ -57,8 +58,8 @@ _KNOWN: tuple[tuple[str, str, str, str], ...] = (
         "its Receptor wants TLS, and ours has none for it",
         f"correct {TLS_VARIABLE}",
     ),
-    ("certificate has expired", "auth", "a certificate has expired", "renew it (docs/workers.md)"),
-    ("expired certificate", "auth", "a certificate has expired", "renew it (docs/workers.md)"),
+    ("certificate has expired", "auth", "a certificate has expired", _RENEW),
+    ("expired certificate", "auth", "a certificate has expired", _RENEW),
     (
         "CRYPTO_ERROR",
         "auth",
@@ -161,6 +162,11 @@ def bad(worker: str, what: str) -> NodeError:
 
 def failed(worker: str, what: str) -> NodeError:
     return _error("ansible", worker, what, _LOOK_THERE)
+
+
+def stopped(worker: str, what: str) -> NodeError:
+    """It was ended in order: by somebody, for its time or its lease, or for a lost lock."""
+    return _error("hung", worker, what, "")
 
 
 def hung(worker: str, what: str) -> NodeError:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import functools
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from provision.remote.protocol import NodeError
-from provision.remote.workers import Link, assignment, causes, leftovers, units, worker_stream
+from provision.remote.workers import Link, Worker, assignment, causes, leftovers, units, worker_stream
 from provision.remote.workers.control import Control, ControlError
 from provision.remote.workers.units import Way
 
@@ -45,6 +46,10 @@ class Share:
         """No other worker can do any of it."""
         return all(len(link.workers) == 1 for link in self.links.values())
 
+    @property
+    def mesh(self) -> Mesh:
+        return mesh_of(next(iter(self.links.values())))
+
 
 # What a worker left undone, and why: others may do it.
 Left = Mapping[str, NodeError]
@@ -61,6 +66,8 @@ class Mesh:
         self._routes: tuple[float, frozenset[str]] = (0.0, frozenset())
         self._controller = ""
         self._lock = threading.Lock()
+        self._busy: Counter[str] = Counter()
+        self._counting = threading.Lock()  # the other one is held for as long as workers are asked
 
     def assign(
         self,
@@ -69,12 +76,13 @@ class Mesh:
         without: Collection[str] = (),
     ) -> tuple[list[Share], dict[str, NodeError]]:
         """Who does which of these hosts, and why nobody does the others. `without`: not these workers."""
-        candidates = {name: self._preferred(links[name], without) for name in hosts}
-        ways = self._usable({worker: links[name] for name in hosts for worker in candidates[name]})
+        candidates = {name: found for name in hosts if (found := self._preferred(links[name], without))}
+        ways = self._usable({worker.name: worker for found in candidates.values() for worker in found})
         unusable = {worker: said for worker, said in ways.items() if isinstance(said, NodeError)}
+        with self._counting:
+            busy = dict(self._busy)
         chosen, stranded = assignment.spread(
-            {name: found for name, found in candidates.items() if found},
-            unusable,
+            {name: [worker.name for worker in found] for name, found in candidates.items()}, unusable, busy
         )
         shares = []
         for worker, names in chosen.items():
@@ -83,18 +91,23 @@ class Mesh:
             shares.append(Share(way, {n: hosts[n] for n in names}, {n: links[n] for n in names}))
         return shares, {name: unusable[worker] for name, worker in stranded.items()}
 
+    def busy(self, worker: str, nodes: int) -> None:
+        """It has so many nodes more to do; fewer, where the number is negative."""
+        with self._counting:
+            self._busy[worker] += nodes
+
     def avoid(self, worker: str) -> None:
         """It was lost: what others can do is theirs for a while, and it is asked again who it is."""
         with self._lock:
             self._avoided[worker] = time.monotonic() + _AVOIDED
             self._greeted.pop(worker, None)
 
-    def _preferred(self, link: Link, without: Collection[str]) -> list[str]:
+    def _preferred(self, link: Link, without: Collection[str]) -> list[Worker]:
         now = time.monotonic()
-        allowed = [worker for worker in link.workers if worker not in without]
-        return [worker for worker in allowed if self._avoided.get(worker, 0.0) < now] or allowed
+        allowed = [worker for worker in link.workers if worker.name not in without]
+        return [worker for worker in allowed if self._avoided.get(worker.name, 0.0) < now] or allowed
 
-    def _usable(self, wanted: Mapping[str, Link]) -> dict[str, Way | NodeError]:
+    def _usable(self, wanted: Mapping[str, Worker]) -> dict[str, Way | NodeError]:
         """For each worker how to reach it, or why it cannot be used. They are asked at the same time."""
         with self._lock:
             now = time.monotonic()
@@ -108,32 +121,31 @@ class Mesh:
                 return known
             leftovers.sweep()
             with ThreadPoolExecutor(min(_AT_ONCE, len(asked))) as threads:
-                answers = threads.map(lambda worker: self._greet(worker, wanted[worker]), asked)
+                answers = threads.map(lambda worker: self._greet(wanted[worker]), asked)
             for worker, said in zip(asked, answers, strict=True):
                 kept = _REFUSED if isinstance(said, NodeError) else _KEPT
                 self._greeted[worker] = (time.monotonic() + kept, said)
                 known[worker] = said
             return known
 
-    def _greet(self, worker: str, link: Link) -> Way | NodeError:
+    def _greet(self, worker: Worker) -> Way | NodeError:
+        name = worker.name
         try:
-            refused = self._not_in_mesh(worker)
+            refused = self._not_in_mesh(name)
         except ControlError as error:
-            return causes.no_receptor(worker, error)
+            return causes.no_receptor(name, error)
         if refused is not None:
             return refused
-        at = link.workers.index(worker)
-        socket = link.sockets[at] if link.sockets else link.socket
-        route = functools.partial(self.has_route, worker)
-        way = Way(self._control, self._tls_client, self._controller, worker, socket, route=route)
+        route = functools.partial(self.has_route, name)
+        way = Way(self._control, self._tls_client, self._controller, name, worker.socket, route=route)
         said, trouble = units.hello(way, HELLO)
         if said is None or trouble is not None:
-            return trouble or causes.of_words(worker, b"")
-        what, fix = worker_stream.differences(said, link.pythons[at] if link.pythons else "python3")
+            return trouble or causes.of_words(name, b"")
+        what, fix = worker_stream.differences(said, worker.python)
         if what:
-            return NodeError("python", f"worker {worker}: {what}", fix)
+            return NodeError("python", f"worker {name}: {what}", fix)
         if said.get("socket"):
-            return causes.no_socket(worker, str(said["socket"]))
+            return causes.no_socket(name, str(said["socket"]))
         return replace(way, public_key=str(said.get("key")))
 
     def _not_in_mesh(self, worker: str) -> NodeError | None:
@@ -187,11 +199,6 @@ def mesh_of(link: Link) -> Mesh:
         return _meshes[key]
 
 
-def avoid(share: Share) -> None:
-    """Its worker was lost: see Mesh.avoid."""
-    mesh_of(next(iter(share.links.values()))).avoid(share.worker)
-
-
 def assigned(
     hosts: Mapping[str, Mapping[str, Any]], links: Mapping[str, Link], without: Collection[str] = ()
 ) -> tuple[list[Share], dict[str, NodeError]]:
@@ -222,10 +229,13 @@ def _worked(
 
     def one(share: Share) -> None:
         try:
-            left = work(share)
+            try:
+                left = work(share)
+            finally:
+                share.mesh.busy(share.worker, -len(share.hosts))
             if not left:
                 return
-            avoid(share)
+            share.mesh.avoid(share.worker)
             names = {name: share.hosts[name] for name in share.hosts if name in left}
             tried = without | {share.worker}
             more, none = assigned(names, {name: share.links[name] for name in names}, tried)
@@ -235,6 +245,8 @@ def _worked(
         except BaseException as error:  # raised in the thread that waits
             raised.append(error)
 
+    for share in shares:
+        share.mesh.busy(share.worker, len(share.hosts))
     threads = [threading.Thread(target=one, args=(share,), name="worker", daemon=True) for share in shares]
     for thread in threads:
         thread.start()

@@ -10,6 +10,7 @@ import base64
 import contextlib
 import enum
 import json
+import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -151,6 +152,7 @@ class Unit:
         self._heard = time.monotonic()
         self._ending: float | None = None  # when it was told to end
         self._confirmed = False  # its worker has heard that
+        self._away = -math.inf  # when the mesh had no way to it
         self._state: Mapping[str, Any] = {}
 
     def carry(self, payload: bytes) -> Ended:
@@ -233,6 +235,8 @@ class Unit:
     def _look(self) -> None:
         state = self._way.control.unit(self.record.unit)
         self._state = state if state is not None else {"StateName": "Failed", "Detail": "it is gone"}
+        if not self._way.route():
+            self._away = time.monotonic()
 
     def _decided(self) -> bool:
         complete = self._state.get("StateName") in COMPLETE
@@ -252,8 +256,8 @@ class Unit:
             if refusal is not None:
                 return Ended(End.NOT_BEGUN, causes.refused(self._way.worker, refusal))
             trouble = self._stream.trouble()
-            if trouble == worker_stream.STOPPED:
-                return Ended(End.LOST, causes.hung(self._way.worker, trouble))
+            if trouble.startswith(worker_stream.STOPPED):
+                return Ended(End.LOST, causes.stopped(self._way.worker, trouble))
             if trouble:
                 return Ended(End.LOST, causes.failed(self._way.worker, trouble))
             return Ended(End.DONE)
@@ -277,7 +281,8 @@ class Unit:
         if self._ending is not None and now - self._ending > _ENDING:
             return Ended(End.LOST, causes.hung(self._way.worker, "it did not stop in time"))
         left = self.record.deadline - time.time()
-        known = Known(self._heard, now + left, lease_of(self.record), self._way.route(), self._confirmed)
+        lease, route = lease_of(self.record), self._way.route()
+        known = Known(self._heard, now + left, lease, route, self._confirmed, self._away)
         fate = assignment.fate(known, now)
         if fate is Fate.STOP:
             self._end()

@@ -2,8 +2,9 @@
 
 Receptor starts it as the command of its work type gpuprov-worker (`python -P -m
 provision.remote.workers.worker_entry`). Nothing of the unit is written in clear but into a 0700 folder in
-memory, which is removed. It outlives the connection to its controller, and its controller; it ends in order
-when its time is up, and, where others can do its nodes, when the mesh has no way to the controller for too
+memory, which is removed. It outlives the connection to its controller, and its controller; it confirms
+the run's locks on its nodes meanwhile. It ends in order when its time is up, when the lock of one of its
+nodes is another run's, and, where others can do its nodes, when the mesh has no way to the controller for too
 long.
 """
 
@@ -30,6 +31,7 @@ from provision.fleet import Node
 from provision.remote import observe
 from provision.remote.ansible import handover, runner
 from provision.remote.ansible.runner import Interrupts
+from provision.remote.fleet_lock import FleetLock
 from provision.remote.protocol import NodeError
 from provision.remote.workers import sealed, worker_stream
 from provision.remote.workers.control import Control
@@ -134,6 +136,13 @@ class _Speaker(Worker):  # type: ignore[misc]
         self._events += 1
         about = {"event": worker_stream.OUTPUT, "counter": self._events, "uuid": f"output-{self._events}"}
         self.event_handler({**about, "event_data": data})
+
+    def lost(self, node: str, why: str) -> None:
+        """Say that work on a node was ended because its lock is another's."""
+        data = {"host": node, "task": "Keep the lock of the node", "res": {"msg": why}}
+        number = self._events + 1
+        about = {"event": "runner_on_failed", "counter": number, "uuid": f"lock-{number}"}
+        self.event({**about, "event_data": data})
 
     def end(self, trouble: str = "") -> None:
         """Say how it ended, with the number of events, so that a cut stream is known for one."""
@@ -244,7 +253,19 @@ def _play(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: lis
     if Path(name).name != name or not (paths.PLAYBOOKS / name).is_file():
         raise GpuprovError(f"there is no playbook {name!r}", "")
     interrupts = Interrupts()
-    with interrupts.noted():
+    lost: dict[str, str] = {}
+
+    def stop(node: str, why: str) -> None:
+        lost[node] = why
+        _end_soon(1)
+
+    def ask(programs: Mapping[str, str]) -> Mapping[str, bytes | NodeError]:
+        nodes = [Node(name, (), share["inventory"][name]) for name in programs]
+        return observe.run_programs(nodes, programs, vault_password_files=vault_password_files)
+
+    with _lost_said(lost, speaker), contextlib.ExitStack() as confirmed, interrupts.noted():
+        for lent in share["locks"]:
+            confirmed.enter_context(FleetLock.borrowed(lent, ask, stop))
         runner.play(
             paths.PLAYBOOKS / name,
             share["inventory"],
@@ -259,6 +280,19 @@ def _play(share: Mapping[str, Any], speaker: _Speaker, vault_password_files: lis
             skip_tags=share["skip_tags"],
             vault_password_files=vault_password_files,
         )
+
+
+@contextlib.contextmanager
+def _lost_said(lost: Mapping[str, str], speaker: _Speaker) -> Iterator[None]:
+    """Work that was ended for lost locks has failed on these nodes, and was stopped on the others."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for node, why in lost.items():
+            speaker.lost(node, f"{why}: work on it was ended")
+        if lost:
+            raise GpuprovError(f"{worker_stream.STOPPED}: {next(iter(lost.values()))}", "") from None
+        raise
 
 
 class _Relay:

@@ -11,11 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from provision import paths
 from provision.errors import GpuprovError
+from provision.remote import held_locks
 from provision.remote.ansible.events import Event, Outcome, Tally
 from provision.remote.ansible.runner import Interrupts
 from provision.remote.protocol import NodeError
@@ -83,7 +85,8 @@ def run_playbook(
             except BaseException as error:
                 stop.error = stop.error or error  # raised when the worker has ended its Ansible
 
-        payload = transmitted({**about, "inventory": share.hosts})
+        locks = held_locks.of(share.hosts)
+        payload = transmitted({**about, "inventory": share.hosts, "locks": locks})
         job = Job(name, payload, share.hosts, (stop.left() or _LONGEST) + _AFTER, share.alone)
         ended = units.carry(share.way, job, take, stop.wanted)
         try:
@@ -124,9 +127,12 @@ def _outcomes(
     if ended.end is End.NOT_BEGUN and trouble is not None:
         return {}, dict.fromkeys(share.hosts, trouble)
     if trouble is not None:
-        mesh.avoid(share)
-        lost = trouble.kind in ("cut", "hung", "unreachable")
-        return tally.outcomes(f"{trouble.what} → {causes.next_step(trouble)}", whole=False, lost=lost), {}
+        share.mesh.avoid(share.worker)
+        silent = trouble.kind in ("cut", "hung", "unreachable")
+        some = tally.outcomes(f"{trouble.what} → {causes.next_step(trouble)}", whole=False, lost=silent)
+        if ended.end is End.LOST:  # else it may be at work
+            some = {name: replace(one, lost=one.status == "unreachable") for name, one in some.items()}
+        return some, {}
     if not tally.play_started:
         raise GpuprovError(
             f"worker {share.worker}: Ansible could not run {playbook}: "

@@ -24,7 +24,7 @@ from provision.remote.workers import sealed
 HELLO = "@gpuprov-worker "  # then a JSON object: what the worker consists of
 LINE_LIMIT = 72 * 1024 * 1024  # bytes; an event's result has at most 64 MB (ansible_handover.environment)
 REFUSED = "@gpuprov-refused "  # then a JSON object: why a unit was not begun
-STOPPED = "it was stopped"  # the explanation of a unit that was ended
+STOPPED = "it was stopped"  # how the explanation of a unit that was ended begins
 BEAT = 10.0  # seconds between two signs of life of a unit
 _NOISE = 8 * 1024  # bytes kept of what else it prints: standard error is in the same stream
 OUTPUT = "gpuprov_output"  # an event of ours: what a program of ours printed on a node
