@@ -52,8 +52,15 @@ def _promise(one: Expected, role: Path) -> dict[str, object]:
 
 def make(nodes: Nodes, expected: Sequence[Expected], folder: Path, look: bool) -> Work:  # noqa: ARG001
     place = installed(folder, expected)
-    inventory = nodes.inventory(folder, gpuprov_roles=[ROLE])
-    words = ("--inventory", str(inventory), "--json", "--connections", str(CONNECTIONS))
+    return drift(nodes, place, nodes.inventory(folder, gpuprov_roles=[ROLE]), folder)
+
+
+def drift(
+    nodes: Nodes, place: Path, inventory: Path, folder: Path, connections: int | None = CONNECTIONS
+) -> Work:
+    """`drift` of the gpuprov at `place`; without a number of connections as many as it chooses."""
+    words = ["--inventory", str(inventory), "--json"]
+    words += [] if connections is None else ["--connections", str(connections)]
     around = {**environment(folder), "PYTHONPATH": str(place)}
     return Work(command_line("drift", *words), folder, lambda cost: differences(cost, nodes), around)
 
