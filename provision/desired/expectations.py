@@ -22,6 +22,7 @@ from provision.errors import StackError
 HARDWARE = "hardware"  # stands in Expectation.role for what no role can repair
 # In a fact's name to ask for: the node puts its own there, which the controller does not know yet.
 KERNEL = "{kernel.release}"
+_ITEM = re.compile(r"\bitem\b")
 
 
 @dataclass(frozen=True)
@@ -184,9 +185,14 @@ def hypothetical_machines(role: Role) -> Iterator[dict[str, Any]]:
 def _instances(promise: Promise, renderer: Renderer) -> Iterator[tuple[str, dict[str, Any]]]:
     """The facts one item is about: one, or one per item of its loop; none when its condition is false."""
     try:
+        # The condition of all items is looked at before their list: what that would read may be another thing
+        # on each node, and a role that is off would be rendered for each.
+        each = promise.loop is not None and _ITEM.search(str(promise.when)) is not None
+        if not each and not renderer.condition(promise.when):
+            return
         items = [{}] if promise.loop is None else [{"item": item} for item in renderer.value(promise.loop)]
         for local in items:
-            if renderer.condition(promise.when, local):
+            if not each or renderer.condition(promise.when, local):
                 yield str(renderer.value(promise.fact, local)), local
     except (BadTemplateError, NotPlainError) as trouble:
         raise _cannot_render(promise, trouble) from None

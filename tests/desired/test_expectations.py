@@ -219,6 +219,21 @@ def test_what_is_remembered_is_what_would_be_computed(seed: int, monkeypatch: py
             assert remembered == _said(declared), declared
 
 
+@pytest.mark.parametrize("gpuprov_roles", [None, ["receptor"]])
+def test_nodes_that_differ_in_name_alone_are_one_computation(
+    monkeypatch: pytest.MonkeyPatch, gpuprov_roles: list[str] | None
+) -> None:
+    """For a role that is off, too: else each of ten thousand nodes costs what the first one does."""
+    _forget(monkeypatch)
+    chosen = {} if gpuprov_roles is None else {"gpuprov_roles": gpuprov_roles}
+    for number in range(3):
+        declared = {"inventory_hostname": f"gpu-{number}", "ansible_host": f"10.0.0.{number}", **chosen}
+        expectations.facts_to_ask(declared)
+        expectations.of_node(declared, NODE)
+    for cache in (expectations._facts, expectations._of_node):
+        assert [len(results) for results in cache._by_names.values()] == [1]
+
+
 def _others(value: Any) -> list[Any]:
     if isinstance(value, bool):
         return [not value]
