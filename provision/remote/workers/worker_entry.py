@@ -130,7 +130,7 @@ class _Speaker(Worker):  # type: ignore[misc]
         if isinstance(said, NodeError):
             data["error"] = [said.kind, said.what, said.fix]
         else:
-            data["output"] = base64.b64encode(said).decode()
+            data["output"] = worker_stream.packed(said)
         self._events += 1
         about = {"event": worker_stream.OUTPUT, "counter": self._events, "uuid": f"output-{self._events}"}
         self.event_handler({**about, "event_data": data})
