@@ -13,6 +13,7 @@ from benchmarks.costs import gpuprov as command_line
 from benchmarks.expected import Expected
 from benchmarks.nodes import Nodes
 from benchmarks.peers.contender import CONNECTIONS, Contender, Work
+from benchmarks.results import as_installed
 
 ROLE = "benchmark"
 RELEASES = ("debian 12", "debian 13", "ubuntu 22.04", "ubuntu 24.04")
@@ -34,6 +35,7 @@ def installed(folder: Path, expected: Sequence[Expected]) -> Path:
         releases = [release for release in RELEASES if release.startswith(family)]
         (role / "vars" / f"{family}.yml").write_text(json.dumps({f"__{ROLE}_releases": releases}))
     (role / "expect.yml").write_text(json.dumps([_promise(one, role) for one in expected], indent=1))
+    as_installed(package)
     return place
 
 
