@@ -123,9 +123,7 @@ def _in_turns(
     return runs
 
 
-def _cpu(
-    nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options
-) -> Iterator[Finding]:
+def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options) -> Iterator[Finding]:
     folder = _new(options.folder, "near")
     floor = FLOOR.make(nodes, expected, _new(folder, "floor"), False)
     floors: list[float] = []
@@ -176,9 +174,7 @@ def _cpu(
 def _wall(
     nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options, connections: int
 ) -> Iterator[Finding]:
-    few = _in_turns(
-        nodes, expected, mesh, _new(options.folder, "few"), options.rounds, connections
-    )
+    few = _in_turns(nodes, expected, mesh, _new(options.folder, "few"), options.rounds, connections)
     away = f"{_what(expected, nodes)} that are far away, {AWAY} s in each direction"
     yield Result(
         "workers.wall",

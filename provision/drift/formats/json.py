@@ -70,7 +70,7 @@ def _majority(report: DriftReport) -> dict[str, Any] | None:
 
 
 def render(report: DriftReport) -> str:
-    """The document as text: a line for each entry, which a hundred thousand of them are quickly written in."""
+    """The document as text, a line for each entry."""
     lines = (f" {json.dumps(key)}: {_entries(value)}" for key, value in document(report).items())
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

@@ -163,8 +163,8 @@ class Stop:
 
 
 def transmitted(said: Mapping[str, Any]) -> bytes:
-    """As `ansible-runner transmit` would send it, without files. (Its own Transmitter collects them in a folder
-    for all, and its imports take longer than to write these two lines.)"""
+    """As `ansible-runner transmit` would send it, without files. (Its own Transmitter collects them in a
+    folder for all, and its imports take longer than to write these two lines.)"""
     return b"".join(json.dumps(line).encode() + b"\n" for line in ({"kwargs": said}, {"eof": True}))
 
 
