@@ -1,4 +1,4 @@
-"""What workers save a controller, and what they cost: `gpuprov drift` without workers and behind two, in turns.
+"""What workers save a controller, and what they cost: `gpuprov drift` alone and behind two of them, in turns.
 
 Controller, workers, their Receptors and the nodes share this machine, so CPU is counted for each of them
 apart; the controller's is that of the command and of its Receptor together. Wall time is compared on nodes
@@ -24,6 +24,7 @@ from benchmarks.peers.plain_ssh import FLOOR
 from benchmarks.results import Finding, Options, Result, Table, number, ratios, spread
 from benchmarks.worker_mesh import WORKERS, WorkerMesh, worker_mesh
 from provision.remote.ssh.fanout import MOST
+from provision.text import many
 from tests.support.receptor import CONTROLLER
 
 AWAY = 0.1  # seconds in each direction, from the controller to the nodes, and from the workers to them
@@ -108,23 +109,28 @@ def _in_turns(
     connections: int | None,
     before: Callable[[], None] = lambda: None,
 ) -> Runs:
-    """Both, once a round, after they reported what was planted. `before`: at the beginning of each round."""
+    """Both, once a round. `before`: at the beginning of each round."""
     alone, behind = contenders(mesh, connections)
-    said(f"does {behind.name} see what differs?")
-    sees(behind, nodes.first(len(WORKERS)), expected, _new(folder, "seen"))
     works = {each: each.make(nodes, expected, _new(folder, each.name), False) for each in (alone, behind)}
     runs: dict[str, list[Spent]] = {alone.name: [], behind.name: []}
     for turn in range(rounds):
         before()
         for each, work in works.items():
-            said(f"round {turn + 1} of {rounds}: {each.name}")
+            said(f"round {turn + 1} of {rounds}: {each.name}, {many(len(nodes.names), 'node')}")
             through = mesh if each is behind else None
             runs[each.name].append(spent_by(each.name, work, nodes, through))
     return runs
 
 
+def _sees(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, folder: Path) -> None:
+    _, behind = contenders(mesh, CONNECTIONS)
+    said(f"does {behind.name} see what differs?")
+    sees(behind, nodes.first(len(WORKERS)), expected, folder)
+
+
 def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options) -> Iterator[Finding]:
     folder = _new(options.folder, "near")
+    _sees(nodes, expected, mesh, _new(folder, "seen"))
     floor = FLOOR.make(nodes, expected, _new(folder, "floor"), False)
     floors: list[float] = []
 
@@ -170,33 +176,56 @@ def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: 
         ),
     )
 
+    least = _in_turns(
+        nodes.first(len(WORKERS)), expected, mesh, _new(folder, "least"), options.rounds, CONNECTIONS
+    )
+    yield Table(
+        f"`drift` of {len(WORKERS)} nodes, one for each worker: what a mesh costs at least",
+        ("", "CPU s of the controller", "CPU s of all", "wall s"),
+        tuple(
+            (
+                name,
+                spread(tuple(one.controller for one in runs)),
+                spread(tuple(one.total for one in runs)),
+                spread(tuple(one.wall for one in runs)),
+            )
+            for name, runs in least.items()
+        ),
+    )
+
 
 def _wall(
     nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options, connections: int
 ) -> Iterator[Finding]:
-    few = _in_turns(nodes, expected, mesh, _new(options.folder, "few"), options.rounds, connections)
+    folder = _new(options.folder, "far")
+    _sees(nodes, expected, mesh, _new(folder, "seen"))
+    few = _in_turns(nodes, expected, mesh, _new(folder, "few"), options.rounds, connections)
     away = f"{_what(expected, nodes)} that are far away, {AWAY} s in each direction"
     yield Result(
         "workers.wall",
-        f"{away}, {connections} connections of the controller, or of each of two workers",
+        f"{away}; the controller, or each of two workers, opens {many(connections, 'connection')} at a time",
         "`gpuprov drift` without workers",
-        ratios([one.wall for one in few[BEHIND]], [one.wall for one in few[ALONE]]),
-        f"As many turns as {LARGE:,} nodes have with {MOST} connections.",
+        _wall_ratios(few),
+        f"So nodes take as many turns as {LARGE:,} with the usual {MOST} connections.",
     )
-    usual = _in_turns(nodes, expected, mesh, _new(options.folder, "usual"), options.rounds, None)
+    usual = _in_turns(nodes, expected, mesh, _new(folder, "usual"), options.rounds, None)
     yield Table(
         f"`drift` of {len(nodes.names)} nodes that are {AWAY} s away in each direction: seconds",
         ("connections of each", "no workers", "two workers", "ratio"),
         tuple(
             (
                 label,
-                spread(tuple(one.wall for one in runs[ALONE])),
-                spread(tuple(one.wall for one in runs[BEHIND])),
-                f"{number(median(ratios([one.wall for one in runs[BEHIND]], [one.wall for one in runs[ALONE]])))}x",
+                *(spread(tuple(one.wall for one in runs[name])) for name in (ALONE, BEHIND)),
+                f"{number(median(_wall_ratios(runs)))}x",
             )
-            for label, runs in ((str(connections), few), (f"as usual, at most {MOST}", usual))
+            for label, runs in ((str(connections), few), (f"as usual, {MOST} at most", usual))
         ),
+        (f"Nodes, controller and workers share {len(os.sched_getaffinity(0))} cores here.",),
     )
+
+
+def _wall_ratios(runs: Runs) -> tuple[float, ...]:
+    return ratios([one.wall for one in runs[BEHIND]], [one.wall for one in runs[ALONE]])
 
 
 def _what(expected: Sequence[Expected], nodes: Nodes) -> str:
