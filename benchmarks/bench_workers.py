@@ -31,6 +31,7 @@ AWAY = 0.1  # seconds in each direction, from the controller to the nodes, and f
 LARGE = 10_000  # nodes: the fleet whose turns are taken
 TURNS = LARGE / MOST
 FAR = 8  # connections of each process there: with 16 for each of two workers both cores are nearly full
+FLOOR_NODES = 200  # `ssh host true` costs a node the same on each number of them
 LEAST = 1.0  # ms of CPU that a worker spends on a node at least, if it is the one that asks it
 ALONE, BEHIND = "gpuprov drift", "gpuprov drift behind two workers"
 
@@ -131,21 +132,23 @@ def _sees(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, folder: 
 def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: Options) -> Iterator[Finding]:
     folder = _new(options.folder, "near")
     _sees(nodes, expected, mesh, _new(folder, "seen"))
-    floor = FLOOR.make(nodes, expected, _new(folder, "floor"), False)
-    floors: list[float] = []
+    some = nodes.first(FLOOR_NODES)
+    floor = FLOOR.make(some, expected, _new(folder, "floor"), False)
+    floors: list[float] = []  # seconds a node
 
     def measure_floor() -> None:
-        said(FLOOR.name)
-        floors.append(converged(FLOOR.name, floor, nodes).controller)
+        said(f"{FLOOR.name}, {many(len(some.names), 'node')}")
+        floors.append(converged(FLOOR.name, floor, some).controller / len(some.names))
 
     runs = _in_turns(nodes, expected, mesh, folder, options.rounds, CONNECTIONS, measure_floor)
     alone, behind = runs[ALONE], runs[BEHIND]
+    count = len(nodes.names)
     what = f"{_what(expected, nodes)} behind two workers"
     yield Result(
         "workers.controller",
         what,
         "`ssh host true`",
-        ratios([one.controller for one in behind], floors),
+        ratios([one.controller / count for one in behind], floors),
         f"The command and the controller's Receptor together. Nodes: {nodes.kind}.",
     )
     yield Result(
@@ -155,14 +158,13 @@ def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: 
         ratios([one.total for one in behind], [one.total for one in alone]),
     )
     rows: dict[str, Sequence[float]] = {
-        FLOOR.name: floors,
+        FLOOR.name: [second * count for second in floors],
         f"{ALONE}, no workers": [one.total for one in alone],
         "behind two workers: the command": [one.command for one in behind],
         "the controller's Receptor": [one.receptor for one in behind],
         "both workers and their Receptors": [one.workers for one in behind],
         "all of it": [one.total for one in behind],
     }
-    count = len(nodes.names)
     yield Table(
         f"`drift` of {count:,} nodes behind two workers: CPU a node",
         ("", "ms", "of F"),
@@ -170,7 +172,7 @@ def _cpu(nodes: Nodes, expected: Sequence[Expected], mesh: WorkerMesh, options: 
             (
                 name,
                 spread(tuple(second / count * 1000 for second in seconds)),
-                f"{number(median(seconds) / median(floors))}x",
+                f"{number(median(seconds) / median(floors) / count)}x",
             )
             for name, seconds in rows.items()
         ),
